@@ -1,0 +1,270 @@
+//! Field paths and the mistakes found at them, with the words of apimachinery `util/validation/field`.
+
+use std::fmt::{self, Display, Write};
+
+/// A path into an object: `spec.containers[0].ports[1].name`, `metadata.labels[a/b]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Path(String);
+
+impl Path {
+    pub fn new(root: &str) -> Self {
+        Path(root.to_string())
+    }
+
+    pub fn child(&self, name: &str) -> Self {
+        if self.0.is_empty() {
+            Path(name.to_string())
+        } else {
+            Path(format!("{}.{name}", self.0))
+        }
+    }
+
+    pub fn index(&self, i: usize) -> Self {
+        Path(format!("{}[{i}]", self.0))
+    }
+
+    pub fn key(&self, key: &str) -> Self {
+        Path(format!("{}[{key}]", self.0))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "<nil>" } else { &self.0 })
+    }
+}
+
+/// Why a field is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    NotFound,
+    Required,
+    Duplicate,
+    Invalid,
+    NotSupported,
+    Forbidden,
+    TooLong,
+    TooMany,
+    Internal,
+    TypeInvalid,
+}
+
+impl Cause {
+    /// The reason as it stands in `details.causes[].reason`.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Cause::NotFound => "FieldValueNotFound",
+            Cause::Required => "FieldValueRequired",
+            Cause::Duplicate => "FieldValueDuplicate",
+            Cause::Invalid => "FieldValueInvalid",
+            Cause::NotSupported => "FieldValueNotSupported",
+            Cause::Forbidden => "FieldValueForbidden",
+            Cause::TooLong => "FieldValueTooLong",
+            Cause::TooMany => "FieldValueTooMany",
+            Cause::Internal => "InternalError",
+            Cause::TypeInvalid => "FieldValueTypeInvalid",
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Cause::NotFound => "Not found",
+            Cause::Required => "Required value",
+            Cause::Duplicate => "Duplicate value",
+            Cause::Invalid => "Invalid value",
+            Cause::NotSupported => "Unsupported value",
+            Cause::Forbidden => "Forbidden",
+            Cause::TooLong => "Too long",
+            Cause::TooMany => "Too many",
+            Cause::Internal => "Internal error",
+            Cause::TypeInvalid => "Invalid value",
+        }
+    }
+}
+
+/// One mistake at one field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldError {
+    pub cause: Cause,
+    pub field: String,
+    /// The value found, rendered as Kubernetes renders it (strings quoted, numbers bare, structs as JSON).
+    pub value: Option<String>,
+    pub detail: String,
+}
+
+impl FieldError {
+    /// What stands in a cause's message: everything but the field.
+    pub fn detail_message(&self) -> String {
+        let mut s = self.cause.words().to_string();
+        if let Some(v) = &self.value {
+            let _ = write!(s, ": {v}");
+        }
+        if !self.detail.is_empty() {
+            let _ = write!(s, ": {}", self.detail);
+        }
+        s
+    }
+}
+
+impl Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.detail_message())
+    }
+}
+
+/// A value rendered the way a mistake shows it.
+pub trait Shown {
+    fn shown(&self) -> String;
+}
+
+impl Shown for str {
+    fn shown(&self) -> String {
+        format!("{self:?}")
+    }
+}
+impl Shown for String {
+    fn shown(&self) -> String {
+        format!("{self:?}")
+    }
+}
+impl<T: Shown + ?Sized> Shown for &T {
+    fn shown(&self) -> String {
+        (**self).shown()
+    }
+}
+macro_rules! shown_bare {
+    ($($t:ty),*) => {$(impl Shown for $t { fn shown(&self) -> String { self.to_string() } })*};
+}
+shown_bare!(i32, i64, u16, u32, u64, usize, bool, f64);
+impl Shown for serde_json::Value {
+    fn shown(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// All mistakes found in one object; validation never stops at the first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Errors(Vec<FieldError>);
+
+impl Errors {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn push(&mut self, error: FieldError) {
+        self.0.push(error);
+    }
+
+    pub fn extend(&mut self, other: Errors) {
+        self.0.extend(other.0);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn iter(&self) -> std::slice::Iter<'_, FieldError> {
+        self.0.iter()
+    }
+
+    fn add(&mut self, cause: Cause, field: &Path, value: Option<String>, detail: impl Into<String>) {
+        self.0.push(FieldError {
+            cause,
+            field: field.to_string(),
+            value,
+            detail: detail.into(),
+        });
+    }
+
+    pub fn required(&mut self, field: &Path, detail: impl Into<String>) {
+        self.add(Cause::Required, field, None, detail);
+    }
+
+    pub fn invalid(&mut self, field: &Path, value: impl Shown, detail: impl Into<String>) {
+        self.add(Cause::Invalid, field, Some(value.shown()), detail);
+    }
+
+    pub fn type_invalid(&mut self, field: &Path, value: impl Shown, detail: impl Into<String>) {
+        self.add(Cause::TypeInvalid, field, Some(value.shown()), detail);
+    }
+
+    pub fn duplicate(&mut self, field: &Path, value: impl Shown) {
+        self.add(Cause::Duplicate, field, Some(value.shown()), "");
+    }
+
+    pub fn forbidden(&mut self, field: &Path, detail: impl Into<String>) {
+        self.add(Cause::Forbidden, field, None, detail);
+    }
+
+    pub fn not_found(&mut self, field: &Path, value: impl Shown) {
+        self.add(Cause::NotFound, field, Some(value.shown()), "");
+    }
+
+    /// `supported` values are listed sorted, as Kubernetes does.
+    pub fn not_supported(&mut self, field: &Path, value: impl Shown, supported: &[&str]) {
+        let mut sorted: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
+        sorted.sort_unstable();
+        let detail = if sorted.is_empty() {
+            String::new()
+        } else {
+            format!("supported values: {}", sorted.join(", "))
+        };
+        self.add(Cause::NotSupported, field, Some(value.shown()), detail);
+    }
+
+    pub fn too_long(&mut self, field: &Path, max_bytes: usize) {
+        self.add(
+            Cause::TooLong,
+            field,
+            None,
+            format!("may not be more than {max_bytes} bytes"),
+        );
+    }
+
+    pub fn too_many(&mut self, field: &Path, found: usize, max: usize) {
+        let items = if max == 1 { "item" } else { "items" };
+        self.add(
+            Cause::TooMany,
+            field,
+            Some(found.to_string()),
+            format!("must have at most {max} {items}"),
+        );
+    }
+
+    pub fn internal(&mut self, field: &Path, detail: impl Into<String>) {
+        self.add(Cause::Internal, field, None, detail);
+    }
+}
+
+impl IntoIterator for Errors {
+    type Item = FieldError;
+    type IntoIter = std::vec::IntoIter<FieldError>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+/// As in an `Invalid` status' message: one bare, several in brackets, repeated ones once.
+impl Display for Errors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut seen: Vec<String> = Vec::new();
+        for e in &self.0 {
+            let text = e.to_string();
+            if !seen.contains(&text) {
+                seen.push(text);
+            }
+        }
+        match seen.as_slice() {
+            [one] => f.write_str(one),
+            many => write!(f, "[{}]", many.join(", ")),
+        }
+    }
+}

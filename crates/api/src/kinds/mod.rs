@@ -1,0 +1,82 @@
+//! The rules of each kind, one file a kind.
+
+use k8s_openapi::api::*;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+
+use crate::Strategy;
+
+/// Kinds for which the answers that fit most kinds are right.
+macro_rules! plain {
+    ($($t:ty),* $(,)?) => {$(impl Strategy for $t {})*};
+}
+
+plain! {
+core::v1::Binding,
+core::v1::ComponentStatus,
+core::v1::ConfigMap,
+core::v1::Endpoints,
+core::v1::Event,
+core::v1::LimitRange,
+core::v1::Namespace,
+core::v1::Node,
+core::v1::PersistentVolumeClaim,
+core::v1::PersistentVolume,
+core::v1::Pod,
+core::v1::PodTemplate,
+core::v1::ReplicationController,
+core::v1::ResourceQuota,
+core::v1::Secret,
+core::v1::ServiceAccount,
+core::v1::Service,
+APIService,
+apps::v1::ControllerRevision,
+apps::v1::DaemonSet,
+apps::v1::Deployment,
+apps::v1::ReplicaSet,
+apps::v1::StatefulSet,
+events::v1::Event,
+authentication::v1::SelfSubjectReview,
+authentication::v1::TokenReview,
+authorization::v1::LocalSubjectAccessReview,
+authorization::v1::SelfSubjectAccessReview,
+authorization::v1::SelfSubjectRulesReview,
+authorization::v1::SubjectAccessReview,
+autoscaling::v2::HorizontalPodAutoscaler,
+autoscaling::v1::HorizontalPodAutoscaler,
+batch::v1::CronJob,
+batch::v1::Job,
+certificates::v1::CertificateSigningRequest,
+networking::v1::IngressClass,
+networking::v1::Ingress,
+networking::v1::IPAddress,
+networking::v1::NetworkPolicy,
+networking::v1::ServiceCIDR,
+policy::v1::PodDisruptionBudget,
+rbac::v1::ClusterRoleBinding,
+rbac::v1::ClusterRole,
+rbac::v1::RoleBinding,
+rbac::v1::Role,
+storage::v1::CSIDriver,
+storage::v1::CSINode,
+storage::v1::CSIStorageCapacity,
+storage::v1::StorageClass,
+storage::v1::VolumeAttachment,
+storage::v1::VolumeAttributesClass,
+admissionregistration::v1::MutatingAdmissionPolicy,
+admissionregistration::v1::MutatingAdmissionPolicyBinding,
+admissionregistration::v1::MutatingWebhookConfiguration,
+admissionregistration::v1::ValidatingAdmissionPolicy,
+admissionregistration::v1::ValidatingAdmissionPolicyBinding,
+admissionregistration::v1::ValidatingWebhookConfiguration,
+CustomResourceDefinition,
+scheduling::v1::PriorityClass,
+coordination::v1::Lease,
+node::v1::RuntimeClass,
+discovery::v1::EndpointSlice,
+resource::v1::DeviceClass,
+resource::v1::ResourceClaim,
+resource::v1::ResourceClaimTemplate,
+resource::v1::ResourceSlice,
+flowcontrol::v1::FlowSchema,
+flowcontrol::v1::PriorityLevelConfiguration,}

@@ -1,0 +1,29 @@
+//! The object model of Kubernetes v1.36 as knarr holds it: kinds, objects, defaults, validation,
+//! selectors, quantities, patches and printing.
+//!
+//! This crate is pure: no IO, no clock, no randomness. Time and names that need chance are handed in.
+//! What belongs to one kind stands in one file under [`kinds`]; [`registry`] lists them all.
+
+pub mod codec;
+pub mod convert;
+pub mod discovery;
+pub mod error;
+pub mod field;
+pub mod kind;
+pub mod kinds;
+pub mod meta;
+pub mod names;
+pub mod object;
+pub mod openapi;
+pub mod patch;
+pub mod quantity;
+pub mod registry;
+pub mod selector;
+pub mod strategy;
+pub mod table;
+
+pub use error::{Error, Result};
+pub use k8s_openapi;
+pub use kind::{Kind, Scope, Subresource, Verbs};
+pub use object::{AnyObject, Object, Shared};
+pub use strategy::Strategy;

@@ -1,0 +1,237 @@
+//! An object as it lives in one process: parsed once, encoded once, shared by everybody.
+
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::error::Error;
+use crate::kind::Kind;
+
+/// A typed value whose type is not known here. Implemented for every `k8s-openapi` kind.
+pub trait AnyObject: Any + Send + Sync + fmt::Debug {
+    fn metadata(&self) -> &ObjectMeta;
+    fn metadata_mut(&mut self) -> &mut ObjectMeta;
+    fn as_any(&self) -> &dyn Any;
+    fn as_any_mut(&mut self) -> &mut dyn Any;
+    fn into_any(self: Box<Self>) -> Box<dyn Any>;
+    fn clone_box(&self) -> Box<dyn AnyObject>;
+    /// Appends the JSON encoding, which begins with [`json_prefix`] of the kind.
+    fn encode_into(&self, out: &mut Vec<u8>);
+}
+
+impl<T> AnyObject for T
+where
+    T: k8s_openapi::Metadata<Ty = ObjectMeta> + serde::Serialize + Clone + fmt::Debug + Send + Sync + 'static,
+{
+    fn metadata(&self) -> &ObjectMeta {
+        k8s_openapi::Metadata::metadata(self)
+    }
+    fn metadata_mut(&mut self) -> &mut ObjectMeta {
+        k8s_openapi::Metadata::metadata_mut(self)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+    fn clone_box(&self) -> Box<dyn AnyObject> {
+        Box::new(self.clone())
+    }
+    fn encode_into(&self, out: &mut Vec<u8>) {
+        // Writing to a Vec cannot fail, and k8s-openapi's types have no map with keys other than strings.
+        if let Err(e) = serde_json::to_writer(out, self) {
+            unreachable!("a typed object always encodes: {e}");
+        }
+    }
+}
+
+/// How every encoded object of a kind begins. The resourceVersion is put in right behind it,
+/// because it is known only after the store has committed the rest.
+pub fn json_prefix(kind: &Kind) -> String {
+    format!(
+        r#"{{"apiVersion":"{}","kind":"{}","metadata":{{"#,
+        kind.api_version(),
+        kind.kind
+    )
+}
+
+/// One object at one revision: the typed value and its JSON, both immutable.
+pub struct Object {
+    kind: &'static Kind,
+    revision: u64,
+    typed: Box<dyn AnyObject>,
+    json: Bytes,
+}
+
+impl Object {
+    /// From a typed value and what the store holds of it (JSON without resourceVersion) at `revision`.
+    /// The bytes are copied once, to put the resourceVersion in.
+    pub fn from_stored(
+        kind: &'static Kind,
+        mut typed: Box<dyn AnyObject>,
+        stored: &[u8],
+        revision: u64,
+    ) -> Self {
+        let version = revision.to_string();
+        let at = json_prefix(kind).len();
+        let mut json = Vec::with_capacity(stored.len() + version.len() + 21);
+        json.extend_from_slice(&stored[..at]);
+        json.extend_from_slice(br#""resourceVersion":""#);
+        json.extend_from_slice(version.as_bytes());
+        json.push(b'"');
+        if stored.get(at) != Some(&b'}') {
+            json.push(b',');
+        }
+        json.extend_from_slice(&stored[at..]);
+        typed.metadata_mut().resource_version = Some(version);
+        Object {
+            kind,
+            revision,
+            typed,
+            json: json.into(),
+        }
+    }
+
+    /// What the store keeps of a typed value: its JSON without resourceVersion.
+    pub fn encode_for_store(typed: &mut dyn AnyObject) -> Vec<u8> {
+        typed.metadata_mut().resource_version = None;
+        let mut out = Vec::with_capacity(1024);
+        typed.encode_into(&mut out);
+        out
+    }
+
+    /// An object that did not come out of the store (a dry run, an answer made up on the spot, a remote read).
+    pub fn from_typed(kind: &'static Kind, typed: Box<dyn AnyObject>) -> Self {
+        let mut json = Vec::with_capacity(1024);
+        typed.encode_into(&mut json);
+        let revision = typed
+            .metadata()
+            .resource_version
+            .as_deref()
+            .and_then(|v| v.parse().ok())
+            .unwrap_or(0);
+        Object {
+            kind,
+            revision,
+            typed,
+            json: json.into(),
+        }
+    }
+
+    pub fn kind(&self) -> &'static Kind {
+        self.kind
+    }
+
+    /// The store's revision at which it was written; 0 if it never was.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    pub fn metadata(&self) -> &ObjectMeta {
+        self.typed.metadata()
+    }
+
+    /// Empty for cluster-scoped objects.
+    pub fn namespace(&self) -> &str {
+        self.metadata().namespace.as_deref().unwrap_or("")
+    }
+
+    pub fn name(&self) -> &str {
+        self.metadata().name.as_deref().unwrap_or("")
+    }
+
+    pub fn uid(&self) -> &str {
+        self.metadata().uid.as_deref().unwrap_or("")
+    }
+
+    /// The encoded object, resourceVersion included.
+    pub fn json(&self) -> &Bytes {
+        &self.json
+    }
+
+    pub fn typed(&self) -> &dyn AnyObject {
+        &*self.typed
+    }
+
+    pub fn get<T: 'static>(&self) -> Option<&T> {
+        self.typed.as_any().downcast_ref()
+    }
+
+    /// A copy to be changed.
+    pub fn to_typed<T: Clone + 'static>(&self) -> Option<T> {
+        self.get::<T>().cloned()
+    }
+}
+
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} {}/{}@{}",
+            self.kind,
+            self.namespace(),
+            self.name(),
+            self.revision
+        )
+    }
+}
+
+/// A shared object that is known to be a `T`; dereferences to it.
+pub struct Shared<T> {
+    object: Arc<Object>,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T: 'static> Shared<T> {
+    /// Fails (500) only where the caller's kind and `T` disagree.
+    pub fn new(object: Arc<Object>) -> Result<Self, Error> {
+        if object.get::<T>().is_none() {
+            return Err(Error::internal(format!(
+                "{object:?} is not a {}",
+                std::any::type_name::<T>()
+            )));
+        }
+        Ok(Shared {
+            object,
+            of: PhantomData,
+        })
+    }
+
+    pub fn object(&self) -> &Arc<Object> {
+        &self.object
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        Shared {
+            object: self.object.clone(),
+            of: PhantomData,
+        }
+    }
+}
+
+impl<T: 'static> Deref for Shared<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        match self.object.get::<T>() {
+            Some(t) => t,
+            None => unreachable!("checked when it was made"),
+        }
+    }
+}
+
+impl<T: fmt::Debug + 'static> fmt::Debug for Shared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}

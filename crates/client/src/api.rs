@@ -1,0 +1,189 @@
+//! The requests a component makes, with the API's own semantics: every write may say what it saw (uid,
+//! resourceVersion), every refusal is a Kubernetes `Status`.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use knarr_api::k8s_openapi;
+use knarr_api::registry::Registered;
+use knarr_api::{AnyObject, Error, Kind, Object, Result, Shared};
+
+/// What a delete or an update must find (409 otherwise).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Preconditions {
+    pub uid: Option<String>,
+    pub resource_version: Option<String>,
+}
+
+/// What becomes of the dependents of a deleted object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Propagation {
+    Orphan,
+    Background,
+    Foreground,
+}
+
+/// As meta/v1 DeleteOptions.
+#[derive(Clone, Debug, Default)]
+pub struct DeleteOptions {
+    /// `None`: the kind's own default.
+    pub grace_period_seconds: Option<i64>,
+    pub preconditions: Preconditions,
+    pub propagation: Option<Propagation>,
+}
+
+/// Which objects, from where. An empty namespace is all of them.
+#[derive(Clone, Debug, Default)]
+pub struct ListOptions {
+    pub namespace: String,
+    /// In the query string's syntax: `app=web,tier!=db`.
+    pub label_selector: String,
+    /// In the query string's syntax: `spec.nodeName=a`.
+    pub field_selector: String,
+    /// 0 is no limit.
+    pub limit: usize,
+    pub continue_token: String,
+}
+
+/// A list as of one revision.
+#[derive(Clone, Debug, Default)]
+pub struct List {
+    pub resource_version: u64,
+    pub items: Vec<Arc<Object>>,
+    /// Where to go on; empty at the end.
+    pub continue_token: String,
+}
+
+/// From where a watch begins.
+#[derive(Clone, Debug, Default)]
+pub struct WatchOptions {
+    pub namespace: String,
+    pub label_selector: String,
+    pub field_selector: String,
+    /// Everything after this revision; `None` begins with the state there is, as `Added` events, then a
+    /// `Bookmark`, then what follows.
+    pub after: Option<u64>,
+}
+
+/// What a watch yields.
+#[derive(Clone, Debug)]
+pub enum WatchEvent {
+    Added(Arc<Object>),
+    Modified(Arc<Object>),
+    Deleted(Arc<Object>),
+    /// All up to this revision has been told.
+    Bookmark(u64),
+}
+
+/// Ends with an error (`Expired` where history is gone: list again) or when the server goes.
+pub type WatchStream = BoxStream<'static, Result<WatchEvent>>;
+
+/// A patch's body in one of the API's forms.
+#[derive(Clone, Debug)]
+pub enum Patch {
+    Json(serde_json::Value),
+    Merge(serde_json::Value),
+    Strategic(serde_json::Value),
+}
+
+/// The cluster, as a component sees it. `namespace` is empty for cluster-scoped kinds.
+///
+/// Implemented in-process by the API server and remotely over HTTPS. Both run the whole pipeline:
+/// authorization, admission, validation.
+#[async_trait]
+pub trait Api: Send + Sync + 'static {
+    async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>>;
+    async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List>;
+    async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream>;
+    async fn create(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>>;
+    /// With the object's resourceVersion as precondition, if it carries one. `subresource` is empty or `status`, …
+    async fn update(
+        &self,
+        kind: &'static Kind,
+        object: Box<dyn AnyObject>,
+        subresource: &str,
+    ) -> Result<Arc<Object>>;
+    async fn patch(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        subresource: &str,
+        patch: Patch,
+    ) -> Result<Arc<Object>>;
+    /// The object as it was left: marked for deletion, or as it was when it went.
+    async fn delete(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        options: DeleteOptions,
+    ) -> Result<Arc<Object>>;
+    /// A `create` on a subresource whose body and answer are JSON of kinds that are not stored
+    /// (`binding`, `eviction`, `token`).
+    async fn create_subresource(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        subresource: &str,
+        body: serde_json::Value,
+    ) -> Result<serde_json::Value>;
+}
+
+/// [`Api`] with Rust types. Blanket-implemented.
+#[async_trait]
+pub trait TypedApi {
+    async fn get_as<T: Registered>(&self, namespace: &str, name: &str) -> Result<Shared<T>>;
+    async fn create_as<T: Registered>(&self, object: T) -> Result<Shared<T>>;
+    async fn update_as<T: Registered>(&self, object: T) -> Result<Shared<T>>;
+    async fn update_status_as<T: Registered>(&self, object: T) -> Result<Shared<T>>;
+    /// Binds a pod to a node, if it is still the pod of this uid.
+    async fn bind(&self, pod: &Pod, node: &str) -> Result<()>;
+}
+
+#[async_trait]
+impl<A: Api + ?Sized> TypedApi for A {
+    async fn get_as<T: Registered>(&self, namespace: &str, name: &str) -> Result<Shared<T>> {
+        Shared::new(self.get(T::kind_of(), namespace, name).await?)
+    }
+
+    async fn create_as<T: Registered>(&self, object: T) -> Result<Shared<T>> {
+        Shared::new(self.create(T::kind_of(), Box::new(object)).await?)
+    }
+
+    async fn update_as<T: Registered>(&self, object: T) -> Result<Shared<T>> {
+        Shared::new(self.update(T::kind_of(), Box::new(object), "").await?)
+    }
+
+    async fn update_status_as<T: Registered>(&self, object: T) -> Result<Shared<T>> {
+        Shared::new(self.update(T::kind_of(), Box::new(object), "status").await?)
+    }
+
+    async fn bind(&self, pod: &Pod, node: &str) -> Result<()> {
+        let meta = &pod.metadata;
+        let (namespace, name) = (
+            meta.namespace.clone().unwrap_or_default(),
+            meta.name.clone().unwrap_or_default(),
+        );
+        let binding = k8s_openapi::api::core::v1::Binding {
+            metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+                name: Some(name.clone()),
+                namespace: Some(namespace.clone()),
+                uid: meta.uid.clone(),
+                ..Default::default()
+            },
+            target: ObjectReference {
+                kind: Some("Node".into()),
+                name: Some(node.into()),
+                ..Default::default()
+            },
+        };
+        let body = serde_json::to_value(&binding).map_err(Error::internal)?;
+        self.create_subresource(Pod::kind_of(), &namespace, &name, "binding", body)
+            .await
+            .map(drop)
+    }
+}

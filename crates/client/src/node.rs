@@ -1,0 +1,18 @@
+//! How the API server reaches a node's kubelet: a byte stream over which HTTP/1.1 is spoken.
+//!
+//! In one process the stream is a pipe into the kubelet's server; across the network it is TLS to its port.
+//! Logs, exec, attach and port-forward go this one way in both cases.
+
+use async_trait::async_trait;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// A two-way byte stream.
+pub trait Conn: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Conn for T {}
+
+/// Opens streams to nodes.
+#[async_trait]
+pub trait NodeDialer: Send + Sync + 'static {
+    /// A fresh stream to the kubelet of this node. `NotFound` if no such node is known.
+    async fn dial(&self, node: &str) -> std::io::Result<Box<dyn Conn>>;
+}

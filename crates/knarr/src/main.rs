@@ -1,0 +1,2 @@
+//! knarr
+fn main() {}

@@ -1,0 +1,1 @@
+//! knarr-scheduler

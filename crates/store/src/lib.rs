@@ -1,0 +1,200 @@
+//! Revisioned keys with etcd's semantics: one global revision, compare-and-swap on mod revisions, multi-key
+//! transactions, ranges at a revision, watches from a revision, compaction.
+//!
+//! [`Store`] is the contract; the engines behind it pass one test suite. An acknowledged write is durable
+//! (in the embedded engine after one fsync that many writers share). No engine knows what is in a value.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+/// The store's clock: counts up by one with every transaction that changes something. The first write is 2
+/// (as in etcd, whose empty store is at 1).
+pub type Revision = u64;
+
+/// A key with its value and history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyValue {
+    pub key: Bytes,
+    pub value: Bytes,
+    /// Revision of the write that created the key (since its last deletion).
+    pub create_revision: Revision,
+    /// Revision of its last write.
+    pub mod_revision: Revision,
+    /// Writes since its creation, 1 for the first.
+    pub version: u64,
+}
+
+/// A range read.
+#[derive(Clone, Debug, Default)]
+pub struct Range {
+    pub keys: KeyRange,
+    /// Read as of this revision; `None` reads the newest.
+    pub at: Option<Revision>,
+    /// At most so many pairs, in key order; 0 is no limit.
+    pub limit: usize,
+    /// Only count.
+    pub count_only: bool,
+}
+
+/// Which keys: `[start, end)` in byte order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyRange {
+    pub start: Bytes,
+    /// `None`: just the one key `start`. An empty end: up to the last key.
+    pub end: Option<Bytes>,
+}
+
+impl KeyRange {
+    pub fn one(key: impl Into<Bytes>) -> Self {
+        KeyRange {
+            start: key.into(),
+            end: None,
+        }
+    }
+
+    /// All keys that begin with `prefix`; all keys for an empty prefix.
+    pub fn prefix(prefix: impl Into<Bytes>) -> Self {
+        let start = prefix.into();
+        let mut end = start.to_vec();
+        while end.last() == Some(&0xff) {
+            end.pop();
+        }
+        if let Some(last) = end.last_mut() {
+            *last += 1;
+        }
+        KeyRange {
+            start,
+            end: Some(end.into()),
+        }
+    }
+
+    pub fn contains(&self, key: &[u8]) -> bool {
+        match &self.end {
+            None => key == self.start,
+            Some(end) => key >= &self.start[..] && (end.is_empty() || key < &end[..]),
+        }
+    }
+}
+
+/// What a range read found.
+#[derive(Clone, Debug, Default)]
+pub struct RangeResult {
+    /// The store's revision when it answered.
+    pub revision: Revision,
+    pub kvs: Vec<KeyValue>,
+    /// Whether the limit cut the answer short.
+    pub more: bool,
+    /// How many keys are in the range, whatever the limit.
+    pub count: usize,
+}
+
+/// A condition of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Compare {
+    /// The key's last write is this revision; 0: the key does not exist.
+    ModRevision { key: Bytes, is: Revision },
+}
+
+/// A write of a transaction. A key may be written once in one transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    Put { key: Bytes, value: Bytes },
+    Delete { key: Bytes },
+}
+
+/// All of `ops` if all of `compares` hold, else nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Txn {
+    pub compares: Vec<Compare>,
+    pub ops: Vec<Op>,
+}
+
+/// What became of a transaction.
+#[derive(Clone, Debug)]
+pub enum TxnResult {
+    /// Written, durably, at this revision (the current one if it changed nothing).
+    Committed { revision: Revision },
+    /// A comparison failed. For each compare in order: the key as it is now, `None` if absent.
+    Failed {
+        revision: Revision,
+        current: Vec<Option<KeyValue>>,
+    },
+}
+
+/// One change, as a watch tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The pair after the change; for a deletion, key and `mod_revision` of the deletion, and an empty value.
+    pub kv: KeyValue,
+    /// The pair before it; `None` where there was none.
+    pub prev: Option<KeyValue>,
+    pub deleted: bool,
+}
+
+/// What a watch yields.
+#[derive(Clone, Debug)]
+pub enum WatchItem {
+    /// All changes of one or more whole transactions, in order; never half of a transaction.
+    Events(Arc<Vec<Event>>),
+    /// Nothing in the range changed up to and including this revision.
+    Progress(Revision),
+}
+
+/// A running watch. Dropping it ends it.
+pub struct Watch {
+    pub items: tokio::sync::mpsc::Receiver<Result<WatchItem, Error>>,
+}
+
+impl Watch {
+    /// The next item; `None` once the store is closed.
+    pub async fn next(&mut self) -> Option<Result<WatchItem, Error>> {
+        self.items.recv().await
+    }
+}
+
+/// Why the store refused.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    #[error("revision {requested} has been compacted; the oldest kept is {oldest}")]
+    Compacted { requested: Revision, oldest: Revision },
+    #[error("revision {requested} is in the future; the newest is {newest}")]
+    FutureRevision { requested: Revision, newest: Revision },
+    #[error("a watcher fell too far behind and was dropped")]
+    Lagged,
+    #[error("the transaction is malformed: {0}")]
+    BadTxn(String),
+    #[error("the disk is full: {0}")]
+    NoSpace(String),
+    #[error("another process holds the data directory {path}")]
+    Locked { path: String },
+    #[error("the data in {path} cannot be read: {why}")]
+    Corrupt { path: String, why: String },
+    #[error("the store cannot be reached: {0}")]
+    Unavailable(String),
+    #[error("the store is closed")]
+    Closed,
+    #[error("storage failed: {0}")]
+    Io(Arc<std::io::Error>),
+}
+
+/// The contract. Linearizable: what a call returned is seen by every later call.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    async fn range(&self, range: Range) -> Result<RangeResult, Error>;
+
+    /// Durable when it returns `Committed`. On `Err` of the kinds `Io`, `NoSpace` and `Closed` nothing was
+    /// written; on `Unavailable` it is not known.
+    async fn txn(&self, txn: Txn) -> Result<TxnResult, Error>;
+
+    /// Every change in `keys` from revision `from` on (inclusive), each once, in order.
+    /// `from` = 0 starts with what comes next. `Compacted` if that history is gone.
+    async fn watch(&self, keys: KeyRange, from: Revision) -> Result<Watch, Error>;
+
+    /// Forgets history before `revision`; reads and watches from there on stay possible.
+    async fn compact(&self, revision: Revision) -> Result<(), Error>;
+
+    /// The newest revision.
+    async fn revision(&self) -> Result<Revision, Error>;
+}
