@@ -5,3 +5,4 @@
 pub mod containerd;
 pub mod images;
 pub mod network;
+pub mod runtime;
