@@ -6,3 +6,4 @@ pub mod containerd;
 pub mod images;
 pub mod network;
 pub mod runtime;
+pub mod teardown;
