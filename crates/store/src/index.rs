@@ -310,7 +310,7 @@ mod tests {
 
     fn render(index: &Index<&'static str>, from: Revision, enough: usize) -> (String, Revision) {
         let (changes, upto) = index.changes_since(&KeyRange::prefix(""), from, enough).unwrap();
-        let one = |c: &Change<&str>| {
+        let one = |c: &Change<&'static str>| {
             let value = |v: &Version<&'static str>| v.value.unwrap_or("-");
             let before = c.before.as_ref().map_or("", value);
             format!("{}:{}:{}>{}", c.now.mod_revision, c.key.escape_ascii(), before, value(&c.now))

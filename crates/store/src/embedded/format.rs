@@ -304,7 +304,7 @@ mod tests {
             records.push(record);
         }
         let version = |numbers, value| Record::Version { key: Bytes::from_static(b"k"), numbers, value };
-        let empty = Some(Span { start: 89, len: 0 });
+        let empty = Some(Span { start: 75, len: 0 });
         assert_eq!(
             records,
             [
