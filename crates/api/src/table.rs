@@ -82,7 +82,9 @@ pub fn name_and_created_at(meta: &ObjectMeta) -> Vec<Cell> {
     let created = meta.creation_timestamp.as_ref();
     vec![
         name(meta),
-        created.map_or(Cell::Null, |t| t.0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into()),
+        created.map_or(Cell::Null, |t| {
+            t.0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into()
+        }),
     ]
 }
 
@@ -115,7 +117,10 @@ pub fn or<'a>(text: Option<&'a str>, placeholder: &'a str) -> &'a str {
 /// Names and images of containers, each joined by commas: the cells of [`CONTAINERS`] and [`IMAGES`].
 pub fn containers(containers: &[Container]) -> [Cell; 2] {
     let names: Vec<&str> = containers.iter().map(|c| c.name.as_str()).collect();
-    let images: Vec<&str> = containers.iter().map(|c| c.image.as_deref().unwrap_or("")).collect();
+    let images: Vec<&str> = containers
+        .iter()
+        .map(|c| c.image.as_deref().unwrap_or(""))
+        .collect();
     [names.join(",").into(), images.join(",").into()]
 }
 
@@ -310,8 +315,7 @@ pub fn render_with(
             continue_token: head.continue_token,
             remaining_item_count: head.remaining_item_count,
         },
-        column_definitions: (!head.no_headers)
-            .then(|| kind.ops.columns().iter().map(definitions).collect()),
+        column_definitions: (!head.no_headers).then(|| kind.ops.columns().iter().map(definitions).collect()),
         rows,
     };
     serde_json::to_vec(&table).map_err(crate::Error::internal)

@@ -36,7 +36,10 @@ fn l13_rows_carry_as_much_of_the_object_as_was_asked_for() {
         (Include::Object, whole),
     ] {
         let table = table(include, &Head::default());
-        assert_eq!(table["rows"], json!([{"cells": ["a", 1, "60s"], "object": object}]));
+        assert_eq!(
+            table["rows"],
+            json!([{"cells": ["a", 1, "60s"], "object": object}])
+        );
     }
 }
 
@@ -93,10 +96,11 @@ fn ages_are_coarser_as_they_grow() {
 
 #[test]
 fn selectors_are_shown_in_the_query_strings_syntax() {
-    let selector: LabelSelector = serde_json::from_value(json!({"matchLabels": {"b": "1"}, "matchExpressions": [
+    let selector: LabelSelector =
+        serde_json::from_value(json!({"matchLabels": {"b": "1"}, "matchExpressions": [
         {"key": "a", "operator": "In", "values": ["y", "x"]},
         {"key": "c", "operator": "DoesNotExist"}]}))
-    .expect("a selector");
+        .expect("a selector");
     assert_eq!(label_selector(Some(&selector)), "a in (x,y),b=1,!c");
     assert_eq!(label_selector(None), "<none>");
 }

@@ -66,10 +66,7 @@ pub fn finished(pod: &Pod) -> Option<RowCondition> {
 }
 
 fn phase(pod: &Pod) -> &str {
-    pod.status
-        .as_ref()
-        .and_then(|s| s.phase.as_deref())
-        .unwrap_or("")
+    pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("")
 }
 
 fn is_true(pod: &Pod, condition: &str) -> bool {
