@@ -181,17 +181,23 @@ impl Store {
 
     /// Waits for the first full picture.
     pub async fn synced(&self) {
-        self.wait(|reached| reached.is_some()).await;
+        self.wait_until(|store| store.reached().is_some()).await;
     }
 
     /// Waits until everything up to `revision` was shown and told.
     pub async fn wait_for(&self, revision: u64) {
-        self.wait(|reached| reached.is_some_and(|r| r >= revision)).await;
+        self.wait_until(|store| store.reached().is_some_and(|r| r >= revision))
+            .await;
     }
 
-    async fn wait(&self, enough: impl Fn(Option<u64>) -> bool) {
-        // The sender is ours, so the channel cannot be closed.
-        let _ = self.reached.subscribe().wait_for(|r| enough(*r)).await;
+    /// Waits until the store shows something; asks again after each change.
+    pub async fn wait_until(&self, shows: impl Fn(&Store) -> bool) {
+        let mut reached = self.reached.subscribe();
+        while !shows(self) {
+            if reached.changed().await.is_err() {
+                unreachable!("the sender is this store's own");
+            }
+        }
     }
 
     /// Takes in an object as it now is.
