@@ -6,6 +6,7 @@
 
 pub mod action;
 pub mod controller;
+pub mod deployment;
 pub mod owner;
 pub mod pod;
 pub mod replicaset;
@@ -17,5 +18,5 @@ pub use controller::{Changed, Context, Controller, View};
 
 /// Every controller that works on keys.
 pub fn all() -> Vec<Box<dyn Controller>> {
-    vec![Box::new(replicaset::ReplicaSets)]
+    vec![Box::new(deployment::Deployments), Box::new(replicaset::ReplicaSets)]
 }
