@@ -1,3 +1,9 @@
-//! The doing half of the kubelet: runtime, volumes, probes, node status, and the pods' drivers.
+//! The doing half of the node: the container runtime, volumes, network, logs and streams.
+//!
+//! What is to be done is decided in `knarr-kubelet`; here it is carried out, and what happened is told back.
 
+pub mod containerd;
+pub mod images;
+pub mod network;
 pub mod runtime;
+pub mod teardown;
