@@ -1,1 +1,3 @@
-//! knarr-node
+//! The doing half of the kubelet: the runtime, volumes, network, and the streams and logs that users ask a node for.
+
+pub mod streams;

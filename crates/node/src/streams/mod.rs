@@ -1,0 +1,3 @@
+//! Streams into containers.
+
+pub mod spdy;
