@@ -1,1 +1,6 @@
-//! knarr-kubelet
+//! The deciding half of the kubelet: what becomes of a pod on its node, from what is known.
+//!
+//! Pure: no IO, no clock, no randomness, no tasks. [`pod::step`] takes an event and the time and answers with
+//! actions; the doing half is `knarr-node`.
+
+pub mod runtime;
