@@ -113,6 +113,9 @@ impl Scheduler {
     pub fn node_changed(&mut self, name: &str, node: Option<Shared<Node>>, now: Timestamp) {
         let before = self.nodes.get(name).and_then(|info| info.node.clone());
         self.nodes.set(name, node);
+        if self.queue.is_empty() {
+            return;
+        }
         let before = before.map(NodeInfo::bare);
         let Some(after) = self.nodes.get(name).filter(|info| info.node.is_some()) else {
             return;
@@ -276,9 +279,11 @@ impl Scheduler {
     }
 
     /// The API has taken the binding.
-    pub fn bound(&mut self, pod: &Pod) {
-        if let (Some(namespace), Some(name)) = (&pod.metadata.namespace, &pod.metadata.name) {
-            self.queue.remove(&ObjectKey::new(namespace, name));
+    pub fn bound(&mut self, pod: &Shared<Pod>) {
+        let key = ObjectKey::of(pod.object());
+        // Another pod may have taken its name meanwhile.
+        if self.queue.get(&key).is_some_and(|p| p.uid() == pod.object().uid()) {
+            self.queue.remove(&key);
         }
     }
 

@@ -82,11 +82,7 @@ impl Plugin for NodeAffinity {
     }
 
     fn score(&self, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let terms = preferred(pod).iter().filter(|term| {
-            let empty = term.preference == NodeSelectorTerm::default();
-            // Other than a required one, an empty preferred term is for every node.
-            term.weight != 0 && (empty || matches_term(&term.preference, node))
-        });
+        let terms = preferred(pod).iter().filter(|term| matches_term(&term.preference, node));
         terms.map(|term| i64::from(term.weight)).sum()
     }
 
