@@ -4,6 +4,7 @@
 
 pub mod executor;
 pub mod runner;
+pub mod scheduler;
 pub mod view;
 
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use tracing::warn;
 
 pub use runner::Base;
 
-/// Runs every controller until `cancel`; nothing of it is left running when this returns.
+/// Runs every controller and the scheduler until `cancel`; nothing of it is left running when this returns.
 pub async fn run(api: Arc<dyn Api>, clock: Arc<dyn Clock>, cancel: CancellationToken) {
     let caches = Arc::new(Caches::new(api.clone()));
     let events = EventRecorder::new(api.clone(), "controller-manager", "", clock.clone());
@@ -29,6 +30,7 @@ pub async fn run(api: Arc<dyn Api>, clock: Arc<dyn Clock>, cancel: CancellationT
     for controller in knarr_controllers::all() {
         running.spawn(runner::run(base.clone(), controller));
     }
+    running.spawn(scheduler::run(base, knarr_scheduler::Scheduler::default()));
     tokio::select! {
         () = cancel.cancelled() => {}
         () = watch_over(&mut running) => {}
