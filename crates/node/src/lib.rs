@@ -5,9 +5,12 @@
 
 pub mod containerd;
 pub mod images;
+pub mod kubelet;
 pub mod logs;
 pub mod network;
+pub mod probe;
 pub mod runtime;
 pub mod server;
 pub mod streams;
 pub mod teardown;
+pub mod volumes;
