@@ -35,8 +35,15 @@ pub fn parse(bytes: &[u8]) -> Option<Line<'_>> {
         true => text.strip_suffix(b"\n").unwrap_or(text),
         false => text,
     };
-    let time = std::str::from_utf8(time).ok().filter(|time| time.as_bytes().first().is_some_and(u8::is_ascii_digit))?;
-    Some(Line { time, stream, partial, text })
+    let time = std::str::from_utf8(time)
+        .ok()
+        .filter(|time| time.as_bytes().first().is_some_and(u8::is_ascii_digit))?;
+    Some(Line {
+        time,
+        stream,
+        partial,
+        text,
+    })
 }
 
 fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -51,7 +58,10 @@ impl Line<'_> {
 
     /// The time as users see it: always nine digits after the point, in the zone it was written in.
     pub fn shown_time(&self) -> String {
-        let zone = self.time.rfind(['Z', '+']).or_else(|| self.time.rfind('-').filter(|at| *at > 10));
+        let zone = self
+            .time
+            .rfind(['Z', '+'])
+            .or_else(|| self.time.rfind('-').filter(|at| *at > 10));
         let (clock, zone) = self.time.split_at(zone.unwrap_or(self.time.len()));
         let (seconds, fraction) = clock.split_once('.').unwrap_or((clock, ""));
         format!("{seconds}.{fraction:0<9}{zone}")
@@ -65,11 +75,36 @@ mod tests {
     #[test]
     fn lines_of_the_format_are_read() {
         for (bytes, stream, partial, text) in [
-            (&b"2016-10-06T00:17:09.669794202Z stdout F log content 1\n"[..], Stream::Stdout, false, &b"log content 1\n"[..]),
-            (b"2016-10-06T00:17:09.669794202Z stderr P part\n", Stream::Stderr, true, b"part"),
-            (b"2016-10-06T00:17:09.669794202Z stdout F:other \n", Stream::Stdout, false, b"\n"),
-            (b"2016-10-06T00:17:09Z stdout P:x  two\n", Stream::Stdout, true, b" two"),
-            (b"2016-10-06T00:17:09Z stdout F cut", Stream::Stdout, false, b"cut"),
+            (
+                &b"2016-10-06T00:17:09.669794202Z stdout F log content 1\n"[..],
+                Stream::Stdout,
+                false,
+                &b"log content 1\n"[..],
+            ),
+            (
+                b"2016-10-06T00:17:09.669794202Z stderr P part\n",
+                Stream::Stderr,
+                true,
+                b"part",
+            ),
+            (
+                b"2016-10-06T00:17:09.669794202Z stdout F:other \n",
+                Stream::Stdout,
+                false,
+                b"\n",
+            ),
+            (
+                b"2016-10-06T00:17:09Z stdout P:x  two\n",
+                Stream::Stdout,
+                true,
+                b" two",
+            ),
+            (
+                b"2016-10-06T00:17:09Z stdout F cut",
+                Stream::Stdout,
+                false,
+                b"cut",
+            ),
         ] {
             let line = parse(bytes).unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(bytes)));
             assert_eq!((line.stream, line.partial, line.text), (stream, partial, text));
@@ -78,7 +113,13 @@ mod tests {
 
     #[test]
     fn other_lines_are_not() {
-        for bytes in [&b""[..], b"\n", b"2016-10-06T00:17:09Z stdout\n", b"2016-10-06T00:17:09Z stdin F x\n", b"\xff stdout F x\n"] {
+        for bytes in [
+            &b""[..],
+            b"\n",
+            b"2016-10-06T00:17:09Z stdout\n",
+            b"2016-10-06T00:17:09Z stdin F x\n",
+            b"\xff stdout F x\n",
+        ] {
             assert_eq!(parse(bytes), None, "{}", String::from_utf8_lossy(bytes));
         }
     }
@@ -89,8 +130,14 @@ mod tests {
             ("2016-10-06T00:17:09.669794202Z", "2016-10-06T00:17:09.669794202Z"),
             ("2016-10-06T00:17:09.6Z", "2016-10-06T00:17:09.600000000Z"),
             ("2016-10-06T00:17:09Z", "2016-10-06T00:17:09.000000000Z"),
-            ("2016-10-06T09:17:09.5+09:00", "2016-10-06T09:17:09.500000000+09:00"),
-            ("2016-10-05T19:17:09.5-05:00", "2016-10-05T19:17:09.500000000-05:00"),
+            (
+                "2016-10-06T09:17:09.5+09:00",
+                "2016-10-06T09:17:09.500000000+09:00",
+            ),
+            (
+                "2016-10-05T19:17:09.5-05:00",
+                "2016-10-05T19:17:09.500000000-05:00",
+            ),
         ] {
             let bytes = format!("{written} stdout F x\n");
             let line = parse(bytes.as_bytes()).unwrap();

@@ -42,7 +42,8 @@ impl Options {
                 // The form before tailLines, still sent by some.
                 "tail" if value == "all" => options.tail_lines = None,
                 "tailLines" | "tail" => {
-                    options.tail_lines = number(value, &at, 0, "must be greater than or equal to 0", &mut errors);
+                    options.tail_lines =
+                        number(value, &at, 0, "must be greater than or equal to 0", &mut errors);
                 }
                 "limitBytes" => {
                     options.limit_bytes = number(value, &at, 1, "must be greater than 0", &mut errors);
@@ -76,7 +77,11 @@ impl Options {
             let detail = "`tailLines` and specific `stream` are mutually exclusive for now";
             errors.forbidden(&Path::new(""), detail);
         }
-        if errors.is_empty() { Ok(options) } else { Err(errors) }
+        if errors.is_empty() {
+            Ok(options)
+        } else {
+            Err(errors)
+        }
     }
 }
 
@@ -113,18 +118,49 @@ mod tests {
         let all = Options::default();
         for (query, options) in [
             (&[][..], all.clone()),
-            (&[("follow", "true"), ("container", "a")], Options { follow: true, ..all.clone() }),
-            (&[("follow", "false"), ("previous", "1")], Options { previous: true, ..all.clone() }),
-            (&[("tailLines", "0")], Options { tail_lines: Some(0), ..all.clone() }),
+            (
+                &[("follow", "true"), ("container", "a")],
+                Options {
+                    follow: true,
+                    ..all.clone()
+                },
+            ),
+            (
+                &[("follow", "false"), ("previous", "1")],
+                Options {
+                    previous: true,
+                    ..all.clone()
+                },
+            ),
+            (
+                &[("tailLines", "0")],
+                Options {
+                    tail_lines: Some(0),
+                    ..all.clone()
+                },
+            ),
             (&[("tail", "all")], all.clone()),
-            (&[("stream", "Stderr")], Options { stream: Some(Stream::Stderr), ..all.clone() }),
+            (
+                &[("stream", "Stderr")],
+                Options {
+                    stream: Some(Stream::Stderr),
+                    ..all.clone()
+                },
+            ),
             (
                 &[("sinceSeconds", "3600"), ("limitBytes", "5")],
-                Options { since: "2026-01-01T00:00:00Z".parse().ok(), limit_bytes: Some(5), ..all.clone() },
+                Options {
+                    since: "2026-01-01T00:00:00Z".parse().ok(),
+                    limit_bytes: Some(5),
+                    ..all.clone()
+                },
             ),
             (
                 &[("sinceTime", "2026-01-01T09:00:00+09:00")],
-                Options { since: "2026-01-01T00:00:00Z".parse().ok(), ..all.clone() },
+                Options {
+                    since: "2026-01-01T00:00:00Z".parse().ok(),
+                    ..all.clone()
+                },
             ),
         ] {
             assert_eq!(parse(query), Ok(options), "{query:?}");
@@ -134,9 +170,18 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_by_name() {
         for (query, refusal) in [
-            (&[("tailLines", "-1")][..], "tailLines: Invalid value: -1: must be greater than or equal to 0"),
-            (&[("limitBytes", "0")], "limitBytes: Invalid value: 0: must be greater than 0"),
-            (&[("sinceSeconds", "x")], "sinceSeconds: Invalid value: \"x\": must be a whole number"),
+            (
+                &[("tailLines", "-1")][..],
+                "tailLines: Invalid value: -1: must be greater than or equal to 0",
+            ),
+            (
+                &[("limitBytes", "0")],
+                "limitBytes: Invalid value: 0: must be greater than 0",
+            ),
+            (
+                &[("sinceSeconds", "x")],
+                "sinceSeconds: Invalid value: \"x\": must be a whole number",
+            ),
             (
                 &[("sinceTime", "now")],
                 "sinceTime: Invalid value: \"now\": must be a time such as 2016-10-06T00:17:09Z",

@@ -54,18 +54,34 @@ pub struct Log {
 
 /// Opens the log at `path`, so that a missing one is told before anything is sent.
 pub async fn read(path: &Path, options: Options) -> Result<Log, LogError> {
-    let file = File::open(path)
-        .await
-        .map_err(|source| LogError::Open { path: path.to_path_buf(), source })?;
-    Ok(Log { path: path.to_path_buf(), file, options })
+    let file = File::open(path).await.map_err(|source| LogError::Open {
+        path: path.to_path_buf(),
+        source,
+    })?;
+    Ok(Log {
+        path: path.to_path_buf(),
+        file,
+        options,
+    })
 }
 
 impl Log {
     /// Sends what was asked for to `out`. Following ends when `ended` does (the container is not running) and all it
     /// wrote is sent; `ended` is not awaited otherwise.
-    pub async fn send(self, ended: impl Future<Output = ()>, out: mpsc::Sender<Bytes>) -> Result<(), LogError> {
-        let Log { path, mut file, options } = self;
-        let failed = |source| LogError::Read { path: path.clone(), source };
+    pub async fn send(
+        self,
+        ended: impl Future<Output = ()>,
+        out: mpsc::Sender<Bytes>,
+    ) -> Result<(), LogError> {
+        let Log {
+            path,
+            mut file,
+            options,
+        } = self;
+        let failed = |source| LogError::Read {
+            path: path.clone(),
+            source,
+        };
         // What is written while we read is for followers; others would chase a busy container for ever.
         let mut end = file.metadata().await.map_err(failed)?.len();
         if let Some(lines) = options.tail_lines {
@@ -90,7 +106,10 @@ impl Log {
         }
 
         let folder = path.parent().unwrap_or(Path::new("/"));
-        let watch = Watch::folder(folder).map_err(|source| LogError::Watch { path: path.clone(), source })?;
+        let watch = Watch::folder(folder).map_err(|source| LogError::Watch {
+            path: path.clone(),
+            source,
+        })?;
         let mut ended = pin!(ended);
         let mut over = false;
         loop {
@@ -171,7 +190,10 @@ impl<'a> Writer<'a> {
     async fn pass(&mut self, file: &mut File, mut limit: u64) -> io::Result<Option<Stop>> {
         loop {
             self.pending.reserve(READ_BYTES);
-            let read = (&mut *file).take(limit.min(READ_BYTES as u64)).read_buf(&mut self.pending).await?;
+            let read = (&mut *file)
+                .take(limit.min(READ_BYTES as u64))
+                .read_buf(&mut self.pending)
+                .await?;
             if read == 0 {
                 return Ok(None);
             }
@@ -224,7 +246,11 @@ impl<'a> Writer<'a> {
         if self.options.stream.is_some_and(|wanted| wanted != line.stream) {
             return;
         }
-        if self.options.since.is_some_and(|since| line.time().is_none_or(|time| time < since)) {
+        if self
+            .options
+            .since
+            .is_some_and(|since| line.time().is_none_or(|time| time < since))
+        {
             return;
         }
         if self.options.timestamps && begins {
@@ -236,7 +262,9 @@ impl<'a> Writer<'a> {
     }
 
     fn add(&mut self, text: &[u8]) {
-        let length = text.len().min(usize::try_from(self.remaining).unwrap_or(usize::MAX));
+        let length = text
+            .len()
+            .min(usize::try_from(self.remaining).unwrap_or(usize::MAX));
         self.answer.extend_from_slice(&text[..length]);
         self.remaining -= length as u64;
     }

@@ -33,8 +33,10 @@ pub fn start_of_last_lines<F: Read + Seek>(file: &mut F, end: u64, wanted: u64) 
                 None if unread == 0 => 0,
                 None => break,
             };
-            let whole = !parse(&bytes[line_start..line_end]).is_some_and(|line| line.partial);
-            if whole || found == 0 {
+            // What is not of the format is not shown and does not count.
+            if let Some(line) = parse(&bytes[line_start..line_end])
+                && (!line.partial || found == 0)
+            {
                 if found == wanted {
                     return Ok(unread + line_end as u64);
                 }
@@ -86,11 +88,17 @@ mod tests {
 
     #[test]
     fn lines_across_blocks_are_counted_once() {
-        let lines: Vec<String> = (0..5000).map(|n| line("F", &format!("{n} {}", "x".repeat(n % 97)))).collect();
+        let lines: Vec<String> = (0..5000)
+            .map(|n| line("F", &format!("{n} {}", "x".repeat(n % 97))))
+            .collect();
         let log = lines.concat();
         assert!(log.len() as u64 > 4 * BLOCK_BYTES);
         for wanted in [1, 10, 1000, 4999] {
-            assert_eq!(tail(&log, wanted as u64), lines[5000 - wanted..].concat(), "{wanted}");
+            assert_eq!(
+                tail(&log, wanted as u64),
+                lines[5000 - wanted..].concat(),
+                "{wanted}"
+            );
         }
         let long = line("F", &"x".repeat(3 * BLOCK_BYTES as usize));
         assert_eq!(tail(&format!("{}{long}", line("F", "a")), 1), long);

@@ -28,7 +28,10 @@ impl Watch {
             | AddWatchFlags::IN_MOVED_TO
             | AddWatchFlags::IN_CLOSE_WRITE;
         inotify.add_watch(path, flags)?;
-        Ok(Watch(AsyncFd::with_interest(Fd(inotify), Interest::READABLE)?))
+        // The other constructor is unsafe, for types that may close their descriptor early. This one owns it.
+        #[expect(deprecated, reason = "sound for a type that owns its descriptor")]
+        let fd = AsyncFd::with_interest(Fd(inotify), Interest::READABLE)?;
+        Ok(Watch(fd))
     }
 
     /// Resolves after something has happened since the last call.

@@ -20,12 +20,16 @@ pub async fn connect_loopback(netns: Option<&Path>, port: u16) -> io::Result<Tcp
     let first = connect(netns, (Ipv4Addr::LOCALHOST, port).into()).await;
     let Err(refused) = first else { return first };
     // The first answer is the one users know.
-    connect(netns, (Ipv6Addr::LOCALHOST, port).into()).await.map_err(|_| refused)
+    connect(netns, (Ipv6Addr::LOCALHOST, port).into())
+        .await
+        .map_err(|_| refused)
 }
 
 /// Connects to `address` from inside `netns`.
 pub async fn connect(netns: Option<&Path>, address: SocketAddr) -> io::Result<TcpStream> {
-    let Some(netns) = netns else { return TcpStream::connect(address).await };
+    let Some(netns) = netns else {
+        return TcpStream::connect(address).await;
+    };
     let socket = socket_in(netns.to_path_buf(), address.ip()).await?;
     socket.connect(address).await
 }
@@ -37,13 +41,19 @@ async fn socket_in(netns: PathBuf, ip: IpAddr) -> io::Result<TcpSocket> {
         let make = || -> io::Result<OwnedFd> {
             let namespace = File::open(&netns)?;
             setns(namespace, CloneFlags::CLONE_NEWNET)?;
-            let family = if ip.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+            let family = if ip.is_ipv4() {
+                AddressFamily::Inet
+            } else {
+                AddressFamily::Inet6
+            };
             let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
             Ok(socket(family, SockType::Stream, flags, None)?)
         };
         // An error says that nobody waits any more.
         let _ = made.send(make());
     })?;
-    let fd = wait.await.map_err(|_| io::Error::other("the thread that makes sockets died"))??;
+    let fd = wait
+        .await
+        .map_err(|_| io::Error::other("the thread that makes sockets died"))??;
     Ok(TcpSocket::from_std_stream(fd.into()))
 }

@@ -60,7 +60,10 @@ pub fn ports_of_query<'a>(values: impl IntoIterator<Item = &'a str>) -> Result<V
         return Err("query parameter \"port\" is required".into());
     }
     if ports.len() > MAX_PORTS {
-        return Err(format!("query parameter \"port\" names {} ports, at most {MAX_PORTS} fit one connection", ports.len()));
+        return Err(format!(
+            "query parameter \"port\" names {} ports, at most {MAX_PORTS} fit one connection",
+            ports.len()
+        ));
     }
     Ok(ports)
 }
@@ -81,11 +84,15 @@ where
     let target = Arc::new(target);
     let started = match upgrade {
         Upgrade::Spdy { .. } => Connection::start(io, Role::Server),
-        Upgrade::WebSocket { protocol: Some(TUNNEL_PROTOCOL), .. } => {
-            Connection::start(Tunnel::start(io).await, Role::Server)
-        }
+        Upgrade::WebSocket {
+            protocol: Some(TUNNEL_PROTOCOL),
+            ..
+        } => Connection::start(Tunnel::start(io).await, Role::Server),
         Upgrade::WebSocket { protocol, .. } => {
-            let form = Form { base64: *protocol == Some(BASE64_PROTOCOL), close_signal: false };
+            let form = Form {
+                base64: *protocol == Some(BASE64_PROTOCOL),
+                close_signal: false,
+            };
             return forward_channels(io, form, ports, target).await;
         }
     };
@@ -122,9 +129,13 @@ async fn forward_pairs(connection: Connection, mut incoming: Incoming, target: A
             }
             Some(_) = running.join_next() => continue,
         };
-        let Some(headers) = arrival.headers() else { continue };
+        let Some(headers) = arrival.headers() else {
+            continue;
+        };
         // Dropping an arrival refuses it.
-        let Some(port) = headers.get("port").and_then(|port| parse_port(port).ok()) else { continue };
+        let Some(port) = headers.get("port").and_then(|port| parse_port(port).ok()) else {
+            continue;
+        };
         let is_error = match headers.get("streamType") {
             Some("error") => true,
             Some("data") => false,
@@ -151,7 +162,11 @@ async fn forward_pairs(connection: Connection, mut incoming: Incoming, target: A
                 waiting.insert(request, half);
             }
             (None, is_error) => {
-                let half = if is_error { Half::Error(stream) } else { Half::Data(stream) };
+                let half = if is_error {
+                    Half::Error(stream)
+                } else {
+                    Half::Data(stream)
+                };
                 let timer = overdue.spawn({
                     let request = request.clone();
                     async move {
@@ -180,14 +195,23 @@ async fn forward_pair(mut data: Stream, mut error: Stream, port: u16, target: Ar
 }
 
 /// Carries one connection until both of its halves have ended.
-async fn forward<S: AsyncRead + AsyncWrite + Unpin>(data: &mut S, port: u16, target: &Target) -> Result<(), String> {
+async fn forward<S: AsyncRead + AsyncWrite + Unpin>(
+    data: &mut S,
+    port: u16,
+    target: &Target,
+) -> Result<(), String> {
     let failed = |error: std::io::Error| {
-        format!("error forwarding port {port} to pod {}, uid {}: {error}", target.pod, target.uid)
+        format!(
+            "error forwarding port {port} to pod {}, uid {}: {error}",
+            target.pod, target.uid
+        )
     };
-    let mut socket = connect_loopback(target.netns.as_deref(), port).await.map_err(|error| {
-        let connect = format!("failed to connect to localhost:{port} inside the pod's network: {error}");
-        failed(std::io::Error::new(error.kind(), connect))
-    })?;
+    let mut socket = connect_loopback(target.netns.as_deref(), port)
+        .await
+        .map_err(|error| {
+            let connect = format!("failed to connect to localhost:{port} inside the pod's network: {error}");
+            failed(std::io::Error::new(error.kind(), connect))
+        })?;
     socket.set_nodelay(true).map_err(failed)?;
     copy_bidirectional_with_sizes(data, &mut socket, COPY_BUFFER_BYTES, COPY_BUFFER_BYTES)
         .await
@@ -203,7 +227,9 @@ where
     let mut channels = Channels::start(io, form, (0..ports.len()).map(data_channel)).await;
     let mut connections = Vec::new();
     for (n, port) in ports.into_iter().enumerate() {
-        let Some(read) = channels.reader(data_channel(n)) else { continue };
+        let Some(read) = channels.reader(data_channel(n)) else {
+            continue;
+        };
         let mut data = tokio::io::join(read, channels.writer(data_channel(n)));
         let mut error = channels.writer(data_channel(n) + 1);
         let target = target.clone();
@@ -229,4 +255,29 @@ where
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_read_from_the_query() {
+        assert_eq!(ports_of_query(["80", "90,91"]), Ok(vec![80, 90, 91]));
+        for (value, refusal) in [
+            ("0", "port \"0\" must be > 0"),
+            (
+                "70000",
+                "unable to parse \"70000\" as a port: number too large to fit in target type",
+            ),
+            (
+                "",
+                "unable to parse \"\" as a port: cannot parse integer from empty string",
+            ),
+        ] {
+            assert_eq!(ports_of_query([value]), Err(refusal.to_string()));
+        }
+        assert_eq!(
+            ports_of_query([]),
+            Err("query parameter \"port\" is required".to_string())
+        );
+        assert!(ports_of_query(["1"; MAX_PORTS + 1]).is_err());
+    }
+}

@@ -18,8 +18,12 @@ use super::websocket::channels::{Channels, Form};
 use super::{Reader, Writer};
 
 /// What SPDY clients may ask for, newest first.
-pub const SPDY_PROTOCOLS: &[&str] =
-    &["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
+pub const SPDY_PROTOCOLS: &[&str] = &[
+    "v4.channel.k8s.io",
+    "v3.channel.k8s.io",
+    "v2.channel.k8s.io",
+    "channel.k8s.io",
+];
 /// What WebSocket clients may ask for.
 pub const WEBSOCKET_PROTOCOLS: &[&str] = &[
     "v5.channel.k8s.io",
@@ -167,7 +171,9 @@ impl ClientStreams {
             close_signal: protocol == Some("v5.channel.k8s.io"),
         };
         let wanted = [(STDIN, options.stdin), (RESIZE, options.tty)];
-        let readable = wanted.into_iter().filter_map(|(channel, wanted)| wanted.then_some(channel));
+        let readable = wanted
+            .into_iter()
+            .filter_map(|(channel, wanted)| wanted.then_some(channel));
         let mut channels = Channels::start(io, form, readable).await;
         let first = match options {
             Options { stdout: true, .. } => STDOUT,
@@ -239,7 +245,11 @@ impl ClientStreams {
 
     /// Tells the client what came of it, and closes.
     async fn finish(self, status: &Value) {
-        let ClientStreams { mut ends, connection, status: form } = self;
+        let ClientStreams {
+            mut ends,
+            connection,
+            status: form,
+        } = self;
         let told = async {
             ends.error.write_all(&form.render(status)).await?;
             ends.error.shutdown().await
@@ -256,19 +266,20 @@ impl ClientStreams {
 /// Joins the two until the command has ended or the client has left. `action` names it in errors:
 /// `executing command in container`.
 pub async fn run(mut client: ClientStreams, runtime: RuntimeConnection, options: Options, action: &str) {
-    let mut runtime = match runtime.streams(options).await {
-        Ok(streams) => streams,
-        Err(error) => return client.finish(&internal_error(action, &error)).await,
+    let work = async {
+        match runtime.streams(options).await {
+            // Dropped, and so closed, before the client is told: from here on nobody reads what it still sends.
+            Ok(mut runtime) => join(&mut client.ends, &mut runtime, action).await,
+            Err(error) => internal_error(action, &error),
+        }
     };
     let status = tokio::select! {
-        status = join(&mut client.ends, &mut runtime, action) => status,
+        status = work => status,
         () = client.connection.gone() => {
             tracing::debug!(action, "client left");
             return;
         }
     };
-    // The runtime's side goes first: from here on nobody reads what the client still sends.
-    drop(runtime);
     client.finish(&status).await;
 }
 
@@ -297,7 +308,9 @@ async fn join(client: &mut Ends, runtime: &mut RuntimeStreams, action: &str) -> 
 /// Until `from` has ended; then ends `to`. What `to` does not take any more is read and dropped, so that it holds up
 /// nothing else on its connection. Errors are ends: what they mean shows in the status.
 async fn copy<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(from: Option<R>, to: Option<W>) {
-    let (Some(mut from), Some(mut to)) = (from, to) else { return };
+    let (Some(mut from), Some(mut to)) = (from, to) else {
+        return;
+    };
     let mut buffer = vec![0; COPY_BUFFER_BYTES];
     let mut taken = true;
     loop {

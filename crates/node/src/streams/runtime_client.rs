@@ -48,9 +48,15 @@ pub struct RuntimeStreams {
 pub async fn connect(url: &str) -> Result<RuntimeConnection, RuntimeClientError> {
     let bad_url = || RuntimeClientError::Url { url: url.to_string() };
     let uri: Uri = url.parse().map_err(|_| bad_url())?;
-    let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http")).ok_or_else(bad_url)?;
+    let authority = uri
+        .authority()
+        .filter(|_| uri.scheme_str() == Some("http"))
+        .ok_or_else(bad_url)?;
     let address = format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80));
-    let connect = |source| RuntimeClientError::Connect { address: address.clone(), source };
+    let connect = |source| RuntimeClientError::Connect {
+        address: address.clone(),
+        source,
+    };
     let socket = TcpStream::connect(&address).await.map_err(connect)?;
     socket.set_nodelay(true).map_err(connect)?;
 
@@ -73,7 +79,10 @@ pub async fn connect(url: &str) -> Result<RuntimeConnection, RuntimeClientError>
     let response = sender.send_request(request).await?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let status = response.status();
-        let message = match Limited::new(response.into_body(), MAX_REFUSAL_BYTES).collect().await {
+        let message = match Limited::new(response.into_body(), MAX_REFUSAL_BYTES)
+            .collect()
+            .await
+        {
             Ok(body) => String::from_utf8_lossy(&body.to_bytes()).trim().to_string(),
             Err(error) => format!("(its text could not be read: {error})"),
         };
@@ -92,7 +101,10 @@ impl RuntimeConnection {
         let connection = self.0;
         let open = async |wanted: bool, kind| -> Result<Option<Stream>, SpdyError> {
             match wanted {
-                true => connection.open(Headers::from_iter([("streamType", kind)])).await.map(Some),
+                true => connection
+                    .open(Headers::from_iter([("streamType", kind)]))
+                    .await
+                    .map(Some),
                 false => Ok(None),
             }
         };
@@ -101,6 +113,13 @@ impl RuntimeConnection {
         let stdout = open(options.stdout, "stdout").await?;
         let stderr = open(options.stderr, "stderr").await?;
         let resize = open(options.tty, "resize").await?;
-        Ok(RuntimeStreams { error, stdin, stdout, stderr, resize, connection })
+        Ok(RuntimeStreams {
+            error,
+            stdin,
+            stdout,
+            stderr,
+            resize,
+            connection,
+        })
     }
 }

@@ -15,8 +15,13 @@ const WEBSOCKET_VERSION: &str = "13";
 /// What both sides agreed on. `protocol` is one of those handed in; none if the client named none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Upgrade {
-    Spdy { protocol: Option<&'static str> },
-    WebSocket { protocol: Option<&'static str>, accept: String },
+    Spdy {
+        protocol: Option<&'static str>,
+    },
+    WebSocket {
+        protocol: Option<&'static str>,
+        accept: String,
+    },
 }
 
 /// Why there is no upgrade.
@@ -24,10 +29,17 @@ pub enum Upgrade {
 pub enum Refused {
     #[error("Upgrade request required")]
     NotAsked,
-    #[error("unable to upgrade: missing upgrade headers in request: no valid Sec-WebSocket-Key with version 13")]
+    #[error(
+        "unable to upgrade: missing upgrade headers in request: no valid Sec-WebSocket-Key with version 13"
+    )]
     Handshake,
-    #[error("unable to upgrade: unable to negotiate protocol: client supports {client:?}, server accepts {server:?}")]
-    Protocol { client: Vec<String>, server: &'static [&'static str] },
+    #[error(
+        "unable to upgrade: unable to negotiate protocol: client supports {client:?}, server accepts {server:?}"
+    )]
+    Protocol {
+        client: Vec<String>,
+        server: &'static [&'static str],
+    },
 }
 
 impl Refused {
@@ -54,15 +66,26 @@ pub fn negotiate(
     }
     let asked = |name: &str| list(headers, UPGRADE.as_str()).any(|token| token.eq_ignore_ascii_case(name));
     if asked("websocket") {
-        let key = headers.get(SEC_WEBSOCKET_KEY).filter(|key| !key.is_empty()).ok_or(Refused::Handshake)?;
-        if headers.get(SEC_WEBSOCKET_VERSION).is_none_or(|version| version != WEBSOCKET_VERSION) {
+        let key = headers
+            .get(SEC_WEBSOCKET_KEY)
+            .filter(|key| !key.is_empty())
+            .ok_or(Refused::Handshake)?;
+        if headers
+            .get(SEC_WEBSOCKET_VERSION)
+            .is_none_or(|version| version != WEBSOCKET_VERSION)
+        {
             return Err(Refused::Handshake);
         }
         let protocol = first_known(headers, SEC_WEBSOCKET_PROTOCOL.as_str(), websocket)?;
-        return Ok(Upgrade::WebSocket { protocol, accept: derive_accept_key(key.as_bytes()) });
+        return Ok(Upgrade::WebSocket {
+            protocol,
+            accept: derive_accept_key(key.as_bytes()),
+        });
     }
     if asked(SPDY) {
-        return Ok(Upgrade::Spdy { protocol: first_known(headers, STREAM_PROTOCOL, spdy)? });
+        return Ok(Upgrade::Spdy {
+            protocol: first_known(headers, STREAM_PROTOCOL, spdy)?,
+        });
     }
     Err(Refused::NotAsked)
 }
@@ -76,7 +99,9 @@ impl Upgrade {
         let (response, protocol, name) = match self {
             Upgrade::Spdy { protocol } => (response.header(UPGRADE, SPDY), protocol, STREAM_PROTOCOL),
             Upgrade::WebSocket { protocol, accept } => (
-                response.header(UPGRADE, "websocket").header(SEC_WEBSOCKET_ACCEPT, accept),
+                response
+                    .header(UPGRADE, "websocket")
+                    .header(SEC_WEBSOCKET_ACCEPT, accept),
                 protocol,
                 SEC_WEBSOCKET_PROTOCOL.as_str(),
             ),
@@ -109,10 +134,12 @@ fn first_known(
         return Ok(None);
     }
     let known = client.iter().find_map(|c| server.iter().find(|s| s == &c));
-    known.map(|protocol| Some(*protocol)).ok_or_else(|| Refused::Protocol {
-        client: client.iter().map(ToString::to_string).collect(),
-        server,
-    })
+    known
+        .map(|protocol| Some(*protocol))
+        .ok_or_else(|| Refused::Protocol {
+            client: client.iter().map(ToString::to_string).collect(),
+            server,
+        })
 }
 
 #[cfg(test)]
@@ -136,11 +163,21 @@ mod tests {
             (&["v4", "v1"], Ok(Some("v4"))),
             (&["v9", "v1", "v4"], Ok(Some("v1"))),
             (&["v9, v4,v1"], Ok(Some("v4"))),
-            (&["v9"], Err(Refused::Protocol { client: vec!["v9".into()], server: KNOWN })),
+            (
+                &["v9"],
+                Err(Refused::Protocol {
+                    client: vec!["v9".into()],
+                    server: KNOWN,
+                }),
+            ),
         ] {
             let mut headers = vec![("connection", "Upgrade"), ("upgrade", "SPDY/3.1")];
             headers.extend(offered.iter().map(|o| (STREAM_PROTOCOL, *o)));
-            assert_eq!(asked(&headers), agreed.map(|protocol| Upgrade::Spdy { protocol }), "{offered:?}");
+            assert_eq!(
+                asked(&headers),
+                agreed.map(|protocol| Upgrade::Spdy { protocol }),
+                "{offered:?}"
+            );
         }
     }
 
@@ -157,7 +194,10 @@ mod tests {
         .unwrap();
         let response = upgrade.response().body(()).unwrap();
         assert_eq!(response.status(), 101);
-        assert_eq!(response.headers()["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        assert_eq!(
+            response.headers()["sec-websocket-accept"],
+            "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+        );
         assert_eq!(response.headers()["sec-websocket-protocol"], "v5");
     }
 
@@ -166,8 +206,14 @@ mod tests {
         for (headers, refused) in [
             (&[][..], Refused::NotAsked),
             (&[("upgrade", "websocket")], Refused::NotAsked),
-            (&[("connection", "upgrade"), ("upgrade", "h2c")], Refused::NotAsked),
-            (&[("connection", "upgrade"), ("upgrade", "websocket")], Refused::Handshake),
+            (
+                &[("connection", "upgrade"), ("upgrade", "h2c")],
+                Refused::NotAsked,
+            ),
+            (
+                &[("connection", "upgrade"), ("upgrade", "websocket")],
+                Refused::Handshake,
+            ),
         ] {
             assert_eq!(asked(headers), Err(refused), "{headers:?}");
         }

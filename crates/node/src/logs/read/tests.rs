@@ -19,7 +19,10 @@ impl Container {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         StdFile::create(folder.path().join("0.log")).unwrap();
-        Container { folder, ended: Arc::default() }
+        Container {
+            folder,
+            ended: Arc::default(),
+        }
     }
 
     fn path(&self) -> PathBuf {
@@ -27,7 +30,11 @@ impl Container {
     }
 
     fn write(&self, lines: &[&str]) {
-        let mut file = OpenOptions::new().append(true).create(true).open(self.path()).unwrap();
+        let mut file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(self.path())
+            .unwrap();
         file.write_all((lines.join("\n") + "\n").as_bytes()).unwrap();
     }
 
@@ -58,7 +65,9 @@ struct Follower {
 
 impl Follower {
     async fn piece(&mut self) -> String {
-        let piece = timeout(Duration::from_secs(5), self.pieces.recv()).await.expect("nothing new");
+        let piece = timeout(Duration::from_secs(5), self.pieces.recv())
+            .await
+            .expect("nothing new");
         String::from_utf8(piece.expect("ended").into()).unwrap()
     }
 
@@ -86,7 +95,10 @@ const LOG: &[&str] = &[
 ];
 
 fn follow() -> Options {
-    Options { follow: true, ..Options::default() }
+    Options {
+        follow: true,
+        ..Options::default()
+    }
 }
 
 #[tokio::test]
@@ -96,18 +108,64 @@ async fn l13_logs_show_what_was_asked_for() {
     let all = Options::default();
     for (options, shown) in [
         (all.clone(), "one\ntwo\nthree\nfour\n"),
-        (Options { tail_lines: Some(2), ..all.clone() }, "three\nfour\n"),
-        (Options { tail_lines: Some(0), ..all.clone() }, ""),
-        (Options { limit_bytes: Some(6), ..all.clone() }, "one\ntw"),
-        (Options { since: "2026-01-01T00:00:03.3Z".parse().ok(), ..all.clone() }, "three\nfour\n"),
-        (Options { stream: Some(Stream::Stderr), ..all.clone() }, "two\n"),
-        (Options { stream: Some(Stream::Stdout), ..all.clone() }, "one\nthree\nfour\n"),
         (
-            Options { timestamps: true, tail_lines: Some(2), ..all.clone() },
+            Options {
+                tail_lines: Some(2),
+                ..all.clone()
+            },
+            "three\nfour\n",
+        ),
+        (
+            Options {
+                tail_lines: Some(0),
+                ..all.clone()
+            },
+            "",
+        ),
+        (
+            Options {
+                limit_bytes: Some(6),
+                ..all.clone()
+            },
+            "one\ntw",
+        ),
+        (
+            Options {
+                since: "2026-01-01T00:00:03.3Z".parse().ok(),
+                ..all.clone()
+            },
+            "three\nfour\n",
+        ),
+        (
+            Options {
+                stream: Some(Stream::Stderr),
+                ..all.clone()
+            },
+            "two\n",
+        ),
+        (
+            Options {
+                stream: Some(Stream::Stdout),
+                ..all.clone()
+            },
+            "one\nthree\nfour\n",
+        ),
+        (
+            Options {
+                timestamps: true,
+                tail_lines: Some(2),
+                ..all.clone()
+            },
             "2026-01-01T00:00:03.300000000Z three\n2026-01-01T00:00:04.400000000Z four\n",
         ),
         (follow(), "one\ntwo\nthree\nfour\n"),
-        (Options { tail_lines: Some(1), ..follow() }, "four\n"),
+        (
+            Options {
+                tail_lines: Some(1),
+                ..follow()
+            },
+            "four\n",
+        ),
     ] {
         assert_eq!(container.read(options.clone()).await, shown, "{options:?}");
     }
@@ -164,12 +222,19 @@ async fn a_follower_that_leaves_ends_the_reading() {
     let container = Container::new();
     let Follower { pieces, task } = container.follow(follow()).await;
     drop(pieces);
-    timeout(Duration::from_secs(5), task).await.expect("still reading").unwrap().unwrap();
+    timeout(Duration::from_secs(5), task)
+        .await
+        .expect("still reading")
+        .unwrap()
+        .unwrap();
 }
 
 #[tokio::test]
 async fn a_log_that_is_not_there_is_told_by_name() {
-    let error = read(Path::new("/no/such/0.log"), Options::default()).await.err().unwrap();
+    let error = read(Path::new("/no/such/0.log"), Options::default())
+        .await
+        .err()
+        .unwrap();
     assert_eq!(error.to_string(), "failed to open log file \"/no/such/0.log\"");
 }
 

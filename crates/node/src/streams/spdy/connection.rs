@@ -64,13 +64,15 @@ pub enum SpdyError {
 pub(super) enum End {
     Open,
     Fin,
-    Reset(Reset),
+    Reset,
 }
 
 struct Entry {
     /// Gone once the peer's side has ended.
     inbound: Option<mpsc::Sender<Bytes>>,
     end: End,
+    /// The peer takes nothing more. After its FIN this says nothing about what it sent.
+    reset: Option<Reset>,
     /// Waits for the peer's answer to our opening.
     reply: Option<oneshot::Sender<()>>,
 }
@@ -98,12 +100,21 @@ impl Shared {
             .map_or(End::Open, |entry| entry.end)
     }
 
+    /// Whether the peer has torn the stream down.
+    pub(super) fn reset(&self, stream: u32) -> Option<Reset> {
+        self.table
+            .lock()
+            .streams
+            .get(&stream)
+            .and_then(|entry| entry.reset)
+    }
+
     /// Takes a stream out of the table and, unless the peer already did, resets it.
     pub(super) fn forget(&self, stream: u32, reset: Option<Reset>) {
         let Some(entry) = self.table.lock().streams.remove(&stream) else {
             return;
         };
-        if let (Some(reset), false) = (reset, matches!(entry.end, End::Reset(_))) {
+        if let (Some(reset), None) = (reset, entry.reset) {
             // A connection that takes nothing more has told the peer already.
             let _ = self.outbox.push(Out::Reset { stream, reset });
         }
@@ -118,7 +129,15 @@ impl Shared {
     ) -> mpsc::Receiver<Bytes> {
         let (tx, rx) = mpsc::channel(MAX_PIECES);
         let inbound = (end == End::Open).then_some(tx);
-        table.streams.insert(stream, Entry { inbound, end, reply });
+        table.streams.insert(
+            stream,
+            Entry {
+                inbound,
+                end,
+                reset: None,
+                reply,
+            },
+        );
         match (self.role, stream % 2) {
             (Role::Client, 1) | (Role::Server, 0) => table.last_own = stream,
             _ => table.last_peer = stream,
@@ -126,13 +145,21 @@ impl Shared {
         rx
     }
 
-    fn finish(&self, stream: u32, end: End) {
+    fn fin(&self, stream: u32) {
         if let Some(entry) = self.table.lock().streams.get_mut(&stream) {
-            entry.end = end;
+            entry.end = End::Fin;
             entry.inbound = None;
-            if matches!(end, End::Reset(_)) {
-                entry.reply = None;
+        }
+    }
+
+    fn torn_down(&self, stream: u32, reset: Reset) {
+        if let Some(entry) = self.table.lock().streams.get_mut(&stream) {
+            if entry.end == End::Open {
+                entry.end = End::Reset;
             }
+            entry.reset = Some(reset);
+            entry.inbound = None;
+            entry.reply = None;
         }
     }
 
@@ -279,10 +306,10 @@ impl Connection {
         };
         match tokio::time::timeout(REPLY_TIMEOUT, answer).await {
             Ok(Ok(())) => Ok(stream),
-            Ok(Err(_)) => Err(match self.shared.end(stream.id()) {
-                End::Reset(reset) => SpdyError::Refused(reset),
-                End::Open | End::Fin => SpdyError::Closed,
-            }),
+            Ok(Err(_)) => {
+                let refused = self.shared.reset(stream.id());
+                Err(refused.map_or(SpdyError::Closed, SpdyError::Refused))
+            }
             Err(_) => Err(SpdyError::NoReply),
         }
     }
@@ -380,7 +407,7 @@ async fn read_data<R: AsyncRead + Unpin>(
         }
     }
     if fin {
-        shared.finish(stream, End::Fin);
+        shared.fin(stream);
     }
     Ok(())
 }
@@ -438,16 +465,16 @@ async fn take_control(
                 let _ = reply.send(());
             }
             if fin {
-                shared.finish(stream, End::Fin);
+                shared.fin(stream);
             }
         }
         Control::Headers { stream, fin, block } => {
             opener.open(&block)?;
             if fin {
-                shared.finish(stream, End::Fin);
+                shared.fin(stream);
             }
         }
-        Control::RstStream { stream, reset } => shared.finish(stream, End::Reset(reset)),
+        Control::RstStream { stream, reset } => shared.torn_down(stream, reset),
         Control::Ping(id) => {
             // We send none, so each is the peer's, to be sent back.
             push(shared, Out::Ping(id))?;

@@ -78,7 +78,7 @@ impl AsyncRead for Stream {
                 Poll::Ready(None) => {
                     return Poll::Ready(match self.shared.end(self.id) {
                         End::Fin => Ok(()),
-                        End::Reset(_) => Err(io::ErrorKind::ConnectionReset.into()),
+                        End::Reset => Err(io::ErrorKind::ConnectionReset.into()),
                         End::Open => Err(io::ErrorKind::ConnectionAborted.into()),
                     });
                 }
@@ -93,7 +93,7 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        if self.fin_sent || matches!(self.shared.end(self.id), End::Reset(_)) {
+        if self.fin_sent || self.shared.reset(self.id).is_some() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let data = &data[..data.len().min(MAX_FRAME_DATA_BYTES)];
@@ -121,7 +121,7 @@ impl AsyncWrite for Stream {
                 bytes: Bytes::new(),
                 fin: true,
             };
-            if !matches!(self.shared.end(self.id), End::Reset(_)) && self.shared.outbox.push(fin).is_err() {
+            if !self.shared.reset(self.id).is_some() && self.shared.outbox.push(fin).is_err() {
                 return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
             }
         }

@@ -69,10 +69,15 @@ impl Form {
             Message::Binary(bytes) => bytes,
             Message::Ping(_) | Message::Pong(_) | Message::Close(_) | Message::Frame(_) => return Ok(None),
         };
-        let Some(first) = bytes.first().copied() else { return Ok(None) };
+        let Some(first) = bytes.first().copied() else {
+            return Ok(None);
+        };
         let rest = bytes.slice(1..);
         if self.base64 {
-            return Ok(Some((first.wrapping_sub(b'0'), BASE64_STANDARD.decode(rest)?.into())));
+            return Ok(Some((
+                first.wrapping_sub(b'0'),
+                BASE64_STANDARD.decode(rest)?.into(),
+            )));
         }
         Ok(Some((first, rest)))
     }
@@ -82,7 +87,7 @@ impl Form {
 pub struct Channels {
     form: Form,
     out: mpsc::Sender<Message>,
-    readers: HashMap<u8, Reader>,
+    unread: HashMap<u8, mpsc::Receiver<Bytes>>,
     gone: CancellationToken,
     reading: AbortOnDropHandle<()>,
     writing: JoinHandle<()>,
@@ -97,14 +102,11 @@ impl Channels {
         let (mut sink, stream) = server(io).await.split();
         let (out, mut queue) = mpsc::channel::<Message>(MAX_UNSENT_MESSAGES);
         let gone = CancellationToken::new();
-        let (mut inbound, mut readers) = (HashMap::new(), HashMap::new());
+        let (mut inbound, mut unread) = (HashMap::new(), HashMap::new());
         for channel in readable {
             let (tx, rx) = mpsc::channel::<Bytes>(MAX_UNREAD_MESSAGES);
             inbound.insert(channel, tx);
-            let pieces = futures::stream::unfold(rx, |mut rx| async move {
-                rx.recv().await.map(|piece| (io::Result::Ok(piece), rx))
-            });
-            readers.insert(channel, Box::new(StreamReader::new(Box::pin(pieces))) as Reader);
+            unread.insert(channel, rx);
         }
         let reading = AbortOnDropHandle::new(tokio::spawn({
             let gone = gone.clone();
@@ -127,17 +129,32 @@ impl Channels {
                 let _ = sink.send(Message::Close(Some(normal_closure()))).await;
             }
         });
-        Channels { form, out, readers, gone, reading, writing }
+        Channels {
+            form,
+            out,
+            unread,
+            gone,
+            reading,
+            writing,
+        }
     }
 
     /// The client's side of a channel that was asked for in [`Channels::start`]; once.
     pub fn reader(&mut self, channel: u8) -> Option<Reader> {
-        self.readers.remove(&channel)
+        let messages = self.unread.remove(&channel)?;
+        let pieces = futures::stream::unfold(messages, |mut messages| async move {
+            Some((io::Result::Ok(messages.recv().await?), messages))
+        });
+        Some(Box::new(StreamReader::new(Box::pin(pieces))))
     }
 
     /// Our side of a channel. No form has a way to say that it has ended, but for closing all.
     pub fn writer(&self, channel: u8) -> Writer {
-        Box::new(ChannelWriter { channel, form: self.form, out: PollSender::new(self.out.clone()) })
+        Box::new(ChannelWriter {
+            channel,
+            form: self.form,
+            out: PollSender::new(self.out.clone()),
+        })
     }
 
     /// An empty message, which tells the client that the connection stands.
@@ -153,8 +170,15 @@ impl Channels {
 
     /// Sends what is queued and closes. All writers must be gone.
     pub async fn close(self) {
-        let Channels { out, readers, gone, reading, writing, .. } = self;
-        drop((out, readers));
+        let Channels {
+            out,
+            unread,
+            gone,
+            reading,
+            writing,
+            ..
+        } = self;
+        drop((out, unread));
         let abort = writing.abort_handle();
         match tokio::time::timeout(CLOSE_TIMEOUT, writing).await {
             Ok(_) => drop(tokio::time::timeout(LINGER, gone.cancelled()).await),
@@ -224,8 +248,14 @@ mod tests {
     #[test]
     fn messages_carry_their_channel_in_every_form() {
         let binary = Form::default();
-        let base64 = Form { base64: true, ..Form::default() };
-        assert_eq!(binary.encode(1, b"hi"), Message::Binary(Bytes::from_static(b"\x01hi")));
+        let base64 = Form {
+            base64: true,
+            ..Form::default()
+        };
+        assert_eq!(
+            binary.encode(1, b"hi"),
+            Message::Binary(Bytes::from_static(b"\x01hi"))
+        );
         assert_eq!(base64.encode(1, b"hi"), Message::Text("1aGk=".into()));
         for form in [binary, base64] {
             for (channel, data) in [(0, &b"some text"[..]), (4, b""), (3, &[0, 255, 1])] {
@@ -237,7 +267,10 @@ mod tests {
 
     #[test]
     fn what_carries_no_channel_is_passed_over() {
-        let form = Form { base64: true, ..Form::default() };
+        let form = Form {
+            base64: true,
+            ..Form::default()
+        };
         assert_eq!(form.decode(Message::Ping(Bytes::from_static(b"1"))), Ok(None));
         assert_eq!(form.decode(Message::Binary(Bytes::new())), Ok(None));
         assert!(form.decode(Message::Text("0not base64!".into())).is_err());

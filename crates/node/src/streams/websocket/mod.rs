@@ -22,5 +22,8 @@ async fn server<T: AsyncRead + AsyncWrite + Unpin>(io: T) -> WebSocketStream<T> 
 
 /// What tells a client that all is well: without the code, client-go reports an abnormal closure.
 fn normal_closure() -> CloseFrame {
-    CloseFrame { code: CloseCode::Normal, reason: "".into() }
+    CloseFrame {
+        code: CloseCode::Normal,
+        reason: "".into(),
+    }
 }

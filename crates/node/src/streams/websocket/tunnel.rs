@@ -25,7 +25,11 @@ pub struct Tunnel<T> {
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Tunnel<T> {
     pub async fn start(io: T) -> Self {
-        Tunnel { socket: server(io).await, current: Bytes::new(), goodbye_said: false }
+        Tunnel {
+            socket: server(io).await,
+            current: Bytes::new(),
+            goodbye_said: false,
+        }
     }
 }
 
@@ -100,7 +104,10 @@ mod tests {
         use futures::{SinkExt, StreamExt};
         let both = async {
             for cut in [&b"ab"[..], b"", b"cdef"] {
-                client.send(Message::Binary(Bytes::copy_from_slice(cut))).await.unwrap();
+                client
+                    .send(Message::Binary(Bytes::copy_from_slice(cut)))
+                    .await
+                    .unwrap();
             }
             client.send(Message::Ping(Bytes::new())).await.unwrap();
             let mut answer = Vec::new();
