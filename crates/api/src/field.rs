@@ -220,6 +220,22 @@ impl Errors {
         self.add(Cause::NotSupported, field, Some(value.shown()), detail);
     }
 
+    /// `supported` values are listed as given, where Kubernetes does not sort them.
+    pub fn not_supported_in_order(&mut self, field: &Path, value: impl Shown, supported: &[&str]) {
+        let listed: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
+        self.add(
+            Cause::NotSupported,
+            field,
+            Some(value.shown()),
+            format!("supported values: {}", listed.join(", ")),
+        );
+    }
+
+    /// A value that was looked for elsewhere; `detail` says where.
+    pub fn not_found_because(&mut self, field: &Path, value: impl Shown, detail: impl Into<String>) {
+        self.add(Cause::NotFound, field, Some(value.shown()), detail);
+    }
+
     pub fn too_long(&mut self, field: &Path, max_bytes: usize) {
         self.add(
             Cause::TooLong,

@@ -6,6 +6,8 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
 use crate::Strategy;
 
+pub mod pod;
+
 /// Kinds for which the answers that fit most kinds are right.
 macro_rules! plain {
     ($($t:ty),* $(,)?) => {$(impl Strategy for $t {})*};
@@ -22,7 +24,6 @@ core::v1::Namespace,
 core::v1::Node,
 core::v1::PersistentVolumeClaim,
 core::v1::PersistentVolume,
-core::v1::Pod,
 core::v1::PodTemplate,
 core::v1::ReplicationController,
 core::v1::ResourceQuota,
