@@ -1,1 +1,3 @@
-//! knarr-bench
+//! Load generators: each workload in its own module, called by `./dev bench` and by nothing else.
+
+pub mod store;
