@@ -355,3 +355,38 @@ pub fn not_negative_quantity(errors: &mut Errors, path: &Path, value: &Quantity)
         Ok(_) => {}
     }
 }
+
+/// `domain/path`, such as the name of a controller.
+pub fn domain_prefixed_path(errors: &mut Errors, path: &Path, value: &str) {
+    let Some((domain, rest)) = value
+        .split_once('/')
+        .filter(|(d, r)| !d.is_empty() && !r.is_empty())
+    else {
+        if value.is_empty() {
+            return errors.required(path, "");
+        }
+        return errors.invalid(
+            path,
+            value,
+            "must be a domain-prefixed path (such as \"acme.io/foo\")",
+        );
+    };
+    for mistake in names::dns1123_subdomain(domain) {
+        errors.invalid(path, domain, mistake);
+    }
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:%".contains(&b);
+    if !rest.bytes().all(allowed) {
+        errors.invalid(path, rest, "Invalid path (e.g. '/bar/baz')");
+    }
+}
+
+/// A quantity that must be more than nothing.
+pub fn positive_quantity(errors: &mut Errors, path: &Path, value: &Quantity) {
+    match crate::quantity::Quantity::parse(&value.0) {
+        Err(why) => errors.invalid(path, value.0.as_str(), why),
+        Ok(parsed) if parsed <= crate::quantity::Quantity::default() => {
+            errors.invalid(path, value.0.as_str(), "must be greater than zero");
+        }
+        Ok(_) => {}
+    }
+}
