@@ -1,7 +1,24 @@
 //! JSON to typed objects, strictly: what is unknown or given twice is told, not lost silently.
+//!
+//! One pass over the bytes with our own reader, because three things must be known that serde's readers do not
+//! tell: the path of every mistake, with Kubernetes' words for it; keys given twice; and zero values that
+//! Kubernetes drops (`hostNetwork: false` is the same as nothing, `allowPrivilegeEscalation: false` is not).
+//! Quantities and times come out in the form in which Kubernetes stores them.
+//!
+//! Nothing that comes from outside makes it panic; nesting is bounded by [`DEPTH_MAX`].
+
+mod deserializer;
+mod go;
+mod reader;
+mod time;
+
+use serde::de::DeserializeOwned;
 
 use crate::object::AnyObject;
 use crate::strategy::Strategy;
+
+use reader::Reader;
+pub use reader::DEPTH_MAX;
 
 /// A decoded object and what the strict reader would refuse.
 #[derive(Debug)]
@@ -26,16 +43,23 @@ pub struct DecodeError {
 
 /// Decodes one object. `null` counts as absent.
 pub fn decode<T: Strategy + 'static>(json: &[u8]) -> Result<Decoded, DecodeError> {
-    let mut reader = serde_json::Deserializer::from_slice(json);
-    let object = T::deserialize(&mut reader)
-        .and_then(|object| reader.end().map(|()| object))
-        .map_err(|e| DecodeError {
-            message: e.to_string(),
-            field: String::new(),
-        })?;
+    let (object, unknown_fields, duplicate_fields) = read::<T>(json)?;
     Ok(Decoded {
         object: Box::new(object),
-        unknown_fields: Vec::new(),
-        duplicate_fields: Vec::new(),
+        unknown_fields,
+        duplicate_fields,
     })
 }
+
+/// Decodes any typed value as [`decode`] does, and also tells its unknown fields and those given twice.
+pub fn read<T: DeserializeOwned>(json: &[u8]) -> Result<(T, Vec<String>, Vec<String>), DecodeError> {
+    let mut reader = Reader::new(json);
+    let value = T::deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
+    match value {
+        Ok(value) => Ok((value, reader.unknown_fields, reader.duplicate_fields)),
+        Err(error) => Err(error.into_decode_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -208,16 +208,32 @@ impl Errors {
         self.add(Cause::NotFound, field, Some(value.shown()), "");
     }
 
-    /// `supported` values are listed as given: Kubernetes sorts them for most fields, but not for all
-    /// (`"TCP", "UDP", "SCTP"`), so the order is the caller's to know.
+    /// `supported` values are listed sorted, as Kubernetes does.
     pub fn not_supported(&mut self, field: &Path, value: impl Shown, supported: &[&str]) {
-        let quoted: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
-        let detail = if quoted.is_empty() {
+        let mut sorted: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
+        sorted.sort_unstable();
+        let detail = if sorted.is_empty() {
             String::new()
         } else {
-            format!("supported values: {}", quoted.join(", "))
+            format!("supported values: {}", sorted.join(", "))
         };
         self.add(Cause::NotSupported, field, Some(value.shown()), detail);
+    }
+
+    /// `supported` values are listed as given, where Kubernetes does not sort them.
+    pub fn not_supported_in_order(&mut self, field: &Path, value: impl Shown, supported: &[&str]) {
+        let listed: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
+        self.add(
+            Cause::NotSupported,
+            field,
+            Some(value.shown()),
+            format!("supported values: {}", listed.join(", ")),
+        );
+    }
+
+    /// A value that was looked for elsewhere; `detail` says where.
+    pub fn not_found_because(&mut self, field: &Path, value: impl Shown, detail: impl Into<String>) {
+        self.add(Cause::NotFound, field, Some(value.shown()), detail);
     }
 
     pub fn too_long(&mut self, field: &Path, max_bytes: usize) {

@@ -1,16 +1,323 @@
-//! Rules of `metadata` that hold for every kind (apimachinery `api/validation/objectmeta.go`).
+//! Rules of `metadata` that hold for every kind (apimachinery `api/validation/objectmeta.go`), and of labels and
+//! label selectors wherever they stand.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use std::collections::BTreeMap;
 
-use crate::field::Errors;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference, Time};
+
+use crate::field::{Cause, Errors, FieldError, Path, Shown};
 use crate::kind::Kind;
+use crate::names;
+
+/// All annotations of an object together, keys and values, in bytes.
+pub const ANNOTATIONS_MAX_BYTES: usize = 256 * 1024;
+/// Longest field manager, in bytes.
+const MANAGER_MAX_BYTES: usize = 128;
+/// Longest subresource of a managed fields entry, in bytes.
+const SUBRESOURCE_MAX_BYTES: usize = 256;
+
+const IMMUTABLE: &str = "field is immutable";
+const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
+
+type Labels = BTreeMap<String, String>;
 
 /// Mistakes in a new object's metadata (name, namespace, labels, annotations, finalizers, ownerReferences).
-pub fn validate(_kind: &Kind, _meta: &ObjectMeta) -> Errors {
-    Errors::new()
+pub fn validate(kind: &Kind, meta: &ObjectMeta) -> Errors {
+    let path = Path::new("metadata");
+    let mut errors = Errors::new();
+    let generate_name = meta.generate_name.as_deref().unwrap_or("");
+    if !generate_name.is_empty() {
+        for words in names::generated(generate_name, |name| kind.ops.validate_name(name)) {
+            errors.invalid(&path.child("generateName"), generate_name, words);
+        }
+    }
+    match meta.name.as_deref().unwrap_or("") {
+        "" => errors.required(&path.child("name"), "name or generateName is required"),
+        name => {
+            for words in kind.ops.validate_name(name) {
+                errors.invalid(&path.child("name"), name, words);
+            }
+        }
+    }
+    let namespace = meta.namespace.as_deref().unwrap_or("");
+    let at = path.child("namespace");
+    match (kind.namespaced(), namespace) {
+        (true, "") => errors.required(&at, ""),
+        (true, namespace) => {
+            for words in names::dns1123_label(namespace) {
+                errors.invalid(&at, namespace, words);
+            }
+        }
+        (false, "") => {}
+        (false, _) => errors.forbidden(&at, "not allowed on this type"),
+    }
+    errors.extend(common(meta, &path));
+    errors
 }
 
-/// Mistakes in an update: what may not change, and what [`validate`] would say.
-pub fn validate_update(_kind: &Kind, _meta: &ObjectMeta, _old: &ObjectMeta) -> Errors {
-    Errors::new()
+/// Mistakes in an update: what may not change, and what [`validate`] would say of labels and the like.
+///
+/// Each mistake stands twice, because Kubernetes checks metadata once for all kinds and once in the kind's own
+/// rules, and clients see both in `details.causes`.
+pub fn validate_update(_kind: &Kind, meta: &ObjectMeta, old: &ObjectMeta) -> Errors {
+    let once = changes(meta, old);
+    let mut twice = once.clone();
+    twice.extend(once);
+    twice
+}
+
+fn changes(meta: &ObjectMeta, old: &ObjectMeta) -> Errors {
+    let path = Path::new("metadata");
+    let mut errors = Errors::new();
+    if old.deletion_timestamp.is_some() {
+        let had = old.finalizers.as_deref().unwrap_or_default();
+        let mut added: Vec<&String> = meta.finalizers.iter().flatten().filter(|f| !had.contains(f)).collect();
+        added.sort_unstable();
+        added.dedup();
+        if !added.is_empty() {
+            let list: Vec<String> = added.iter().map(|f| format!("{f:?}")).collect();
+            errors.forbidden(
+                &path.child("finalizers"),
+                format!(
+                    "no new finalizers can be added if the object is being deleted, found new finalizers \
+                     []string{{{}}}",
+                    list.join(", ")
+                ),
+            );
+        }
+    }
+    let version = meta.resource_version.as_deref().unwrap_or("");
+    if version.is_empty() {
+        errors.invalid(&path.child("resourceVersion"), version, "must be specified for an update");
+    }
+    let generation = meta.generation.unwrap_or(0);
+    if generation < old.generation.unwrap_or(0) {
+        errors.invalid(&path.child("generation"), generation, "must not be decremented");
+    }
+    let mut same = |field: &str, new: Option<String>, old: Option<String>| {
+        if new != old {
+            errors.push(FieldError {
+                cause: Cause::Invalid,
+                field: path.child(field).to_string(),
+                value: Some(new.unwrap_or_else(|| "null".into())),
+                detail: IMMUTABLE.into(),
+            });
+        }
+    };
+    let text = |s: &Option<String>| Some(s.as_deref().unwrap_or("").shown());
+    let time = |t: &Option<Time>| t.as_ref().map(|t| t.0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().shown());
+    same("name", text(&meta.name), text(&old.name));
+    same("namespace", text(&meta.namespace), text(&old.namespace));
+    same("uid", text(&meta.uid), text(&old.uid));
+    same("creationTimestamp", time(&meta.creation_timestamp), time(&old.creation_timestamp));
+    same("deletionTimestamp", time(&meta.deletion_timestamp), time(&old.deletion_timestamp));
+    let seconds = |s: Option<i64>| s.map(|s| s.to_string());
+    same(
+        "deletionGracePeriodSeconds",
+        seconds(meta.deletion_grace_period_seconds),
+        seconds(old.deletion_grace_period_seconds),
+    );
+    errors.extend(labels(meta.labels.as_ref(), &path.child("labels")));
+    errors.extend(annotations(meta.annotations.as_ref(), &path.child("annotations")));
+    errors.extend(owner_references(meta, &path.child("ownerReferences")));
+    errors.extend(managed_fields(meta, &path.child("managedFields")));
+    errors
+}
+
+/// What does not depend on the kind.
+fn common(meta: &ObjectMeta, path: &Path) -> Errors {
+    let mut errors = Errors::new();
+    let generation = meta.generation.unwrap_or(0);
+    if generation < 0 {
+        errors.invalid(&path.child("generation"), generation, NOT_NEGATIVE);
+    }
+    errors.extend(labels(meta.labels.as_ref(), &path.child("labels")));
+    errors.extend(annotations(meta.annotations.as_ref(), &path.child("annotations")));
+    errors.extend(owner_references(meta, &path.child("ownerReferences")));
+    errors.extend(finalizers(meta, &path.child("finalizers")));
+    errors.extend(managed_fields(meta, &path.child("managedFields")));
+    errors
+}
+
+/// Mistakes in a label's key.
+pub fn label_name(name: &str, path: &Path) -> Errors {
+    let mut errors = Errors::new();
+    for words in names::qualified_name(name) {
+        errors.invalid(path, name, words);
+    }
+    errors
+}
+
+/// Mistakes in labels, node selectors and the like.
+pub fn labels(labels: Option<&Labels>, path: &Path) -> Errors {
+    let mut errors = Errors::new();
+    for (key, value) in labels.into_iter().flatten() {
+        errors.extend(label_name(key, path));
+        for words in names::label_value(value) {
+            errors.invalid(path, value, words);
+        }
+    }
+    errors
+}
+
+/// Mistakes in annotations: keys like labels' in any case, and the size of them all.
+pub fn annotations(annotations: Option<&Labels>, path: &Path) -> Errors {
+    let mut errors = Errors::new();
+    let mut bytes = 0;
+    for (key, value) in annotations.into_iter().flatten() {
+        bytes += key.len() + value.len();
+        for words in names::qualified_name(&key.to_lowercase()) {
+            errors.invalid(path, key, words);
+        }
+    }
+    if bytes > ANNOTATIONS_MAX_BYTES {
+        errors.too_long(path, ANNOTATIONS_MAX_BYTES);
+    }
+    errors
+}
+
+/// Mistakes in a label selector; an absent one has none.
+pub fn label_selector(selector: Option<&LabelSelector>, path: &Path) -> Errors {
+    let mut errors = Errors::new();
+    let Some(selector) = selector else {
+        return errors;
+    };
+    errors.extend(labels(selector.match_labels.as_ref(), &path.child("matchLabels")));
+    for (i, requirement) in selector.match_expressions.iter().flatten().enumerate() {
+        let at = path.child("matchExpressions").index(i);
+        let values = requirement.values.as_deref().unwrap_or_default();
+        let values_at = at.child("values");
+        match requirement.operator.as_str() {
+            "In" | "NotIn" => {
+                if values.is_empty() {
+                    errors.required(&values_at, "must be specified when `operator` is 'In' or 'NotIn'");
+                }
+            }
+            "Exists" | "DoesNotExist" => {
+                if !values.is_empty() {
+                    errors.forbidden(
+                        &values_at,
+                        "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
+                    );
+                }
+            }
+            other => errors.invalid(&at.child("operator"), other, "not a valid selector operator"),
+        }
+        errors.extend(label_name(&requirement.key, &at.child("key")));
+        for (j, value) in values.iter().enumerate() {
+            for words in names::label_value(value) {
+                errors.invalid(&values_at.index(j), value, words);
+            }
+        }
+    }
+    errors
+}
+
+/// An owner reference with Kubernetes' order of fields.
+fn shown_owner(owner: &OwnerReference) -> String {
+    let mut fields = vec![
+        format!("\"apiVersion\":{}", owner.api_version.shown()),
+        format!("\"kind\":{}", owner.kind.shown()),
+        format!("\"name\":{}", owner.name.shown()),
+        format!("\"uid\":{}", owner.uid.shown()),
+    ];
+    if let Some(controller) = owner.controller {
+        fields.push(format!("\"controller\":{controller}"));
+    }
+    if let Some(block) = owner.block_owner_deletion {
+        fields.push(format!("\"blockOwnerDeletion\":{block}"));
+    }
+    format!("{{{}}}", fields.join(","))
+}
+
+fn owner_references(meta: &ObjectMeta, path: &Path) -> Errors {
+    let mut errors = Errors::new();
+    let owners = meta.owner_references.as_deref().unwrap_or_default();
+    let mut controller: Option<String> = None;
+    for owner in owners {
+        // `group/version` or `version`; anything else has no version.
+        let version = match owner.api_version.split_once('/') {
+            None => owner.api_version.as_str(),
+            Some((_, version)) if version.contains('/') => "",
+            Some((_, version)) => version,
+        };
+        if version.is_empty() {
+            errors.invalid(
+                &path.child("apiVersion"),
+                &owner.api_version,
+                "version must not be empty",
+            );
+        }
+        for (field, value) in [("kind", &owner.kind), ("name", &owner.name), ("uid", &owner.uid)] {
+            if value.is_empty() {
+                errors.invalid(&path.child(field), value, "must not be empty");
+            }
+        }
+        if owner.api_version == "v1" && owner.kind == "Event" {
+            errors.push(FieldError {
+                cause: Cause::Invalid,
+                field: path.to_string(),
+                value: Some(shown_owner(owner)),
+                detail: "/v1, Kind=Event is disallowed from being an owner".into(),
+            });
+        }
+        if owner.controller == Some(true) {
+            let this = format!("{}/{}", owner.kind, owner.name);
+            match &controller {
+                None => controller = Some(this),
+                Some(first) => {
+                    let all: Vec<String> = owners.iter().map(shown_owner).collect();
+                    errors.push(FieldError {
+                        cause: Cause::Invalid,
+                        field: path.to_string(),
+                        value: Some(format!("[{}]", all.join(","))),
+                        detail: format!(
+                            "Only one reference can have Controller set to true. Found \"true\" in references \
+                             for {first} and {this}"
+                        ),
+                    });
+                }
+            }
+        }
+    }
+    errors
+}
+
+fn finalizers(meta: &ObjectMeta, path: &Path) -> Errors {
+    let mut errors = Errors::new();
+    let finalizers = meta.finalizers.as_deref().unwrap_or_default();
+    for finalizer in finalizers {
+        errors.extend(label_name(finalizer, path));
+    }
+    let has = |name: &str| finalizers.iter().any(|f| f == name);
+    if has("orphan") && has("foregroundDeletion") {
+        errors.invalid(
+            path,
+            serde_json::Value::from(finalizers),
+            "finalizer orphan and foregroundDeletion cannot be both set",
+        );
+    }
+    errors
+}
+
+fn managed_fields(meta: &ObjectMeta, path: &Path) -> Errors {
+    let mut errors = Errors::new();
+    for (i, entry) in meta.managed_fields.iter().flatten().enumerate() {
+        let at = path.index(i);
+        let operation = entry.operation.as_deref().unwrap_or("");
+        if !matches!(operation, "Apply" | "Update") {
+            errors.invalid(&at.child("operation"), operation, "must be `Apply` or `Update`");
+        }
+        let fields_type = entry.fields_type.as_deref().unwrap_or("");
+        if !matches!(fields_type, "" | "FieldsV1") {
+            errors.invalid(&at.child("fieldsType"), fields_type, "must be `FieldsV1`");
+        }
+        if entry.manager.as_ref().is_some_and(|m| m.len() > MANAGER_MAX_BYTES) {
+            errors.too_long(&at.child("manager"), MANAGER_MAX_BYTES);
+        }
+        if entry.subresource.as_ref().is_some_and(|s| s.len() > SUBRESOURCE_MAX_BYTES) {
+            errors.too_long(&at.child("subresource"), SUBRESOURCE_MAX_BYTES);
+        }
+    }
+    errors
 }

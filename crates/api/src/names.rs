@@ -1,148 +1,349 @@
-//! How names may look (apimachinery `util/validation`), with Kubernetes' words for what is wrong.
+//! How names may look, with Kubernetes' words for what is wrong (apimachinery `util/validation` and
+//! `api/validate/content`).
+//!
+//! Every function answers with the mistakes' words, none if the value is fine. Nothing here knows of fields.
 
-/// Longest DNS-1123 subdomain (RFC 1123).
+/// Longest DNS-1123 subdomain (RFC 1123), in bytes.
 pub const DNS1123_SUBDOMAIN_MAX: usize = 253;
+/// Longest DNS label (RFC 1123, RFC 1035), in bytes.
+pub const DNS_LABEL_MAX: usize = 63;
+/// Longest name part of a label key, and longest label value, in bytes.
+pub const LABEL_MAX: usize = 63;
+/// Longest port name (RFC 6335), in bytes.
+pub const PORT_NAME_MAX: usize = 15;
+/// Largest user or group id that runtimes take (2^31 - 1).
+pub const ID_MAX: i64 = i32::MAX as i64;
 
-const SUBDOMAIN_WORDS: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, \
-'-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
-'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
+const LABEL_1123: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
+const SUBDOMAIN_1123: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
+const SUBDOMAIN_1123_UNDERSCORE: &str =
+    "_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?(\\._?[a-z0-9]([-_a-z0-9]*[a-z0-9])?)*";
+const LABEL_KEY: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
+
+/// What is wrong with a value that does not match: the rule in words, examples, and the expression.
+fn must_match(words: &str, expression: &str, examples: &[&str]) -> String {
+    if examples.is_empty() {
+        return format!("{words} (regex used for validation is '{expression}')");
+    }
+    let examples: Vec<String> = examples.iter().map(|e| format!("'{e}', ")).collect();
+    format!(
+        "{words} (e.g. {}regex used for validation is '{expression}')",
+        examples.join(" or ")
+    )
+}
+
+fn too_many_characters(max: usize) -> String {
+    format!("must be no more than {max} characters")
+}
+
+fn too_many_bytes(max: usize) -> String {
+    format!("must be no more than {max} bytes")
+}
+
+/// `must be between 1 and 65535, inclusive`.
+pub fn range_words(low: i64, high: i64) -> String {
+    format!("must be between {low} and {high}, inclusive")
+}
+
+fn lower_alnum(c: u8) -> bool {
+    c.is_ascii_lowercase() || c.is_ascii_digit()
+}
+
+/// First, inner and last bytes each of their class; at least one byte.
+fn framed(s: &str, edge: impl Fn(u8) -> bool, inner: impl Fn(u8) -> bool) -> bool {
+    match s.as_bytes() {
+        [] => false,
+        [one] => edge(*one),
+        [first, middle @ .., last] => edge(*first) && edge(*last) && middle.iter().all(|c| inner(*c)),
+    }
+}
 
 fn is_label(s: &str) -> bool {
-    let b = s.as_bytes();
-    let alnum = |c: &u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-    b.first().is_some_and(alnum) && b.last().is_some_and(alnum) && b.iter().all(|c| alnum(c) || *c == b'-')
+    framed(s, lower_alnum, |c| lower_alnum(c) || c == b'-')
+}
+
+fn is_subdomain(s: &str) -> bool {
+    s.split('.').all(is_label)
+}
+
+fn is_label_with_underscore(s: &str) -> bool {
+    framed(s.strip_prefix('_').unwrap_or(s), lower_alnum, |c| {
+        lower_alnum(c) || c == b'-' || c == b'_'
+    })
+}
+
+fn is_label_key_name(s: &str) -> bool {
+    framed(
+        s,
+        |c| c.is_ascii_alphanumeric(),
+        |c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.'),
+    )
+}
+
+fn subdomain_words() -> String {
+    must_match(
+        "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
+         and must start and end with an alphanumeric character",
+        SUBDOMAIN_1123,
+        &["example.com"],
+    )
 }
 
 /// A DNS-1123 subdomain: what most objects are called.
 pub fn dns1123_subdomain(name: &str) -> Vec<String> {
     let mut mistakes = Vec::new();
     if name.len() > DNS1123_SUBDOMAIN_MAX {
-        mistakes.push(format!("must be no more than {DNS1123_SUBDOMAIN_MAX} bytes"));
+        mistakes.push(too_many_characters(DNS1123_SUBDOMAIN_MAX));
     }
-    if !name.split('.').all(is_label) {
-        mistakes.push(SUBDOMAIN_WORDS.to_string());
+    if !is_subdomain(name) {
+        mistakes.push(subdomain_words());
     }
     mistakes
 }
 
-/// Longest DNS-1123 or DNS-1035 label.
-pub const LABEL_MAX: usize = 63;
-
-fn too_long(name: &str, max: usize, mistakes: &mut Vec<String>) {
-    if name.len() > max {
-        mistakes.push(format!("must be no more than {max} bytes"));
+/// A DNS-1123 subdomain whose labels may begin with or contain underscores (DNS search domains).
+pub fn dns1123_subdomain_with_underscore(name: &str) -> Vec<String> {
+    let mut mistakes = Vec::new();
+    if name.len() > DNS1123_SUBDOMAIN_MAX {
+        mistakes.push(too_many_characters(DNS1123_SUBDOMAIN_MAX));
     }
+    if !name.split('.').all(is_label_with_underscore) {
+        mistakes.push(must_match(
+            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', '-' or \
+             '.', and must start and end with an alphanumeric character",
+            SUBDOMAIN_1123_UNDERSCORE,
+            &["example.com"],
+        ));
+    }
+    mistakes
 }
 
-/// A DNS-1123 label.
+/// A DNS-1123 label: namespaces, containers, volumes.
 pub fn dns1123_label(name: &str) -> Vec<String> {
     let mut mistakes = Vec::new();
-    too_long(name, LABEL_MAX, &mut mistakes);
+    if name.len() > DNS_LABEL_MAX {
+        mistakes.push(too_many_characters(DNS_LABEL_MAX));
+    }
     if !is_label(name) {
-        mistakes.push(
-            "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start \
-             and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
-             '[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
-                .into(),
-        );
+        mistakes.push(if is_subdomain(name) {
+            "must not contain dots".to_string()
+        } else {
+            must_match(
+                "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and \
+                 must start and end with an alphanumeric character",
+                LABEL_1123,
+                &["my-name", "123-abc"],
+            )
+        });
     }
     mistakes
 }
 
-fn is_qualified_part(s: &str) -> bool {
-    let b = s.as_bytes();
-    b.first().is_some_and(u8::is_ascii_alphanumeric)
-        && b.last().is_some_and(u8::is_ascii_alphanumeric)
-        && b.iter().all(|c| c.is_ascii_alphanumeric() || b"-_.".contains(c))
+/// A DNS-1035 label: services.
+pub fn dns1035_label(name: &str) -> Vec<String> {
+    let mut mistakes = Vec::new();
+    if name.len() > DNS_LABEL_MAX {
+        mistakes.push(too_many_characters(DNS_LABEL_MAX));
+    }
+    if !(is_label(name) && name.starts_with(|c: char| c.is_ascii_lowercase())) {
+        mistakes.push(must_match(
+            "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an \
+             alphabetic character, and end with an alphanumeric character",
+            "[a-z]([-a-z0-9]*[a-z0-9])?",
+            &["my-name", "abc-123"],
+        ));
+    }
+    mistakes
 }
 
-/// A label key: `name` or `prefix/name`.
-pub fn qualified_name(name: &str) -> Vec<String> {
-    const SHAPE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
-alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
-'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+/// `*.` and a DNS-1123 subdomain (RFC 1034 4.3.3): hosts of ingresses.
+pub fn wildcard_dns1123_subdomain(name: &str) -> Vec<String> {
     let mut mistakes = Vec::new();
-    let parts: Vec<&str> = name.split('/').collect();
-    let own = match parts.as_slice() {
-        [own] => own,
-        [prefix, own] => {
-            if prefix.is_empty() {
-                mistakes.push("prefix part must be non-empty".into());
-            } else {
-                mistakes.extend(
-                    dns1123_subdomain(prefix)
-                        .iter()
-                        .map(|m| format!("prefix part {m}")),
-                );
+    if name.len() > DNS1123_SUBDOMAIN_MAX {
+        mistakes.push(too_many_characters(DNS1123_SUBDOMAIN_MAX));
+    }
+    if !name.strip_prefix("*.").is_some_and(is_subdomain) {
+        mistakes.push(must_match(
+            "a wildcard DNS-1123 subdomain must start with '*.', followed by a valid DNS subdomain, which \
+             must consist of lower case alphanumeric characters, '-' or '.' and end with an alphanumeric \
+             character",
+            &format!("\\*\\.{SUBDOMAIN_1123}"),
+            &["*.example.com"],
+        ));
+    }
+    mistakes
+}
+
+/// The name a client may give to be completed by the server: a trailing dash counts as part of a longer name.
+pub fn generated(prefix: &str, rule: impl Fn(&str) -> Vec<String>) -> Vec<String> {
+    match prefix.strip_suffix('-') {
+        Some(rest) if !rest.is_empty() => {
+            let mut end = rest.len() - 1;
+            while !rest.is_char_boundary(end) {
+                end -= 1;
             }
-            own
+            rule(&format!("{}a", &rest[..end]))
         }
-        _ => {
+        _ => rule(prefix),
+    }
+}
+
+/// A label key: an optional DNS-1123 subdomain and `/`, then a name. Annotations (in lower case), finalizers,
+/// conditions, resources and taints look the same.
+pub fn qualified_name(value: &str) -> Vec<String> {
+    let rule = |before: &str| {
+        format!(
+            "{before}{}",
+            must_match(
+                "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
+                 alphanumeric character",
+                LABEL_KEY,
+                &["MyName", "my.name", "123-abc"],
+            )
+        )
+    };
+    let mut mistakes = Vec::new();
+    let name = match value.split_once('/') {
+        None => value,
+        Some((_, rest)) if rest.contains('/') => {
             return vec![format!(
-                "a qualified name {SHAPE} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+                "{} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')",
+                rule("a valid label key ")
             )];
         }
+        Some((prefix, name)) => {
+            if prefix.is_empty() {
+                mistakes.push("prefix part must be non-empty".to_string());
+            } else {
+                if prefix.len() > DNS1123_SUBDOMAIN_MAX {
+                    mistakes.push(format!("prefix part {}", too_many_bytes(DNS1123_SUBDOMAIN_MAX)));
+                }
+                if !is_subdomain(prefix) {
+                    mistakes.push(format!("prefix part {}", subdomain_words()));
+                }
+            }
+            name
+        }
     };
-    if own.is_empty() {
-        mistakes.push("name part must be non-empty".into());
-    } else if own.len() > LABEL_MAX {
-        mistakes.push(format!("name part must be no more than {LABEL_MAX} bytes"));
+    if name.is_empty() {
+        mistakes.push("name part must be non-empty".to_string());
+    } else if name.len() > LABEL_MAX {
+        mistakes.push(format!("name part {}", too_many_bytes(LABEL_MAX)));
     }
-    if !is_qualified_part(own) {
-        mistakes.push(format!("name part {SHAPE}"));
+    if !is_label_key_name(name) {
+        mistakes.push(rule("name part "));
     }
     mistakes
 }
 
-/// The value of a label.
+/// A label's value; may be empty.
 pub fn label_value(value: &str) -> Vec<String> {
     let mut mistakes = Vec::new();
-    too_long(value, LABEL_MAX, &mut mistakes);
-    if !value.is_empty() && !is_qualified_part(value) {
-        mistakes.push(
-            "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must \
-             start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used \
-             for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
-                .into(),
-        );
+    if value.len() > LABEL_MAX {
+        mistakes.push(too_many_bytes(LABEL_MAX));
+    }
+    if !value.is_empty() && !is_label_key_name(value) {
+        mistakes.push(must_match(
+            "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', \
+             and must start and end with an alphanumeric character",
+            &format!("({LABEL_KEY})?"),
+            &["MyValue", "my_value", "12345"],
+        ));
     }
     mistakes
+}
+
+/// A whole number as people write it: no plus sign, no leading zeros.
+pub fn decimal_integer(value: &str) -> Vec<String> {
+    let digits = value.strip_prefix('-').unwrap_or(value);
+    let canonical = value == "0"
+        || (digits.starts_with(|c: char| ('1'..='9').contains(&c))
+            && digits.bytes().all(|c| c.is_ascii_digit()));
+    match value {
+        "" => vec!["must be non-empty".into()],
+        _ if canonical => Vec::new(),
+        _ => vec!["must be a valid decimal integer in canonical form".into()],
+    }
+}
+
+/// An identifier of C, of any length.
+pub fn c_identifier(value: &str) -> Vec<String> {
+    let first = |c: u8| c.is_ascii_alphabetic() || c == b'_';
+    let fine = value.bytes().next().is_some_and(first) && value.bytes().all(|c| first(c) || c.is_ascii_digit());
+    if fine {
+        return Vec::new();
+    }
+    vec![must_match(
+        "a valid C identifier must start with alphabetic character or '_', followed by a string of \
+         alphanumeric characters or '_'",
+        "[A-Za-z_][A-Za-z0-9_]*",
+        &["my_name", "MY_NAME", "MyName"],
+    )]
+}
+
+/// An environment variable's name: printable ASCII without `=`.
+pub fn env_var_name(value: &str) -> Vec<String> {
+    if value.is_empty() {
+        return vec!["environment variable name must be non-empty".into()];
+    }
+    if value.bytes().all(|c| (b' '..=b'~').contains(&c) && c != b'=') {
+        return Vec::new();
+    }
+    vec![
+        "a valid environment variable name must consist only of printable ASCII characters other than '='"
+            .into(),
+    ]
 }
 
 /// A key of a ConfigMap or Secret.
-pub fn config_map_key(key: &str) -> Vec<String> {
+pub fn config_map_key(value: &str) -> Vec<String> {
     let mut mistakes = Vec::new();
-    too_long(key, DNS1123_SUBDOMAIN_MAX, &mut mistakes);
-    if key.is_empty()
-        || !key
-            .bytes()
-            .all(|c| c.is_ascii_alphanumeric() || b"-_.".contains(&c))
-    {
-        mistakes.push(
-            "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or \
-             'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
-                .into(),
-        );
+    if value.len() > DNS1123_SUBDOMAIN_MAX {
+        mistakes.push(too_many_characters(DNS1123_SUBDOMAIN_MAX));
     }
-    match key {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
+    if value.is_empty() || !value.bytes().all(allowed) {
+        mistakes.push(must_match(
+            "a valid config key must consist of alphanumeric characters, '-', '_' or '.'",
+            "[-._a-zA-Z0-9]+",
+            &["key.name", "KEY_NAME", "key-name"],
+        ));
+    }
+    match value {
         "." => mistakes.push("must not be '.'".into()),
         ".." => mistakes.push("must not be '..'".into()),
-        k if k.starts_with("..") => mistakes.push("must not start with '..'".into()),
+        v if v.starts_with("..") => mistakes.push("must not start with '..'".into()),
         _ => {}
     }
     mistakes
 }
 
-/// A container port's name.
+/// A port's number, 1 to 65535.
+pub fn port_number(port: i64) -> Vec<String> {
+    in_range(port, 1, 65535)
+}
+
+/// A number between two others, both included.
+pub fn in_range(value: i64, low: i64, high: i64) -> Vec<String> {
+    if (low..=high).contains(&value) {
+        Vec::new()
+    } else {
+        vec![range_words(low, high)]
+    }
+}
+
+/// A user's or group's id.
+pub fn user_or_group_id(id: i64) -> Vec<String> {
+    in_range(id, 0, ID_MAX)
+}
+
+/// A port's name (RFC 6335, lower case only).
 pub fn port_name(name: &str) -> Vec<String> {
     let mut mistakes = Vec::new();
-    if name.len() > 15 {
-        mistakes.push("must be no more than 15 bytes".into());
+    if name.len() > PORT_NAME_MAX {
+        mistakes.push(too_many_characters(PORT_NAME_MAX));
     }
-    if !name
-        .bytes()
-        .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-')
-    {
+    if name.is_empty() || !name.bytes().all(|c| lower_alnum(c) || c == b'-') {
         mistakes.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".into());
     }
     if !name.bytes().any(|c| c.is_ascii_lowercase()) {
@@ -156,3 +357,72 @@ pub fn port_name(name: &str) -> Vec<String> {
     }
     mistakes
 }
+
+/// A percentage such as `25%`.
+pub fn percent(value: &str) -> Vec<String> {
+    let fine = value
+        .strip_suffix('%')
+        .is_some_and(|d| !d.is_empty() && d.bytes().all(|c| c.is_ascii_digit()));
+    if fine {
+        return Vec::new();
+    }
+    vec![must_match(
+        "a valid percent string must be a numeric string followed by an ending '%'",
+        "[0-9]+%",
+        &["1%", "93%"],
+    )]
+}
+
+/// The name of an HTTP header.
+pub fn http_header_name(value: &str) -> Vec<String> {
+    if !value.is_empty() && value.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'-') {
+        return Vec::new();
+    }
+    vec![must_match(
+        "a valid HTTP header must consist of alphanumeric characters or '-'",
+        "[-A-Za-z0-9]+",
+        &["X-Header-Name"],
+    )]
+}
+
+/// What may stand between two slashes of a URL's path: any object's name.
+pub fn path_segment(name: &str) -> Vec<String> {
+    match name {
+        "." => return vec!["may not be '.'".into()],
+        ".." => return vec!["may not be '..'".into()],
+        _ => {}
+    }
+    ['/', '%']
+        .iter()
+        .filter(|c| name.contains(**c))
+        .map(|c| format!("may not contain '{c}'"))
+        .collect()
+}
+
+/// An IP address as Kubernetes accepts it in its older fields: no leading zeros, no IPv4-mapped IPv6.
+pub fn ip_address(value: &str) -> Vec<String> {
+    use std::net::{IpAddr, Ipv4Addr};
+    match value.parse::<IpAddr>() {
+        Ok(IpAddr::V6(v6)) if v6.to_ipv4_mapped().is_some() => {
+            vec!["must not be an IPv4-mapped IPv6 address".into()]
+        }
+        Ok(_) => Vec::new(),
+        Err(_) => {
+            // Leading zeros used to be ignored, and get their own words.
+            let trimmed: Vec<&str> = value
+                .split('.')
+                .map(|part| match part.trim_start_matches('0') {
+                    "" if !part.is_empty() => "0",
+                    rest => rest,
+                })
+                .collect();
+            if trimmed.len() == 4 && trimmed.join(".").parse::<Ipv4Addr>().is_ok() {
+                return vec!["must not have leading 0s".into()];
+            }
+            vec!["must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".into()]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

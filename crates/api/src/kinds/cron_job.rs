@@ -115,7 +115,7 @@ fn validate(cron: &CronJob, old: Option<&CronJob>) -> Errors {
     match text(&spec.concurrency_policy) {
         "" => errors.required(&path.child("concurrencyPolicy"), ""),
         policy if !POLICIES.contains(&policy) => {
-            errors.not_supported(&path.child("concurrencyPolicy"), policy, POLICIES);
+            errors.not_supported_in_order(&path.child("concurrencyPolicy"), policy, POLICIES);
         }
         _ => {}
     }
@@ -130,7 +130,7 @@ fn validate(cron: &CronJob, old: Option<&CronJob>) -> Errors {
         );
     }
     if job.manual_selector == Some(true) {
-        errors.not_supported(&job_path.child("manualSelector"), true, &["nil", "false"]);
+        errors.not_supported_in_order(&job_path.child("manualSelector"), true, &["nil", "false"]);
     }
     for (field, limit) in [
         ("successfulJobsHistoryLimit", spec.successful_jobs_history_limit),

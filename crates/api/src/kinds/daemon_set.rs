@@ -174,7 +174,7 @@ fn check_strategy(strategy: &DaemonSetUpdateStrategy, errors: &mut Errors) {
                 )
             });
             let shown = format!(r#"{{"Type":{},"RollingUpdate":{rolling}}}"#, json(other).0);
-            errors.not_supported(&path, Json(shown), &["RollingUpdate", "OnDelete"]);
+            errors.not_supported_in_order(&path, Json(shown), &["RollingUpdate", "OnDelete"]);
         }
     }
 }

@@ -166,7 +166,7 @@ pub(super) fn short_modes(modes: &[String]) -> String {
 pub(super) fn access_modes(modes: &[String], path: &Path, errors: &mut Errors) {
     for mode in modes {
         if !ACCESS_MODES.contains(&mode.as_str()) {
-            errors.not_supported(path, mode, ACCESS_MODES);
+            errors.not_supported_in_order(path, mode, ACCESS_MODES);
         }
     }
     let of_pod = |mode: &&String| *mode == "ReadWriteOncePod";
@@ -208,7 +208,7 @@ fn validate_spec(spec: &PersistentVolumeClaimSpec, path: &Path, errors: &mut Err
     if let Some(mode) = &spec.volume_mode
         && !VOLUME_MODES.contains(&mode.as_str())
     {
-        errors.not_supported(&path.child("volumeMode"), mode, VOLUME_MODES);
+        errors.not_supported_in_order(&path.child("volumeMode"), mode, VOLUME_MODES);
     }
     let sources = [
         (

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
-    Json, json, json_selector, label_selector, not_more_than_all, not_negative_if_set,
+    Json, count_generation, json, json_selector, label_selector, not_more_than_all, not_negative_if_set,
     not_negative_or_percent, spec_and_status,
 };
 use crate::field::{Errors, Path};
@@ -15,10 +15,33 @@ use crate::table::{self, Cell, Column};
 impl Strategy for PodDisruptionBudget {
     fn set_defaults(&mut self) {
         self.spec.get_or_insert_default();
-        self.status.get_or_insert_default();
+        let status = self.status.get_or_insert_default();
+        for count in [
+            &mut status.disruptions_allowed,
+            &mut status.current_healthy,
+            &mut status.desired_healthy,
+            &mut status.expected_pods,
+        ] {
+            count.get_or_insert(0);
+        }
     }
 
-    spec_and_status!();
+    fn prepare_for_create(&mut self) {
+        self.status = None;
+        self.set_defaults();
+        self.metadata.generation = Some(1);
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, part: Part) {
+        let mut changed = false;
+        if part == Part::Status {
+            self.spec = old.spec.clone();
+        } else {
+            self.status = old.status.clone();
+            changed = self.spec != old.spec;
+        }
+        count_generation(&mut self.metadata, &old.metadata, changed);
+    }
 
     fn validate(&self) -> Errors {
         let mut errors = Errors::new();
@@ -47,7 +70,7 @@ impl Strategy for PodDisruptionBudget {
         if let Some(policy) = &spec.unhealthy_pod_eviction_policy
             && !POLICIES.contains(&policy.as_str())
         {
-            errors.not_supported(&path.child("unhealthyPodEvictionPolicy"), policy, POLICIES);
+            errors.not_supported_in_order(&path.child("unhealthyPodEvictionPolicy"), policy, POLICIES);
         }
         errors
     }

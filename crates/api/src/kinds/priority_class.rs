@@ -99,7 +99,7 @@ impl Strategy for PriorityClass {
         if let Some(policy) = &self.preemption_policy
             && !POLICIES.contains(&policy.as_str())
         {
-            errors.not_supported(&Path::new("preemptionPolicy"), policy, &[PREEMPT, "Never"]);
+            errors.not_supported_in_order(&Path::new("preemptionPolicy"), policy, &[PREEMPT, "Never"]);
         }
         errors
     }

@@ -174,7 +174,7 @@ fn validate_spec(spec: &StatefulSetSpec) -> Errors {
         ] {
             let when = text(when);
             if !matches!(when, "Retain" | "Delete") {
-                errors.not_supported(&path.child(field), when, &["Retain", "Delete"]);
+                errors.not_supported_in_order(&path.child(field), when, &["Retain", "Delete"]);
             }
         }
     }

@@ -110,7 +110,7 @@ fn always_restarted(template: &PodTemplateSpec, path: &Path, errors: &mut Errors
     let spec = template.spec.clone().unwrap_or_default();
     let policy = text(&spec.restart_policy);
     if policy != "Always" {
-        errors.not_supported(&path.child("spec").child("restartPolicy"), policy, &["Always"]);
+        errors.not_supported_in_order(&path.child("spec").child("restartPolicy"), policy, &["Always"]);
     }
 }
 

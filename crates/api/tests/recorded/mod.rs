@@ -247,9 +247,13 @@ impl World {
         let bytes = Object::encode_for_store(&mut *typed);
         let stored = Arc::new(Object::from_stored(kind, typed, &bytes, self.revision));
         let key = (kind.qualified(), stored.name().to_string());
-        if target.asks("dryRun").is_empty() {
-            self.objects.insert(key, stored.clone());
+        if !target.asks("dryRun").is_empty() {
+            let mut unwritten = stored.typed().clone_box();
+            unwritten.metadata_mut().resource_version = None;
+            let typed = convert::typed(kind, target.kind, unwritten)?;
+            return Ok(Arc::new(Object::from_typed(target.kind, typed)));
         }
+        self.objects.insert(key, stored.clone());
         convert::object(&stored, target.kind)
     }
 

@@ -61,7 +61,7 @@ pub(in crate::kinds) fn validate(spec: &JobSpec, path: &Path, errors: &mut Error
         Some("Indexed") => indexed(spec, path, errors),
         mode => {
             if let Some(unknown) = mode.filter(|m| *m != "NonIndexed") {
-                errors.not_supported(&path.child("completionMode"), unknown, &["NonIndexed", "Indexed"]);
+                errors.not_supported_in_order(&path.child("completionMode"), unknown, &["NonIndexed", "Indexed"]);
             } else {
                 for (field, value) in [
                     ("backoffLimitPerIndex", spec.backoff_limit_per_index),
@@ -156,7 +156,7 @@ fn restart_policy(spec: &JobSpec, path: &Path, errors: &mut Errors) {
                 );
             }
         }
-        other => errors.not_supported(path, other, &["OnFailure", "Never"]),
+        other => errors.not_supported_in_order(path, other, &["OnFailure", "Never"]),
     }
 }
 
@@ -169,7 +169,7 @@ fn replacement(spec: &JobSpec, path: &Path, errors: &mut Errors) {
         None => &["Failed", "TerminatingOrFailed"],
     };
     if !supported.contains(&policy.as_str()) {
-        errors.not_supported(&path.child("podReplacementPolicy"), policy, supported);
+        errors.not_supported_in_order(&path.child("podReplacementPolicy"), policy, supported);
     }
 }
 
@@ -190,7 +190,7 @@ fn failure_rule(spec: &JobSpec, rule: &PodFailurePolicyRule, path: &Path, errors
         "FailIndex" if spec.backoff_limit_per_index.is_none() => {
             errors.invalid(&at, &rule.action, "requires the backoffLimitPerIndex to be set")
         }
-        action if !ACTIONS.contains(&action) => errors.not_supported(&at, action, ACTIONS),
+        action if !ACTIONS.contains(&action) => errors.not_supported_in_order(&at, action, ACTIONS),
         _ => {}
     }
     let conditions = rule.on_pod_conditions.as_deref().unwrap_or(&[]);
@@ -227,7 +227,7 @@ fn pod_conditions(conditions: &[PodFailurePolicyOnPodConditionsPattern], path: &
                 r#"valid values: ["False" "True" "Unknown"]"#,
             ),
             status if !STATUSES.contains(&status) => {
-                errors.not_supported(&path.child("status"), status, STATUSES);
+                errors.not_supported_in_order(&path.child("status"), status, STATUSES);
             }
             _ => {}
         }
@@ -244,7 +244,7 @@ fn exit_codes(
     let at = path.child("operator");
     match codes.operator.as_str() {
         "" => errors.required(&at, r#"valid values: ["In" "NotIn"]"#),
-        operator if !OPERATORS.contains(&operator) => errors.not_supported(&at, operator, OPERATORS),
+        operator if !OPERATORS.contains(&operator) => errors.not_supported_in_order(&at, operator, OPERATORS),
         _ => {}
     }
     if let Some(name) = &codes.container_name {

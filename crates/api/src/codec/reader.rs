@@ -1,0 +1,463 @@
+//! The bytes: tokens, the place we are at, and what is wrong with them in the words of Go's `encoding/json`.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use super::DecodeError;
+
+/// How deep a document may nest. Every level costs stack; real objects stay below 100.
+pub const DEPTH_MAX: usize = 256;
+
+/// A mistake and where it is. One word wide, because it is in every result.
+#[derive(Debug)]
+pub(super) struct Error(Box<Mistake>);
+
+#[derive(Debug)]
+struct Mistake {
+    message: String,
+    field: String,
+}
+
+impl Error {
+    pub(super) fn new(message: impl Into<String>, field: String) -> Self {
+        Error(Box::new(Mistake {
+            message: message.into(),
+            field,
+        }))
+    }
+
+    pub(super) fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    pub(super) fn into_decode_error(self) -> DecodeError {
+        DecodeError {
+            message: self.0.message,
+            field: self.0.field,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+impl std::error::Error for Error {}
+
+impl serde::de::Error for Error {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Error::new(message.to_string(), String::new())
+    }
+}
+
+/// One step of the way to a value.
+#[derive(Debug)]
+pub(super) enum Step<'de> {
+    /// A field of a struct.
+    Field(&'static str),
+    /// A key of a map; Go's errors do not name it.
+    Key(Cow<'de, str>),
+    Index(usize),
+}
+
+/// What a value looks like from its first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Token {
+    Null,
+    Bool,
+    Number,
+    String,
+    Array,
+    Object,
+}
+
+impl Token {
+    /// In the words of Go's errors.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Token::Null => "null",
+            Token::Bool => "bool",
+            Token::Number => "number",
+            Token::String => "string",
+            Token::Array => "array",
+            Token::Object => "object",
+        }
+    }
+}
+
+pub(super) struct Reader<'de> {
+    input: &'de [u8],
+    at: usize,
+    depth: usize,
+    pub(super) path: Vec<Step<'de>>,
+    /// The struct that is being read, empty outside of any.
+    pub(super) inside: &'static str,
+    pub(super) unknown_fields: Vec<String>,
+    pub(super) duplicate_fields: Vec<String>,
+}
+
+impl<'de> Reader<'de> {
+    pub(super) fn new(input: &'de [u8]) -> Self {
+        Reader {
+            input,
+            at: 0,
+            depth: 0,
+            path: Vec::new(),
+            inside: "",
+            unknown_fields: Vec::new(),
+            duplicate_fields: Vec::new(),
+        }
+    }
+
+    /// `spec.containers[0].image`, of where we are and `last`.
+    pub(super) fn path_to(&self, last: Option<&str>) -> String {
+        let mut text = String::new();
+        let name = |text: &mut String, name: &str| {
+            if !text.is_empty() {
+                text.push('.');
+            }
+            text.push_str(name);
+        };
+        for step in &self.path {
+            match step {
+                Step::Field(field) => name(&mut text, field),
+                Step::Key(key) => name(&mut text, key),
+                Step::Index(i) => text.push_str(&format!("[{i}]")),
+            }
+        }
+        if let Some(last) = last {
+            name(&mut text, last);
+        }
+        text
+    }
+
+    pub(super) fn error(&self, message: impl Into<String>) -> Error {
+        Error::new(message, self.path_to(None))
+    }
+
+    /// What stands here cannot be a `wanted`; `found` as Go describes the value.
+    pub(super) fn mismatch(&self, found: &str, wanted: &str) -> Error {
+        let fields: Vec<&str> = self
+            .path
+            .iter()
+            .filter_map(|step| match step {
+                Step::Field(field) => Some(*field),
+                _ => None,
+            })
+            .collect();
+        self.error(if fields.is_empty() {
+            format!("json: cannot unmarshal {found} into Go value of type {wanted}")
+        } else {
+            format!(
+                "json: cannot unmarshal {found} into Go struct field {}.{} of type {wanted}",
+                self.inside,
+                fields.join(".")
+            )
+        })
+    }
+
+    fn unexpected(&self, doing: &str) -> Error {
+        let Some(byte) = self.input.get(self.at) else {
+            return Error::new("unexpected end of JSON input", String::new());
+        };
+        let shown = match byte {
+            b'\'' => "'\\''".to_string(),
+            b'"' => "'\"'".to_string(),
+            b'\\' => "'\\\\'".to_string(),
+            b'\n' => "'\\n'".to_string(),
+            b'\r' => "'\\r'".to_string(),
+            b'\t' => "'\\t'".to_string(),
+            b' '..=b'~' => format!("'{}'", *byte as char),
+            0..=0x7f => format!("'\\x{byte:02x}'"),
+            0xa1..=0xff if *byte != 0xad => format!("'{}'", *byte as char),
+            _ => format!("'\\u{byte:04x}'"),
+        };
+        Error::new(format!("invalid character {shown} {doing}"), String::new())
+    }
+
+    /// The next byte that is not white space.
+    pub(super) fn peek(&mut self) -> Option<u8> {
+        while let Some(byte) = self.input.get(self.at) {
+            if !matches!(byte, b' ' | b'\t' | b'\n' | b'\r') {
+                return Some(*byte);
+            }
+            self.at += 1;
+        }
+        None
+    }
+
+    pub(super) fn token(&mut self) -> Result<Token, Error> {
+        match self.peek() {
+            Some(b'n') => Ok(Token::Null),
+            Some(b't' | b'f') => Ok(Token::Bool),
+            Some(b'-' | b'0'..=b'9') => Ok(Token::Number),
+            Some(b'"') => Ok(Token::String),
+            Some(b'[') => Ok(Token::Array),
+            Some(b'{') => Ok(Token::Object),
+            _ => Err(self.unexpected("looking for beginning of value")),
+        }
+    }
+
+    /// Nothing but white space may follow.
+    pub(super) fn end(&mut self) -> Result<(), Error> {
+        match self.peek() {
+            None => Ok(()),
+            Some(_) => Err(self.unexpected("after top-level value")),
+        }
+    }
+
+    fn literal(&mut self, word: &str) -> Result<(), Error> {
+        for expected in word.bytes() {
+            if self.input.get(self.at) != Some(&expected) {
+                return Err(self.unexpected(&format!(
+                    "in literal {word} (expecting '{}')",
+                    expected as char
+                )));
+            }
+            self.at += 1;
+        }
+        Ok(())
+    }
+
+    pub(super) fn null(&mut self) -> Result<(), Error> {
+        self.literal("null")
+    }
+
+    pub(super) fn bool(&mut self) -> Result<bool, Error> {
+        let value = self.peek() == Some(b't');
+        self.literal(if value { "true" } else { "false" })?;
+        Ok(value)
+    }
+
+    fn digits(&mut self) -> Result<(), Error> {
+        let start = self.at;
+        while self.input.get(self.at).is_some_and(u8::is_ascii_digit) {
+            self.at += 1;
+        }
+        if self.at == start {
+            return Err(self.unexpected("in numeric literal"));
+        }
+        Ok(())
+    }
+
+    /// A number's text.
+    pub(super) fn number(&mut self) -> Result<&'de str, Error> {
+        let start = self.at;
+        if self.input.get(self.at) == Some(&b'-') {
+            self.at += 1;
+        }
+        if self.input.get(self.at) == Some(&b'0') {
+            self.at += 1;
+        } else {
+            self.digits()?;
+        }
+        if self.input.get(self.at) == Some(&b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if matches!(self.input.get(self.at), Some(b'e' | b'E')) {
+            self.at += 1;
+            if matches!(self.input.get(self.at), Some(b'+' | b'-')) {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        std::str::from_utf8(&self.input[start..self.at]).map_err(|_| self.error("invalid number"))
+    }
+
+    fn utf8(&self, bytes: &'de [u8]) -> Result<&'de str, Error> {
+        std::str::from_utf8(bytes).map_err(|_| self.error("invalid UTF-8 in string"))
+    }
+
+    /// A string, borrowed where it has no escapes.
+    pub(super) fn string(&mut self) -> Result<Cow<'de, str>, Error> {
+        self.at += 1;
+        let mut owned: Option<String> = None;
+        let mut start = self.at;
+        loop {
+            match self.input.get(self.at) {
+                Some(b'"') => {
+                    let rest = self.utf8(&self.input[start..self.at])?;
+                    self.at += 1;
+                    return Ok(match owned {
+                        None => Cow::Borrowed(rest),
+                        Some(mut text) => {
+                            text.push_str(rest);
+                            Cow::Owned(text)
+                        }
+                    });
+                }
+                Some(b'\\') => {
+                    let before = self.utf8(&self.input[start..self.at])?;
+                    let text = owned.get_or_insert_with(String::new);
+                    text.push_str(before);
+                    self.at += 1;
+                    let escaped = self.escape()?;
+                    owned.get_or_insert_with(String::new).push(escaped);
+                    start = self.at;
+                }
+                Some(0..=0x1f) | None => return Err(self.unexpected("in string literal")),
+                Some(_) => self.at += 1,
+            }
+        }
+    }
+
+    fn escape(&mut self) -> Result<char, Error> {
+        let c = match self.input.get(self.at) {
+            Some(b'"') => '"',
+            Some(b'\\') => '\\',
+            Some(b'/') => '/',
+            Some(b'b') => '\u{8}',
+            Some(b'f') => '\u{c}',
+            Some(b'n') => '\n',
+            Some(b'r') => '\r',
+            Some(b't') => '\t',
+            Some(b'u') => {
+                self.at += 1;
+                return self.unicode_escape();
+            }
+            _ => return Err(self.unexpected("in string escape code")),
+        };
+        self.at += 1;
+        Ok(c)
+    }
+
+    fn hex4(&mut self) -> Result<u32, Error> {
+        let mut value = 0;
+        for _ in 0..4 {
+            let digit = self.input.get(self.at).and_then(|b| (*b as char).to_digit(16));
+            let Some(digit) = digit else {
+                return Err(self.unexpected("in \\u hexadecimal character escape"));
+            };
+            value = value * 16 + digit;
+            self.at += 1;
+        }
+        Ok(value)
+    }
+
+    /// Half a surrogate pair becomes U+FFFD, as in Go.
+    fn unicode_escape(&mut self) -> Result<char, Error> {
+        let first = self.hex4()?;
+        if (0xd800..0xdc00).contains(&first) && self.input[self.at..].starts_with(b"\\u") {
+            let back = self.at;
+            self.at += 2;
+            let second = self.hex4()?;
+            if (0xdc00..0xe000).contains(&second) {
+                let code = 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
+                return Ok(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
+            }
+            self.at = back;
+        }
+        Ok(char::from_u32(first).unwrap_or(char::REPLACEMENT_CHARACTER))
+    }
+
+    /// Enters an array or object: past the bracket, one level deeper.
+    pub(super) fn enter(&mut self) -> Result<(), Error> {
+        self.at += 1;
+        self.depth += 1;
+        if self.depth > DEPTH_MAX {
+            return Err(self.error(format!("exceeded max depth of {DEPTH_MAX}")));
+        }
+        Ok(())
+    }
+
+    /// Whether another element follows in an array or object that closes with `close`; past the comma or bracket.
+    pub(super) fn more(&mut self, first: &mut bool, close: u8) -> Result<bool, Error> {
+        let (after, beginning) = if close == b'}' {
+            (
+                "after object key:value pair",
+                "looking for beginning of object key string",
+            )
+        } else {
+            ("after array element", "looking for beginning of value")
+        };
+        match self.peek() {
+            Some(c) if c == close && *first => {}
+            Some(c) if c == close => {}
+            Some(b',') if !*first => {
+                self.at += 1;
+                // A comma before the bracket.
+                if self.peek() == Some(close) {
+                    return Err(self.unexpected(beginning));
+                }
+                return Ok(true);
+            }
+            Some(_) if *first => {
+                *first = false;
+                return Ok(true);
+            }
+            _ => return Err(self.unexpected(after)),
+        }
+        self.at += 1;
+        self.depth -= 1;
+        Ok(false)
+    }
+
+    /// An object's key, past the colon.
+    pub(super) fn key(&mut self) -> Result<Cow<'de, str>, Error> {
+        if self.peek() != Some(b'"') {
+            return Err(self.unexpected("looking for beginning of object key string"));
+        }
+        let key = self.string()?;
+        if self.peek() != Some(b':') {
+            return Err(self.unexpected("after object key"));
+        }
+        self.at += 1;
+        Ok(key)
+    }
+
+    /// Reads over a value.
+    pub(super) fn skip(&mut self) -> Result<(), Error> {
+        match self.token()? {
+            Token::Null => self.null(),
+            Token::Bool => self.bool().map(drop),
+            Token::Number => self.number().map(drop),
+            Token::String => self.string().map(drop),
+            Token::Array => {
+                self.enter()?;
+                let mut first = true;
+                while self.more(&mut first, b']')? {
+                    self.skip()?;
+                }
+                Ok(())
+            }
+            Token::Object => {
+                self.enter()?;
+                let mut first = true;
+                while self.more(&mut first, b'}')? {
+                    self.key()?;
+                    self.skip()?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads over a value and gives its text.
+    pub(super) fn raw(&mut self) -> Result<&'de str, Error> {
+        self.peek();
+        let start = self.at;
+        self.skip()?;
+        self.utf8(&self.input[start..self.at])
+    }
+
+    /// The form of the zero value that stands here, if one does (see `go_types.txt`).
+    pub(super) fn zero(&mut self) -> Option<u8> {
+        let here = self.peek()?;
+        let closes = |reader: &Self, close: u8| {
+            reader.input[reader.at + 1..]
+                .iter()
+                .find(|b| !matches!(b, b' ' | b'\t' | b'\n' | b'\r'))
+                == Some(&close)
+        };
+        match here {
+            b'"' if self.input.get(self.at + 1) == Some(&b'"') => Some(b's'),
+            b'f' => Some(b'b'),
+            b'0' => (!matches!(self.input.get(self.at + 1), Some(b'.' | b'e' | b'E'))).then_some(b'i'),
+            b'[' if closes(self, b']') => Some(b'l'),
+            b'{' if closes(self, b'}') => Some(b'm'),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The reader against documents that are strange, wrong or broken.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use proptest::prelude::*;
+
+use super::*;
+
+fn pod(json: &str) -> Pod {
+    read::<Pod>(json.as_bytes()).unwrap().0
+}
+
+fn mistake<T: DeserializeOwned + std::fmt::Debug>(json: &str) -> (String, String) {
+    let error = read::<T>(json.as_bytes()).unwrap_err();
+    (error.message, error.field)
+}
+
+#[test]
+fn unknown_fields_and_keys_given_twice_are_told_with_their_paths() {
+    let (_, unknown, twice) = read::<Pod>(
+        br#"{"spec":{"foo":1,"containers":[{"name":"c"},{"name":"d","imagee":"x","env":[{"nam":"a"}]}]},
+            "Kind":"Pod","metadata":{"labels":{"a":"1","a":"2"},"name":"x","name":"y"}}"#,
+    )
+    .unwrap();
+    assert_eq!(unknown, ["spec.foo", "spec.containers[1].imagee", "spec.containers[1].env[0].nam", "Kind"]);
+    assert_eq!(twice, ["metadata.labels.a", "metadata.name"]);
+}
+
+#[test]
+fn wrong_types_are_told_in_gos_words() {
+    for (json, message, field) in [
+        (
+            r#"{"spec":{"containers":[{"command":"sh"}]}}"#,
+            "json: cannot unmarshal string into Go struct field Container.spec.containers.command of type []string",
+            "spec.containers[0].command",
+        ),
+        (
+            r#"{"spec":{"containers":[{"ports":[{"containerPort":99999999999}]}]}}"#,
+            "json: cannot unmarshal number 99999999999 into Go struct field \
+             ContainerPort.spec.containers.ports.containerPort of type int32",
+            "spec.containers[0].ports[0].containerPort",
+        ),
+        (
+            r#"{"spec":{"containers":[{"ports":[{"containerPort":1.5}]}]}}"#,
+            "json: cannot unmarshal number 1.5 into Go struct field \
+             ContainerPort.spec.containers.ports.containerPort of type int32",
+            "spec.containers[0].ports[0].containerPort",
+        ),
+        (
+            r#"{"metadata":"x"}"#,
+            "json: cannot unmarshal string into Go struct field Pod.metadata of type v1.ObjectMeta",
+            "metadata",
+        ),
+        (
+            r#"{"spec":{"containers":{}}}"#,
+            "json: cannot unmarshal object into Go struct field PodSpec.spec.containers of type []v1.Container",
+            "spec.containers",
+        ),
+        (
+            r#"{"metadata":{"labels":{"a":5}}}"#,
+            "json: cannot unmarshal number into Go struct field ObjectMeta.metadata.labels of type string",
+            "metadata.labels.a",
+        ),
+        (
+            r#"{"metadata":{"labels":["a"]}}"#,
+            "json: cannot unmarshal array into Go struct field ObjectMeta.metadata.labels of type map[string]string",
+            "metadata.labels",
+        ),
+        (
+            r#"{"spec":{"dnsPolicy":5}}"#,
+            "json: cannot unmarshal number into Go struct field PodSpec.spec.dnsPolicy of type v1.DNSPolicy",
+            "spec.dnsPolicy",
+        ),
+        (
+            r#"{"spec":{"hostNetwork":""}}"#,
+            "json: cannot unmarshal string into Go struct field PodSpec.spec.hostNetwork of type bool",
+            "spec.hostNetwork",
+        ),
+        (
+            r#"{"spec":{"containers":[{"resources":{"limits":{"cpu":""}}}]}}"#,
+            "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
+            "spec.containers[0].resources.limits.cpu",
+        ),
+        (
+            r#"{"metadata":{"creationTimestamp":"yesterday"}}"#,
+            "parsing time \"yesterday\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \"yesterday\" as \"2006\"",
+            "metadata.creationTimestamp",
+        ),
+        ("[]", "json: cannot unmarshal array into Go value of type v1.Pod", ""),
+    ] {
+        assert_eq!(mistake::<Pod>(json), (message.to_string(), field.to_string()), "{json}");
+    }
+    let base64 = |data: &str| mistake::<Secret>(&format!(r#"{{"data":{{"a":"{data}"}}}}"#)).0;
+    assert_eq!(base64("!!"), "illegal base64 data at input byte 0");
+    assert_eq!(base64("eA"), "illegal base64 data at input byte 0");
+    assert_eq!(base64("eHh4e!"), "illegal base64 data at input byte 5");
+}
+
+#[test]
+fn broken_documents_are_errors() {
+    for (json, message) in [
+        (&b""[..], "unexpected end of JSON input"),
+        (b"{", "unexpected end of JSON input"),
+        (b"{\"a\"", "unexpected end of JSON input"),
+        (b"{bad", "invalid character 'b' looking for beginning of object key string"),
+        (b"{\"data\":{\"a\":\"b\"},}", "invalid character '}' looking for beginning of object key string"),
+        (b"{\"data\" 1}", "invalid character '1' after object key"),
+        (b"{\"data\":{} 1}", "invalid character '1' after object key:value pair"),
+        (b"{\"x\":[1,]}", "invalid character ']' looking for beginning of value"),
+        (b"{\"x\":nul}", "invalid character '}' in literal null (expecting 'l')"),
+        (b"{\"x\":01}", "invalid character '1' after object key:value pair"),
+        (b"{} {}", "invalid character '{' after top-level value"),
+        (b"{\"x\":\"\\q\"}", "invalid character 'q' in string escape code"),
+        (b"{\"x\":\"a\nb\"}", "invalid character '\\n' in string literal"),
+        (b"{\"x\":\"\xff\"}", "invalid UTF-8 in string"),
+    ] {
+        let error = read::<ConfigMap>(json).unwrap_err();
+        assert_eq!(error.message, message, "{}", String::from_utf8_lossy(json));
+    }
+    for (open, close) in [("[", "]"), ("{\"a\":", "}")] {
+        let deep = format!("{{\"x\":{}1{}}}", open.repeat(100_000), close.repeat(100_000));
+        assert!(mistake::<ConfigMap>(&deep).0.starts_with("exceeded max depth"));
+    }
+}
+
+#[test]
+fn null_is_nothing_and_dropped_zero_values_too() {
+    let pod = pod(
+        r#"{"metadata":{"name":"p","labels":{"a":null},"annotations":{}},
+            "spec":{"hostNetwork":false,"hostUsers":false,"nodeSelector":{},"volumes":[ ],"nodeName":"","containers":[null,
+              {"name":"c","args":[],"securityContext":{"allowPrivilegeEscalation":false,"capabilities":{}},
+               "livenessProbe":{"periodSeconds":0,"terminationGracePeriodSeconds":0},"resources":null}]}}"#,
+    );
+    let spec = pod.spec.unwrap();
+    assert_eq!(pod.metadata.labels.unwrap()["a"], "");
+    assert_eq!(pod.metadata.annotations, None);
+    assert_eq!((spec.host_network, spec.host_users), (None, Some(false)));
+    assert_eq!((spec.node_selector, spec.volumes, spec.node_name), (None, None, None));
+    assert_eq!(spec.containers[0].name, "");
+    let c = &spec.containers[1];
+    assert_eq!(c.args, None);
+    let context = c.security_context.clone().unwrap();
+    assert_eq!(context.allow_privilege_escalation, Some(false));
+    assert!(context.capabilities.is_some(), "an empty struct is not an empty map");
+    let probe = c.liveness_probe.clone().unwrap();
+    assert_eq!((probe.period_seconds, probe.termination_grace_period_seconds), (None, Some(0)));
+    assert_eq!(c.resources, None);
+}
+
+#[test]
+fn quantities_and_times_come_out_as_they_are_stored() {
+    let pod = pod(
+        r#"{"metadata":{"creationTimestamp":"2020-01-01T02:00:00.5+02:00"},
+            "spec":{"containers":[{"name":"c","resources":{"limits":{"cpu":1,"memory":"1024Mi","x":0.5}}}]}}"#,
+    );
+    let limits = pod.spec.unwrap().containers[0].resources.clone().unwrap().limits.unwrap();
+    let text: Vec<&str> = limits.values().map(|q| q.0.as_str()).collect();
+    assert_eq!(text, ["1", "1Gi", "500m"]);
+    assert_eq!(pod.metadata.creation_timestamp.unwrap().0.to_string(), "2020-01-01T00:00:00Z");
+}
+
+#[test]
+fn strings_keep_their_escapes_and_halves_of_pairs_are_replaced() {
+    let (map, ..) = read::<ConfigMap>(
+        r#"{"data":{"a\u0062":"\ud83d\ude00\t\"\\\/\ud83dx é"}}"#.as_bytes(),
+    )
+    .unwrap();
+    assert_eq!(map.data.unwrap()["ab"], "😀\t\"\\/\u{fffd}x é");
+}
+
+proptest! {
+    #[test]
+    fn never_panics_on_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _ = read::<Pod>(&bytes);
+    }
+
+    #[test]
+    fn never_panics_on_damaged_documents(cut in 0usize..400, byte in any::<u8>()) {
+        let mut json = br#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","labels":{"a":"b"},"creationTimestamp":
+            "2020-01-01T00:00:00Z"},"spec":{"containers":[{"name":"c","ports":[{"containerPort":80}],"resources":
+            {"limits":{"cpu":"1"}},"livenessProbe":{"httpGet":{"port":"http"}},"args":["a","\u00e9"]}],"hostNetwork":false,
+            "tolerations":[{"tolerationSeconds":-3}],"nodeSelector":{}}}"#.to_vec();
+        let at = cut % json.len();
+        json[at] = byte;
+        let _ = read::<Pod>(&json);
+        json.truncate(at);
+        let _ = read::<Pod>(&json);
+    }
+
+    #[test]
+    fn reads_what_serde_json_reads(text in "\\PC{0,40}", n in any::<i32>()) {
+        let json = serde_json::json!({"data": {text.clone(): text, "n": n.to_string()}}).to_string();
+        let ours = read::<ConfigMap>(json.as_bytes()).unwrap().0;
+        prop_assert_eq!(ours, serde_json::from_str::<ConfigMap>(&json).unwrap());
+    }
+}
