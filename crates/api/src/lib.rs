@@ -18,6 +18,7 @@ pub mod openapi;
 pub mod patch;
 pub mod quantity;
 pub mod registry;
+pub mod scale;
 pub mod selector;
 pub mod strategy;
 pub mod table;
