@@ -9,6 +9,7 @@ pub mod convert;
 pub mod discovery;
 pub mod error;
 pub mod field;
+pub mod key;
 pub mod kind;
 pub mod kinds;
 pub mod meta;
@@ -25,6 +26,7 @@ pub mod table;
 
 pub use error::{Error, Result};
 pub use k8s_openapi;
+pub use key::ObjectKey;
 pub use kind::{Kind, Scope, Subresource, Verbs};
 pub use object::{AnyObject, Object, Shared};
 pub use strategy::Strategy;

@@ -102,12 +102,12 @@ pub trait Strategy:
 
     /// The columns of `kubectl get`, with Kubernetes' names, types, formats and priorities.
     fn columns() -> &'static [Column] {
-        crate::table::NAME_AND_AGE
+        crate::table::NAME_AND_CREATED_AT
     }
 
     /// One row, a cell for each of [`Strategy::columns`].
-    fn row(&self, now: Timestamp) -> Vec<Cell> {
-        crate::table::name_and_age(k8s_openapi::Metadata::metadata(self), now)
+    fn row(&self, _now: Timestamp) -> Vec<Cell> {
+        crate::table::name_and_created_at(k8s_openapi::Metadata::metadata(self))
     }
 }
 

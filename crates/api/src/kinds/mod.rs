@@ -6,7 +6,24 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
 use crate::Strategy;
 
+mod checks;
+mod config_map;
+mod deployment;
+mod endpoint_slice;
+mod endpoints;
+mod event;
+mod events_event;
+mod lease;
+pub mod namespace;
+mod node;
 pub mod pod;
+mod replica_set;
+mod replication_controller;
+mod secret;
+pub mod service;
+mod service_account;
+pub mod service_ips;
+mod template;
 
 /// Kinds for which the answers that fit most kinds are right.
 macro_rules! plain {
@@ -16,27 +33,15 @@ macro_rules! plain {
 plain! {
 core::v1::Binding,
 core::v1::ComponentStatus,
-core::v1::ConfigMap,
-core::v1::Endpoints,
-core::v1::Event,
 core::v1::LimitRange,
-core::v1::Namespace,
-core::v1::Node,
 core::v1::PersistentVolumeClaim,
 core::v1::PersistentVolume,
 core::v1::PodTemplate,
-core::v1::ReplicationController,
 core::v1::ResourceQuota,
-core::v1::Secret,
-core::v1::ServiceAccount,
-core::v1::Service,
 APIService,
 apps::v1::ControllerRevision,
 apps::v1::DaemonSet,
-apps::v1::Deployment,
-apps::v1::ReplicaSet,
 apps::v1::StatefulSet,
-events::v1::Event,
 authentication::v1::SelfSubjectReview,
 authentication::v1::TokenReview,
 authorization::v1::LocalSubjectAccessReview,
@@ -72,9 +77,7 @@ admissionregistration::v1::ValidatingAdmissionPolicyBinding,
 admissionregistration::v1::ValidatingWebhookConfiguration,
 CustomResourceDefinition,
 scheduling::v1::PriorityClass,
-coordination::v1::Lease,
-node::v1::RuntimeClass,
-discovery::v1::EndpointSlice,
+k8s_openapi::api::node::v1::RuntimeClass,
 resource::v1::DeviceClass,
 resource::v1::ResourceClaim,
 resource::v1::ResourceClaimTemplate,

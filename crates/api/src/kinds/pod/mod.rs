@@ -3,6 +3,7 @@
 //! What a PodTemplateSpec shares with it (Deployment, ReplicaSet, Job …) is offered as plain functions:
 //! [`set_pod_spec_defaults`], [`validate_pod_template`], [`validate_pod_spec`].
 
+pub mod columns;
 mod defaults;
 mod validation;
 
