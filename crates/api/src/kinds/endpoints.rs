@@ -92,7 +92,7 @@ fn check_port(port: &EndpointPort, needs_name: bool, path: &Path, errors: &mut E
     checks::port_number(errors, &path.child("port"), port.port);
     let protocol = text(&port.protocol);
     if !PROTOCOLS.contains(&protocol) {
-        errors.not_supported(&path.child("protocol"), protocol, PROTOCOLS);
+        errors.not_supported_in_order(&path.child("protocol"), protocol, PROTOCOLS);
     }
     if let Some(protocol) = &port.app_protocol {
         qualified_name(errors, &path.child("appProtocol"), protocol);

@@ -363,7 +363,7 @@ fn validate(service: &Service, old: Option<&Service>) -> Errors {
 
     const TYPES: &[&str] = &[CLUSTER_IP, EXTERNAL_NAME, LOAD_BALANCER, NODE_PORT];
     if !TYPES.contains(&of) {
-        errors.not_supported(&path.child("type"), of, TYPES);
+        errors.not_supported_in_order(&path.child("type"), of, TYPES);
     }
     ports_are_used_once(of, ports, &mut errors);
     source_ranges(service, old, &spec, &mut errors);
@@ -426,7 +426,7 @@ fn check_ports(ports: &[ServicePort], errors: &mut Errors) {
         checks::port_number(errors, &path.child("port"), port.port);
         let protocol = text(&port.protocol);
         if !PROTOCOLS.contains(&protocol) {
-            errors.not_supported(&path.child("protocol"), protocol, PROTOCOLS);
+            errors.not_supported_in_order(&path.child("protocol"), protocol, PROTOCOLS);
         }
         if let Some(target) = &port.target_port {
             checks::port_number_or_name(errors, &path.child("targetPort"), target);
@@ -493,7 +493,7 @@ fn session_affinity(spec: &ServiceSpec, errors: &mut Errors) {
             errors.forbidden(&path, "must not be set when session affinity is None");
         }
         "None" => {}
-        other => errors.not_supported(
+        other => errors.not_supported_in_order(
             &Path::new("spec").child("sessionAffinity"),
             other,
             &["ClientIP", "None"],
@@ -531,7 +531,7 @@ pub(super) fn cluster_ip_fields(service: &Service, old: Option<&Service>) -> Err
     for (i, family) in families.iter().enumerate() {
         let path = path.child("ipFamilies").index(i);
         if !matches!(family.as_str(), "IPv4" | "IPv6") {
-            errors.not_supported(&path, family, &["IPv4", "IPv6"]);
+            errors.not_supported_in_order(&path, family, &["IPv4", "IPv6"]);
         }
         if families[..i].contains(family) {
             errors.duplicate(&path, family);
@@ -541,7 +541,7 @@ pub(super) fn cluster_ip_fields(service: &Service, old: Option<&Service>) -> Err
     if let Some(policy) = &spec.ip_family_policy
         && !POLICIES.contains(&policy.as_str())
     {
-        errors.not_supported(&path.child("ipFamilyPolicy"), policy, POLICIES);
+        errors.not_supported_in_order(&path.child("ipFamilyPolicy"), policy, POLICIES);
     }
     let existing = old.map(spec_of).and_then(|o| o.cluster_ips).unwrap_or_default();
     let mut all_valid = true;
@@ -634,7 +634,7 @@ fn traffic(service: &Service, spec: &ServiceSpec, errors: &mut Errors) {
         policy if !externally_accessible(service) => {
             errors.invalid(&at, policy, "may only be set for externally-accessible services")
         }
-        policy if !POLICIES.contains(&policy) => errors.not_supported(&at, policy, POLICIES),
+        policy if !POLICIES.contains(&policy) => errors.not_supported_in_order(&at, policy, POLICIES),
         _ => {}
     }
     let at = path.child("healthCheckNodePort");
@@ -653,14 +653,14 @@ fn traffic(service: &Service, spec: &ServiceSpec, errors: &mut Errors) {
         None if matches!(type_of(service), CLUSTER_IP | NODE_PORT | LOAD_BALANCER) => {
             errors.required(&at, "");
         }
-        Some(policy) if !POLICIES.contains(&policy.as_str()) => errors.not_supported(&at, policy, POLICIES),
+        Some(policy) if !POLICIES.contains(&policy.as_str()) => errors.not_supported_in_order(&at, policy, POLICIES),
         _ => {}
     }
     const DISTRIBUTIONS: &[&str] = &["PreferClose", "PreferSameZone", "PreferSameNode"];
     if let Some(distribution) = &spec.traffic_distribution
         && !DISTRIBUTIONS.contains(&distribution.as_str())
     {
-        errors.not_supported(&path.child("trafficDistribution"), distribution, DISTRIBUTIONS);
+        errors.not_supported_in_order(&path.child("trafficDistribution"), distribution, DISTRIBUTIONS);
     }
 }
 
@@ -771,7 +771,7 @@ fn load_balancer_status(service: &Service, old: &Service, errors: &mut Errors) {
                 errors.forbidden(&path.child("ipMode"), "may not be specified when `ip` is not set");
             }
             Some(mode) if !matches!(mode.as_str(), "Proxy" | "VIP") => {
-                errors.not_supported(&path.child("ipMode"), mode, &["Proxy", "VIP"]);
+                errors.not_supported_in_order(&path.child("ipMode"), mode, &["Proxy", "VIP"]);
             }
             Some(_) => {}
         }
