@@ -4,6 +4,9 @@
 //!
 //! What the server adds around that (admission, identity) is put in by this file, as little as the answers show.
 
+// Functions around the tests unwrap as the tests do.
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::io::Read;
 

@@ -4,7 +4,7 @@
 /// for what is no reference at all.
 pub(super) fn pull_policy(image: &str) -> &'static str {
     match tag(image) {
-        Some(tag) if tag == "latest" => "Always",
+        Some("latest") => "Always",
         _ => "IfNotPresent",
     }
 }
