@@ -3,6 +3,7 @@
 //! What is decided is decided in `knarr-controllers` and `knarr-scheduler`; here are loops, queues and requests only.
 
 pub mod executor;
+pub mod garbage_collector;
 pub mod runner;
 pub mod scheduler;
 pub mod view;
@@ -31,6 +32,7 @@ pub async fn run(api: Arc<dyn Api>, config: Config, clock: Arc<dyn Clock>, cance
     for controller in knarr_controllers::all(&config) {
         running.spawn(runner::run(base.clone(), controller));
     }
+    running.spawn(garbage_collector::run(base.clone()));
     running.spawn(scheduler::run(base, knarr_scheduler::Scheduler::default()));
     tokio::select! {
         () = cancel.cancelled() => {}

@@ -8,6 +8,7 @@ pub mod action;
 pub mod controller;
 pub mod deployment;
 pub mod endpoints;
+pub mod garbagecollector;
 pub mod namespace;
 pub mod owner;
 pub mod pod;
