@@ -28,7 +28,10 @@ struct Collector {
 /// Runs until dropped.
 pub async fn run(base: Base) {
     let collector = Arc::new(Collector {
-        executor: Executor::new(base.api.clone(), base.events.with_component("garbage-collector-controller")),
+        executor: Executor::new(
+            base.api.clone(),
+            base.events.with_component("garbage-collector-controller"),
+        ),
         api: base.api,
         graph: Arc::default(),
         queue: Arc::default(),
@@ -96,7 +99,11 @@ impl Collector {
     }
 
     async fn ask(&self, asked: &Asked) -> Result<bool, Box<Failure>> {
-        match self.api.get(asked.kind, &asked.key.namespace, &asked.key.name).await {
+        match self
+            .api
+            .get(asked.kind, &asked.key.namespace, &asked.key.name)
+            .await
+        {
             Ok(live) => Ok(live.uid() == asked.uid),
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(failure(asked.kind, &asked.key.name, error)),
@@ -121,7 +128,9 @@ impl Collector {
     }
 
     fn tell(&self, failure: &Failure) {
-        let Failure { kind, name, error, .. } = failure;
+        let Failure {
+            kind, name, error, ..
+        } = failure;
         if error.is_conflict() {
             debug!(kind = kind.plural, name, %error, "again");
         } else {

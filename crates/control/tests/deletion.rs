@@ -19,9 +19,8 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
     let api = Arc::new(FakeApi::new(clock.clone()));
     let cancel = CancellationToken::new();
-    let config = Config {
-        root_ca: Some("PEM".into()),
-    };
+    let mut config = Config::default();
+    config.controllers.root_ca = Some("PEM".into());
     tokio::spawn(knarr_control::run(api.clone(), config, clock, cancel.clone()));
     (api, cancel.drop_guard())
 }
@@ -91,12 +90,18 @@ async fn orphans_stay_and_are_taken_up_again() {
     settle().await;
     assert_eq!(sizes(&api).await, [0, 1, 2]);
     let owner = |set: &ReplicaSet| set.metadata.owner_references.clone().unwrap_or_default();
-    let list = api.list(&registry::REPLICA_SET, ListOptions::default()).await.unwrap();
+    let list = api
+        .list(&registry::REPLICA_SET, ListOptions::default())
+        .await
+        .unwrap();
     assert_eq!(owner(list.items[0].get().unwrap()), []);
     let again = api.create_as(deployment("default", 2)).await.unwrap();
     settle().await;
     assert_eq!(sizes(&api).await, [1, 1, 2]);
-    let list = api.list(&registry::REPLICA_SET, ListOptions::default()).await.unwrap();
+    let list = api
+        .list(&registry::REPLICA_SET, ListOptions::default())
+        .await
+        .unwrap();
     assert_eq!(owner(list.items[0].get().unwrap())[0].uid, again.object().uid());
 }
 
@@ -126,10 +131,14 @@ async fn a_namespace_is_furnished_and_goes_with_everything_in_it() {
         assert_eq!(count(&api, kind, "a").await, n, "{kind:?}");
     }
     // The real API holds a namespace by its spec's finalizers; the in-memory one knows only those of metadata.
-    api.edit::<Namespace>("", "a", "", |n| n.metadata.finalizers = Some(vec!["test/hold".into()]))
+    api.edit::<Namespace>("", "a", "", |n| {
+        n.metadata.finalizers = Some(vec!["test/hold".into()])
+    })
+    .await
+    .unwrap();
+    api.delete(&registry::NAMESPACE, "", "a", DeleteOptions::default())
         .await
         .unwrap();
-    api.delete(&registry::NAMESPACE, "", "a", DeleteOptions::default()).await.unwrap();
     sleep(Duration::from_secs(60)).await;
     for kind in knarr_controllers::namespace::contents() {
         // Events about the end come last; the real API refuses them in a namespace that is going.

@@ -117,17 +117,25 @@ impl Graph {
         let begins_to_wait = node.deleting && (node.foreground || node.orphaning);
         let mut look = Vec::new();
         let old = self.nodes.remove(&uid);
-        let had: Vec<String> = old.iter().flat_map(|n| &n.owners).map(|o| o.uid.clone()).collect();
+        let had: Vec<String> = old
+            .iter()
+            .flat_map(|n| &n.owners)
+            .map(|o| o.uid.clone())
+            .collect();
         for owner in &had {
             self.unlink(owner, &uid);
         }
         for owner in &node.owners {
-            self.dependents.entry(owner.uid.clone()).or_default().insert(uid.clone());
+            self.dependents
+                .entry(owner.uid.clone())
+                .or_default()
+                .insert(uid.clone());
         }
         // An owner that waits for this one may wait no longer.
-        look.extend(had.into_iter().filter(|owner| {
-            self.nodes.get(owner).is_some_and(Node::waits_for_dependents)
-        }));
+        look.extend(
+            had.into_iter()
+                .filter(|owner| self.nodes.get(owner).is_some_and(Node::waits_for_dependents)),
+        );
         if !node.owners.is_empty() || begins_to_wait {
             look.push(uid.clone());
         }
@@ -328,7 +336,12 @@ pub fn action(todo: &Todo, live: &Object) -> Option<Action> {
             }))
         }
         TodoChange::RemoveOwners(uids) => {
-            let owned = |meta: &ObjectMeta| meta.owner_references.iter().flatten().any(|o| uids.contains(&o.uid));
+            let owned = |meta: &ObjectMeta| {
+                meta.owner_references
+                    .iter()
+                    .flatten()
+                    .any(|o| uids.contains(&o.uid))
+            };
             owned(meta).then(|| {
                 edit(live, |meta| {
                     let mut owners = meta.owner_references.take().unwrap_or_default();
@@ -514,12 +527,17 @@ mod tests {
         let Some(Action::Delete(d)) = action(&delete, &child) else {
             panic!("a delete")
         };
-        assert_eq!((d.uid.as_str(), d.resource_version.as_deref()), ("uid-child", Some("7")));
+        assert_eq!(
+            (d.uid.as_str(), d.resource_version.as_deref()),
+            ("uid-child", Some("7"))
+        );
         let another = object("child", &["owner"], |meta| meta.uid = Some("another".into()));
         assert!(action(&delete, &another).is_none());
         let ending = object("child", &["owner"], deleting("x"));
         assert!(action(&delete, &ending).is_none());
-        let release = todo(TodoChange::RemoveOwners(BTreeSet::from(["uid-owner".to_string()])));
+        let release = todo(TodoChange::RemoveOwners(BTreeSet::from(
+            ["uid-owner".to_string()],
+        )));
         let Some(Action::Update { object: released, .. }) = action(&release, &child) else {
             panic!("an update")
         };
