@@ -3,11 +3,15 @@
 //!
 //! What is to be done is decided in `knarr-kubelet`; here it is carried out, and what happened is told back.
 
+pub mod cgroup;
 pub mod containerd;
 pub mod images;
+pub mod kubelet;
 pub mod logs;
 pub mod network;
+pub mod probe;
 pub mod runtime;
 pub mod server;
 pub mod streams;
 pub mod teardown;
+pub mod volumes;

@@ -21,7 +21,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
-pub use container::{Container, Role, Run, RunState, Work};
+pub use container::{Container, Role, Run, RunState, Work, definition_hash, find_spec};
 pub use end::{Ending, Why};
 pub use status::merge;
 
@@ -140,7 +140,7 @@ pub struct Pulled {
     pub size_bytes: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hook {
     PostStart,
     PreStop,
