@@ -243,6 +243,7 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
             Some(heard) = exited.recv() => match heard {
                 Heard::Event(RuntimeEvent::Exited { id }) => workers.exited(&id),
                 // What happened while nobody listened is found by looking.
+                Heard::Event(RuntimeEvent::Resync) => next_look = Instant::now(),
                 Heard::Begun | Heard::Ended => {
                     hearing = matches!(heard, Heard::Begun);
                     next_look = Instant::now();

@@ -56,6 +56,8 @@ pub type Result<T, E = RuntimeError> = std::result::Result<T, E>;
 pub enum RuntimeEvent {
     /// The first process of this container (or sandbox) ended.
     Exited { id: String },
+    /// Events may have been missed: list everything.
+    Resync,
 }
 
 /// What runs, and how well.
