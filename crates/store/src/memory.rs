@@ -130,7 +130,8 @@ impl Store for MemoryStore {
     async fn compact(&self, revision: Revision) -> Result<(), Error> {
         let mut index = self.index.0.lock();
         if index.can_compact(revision)? {
-            index.compact(revision, |_, _| ());
+            index.compact(revision);
+            index.forget(usize::MAX, |_, _| ());
         }
         Ok(())
     }

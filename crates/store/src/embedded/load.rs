@@ -203,7 +203,8 @@ fn load_log(
         let (begins, ends) = (file.header.revision, state.index.revision());
         return Err(corrupt(&path, format!("it begins after revision {begins}, what is before it ends at {ends}")));
     }
-    state.compact(file.header.oldest);
+    state.index.compact(file.header.oldest);
+    state.forget(usize::MAX);
     let mut frames = Frames::of(&file);
     let mut good = HEADER_BYTES as u64;
     loop {
@@ -246,12 +247,14 @@ fn apply(state: &mut State, file: &DataFile, place: u64, payload: &[u8]) -> Resu
             Record::Txn(ops) => {
                 for (key, span) in ops {
                     let value = span.map(|span| location(file, place, payload, span));
-                    let version = Version::after(state.index.get(&key).map(|(_, v)| v), revision, value);
-                    state.insert(key, version);
+                    state.write(key, revision, value);
                 }
                 revision += 1;
             }
-            Record::Compaction(oldest) => state.compact(oldest),
+            Record::Compaction(oldest) => {
+                state.index.compact(oldest);
+                state.forget(usize::MAX);
+            }
             other => return Err(format!("there is a record that does not belong: {other:?}")),
         }
     }

@@ -112,9 +112,15 @@ impl State {
         self.index.place(key, version);
     }
 
-    fn compact(&mut self, oldest: Revision) {
+    fn write(&mut self, key: Bytes, revision: Revision, value: Option<Location>) {
+        let key_bytes = key.clone();
+        let version = self.index.write(key, revision, value);
+        self.live_bytes += weight(&key_bytes, version);
+    }
+
+    fn forget(&mut self, changes: usize) {
         let mut dropped = 0;
-        self.index.compact(oldest, |key, version| dropped += weight(key, version));
+        self.index.forget(changes, |key, version| dropped += weight(key, version));
         self.live_bytes -= dropped;
     }
 

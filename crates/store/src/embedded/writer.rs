@@ -22,6 +22,9 @@ const _: () = assert!(BATCH_BYTES + 2 * MAX_TXN_BYTES <= super::format::MAX_FRAM
 /// Transactions taken from the queue at once.
 const BATCH_REQUESTS: usize = 1024;
 
+/// Changes forgotten at once after a compaction, with all readers locked out: about a millisecond.
+const FORGET_CHANGES: usize = 1000;
+
 /// Buffers larger than this are given back after use; an idle process is to be small.
 const BUFFER_BYTES: usize = 256 << 10;
 
@@ -73,6 +76,8 @@ pub(super) struct Writer {
     buffer: Vec<u8>,
     /// Set if the end of the log could not be brought in order: nothing may be appended to that.
     broken: Option<Error>,
+    /// There was a compaction, and what it made unreadable is not all forgotten yet.
+    forgetting: bool,
     rewrite: Option<Rewrite>,
 }
 
@@ -83,20 +88,50 @@ impl Writer {
         log: Arc<DataFile>,
         requests: mpsc::Receiver<Request>,
     ) -> Self {
-        Writer { shared, disk, log, requests, buffer: Vec::new(), broken: None, rewrite: None }
+        Writer { shared, disk, log, requests, buffer: Vec::new(), broken: None, forgetting: false, rewrite: None }
     }
 
     /// Until the store is dropped; what was handed in before is still written.
     pub fn run(mut self) {
         let mut waiting = Vec::with_capacity(BATCH_REQUESTS);
-        while self.requests.blocking_recv_many(&mut waiting, BATCH_REQUESTS) > 0 {
+        while self.take(&mut waiting) {
             let mut requests = waiting.drain(..).peekable();
             while requests.peek().is_some() {
                 self.commit(&mut requests);
             }
+            self.forget();
         }
         if let Some(rewrite) = self.rewrite.take() {
             rewrite.stop();
+        }
+    }
+
+    /// Takes what waits, and waits for it unless there is something to forget; `false` when the store is dropped.
+    fn take(&mut self, waiting: &mut Vec<Request>) -> bool {
+        if !self.forgetting {
+            return self.requests.blocking_recv_many(waiting, BATCH_REQUESTS) > 0;
+        }
+        while waiting.len() < BATCH_REQUESTS {
+            match self.requests.try_recv() {
+                Ok(request) => waiting.push(request),
+                Err(mpsc::error::TryRecvError::Empty) => break,
+                Err(mpsc::error::TryRecvError::Disconnected) => return !waiting.is_empty(),
+            }
+        }
+        true
+    }
+
+    /// Does a part of what a compaction left to do.
+    fn forget(&mut self) {
+        if !self.forgetting {
+            return;
+        }
+        let mut state = self.shared.state.write();
+        state.forget(FORGET_CHANGES);
+        self.forgetting = state.index.has_forgettable();
+        drop(state);
+        if !self.forgetting {
+            self.reclaim();
         }
     }
 
@@ -136,9 +171,7 @@ impl Writer {
         if self.buffer.capacity() > BUFFER_BYTES {
             self.buffer = Vec::new();
         }
-        if group.compact.is_some() && failure.is_none() {
-            self.reclaim();
-        }
+        self.forgetting |= group.compact.is_some() && failure.is_none();
     }
 
     /// The key as it will be after what is in the group so far.
@@ -273,7 +306,7 @@ impl Writer {
                 state.insert(key, version);
             }
             if let Some(oldest) = group.compact {
-                state.compact(oldest);
+                state.index.compact(oldest);
             }
         }
         if !group.events.is_empty() {
