@@ -79,7 +79,10 @@ const FILLERS: u64 = 64;
 const FILL_KEYS: u64 = 100;
 
 pub async fn run(options: Options) -> Result<Report, Failure> {
-    let store = open(Config::Embedded { dir: options.dir.join("writes") }).await?;
+    let store = open(Config::Embedded {
+        dir: options.dir.join("writes"),
+    })
+    .await?;
     let begin = Instant::now();
     let writers = (0..options.writers).map(|w| tokio::spawn(write(store.clone(), options.clone(), w)));
     let mut micros: Vec<u64> = Vec::new();
@@ -90,7 +93,11 @@ pub async fn run(options: Options) -> Result<Report, Failure> {
     drop(store);
     micros.sort_unstable();
     let quantile = |per_cent: usize| micros.get(micros.len() * per_cent / 100).copied().unwrap_or(0);
-    let open = if options.open_keys == 0 { None } else { Some(fill_and_open(&options).await?) };
+    let open = if options.open_keys == 0 {
+        None
+    } else {
+        Some(fill_and_open(&options).await?)
+    };
     Ok(Report {
         writers: options.writers,
         value_bytes: options.value_bytes,
@@ -110,7 +117,13 @@ fn value(random: &mut StdRng, bytes: usize) -> Bytes {
 }
 
 async fn commit(store: &dyn Store, ops: Vec<Op>) -> Result<(), Failure> {
-    match store.txn(Txn { compares: Vec::new(), ops }).await? {
+    match store
+        .txn(Txn {
+            compares: Vec::new(),
+            ops,
+        })
+        .await?
+    {
         TxnResult::Committed { .. } => Ok(()),
         failed => Err(Failure::NotCommitted(failed)),
     }
@@ -125,7 +138,10 @@ async fn write(store: Arc<dyn Store>, options: Options, writer: usize) -> Result
     while (micros.len() as u64) < most && Instant::now() < deadline {
         let n = micros.len() % options.keys_per_writer.max(1);
         let key = format!("/registry/leases/bench-{writer}/{n:06}").into();
-        let put = Op::Put { key, value: value(&mut random, options.value_bytes) };
+        let put = Op::Put {
+            key,
+            value: value(&mut random, options.value_bytes),
+        };
         let begin = Instant::now();
         commit(&*store, vec![put]).await?;
         micros.push(begin.elapsed().as_micros() as u64);
@@ -134,7 +150,9 @@ async fn write(store: Arc<dyn Store>, options: Options, writer: usize) -> Result
 }
 
 async fn fill_and_open(options: &Options) -> Result<OpenReport, Failure> {
-    let config = Config::Embedded { dir: options.dir.join("open") };
+    let config = Config::Embedded {
+        dir: options.dir.join("open"),
+    };
     let (keys, bytes) = (options.open_keys, options.value_bytes);
     let begin = Instant::now();
     let store = open(config.clone()).await?;
@@ -159,10 +177,22 @@ async fn fill_and_open(options: &Options) -> Result<OpenReport, Failure> {
     let store = open(config).await?;
     let open_seconds = begin.elapsed().as_secs_f64();
     let begin = Instant::now();
-    let found = store.range(Range { keys: KeyRange::prefix(""), ..Range::default() }).await?.kvs.len();
+    let found = store
+        .range(Range {
+            keys: KeyRange::prefix(""),
+            ..Range::default()
+        })
+        .await?
+        .kvs
+        .len();
     let list_seconds = begin.elapsed().as_secs_f64();
     if found as u64 != keys {
         return Err(Failure::Lost { found, written: keys });
     }
-    Ok(OpenReport { keys, fill_seconds, open_seconds, list_seconds })
+    Ok(OpenReport {
+        keys,
+        fill_seconds,
+        open_seconds,
+        list_seconds,
+    })
 }
