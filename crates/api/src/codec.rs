@@ -17,8 +17,8 @@ use serde::de::DeserializeOwned;
 use crate::object::AnyObject;
 use crate::strategy::Strategy;
 
-use reader::Reader;
 pub use reader::DEPTH_MAX;
+use reader::Reader;
 
 /// A decoded object and what the strict reader would refuse.
 #[derive(Debug)]

@@ -208,14 +208,14 @@ impl Errors {
         self.add(Cause::NotFound, field, Some(value.shown()), "");
     }
 
-    /// `supported` values are listed as given: Kubernetes sorts them for most fields, but not for all
-    /// (`"TCP", "UDP", "SCTP"`), so the order is the caller's to know.
+    /// `supported` values are listed sorted, as Kubernetes does.
     pub fn not_supported(&mut self, field: &Path, value: impl Shown, supported: &[&str]) {
-        let quoted: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
-        let detail = if quoted.is_empty() {
+        let mut sorted: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
+        sorted.sort_unstable();
+        let detail = if sorted.is_empty() {
             String::new()
         } else {
-            format!("supported values: {}", quoted.join(", "))
+            format!("supported values: {}", sorted.join(", "))
         };
         self.add(Cause::NotSupported, field, Some(value.shown()), detail);
     }

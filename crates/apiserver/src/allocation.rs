@@ -149,11 +149,8 @@ impl Allocations {
         let mut mistakes = Errors::new();
         let mut on_their_way = self.on_their_way.lock();
         let taken = self.taken(own, cache, &on_their_way)?;
-        let mut reserved = Reserved {
-            of: Some(self.on_their_way.clone()),
-            ..Reserved::default()
-        };
-        let kind = spec.type_.as_deref().unwrap_or("ClusterIP");
+        let mut reserved = Reserved::default();
+        let kind = spec.type_.clone().unwrap_or_else(|| "ClusterIP".into());
         if kind != "ExternalName" {
             self.address(spec, &taken, &mut reserved, &mut mistakes);
         }
@@ -163,12 +160,11 @@ impl Allocations {
             self.node_ports(spec, &taken, &mut reserved, &mut mistakes);
         }
         if !mistakes.is_empty() {
-            // Nothing was entered yet; the drop that follows finds nothing to give back.
-            reserved.of = None;
             return Err(Error::invalid(registry::SERVICE.about_kind(&name), &mistakes));
         }
         on_their_way.addresses.extend(&reserved.addresses);
         on_their_way.ports.extend(reserved.ports.iter().cloned());
+        reserved.of = Some(self.on_their_way.clone());
         Ok(reserved)
     }
 

@@ -46,6 +46,10 @@ impl Server {
             }),
         )
         .await?;
+        if self.config.address.is_loopback() {
+            // No pod could reach it there, and endpoints may not say so.
+            return Ok(());
+        }
         let address = self.config.address.to_string();
         self.replace(
             &registry::ENDPOINTS,

@@ -11,6 +11,7 @@ pub mod events;
 pub mod fake;
 pub mod informer;
 pub mod node;
+pub mod remote;
 pub mod workqueue;
 
 pub use api::{

@@ -14,10 +14,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+pub use knarr_controllers::Config;
 pub use runner::Base;
 
 /// Runs every controller and the scheduler until `cancel`; nothing of it is left running when this returns.
-pub async fn run(api: Arc<dyn Api>, clock: Arc<dyn Clock>, cancel: CancellationToken) {
+pub async fn run(api: Arc<dyn Api>, config: Config, clock: Arc<dyn Clock>, cancel: CancellationToken) {
     let caches = Arc::new(Caches::new(api.clone()));
     let events = EventRecorder::new(api.clone(), "controller-manager", "", clock.clone());
     let base = Base {
@@ -27,7 +28,7 @@ pub async fn run(api: Arc<dyn Api>, clock: Arc<dyn Clock>, cancel: CancellationT
         clock,
     };
     let mut running = JoinSet::new();
-    for controller in knarr_controllers::all() {
+    for controller in knarr_controllers::all(&config) {
         running.spawn(runner::run(base.clone(), controller));
     }
     running.spawn(scheduler::run(base, knarr_scheduler::Scheduler::default()));

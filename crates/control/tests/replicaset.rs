@@ -18,7 +18,7 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
     let api = Arc::new(FakeApi::new(clock.clone()));
     let cancel = CancellationToken::new();
-    tokio::spawn(knarr_control::run(api.clone(), clock, cancel.clone()));
+    tokio::spawn(knarr_control::run(api.clone(), Default::default(), clock, cancel.clone()));
     (api, cancel.drop_guard())
 }
 

@@ -100,7 +100,10 @@ fn ensure_unified(root: &Path, group: &str, limits: &LinuxContainerResources) ->
     let weight = 1 + (limits.cpu_shares.max(2) - 2) * 9999 / 262_142;
     set(at.join("cpu.weight"), weight.to_string())?;
     if limits.cpu_quota > 0 {
-        set(at.join("cpu.max"), format!("{} {}", limits.cpu_quota, limits.cpu_period))?;
+        set(
+            at.join("cpu.max"),
+            format!("{} {}", limits.cpu_quota, limits.cpu_period),
+        )?;
     }
     if limits.memory_limit_in_bytes > 0 {
         set(at.join("memory.max"), limits.memory_limit_in_bytes.to_string())?;

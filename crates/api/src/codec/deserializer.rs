@@ -25,7 +25,10 @@ impl<'de> Reader<'de> {
         if token == wanted || token == Token::Null {
             Ok(token)
         } else {
-            let of = self.field_type().filter(|_| wanted == Token::String).unwrap_or(of);
+            let of = self
+                .field_type()
+                .filter(|_| wanted == Token::String)
+                .unwrap_or(of);
             Err(self.mismatch(token.word(), of))
         }
     }
@@ -42,7 +45,8 @@ impl<'de> Reader<'de> {
             return self.null().map(|()| T::default());
         }
         let text = self.number()?;
-        text.parse().map_err(|_| self.mismatch(&format!("number {text}"), of))
+        text.parse()
+            .map_err(|_| self.mismatch(&format!("number {text}"), of))
     }
 
     fn float(&mut self, of: &str) -> Result<f64, Error> {
@@ -107,7 +111,11 @@ struct Members<'a, 'de> {
 
 impl<'de> Members<'_, 'de> {
     /// The next field that is known and has something to say, with its key.
-    fn next_field(&mut self, of: &'static str, names: &[&'static str]) -> Result<Option<&'static str>, Error> {
+    fn next_field(
+        &mut self,
+        of: &'static str,
+        names: &[&'static str],
+    ) -> Result<Option<&'static str>, Error> {
         while self.reader.more(&mut self.first, b'}')? {
             let key = self.reader.key()?;
             let Some(index) = names.iter().position(|name| *name == key) else {
@@ -116,7 +124,9 @@ impl<'de> Members<'_, 'de> {
                 self.reader.skip()?;
                 continue;
             };
-            let bit = 1_u128.checked_shl(u32::try_from(index).unwrap_or(u32::MAX)).unwrap_or(0);
+            let bit = 1_u128
+                .checked_shl(u32::try_from(index).unwrap_or(u32::MAX))
+                .unwrap_or(0);
             if self.seen_fields & bit != 0 {
                 let path = self.reader.path_to(Some(&key));
                 self.reader.duplicate_fields.push(path);
@@ -230,8 +240,11 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
             Token::Number => {
                 let text = self.number()?;
                 // What takes a number but not this one is an IntOrString.
-                return visit_number(text, visitor)
-                    .map_err(|_| self.error(format!("json: cannot unmarshal number {text} into Go value of type int32")));
+                return visit_number(text, visitor).map_err(|_| {
+                    self.error(format!(
+                        "json: cannot unmarshal number {text} into Go value of type int32"
+                    ))
+                });
             }
             Token::String => match self.string()? {
                 Cow::Borrowed(s) => visitor.visit_borrowed_str(s),
@@ -240,7 +253,12 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
             Token::Array => return self.seq(visitor),
             Token::Object => return self.map(None, visitor),
         };
-        result.map_err(|_| self.error(format!("json: cannot unmarshal {} into Go value of type int32", token.word())))
+        result.map_err(|_| {
+            self.error(format!(
+                "json: cannot unmarshal {} into Go value of type int32",
+                token.word()
+            ))
+        })
     }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -283,7 +301,12 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         };
         result.map_err(|e: Error| {
             // The only visitor that refuses a string for what is in it reads base64.
-            let base64 = ["Invalid symbol", "Invalid padding", "Invalid input length", "Invalid last symbol"];
+            let base64 = [
+                "Invalid symbol",
+                "Invalid padding",
+                "Invalid input length",
+                "Invalid last symbol",
+            ];
             if base64.iter().any(|words| e.message().starts_with(words)) {
                 self.error(go::base64_mistake(&shown))
             } else {
@@ -318,11 +341,19 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         visitor.visit_unit()
     }
 
-    fn deserialize_unit_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Error> {
+    fn deserialize_unit_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
         self.deserialize_unit(visitor)
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, Error> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
         let layout = match name {
             "Quantity" => {
                 // Kubernetes looks at the raw text: a number is as good as a string.
@@ -340,7 +371,10 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         };
         let token = self.token()?;
         if token != Token::String {
-            return Err(self.error(format!("json: cannot unmarshal {} into Go value of type string", token.word())));
+            return Err(self.error(format!(
+                "json: cannot unmarshal {} into Go value of type string",
+                token.word()
+            )));
         }
         let text = self.string()?;
         let text = time::normal(&text, layout).map_err(|e| self.error(e))?;
@@ -514,14 +548,21 @@ impl<'de> Deserializer<'de> for Ask {
     fn deserialize_unit_struct<V: Visitor<'de>>(self, _: &'static str, _: V) -> Result<V::Value, Error> {
         Err(de::Error::custom("interface {}"))
     }
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, _: V) -> Result<V::Value, Error> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        _: V,
+    ) -> Result<V::Value, Error> {
         Err(de::Error::custom(match name {
             "Quantity" => "resource.Quantity".to_string(),
             other => format!("v1.{other}"),
         }))
     }
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        Err(de::Error::custom(format!("[]{}", asked_for(visitor.visit_seq(Ask)))))
+        Err(de::Error::custom(format!(
+            "[]{}",
+            asked_for(visitor.visit_seq(Ask))
+        )))
     }
     fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Error> {
         self.deserialize_seq(visitor)
@@ -535,7 +576,10 @@ impl<'de> Deserializer<'de> for Ask {
         self.deserialize_seq(visitor)
     }
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        Err(de::Error::custom(format!("map[string]{}", asked_for(visitor.visit_map(Ask)))))
+        Err(de::Error::custom(format!(
+            "map[string]{}",
+            asked_for(visitor.visit_map(Ask))
+        )))
     }
     fn deserialize_struct<V: Visitor<'de>>(
         self,

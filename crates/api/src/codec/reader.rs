@@ -210,10 +210,7 @@ impl<'de> Reader<'de> {
     fn literal(&mut self, word: &str) -> Result<(), Error> {
         for expected in word.bytes() {
             if self.input.get(self.at) != Some(&expected) {
-                return Err(self.unexpected(&format!(
-                    "in literal {word} (expecting '{}')",
-                    expected as char
-                )));
+                return Err(self.unexpected(&format!("in literal {word} (expecting '{}')", expected as char)));
             }
             self.at += 1;
         }

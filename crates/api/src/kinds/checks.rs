@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
 
 use crate::field::{Errors, Path, Shown};
-use crate::names;
+use crate::{meta, names};
 
 /// Protocols of ports, sorted as most fields list them.
 pub const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
@@ -95,52 +95,12 @@ pub fn qualified_name(errors: &mut Errors, path: &Path, value: &str) {
 
 /// Keys and values of labels (or of a selector of that form).
 pub fn labels(errors: &mut Errors, path: &Path, labels: &BTreeMap<String, String>) {
-    for (key, value) in labels {
-        qualified_name(errors, path, key);
-        for mistake in names::label_value(value) {
-            errors.invalid(path, value, mistake);
-        }
-    }
+    errors.extend(meta::labels(Some(labels), path));
 }
 
 /// A meta/v1 LabelSelector.
 pub fn label_selector(errors: &mut Errors, path: &Path, selector: &LabelSelector) {
-    if let Some(map) = &selector.match_labels {
-        labels(errors, &path.child("matchLabels"), map);
-    }
-    let expressions = selector.match_expressions.iter().flatten();
-    for (i, e) in expressions.enumerate() {
-        let path = path.child("matchExpressions").index(i);
-        let values = e.values.as_deref().unwrap_or(&[]);
-        match e.operator.as_str() {
-            "In" | "NotIn" => {
-                if values.is_empty() {
-                    errors.required(
-                        &path.child("values"),
-                        "must be specified when `operator` is 'In' or 'NotIn'",
-                    );
-                }
-            }
-            "Exists" | "DoesNotExist" => {
-                if !values.is_empty() {
-                    errors.forbidden(
-                        &path.child("values"),
-                        "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
-                    );
-                }
-            }
-            other => errors.invalid(&path.child("operator"), other, "not a valid selector operator"),
-        }
-        qualified_name(errors, &path.child("key"), &e.key);
-        for (i, value) in values.iter().enumerate() {
-            each(
-                errors,
-                &path.child("values").index(i),
-                value.as_str(),
-                names::label_value(value),
-            );
-        }
-    }
+    errors.extend(meta::label_selector(Some(selector), path));
 }
 
 /// Whether a label selector has no requirement at all.
@@ -163,9 +123,7 @@ pub fn not_negative_if_set<T: Shown + Copy + Into<i64>>(errors: &mut Errors, pat
 }
 
 pub fn port_number(errors: &mut Errors, path: &Path, port: i32) {
-    if !(1..=65535).contains(&port) {
-        errors.invalid(path, port, "must be between 1 and 65535, inclusive");
-    }
+    each(errors, path, port, names::port_number(port.into()));
 }
 
 /// A port by number, or by the name of a container's port.
@@ -181,15 +139,10 @@ pub fn not_negative_or_percent(errors: &mut Errors, path: &Path, value: &IntOrSt
     match value {
         IntOrString::Int(number) => not_negative(errors, path, *number),
         IntOrString::String(text) => {
-            if percent(text).is_none() {
-                errors.invalid(path, text, NOT_A_PERCENTAGE);
-            }
+            each(errors, path, text.as_str(), names::percent(text));
         }
     }
 }
-
-const NOT_A_PERCENTAGE: &str = "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', \
-     regex used for validation is '[0-9]+%')";
 
 /// `25%` as 25.
 pub fn percent(text: &str) -> Option<i32> {
@@ -354,4 +307,44 @@ pub fn not_negative_quantity(errors: &mut Errors, path: &Path, value: &Quantity)
         }
         Ok(_) => {}
     }
+}
+
+/// `domain/path`, such as the name of a controller.
+pub fn domain_prefixed_path(errors: &mut Errors, path: &Path, value: &str) {
+    let Some((domain, rest)) = value
+        .split_once('/')
+        .filter(|(d, r)| !d.is_empty() && !r.is_empty())
+    else {
+        if value.is_empty() {
+            return errors.required(path, "");
+        }
+        return errors.invalid(
+            path,
+            value,
+            "must be a domain-prefixed path (such as \"acme.io/foo\")",
+        );
+    };
+    for mistake in names::dns1123_subdomain(domain) {
+        errors.invalid(path, domain, mistake);
+    }
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:%".contains(&b);
+    if !rest.bytes().all(allowed) {
+        errors.invalid(path, rest, "Invalid path (e.g. '/bar/baz')");
+    }
+}
+
+/// A quantity that must be more than nothing.
+pub fn positive_quantity(errors: &mut Errors, path: &Path, value: &Quantity) {
+    match crate::quantity::Quantity::parse(&value.0) {
+        Err(why) => errors.invalid(path, value.0.as_str(), why),
+        Ok(parsed) if parsed <= crate::quantity::Quantity::default() => {
+            errors.invalid(path, value.0.as_str(), "must be greater than zero");
+        }
+        Ok(_) => {}
+    }
+}
+
+/// The exact amount, if it parses.
+pub fn quantity_of(wire: &Quantity) -> Option<crate::quantity::Quantity> {
+    crate::quantity::Quantity::parse(&wire.0).ok()
 }

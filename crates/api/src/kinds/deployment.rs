@@ -165,7 +165,7 @@ fn check_strategy(strategy: &DeploymentStrategy, errors: &mut Errors) {
                 )
             });
             let shown = format!(r#"{{"Type":{},"RollingUpdate":{rolling}}}"#, json(other).0);
-            errors.not_supported(&path, Json(shown), &[RECREATE, ROLLING_UPDATE]);
+            errors.not_supported_in_order(&path, Json(shown), &[RECREATE, ROLLING_UPDATE]);
         }
     }
 }

@@ -48,7 +48,7 @@ impl Strategy for EndpointSlice {
         let path = Path::new("addressType");
         match self.address_type.as_str() {
             "" => errors.required(&path, ""),
-            of if !TYPES.contains(&of) => errors.not_supported(&path, of, TYPES),
+            of if !TYPES.contains(&of) => errors.not_supported_in_order(&path, of, TYPES),
             _ => {}
         }
         let endpoints = self.endpoints.as_deref().unwrap_or(&[]);
@@ -221,7 +221,7 @@ fn check_ports(ports: &[EndpointPort], errors: &mut Errors) {
         match &port.protocol {
             None => errors.required(&path.child("protocol"), ""),
             Some(p) if !PROTOCOLS.contains(&p.as_str()) => {
-                errors.not_supported(&path.child("protocol"), p, PROTOCOLS);
+                errors.not_supported_in_order(&path.child("protocol"), p, PROTOCOLS);
             }
             Some(_) => {}
         }

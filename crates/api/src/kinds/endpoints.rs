@@ -55,6 +55,10 @@ impl Strategy for Endpoints {
         }
     }
 
+    fn warnings(&self) -> Vec<String> {
+        vec!["v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice".into()]
+    }
+
     const CREATE_ON_UPDATE: bool = true;
 
     fn columns() -> &'static [Column] {
@@ -92,7 +96,7 @@ fn check_port(port: &EndpointPort, needs_name: bool, path: &Path, errors: &mut E
     checks::port_number(errors, &path.child("port"), port.port);
     let protocol = text(&port.protocol);
     if !PROTOCOLS.contains(&protocol) {
-        errors.not_supported(&path.child("protocol"), protocol, PROTOCOLS);
+        errors.not_supported_in_order(&path.child("protocol"), protocol, PROTOCOLS);
     }
     if let Some(protocol) = &port.app_protocol {
         qualified_name(errors, &path.child("appProtocol"), protocol);

@@ -36,7 +36,7 @@ impl Strategy for Lease {
                 super::checks::qualified_name(&mut errors, &path.child("strategy"), own);
             }
             Some(unknown) => {
-                errors.not_supported(&path.child("strategy"), unknown, &["OldestEmulationVersion"]);
+                errors.not_supported_in_order(&path.child("strategy"), unknown, &["OldestEmulationVersion"]);
             }
         }
         if !text(&spec.preferred_holder).is_empty() && text(&spec.strategy).is_empty() {

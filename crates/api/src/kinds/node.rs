@@ -242,7 +242,7 @@ impl NodeExt for Node {
             match taint.effect.as_str() {
                 "NoSchedule" | "PreferNoSchedule" | "NoExecute" => {}
                 "" => errors.required(&path.child("effect"), ""),
-                other => errors.not_supported(
+                other => errors.not_supported_in_order(
                     &path.child("effect"),
                     other,
                     &["NoSchedule", "PreferNoSchedule", "NoExecute"],

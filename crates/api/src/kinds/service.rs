@@ -140,6 +140,7 @@ impl Strategy for Service {
 
     fn prepare_for_create(&mut self) {
         self.status = Some(empty_status());
+        drop_from_external_name(self);
     }
 
     fn prepare_for_update(&mut self, old: &Self, part: Part) {
@@ -148,6 +149,7 @@ impl Strategy for Service {
         } else {
             self.status = old.status.clone();
             drop_what_the_type_has_not(self, old);
+            drop_from_external_name(self);
         }
     }
 
@@ -180,6 +182,40 @@ impl Strategy for Service {
         }
         errors.extend(validate(self, Some(old)));
         errors
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let spec = spec_of(self);
+        let mut warnings: Vec<String> = Vec::new();
+        let external_name = text(&spec.type_) == EXTERNAL_NAME;
+        let external_ips = spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty());
+        if is_headless(self) {
+            if !text(&spec.load_balancer_ip).is_empty() {
+                warnings.push("spec.loadBalancerIP is ignored for headless services".into());
+            }
+            if external_ips {
+                warnings.push("spec.externalIPs is ignored for headless services".into());
+            }
+            if text(&spec.session_affinity) != "None" {
+                warnings.push("spec.SessionAffinity is ignored for headless services".into());
+            }
+        } else if external_ips && !external_name {
+            warnings.push(
+                "spec.externalIPs is deprecated and may no longer be implemented in some clusters".into(),
+            );
+        }
+        if external_name && external_ips {
+            warnings.push(r#"spec.externalIPs is ignored when spec.type is "ExternalName""#.into());
+        }
+        if !external_name && !text(&spec.external_name).is_empty() {
+            warnings.push(r#"spec.externalName is ignored when spec.type is not "ExternalName""#.into());
+        }
+        if text(&spec.traffic_distribution) == "PreferClose" {
+            warnings.push(
+                r#"spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone""#.into(),
+            );
+        }
+        warnings
     }
 
     fn validate_name(name: &str) -> Vec<String> {
@@ -234,6 +270,15 @@ fn empty_status() -> ServiceStatus {
     ServiceStatus {
         load_balancer: Some(LoadBalancerStatus::default()),
         ..ServiceStatus::default()
+    }
+}
+
+/// Nothing is routed by an ExternalName, so no policy shows.
+fn drop_from_external_name(service: &mut Service) {
+    if type_of(service) == EXTERNAL_NAME
+        && let Some(spec) = &mut service.spec
+    {
+        spec.internal_traffic_policy = None;
     }
 }
 
@@ -363,7 +408,7 @@ fn validate(service: &Service, old: Option<&Service>) -> Errors {
 
     const TYPES: &[&str] = &[CLUSTER_IP, EXTERNAL_NAME, LOAD_BALANCER, NODE_PORT];
     if !TYPES.contains(&of) {
-        errors.not_supported(&path.child("type"), of, TYPES);
+        errors.not_supported_in_order(&path.child("type"), of, TYPES);
     }
     ports_are_used_once(of, ports, &mut errors);
     source_ranges(service, old, &spec, &mut errors);
@@ -426,7 +471,7 @@ fn check_ports(ports: &[ServicePort], errors: &mut Errors) {
         checks::port_number(errors, &path.child("port"), port.port);
         let protocol = text(&port.protocol);
         if !PROTOCOLS.contains(&protocol) {
-            errors.not_supported(&path.child("protocol"), protocol, PROTOCOLS);
+            errors.not_supported_in_order(&path.child("protocol"), protocol, PROTOCOLS);
         }
         if let Some(target) = &port.target_port {
             checks::port_number_or_name(errors, &path.child("targetPort"), target);
@@ -493,7 +538,7 @@ fn session_affinity(spec: &ServiceSpec, errors: &mut Errors) {
             errors.forbidden(&path, "must not be set when session affinity is None");
         }
         "None" => {}
-        other => errors.not_supported(
+        other => errors.not_supported_in_order(
             &Path::new("spec").child("sessionAffinity"),
             other,
             &["ClientIP", "None"],
@@ -531,7 +576,7 @@ pub(super) fn cluster_ip_fields(service: &Service, old: Option<&Service>) -> Err
     for (i, family) in families.iter().enumerate() {
         let path = path.child("ipFamilies").index(i);
         if !matches!(family.as_str(), "IPv4" | "IPv6") {
-            errors.not_supported(&path, family, &["IPv4", "IPv6"]);
+            errors.not_supported_in_order(&path, family, &["IPv4", "IPv6"]);
         }
         if families[..i].contains(family) {
             errors.duplicate(&path, family);
@@ -541,7 +586,7 @@ pub(super) fn cluster_ip_fields(service: &Service, old: Option<&Service>) -> Err
     if let Some(policy) = &spec.ip_family_policy
         && !POLICIES.contains(&policy.as_str())
     {
-        errors.not_supported(&path.child("ipFamilyPolicy"), policy, POLICIES);
+        errors.not_supported_in_order(&path.child("ipFamilyPolicy"), policy, POLICIES);
     }
     let existing = old.map(spec_of).and_then(|o| o.cluster_ips).unwrap_or_default();
     let mut all_valid = true;
@@ -634,7 +679,7 @@ fn traffic(service: &Service, spec: &ServiceSpec, errors: &mut Errors) {
         policy if !externally_accessible(service) => {
             errors.invalid(&at, policy, "may only be set for externally-accessible services")
         }
-        policy if !POLICIES.contains(&policy) => errors.not_supported(&at, policy, POLICIES),
+        policy if !POLICIES.contains(&policy) => errors.not_supported_in_order(&at, policy, POLICIES),
         _ => {}
     }
     let at = path.child("healthCheckNodePort");
@@ -653,14 +698,16 @@ fn traffic(service: &Service, spec: &ServiceSpec, errors: &mut Errors) {
         None if matches!(type_of(service), CLUSTER_IP | NODE_PORT | LOAD_BALANCER) => {
             errors.required(&at, "");
         }
-        Some(policy) if !POLICIES.contains(&policy.as_str()) => errors.not_supported(&at, policy, POLICIES),
+        Some(policy) if !POLICIES.contains(&policy.as_str()) => {
+            errors.not_supported_in_order(&at, policy, POLICIES)
+        }
         _ => {}
     }
     const DISTRIBUTIONS: &[&str] = &["PreferClose", "PreferSameZone", "PreferSameNode"];
     if let Some(distribution) = &spec.traffic_distribution
         && !DISTRIBUTIONS.contains(&distribution.as_str())
     {
-        errors.not_supported(&path.child("trafficDistribution"), distribution, DISTRIBUTIONS);
+        errors.not_supported_in_order(&path.child("trafficDistribution"), distribution, DISTRIBUTIONS);
     }
 }
 
@@ -771,7 +818,7 @@ fn load_balancer_status(service: &Service, old: &Service, errors: &mut Errors) {
                 errors.forbidden(&path.child("ipMode"), "may not be specified when `ip` is not set");
             }
             Some(mode) if !matches!(mode.as_str(), "Proxy" | "VIP") => {
-                errors.not_supported(&path.child("ipMode"), mode, &["Proxy", "VIP"]);
+                errors.not_supported_in_order(&path.child("ipMode"), mode, &["Proxy", "VIP"]);
             }
             Some(_) => {}
         }

@@ -31,8 +31,12 @@ pub fn validate_selected(
 ) {
     let spec = Path::new("spec");
     let selector_path = spec.child("selector");
+    // k8s-openapi reads an absent selector and `{}` alike. The first is what people do; a DaemonSet's may be absent
+    // for v1.36, which then finds it empty.
+    let absent =
+        selector.match_labels.is_none() && selector.match_expressions.is_none() && kind != "daemonset";
     if is_empty(selector) {
-        if selector.match_labels.is_none() && selector.match_expressions.is_none() {
+        if absent {
             errors.required(&selector_path, "");
         } else {
             errors.invalid(
@@ -59,7 +63,6 @@ pub fn validate_selected(
         );
     } else {
         // A selector that is not there selects nothing, an empty one everything.
-        let absent = selector.match_labels.is_none() && selector.match_expressions.is_none();
         if absent || !matches(selector, &labels) {
             does_not_match(&labels, &path, errors);
         }
@@ -107,7 +110,7 @@ fn always_restarted(template: &PodTemplateSpec, path: &Path, errors: &mut Errors
     let spec = template.spec.clone().unwrap_or_default();
     let policy = text(&spec.restart_policy);
     if policy != "Always" {
-        errors.not_supported(&path.child("spec").child("restartPolicy"), policy, &["Always"]);
+        errors.not_supported_in_order(&path.child("spec").child("restartPolicy"), policy, &["Always"]);
     }
 }
 

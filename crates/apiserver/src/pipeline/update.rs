@@ -92,7 +92,6 @@ impl Server {
             served,
             target.namespace,
             Change::Update {
-                old,
                 new: &mut *new,
                 part,
             },

@@ -86,7 +86,10 @@ pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
         stdin: container.stdin == Some(true),
         stdin_once: container.stdin_once == Some(true),
         tty: container.tty == Some(true),
-        envs: env.into_iter().map(|(key, value)| v1::KeyValue { key, value }).collect(),
+        envs: env
+            .into_iter()
+            .map(|(key, value)| v1::KeyValue { key, value })
+            .collect(),
         linux: Some(linux),
         ..v1::ContainerConfig::default()
     })
@@ -97,7 +100,10 @@ fn annotations(parts: &Parts<'_>) -> HashMap<String, String> {
     let text = |t: &Option<String>, otherwise: &str| t.clone().unwrap_or_else(|| otherwise.to_string());
     let mut annotations = HashMap::from([
         (labels::CONTAINER_HASH.to_string(), definition_hash(container)),
-        (labels::CONTAINER_RESTART_COUNT.to_string(), parts.attempt.to_string()),
+        (
+            labels::CONTAINER_RESTART_COUNT.to_string(),
+            parts.attempt.to_string(),
+        ),
         (
             labels::TERMINATION_MESSAGE_PATH.to_string(),
             text(&container.termination_message_path, "/dev/termination-log"),
@@ -107,7 +113,11 @@ fn annotations(parts: &Parts<'_>) -> HashMap<String, String> {
             text(&container.termination_message_policy, "File"),
         ),
     ]);
-    let grace = parts.pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds);
+    let grace = parts
+        .pod
+        .spec
+        .as_ref()
+        .and_then(|s| s.termination_grace_period_seconds);
     if let Some(grace) = grace {
         annotations.insert(labels::POD_GRACE.to_string(), grace.to_string());
     }
@@ -163,7 +173,11 @@ fn security(
     container: &core::Container,
     image: &Image,
 ) -> Result<v1::LinuxContainerSecurityContext, String> {
-    let of_pod = pod.spec.as_ref().and_then(|s| s.security_context.clone()).unwrap_or_default();
+    let of_pod = pod
+        .spec
+        .as_ref()
+        .and_then(|s| s.security_context.clone())
+        .unwrap_or_default();
     let own = container.security_context.clone().unwrap_or_default();
     let privileged = own.privileged == Some(true);
     let user = own.run_as_user.or(of_pod.run_as_user);
@@ -229,7 +243,9 @@ fn check_not_root(
         (None, None, name) if !name.is_empty() => Err(format!(
             "container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root {whose}"
         )),
-        _ => Err(format!("container has runAsNonRoot and image will run as root {whose}")),
+        _ => Err(format!(
+            "container has runAsNonRoot and image will run as root {whose}"
+        )),
     }
 }
 
@@ -264,7 +280,13 @@ pub fn hosts_file(
     };
     let aliases = pod.spec.iter().flat_map(|s| s.host_aliases.iter().flatten());
     let aliases: Vec<String> = aliases
-        .map(|a| format!("{}\t{}\n", a.ip, a.hostnames.clone().unwrap_or_default().join("\t")))
+        .map(|a| {
+            format!(
+                "{}\t{}\n",
+                a.ip,
+                a.hostnames.clone().unwrap_or_default().join("\t")
+            )
+        })
         .collect();
     if !aliases.is_empty() {
         text.push_str("\n# Entries added by HostAliases.\n");
@@ -280,13 +302,16 @@ pub fn memory_bytes(meminfo: &str) -> Option<i64> {
     Some(kib * 1024)
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
 
-    fn made(pod_context: serde_json::Value, own: serde_json::Value, image: &Image) -> Result<v1::ContainerConfig, String> {
+    fn made(
+        pod_context: serde_json::Value,
+        own: serde_json::Value,
+        image: &Image,
+    ) -> Result<v1::ContainerConfig, String> {
         let pod: core::Pod = serde_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"securityContext": pod_context, "containers": []},
@@ -354,7 +379,11 @@ mod tests {
             (image(None, ""), json!({}), Some("image will run as root")),
             (image(None, "www"), json!({}), Some("non-numeric user (www)")),
             (image(None, "www"), json!({"runAsUser": 7}), None),
-            (image(None, ""), json!({"runAsUser": 0}), Some("breaks non-root policy")),
+            (
+                image(None, ""),
+                json!({"runAsUser": 0}),
+                Some("breaks non-root policy"),
+            ),
         ] {
             match (made(non_root.clone(), own, &image), want) {
                 (Ok(_), None) => {}

@@ -26,7 +26,12 @@ pub fn references(container: &core::Container) -> (Vec<String>, Vec<String>) {
         maps.extend(from.config_map_ref.iter().map(|r| r.name.clone()));
         secrets.extend(from.secret_ref.iter().map(|r| r.name.clone()));
     }
-    for source in container.env.iter().flatten().filter_map(|e| e.value_from.as_ref()) {
+    for source in container
+        .env
+        .iter()
+        .flatten()
+        .filter_map(|e| e.value_from.as_ref())
+    {
         maps.extend(source.config_map_key_ref.iter().map(|r| r.name.clone()));
         secrets.extend(source.secret_key_ref.iter().map(|r| r.name.clone()));
     }
@@ -40,7 +45,10 @@ pub fn environment(
     sources: &Sources,
     place: &Place,
 ) -> Result<Vec<(String, String)>, String> {
-    let links = pod.spec.as_ref().is_none_or(|s| s.enable_service_links != Some(false));
+    let links = pod
+        .spec
+        .as_ref()
+        .is_none_or(|s| s.enable_service_links != Some(false));
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
     let services = service_variables(&sources.services, namespace, links);
     let mut env: Vec<(String, String)> = Vec::new();
@@ -171,11 +179,19 @@ pub fn expand(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
 /// Puts a container's variables into its command or its arguments.
 pub fn expand_all(words: Option<&Vec<String>>, env: &[(String, String)]) -> Vec<String> {
     let value = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
-    words.into_iter().flatten().map(|word| expand(word, value)).collect()
+    words
+        .into_iter()
+        .flatten()
+        .map(|word| expand(word, value))
+        .collect()
 }
 
 /// The variables Docker links once had: one set for each service with an address.
-fn service_variables(services: &[Arc<core::Service>], namespace: &str, links: bool) -> BTreeMap<String, String> {
+fn service_variables(
+    services: &[Arc<core::Service>],
+    namespace: &str,
+    links: bool,
+) -> BTreeMap<String, String> {
     let mut variables = BTreeMap::new();
     for service in services {
         let meta = &service.metadata;
@@ -188,7 +204,11 @@ fn service_variables(services: &[Arc<core::Service>], namespace: &str, links: bo
             continue;
         }
         let Some(spec) = &service.spec else { continue };
-        let Some(ip) = spec.cluster_ip.as_deref().filter(|ip| !matches!(*ip, "" | "None")) else {
+        let Some(ip) = spec
+            .cluster_ip
+            .as_deref()
+            .filter(|ip| !matches!(*ip, "" | "None"))
+        else {
             continue;
         };
         let ports = spec.ports.as_deref().unwrap_or_default();
@@ -199,7 +219,11 @@ fn service_variables(services: &[Arc<core::Service>], namespace: &str, links: bo
         };
         add("SERVICE_HOST", ip.to_string());
         add("SERVICE_PORT", first.port.to_string());
-        let host = if ip.contains(':') { format!("[{ip}]") } else { ip.to_string() };
+        let host = if ip.contains(':') {
+            format!("[{ip}]")
+        } else {
+            ip.to_string()
+        };
         for (i, port) in ports.iter().enumerate() {
             if let Some(name) = port.name.as_deref().filter(|n| !n.is_empty()) {
                 let name = name.to_uppercase().replace('-', "_");
@@ -230,7 +254,10 @@ mod tests {
     }
 
     fn pod() -> core::Pod {
-        serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {"containers": []}})).unwrap()
+        serde_json::from_value(
+            json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {"containers": []}}),
+        )
+        .unwrap()
     }
 
     fn sources() -> Sources {
@@ -241,7 +268,10 @@ mod tests {
         });
         Sources {
             config_maps: BTreeMap::from([
-                ("m".to_string(), Some(Arc::new(serde_json::from_value(map).unwrap()))),
+                (
+                    "m".to_string(),
+                    Some(Arc::new(serde_json::from_value(map).unwrap())),
+                ),
                 ("absent".to_string(), None),
             ]),
             secrets: BTreeMap::new(),

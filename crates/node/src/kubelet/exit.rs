@@ -46,7 +46,10 @@ pub(super) fn of_detail(pod: &core::Pod, detail: &ContainerDetail) -> Option<Exi
         return None;
     };
     let mut exit = exit.clone();
-    let spec = pod.spec.as_ref().and_then(|s| find_spec(s, &detail.container.name));
+    let spec = pod
+        .spec
+        .as_ref()
+        .and_then(|s| find_spec(s, &detail.container.name));
     let path = spec.as_ref().and_then(|c| c.termination_message_path.as_deref());
     let path = path.unwrap_or("/dev/termination-log");
     let on_error = spec
@@ -90,7 +93,8 @@ fn tail_of(log: &str) -> String {
     let mut lines = 0;
     for line in log.lines().rev() {
         let mut parts = line.splitn(4, ' ');
-        let (Some(_), Some(_), Some(tag), Some(content)) = (parts.next(), parts.next(), parts.next(), parts.next())
+        let (Some(_), Some(_), Some(tag), Some(content)) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
         else {
             continue;
         };

@@ -5,9 +5,9 @@
 //! API (after a full look at it) is ended.
 
 pub mod container;
-mod exit;
 pub mod downward;
 pub mod env;
+mod exit;
 pub mod labels;
 mod node;
 mod pull;
@@ -103,6 +103,8 @@ pub(crate) struct Shared {
     pub recorder: EventRecorder,
     pub volumes: Volumes,
     pub services: Arc<Store>,
+    /// The pods bound to this node.
+    pub pods: Arc<Store>,
     /// Whose a sandbox or container is.
     pub owners: Mutex<HashMap<String, mpsc::UnboundedSender<Msg>>>,
     pub pulls: Semaphore,
@@ -114,6 +116,7 @@ pub(crate) struct Shared {
 /// A running kubelet. Dropping it does not stop it; its token does.
 pub struct Kubelet {
     task: JoinHandle<()>,
+    pods: Arc<Store>,
 }
 
 impl Kubelet {
@@ -132,6 +135,7 @@ impl Kubelet {
             volumes: Volumes::new(config.root_dir.clone(), api.clone()),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
+            pods: Arc::new(Store::new(core::Pod::kind_of(), &[])),
             owners: Mutex::default(),
             pulls: Semaphore::new(PULLS),
             starts: Semaphore::new(STARTS),
@@ -142,6 +146,7 @@ impl Kubelet {
             runtime,
             clock,
         });
+        let pods = shared.pods.clone();
         let task = tokio::spawn(async move {
             let running = run(shared, cancel.clone());
             tokio::select! {
@@ -149,7 +154,12 @@ impl Kubelet {
                 () = cancel.cancelled() => {}
             }
         });
-        Kubelet { task }
+        Kubelet { task, pods }
+    }
+
+    /// The pods bound to this node, as the API has them.
+    pub fn pods(&self) -> Arc<Store> {
+        self.pods.clone()
     }
 
     /// Returns when it has stopped.
@@ -177,7 +187,10 @@ async fn look(shared: &Shared) -> crate::runtime::Result<Picture> {
         pods.entry(sandbox.pod.uid.clone()).or_default().0.push(sandbox);
     }
     for container in containers {
-        pods.entry(container.pod.uid.clone()).or_default().1.push(container);
+        pods.entry(container.pod.uid.clone())
+            .or_default()
+            .1
+            .push(container);
     }
     Ok(Picture { since, pods })
 }
@@ -200,7 +213,7 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
             }
         }
     };
-    let pods = Arc::new(Store::new(core::Pod::kind_of(), &[]));
+    let pods = shared.pods.clone();
     let (changed, mut changes) = mpsc::unbounded_channel();
     pods.subscribe(move |change| {
         // The receiver goes only with the whole kubelet.

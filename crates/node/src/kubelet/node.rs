@@ -42,7 +42,10 @@ pub(super) fn capacity(config: &Config, memory_bytes: i64) -> BTreeMap<String, Q
     let quantity = |text: String| Quantity(text);
     let mut capacity = BTreeMap::from([
         ("cpu".to_string(), quantity(cpus.to_string())),
-        ("memory".to_string(), quantity(format!("{}Ki", memory_bytes / 1024))),
+        (
+            "memory".to_string(),
+            quantity(format!("{}Ki", memory_bytes / 1024)),
+        ),
         ("pods".to_string(), quantity(config.max_pods.to_string())),
         ("hugepages-1Gi".to_string(), quantity("0".into())),
         ("hugepages-2Mi".to_string(), quantity("0".into())),
@@ -50,7 +53,10 @@ pub(super) fn capacity(config: &Config, memory_bytes: i64) -> BTreeMap<String, Q
     let disk = config.root_dir.ancestors().find_map(|path| statvfs(path).ok());
     if let Some(disk) = disk {
         let bytes = disk.blocks() * disk.fragment_size();
-        capacity.insert("ephemeral-storage".into(), quantity(format!("{}Ki", bytes / 1024)));
+        capacity.insert(
+            "ephemeral-storage".into(),
+            quantity(format!("{}Ki", bytes / 1024)),
+        );
     }
     capacity
 }
@@ -120,7 +126,9 @@ impl NodeState {
         let before = there.status.clone().unwrap_or_default();
         let status = status(shared, &runtime, &before, now).await;
         self.ready = runtime.ready && runtime.network_ready;
-        let due = self.written.is_none_or(|at| now.duration_since(at) >= STATUS_ANYWAY);
+        let due = self
+            .written
+            .is_none_or(|at| now.duration_since(at) >= STATUS_ANYWAY);
         if !due && same_but_for_heartbeats(&before, &status) {
             return Ok(());
         }
@@ -212,7 +220,11 @@ async fn status(
         type_: type_.into(),
         address: address.into(),
     };
-    let mut addresses: Vec<_> = config.node_ips.iter().map(|ip| address("InternalIP", ip)).collect();
+    let mut addresses: Vec<_> = config
+        .node_ips
+        .iter()
+        .map(|ip| address("InternalIP", ip))
+        .collect();
     addresses.push(address("Hostname", &config.node_name));
     let images = match shared.runtime.images().await {
         Ok(images) => {
@@ -275,7 +287,11 @@ fn conditions(runtime: &RuntimeStatus, before: &core::NodeStatus, now: Timestamp
             "Ready",
             ready,
             if ready { "KubeletReady" } else { "KubeletNotReady" },
-            if ready { "kubelet is posting ready status".to_string() } else { why_not },
+            if ready {
+                "kubelet is posting ready status".to_string()
+            } else {
+                why_not
+            },
         ),
     ];
     let old = before.conditions.clone().unwrap_or_default();
@@ -296,16 +312,25 @@ fn conditions(runtime: &RuntimeStatus, before: &core::NodeStatus, now: Timestamp
             last_transition_time: since.or_else(|| Some(second(now))),
         });
     }
-    let others = old.into_iter().filter(|c| !conditions.iter().any(|own| own.type_ == c.type_));
+    let others = old
+        .into_iter()
+        .filter(|c| !conditions.iter().any(|own| own.type_ == c.type_));
     let others: Vec<_> = others.collect();
     others.into_iter().chain(conditions).collect()
 }
 
 fn node_info(config: &Config, runtime: &RuntimeStatus) -> core::NodeSystemInfo {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_string();
+    let read = |path: &str| {
+        std::fs::read_to_string(path)
+            .unwrap_or_default()
+            .trim()
+            .to_string()
+    };
     let os_release = read("/etc/os-release");
     let pretty = os_release.lines().find_map(|l| l.strip_prefix("PRETTY_NAME="));
-    let kernel = uname().map(|u| u.release().to_string_lossy().into_owned()).unwrap_or_default();
+    let kernel = uname()
+        .map(|u| u.release().to_string_lossy().into_owned())
+        .unwrap_or_default();
     core::NodeSystemInfo {
         architecture: architecture().into(),
         boot_id: read("/proc/sys/kernel/random/boot_id"),

@@ -3,8 +3,8 @@
 use base64::Engine as _;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::registry::Registered;
 use knarr_api::k8s_openapi;
+use knarr_api::registry::Registered;
 use knarr_kubelet::image;
 use knarr_kubelet::pod::Pulled;
 use serde_json::Value;
@@ -25,7 +25,11 @@ pub(super) async fn pull(
     let _turn = shared.pulls.acquire().await.map_err(|e| e.to_string())?;
     let began = Instant::now();
     let full = image::normalize(name)?;
-    let mut attempts: Vec<Option<AuthConfig>> = credentials(shared, pod, &full).await.into_iter().map(Some).collect();
+    let mut attempts: Vec<Option<AuthConfig>> = credentials(shared, pod, &full)
+        .await
+        .into_iter()
+        .map(Some)
+        .collect();
     if attempts.is_empty() {
         attempts.push(None);
     }
@@ -51,8 +55,16 @@ pub(super) async fn pull(
 async fn credentials(shared: &Shared, pod: &core::Pod, full: &str) -> Vec<AuthConfig> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
     let mut found = Vec::new();
-    for wanted in pod.spec.iter().flat_map(|s| s.image_pull_secrets.iter().flatten()) {
-        let secret = match shared.api.get(core::Secret::kind_of(), namespace, &wanted.name).await {
+    for wanted in pod
+        .spec
+        .iter()
+        .flat_map(|s| s.image_pull_secrets.iter().flatten())
+    {
+        let secret = match shared
+            .api
+            .get(core::Secret::kind_of(), namespace, &wanted.name)
+            .await
+        {
             Ok(secret) => secret,
             Err(error) => {
                 // As in Kubernetes: the image may be open to everybody.
@@ -60,10 +72,17 @@ async fn credentials(shared: &Shared, pod: &core::Pod, full: &str) -> Vec<AuthCo
                 continue;
             }
         };
-        let data = secret.get::<core::Secret>().and_then(|s| s.data.clone()).unwrap_or_default();
+        let data = secret
+            .get::<core::Secret>()
+            .and_then(|s| s.data.clone())
+            .unwrap_or_default();
         let auths = [".dockerconfigjson", ".dockercfg"].into_iter().find_map(|key| {
             let value: Value = serde_json::from_slice(&data.get(key)?.0).ok()?;
-            Some(if key == ".dockercfg" { value } else { value["auths"].clone() })
+            Some(if key == ".dockercfg" {
+                value
+            } else {
+                value["auths"].clone()
+            })
         });
         found.extend(matching(auths.as_ref().unwrap_or(&Value::Null), full));
     }
@@ -74,8 +93,13 @@ async fn credentials(shared: &Shared, pod: &core::Pod, full: &str) -> Vec<AuthCo
 fn matching(auths: &Value, full: &str) -> Vec<AuthConfig> {
     let mut found: Vec<(usize, AuthConfig)> = Vec::new();
     for (registry, entry) in auths.as_object().into_iter().flatten() {
-        let bare = registry.trim_start_matches("https://").trim_start_matches("http://");
-        let bare = bare.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches("/v2");
+        let bare = registry
+            .trim_start_matches("https://")
+            .trim_start_matches("http://");
+        let bare = bare
+            .trim_end_matches('/')
+            .trim_end_matches("/v1")
+            .trim_end_matches("/v2");
         let bare = match bare {
             "index.docker.io" | "registry-1.docker.io" => "docker.io",
             other => other,
@@ -86,7 +110,9 @@ fn matching(auths: &Value, full: &str) -> Vec<AuthConfig> {
         }
         let text = |key: &str| entry[key].as_str().unwrap_or_default().to_string();
         let (mut username, mut password) = (text("username"), text("password"));
-        let decoded = base64::engine::general_purpose::STANDARD.decode(text("auth")).ok();
+        let decoded = base64::engine::general_purpose::STANDARD
+            .decode(text("auth"))
+            .ok();
         let decoded = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
         if let Some((user, pass)) = decoded.as_deref().and_then(|d| d.split_once(':')) {
             (username, password) = (user.to_string(), pass.to_string());
@@ -119,7 +145,8 @@ mod tests {
             "reg:5000": {"username": "a", "password": "b"},
             "reg:5000/team": {"username": "c", "password": "d"},
         });
-        let names = |full| -> Vec<String> { matching(&auths, full).into_iter().map(|a| a.username).collect() };
+        let names =
+            |full| -> Vec<String> { matching(&auths, full).into_iter().map(|a| a.username).collect() };
         assert_eq!(names("docker.io/library/x:latest"), ["u"]);
         assert_eq!(names("reg:5000/team/x:1"), ["c", "a"]);
         assert_eq!(names("reg:5000/teams/x:1"), ["a"]);

@@ -52,7 +52,11 @@ pub fn qos(pod: &core::Pod) -> Qos {
 /// A request or limit that is set and not zero. What does not parse has been refused by the API.
 fn amount(container: &core::Container, name: &str, request: bool) -> Option<Quantity> {
     let resources = container.resources.as_ref()?;
-    let list = if request { &resources.requests } else { &resources.limits };
+    let list = if request {
+        &resources.requests
+    } else {
+        &resources.limits
+    };
     let quantity = Quantity::parse(&list.as_ref()?.get(name)?.0).ok()?;
     (quantity.milli_value() > 0).then_some(quantity)
 }
@@ -67,7 +71,11 @@ fn quota(milli_cpu: i64) -> i64 {
 
 /// Who is killed first when memory runs out: the more, the sooner.
 fn oom_score_adj(pod: &core::Pod, container: &core::Container, node_memory_bytes: i64) -> i64 {
-    let critical = pod.spec.as_ref().and_then(|s| s.priority).is_some_and(|p| p >= 2_000_000_000);
+    let critical = pod
+        .spec
+        .as_ref()
+        .and_then(|s| s.priority)
+        .is_some_and(|p| p >= 2_000_000_000);
     match qos(pod) {
         _ if critical => -997,
         Qos::Guaranteed => -997,

@@ -54,13 +54,21 @@ pub(super) fn hostname(pod: &core::Pod) -> String {
         .filter(|h| !h.is_empty())
         .or_else(|| pod.metadata.name.clone())
         .unwrap_or_default();
-    let cut = name.char_indices().nth(HOSTNAME_MAX).map_or(name.len(), |(i, _)| i);
+    let cut = name
+        .char_indices()
+        .nth(HOSTNAME_MAX)
+        .map_or(name.len(), |(i, _)| i);
     name[..cut].trim_end_matches(['-', '.']).to_string()
 }
 
 /// `host.subdomain.namespace.svc.domain`, for pods that have a subdomain.
 pub(super) fn fqdn(pod: &core::Pod, config: &Config) -> Option<String> {
-    let subdomain = pod.spec.as_ref()?.subdomain.as_deref().filter(|s| !s.is_empty())?;
+    let subdomain = pod
+        .spec
+        .as_ref()?
+        .subdomain
+        .as_deref()
+        .filter(|s| !s.is_empty())?;
     Some(format!(
         "{}.{subdomain}.{}.svc.{}",
         hostname(pod),
@@ -83,7 +91,9 @@ pub fn log_directory(pod: &core::Pod, config: &Config) -> std::path::PathBuf {
 
 pub(super) fn dns(pod: &core::Pod, node: &ResolvConf, config: &Config) -> v1::DnsConfig {
     let spec = pod.spec.as_ref();
-    let policy = spec.and_then(|s| s.dns_policy.as_deref()).unwrap_or("ClusterFirst");
+    let policy = spec
+        .and_then(|s| s.dns_policy.as_deref())
+        .unwrap_or("ClusterFirst");
     let cluster = match policy {
         "ClusterFirstWithHostNet" => true,
         "ClusterFirst" => !host_network(pod),
@@ -113,7 +123,8 @@ pub(super) fn dns(pod: &core::Pod, node: &ResolvConf, config: &Config) -> v1::Dn
         conf.searches.extend(own.searches.iter().flatten().cloned());
         for option in own.options.iter().flatten() {
             let name = option.name.clone().unwrap_or_default();
-            conf.options.retain(|o| o.split(':').next() != Some(name.as_str()));
+            conf.options
+                .retain(|o| o.split(':').next() != Some(name.as_str()));
             conf.options.push(match option.value.as_deref() {
                 Some(value) if !value.is_empty() => format!("{name}:{value}"),
                 _ => name,
@@ -200,12 +211,20 @@ pub fn config(pod: &core::Pod, attempt: u32, node: &ResolvConf, config: &Config)
     let empty = core::PodSpec::default();
     let spec = pod.spec.as_ref().unwrap_or(&empty);
     let context = spec.security_context.as_ref();
-    let mut labels: HashMap<String, String> = pod.metadata.labels.clone().unwrap_or_default().into_iter().collect();
+    let mut labels: HashMap<String, String> = pod
+        .metadata
+        .labels
+        .clone()
+        .unwrap_or_default()
+        .into_iter()
+        .collect();
     labels.extend(pod_labels(pod));
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let privileged = containers
-        .clone()
-        .any(|c| c.security_context.as_ref().is_some_and(|s| s.privileged == Some(true)));
+    let privileged = containers.clone().any(|c| {
+        c.security_context
+            .as_ref()
+            .is_some_and(|s| s.privileged == Some(true))
+    });
     let ports = containers.flat_map(|c| c.ports.iter().flatten());
     let port_mappings = ports
         .filter(|p| p.host_port.is_some_and(|port| port > 0) && !host_network(pod))
@@ -295,7 +314,12 @@ mod tests {
             (
                 json!({"containers": []}),
                 vec!["10.96.0.10"],
-                vec!["n.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp"],
+                vec![
+                    "n.svc.cluster.local",
+                    "svc.cluster.local",
+                    "cluster.local",
+                    "corp",
+                ],
                 vec!["ndots:5"],
             ),
             (
@@ -318,11 +342,14 @@ mod tests {
             ),
         ] {
             let got = dns(&pod(spec), &node, &settings());
-            assert_eq!((got.servers, got.searches, got.options), (
-                servers.into_iter().map(String::from).collect(),
-                searches.into_iter().map(String::from).collect(),
-                options.into_iter().map(String::from).collect(),
-            ));
+            assert_eq!(
+                (got.servers, got.searches, got.options),
+                (
+                    servers.into_iter().map(String::from).collect(),
+                    searches.into_iter().map(String::from).collect(),
+                    options.into_iter().map(String::from).collect(),
+                )
+            );
         }
     }
 

@@ -12,8 +12,8 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, k8s_openapi};
-use knarr_client::events::{EventType, reference_to};
 use knarr_client::Error;
+use knarr_client::events::{EventType, reference_to};
 use knarr_kubelet::pod::{Action, Event, Hook, Node, Pod, find_spec};
 use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
 use tokio::sync::mpsc;
@@ -36,10 +36,18 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 pub(crate) enum Msg {
     Event(Event),
     /// This container, or the sandbox, has ended.
-    Look { id: String },
-    Observed { since: Timestamp, sandboxes: Vec<Sandbox>, containers: Vec<Container> },
+    Look {
+        id: String,
+    },
+    Observed {
+        since: Timestamp,
+        sandboxes: Vec<Sandbox>,
+        containers: Vec<Container>,
+    },
     /// Nobody is being looked at under this id any more.
-    Looked { id: String },
+    Looked {
+        id: String,
+    },
 }
 
 /// A handle on a pod's task.
@@ -214,7 +222,10 @@ impl Doer {
     }
 
     fn own(&self, id: &str) {
-        self.shared.owners.lock().insert(id.to_string(), self.inbox.clone());
+        self.shared
+            .owners
+            .lock()
+            .insert(id.to_string(), self.inbox.clone());
     }
 
     fn look(&mut self, id: String) {
@@ -350,7 +361,8 @@ impl Doer {
                 let config = self.sandbox_config();
                 let place = self.place();
                 tokio::spawn(async move {
-                    let made = create_container(&shared, &pod, &container, attempt, &sandbox, &config, &place);
+                    let made =
+                        create_container(&shared, &pod, &container, attempt, &sandbox, &config, &place);
                     let event = match made.await {
                         Ok(id) => {
                             shared.owners.lock().insert(id.clone(), inbox.clone());
@@ -425,7 +437,9 @@ impl Doer {
                 Hook::PostStart => l.post_start.as_ref(),
                 Hook::PreStop => l.pre_stop.as_ref(),
             });
-            let limit = timeout_seconds.and_then(|s| u64::try_from(s).ok()).map(Duration::from_secs);
+            let limit = timeout_seconds
+                .and_then(|s| u64::try_from(s).ok())
+                .map(Duration::from_secs);
             let result = match (handler, spec.as_deref()) {
                 (Some(handler), Some(container)) => {
                     let target = Target {
@@ -456,7 +470,11 @@ impl Doer {
         let pod: &core::Pod = self.machine.object();
         let mut about = reference_to(pod_kind(), pod as &dyn AnyObject);
         about.field_path = container.map(|(role, name)| format!("{}{{{name}}}", role.field()));
-        let type_ = if warning { EventType::Warning } else { EventType::Normal };
+        let type_ = if warning {
+            EventType::Warning
+        } else {
+            EventType::Normal
+        };
         self.shared.recorder.event(&about, type_, reason, message);
     }
 
@@ -522,7 +540,10 @@ async fn runtime_handler(shared: &Shared, pod: &core::Pod) -> Result<String, Run
         return Ok(String::new());
     };
     match shared.api.get(RuntimeClass::kind_of(), "", name).await {
-        Ok(class) => Ok(class.get::<RuntimeClass>().map(|c| c.handler.clone()).unwrap_or_default()),
+        Ok(class) => Ok(class
+            .get::<RuntimeClass>()
+            .map(|c| c.handler.clone())
+            .unwrap_or_default()),
         Err(error) => Err(RuntimeError::new("NotFound", error.to_string())),
     }
 }
@@ -542,7 +563,11 @@ async fn create_container(
     let spec = spec.ok_or_else(|| wrong(format!("the pod has no container {name:?} any more")))?;
     let sources = sources(shared, pod, &spec).await.map_err(wrong)?;
     let image_name = knarr_kubelet::image::normalize(spec.image.as_deref().unwrap_or("")).map_err(wrong)?;
-    let image = shared.runtime.image(&image_name).await.map_err(|e| wrong(e.message))?;
+    let image = shared
+        .runtime
+        .image(&image_name)
+        .await
+        .map_err(|e| wrong(e.message))?;
     let image = image.ok_or_else(|| wrong(format!("image {image_name:?} is not there any more")))?;
     let environment = env::environment(pod, &spec, &sources, place).map_err(wrong)?;
     let mut mounts = Vec::new();
@@ -570,7 +595,10 @@ async fn create_container(
         node_memory_bytes: shared.memory_bytes,
     })
     .map_err(wrong)?;
-    let made = shared.runtime.create_container(sandbox_id, &config, sandbox_config).await;
+    let made = shared
+        .runtime
+        .create_container(sandbox_id, &config, sandbox_config)
+        .await;
     made.map_err(|error| ("CreateContainerError", error.message))
 }
 
@@ -635,7 +663,9 @@ async fn sources(shared: &Shared, pod: &core::Pod, container: &core::Container) 
     for of in [namespace, "default"] {
         let services = shared.services.list(of).into_iter();
         let services = services.filter(|s| of == namespace || s.name() == "kubernetes");
-        sources.services.extend(services.filter_map(|s| s.to_typed::<core::Service>().map(Arc::new)));
+        sources
+            .services
+            .extend(services.filter_map(|s| s.to_typed::<core::Service>().map(Arc::new)));
     }
     Ok(sources)
 }

@@ -33,7 +33,10 @@ pub(super) async fn check(host: &str, action: &GRPCAction, limit: Duration) -> A
     let asked = tokio::time::timeout(limit, async {
         let endpoint = Endpoint::from_shared(format!("http://{at}")).map_err(|e| e.to_string())?;
         let channel = endpoint.connect().await.map_err(|_| {
-            format!("timeout: failed to connect service {at:?} within {}s", limit.as_secs())
+            format!(
+                "timeout: failed to connect service {at:?} within {}s",
+                limit.as_secs()
+            )
         })?;
         let mut grpc = tonic::client::Grpc::new(channel);
         grpc.ready().await.map_err(|e| e.to_string())?;

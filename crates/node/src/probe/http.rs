@@ -33,10 +33,17 @@ impl Url {
         let host = host.or_else(|| target.ips.first().cloned());
         let path = get.path.clone().unwrap_or_default();
         Ok(Url {
-            tls: get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https")),
+            tls: get
+                .scheme
+                .as_deref()
+                .is_some_and(|s| s.eq_ignore_ascii_case("https")),
             host: host.ok_or("the pod has no address")?,
             port: port(&get.port, target.container)?,
-            path: if path.starts_with('/') { path } else { format!("/{path}") },
+            path: if path.starts_with('/') {
+                path
+            } else {
+                format!("/{path}")
+            },
         })
     }
 
@@ -73,7 +80,9 @@ pub(super) async fn probe(url: &Url, get_action: &HTTPGetAction, limit: Duration
     for _ in 0..REDIRECTS_MAX {
         match get(&url, get_action, limit).await {
             Ok((status, location)) => {
-                let next = location.filter(|_| (300..400).contains(&status)).and_then(|l| url.join(&l));
+                let next = location
+                    .filter(|_| (300..400).contains(&status))
+                    .and_then(|l| url.join(&l));
                 match next {
                     Some(next) => url = next,
                     // A redirect that leaves the host counts as good, as in Kubernetes.
@@ -98,8 +107,12 @@ pub(super) async fn get(
             .await
             .map_err(|e| dial_error(&url.host, url.port, &e))?;
         if url.tls {
-            let name = rustls::pki_types::ServerName::try_from(url.host.clone()).map_err(|e| e.to_string())?;
-            let stream = connector()?.connect(name, stream).await.map_err(|e| e.to_string())?;
+            let name =
+                rustls::pki_types::ServerName::try_from(url.host.clone()).map_err(|e| e.to_string())?;
+            let stream = connector()?
+                .connect(name, stream)
+                .await
+                .map_err(|e| e.to_string())?;
             exchange(url, action, stream).await
         } else {
             exchange(url, action, stream).await
@@ -135,12 +148,20 @@ async fn exchange(
     for header in headers {
         request = request.header(&header.name, &header.value);
     }
-    let request = request.body(Empty::<bytes::Bytes>::new()).map_err(|e| words(&e))?;
+    let request = request
+        .body(Empty::<bytes::Bytes>::new())
+        .map_err(|e| words(&e))?;
     let response: Response<Incoming> = sender.send_request(request).await.map_err(|e| words(&e))?;
     let status = response.status().as_u16();
-    let location = response.headers().get("Location").and_then(|l| l.to_str().ok()).map(String::from);
+    let location = response
+        .headers()
+        .get("Location")
+        .and_then(|l| l.to_str().ok())
+        .map(String::from);
     // Reading the answer lets a server finish; what is too long is cut off.
-    let _ = Limited::new(response.into_body(), OUTPUT_MAX_BYTES).collect().await;
+    let _ = Limited::new(response.into_body(), OUTPUT_MAX_BYTES)
+        .collect()
+        .await;
     connection.abort();
     Ok((status, location))
 }

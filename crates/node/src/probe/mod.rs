@@ -47,7 +47,9 @@ pub async fn ask(
         Kind::Liveness => &spec.liveness_probe,
         Kind::Readiness => &spec.readiness_probe,
     };
-    let Some(probe) = probe else { return Answer::Success };
+    let Some(probe) = probe else {
+        return Answer::Success;
+    };
     let target = Target {
         runtime,
         container: &spec,
@@ -127,7 +129,9 @@ async fn run_exec(target: &Target<'_>, command: &[String], limit: Option<Duratio
         Err(error) if error.code == "DeadlineExceeded" => {
             let seconds = limit.map_or(0, |l| l.as_secs());
             let command = command.join(" ");
-            Answer::Failure(format!("command timed out: {command:?} timed out after {seconds}s"))
+            Answer::Failure(format!(
+                "command timed out: {command:?} timed out after {seconds}s"
+            ))
         }
         Err(error) => Answer::Unknown(error.to_string()),
     }

@@ -149,7 +149,11 @@ fn container(c: v1::Container) -> Container {
         pod: pod_ref(&c.labels),
         name: metadata.name,
         attempt: metadata.attempt,
-        hash: c.annotations.get(labels::CONTAINER_HASH).cloned().unwrap_or_default(),
+        hash: c
+            .annotations
+            .get(labels::CONTAINER_HASH)
+            .cloned()
+            .unwrap_or_default(),
         // A list knows no start; the creation is close, and the detail knows better.
         state: state(c.state, c.created_at, Exit::default),
         created_at: nanos(c.created_at),
@@ -277,21 +281,34 @@ impl Runtime for Cri {
         let request = v1::StopPodSandboxRequest {
             pod_sandbox_id: id.into(),
         };
-        gone_is_fine(within(DO, self.runtime().stop_pod_sandbox(request)).await.map(drop))
+        gone_is_fine(
+            within(DO, self.runtime().stop_pod_sandbox(request))
+                .await
+                .map(drop),
+        )
     }
 
     async fn remove_sandbox(&self, id: &str) -> Result<()> {
         let request = v1::RemovePodSandboxRequest {
             pod_sandbox_id: id.into(),
         };
-        gone_is_fine(within(DO, self.runtime().remove_pod_sandbox(request)).await.map(drop))
+        gone_is_fine(
+            within(DO, self.runtime().remove_pod_sandbox(request))
+                .await
+                .map(drop),
+        )
     }
 
     async fn containers(&self) -> Result<Vec<Container>> {
         let request = v1::ListContainersRequest { filter: None };
         let response = within(ASK, self.runtime().list_containers(request)).await?;
         let ours = |c: &v1::Container| c.labels.contains_key(labels::POD_UID);
-        Ok(response.containers.into_iter().filter(ours).map(container).collect())
+        Ok(response
+            .containers
+            .into_iter()
+            .filter(ours)
+            .map(container)
+            .collect())
     }
 
     async fn container(&self, id: &str) -> Result<ContainerDetail> {
@@ -356,7 +373,9 @@ impl Runtime for Cri {
         let request = v1::StartContainerRequest {
             container_id: id.into(),
         };
-        within(DO, self.runtime().start_container(request)).await.map(drop)
+        within(DO, self.runtime().start_container(request))
+            .await
+            .map(drop)
     }
 
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
@@ -375,7 +394,11 @@ impl Runtime for Cri {
         let request = v1::RemoveContainerRequest {
             container_id: id.into(),
         };
-        gone_is_fine(within(DO, self.runtime().remove_container(request)).await.map(drop))
+        gone_is_fine(
+            within(DO, self.runtime().remove_container(request))
+                .await
+                .map(drop),
+        )
     }
 
     async fn exec(&self, id: &str, command: &[String], timeout: Option<Duration>) -> Result<ExecOutput> {
@@ -406,10 +429,7 @@ impl Runtime for Cri {
                 container_id: attributes.id,
                 at: nanos(cpu.timestamp),
                 cpu_nanoseconds: cpu.usage_core_nano_seconds.map_or(0, |v| v.value),
-                memory_working_set_bytes: s
-                    .memory
-                    .and_then(|m| m.working_set_bytes)
-                    .map_or(0, |v| v.value),
+                memory_working_set_bytes: s.memory.and_then(|m| m.working_set_bytes).map_or(0, |v| v.value),
                 writable_layer_bytes: s.writable_layer.and_then(|w| w.used_bytes).map_or(0, |v| v.value),
             })
         };
@@ -482,13 +502,19 @@ impl Runtime for Cri {
             auth: auth.cloned(),
             sandbox_config: Some(sandbox.clone()),
         };
-        Ok(within(PULL, self.image_service().pull_image(request)).await?.image_ref)
+        Ok(within(PULL, self.image_service().pull_image(request))
+            .await?
+            .image_ref)
     }
 
     async fn remove_image(&self, name: &str) -> Result<()> {
         let request = v1::RemoveImageRequest {
             image: image_spec(name),
         };
-        gone_is_fine(within(DO, self.image_service().remove_image(request)).await.map(drop))
+        gone_is_fine(
+            within(DO, self.image_service().remove_image(request))
+                .await
+                .map(drop),
+        )
     }
 }

@@ -20,6 +20,20 @@ pub trait Pods: Send + Sync + 'static {
     fn list(&self) -> Vec<Arc<Pod>>;
 }
 
+/// As the kubelet's informer has them.
+impl Pods for knarr_client::Store {
+    fn get(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+        self.get(namespace, name)?.to_typed().map(Arc::new)
+    }
+
+    fn list(&self) -> Vec<Arc<Pod>> {
+        self.list("")
+            .iter()
+            .filter_map(|object| object.to_typed().map(Arc::new))
+            .collect()
+    }
+}
+
 /// The part of [`Runtime`] that logs and streams need.
 #[async_trait]
 pub trait Containers: Send + Sync + 'static {

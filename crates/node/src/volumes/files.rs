@@ -193,7 +193,10 @@ async fn secret(api: &dyn Api, pod: &core::Pod, keys: &Keys<'_>) -> Result<Conte
         Err(error) => return Err(error.to_string()),
     };
     let data = object.to_typed::<core::Secret>().unwrap_or_default().data;
-    keys.pick(data.into_iter().flatten().map(|(k, v)| (k, v.0)).collect(), "secret")
+    keys.pick(
+        data.into_iter().flatten().map(|(k, v)| (k, v.0)).collect(),
+        "secret",
+    )
 }
 
 fn downward_files(
@@ -227,7 +230,9 @@ async fn token(
 ) -> Result<Content, String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
     let account = pod.spec.as_ref().and_then(|s| s.service_account_name.clone());
-    let account = account.filter(|a| !a.is_empty()).unwrap_or_else(|| "default".into());
+    let account = account
+        .filter(|a| !a.is_empty())
+        .unwrap_or_else(|| "default".into());
     let audiences: Vec<&String> = wanted.audience.iter().filter(|a| !a.is_empty()).collect();
     let request = json!({
         "apiVersion": "authentication.k8s.io/v1",
@@ -264,7 +269,9 @@ async fn token(
 /// Makes a directory show this content, in one step. Nothing is touched when it does already.
 pub(super) fn write(directory: &Path, content: &Content, group: Option<u32>) -> io::Result<()> {
     for name in content.keys() {
-        let inside = Path::new(name).components().all(|c| matches!(c, Component::Normal(_)));
+        let inside = Path::new(name)
+            .components()
+            .all(|c| matches!(c, Component::Normal(_)));
         if !inside || name.is_empty() || name.starts_with("..") {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -280,7 +287,11 @@ pub(super) fn write(directory: &Path, content: &Content, group: Option<u32>) -> 
     {
         return Ok(());
     }
-    let stamp = tempfile::Builder::new().prefix("..").rand_bytes(12).tempdir_in(directory)?.keep();
+    let stamp = tempfile::Builder::new()
+        .prefix("..")
+        .rand_bytes(12)
+        .tempdir_in(directory)?
+        .keep();
     fs::set_permissions(&stamp, fs::Permissions::from_mode(0o755))?;
     for (name, file) in content {
         let path = stamp.join(name);
@@ -288,7 +299,11 @@ pub(super) fn write(directory: &Path, content: &Content, group: Option<u32>) -> 
             fs::create_dir_all(parent)?;
         }
         fs::write(&path, &file.bytes)?;
-        let mode = if group.is_some() { file.mode | 0o040 } else { file.mode };
+        let mode = if group.is_some() {
+            file.mode | 0o040
+        } else {
+            file.mode
+        };
         fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
         if group.is_some() {
             chown(&path, None, group)?;
@@ -365,7 +380,10 @@ mod tests {
             bytes: text.into(),
             mode: 0o640,
         };
-        files.iter().map(|(name, text)| ((*name).to_string(), file(text))).collect()
+        files
+            .iter()
+            .map(|(name, text)| ((*name).to_string(), file(text)))
+            .collect()
     }
 
     #[test]
@@ -380,7 +398,10 @@ mod tests {
         write(dir.path(), &content(&[("a", "1"), ("d/b", "2")]), None).unwrap();
         assert_eq!(fs::read_link(at("..data")).unwrap(), before, "nothing changed");
         write(dir.path(), &content(&[("c", "3")]), None).unwrap();
-        let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        let mut left: Vec<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
         left.sort();
         assert_eq!(left.len(), 3, "..data, what it points to, and c: {left:?}");
         assert_eq!(fs::read_to_string(at("c")).unwrap(), "3");

@@ -30,9 +30,8 @@ pub(super) fn check(path: &str, kind: &str) -> Result<(), String> {
         "Socket" if !is(fs::FileType::is_socket) => mistake("a socket file"),
         "CharDevice" if !is(fs::FileType::is_char_device) => mistake("a character device"),
         "BlockDevice" if !is(fs::FileType::is_block_device) => mistake("a block device"),
-        "Directory" | "DirectoryOrCreate" | "File" | "FileOrCreate" | "Socket" | "CharDevice" | "BlockDevice" => {
-            Ok(())
-        }
+        "Directory" | "DirectoryOrCreate" | "File" | "FileOrCreate" | "Socket" | "CharDevice"
+        | "BlockDevice" => Ok(()),
         other => Err(format!("{other:?} is not a known type of hostPath")),
     }
 }

@@ -95,7 +95,9 @@ impl Volumes {
             } else if let Some(host) = &volume.host_path {
                 host_path::check(&host.path, host.type_.as_deref().unwrap_or("")).map_err(failed)?;
             } else if files::is_files(volume) {
-                let content = files::gather(&*self.api, pod, volume, place).await.map_err(failed)?;
+                let content = files::gather(&*self.api, pod, volume, place)
+                    .await
+                    .map_err(failed)?;
                 files::tmpfs_if_secret(&path, volume).map_err(|e| failed(e.to_string()))?;
                 files::write(&path, &content, group).map_err(|e| failed(e.to_string()))?;
                 keep_current = true;
@@ -163,7 +165,12 @@ impl Volumes {
             Some(host) => PathBuf::from(&host.path),
             None => self.path(uid, volume),
         };
-        let value = |name: &str| environment.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+        let value = |name: &str| {
+            environment
+                .iter()
+                .find(|(n, _)| n == name)
+                .map(|(_, v)| v.clone())
+        };
         let sub_path = match (&mount.sub_path, &mount.sub_path_expr) {
             (Some(path), _) if !path.is_empty() => path.clone(),
             (_, Some(path)) if !path.is_empty() => expand(path, value),
@@ -224,7 +231,9 @@ fn empty_dir(path: &Path, source: &core::EmptyDirVolumeSource, group: Option<u32
     if memory && !mounts::is_mount_point(path)? {
         let limit = source.size_limit.as_ref();
         let limit = limit.and_then(|q| knarr_api::quantity::Quantity::parse(&q.0).ok());
-        let options = limit.filter(|q| q.value() > 0).map(|q| format!("size={}", q.value()));
+        let options = limit
+            .filter(|q| q.value() > 0)
+            .map(|q| format!("size={}", q.value()));
         mount(
             Some("tmpfs"),
             path,

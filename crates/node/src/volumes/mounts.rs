@@ -34,12 +34,18 @@ fn mount_points(table: &str) -> impl Iterator<Item = PathBuf> + '_ {
 pub(super) fn sub_path(base: &Path, sub_path: &str) -> io::Result<PathBuf> {
     let outside = || io::Error::new(io::ErrorKind::InvalidInput, "the subPath leads out of its volume");
     let wanted = Path::new(sub_path);
-    if wanted.components().any(|c| !matches!(c, Component::Normal(_) | Component::CurDir)) {
+    if wanted
+        .components()
+        .any(|c| !matches!(c, Component::Normal(_) | Component::CurDir))
+    {
         return Err(outside());
     }
     let real_base = base.canonicalize()?;
     if !real_base.is_dir() {
-        return Err(io::Error::new(io::ErrorKind::NotADirectory, "the volume is a file"));
+        return Err(io::Error::new(
+            io::ErrorKind::NotADirectory,
+            "the volume is a file",
+        ));
     }
     let mut at = real_base.clone();
     for component in wanted.components() {
