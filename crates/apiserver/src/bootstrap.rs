@@ -25,7 +25,10 @@ impl Server {
             self.ensure(&registry::PRIORITY_CLASS, class).await?;
         }
         for (kind, object) in default_roles::objects()? {
-            self.ensure_object(kind, object).await?;
+            // The server is of use without one of them; the kind's own rules say what is wrong with it.
+            if let Err(e) = self.ensure_object(kind, object).await {
+                tracing::error!("passed over a default role: {e}");
+            }
         }
         self.kubernetes_service().await
     }
