@@ -56,14 +56,6 @@ impl Strategy for Pod {
         }
     }
 
-    fn columns() -> &'static [crate::table::Column] {
-        columns::columns()
-    }
-
-    fn row(&self, now: k8s_openapi::jiff::Timestamp) -> Vec<crate::table::Cell> {
-        columns::row(self, now)
-    }
-
     fn warnings(&self) -> Vec<String> {
         warnings::pod_warnings(self)
     }
