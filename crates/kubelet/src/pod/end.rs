@@ -372,7 +372,8 @@ impl Pod {
             return;
         }
         self.containers.iter_mut().for_each(|c| c.work = Work::None);
-        if self.ending.as_ref().is_some_and(|e| !e.freed && e.why == Why::Completed) {
+        let completed = self.ending.as_ref().is_some_and(|e| e.why == Why::Completed);
+        if completed && matches!(self.sandbox, Sandbox::Ready { .. }) {
             // What has run is told before what it ran in is taken away.
             self.tell(now);
         }

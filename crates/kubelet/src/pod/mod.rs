@@ -300,6 +300,7 @@ impl Pod {
     pub fn step(&mut self, event: Event, now: Timestamp) -> Vec<Action> {
         self.timer = None;
         self.take(event, now);
+        self.take_losses();
         self.decide(now);
         if let Some(at) = self.timer {
             self.out.push(Action::SetTimer(at));

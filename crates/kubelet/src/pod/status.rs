@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::container::{find_spec, status_of, time};
+use super::container::{find_spec, lost_without_a_trace, status_of, time};
 use super::{Action, Container, Pod, Role, RunState, Sandbox, Why};
 
 /// The conditions this node writes; all others are somebody else's.
@@ -415,12 +415,7 @@ fn mark_lost(init: &mut [ContainerStatus], apps: &mut [ContainerStatus], spec: &
     let last_ended = |s: &ContainerStatus| s.last_state.as_ref().is_some_and(|s| s.terminated.is_some());
     let lose = |s: &mut ContainerStatus| {
         s.state = Some(ContainerState {
-            terminated: Some(ContainerStateTerminated {
-                exit_code: 137,
-                reason: Some("ContainerStatusUnknown".into()),
-                message: Some("The container could not be located when the pod was terminated".into()),
-                ..ContainerStateTerminated::default()
-            }),
+            terminated: Some(lost_without_a_trace()),
             ..ContainerState::default()
         });
     };
