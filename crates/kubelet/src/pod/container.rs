@@ -210,7 +210,9 @@ pub fn definition_hash(container: &core::Container) -> String {
     // FNV-1a, 32 bits: short, and the same everywhere.
     let hash = format!("{}\0{image}", container.name)
         .bytes()
-        .fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+        .fold(0x811c_9dc5_u32, |h, b| {
+            (h ^ u32::from(b)).wrapping_mul(0x0100_0193)
+        });
     format!("{hash:x}")
 }
 
@@ -270,7 +272,11 @@ pub(super) fn lost_without_a_trace() -> core::ContainerStateTerminated {
     }
 }
 
-pub(super) fn terminated(id: &str, exit: &Exit, started_at: Option<Timestamp>) -> core::ContainerStateTerminated {
+pub(super) fn terminated(
+    id: &str,
+    exit: &Exit,
+    started_at: Option<Timestamp>,
+) -> core::ContainerStateTerminated {
     core::ContainerStateTerminated {
         container_id: Some(format!("containerd://{id}")),
         exit_code: exit.code,
@@ -464,14 +470,13 @@ impl Pod {
         self.adopt(i, runs, newest, now);
     }
 
-    fn adopt(
-        &mut self,
-        i: usize,
-        runs: &[&runtime::Container],
-        newest: &runtime::Container,
-        now: Timestamp,
-    ) {
-        let known = self.object.status.as_ref().and_then(|s| status_of(s, &self.containers[i])).cloned();
+    fn adopt(&mut self, i: usize, runs: &[&runtime::Container], newest: &runtime::Container, now: Timestamp) {
+        let known = self
+            .object
+            .status
+            .as_ref()
+            .and_then(|s| status_of(s, &self.containers[i]))
+            .cloned();
         let container = &mut self.containers[i];
         let older: Vec<&&runtime::Container> = runs.iter().filter(|r| r.id != newest.id).collect();
         container.remains = older.iter().map(|r| r.id.clone()).collect();
@@ -559,7 +564,10 @@ impl Pod {
         let container = &mut self.containers[i];
         match std::mem::take(&mut container.work) {
             Work::PostStart { run } if run.id == id => self.begin_run(i, run, now),
-            Work::Starting { id: starting, attempt } if starting == id => {
+            Work::Starting {
+                id: starting,
+                attempt,
+            } if starting == id => {
                 // It ended before its start was answered: take it as started.
                 container.work = Work::Starting {
                     id: starting,
@@ -674,9 +682,9 @@ impl Pod {
         let told = match &answer {
             probe::Answer::Success => None,
             probe::Answer::Failure(heard) => Some(format!("{title} probe failed: {heard}")),
-            probe::Answer::Unknown(why) => {
-                Some(format!("{title} probe errored and resulted in unknown state: {why}"))
-            }
+            probe::Answer::Unknown(why) => Some(format!(
+                "{title} probe errored and resulted in unknown state: {why}"
+            )),
         };
         if let Some(message) = told {
             self.record(Some(i), true, "Unhealthy", message);

@@ -80,11 +80,13 @@ impl Life {
                 Action::Forget => self.log.push("forget".into()),
                 Action::CancelHook { id, .. } => {
                     self.log.push(format!("cancel hook {id}"));
-                    self.open.retain(|a| !matches!(a, Action::RunHook { id: i, .. } if i == id));
+                    self.open
+                        .retain(|a| !matches!(a, Action::RunHook { id: i, .. } if i == id));
                 }
                 Action::StopContainer { id, grace_seconds } => {
                     self.log.push(format!("stop {id} {grace_seconds}"));
-                    self.open.retain(|a| !matches!(a, Action::StopContainer { id: i, .. } if i == id));
+                    self.open
+                        .retain(|a| !matches!(a, Action::StopContainer { id: i, .. } if i == id));
                     self.open.push(action);
                 }
                 Action::Probe { container, kind, .. } => {
@@ -119,7 +121,9 @@ impl Life {
                 container,
                 result: Ok(Pulled::default()),
             },
-            Action::CreateContainer { container, attempt, .. } => Event::ContainerCreated {
+            Action::CreateContainer {
+                container, attempt, ..
+            } => Event::ContainerCreated {
                 id: format!("{container}{attempt}"),
                 container,
             },
@@ -166,7 +170,8 @@ impl Life {
 
     fn exit(&mut self, id: &str, code: i32) {
         assert!(self.running.remove(id).is_some(), "{id} does not run");
-        self.open.retain(|a| !matches!(a, Action::StopContainer { id: i, .. } if i == id));
+        self.open
+            .retain(|a| !matches!(a, Action::StopContainer { id: i, .. } if i == id));
         self.log.push(format!("exit {id} {code}"));
         let exit = Exit {
             code,
@@ -264,7 +269,11 @@ fn l1_l6_a_run_to_completion_shows_what_kubernetes_shows() {
     assert_eq!(life.status(), "Running c=running/0");
     assert_eq!(life.condition("Ready"), "True");
     life.exit("c0", 0);
-    let statuses: Vec<_> = life.take_log().into_iter().filter(|l| l.starts_with("status")).collect();
+    let statuses: Vec<_> = life
+        .take_log()
+        .into_iter()
+        .filter(|l| l.starts_with("status"))
+        .collect();
     assert_eq!(
         statuses,
         [
@@ -302,7 +311,11 @@ fn l5_restarts_wait_longer_each_time_and_say_so() {
     let mut life = Life::new(json!({}));
     life.settle();
     life.exit("c0", 1);
-    assert_eq!(life.status(), "Running c=running/1", "the first restart comes at once");
+    assert_eq!(
+        life.status(),
+        "Running c=running/1",
+        "the first restart comes at once"
+    );
     life.take_log();
     life.exit("c1", 1);
     assert_eq!(life.status(), "Running c=Error:1/1");
@@ -333,10 +346,17 @@ fn t5_the_object_goes_last() {
     life.settle();
     life.take_log();
     life.delete(30);
-    assert_eq!(life.take_log(), ["event Killing: Stopping container c", "stop c0 30"]);
+    assert_eq!(
+        life.take_log(),
+        ["event Killing: Stopping container c", "stop c0 30"]
+    );
     life.exit("c0", 0);
     let log = life.take_log();
-    let at = |what: &str| log.iter().position(|l| l.starts_with(what)).unwrap_or_else(|| panic!("{what}: {log:#?}"));
+    let at = |what: &str| {
+        log.iter()
+            .position(|l| l.starts_with(what))
+            .unwrap_or_else(|| panic!("{what}: {log:#?}"))
+    };
     assert!(at("exit c0") < at("sandbox stopped"));
     assert!(at("sandbox stopped") < at("delete") && at("volumes gone") < at("delete"));
     assert!(at("status Succeeded c=Completed:0/0") < at("delete"));
@@ -365,7 +385,11 @@ fn t2_a_pre_stop_hook_uses_up_the_grace_but_two_seconds() {
             life.hook_done(Hook::PreStop, result);
         }
         let log = life.take_log();
-        assert_eq!(log.iter().filter(|l| l.starts_with("hook PreStop")).count(), 1, "never repeated");
+        assert_eq!(
+            log.iter().filter(|l| l.starts_with("hook PreStop")).count(),
+            1,
+            "never repeated"
+        );
         assert_eq!(log.contains(&"cancel hook c0".to_string()), hung);
         let told = log.contains(&"event !FailedPreStopHook: PreStopHook failed".to_string());
         assert_eq!(told, failed, "{log:#?}");
@@ -394,7 +418,10 @@ fn t6_what_was_forced_away_is_ended_shortly_and_not_deleted_again() {
     life.settle();
     life.take_log();
     life.step(Event::Removed);
-    assert_eq!(life.take_log(), ["event Killing: Stopping container c", "stop c0 2"]);
+    assert_eq!(
+        life.take_log(),
+        ["event Killing: Stopping container c", "stop c0 2"]
+    );
     life.exit("c0", 137);
     let log = life.take_log();
     assert!(!log.contains(&"delete".to_string()));
@@ -419,13 +446,24 @@ fn l10_init_containers_go_first_and_sidecars_end_last() {
         "False/ContainersNotInitialized/containers with incomplete status: [i s t]"
     );
     life.exit("i0", 0);
-    let starts: Vec<_> = life.log.iter().filter(|l| l.starts_with("start")).cloned().collect();
-    assert_eq!(starts, ["start i0", "start s0", "start t0", "start a0", "start b0"]);
+    let starts: Vec<_> = life
+        .log
+        .iter()
+        .filter(|l| l.starts_with("start"))
+        .cloned()
+        .collect();
+    assert_eq!(
+        starts,
+        ["start i0", "start s0", "start t0", "start a0", "start b0"]
+    );
     assert_eq!(life.condition("Ready"), "True");
     life.take_log();
     life.delete(30);
     let stops = |life: &mut Life| -> Vec<String> {
-        life.take_log().into_iter().filter(|l| l.starts_with("stop")).collect()
+        life.take_log()
+            .into_iter()
+            .filter(|l| l.starts_with("stop"))
+            .collect()
     };
     assert_eq!(stops(&mut life), ["stop a0 30", "stop b0 30"]);
     life.wait(4);
@@ -470,7 +508,10 @@ fn l9_a_container_does_not_count_as_running_before_its_hook_is_done() {
     a["lifecycle"] = json!({"postStart": {"exec": {"command": ["x"]}}});
     let mut life = Life::new(json!({"containers": [a, container("b")]}));
     life.settle();
-    assert_eq!(life.status(), "Pending a=ContainerCreating/0 b=ContainerCreating/0");
+    assert_eq!(
+        life.status(),
+        "Pending a=ContainerCreating/0 b=ContainerCreating/0"
+    );
     life.hook_done(Hook::PostStart, Ok(()));
     assert_eq!(life.status(), "Running a=running/0 b=running/0");
 }
@@ -482,8 +523,14 @@ fn l9_a_failed_post_start_hook_ends_the_container() {
     let mut life = Life::new(json!({"containers": [c], "restartPolicy": "Never"}));
     life.settle();
     life.hook_done(Hook::PostStart, Err("no".into()));
-    assert!(life.log.contains(&"event !FailedPostStartHook: PostStartHook failed".to_string()));
-    assert!(life.log.contains(&"event Killing: FailedPostStartHook".to_string()));
+    assert!(
+        life.log
+            .contains(&"event !FailedPostStartHook: PostStartHook failed".to_string())
+    );
+    assert!(
+        life.log
+            .contains(&"event Killing: FailedPostStartHook".to_string())
+    );
     life.exit("c0", 0);
     assert_eq!(life.status(), "Succeeded c=Completed:0/0");
 }
@@ -492,10 +539,14 @@ fn l9_a_failed_post_start_hook_ends_the_container() {
 fn l8_readiness_decides_ready_and_liveness_restarts_with_its_own_grace() {
     let mut c = container("c");
     c["readinessProbe"] = json!({"exec": {}, "periodSeconds": 1, "failureThreshold": 1});
-    c["livenessProbe"] = json!({"exec": {}, "periodSeconds": 5, "failureThreshold": 1, "terminationGracePeriodSeconds": 7});
+    c["livenessProbe"] =
+        json!({"exec": {}, "periodSeconds": 5, "failureThreshold": 1, "terminationGracePeriodSeconds": 7});
     let mut life = Life::new(json!({"containers": [c]}));
     life.settle();
-    assert_eq!(life.condition("Ready"), "False/ContainersNotReady/containers with unready status: [c]");
+    assert_eq!(
+        life.condition("Ready"),
+        "False/ContainersNotReady/containers with unready status: [c]"
+    );
     life.probed(Kind::Readiness, Answer::Success);
     assert_eq!(life.condition("Ready"), "True");
     life.take_log();
@@ -547,12 +598,18 @@ fn l7_readiness_gates_hold_ready_back() {
     );
     let condition = json!({"type": "x/y", "status": "True"});
     let mut status = life.object.status.clone().unwrap();
-    status.conditions.get_or_insert_default().push(serde_json::from_value(condition).unwrap());
+    status
+        .conditions
+        .get_or_insert_default()
+        .push(serde_json::from_value(condition).unwrap());
     life.object.status = Some(status.clone());
     life.step(Event::Updated(Arc::new(life.object.clone())));
     assert_eq!(life.condition("Ready"), "True");
     let merged = merge(&status, life.pod.status());
-    assert!(merged.conditions.unwrap().iter().any(|c| c.type_ == "x/y"), "what others wrote is kept");
+    assert!(
+        merged.conditions.unwrap().iter().any(|c| c.type_ == "x/y"),
+        "what others wrote is kept"
+    );
 }
 
 #[test]
@@ -572,7 +629,11 @@ fn l4_pulls_fail_back_off_and_are_tried_again() {
     }) {
         life.give(at, event);
     }
-    let pull = life.open.iter().position(|a| matches!(a, Action::PullImage { .. })).unwrap();
+    let pull = life
+        .open
+        .iter()
+        .position(|a| matches!(a, Action::PullImage { .. }))
+        .unwrap();
     let result = Err("rpc error".to_string());
     life.give(
         pull,
@@ -595,7 +656,11 @@ fn l4_pulls_fail_back_off_and_are_tried_again() {
         assert!(log.contains(&wanted.to_string()), "{wanted}: {log:#?}");
     }
     life.wait(9);
-    assert_eq!(life.status(), "Running c=running/0", "10 s later it is tried again");
+    assert_eq!(
+        life.status(),
+        "Running c=running/0",
+        "10 s later it is tried again"
+    );
 }
 
 #[test]
@@ -667,7 +732,11 @@ fn l8_s1_a_restarted_kubelet_adopts_what_runs_and_keeps_it_ready() {
     });
     life.settle();
     assert_eq!(life.condition("Ready"), "True");
-    assert!(!life.log.iter().any(|l| l.starts_with("start")), "{:#?}", life.log);
+    assert!(
+        !life.log.iter().any(|l| l.starts_with("start")),
+        "{:#?}",
+        life.log
+    );
     life.exit("c0", 1);
     assert_eq!(life.status(), "Running c=running/1");
 }
@@ -682,7 +751,10 @@ fn l4_an_end_nobody_saw_is_found_and_one_without_a_trace_is_unknown() {
         ..Exit::default()
     };
     for (containers, want) in [
-        (vec![seen("c", 0, ContainerState::Exited(exit))], "Failed c=Error:4/0"),
+        (
+            vec![seen("c", 0, ContainerState::Exited(exit))],
+            "Failed c=Error:4/0",
+        ),
         (vec![], "Failed c=ContainerStatusUnknown:137/0"),
     ] {
         let mut life = Life::of(before.object.clone());
@@ -693,7 +765,10 @@ fn l4_an_end_nobody_saw_is_found_and_one_without_a_trace_is_unknown() {
         });
         life.settle();
         assert_eq!(life.status(), want);
-        assert!(!life.log.iter().any(|l| l.starts_with("start")), "it is not run a second time");
+        assert!(
+            !life.log.iter().any(|l| l.starts_with("start")),
+            "it is not run a second time"
+        );
     }
 }
 
@@ -708,13 +783,7 @@ fn a_lost_sandbox_is_made_anew() {
             ready: false,
             ..sandbox()
         }],
-        containers: vec![seen(
-            "c",
-            0,
-            ContainerState::Running {
-                started_at: life.now,
-            },
-        )],
+        containers: vec![seen("c", 0, ContainerState::Running { started_at: life.now })],
     });
     life.exit("c0", 137);
     assert_eq!(life.status(), "Running c=running/1");
@@ -796,15 +865,25 @@ fn s1_t5_no_order_of_answers_runs_anything_twice_or_deletes_too_early() {
                         Action::Probe { id, kind, .. } => Event::Probed {
                             id,
                             kind,
-                            answer: if fails { Answer::Failure("x".into()) } else { Answer::Success },
+                            answer: if fails {
+                                Answer::Failure("x".into())
+                            } else {
+                                Answer::Success
+                            },
                         },
-                        Action::StopContainer { id, .. } if fails => Event::StopFailed { id, message: "x".into() },
+                        Action::StopContainer { id, .. } if fails => Event::StopFailed {
+                            id,
+                            message: "x".into(),
+                        },
                         Action::StopContainer { id, .. } => {
                             if life.running.remove(&id).is_none() {
                                 life.open.remove(at);
                                 continue;
                             }
-                            Event::ContainerExited { id, exit: Exit::default() }
+                            Event::ContainerExited {
+                                id,
+                                exit: Exit::default(),
+                            }
                         }
                         other => life.answer(&other).expect("every action has an answer"),
                     };
@@ -814,15 +893,30 @@ fn s1_t5_no_order_of_answers_runs_anything_twice_or_deletes_too_early() {
             }
             if life.pod.is_ending() {
                 let now_made = being_made(&life);
-                assert!(now_made <= made_before_the_end, "seed {seed}: something is begun at the end");
+                assert!(
+                    now_made <= made_before_the_end,
+                    "seed {seed}: something is begun at the end"
+                );
                 made_before_the_end = now_made;
             }
             if let Some(deleted) = life.log.iter().position(|l| l == "delete") {
-                assert!(life.running.is_empty(), "seed {seed}: something runs on: {:?}", life.running);
-                assert!(life.log[deleted..].iter().all(|l| !l.starts_with("start")), "seed {seed}");
+                assert!(
+                    life.running.is_empty(),
+                    "seed {seed}: something runs on: {:?}",
+                    life.running
+                );
+                assert!(
+                    life.log[deleted..].iter().all(|l| !l.starts_with("start")),
+                    "seed {seed}"
+                );
                 break;
             }
         }
-        assert!(life.log.contains(&"delete".to_string()), "seed {seed} never ends: open {:?} log {:#?}", life.open, &life.log[life.log.len().saturating_sub(12)..]);
+        assert!(
+            life.log.contains(&"delete".to_string()),
+            "seed {seed} never ends: open {:?} log {:#?}",
+            life.open,
+            &life.log[life.log.len().saturating_sub(12)..]
+        );
     }
 }
