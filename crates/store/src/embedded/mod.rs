@@ -249,7 +249,6 @@ impl Drop for EmbeddedStore {
         {
             tracing::error!("the store's writer thread had panicked");
         }
-        self.shared.hub.close();
     }
 }
 
