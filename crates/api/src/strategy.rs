@@ -47,6 +47,7 @@ pub trait Strategy:
     + Send
     + Sync
     + Default
+    + schemars::JsonSchema
 {
     /// Fills in what the user left out, as v1.36 does (`zz_generated.defaults.go` and its callees). Idempotent.
     fn set_defaults(&mut self) {}
@@ -138,6 +139,8 @@ pub trait Ops: Send + Sync {
     fn field(&self, obj: &dyn AnyObject, path: &str) -> Result<String, Error>;
     fn columns(&self) -> &'static [Column];
     fn row(&self, obj: &dyn AnyObject, now: Timestamp) -> Result<Vec<Cell>, Error>;
+    /// Adds the kind's published schema, and all it refers to, to the generator's definitions.
+    fn schema(&self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema;
 }
 
 /// The [`Ops`] of `T`.
@@ -228,5 +231,8 @@ impl<T: Strategy + 'static> Ops for Of<T> {
     }
     fn row(&self, obj: &dyn AnyObject, now: Timestamp) -> Result<Vec<Cell>, Error> {
         Ok(cast::<T>(obj)?.row(now))
+    }
+    fn schema(&self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        crate::schema::define::<T>(generator)
     }
 }

@@ -2,3 +2,4 @@
 
 pub mod field;
 pub mod label;
+mod label_syntax;

@@ -14,9 +14,11 @@ mod validation;
 mod warnings;
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
+use k8s_openapi::jiff::Timestamp;
 
 use crate::field::Errors;
 use crate::strategy::{Deletion, Part, Strategy};
+use crate::table::{Cell, Column};
 
 pub use defaults::{drop_init_container_annotations, set_claim_spec_defaults, set_pod_spec_defaults};
 pub use prepare::drop_disabled_fields;
@@ -52,14 +54,6 @@ impl Strategy for Pod {
             Part::Other(_) => Errors::new(),
             Part::Main => validation::validate_update(self, old),
         }
-    }
-
-    fn columns() -> &'static [crate::table::Column] {
-        columns::columns()
-    }
-
-    fn row(&self, now: k8s_openapi::jiff::Timestamp) -> Vec<crate::table::Cell> {
-        columns::row(self, now)
     }
 
     fn warnings(&self) -> Vec<String> {
@@ -109,6 +103,14 @@ impl Strategy for Pod {
             _ => None,
         };
         value.unwrap_or("").to_string()
+    }
+
+    fn columns() -> &'static [Column] {
+        columns::columns()
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        columns::row(self, now)
     }
 }
 

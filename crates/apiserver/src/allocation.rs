@@ -1,0 +1,178 @@
+//! Service addresses: cluster IPs and node ports, as the rules of Services give them out
+//! (`knarr_api::kinds::service_ips`).
+//!
+//! What is taken is what the cached Services hold, plus what requests on their way have reserved.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Service;
+use knarr_api::kinds::service_ips::{Cidr, NodePorts, Pool, allocate, held};
+use knarr_api::strategy::Part;
+use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi, registry};
+use parking_lot::Mutex;
+
+use crate::cache::Cache;
+use crate::cache::change::Filter;
+use crate::seams::Entropy;
+
+/// The range that services get addresses from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceRange(Cidr);
+
+impl ServiceRange {
+    /// From `10.96.0.0/12`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let range = Cidr::parse(text).filter(|r| r.next_free(|_| false, 0).is_some());
+        range
+            .map(|r| ServiceRange(r.masked()))
+            .ok_or_else(|| format!("{text:?} is no address range with room for services, such as \"10.96.0.0/12\""))
+    }
+
+    /// The address of the `kubernetes` Service.
+    pub fn first(&self) -> IpAddr {
+        let text = self.0.to_string();
+        let base = text.split('/').next().and_then(|a| a.parse().ok());
+        match base {
+            Some(IpAddr::V4(a)) => IpAddr::V4((u32::from(a) + 1).into()),
+            Some(IpAddr::V6(a)) => IpAddr::V6((u128::from(a) + 1).into()),
+            None => unreachable!("a range begins with its address"),
+        }
+    }
+}
+
+impl std::fmt::Display for ServiceRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// See the module.
+pub struct Allocations {
+    range: ServiceRange,
+    entropy: Arc<dyn Entropy>,
+    on_their_way: Arc<Mutex<Taken>>,
+}
+
+#[derive(Clone, Default)]
+struct Taken {
+    addresses: HashSet<IpAddr>,
+    ports: HashSet<i32>,
+}
+
+impl Taken {
+    fn take(&mut self, service: &Service) {
+        let (addresses, ports) = held(service);
+        self.addresses.extend(addresses);
+        self.ports.extend(ports);
+    }
+}
+
+/// What a request holds until its write is in the cache.
+#[derive(Default)]
+pub struct Reserved(Option<(Service, Arc<Mutex<Taken>>)>);
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some((service, on_their_way)) = &self.0 {
+            let mut taken = on_their_way.lock();
+            let (addresses, ports) = held(service);
+            for address in &addresses {
+                taken.addresses.remove(address);
+            }
+            for port in &ports {
+                taken.ports.remove(port);
+            }
+        }
+    }
+}
+
+impl Allocations {
+    pub fn new(range: ServiceRange, entropy: Arc<dyn Entropy>) -> Self {
+        Allocations {
+            range,
+            entropy,
+            on_their_way: Arc::default(),
+        }
+    }
+
+    pub(crate) fn range(&self) -> ServiceRange {
+        self.range
+    }
+
+    pub(crate) fn for_create(&self, kind: &Kind, object: &mut dyn AnyObject, cache: &Cache) -> Result<Reserved, Error> {
+        match object.as_any_mut().downcast_mut::<Service>() {
+            Some(service) if *kind == registry::SERVICE => self.allocate(service, None, cache),
+            _ => Ok(Reserved::default()),
+        }
+    }
+
+    pub(crate) fn for_update(
+        &self,
+        kind: &Kind,
+        old: &Object,
+        new: &mut dyn AnyObject,
+        part: Part,
+        cache: &Cache,
+    ) -> Result<Reserved, Error> {
+        if *kind != registry::SERVICE || part != Part::Main {
+            return Ok(Reserved::default());
+        }
+        match (old.get::<Service>(), new.as_any_mut().downcast_mut::<Service>()) {
+            (Some(old), Some(service)) => self.allocate(service, Some(old), cache),
+            _ => Err(Error::internal("a Service that is none")),
+        }
+    }
+
+    fn allocate(&self, service: &mut Service, old: Option<&Service>, cache: &Cache) -> Result<Reserved, Error> {
+        // Held until what is chosen is entered, so that no two requests choose the same.
+        let mut on_their_way = self.on_their_way.lock();
+        let own = old.and_then(|o| o.metadata.uid.as_deref());
+        let mut taken = on_their_way.clone();
+        for object in cache
+            .of(&registry::SERVICE)?
+            .list(&Filter::everything(&registry::SERVICE, ""))
+        {
+            if own != Some(object.uid())
+                && let Some(other) = object.get::<Service>()
+            {
+                taken.take(other);
+            }
+        }
+        let mut chance = [0; 8];
+        self.entropy.fill(&mut chance);
+        let pool = Pool {
+            ranges: &[self.range.0],
+            node_ports: NodePorts::default(),
+            ip_is_used: &|ip| taken.addresses.contains(&ip),
+            port_is_used: &|port| taken.ports.contains(&port),
+            chance: u64::from_le_bytes(chance),
+        };
+        let mistakes = allocate(service, old, &pool);
+        if !mistakes.is_empty() {
+            let name = service.metadata.name.as_deref().unwrap_or("");
+            return Err(Error::invalid(registry::SERVICE.about_kind(name), &mistakes));
+        }
+        on_their_way.take(service);
+        drop(on_their_way);
+        Ok(Reserved(Some((service.clone(), self.on_their_way.clone()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_read_and_begin_with_their_first_address() {
+        let range = ServiceRange::parse("10.97.3.0/16").unwrap();
+        assert_eq!(
+            (range.to_string().as_str(), range.first().to_string().as_str()),
+            ("10.97.0.0/16", "10.97.0.1")
+        );
+        for wrong in ["10.0.0.0", "10.0.0.0/33", "10.0.0.0/32"] {
+            assert!(ServiceRange::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}
