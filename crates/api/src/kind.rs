@@ -101,11 +101,12 @@ impl Kind {
         }
     }
 
-    /// For `Invalid` errors, which speak of the kind.
+    /// For `Invalid` errors, which speak of the kind, as it is stored.
     pub fn about_kind<'a>(&self, name: &'a str) -> crate::error::About<'a> {
+        let kind = self.stored_as.unwrap_or(self);
         crate::error::About {
-            group: self.group,
-            resource: self.kind,
+            group: kind.group,
+            resource: kind.kind,
             name,
         }
     }

@@ -20,7 +20,7 @@ pub trait AnyObject: Any + Send + Sync + fmt::Debug {
     fn as_any_mut(&mut self) -> &mut dyn Any;
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
     fn clone_box(&self) -> Box<dyn AnyObject>;
-    /// Appends the JSON encoding, which begins with [`json_prefix`] of the kind.
+    /// Appends the JSON encoding: apiVersion and kind, then the fields in alphabetical order.
     fn encode_into(&self, out: &mut Vec<u8>);
 }
 
@@ -54,14 +54,45 @@ where
     }
 }
 
-/// How every encoded object of a kind begins. The resourceVersion is put in right behind it,
-/// because it is known only after the store has committed the rest.
+/// How an encoded object of most kinds begins. Kinds with a field that sorts before `metadata` (`data`, `endpoints`,
+/// `action` …) have that first: see [`metadata_start`].
 pub fn json_prefix(kind: &Kind) -> String {
     format!(
         r#"{{"apiVersion":"{}","kind":"{}","metadata":{{"#,
         kind.api_version(),
         kind.kind
     )
+}
+
+/// Where the members of `metadata` begin in an encoded object: right behind its opening brace. The
+/// resourceVersion is put in there, because it is known only after the store has committed the rest.
+/// `None` if there is no such member at the top.
+fn metadata_start(kind: &Kind, json: &[u8]) -> Option<usize> {
+    const MEMBER: &[u8] = br#""metadata":{"#;
+    let prefix = json_prefix(kind);
+    if json.starts_with(prefix.as_bytes()) {
+        return Some(prefix.len());
+    }
+    let mut depth = 0;
+    let mut at = 0;
+    while let Some(byte) = json.get(at) {
+        match byte {
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth -= 1,
+            b'"' => {
+                if depth == 1 && json[at..].starts_with(MEMBER) {
+                    return Some(at + MEMBER.len());
+                }
+                at += 1;
+                while *json.get(at)? != b'"' {
+                    at += if json[at] == b'\\' { 2 } else { 1 };
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    None
 }
 
 /// One object at one revision: the typed value and its JSON, both immutable.
@@ -82,17 +113,22 @@ impl Object {
         revision: u64,
     ) -> Self {
         let version = revision.to_string();
-        let at = json_prefix(kind).len();
         let mut json = Vec::with_capacity(stored.len() + version.len() + 21);
-        json.extend_from_slice(&stored[..at]);
-        json.extend_from_slice(br#""resourceVersion":""#);
-        json.extend_from_slice(version.as_bytes());
-        json.push(b'"');
-        if stored.get(at) != Some(&b'}') {
-            json.push(b',');
+        if let Some(at) = metadata_start(kind, stored) {
+            json.extend_from_slice(&stored[..at]);
+            json.extend_from_slice(br#""resourceVersion":""#);
+            json.extend_from_slice(version.as_bytes());
+            json.push(b'"');
+            if stored.get(at) != Some(&b'}') {
+                json.push(b',');
+            }
+            json.extend_from_slice(&stored[at..]);
         }
-        json.extend_from_slice(&stored[at..]);
         typed.metadata_mut().resource_version = Some(version);
+        if json.is_empty() {
+            // Not as this version writes it: encoded anew, which is always right.
+            typed.encode_into(&mut json);
+        }
         Object {
             kind,
             revision,
@@ -233,5 +269,39 @@ impl<T: 'static> Deref for Shared<T> {
 impl<T: fmt::Debug + 'static> fmt::Debug for Shared<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry;
+
+    fn stored(kind: &'static Kind, written: &str) -> serde_json::Value {
+        let mut typed = kind.ops.decode(written.as_bytes()).expect("an object").object;
+        let stored = Object::encode_for_store(&mut *typed);
+        let object = Object::from_stored(kind, typed, &stored, 42);
+        assert_eq!(object.metadata().resource_version.as_deref(), Some("42"));
+        serde_json::from_slice(object.json()).expect("JSON")
+    }
+
+    #[test]
+    fn the_resource_version_goes_into_the_metadata_of_every_kind() {
+        for kind in registry::ALL.iter().filter(|k| k.is_stored()) {
+            for metadata in [r#"{}"#, r#"{"name":"a","labels":{"metadata":"\"}"}}"#] {
+                let json = stored(kind, &format!(r#"{{"metadata":{metadata}}}"#));
+                assert_eq!(json["metadata"]["resourceVersion"], "42", "{kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn data_that_looks_like_metadata_is_left_alone() {
+        let json = stored(
+            &registry::CONFIG_MAP,
+            r#"{"metadata":{"name":"a"},"data":{"metadata":"{\"metadata\":{","x":"\\"}}"#,
+        );
+        assert_eq!(json["metadata"]["resourceVersion"], "42");
+        assert_eq!(json["data"]["metadata"], "{\"metadata\":{");
     }
 }

@@ -47,6 +47,7 @@ pub trait Strategy:
     + Send
     + Sync
     + Default
+    + schemars::JsonSchema
 {
     /// Fills in what the user left out, as v1.36 does (`zz_generated.defaults.go` and its callees). Idempotent.
     fn set_defaults(&mut self) {}
@@ -101,12 +102,12 @@ pub trait Strategy:
 
     /// The columns of `kubectl get`, with Kubernetes' names, types, formats and priorities.
     fn columns() -> &'static [Column] {
-        crate::table::NAME_AND_AGE
+        crate::table::NAME_AND_CREATED_AT
     }
 
     /// One row, a cell for each of [`Strategy::columns`].
-    fn row(&self, now: Timestamp) -> Vec<Cell> {
-        crate::table::name_and_age(k8s_openapi::Metadata::metadata(self), now)
+    fn row(&self, _now: Timestamp) -> Vec<Cell> {
+        crate::table::name_and_created_at(k8s_openapi::Metadata::metadata(self))
     }
 }
 
@@ -138,6 +139,8 @@ pub trait Ops: Send + Sync {
     fn field(&self, obj: &dyn AnyObject, path: &str) -> Result<String, Error>;
     fn columns(&self) -> &'static [Column];
     fn row(&self, obj: &dyn AnyObject, now: Timestamp) -> Result<Vec<Cell>, Error>;
+    /// Adds the kind's published schema, and all it refers to, to the generator's definitions.
+    fn schema(&self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema;
 }
 
 /// The [`Ops`] of `T`.
@@ -228,5 +231,8 @@ impl<T: Strategy + 'static> Ops for Of<T> {
     }
     fn row(&self, obj: &dyn AnyObject, now: Timestamp) -> Result<Vec<Cell>, Error> {
         Ok(cast::<T>(obj)?.row(now))
+    }
+    fn schema(&self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        crate::schema::define::<T>(generator)
     }
 }

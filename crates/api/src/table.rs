@@ -1,7 +1,15 @@
 //! Rows and columns of `kubectl get` (meta/v1 Table).
+//!
+//! A kind says its [`Column`]s and its row ([`crate::Strategy`]); this room has the words cells share
+//! (ages, lists cut short) and the Table itself. Wide columns are always sent: the client leaves them out.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, MicroTime, ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
+use serde::Serialize;
+use serde_json::value::RawValue;
 
 /// A column's definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,38 +23,183 @@ pub struct Column {
     pub priority: i32,
 }
 
+impl Column {
+    const fn of(of: &'static str, name: &'static str) -> Self {
+        Column {
+            name,
+            of,
+            format: "",
+            priority: 0,
+        }
+    }
+
+    pub const fn string(name: &'static str) -> Self {
+        Self::of("string", name)
+    }
+
+    pub const fn integer(name: &'static str) -> Self {
+        Self::of("integer", name)
+    }
+
+    pub const fn boolean(name: &'static str) -> Self {
+        Self::of("boolean", name)
+    }
+
+    /// A time as it stands; the client turns it into an age.
+    pub const fn date(name: &'static str) -> Self {
+        Self::of("date", name)
+    }
+
+    /// Shown with `-o wide` only.
+    pub const fn wide(mut self) -> Self {
+        self.priority = 1;
+        self
+    }
+
+    /// A cell that names an object (kubectl puts `kind/` in front when several kinds are shown).
+    pub const fn names_object(mut self) -> Self {
+        self.format = "name";
+        self
+    }
+}
+
+/// The object's name, first in almost every table.
+pub const NAME: Column = Column::string("Name").names_object();
+/// How long ago the object was created.
+pub const AGE: Column = Column::string("Age");
+pub const CONTAINERS: Column = Column::string("Containers").wide();
+pub const IMAGES: Column = Column::string("Images").wide();
+pub const SELECTOR: Column = Column::string("Selector").wide();
+
 /// One cell: a JSON string, number, boolean or null.
 pub type Cell = serde_json::Value;
 
 /// What a kind without columns of its own shows.
-pub const NAME_AND_AGE: &[Column] = &[
-    Column {
-        name: "Name",
-        of: "string",
-        format: "name",
-        priority: 0,
-    },
-    Column {
-        name: "Age",
-        of: "string",
-        format: "",
-        priority: 0,
-    },
-];
+pub const NAME_AND_CREATED_AT: &[Column] = &[NAME, Column::date("Created At")];
+
+/// The row for [`NAME_AND_CREATED_AT`].
+pub fn name_and_created_at(meta: &ObjectMeta) -> Vec<Cell> {
+    let created = meta.creation_timestamp.as_ref();
+    vec![
+        name(meta),
+        created.map_or(Cell::Null, |t| {
+            t.0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into()
+        }),
+    ]
+}
+
+/// Columns of some kinds that have nothing more to tell.
+pub const NAME_AND_AGE: &[Column] = &[NAME, AGE];
 
 /// The row for [`NAME_AND_AGE`].
 pub fn name_and_age(meta: &ObjectMeta, now: Timestamp) -> Vec<Cell> {
-    vec![
-        meta.name.clone().unwrap_or_default().into(),
-        age(meta.creation_timestamp.as_ref(), now).into(),
-    ]
+    vec![name(meta), created(meta, now)]
+}
+
+/// The cell of [`NAME`].
+pub fn name(meta: &ObjectMeta) -> Cell {
+    meta.name.clone().unwrap_or_default().into()
+}
+
+/// The cell of [`AGE`].
+pub fn created(meta: &ObjectMeta, now: Timestamp) -> Cell {
+    age(meta.creation_timestamp.as_ref(), now).into()
+}
+
+/// The text, or a placeholder such as `<none>` where there is none.
+pub fn or<'a>(text: Option<&'a str>, placeholder: &'a str) -> &'a str {
+    match text {
+        None | Some("") => placeholder,
+        Some(text) => text,
+    }
+}
+
+/// Names and images of containers, each joined by commas: the cells of [`CONTAINERS`] and [`IMAGES`].
+pub fn containers(containers: &[Container]) -> [Cell; 2] {
+    let names: Vec<&str> = containers.iter().map(|c| c.name.as_str()).collect();
+    let images: Vec<&str> = containers
+        .iter()
+        .map(|c| c.image.as_deref().unwrap_or(""))
+        .collect();
+    [names.join(",").into(), images.join(",").into()]
+}
+
+/// `a=b,c=d`, sorted; `<none>` for none.
+pub fn labels<'a>(labels: impl IntoIterator<Item = (&'a String, &'a String)>) -> String {
+    let mut pairs: Vec<String> = labels.into_iter().map(|(k, v)| format!("{k}={v}")).collect();
+    pairs.sort_unstable();
+    if pairs.is_empty() {
+        "<none>".into()
+    } else {
+        pairs.join(",")
+    }
+}
+
+/// A label selector in the query string's syntax, requirements sorted by key; `<none>` if it has none.
+pub fn label_selector(selector: Option<&LabelSelector>) -> String {
+    let text = selector.map(selector_text).unwrap_or_default();
+    or(Some(&text), "<none>").to_string()
+}
+
+/// As [`label_selector`], empty if it has no requirement.
+pub fn selector_text(selector: &LabelSelector) -> String {
+    let mut requirements: Vec<(&str, String)> = Vec::new();
+    for (key, value) in selector.match_labels.iter().flatten() {
+        requirements.push((key, format!("{key}={value}")));
+    }
+    for e in selector.match_expressions.iter().flatten() {
+        let mut values = e.values.clone().unwrap_or_default();
+        values.sort_unstable();
+        let values = values.join(",");
+        requirements.push((
+            &e.key,
+            match e.operator.as_str() {
+                "In" => format!("{} in ({values})", e.key),
+                "NotIn" => format!("{} notin ({values})", e.key),
+                "Exists" => e.key.clone(),
+                "DoesNotExist" => format!("!{}", e.key),
+                _ => return "<error>".into(),
+            },
+        ));
+    }
+    requirements.sort_by(|a, b| a.0.cmp(b.0));
+    let texts: Vec<String> = requirements.into_iter().map(|(_, text)| text).collect();
+    texts.join(",")
+}
+
+/// At the most `max` of `items`, with `… + 2 more...` for the rest.
+pub fn cut_short(items: &[String], max: usize) -> String {
+    if items.len() > max {
+        format!("{} + {} more...", items[..max].join(","), items.len() - max)
+    } else {
+        items.join(",")
+    }
+}
+
+/// `True`, `False` or `<unset>`.
+pub fn yes_or_no(value: Option<bool>) -> &'static str {
+    match value {
+        Some(true) => "True",
+        Some(false) => "False",
+        None => "<unset>",
+    }
 }
 
 /// How long ago, in the words of `kubectl get`; `<unknown>` for no time.
 pub fn age(since: Option<&Time>, now: Timestamp) -> String {
+    age_of(since.map(|t| t.0), now)
+}
+
+/// As [`age`], of a time with microseconds.
+pub fn micro_age(since: Option<&MicroTime>, now: Timestamp) -> String {
+    age_of(since.map(|t| t.0), now)
+}
+
+fn age_of(since: Option<Timestamp>, now: Timestamp) -> String {
     match since {
         None => "<unknown>".into(),
-        Some(t) => human_duration(now.as_second() - t.0.as_second()),
+        // Go truncates the difference toward zero, and so do whole nanoseconds here.
+        Some(t) => human_duration(((now.as_nanosecond() - t.as_nanosecond()) / 1_000_000_000) as i64),
     }
 }
 
@@ -87,15 +240,151 @@ pub enum Include {
     None,
 }
 
+/// What a Table says beside its rows, as a list's metadata does.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Head<'a> {
+    /// Empty: left out.
+    pub resource_version: &'a str,
+    /// Empty: left out.
+    pub continue_token: &'a str,
+    pub remaining_item_count: Option<i64>,
+    /// Later events of one watch come without column definitions.
+    pub no_headers: bool,
+}
+
 /// A meta/v1 Table of these objects, encoded. `resource_version` and `continue_token` as in a list's metadata
 /// (empty: left out).
 pub fn render(
-    _kind: &crate::Kind,
-    _objects: &[std::sync::Arc<crate::Object>],
-    _include: Include,
-    _now: Timestamp,
-    _resource_version: &str,
-    _continue_token: &str,
+    kind: &crate::Kind,
+    objects: &[Arc<crate::Object>],
+    include: Include,
+    now: Timestamp,
+    resource_version: &str,
+    continue_token: &str,
 ) -> Result<Vec<u8>, crate::Error> {
-    Ok(Vec::new())
+    let head = Head {
+        resource_version,
+        continue_token,
+        ..Head::default()
+    };
+    render_with(kind, objects, include, now, &head)
 }
+
+/// [`render`] with all that a Table's head can say.
+pub fn render_with(
+    kind: &crate::Kind,
+    objects: &[Arc<crate::Object>],
+    include: Include,
+    now: Timestamp,
+    head: &Head<'_>,
+) -> Result<Vec<u8>, crate::Error> {
+    let mut rows = Vec::with_capacity(objects.len());
+    for object in objects {
+        rows.push(Row {
+            cells: kind.ops.row(object.typed(), now)?,
+            conditions: object
+                .get::<Pod>()
+                .and_then(crate::kinds::pod::columns::finished)
+                .map(|c| [c]),
+            object: match include {
+                Include::None => RowObject::None,
+                Include::Metadata => RowObject::Metadata(PartialObjectMetadata {
+                    kind: "PartialObjectMetadata",
+                    api_version: "meta.k8s.io/v1",
+                    metadata: object.metadata(),
+                }),
+                // The bytes every other reader gets: an object is encoded once.
+                Include::Object => {
+                    RowObject::Whole(serde_json::from_slice(object.json()).map_err(crate::Error::internal)?)
+                }
+            },
+        });
+    }
+    let definitions = |c: &Column| ColumnDefinition {
+        name: c.name,
+        of: c.of,
+        format: c.format,
+        description: "",
+        priority: c.priority,
+    };
+    let table = Table {
+        kind: "Table",
+        api_version: "meta.k8s.io/v1",
+        metadata: TableMeta {
+            resource_version: head.resource_version,
+            continue_token: head.continue_token,
+            remaining_item_count: head.remaining_item_count,
+        },
+        column_definitions: (!head.no_headers).then(|| kind.ops.columns().iter().map(definitions).collect()),
+        rows,
+    };
+    serde_json::to_vec(&table).map_err(crate::Error::internal)
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Table<'a> {
+    kind: &'static str,
+    api_version: &'static str,
+    metadata: TableMeta<'a>,
+    column_definitions: Option<Vec<ColumnDefinition>>,
+    rows: Vec<Row<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct TableMeta<'a> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    resource_version: &'a str,
+    #[serde(rename = "continue", skip_serializing_if = "str::is_empty")]
+    continue_token: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remaining_item_count: Option<i64>,
+}
+
+#[derive(Serialize)]
+struct ColumnDefinition {
+    name: &'static str,
+    #[serde(rename = "type")]
+    of: &'static str,
+    format: &'static str,
+    description: &'static str,
+    priority: i32,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    cells: Vec<Cell>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    conditions: Option<[RowCondition; 1]>,
+    object: RowObject<'a>,
+}
+
+/// A mark on a row that clients may hide or show apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RowCondition {
+    #[serde(rename = "type")]
+    pub of: &'static str,
+    pub status: &'static str,
+    pub reason: &'static str,
+    pub message: &'static str,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum RowObject<'a> {
+    None,
+    Metadata(PartialObjectMetadata<'a>),
+    Whole(&'a RawValue),
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PartialObjectMetadata<'a> {
+    kind: &'static str,
+    api_version: &'static str,
+    metadata: &'a ObjectMeta,
+}
+
+#[cfg(test)]
+mod tests;

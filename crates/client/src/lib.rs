@@ -4,11 +4,23 @@
 //! makes no difference to them.
 
 pub mod api;
+pub mod cache;
+pub mod clock;
+pub mod events;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
+pub mod informer;
 pub mod node;
+pub mod remote;
+pub mod workqueue;
 
 pub use api::{
     Api, DeleteOptions, List, ListOptions, Patch, Preconditions, Propagation, TypedApi, WatchEvent,
     WatchOptions, WatchStream,
 };
-pub use knarr_api::{Error, Kind, Object, Result, Shared};
+pub use cache::{Cache, Change, Store};
+pub use clock::{Clock, SystemClock, TokioClock};
+pub use events::{EventRecorder, EventType};
+pub use informer::Caches;
+pub use knarr_api::{Error, Kind, Object, ObjectKey, Result, Shared};
 pub use node::{Conn, NodeDialer};

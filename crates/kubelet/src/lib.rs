@@ -1,1 +1,11 @@
-//! knarr-kubelet
+//! The deciding half of the kubelet: what becomes of a pod on its node, from what is known.
+//!
+//! Pure: no IO, no clock, no randomness, no tasks. [`pod::Pod::step`] takes an event and the time and answers
+//! with actions; the doing half is `knarr-node`.
+
+pub mod backoff;
+pub mod grace;
+pub mod image;
+pub mod pod;
+pub mod probe;
+pub mod runtime;

@@ -1,1 +1,17 @@
-//! knarr-node
+//! The doing half of the kubelet: containerd, the runtime, volumes, probes, network, node status, the pods' drivers,
+//! and the server that users reach containers through (logs, exec, attach, port-forward).
+//!
+//! What is to be done is decided in `knarr-kubelet`; here it is carried out, and what happened is told back.
+
+pub mod cgroup;
+pub mod containerd;
+pub mod images;
+pub mod kubelet;
+pub mod logs;
+pub mod network;
+pub mod probe;
+pub mod runtime;
+pub mod server;
+pub mod streams;
+pub mod teardown;
+pub mod volumes;

@@ -4,10 +4,21 @@
 //! [`Store`] is the contract; the engines behind it pass one test suite. An acknowledged write is durable
 //! (in the embedded engine after one fsync that many writers share). No engine knows what is in a value.
 
+mod embedded;
+mod etcd;
+mod hub;
+mod index;
+mod memory;
+
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::sync::{mpsc, watch};
+
+pub use etcd::{Credentials, EtcdConfig, Tls};
 
 /// The store's clock: counts up by one with every transaction that changes something. The first write is 2
 /// (as in etcd, whose empty store is at 1).
@@ -111,6 +122,44 @@ pub struct Txn {
     pub ops: Vec<Op>,
 }
 
+/// The largest transaction: twice what the API server lets into a request body, and well below what a frame of the
+/// log may be.
+pub const MAX_TXN_BYTES: usize = 6 << 20;
+
+impl Txn {
+    /// What no engine takes, whatever is stored.
+    fn check(&self) -> Result<(), Error> {
+        let mut written: Vec<&[u8]> = self.ops.iter().map(|op| &op.key()[..]).collect();
+        written.sort_unstable();
+        if written.first().is_some_and(|key| key.is_empty()) {
+            return Err(Error::BadTxn("a key is empty".into()));
+        }
+        if let Some(twice) = written.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Error::BadTxn(format!("key {} is written twice", twice[0].escape_ascii())));
+        }
+        let bytes: usize = self.ops.iter().map(Op::bytes).sum();
+        if bytes > MAX_TXN_BYTES {
+            return Err(Error::BadTxn(format!("it writes {bytes} bytes, the limit is {MAX_TXN_BYTES}")));
+        }
+        Ok(())
+    }
+}
+
+impl Op {
+    fn key(&self) -> &Bytes {
+        match self {
+            Op::Put { key, .. } | Op::Delete { key } => key,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Op::Put { key, value } => key.len() + value.len(),
+            Op::Delete { key } => key.len(),
+        }
+    }
+}
+
 /// What became of a transaction.
 #[derive(Clone, Debug)]
 pub enum TxnResult {
@@ -128,7 +177,7 @@ pub enum TxnResult {
 pub struct Event {
     /// The pair after the change; for a deletion, key and `mod_revision` of the deletion, and an empty value.
     pub kv: KeyValue,
-    /// The pair before it; `None` where there was none.
+    /// The pair before it; `None` where there was none (in etcd also where it has been compacted).
     pub prev: Option<KeyValue>,
     pub deleted: bool,
 }
@@ -144,13 +193,56 @@ pub enum WatchItem {
 
 /// A running watch. Dropping it ends it.
 pub struct Watch {
-    pub items: tokio::sync::mpsc::Receiver<Result<WatchItem, Error>>,
+    items: mpsc::Receiver<Result<WatchItem, Error>>,
+    /// What the engine has told all its watchers about.
+    progress: watch::Receiver<Revision>,
+    /// Set once everything that happened before the watch began is in `items`.
+    joined: Arc<AtomicBool>,
+    told: Revision,
 }
 
 impl Watch {
-    /// The next item; `None` once the store is closed.
+    fn new(
+        items: mpsc::Receiver<Result<WatchItem, Error>>,
+        progress: watch::Receiver<Revision>,
+        joined: Arc<AtomicBool>,
+        told: Revision,
+    ) -> Self {
+        Watch { items, progress, joined, told }
+    }
+
+    /// The next item; `None` once the store is closed. After an error comes nothing more. May be dropped while
+    /// it waits, nothing is lost by that.
+    ///
+    /// Progress is told whenever there is nothing else left to tell, so a reader that waits for a revision gets
+    /// there without a write in its range.
     pub async fn next(&mut self) -> Option<Result<WatchItem, Error>> {
-        self.items.recv().await
+        loop {
+            // Read in this order: what was queued before `progress` moved is then seen by try_recv.
+            let joined = self.joined.load(Ordering::Acquire);
+            let progress = *self.progress.borrow_and_update();
+            let item = match self.items.try_recv() {
+                Ok(item) => Some(item),
+                Err(mpsc::error::TryRecvError::Disconnected) => return None,
+                Err(mpsc::error::TryRecvError::Empty) if joined && progress > self.told => {
+                    Some(Ok(WatchItem::Progress(progress)))
+                }
+                Err(mpsc::error::TryRecvError::Empty) => tokio::select! {
+                    biased;
+                    item = self.items.recv() => Some(item?),
+                    Ok(()) = self.progress.changed() => None,
+                },
+            };
+            match &item {
+                Some(Ok(WatchItem::Events(events))) => {
+                    self.told = events.last().map_or(self.told, |event| event.kv.mod_revision);
+                }
+                Some(Ok(WatchItem::Progress(revision))) => self.told = *revision,
+                Some(Err(_)) => {}
+                None => continue,
+            }
+            return item;
+        }
     }
 }
 
@@ -189,12 +281,33 @@ pub trait Store: Send + Sync + 'static {
     async fn txn(&self, txn: Txn) -> Result<TxnResult, Error>;
 
     /// Every change in `keys` from revision `from` on (inclusive), each once, in order.
-    /// `from` = 0 starts with what comes next. `Compacted` if that history is gone.
+    /// `from` = 0 starts with what comes next; a revision not yet reached waits for it. `Compacted` if that history is
+    /// gone.
     async fn watch(&self, keys: KeyRange, from: Revision) -> Result<Watch, Error>;
 
-    /// Forgets history before `revision`; reads and watches from there on stay possible.
+    /// Forgets history before `revision`; reads and watches from there on stay possible. Nothing happens if that is
+    /// forgotten already.
     async fn compact(&self, revision: Revision) -> Result<(), Error>;
 
     /// The newest revision.
     async fn revision(&self) -> Result<Revision, Error>;
+}
+
+/// Which engine, and where.
+#[derive(Clone, Debug)]
+pub enum Config {
+    /// Gone with the process.
+    Memory,
+    /// Files in a directory, which is made if it is missing and held by one process at a time.
+    Embedded { dir: PathBuf },
+    Etcd(EtcdConfig),
+}
+
+/// Opens a store. Needs a tokio runtime.
+pub async fn open(config: Config) -> Result<Arc<dyn Store>, Error> {
+    Ok(match config {
+        Config::Memory => Arc::new(memory::MemoryStore::new()),
+        Config::Embedded { dir } => Arc::new(embedded::EmbeddedStore::open(dir).await?),
+        Config::Etcd(config) => Arc::new(etcd::EtcdStore::connect(config).await?),
+    })
 }

@@ -6,7 +6,45 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
 use crate::Strategy;
 
+mod checks;
+mod cluster_role;
+mod cluster_role_binding;
+mod config_map;
+mod controller_revision;
+mod cron_job;
+mod daemon_set;
+mod deployment;
+mod endpoint_slice;
+mod endpoints;
+mod event;
+mod events_event;
+mod ingress;
+mod ingress_class;
+mod job;
+mod lease;
+mod limit_range;
+pub mod namespace;
+mod network_policy;
+mod node;
+mod persistent_volume;
+mod persistent_volume_claim;
 pub mod pod;
+mod pod_disruption_budget;
+pub mod priority_class;
+mod rbac;
+mod replica_set;
+mod replication_controller;
+mod resource_quota;
+mod role;
+mod role_binding;
+mod secret;
+pub mod service;
+mod service_account;
+pub mod service_ips;
+mod spec_diff;
+mod stateful_set;
+mod storage_class;
+mod template;
 
 /// Kinds for which the answers that fit most kinds are right.
 macro_rules! plain {
@@ -16,27 +54,8 @@ macro_rules! plain {
 plain! {
 core::v1::Binding,
 core::v1::ComponentStatus,
-core::v1::ConfigMap,
-core::v1::Endpoints,
-core::v1::Event,
-core::v1::LimitRange,
-core::v1::Namespace,
-core::v1::Node,
-core::v1::PersistentVolumeClaim,
-core::v1::PersistentVolume,
 core::v1::PodTemplate,
-core::v1::ReplicationController,
-core::v1::ResourceQuota,
-core::v1::Secret,
-core::v1::ServiceAccount,
-core::v1::Service,
 APIService,
-apps::v1::ControllerRevision,
-apps::v1::DaemonSet,
-apps::v1::Deployment,
-apps::v1::ReplicaSet,
-apps::v1::StatefulSet,
-events::v1::Event,
 authentication::v1::SelfSubjectReview,
 authentication::v1::TokenReview,
 authorization::v1::LocalSubjectAccessReview,
@@ -45,23 +64,12 @@ authorization::v1::SelfSubjectRulesReview,
 authorization::v1::SubjectAccessReview,
 autoscaling::v2::HorizontalPodAutoscaler,
 autoscaling::v1::HorizontalPodAutoscaler,
-batch::v1::CronJob,
-batch::v1::Job,
 certificates::v1::CertificateSigningRequest,
-networking::v1::IngressClass,
-networking::v1::Ingress,
 networking::v1::IPAddress,
-networking::v1::NetworkPolicy,
 networking::v1::ServiceCIDR,
-policy::v1::PodDisruptionBudget,
-rbac::v1::ClusterRoleBinding,
-rbac::v1::ClusterRole,
-rbac::v1::RoleBinding,
-rbac::v1::Role,
 storage::v1::CSIDriver,
 storage::v1::CSINode,
 storage::v1::CSIStorageCapacity,
-storage::v1::StorageClass,
 storage::v1::VolumeAttachment,
 storage::v1::VolumeAttributesClass,
 admissionregistration::v1::MutatingAdmissionPolicy,
@@ -71,10 +79,7 @@ admissionregistration::v1::ValidatingAdmissionPolicy,
 admissionregistration::v1::ValidatingAdmissionPolicyBinding,
 admissionregistration::v1::ValidatingWebhookConfiguration,
 CustomResourceDefinition,
-scheduling::v1::PriorityClass,
-coordination::v1::Lease,
-node::v1::RuntimeClass,
-discovery::v1::EndpointSlice,
+k8s_openapi::api::node::v1::RuntimeClass,
 resource::v1::DeviceClass,
 resource::v1::ResourceClaim,
 resource::v1::ResourceClaimTemplate,

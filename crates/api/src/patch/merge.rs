@@ -1,6 +1,92 @@
 //! JSON merge patch (RFC 7386).
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-/// Applies `patch` to `doc`.
-pub fn apply(_doc: &mut Value, _patch: &Value) {}
+use super::go_json_kind;
+use crate::error::Error;
+
+/// Refuses (400) what is JSON and no merge patch of an object. To be asked before [`apply`].
+pub fn check(patch: &Value) -> Result<(), Error> {
+    match patch {
+        Value::Object(_) => Ok(()),
+        Value::Null => Err(Error::bad_request("Invalid JSON Patch")),
+        other => Err(Error::bad_request(format!(
+            "error decoding patch: json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
+            go_json_kind(other)
+        ))),
+    }
+}
+
+/// Applies `patch` to `doc`. As the RFC has it, a patch that is no object replaces the document.
+/// Goes as deep as the patch, so the patch must come out of a reader that bounds depth, as `serde_json` does.
+pub fn apply(doc: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *doc = patch.clone();
+        return;
+    };
+    if !doc.is_object() {
+        *doc = Value::Object(Map::new());
+    }
+    let Value::Object(fields) = doc else { return };
+    for (key, change) in patch {
+        if change.is_null() {
+            fields.remove(key);
+        } else {
+            apply(fields.entry(key.clone()).or_insert(Value::Null), change);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The examples of RFC 7386, appendix A.
+    #[test]
+    fn the_rfcs_examples_hold() {
+        for (mut doc, patch, result) in [
+            (json!({"a":"b"}), json!({"a":"c"}), json!({"a":"c"})),
+            (json!({"a":"b"}), json!({"b":"c"}), json!({"a":"b","b":"c"})),
+            (json!({"a":"b"}), json!({"a":null}), json!({})),
+            (json!({"a":"b","b":"c"}), json!({"a":null}), json!({"b":"c"})),
+            (json!({"a":["b"]}), json!({"a":"c"}), json!({"a":"c"})),
+            (json!({"a":"c"}), json!({"a":["b"]}), json!({"a":["b"]})),
+            (
+                json!({"a":{"b":"c"}}),
+                json!({"a":{"b":"d","c":null}}),
+                json!({"a":{"b":"d"}}),
+            ),
+            (json!({"a":[{"b":"c"}]}), json!({"a":[1]}), json!({"a":[1]})),
+            (json!(["a", "b"]), json!(["c", "d"]), json!(["c", "d"])),
+            (json!({"a":"b"}), json!(["c"]), json!(["c"])),
+            (json!({"a":"foo"}), json!(null), json!(null)),
+            (json!({"e":null}), json!({"a":1}), json!({"e":null,"a":1})),
+            (json!([1, 2]), json!({"a":"b","c":null}), json!({"a":"b"})),
+            (
+                json!({}),
+                json!({"a":{"bb":{"ccc":null}}}),
+                json!({"a":{"bb":{}}}),
+            ),
+        ] {
+            apply(&mut doc, &patch);
+            assert_eq!(doc, result, "{patch}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_object_is_no_merge_patch() {
+        assert!(check(&json!({})).is_ok());
+        for (patch, message) in [
+            (json!(null), "Invalid JSON Patch"),
+            (
+                json!([]),
+                "error decoding patch: json: cannot unmarshal array into Go value of type map[string]interface {}",
+            ),
+        ] {
+            let error = check(&patch).expect_err("no object");
+            assert_eq!((error.code(), error.message()), (400, message));
+        }
+    }
+}

@@ -4,20 +4,52 @@ use crate::error::Error;
 use crate::kind::Kind;
 use crate::object::AnyObject;
 
+const NAME: &str = "metadata.name";
+const NAMESPACE: &str = "metadata.namespace";
+
+/// One (in)equality.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Term {
+    field: String,
+    value: String,
+    negated: bool,
+}
+
 /// A conjunction of (in)equalities. The default matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
-    terms: Vec<()>,
+    terms: Vec<Term>,
 }
 
 impl Selector {
     /// 400 with Kubernetes' words where a field is not supported by the kind or the text does not parse.
-    pub fn parse(_kind: &Kind, _text: &str) -> Result<Self, Error> {
-        Ok(Self::default())
+    pub fn parse(kind: &Kind, text: &str) -> Result<Self, Error> {
+        let mut terms = parse_terms(text).map_err(Error::bad_request)?;
+        for term in &mut terms {
+            // Clients of the first v1 still say `spec.host`.
+            if kind.kind == "Pod" && term.field == "spec.host" {
+                term.field = "spec.nodeName".to_string();
+            }
+            if !is_supported(kind, &term.field) {
+                return Err(Error::bad_request(not_supported(kind, &term.field)));
+            }
+        }
+        Ok(Selector { terms })
     }
 
-    pub fn matches(&self, _kind: &Kind, _object: &dyn AnyObject) -> bool {
-        self.terms.is_empty()
+    pub fn matches(&self, kind: &Kind, object: &dyn AnyObject) -> bool {
+        self.terms.iter().all(|term| {
+            let equal = match term.field.as_str() {
+                NAME => object.metadata().name.as_deref().unwrap_or("") == term.value,
+                NAMESPACE => object.metadata().namespace.as_deref().unwrap_or("") == term.value,
+                // An object of another type than its kind's is selected by nothing.
+                field => match kind.ops.field(object, field) {
+                    Ok(found) => found == term.value,
+                    Err(_) => return false,
+                },
+            };
+            equal != term.negated
+        })
     }
 
     pub fn is_everything(&self) -> bool {
@@ -25,7 +57,120 @@ impl Selector {
     }
 
     /// The value `field` must equal, if the selector says so (lets a lookup skip what cannot match).
-    pub fn required(&self, _field: &str) -> Option<&str> {
-        None
+    pub fn required(&self, field: &str) -> Option<&str> {
+        self.terms
+            .iter()
+            .find(|term| !term.negated && term.field == field)
+            .map(|term| term.value.as_str())
     }
 }
+
+/// The (in)equalities of `text`, ordered as text; apimachinery's words for what is none.
+fn parse_terms(text: &str) -> Result<Vec<Term>, String> {
+    let mut parts = split_unescaped_commas(text);
+    parts.sort_unstable();
+    let mut terms = Vec::new();
+    for part in parts.into_iter().filter(|part| !part.is_empty()) {
+        let Some((field, operator, value)) = split_term(part) else {
+            return Err(format!("invalid selector: '{text}'; can't understand '{part}'"));
+        };
+        let value = unescape(value).map_err(|e| format!("invalid field selector: {e}"))?;
+        // `=` alone asks for nothing.
+        if !(field.is_empty() && value.is_empty()) {
+            terms.push(Term {
+                field: field.to_string(),
+                value,
+                negated: operator == "!=",
+            });
+        }
+    }
+    Ok(terms)
+}
+
+fn split_unescaped_commas(text: &str) -> Vec<&str> {
+    let mut parts = Vec::new();
+    let (mut start, mut escaped) = (0, false);
+    for (at, c) in text.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            ',' => {
+                parts.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts
+}
+
+/// Field, operator and (escaped) value, at the first operator.
+fn split_term(part: &str) -> Option<(&str, &str, &str)> {
+    let at = part
+        .char_indices()
+        .find(|(at, c)| *c == '=' || part[*at..].starts_with("!="))?
+        .0;
+    let operator = ["!=", "==", "="]
+        .into_iter()
+        .find(|o| part[at..].starts_with(o))?;
+    Some((&part[..at], operator, &part[at + operator.len()..]))
+}
+
+/// Takes the backslashes off `\\`, `\,` and `\=`, which must not stand without one.
+fn unescape(value: &str) -> Result<String, String> {
+    let mut out = String::with_capacity(value.len());
+    let mut chars = value.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => match chars.next() {
+                Some(c @ ('\\' | ',' | '=')) => out.push(c),
+                Some(c) => return Err(format!("invalid escape sequence: \\{c}")),
+                None => return Err("invalid escape sequence: \\".to_string()),
+            },
+            // Go prints the character as a number.
+            ',' | '=' => return Err(format!("unescaped character in value: {}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    Ok(out)
+}
+
+/// Kinds with a list of fields of their own, which decides about `metadata.namespace` too.
+/// The others know the two fields of every object, even where they have no namespace.
+fn has_own_fields(kind: &Kind) -> bool {
+    matches!(
+        (kind.group, kind.kind),
+        (
+            "",
+            "Event" | "Namespace" | "Node" | "Pod" | "ReplicationController" | "Secret" | "Service"
+        ) | ("batch", "Job")
+            | ("certificates.k8s.io", "CertificateSigningRequest")
+            | ("events.k8s.io", "Event")
+            | ("resource.k8s.io", "ResourceSlice")
+    )
+}
+
+fn is_supported(kind: &Kind, field: &str) -> bool {
+    match field {
+        NAME => true,
+        NAMESPACE => kind.namespaced() || !has_own_fields(kind),
+        field => kind.ops.selectable_fields().contains(&field),
+    }
+}
+
+/// Kubernetes has several ways to say it.
+fn not_supported(kind: &Kind, field: &str) -> String {
+    match (kind.group, kind.kind) {
+        ("batch", "Job") => format!("field label {field:?} not supported for Job"),
+        ("resource.k8s.io", "ResourceSlice") => format!(
+            "field label not supported for {}, Kind=ResourceSlice: {field}",
+            kind.api_version()
+        ),
+        _ if has_own_fields(kind) => format!("field label not supported: {field}"),
+        _ => format!("{field:?} is not a known field selector: only {NAME:?}, {NAMESPACE:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

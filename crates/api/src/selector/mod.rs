@@ -2,3 +2,5 @@
 
 pub mod field;
 pub mod label;
+mod label_name;
+mod label_syntax;

@@ -3,6 +3,7 @@
 //! What a PodTemplateSpec shares with it (Deployment, ReplicaSet, Job …) is offered as plain functions:
 //! [`set_pod_spec_defaults`], [`validate_pod_template`], [`validate_pod_spec`], [`drop_disabled_fields`].
 
+pub mod columns;
 mod defaults;
 mod diff;
 mod image;
@@ -13,9 +14,11 @@ mod validation;
 mod warnings;
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
+use k8s_openapi::jiff::Timestamp;
 
 use crate::field::Errors;
 use crate::strategy::{Deletion, Part, Strategy};
+use crate::table::{Cell, Column};
 
 pub use defaults::{drop_init_container_annotations, set_claim_spec_defaults, set_pod_spec_defaults};
 pub use prepare::drop_disabled_fields;
@@ -100,6 +103,14 @@ impl Strategy for Pod {
             _ => None,
         };
         value.unwrap_or("").to_string()
+    }
+
+    fn columns() -> &'static [Column] {
+        columns::columns()
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        columns::row(self, now)
     }
 }
 

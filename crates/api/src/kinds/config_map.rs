@@ -1,0 +1,78 @@
+//! ConfigMap: keys that can be file names, at most 1 MiB, frozen when `immutable`.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{drop_empty, each};
+use crate::field::{Errors, Path};
+use crate::names;
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+/// Most bytes that the values of a ConfigMap or Secret may have together: 1 MiB, so that one fits into a
+/// store's transaction.
+pub const MAX_BYTES: usize = 1024 * 1024;
+
+pub(super) const FROZEN: &str = "field is immutable when `immutable` is set";
+
+impl Strategy for ConfigMap {
+    fn set_defaults(&mut self) {
+        drop_empty(&mut self.data);
+        drop_empty(&mut self.binary_data);
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        let mut bytes = 0;
+        for (key, value) in self.data.iter().flatten() {
+            let path = Path::new("data").key(key);
+            each(&mut errors, &path, key.as_str(), names::config_map_key(key));
+            if self.binary_data.as_ref().is_some_and(|b| b.contains_key(key)) {
+                errors.invalid(&path, key, "duplicate of key present in binaryData");
+            }
+            bytes += value.len();
+        }
+        for (key, value) in self.binary_data.iter().flatten() {
+            let path = Path::new("binaryData").key(key);
+            each(&mut errors, &path, key.as_str(), names::config_map_key(key));
+            bytes += value.0.len();
+        }
+        if bytes > MAX_BYTES {
+            // The whole object is meant; its path is empty, which Kubernetes shows as `[]`.
+            errors.too_long(&Path::new("[]"), MAX_BYTES);
+        }
+        errors
+    }
+
+    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+        let mut errors = Errors::new();
+        if old.immutable == Some(true) {
+            for (changed, field) in [
+                (self.immutable != Some(true), "immutable"),
+                (self.data != old.data, "data"),
+                (self.binary_data != old.binary_data, "binaryData"),
+            ] {
+                if changed {
+                    errors.forbidden(&Path::new(field), FROZEN);
+                }
+            }
+        }
+        errors.extend(self.validate());
+        errors
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[table::NAME, Column::string("Data"), table::AGE];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let keys =
+            self.data.as_ref().map_or(0, |d| d.len()) + self.binary_data.as_ref().map_or(0, |d| d.len());
+        vec![
+            table::name(&self.metadata),
+            keys.into(),
+            table::created(&self.metadata, now),
+        ]
+    }
+}

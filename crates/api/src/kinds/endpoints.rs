@@ -1,0 +1,128 @@
+//! Endpoints: the older, single-object form of a service's endpoints. A `PUT` may create it.
+
+use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, Endpoints};
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{self, PROTOCOLS, dns_label, drop_empty, each, endpoint_ip, ip, qualified_name, text};
+use crate::field::{Errors, Path};
+use crate::names;
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+/// Most addresses that `kubectl get` shows.
+const SHOWN: usize = 3;
+
+impl Strategy for Endpoints {
+    fn set_defaults(&mut self) {
+        drop_empty(&mut self.subsets);
+        for subset in self.subsets.iter_mut().flatten() {
+            for port in subset.ports.iter_mut().flatten() {
+                if text(&port.protocol).is_empty() {
+                    port.protocol = Some("TCP".into());
+                }
+            }
+        }
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        for (i, subset) in self.subsets.iter().flatten().enumerate() {
+            let path = Path::new("subsets").index(i);
+            let ready = subset.addresses.as_deref().unwrap_or(&[]);
+            let not_ready = subset.not_ready_addresses.as_deref().unwrap_or(&[]);
+            if ready.is_empty() && not_ready.is_empty() {
+                errors.required(&path, "must specify `addresses` or `notReadyAddresses`");
+            }
+            for (field, addresses) in [("addresses", ready), ("notReadyAddresses", not_ready)] {
+                for (i, address) in addresses.iter().enumerate() {
+                    check_address(address, &path.child(field).index(i), &mut errors);
+                }
+            }
+            let ports = subset.ports.as_deref().unwrap_or(&[]);
+            for (i, port) in ports.iter().enumerate() {
+                check_port(port, ports.len() > 1, &path.child("ports").index(i), &mut errors);
+            }
+        }
+        errors
+    }
+
+    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+        // What was valid once stays valid as long as nobody touches it.
+        if self.subsets == old.subsets {
+            Errors::new()
+        } else {
+            self.validate()
+        }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        vec!["v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice".into()]
+    }
+
+    const CREATE_ON_UPDATE: bool = true;
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[table::NAME, Column::string("Endpoints"), table::AGE];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        vec![
+            table::name(&self.metadata),
+            shown(self).into(),
+            table::created(&self.metadata, now),
+        ]
+    }
+}
+
+fn check_address(address: &EndpointAddress, path: &Path, errors: &mut Errors) {
+    ip(errors, &path.child("ip"), &address.ip, &[]);
+    if !text(&address.hostname).is_empty() {
+        dns_label(errors, &path.child("hostname"), text(&address.hostname));
+    }
+    if let Some(node) = &address.node_name {
+        let mistakes = names::dns1123_subdomain(node);
+        each(errors, &path.child("nodeName"), node.as_str(), mistakes);
+    }
+    endpoint_ip(errors, &path.child("ip"), &address.ip);
+}
+
+fn check_port(port: &EndpointPort, needs_name: bool, path: &Path, errors: &mut Errors) {
+    match text(&port.name) {
+        "" if needs_name => errors.required(&path.child("name"), ""),
+        "" => {}
+        name => dns_label(errors, &path.child("name"), name),
+    }
+    checks::port_number(errors, &path.child("port"), port.port);
+    let protocol = text(&port.protocol);
+    if !PROTOCOLS.contains(&protocol) {
+        errors.not_supported_in_order(&path.child("protocol"), protocol, PROTOCOLS);
+    }
+    if let Some(protocol) = &port.app_protocol {
+        qualified_name(errors, &path.child("appProtocol"), protocol);
+    }
+}
+
+fn shown(endpoints: &Endpoints) -> String {
+    let subsets = endpoints.subsets.as_deref().unwrap_or(&[]);
+    if subsets.is_empty() {
+        return "<none>".into();
+    }
+    let mut all = Vec::new();
+    for subset in subsets {
+        let addresses = subset.addresses.as_deref().unwrap_or(&[]);
+        match subset.ports.as_deref() {
+            // A headless service may have no ports.
+            None | Some([]) => all.extend(addresses.iter().map(|a| a.ip.clone())),
+            Some(ports) => {
+                for port in ports {
+                    all.extend(addresses.iter().map(|a| match a.ip.contains(':') {
+                        true => format!("[{}]:{}", a.ip, port.port),
+                        false => format!("{}:{}", a.ip, port.port),
+                    }));
+                }
+            }
+        }
+    }
+    table::cut_short(&all, SHOWN)
+}

@@ -1,0 +1,123 @@
+//! Event as `events.k8s.io/v1` has it: stored in the older form, but checked more strictly.
+
+use k8s_openapi::api::core::v1;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{json, text};
+use crate::convert;
+use crate::field::{Errors, Path};
+use crate::strategy::{Part, Strategy};
+use crate::table::{Cell, Column};
+
+const UNSET: &str = "needs to be unset";
+
+impl Strategy for Event {
+    fn set_defaults(&mut self) {
+        self.deprecated_source.get_or_insert_default();
+        self.regarding.get_or_insert_default();
+    }
+
+    fn validate(&self) -> Errors {
+        let event = convert::event_to_core(self.clone());
+        let mut errors = super::event::validate(&event, "reportingController");
+        series(&event, &mut errors);
+        if event.event_time.is_none() {
+            errors.required(&Path::new("eventTime"), "");
+        }
+        let of = text(&event.type_);
+        if !matches!(of, "Normal" | "Warning") {
+            errors.invalid(&Path::new("type"), "", format!("has invalid value: {of}"));
+        }
+        let source = event.source.unwrap_or_default();
+        for (set, field) in [
+            (event.first_timestamp.is_some(), "firstTimestamp"),
+            (event.last_timestamp.is_some(), "lastTimestamp"),
+            (event.count.unwrap_or(0) != 0, "count"),
+            (
+                !text(&source.component).is_empty() || !text(&source.host).is_empty(),
+                "source",
+            ),
+        ] {
+            if set {
+                errors.invalid(&Path::new(field), "", UNSET);
+            }
+        }
+        errors
+    }
+
+    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+        let event = convert::event_to_core(self.clone());
+        let old = convert::event_to_core(old.clone());
+        let mut errors = super::event::validate(&event, "reportingController");
+        if event.series != old.series {
+            series(&event, &mut errors);
+        }
+        macro_rules! stays {
+            ($($field:ident: $name:literal),* $(,)?) => {$(
+                if event.$field != old.$field {
+                    errors.invalid(&Path::new($name), json(&event.$field), "field is immutable");
+                }
+            )*};
+        }
+        stays! {
+            involved_object: "involvedObject", reason: "reason", message: "message", source: "source",
+            first_timestamp: "firstTimestamp", last_timestamp: "lastTimestamp", count: "count", type_: "type",
+            event_time: "eventTime", action: "action", related: "related",
+            reporting_component: "reportingController", reporting_instance: "reportingInstance",
+        }
+        errors
+    }
+
+    const CREATE_ON_UPDATE: bool = true;
+
+    const SELECTABLE_FIELDS: &'static [&'static str] = &[
+        "reason",
+        "regarding.kind",
+        "regarding.namespace",
+        "regarding.name",
+        "regarding.uid",
+        "regarding.apiVersion",
+        "regarding.resourceVersion",
+        "regarding.fieldPath",
+        "reportingController",
+        "type",
+    ];
+
+    fn field(&self, path: &str) -> String {
+        let regarding = self.regarding.clone().unwrap_or_default();
+        let value = match path {
+            "reason" => text(&self.reason),
+            "regarding.kind" => text(&regarding.kind),
+            "regarding.namespace" => text(&regarding.namespace),
+            "regarding.name" => text(&regarding.name),
+            "regarding.uid" => text(&regarding.uid),
+            "regarding.apiVersion" => text(&regarding.api_version),
+            "regarding.resourceVersion" => text(&regarding.resource_version),
+            "regarding.fieldPath" => text(&regarding.field_path),
+            "reportingController" => text(&self.reporting_controller),
+            "type" => text(&self.type_),
+            _ => "",
+        };
+        value.to_string()
+    }
+
+    fn columns() -> &'static [Column] {
+        v1::Event::columns()
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        convert::event_to_core(self.clone()).row(now)
+    }
+}
+
+fn series(event: &v1::Event, errors: &mut Errors) {
+    if let Some(series) = &event.series {
+        if series.count.unwrap_or(0) < 2 {
+            errors.invalid(&Path::new("series.count"), "", "should be at least 2");
+        }
+        if series.last_observed_time.is_none() {
+            errors.required(&Path::new("series.lastObservedTime"), "");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Lease: who holds it, for how long. A `PUT` may create it.
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{NOT_GREATER_THAN_ZERO, not_negative_if_set, text};
+use crate::field::{Errors, Path};
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+impl Strategy for Lease {
+    fn set_defaults(&mut self) {
+        self.spec.get_or_insert_default();
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        let Some(spec) = &self.spec else { return errors };
+        let path = Path::new("spec");
+        if let Some(seconds) = spec.lease_duration_seconds.filter(|s| *s <= 0) {
+            errors.invalid(
+                &path.child("leaseDurationSeconds"),
+                seconds,
+                NOT_GREATER_THAN_ZERO,
+            );
+        }
+        not_negative_if_set(
+            &mut errors,
+            &path.child("leaseTransitions"),
+            spec.lease_transitions,
+        );
+        match spec.strategy.as_deref() {
+            None | Some("OldestEmulationVersion") => {}
+            // Others may be defined by third parties, under a domain of their own.
+            Some(own) if own.contains('/') => {
+                super::checks::qualified_name(&mut errors, &path.child("strategy"), own);
+            }
+            Some(unknown) => {
+                errors.not_supported_in_order(&path.child("strategy"), unknown, &["OldestEmulationVersion"]);
+            }
+        }
+        if !text(&spec.preferred_holder).is_empty() && text(&spec.strategy).is_empty() {
+            errors.forbidden(
+                &path.child("preferredHolder"),
+                "may only be specified if `strategy` is defined",
+            );
+        }
+        errors
+    }
+
+    fn validate_update(&self, _old: &Self, _part: Part) -> Errors {
+        self.validate()
+    }
+
+    const CREATE_ON_UPDATE: bool = true;
+    const UNCONDITIONAL_UPDATE: bool = false;
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[table::NAME, Column::string("Holder"), table::AGE];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let holder = self.spec.as_ref().map_or("", |s| text(&s.holder_identity));
+        vec![
+            table::name(&self.metadata),
+            holder.into(),
+            table::created(&self.metadata, now),
+        ]
+    }
+}

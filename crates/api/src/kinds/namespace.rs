@@ -1,0 +1,157 @@
+//! Namespace: its own name as a label, the `kubernetes` finalizer that keeps it until its content is gone, and
+//! the `finalize` subresource that takes finalizers away.
+
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{each, text};
+use crate::field::{Errors, Path};
+use crate::names;
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+/// The label that carries the namespace's name, so that selectors can name it.
+pub const NAME_LABEL: &str = "kubernetes.io/metadata.name";
+/// Held until the namespace's content is gone.
+pub const FINALIZER: &str = "kubernetes";
+
+pub const ACTIVE: &str = "Active";
+pub const TERMINATING: &str = "Terminating";
+
+/// Marks a namespace that is being deleted. The pipeline calls this together with setting `deletionTimestamp`;
+/// the object goes once its `spec.finalizers` and `metadata.finalizers` are empty.
+pub fn terminate(namespace: &mut Namespace) {
+    namespace.status.get_or_insert_default().phase = Some(TERMINATING.into());
+}
+
+/// Whether nothing holds a namespace marked for deletion any longer.
+pub fn is_finalized(namespace: &Namespace) -> bool {
+    let spec = namespace.spec.as_ref().and_then(|s| s.finalizers.as_deref());
+    let meta = namespace.metadata.finalizers.as_deref();
+    spec.unwrap_or(&[]).is_empty() && meta.unwrap_or(&[]).is_empty()
+}
+
+impl Strategy for Namespace {
+    fn set_defaults(&mut self) {
+        if let Some(name) = self.metadata.name.clone().filter(|n| !n.is_empty()) {
+            let labels = self.metadata.labels.get_or_insert_default();
+            labels.insert(NAME_LABEL.into(), name);
+        }
+        let phase = &mut self.status.get_or_insert_default().phase;
+        if text(phase).is_empty() {
+            *phase = Some(ACTIVE.into());
+        }
+        self.spec.get_or_insert_default();
+    }
+
+    fn prepare_for_create(&mut self) {
+        self.status = Some(Default::default());
+        self.status.get_or_insert_default().phase = Some(ACTIVE.into());
+        let finalizers = &mut self.spec.get_or_insert_default().finalizers;
+        let finalizers = finalizers.get_or_insert_default();
+        if !finalizers.iter().any(|f| f == FINALIZER) {
+            finalizers.push(FINALIZER.into());
+        }
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, part: Part) {
+        match part {
+            Part::Main => {
+                self.spec = old.spec.clone();
+                self.status = old.status.clone();
+            }
+            Part::Status => self.spec = old.spec.clone(),
+            // finalize
+            Part::Other(_) => self.status = old.status.clone(),
+        }
+    }
+
+    fn validate(&self) -> Errors {
+        finalizers(self)
+    }
+
+    fn validate_update(&self, _old: &Self, part: Part) -> Errors {
+        let mut errors = Errors::new();
+        match part {
+            Part::Main => {}
+            Part::Other(_) => errors = finalizers(self),
+            Part::Status => {
+                let phase = self.status.as_ref().map_or("", |s| text(&s.phase));
+                let path = Path::new("status").child("Phase");
+                if self.metadata.deletion_timestamp.is_none() {
+                    if phase != ACTIVE {
+                        errors.invalid(
+                            &path,
+                            phase,
+                            "may only be 'Active' if `deletionTimestamp` is empty",
+                        );
+                    }
+                } else if phase != TERMINATING {
+                    errors.invalid(
+                        &path,
+                        phase,
+                        "may only be 'Terminating' if `deletionTimestamp` is not empty",
+                    );
+                }
+            }
+        }
+        errors
+    }
+
+    fn validate_name(name: &str) -> Vec<String> {
+        names::dns1123_label(name)
+    }
+
+    const SELECTABLE_FIELDS: &'static [&'static str] = &["status.phase"];
+
+    fn field(&self, path: &str) -> String {
+        match (path, &self.status) {
+            ("status.phase", Some(status)) => text(&status.phase).to_string(),
+            _ => String::new(),
+        }
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[table::NAME, Column::string("Status"), table::AGE];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let phase = self.status.as_ref().map_or("", |s| text(&s.phase));
+        vec![
+            table::name(&self.metadata),
+            phase.into(),
+            table::created(&self.metadata, now),
+        ]
+    }
+}
+
+/// Finalizers are qualified names; without a prefix only Kubernetes' own.
+fn finalizers(namespace: &Namespace) -> Errors {
+    let mut errors = Errors::new();
+    let path = Path::new("spec").child("finalizers");
+    let spec = namespace.spec.as_ref();
+    for (i, finalizer) in spec
+        .iter()
+        .flat_map(|s| s.finalizers.iter().flatten())
+        .enumerate()
+    {
+        let path = path.index(i);
+        each(
+            &mut errors,
+            &path,
+            finalizer.as_str(),
+            names::qualified_name(finalizer),
+        );
+        if !finalizer.contains('/')
+            && !matches!(finalizer.as_str(), FINALIZER | "orphan" | "foregroundDeletion")
+        {
+            errors.invalid(
+                &path,
+                finalizer,
+                "name is neither a standard finalizer name nor is it fully qualified",
+            );
+        }
+    }
+    errors
+}

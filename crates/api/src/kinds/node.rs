@@ -1,0 +1,284 @@
+//! Node: taints, addresses and CIDRs that are set once. Its status may be given at creation.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeDaemonEndpoints, Taint};
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{Json, cidr, drop_empty, json, not_negative_quantity, qualified_name, text};
+use super::service_ips::Cidr;
+use crate::field::{Cause, Errors, FieldError, Path, Shown};
+use crate::names;
+use crate::quantity::canonicalize;
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+const ROLE_PREFIX: &str = "node-role.kubernetes.io/";
+const ROLE_LABEL: &str = "kubernetes.io/role";
+
+impl Strategy for Node {
+    fn set_defaults(&mut self) {
+        let spec = self.spec.get_or_insert_default();
+        // Each of the two stands for the other's first entry.
+        match (text(&spec.pod_cidr), spec.pod_cidrs.as_deref()) {
+            ("", Some([first, ..])) => spec.pod_cidr = Some(first.clone()),
+            (one, None | Some([])) if !one.is_empty() => spec.pod_cidrs = Some(vec![one.to_string()]),
+            _ => {}
+        }
+        drop_empty(&mut spec.taints);
+        if spec.unschedulable == Some(false) {
+            spec.unschedulable = None;
+        }
+        let status = self.status.get_or_insert_default();
+        for quantities in [&mut status.capacity, &mut status.allocatable] {
+            quantities
+                .iter_mut()
+                .flatten()
+                .for_each(|(_, quantity)| canonicalize(quantity));
+        }
+        if status.allocatable.is_none() {
+            status.allocatable.clone_from(&status.capacity);
+        }
+        let endpoints = status
+            .daemon_endpoints
+            .get_or_insert_with(NodeDaemonEndpoints::default);
+        endpoints.kubelet_endpoint.get_or_insert_default();
+        status.node_info.get_or_insert_default();
+    }
+
+    fn prepare_for_create(&mut self) {
+        if let Some(spec) = &mut self.spec {
+            spec.config_source = None;
+        }
+        if let Some(status) = &mut self.status {
+            status.config = None;
+        }
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, part: Part) {
+        match part {
+            Part::Status => self.spec = old.spec.clone(),
+            Part::Main | Part::Other(_) => self.status = old.status.clone(),
+        }
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        self.taints(&mut errors);
+        self.resources(&mut errors);
+        let path = Path::new("spec").child("podCIDRs");
+        let cidrs = self
+            .spec
+            .as_ref()
+            .and_then(|s| s.pod_cidrs.as_deref())
+            .unwrap_or(&[]);
+        for (i, value) in cidrs.iter().enumerate() {
+            cidr(&mut errors, &path.index(i), value, &[]);
+        }
+        if cidrs.len() > 1 {
+            let families: BTreeSet<Option<bool>> = cidrs
+                .iter()
+                .map(|c| Cidr::parse(c).map(|c| c.is_ipv6()))
+                .collect();
+            if cidrs.len() > 2 || families.len() != 2 {
+                errors.invalid(
+                    &path,
+                    json(cidrs),
+                    "may specify no more than one CIDR for each IP family",
+                );
+            }
+        }
+        errors
+    }
+
+    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+        let mut errors = Errors::new();
+        self.resources(&mut errors);
+        let mut seen: Vec<&NodeAddress> = Vec::new();
+        let addresses = self.status.iter().flat_map(|s| s.addresses.iter().flatten());
+        for (i, address) in addresses.enumerate() {
+            if seen.contains(&address) {
+                let shown = format!(
+                    r#"{{"Type":{},"Address":{}}}"#,
+                    json(&address.type_).0,
+                    json(&address.address).0
+                );
+                errors.duplicate(&Path::new("status").child("addresses").index(i), Json(shown));
+            }
+            seen.push(address);
+        }
+        let (spec, old) = (
+            self.spec.clone().unwrap_or_default(),
+            old.spec.clone().unwrap_or_default(),
+        );
+        let path = Path::new("spec");
+        let old_cidrs = old.pod_cidrs.unwrap_or_default();
+        if !old_cidrs.is_empty() && old_cidrs != spec.pod_cidrs.unwrap_or_default() {
+            errors.forbidden(
+                &path.child("podCIDRs"),
+                "node updates may not change podCIDR except from \"\" to valid",
+            );
+        }
+        if !text(&old.provider_id).is_empty() && text(&old.provider_id) != text(&spec.provider_id) {
+            errors.forbidden(
+                &path.child("providerID"),
+                "node updates may not change providerID except from \"\" to valid",
+            );
+        }
+        self.taints(&mut errors);
+        if text(&spec.external_id) != text(&old.external_id) {
+            errors.forbidden(&path.child("externalID"), "may not be updated");
+        }
+        errors
+    }
+
+    const SELECTABLE_FIELDS: &'static [&'static str] = &["spec.unschedulable"];
+
+    fn field(&self, path: &str) -> String {
+        match path {
+            "spec.unschedulable" => self.is_cordoned().to_string(),
+            _ => String::new(),
+        }
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            table::NAME,
+            Column::string("Status"),
+            Column::string("Roles"),
+            table::AGE,
+            Column::string("Version"),
+            Column::string("Internal-IP").wide(),
+            Column::string("External-IP").wide(),
+            Column::string("OS-Image").wide(),
+            Column::string("Kernel-Version").wide(),
+            Column::string("Container-Runtime").wide(),
+        ];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let status = self.status.clone().unwrap_or_default();
+        let info = status.node_info.unwrap_or_default();
+        let ready = status
+            .conditions
+            .iter()
+            .flatten()
+            .rev()
+            .find(|c| c.type_ == "Ready");
+        let mut shown = match ready {
+            None => "Unknown",
+            Some(c) if c.status == "True" => "Ready",
+            Some(_) => "NotReady",
+        }
+        .to_string();
+        if self.is_cordoned() {
+            shown += ",SchedulingDisabled";
+        }
+        let mut kernel = table::or(Some(&info.kernel_version), "<unknown>").to_string();
+        if !info.architecture.is_empty() {
+            kernel += &format!(" ({})", info.architecture);
+        }
+        let address = |of: &str| {
+            let mut addresses = status.addresses.iter().flatten();
+            addresses
+                .find(|a| a.type_ == of)
+                .map_or("<none>", |a| a.address.as_str())
+        };
+        vec![
+            table::name(&self.metadata),
+            shown.into(),
+            table::or(Some(&self.roles()), "<none>").into(),
+            table::created(&self.metadata, now),
+            info.kubelet_version.as_str().into(),
+            address("InternalIP").into(),
+            address("ExternalIP").into(),
+            table::or(Some(&info.os_image), "<unknown>").into(),
+            kernel.into(),
+            table::or(Some(&info.container_runtime_version), "<unknown>").into(),
+        ]
+    }
+}
+
+/// What of a node is asked for here only.
+trait NodeExt {
+    fn is_cordoned(&self) -> bool;
+    fn roles(&self) -> String;
+    fn taints(&self, errors: &mut Errors);
+    fn resources(&self, errors: &mut Errors);
+}
+
+impl NodeExt for Node {
+    fn is_cordoned(&self) -> bool {
+        self.spec.as_ref().and_then(|s| s.unschedulable) == Some(true)
+    }
+
+    /// From the labels `node-role.kubernetes.io/<role>` and `kubernetes.io/role=<role>`, sorted.
+    fn roles(&self) -> String {
+        let labels = self.metadata.labels.iter().flatten();
+        let roles: BTreeSet<&str> = labels
+            .filter_map(|(key, value)| match key.strip_prefix(ROLE_PREFIX) {
+                Some(role) => Some(role),
+                None if key == ROLE_LABEL => Some(value.as_str()),
+                None => None,
+            })
+            .filter(|role| !role.is_empty())
+            .collect();
+        Vec::from_iter(roles).join(",")
+    }
+
+    fn taints(&self, errors: &mut Errors) {
+        let path = Path::new("metadata").child("taints");
+        let mut seen = BTreeSet::new();
+        let taints = self.spec.iter().flat_map(|s| s.taints.iter().flatten());
+        for (i, taint) in taints.enumerate() {
+            let path = path.index(i);
+            qualified_name(errors, &path.child("key"), &taint.key);
+            let value = text(&taint.value);
+            let mistakes = names::label_value(value);
+            if !mistakes.is_empty() {
+                errors.invalid(&path.child("value"), value, mistakes.join(";"));
+            }
+            match taint.effect.as_str() {
+                "NoSchedule" | "PreferNoSchedule" | "NoExecute" => {}
+                "" => errors.required(&path.child("effect"), ""),
+                other => errors.not_supported_in_order(
+                    &path.child("effect"),
+                    other,
+                    &["NoSchedule", "PreferNoSchedule", "NoExecute"],
+                ),
+            }
+            if !seen.insert((&taint.key, &taint.effect)) {
+                errors.push(FieldError {
+                    cause: Cause::Duplicate,
+                    field: path.to_string(),
+                    value: Some(shown(taint).shown()),
+                    detail: "taints must be unique by key and effect pair".into(),
+                });
+            }
+        }
+    }
+
+    fn resources(&self, errors: &mut Errors) {
+        let Some(status) = &self.status else { return };
+        for (field, quantities) in [
+            ("capacity", &status.capacity),
+            ("allocatable", &status.allocatable),
+        ] {
+            for (resource, quantity) in quantities.iter().flatten() {
+                let path = Path::new("status").child(field).child(resource);
+                not_negative_quantity(errors, &path, quantity);
+            }
+        }
+    }
+}
+
+fn shown(taint: &Taint) -> Json {
+    Json(format!(
+        r#"{{"Key":{},"Value":{},"Effect":{},"TimeAdded":{}}}"#,
+        json(&taint.key).0,
+        json(text(&taint.value)).0,
+        json(&taint.effect).0,
+        json(&taint.time_added).0
+    ))
+}

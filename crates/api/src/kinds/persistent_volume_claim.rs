@@ -1,0 +1,325 @@
+//! PersistentVolumeClaim: a request for storage. Once made, only its size and class of attributes may change, and only
+//! while it is bound.
+
+use std::cmp::Ordering;
+
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{dns_subdomain, drop_empty, immutable, label_selector, positive_quantity, text};
+use crate::field::{Errors, Path};
+use crate::quantity;
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+pub(super) const ACCESS_MODES: &[&str] = &[
+    "ReadOnlyMany",
+    "ReadWriteMany",
+    "ReadWriteOnce",
+    "ReadWriteOncePod",
+];
+pub(super) const VOLUME_MODES: &[&str] = &["Block", "Filesystem"];
+/// The older place of the class's name.
+pub(super) const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
+const STORAGE: &str = "storage";
+const FIXED: &str = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
+
+impl Strategy for PersistentVolumeClaim {
+    fn set_defaults(&mut self) {
+        let spec = self.spec.get_or_insert_default();
+        spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
+        let resources = spec.resources.get_or_insert_default();
+        drop_empty(&mut resources.requests);
+        for quantities in [&mut resources.requests, &mut resources.limits] {
+            quantities
+                .iter_mut()
+                .flatten()
+                .for_each(|(_, quantity)| quantity::canonicalize(quantity));
+        }
+        let status = self.status.get_or_insert_default();
+        if text(&status.phase).is_empty() {
+            status.phase = Some("Pending".into());
+        }
+    }
+
+    fn prepare_for_create(&mut self) {
+        self.status = Some(PersistentVolumeClaimStatus {
+            phase: Some("Pending".into()),
+            ..PersistentVolumeClaimStatus::default()
+        });
+        // The two say the same; either may be given.
+        let spec = self.spec.get_or_insert_default();
+        if let Some(reference) = &spec.data_source_ref {
+            if spec.data_source.is_none() && reference.namespace.is_none() {
+                spec.data_source = Some(k8s_openapi::api::core::v1::TypedLocalObjectReference {
+                    api_group: reference.api_group.clone(),
+                    kind: reference.kind.clone(),
+                    name: reference.name.clone(),
+                });
+            }
+        } else if let Some(source) = &spec.data_source {
+            spec.data_source_ref = Some(k8s_openapi::api::core::v1::TypedObjectReference {
+                api_group: source.api_group.clone(),
+                kind: source.kind.clone(),
+                name: source.name.clone(),
+                namespace: None,
+            });
+        }
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, part: Part) {
+        match part {
+            Part::Status => self.spec = old.spec.clone(),
+            Part::Main | Part::Other(_) => self.status = old.status.clone(),
+        }
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        let spec = self.spec.clone().unwrap_or_default();
+        validate_spec(&spec, &Path::new("spec"), &mut errors);
+        errors
+    }
+
+    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+        if part == Part::Status {
+            return Errors::new();
+        }
+        let mut errors = self.validate();
+        spec_stays(self, old, &mut errors);
+        errors
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            table::NAME,
+            Column::string("Status"),
+            Column::string("Volume"),
+            Column::string("Capacity"),
+            Column::string("Access Modes"),
+            Column::string("StorageClass"),
+            Column::string("VolumeAttributesClass"),
+            table::AGE,
+            Column::string("VolumeMode").wide(),
+        ];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let spec = self.spec.clone().unwrap_or_default();
+        let status = self.status.clone().unwrap_or_default();
+        let phase = match self.metadata.deletion_timestamp {
+            Some(_) => "Terminating",
+            None => text(&status.phase),
+        };
+        let volume = text(&spec.volume_name);
+        let (capacity, modes) = match volume {
+            "" => (String::new(), String::new()),
+            _ => {
+                let capacity = status.capacity.as_ref().and_then(|c| c.get(STORAGE));
+                (
+                    capacity.map_or("0".to_string(), |q| q.0.clone()),
+                    short_modes(status.access_modes.as_deref().unwrap_or(&[])),
+                )
+            }
+        };
+        let annotations = self.metadata.annotations.as_ref();
+        let class = annotations
+            .and_then(|a| a.get(CLASS_ANNOTATION))
+            .or(spec.storage_class_name.as_ref());
+        vec![
+            table::name(&self.metadata),
+            phase.into(),
+            volume.into(),
+            capacity.into(),
+            modes.into(),
+            class.map_or("", String::as_str).into(),
+            spec.volume_attributes_class_name
+                .as_deref()
+                .unwrap_or("<unset>")
+                .into(),
+            table::created(&self.metadata, now),
+            spec.volume_mode.as_deref().unwrap_or("<unset>").into(),
+        ]
+    }
+}
+
+/// `RWO,ROX,RWX,RWOP`, each once, in this order.
+pub(super) fn short_modes(modes: &[String]) -> String {
+    let short: Vec<&str> = [
+        ("ReadWriteOnce", "RWO"),
+        ("ReadOnlyMany", "ROX"),
+        ("ReadWriteMany", "RWX"),
+        ("ReadWriteOncePod", "RWOP"),
+    ]
+    .into_iter()
+    .filter(|(mode, _)| modes.iter().any(|m| m == mode))
+    .map(|(_, short)| short)
+    .collect();
+    short.join(",")
+}
+
+/// What modes of access may be asked for: known ones, and ReadWriteOncePod alone.
+pub(super) fn access_modes(modes: &[String], path: &Path, errors: &mut Errors) {
+    for mode in modes {
+        if !ACCESS_MODES.contains(&mode.as_str()) {
+            errors.not_supported_in_order(path, mode, ACCESS_MODES);
+        }
+    }
+    let of_pod = |mode: &&String| *mode == "ReadWriteOncePod";
+    let known = modes.iter().filter(|m| ACCESS_MODES.contains(&m.as_str()));
+    let (alone, others): (Vec<&String>, Vec<&String>) = known.partition(of_pod);
+    if !alone.is_empty() && !others.is_empty() {
+        errors.forbidden(path, "may not use ReadWriteOncePod with other access modes");
+    }
+}
+
+/// A claim that a StatefulSet makes for each pod.
+pub(super) fn validate_template(claim: &PersistentVolumeClaim, path: &Path, errors: &mut Errors) {
+    let spec = claim.spec.clone().unwrap_or_default();
+    validate_spec(&spec, &path.child("spec"), errors);
+}
+
+fn validate_spec(spec: &PersistentVolumeClaimSpec, path: &Path, errors: &mut Errors) {
+    let modes = spec.access_modes.as_deref().unwrap_or(&[]);
+    if modes.is_empty() {
+        errors.required(&path.child("accessModes"), "at least 1 access mode is required");
+    }
+    if let Some(selector) = &spec.selector {
+        label_selector(errors, &path.child("selector"), selector);
+    }
+    access_modes(modes, &path.child("accessModes"), errors);
+    let at = path.child("resources").key(STORAGE);
+    match storage(spec) {
+        None => errors.required(&at, ""),
+        Some(quantity) => positive_quantity(errors, &at, &quantity),
+    }
+    for (field, class) in [
+        ("storageClassName", &spec.storage_class_name),
+        ("volumeAttributesClassName", &spec.volume_attributes_class_name),
+    ] {
+        if !text(class).is_empty() {
+            dns_subdomain(errors, &path.child(field), text(class));
+        }
+    }
+    if let Some(mode) = &spec.volume_mode
+        && !VOLUME_MODES.contains(&mode.as_str())
+    {
+        errors.not_supported_in_order(&path.child("volumeMode"), mode, VOLUME_MODES);
+    }
+    let sources = [
+        (
+            "dataSource",
+            spec.data_source
+                .as_ref()
+                .map(|s| (&s.name, &s.kind, &s.api_group)),
+        ),
+        (
+            "dataSourceRef",
+            spec.data_source_ref
+                .as_ref()
+                .map(|s| (&s.name, &s.kind, &s.api_group)),
+        ),
+    ];
+    for (field, source) in sources {
+        let Some((name, kind, group)) = source else {
+            continue;
+        };
+        let path = path.child(field);
+        if name.is_empty() {
+            errors.required(&path.child("name"), "");
+        }
+        if kind.is_empty() {
+            errors.required(&path.child("kind"), "");
+        }
+        match text(group) {
+            "" if kind != "PersistentVolumeClaim" => errors.invalid(
+                &path,
+                kind,
+                "must be 'PersistentVolumeClaim' when referencing the default apiGroup",
+            ),
+            "" => {}
+            group => dns_subdomain(errors, &path.child("apiGroup"), group),
+        }
+    }
+}
+
+fn storage(spec: &PersistentVolumeClaimSpec) -> Option<Quantity> {
+    let requests = spec.resources.as_ref()?.requests.as_ref()?;
+    requests.get(STORAGE).cloned()
+}
+
+fn spec_stays(claim: &PersistentVolumeClaim, old: &PersistentVolumeClaim, errors: &mut Errors) {
+    let path = Path::new("spec");
+    let new = claim.spec.clone().unwrap_or_default();
+    let mut before = old.spec.clone().unwrap_or_default();
+    let mut compared = new.clone();
+    let status = old.status.clone().unwrap_or_default();
+    let annotation = |c: &PersistentVolumeClaim| {
+        let annotations = c.metadata.annotations.as_ref();
+        annotations.and_then(|a| a.get(CLASS_ANNOTATION).cloned())
+    };
+    if text(&before.volume_name).is_empty() {
+        before.volume_name.clone_from(&compared.volume_name);
+    }
+    let from_annotation = annotation(old)
+        .is_some_and(|class| before.storage_class_name.is_none() && new.storage_class_name == Some(class));
+    // A default class may be filled in later, as long as none was chosen.
+    let filled_in = annotation(old).is_none() && before.storage_class_name.is_none();
+    if from_annotation || filled_in {
+        compared.storage_class_name.clone_from(&before.storage_class_name);
+    }
+    if text(&status.phase) == "Bound" {
+        let requests = compared.resources.as_mut().and_then(|r| r.requests.as_mut());
+        if let (Some(requests), Some(size)) = (requests, storage(&before)) {
+            requests.insert(STORAGE.into(), size);
+        }
+        compared
+            .volume_attributes_class_name
+            .clone_from(&before.volume_attributes_class_name);
+    }
+    if compared != before {
+        let diff = super::spec_diff::of_claims(&before, &compared);
+        errors.forbidden(&path, format!("{FIXED}\n{diff}"));
+    }
+    let parsed = |q: Option<Quantity>| {
+        q.and_then(|q| quantity::Quantity::parse(&q.0).ok())
+            .unwrap_or_default()
+    };
+    let (size, old_size) = (
+        parsed(storage(&new)),
+        parsed(storage(&old.spec.clone().unwrap_or_default())),
+    );
+    let capacity = parsed(status.capacity.and_then(|c| c.get(STORAGE).cloned()));
+    if size.cmp(&old_size) == Ordering::Less && size.cmp(&capacity) != Ordering::Greater {
+        errors.forbidden(
+            &path.child("resources").child("requests").child("storage"),
+            "field can not be less than status.capacity",
+        );
+    }
+    immutable(
+        errors,
+        &Path::new("volumeMode"),
+        &new.volume_mode,
+        &old.spec.as_ref().and_then(|s| s.volume_mode.clone()),
+    );
+    if status.current_volume_attributes_class_name.is_some()
+        && new.volume_attributes_class_name != before.volume_attributes_class_name
+    {
+        let at = path.child("volumeAttributesClassName");
+        match new.volume_attributes_class_name.as_deref() {
+            None => errors.forbidden(
+                &at,
+                "update to nil is forbidden when status.currentVolumeAttributesClassName is not nil",
+            ),
+            Some("") => errors.forbidden(
+                &at,
+                "update to empty string is forbidden when status.currentVolumeAttributesClassName is not nil",
+            ),
+            Some(_) => {}
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! ReplicaSet: so many pods of one template.
+
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{drop_empty, immutable_selector, not_negative_if_set, spec_and_status};
+use super::template::{self, ReplicaCounts};
+use crate::field::{Errors, Path};
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+impl Strategy for ReplicaSet {
+    fn set_defaults(&mut self) {
+        let spec = self.spec.get_or_insert_default();
+        spec.replicas.get_or_insert(1);
+        drop_empty(&mut spec.min_ready_seconds);
+        template::set_defaults(spec.template.get_or_insert_default());
+        self.status.get_or_insert_default();
+    }
+
+    spec_and_status!();
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        let spec = self.spec.clone().unwrap_or_default();
+        let path = Path::new("spec");
+        not_negative_if_set(&mut errors, &path.child("replicas"), spec.replicas);
+        not_negative_if_set(
+            &mut errors,
+            &path.child("minReadySeconds"),
+            spec.min_ready_seconds,
+        );
+        // v1.36 calls it a deployment here as well.
+        template::validate_selected(&spec.selector, spec.template.as_ref(), "deployment", &mut errors);
+        template::no_deadline(spec.template.as_ref(), "ReplicaSet", &mut errors);
+        errors
+    }
+
+    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+        if part == Part::Status {
+            return self.status_mistakes();
+        }
+        let mut errors = self.validate();
+        let (new, old) = (
+            self.spec.clone().unwrap_or_default(),
+            old.spec.clone().unwrap_or_default(),
+        );
+        let path = Path::new("spec").child("selector");
+        immutable_selector(&mut errors, &path, &new.selector, &old.selector);
+        errors
+    }
+
+    const SELECTABLE_FIELDS: &'static [&'static str] = &["status.replicas"];
+
+    fn field(&self, path: &str) -> String {
+        match path {
+            "status.replicas" => self.status.as_ref().map_or(0, |s| s.replicas).to_string(),
+            _ => String::new(),
+        }
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            table::NAME,
+            Column::integer("Desired"),
+            Column::integer("Current"),
+            Column::integer("Ready"),
+            table::AGE,
+            table::CONTAINERS,
+            table::IMAGES,
+            table::SELECTOR,
+        ];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let spec = self.spec.clone().unwrap_or_default();
+        let status = self.status.clone().unwrap_or_default();
+        let [containers, images] = template::cells(spec.template.as_ref());
+        vec![
+            table::name(&self.metadata),
+            spec.replicas.unwrap_or(0).into(),
+            status.replicas.into(),
+            status.ready_replicas.unwrap_or(0).into(),
+            table::created(&self.metadata, now),
+            containers,
+            images,
+            table::label_selector(Some(&spec.selector)).into(),
+        ]
+    }
+}
+
+trait Status {
+    fn status_mistakes(&self) -> Errors;
+}
+
+impl Status for ReplicaSet {
+    fn status_mistakes(&self) -> Errors {
+        let mut errors = Errors::new();
+        let status = self.status.clone().unwrap_or_default();
+        ReplicaCounts {
+            replicas: status.replicas,
+            ready: status.ready_replicas.unwrap_or(0),
+            available: status.available_replicas.unwrap_or(0),
+            others: &[("fullyLabeledReplicas", status.fully_labeled_replicas.unwrap_or(0))],
+            free: &[
+                ("observedGeneration", status.observed_generation.unwrap_or(0)),
+                (
+                    "terminatingReplicas",
+                    status.terminating_replicas.unwrap_or(0).into(),
+                ),
+            ],
+        }
+        .validate(&mut errors);
+        errors
+    }
+}

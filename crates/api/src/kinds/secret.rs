@@ -1,0 +1,168 @@
+//! Secret: `stringData` is written into `data`, and some types promise certain keys.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{drop_empty, each, immutable, text};
+use super::config_map::{FROZEN, MAX_BYTES};
+use crate::field::{Errors, Path};
+use crate::names;
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+const REDACTED: &str = "<secret contents redacted>";
+const PEM_BEGIN: &[u8] = b"-----BEGIN ";
+const SERVICE_ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
+
+impl Strategy for Secret {
+    fn set_defaults(&mut self) {
+        for (key, value) in self.string_data.take().into_iter().flatten() {
+            let data = self.data.get_or_insert_default();
+            data.insert(key, ByteString(value.into_bytes()));
+        }
+        drop_empty(&mut self.data);
+        if text(&self.type_).is_empty() {
+            self.type_ = Some("Opaque".into());
+        }
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        let data = Path::new("data");
+        let mut bytes = 0;
+        for (key, value) in self.data.iter().flatten() {
+            each(
+                &mut errors,
+                &data.key(key),
+                key.as_str(),
+                names::config_map_key(key),
+            );
+            bytes += value.0.len();
+        }
+        if bytes > MAX_BYTES {
+            errors.too_long(&data, MAX_BYTES);
+        }
+        let has = |key: &str| self.data.as_ref().is_some_and(|d| d.contains_key(key));
+        match text(&self.type_) {
+            "kubernetes.io/service-account-token" => {
+                let annotations = self.metadata.annotations.as_ref();
+                if annotations
+                    .and_then(|a| a.get(SERVICE_ACCOUNT_NAME))
+                    .is_none_or(String::is_empty)
+                {
+                    errors.required(
+                        &Path::new("metadata")
+                            .child("annotations")
+                            .key(SERVICE_ACCOUNT_NAME),
+                        "",
+                    );
+                }
+            }
+            "kubernetes.io/dockercfg" => self.json_object(".dockercfg", &mut errors),
+            "kubernetes.io/dockerconfigjson" => self.json_object(".dockerconfigjson", &mut errors),
+            "kubernetes.io/basic-auth" if !has("username") && !has("password") => {
+                errors.required(&data.key("username"), "");
+                errors.required(&data.key("password"), "");
+            }
+            "kubernetes.io/ssh-auth" => {
+                let key = self.data.as_ref().and_then(|d| d.get("ssh-privatekey"));
+                if key.is_none_or(|k| k.0.is_empty()) {
+                    errors.required(&data.key("ssh-privatekey"), "");
+                }
+            }
+            "kubernetes.io/tls" => {
+                for key in ["tls.crt", "tls.key"] {
+                    if !has(key) {
+                        errors.required(&data.key(key), "");
+                    }
+                }
+            }
+            _ => {}
+        }
+        errors
+    }
+
+    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+        let mut errors = Errors::new();
+        immutable(&mut errors, &Path::new("type"), &self.type_, &old.type_);
+        if old.immutable == Some(true) {
+            if self.immutable != Some(true) {
+                errors.forbidden(&Path::new("immutable"), FROZEN);
+            }
+            if self.data != old.data {
+                errors.forbidden(&Path::new("data"), FROZEN);
+            }
+        }
+        errors.extend(self.validate());
+        errors
+    }
+
+    /// Of a TLS secret, whether there is anything in PEM at all.
+    fn warnings(&self) -> Vec<String> {
+        if text(&self.type_) != "kubernetes.io/tls" {
+            return Vec::new();
+        }
+        let data = self.data.as_ref();
+        for (key, what) in [("tls.crt", "certificate"), ("tls.key", "key")] {
+            let value = data.and_then(|d| d.get(key)).map_or(&[][..], |v| &v.0);
+            if !value.windows(PEM_BEGIN.len()).any(|w| w == PEM_BEGIN) {
+                return vec![format!("tls: failed to find any PEM data in {what} input")];
+            }
+        }
+        Vec::new()
+    }
+
+    const SELECTABLE_FIELDS: &'static [&'static str] = &["type"];
+
+    fn field(&self, path: &str) -> String {
+        match path {
+            "type" => text(&self.type_).to_string(),
+            _ => String::new(),
+        }
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            table::NAME,
+            Column::string("Type"),
+            Column::string("Data"),
+            table::AGE,
+        ];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        vec![
+            table::name(&self.metadata),
+            text(&self.type_).into(),
+            self.data.as_ref().map_or(0, |d| d.len()).into(),
+            table::created(&self.metadata, now),
+        ]
+    }
+}
+
+trait DockerConfig {
+    fn json_object(&self, key: &str, errors: &mut Errors);
+}
+
+impl DockerConfig for Secret {
+    /// The key must be there and hold a JSON object. What it holds is never shown.
+    fn json_object(&self, key: &str, errors: &mut Errors) {
+        let path = Path::new("data").key(key);
+        match self.data.as_ref().and_then(|d| d.get(key)) {
+            None => errors.required(&path, ""),
+            Some(value) => {
+                if let Err(e) = serde_json::from_slice::<serde_json::Map<_, _>>(&value.0) {
+                    let why = if e.is_eof() {
+                        "unexpected end of JSON input".to_string()
+                    } else {
+                        // serde's own words may quote the content.
+                        format!("not a JSON object (line {}, column {})", e.line(), e.column())
+                    };
+                    errors.invalid(&path, REDACTED, why);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! ServiceAccount: of the secrets it lists only the names are kept.
+
+use k8s_openapi::api::core::v1::{ObjectReference, ServiceAccount};
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::drop_empty;
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+fn keep_names_of_secrets(account: &mut ServiceAccount) {
+    for secret in account.secrets.iter_mut().flatten() {
+        *secret = ObjectReference {
+            name: secret.name.take(),
+            ..ObjectReference::default()
+        };
+    }
+}
+
+impl Strategy for ServiceAccount {
+    fn set_defaults(&mut self) {
+        drop_empty(&mut self.secrets);
+        drop_empty(&mut self.image_pull_secrets);
+    }
+
+    fn prepare_for_create(&mut self) {
+        keep_names_of_secrets(self);
+    }
+
+    fn prepare_for_update(&mut self, _old: &Self, _part: Part) {
+        keep_names_of_secrets(self);
+    }
+
+    fn columns() -> &'static [Column] {
+        table::NAME_AND_AGE
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        table::name_and_age(&self.metadata, now)
+    }
+}

@@ -1,0 +1,168 @@
+//! Ranges, what is given out of them, and what is refused.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::Strategy;
+
+fn range(text: &str) -> Cidr {
+    Cidr::parse(text).expect("a range")
+}
+
+fn allocated(service: Value, old: Option<Value>, used: &[&str], ports: &[i32]) -> (Value, Vec<String>) {
+    let parse = |value: Value| -> Service {
+        let mut service: Service = serde_json::from_value(value).expect("a service");
+        service.set_defaults();
+        service
+    };
+    let mut service = parse(service);
+    let old = old.map(parse);
+    let used: BTreeSet<IpAddr> = used.iter().map(|a| a.parse().expect("an address")).collect();
+    let pool = Pool {
+        ranges: &[range("10.0.0.0/28")],
+        node_ports: NodePorts::default(),
+        ip_is_used: &|a| used.contains(&a),
+        port_is_used: &|p| ports.contains(&p),
+        chance: 0,
+    };
+    let errors = allocate(&mut service, old.as_ref(), &pool);
+    let spec = serde_json::to_value(service.spec).expect("JSON");
+    (spec, errors.iter().map(ToString::to_string).collect())
+}
+
+#[test]
+fn ranges_know_their_own() {
+    let r = range("10.96.0.0/16");
+    assert!(!r.has_host_bits() && range("10.96.0.1/16").has_host_bits());
+    assert_eq!(range("10.96.0.1/16").masked().to_string(), "10.96.0.0/16");
+    for (address, usable) in [
+        ("10.96.0.0", false),
+        ("10.96.0.1", true),
+        ("10.96.255.254", true),
+        ("10.96.255.255", false),
+        ("10.97.0.1", false),
+    ] {
+        assert_eq!(
+            r.is_usable(address.parse().expect("an address")),
+            usable,
+            "{address}"
+        );
+    }
+    for bad in [
+        "10.0.0.0",
+        "10.0.0.0/33",
+        "10.0.0.0/08",
+        "x/8",
+        "::/129",
+        "10.0.0.0/+8",
+    ] {
+        assert_eq!(Cidr::parse(bad), None, "{bad}");
+    }
+    assert_eq!(range("fd00::/108").family(), "IPv6");
+}
+
+#[test]
+fn the_lower_part_is_given_out_last() {
+    let r = range("10.96.0.0/16");
+    assert_eq!(
+        r.next_free(|_| false, 0).map(|a| a.to_string()),
+        Some("10.96.1.1".into())
+    );
+    let only_low = |a: IpAddr| a > "10.96.1.0".parse::<IpAddr>().expect("an address");
+    assert_eq!(
+        r.next_free(only_low, 7).map(|a| a.to_string()),
+        Some("10.96.0.1".into())
+    );
+    assert_eq!(r.next_free(|_| true, 7), None);
+    assert_eq!(range("10.0.0.0/32").next_free(|_| false, 0), None);
+    assert_eq!(NodePorts::default().next_free(|_| false, 0), Some(30086));
+}
+
+#[test]
+fn a_service_gets_an_address_and_ports() {
+    let service = json!({"metadata": {"name": "s"}, "spec": {"type": "NodePort", "ports": [
+        {"name": "a", "port": 53}, {"name": "b", "port": 53, "protocol": "UDP"}]}});
+    let (spec, errors) = allocated(service, None, &["10.0.0.1"], &[30086]);
+    assert_eq!(errors, Vec::<String>::new());
+    assert_eq!(spec["clusterIP"], "10.0.0.2");
+    assert_eq!(spec["clusterIPs"], json!(["10.0.0.2"]));
+    assert_eq!(
+        (&spec["ipFamilies"], &spec["ipFamilyPolicy"]),
+        (&json!(["IPv4"]), &json!("SingleStack"))
+    );
+    // One number serves both protocols of a port.
+    assert_eq!(spec["ports"][0]["nodePort"], 30087);
+    assert_eq!(spec["ports"][1]["nodePort"], 30087);
+}
+
+#[test]
+fn what_was_given_stays_through_updates() {
+    let old = json!({"metadata": {"name": "s"}, "spec": {"type": "NodePort", "clusterIP": "10.0.0.5",
+        "clusterIPs": ["10.0.0.5"], "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack",
+        "ports": [{"port": 80, "nodePort": 30100}]}});
+    let new = json!({"metadata": {"name": "s"}, "spec": {"type": "NodePort", "ports": [{"port": 81}]}});
+    let (spec, errors) = allocated(new, Some(old), &["10.0.0.5"], &[30100]);
+    assert_eq!(errors, Vec::<String>::new());
+    assert_eq!(
+        (&spec["clusterIP"], &spec["ports"][0]["nodePort"]),
+        (&json!("10.0.0.5"), &json!(30100))
+    );
+}
+
+#[test]
+fn what_cannot_be_given_is_told() {
+    let with = |extra: Value| {
+        let mut spec = json!({"ports": [{"port": 80}]});
+        for (key, value) in extra.as_object().expect("an object") {
+            spec[key] = value.clone();
+        }
+        allocated(
+            json!({"metadata": {"name": "s"}, "spec": spec}),
+            None,
+            &["10.0.0.9"],
+            &[30100],
+        )
+        .1
+    };
+    for (extra, error) in [
+        (
+            json!({"clusterIP": "10.0.0.9"}),
+            r#"spec.clusterIPs: Invalid value: ["10.0.0.9"]: failed to allocate IP 10.0.0.9: provided IP is already allocated"#,
+        ),
+        (
+            json!({"ipFamilies": ["IPv6"]}),
+            r#"spec.ipFamilies[0]: Invalid value: "IPv6": not configured on this cluster"#,
+        ),
+        (
+            json!({"ipFamilyPolicy": "RequireDualStack"}),
+            r#"spec.ipFamilyPolicy: Invalid value: "RequireDualStack": this cluster is not configured for dual-stack services"#,
+        ),
+        (
+            json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": 80}]}),
+            "spec.ports[0].nodePort: Invalid value: 80: provided port is not in the valid range. The range of valid ports \
+             is 30000-32767",
+        ),
+        (
+            json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": 30100}]}),
+            "spec.ports[0].nodePort: Invalid value: 30100: provided port is already allocated",
+        ),
+    ] {
+        assert_eq!(with(extra), [error]);
+    }
+}
+
+#[test]
+fn headless_services_have_no_address_but_families() {
+    let (spec, errors) = allocated(
+        json!({"metadata": {"name": "s"}, "spec": {"clusterIP": "None"}}),
+        None,
+        &[],
+        &[],
+    );
+    assert_eq!(errors, Vec::<String>::new());
+    assert_eq!(spec["clusterIPs"], json!(["None"]));
+    assert_eq!(spec["ipFamilies"], json!(["IPv4", "IPv6"]));
+    assert_eq!(spec["ipFamilyPolicy"], "RequireDualStack");
+}

@@ -1,0 +1,200 @@
+//! The pod template and selector of a workload: what Deployment, ReplicaSet, StatefulSet, DaemonSet and
+//! ReplicationController ask of them alike. What is in the pod itself is [`super::pod`]'s.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+use super::checks::{Json, is_empty, json, json_selector, label_selector, text};
+use super::pod::{set_pod_spec_defaults, validate_pod_template};
+use crate::field::{Errors, Path};
+use crate::table::{self, Cell};
+
+/// Defaults of a template: metadata and a pod spec are always there.
+pub fn set_defaults(template: &mut PodTemplateSpec) {
+    template.metadata.get_or_insert_default();
+    set_pod_spec_defaults(template.spec.get_or_insert_default());
+}
+
+/// What is in the template's pod, if there is a template.
+pub fn validate(template: &PodTemplateSpec, path: &Path) -> Errors {
+    validate_pod_template(template, path)
+}
+
+/// A selector and a template for pods that are always restarted. `kind` as the error for an empty selector says it.
+pub fn validate_selected(
+    selector: &LabelSelector,
+    template: Option<&PodTemplateSpec>,
+    kind: &str,
+    errors: &mut Errors,
+) {
+    let spec = Path::new("spec");
+    let selector_path = spec.child("selector");
+    // k8s-openapi reads an absent selector and `{}` alike. The first is what people do; a DaemonSet's may be absent
+    // for v1.36, which then finds it empty.
+    let absent =
+        selector.match_labels.is_none() && selector.match_expressions.is_none() && kind != "daemonset";
+    if is_empty(selector) {
+        if absent {
+            errors.required(&selector_path, "");
+        } else {
+            errors.invalid(
+                &selector_path,
+                Json(json_selector(selector)),
+                format!("empty selector is invalid for {kind}"),
+            );
+        }
+    }
+    let mut mistakes = Errors::new();
+    label_selector(&mut mistakes, &selector_path, selector);
+    let valid = mistakes.is_empty();
+    errors.extend(mistakes);
+    let path = spec.child("template");
+    let Some(template) = template else {
+        return errors.required(&path, "");
+    };
+    let labels = labels(template);
+    if !valid {
+        errors.invalid(
+            &selector_path,
+            Json(json_selector(selector)),
+            "invalid label selector",
+        );
+    } else {
+        // A selector that is not there selects nothing, an empty one everything.
+        if absent || !matches(selector, &labels) {
+            does_not_match(&labels, &path, errors);
+        }
+        errors.extend(validate_pod_template(template, &path));
+        always_restarted(template, &path, errors);
+    }
+}
+
+/// As [`validate_selected`], with a selector in the older form.
+pub fn validate_selected_by_map(
+    selector: &BTreeMap<String, String>,
+    template: Option<&PodTemplateSpec>,
+    errors: &mut Errors,
+) {
+    let path = Path::new("spec").child("template");
+    let Some(template) = template else {
+        return errors.required(&path, "");
+    };
+    let labels = labels(template);
+    if !selector.iter().all(|(k, v)| labels.get(k) == Some(v)) {
+        does_not_match(&labels, &path, errors);
+    }
+    errors.extend(validate_pod_template(template, &path));
+    always_restarted(template, &path, errors);
+}
+
+fn labels(template: &PodTemplateSpec) -> BTreeMap<String, String> {
+    let meta = template.metadata.clone().unwrap_or_default();
+    meta.labels.unwrap_or_default()
+}
+
+fn does_not_match(labels: &BTreeMap<String, String>, path: &Path, errors: &mut Errors) {
+    let shown = match labels.is_empty() {
+        true => Json("null".into()),
+        false => json(labels),
+    };
+    errors.invalid(
+        &path.child("metadata").child("labels"),
+        shown,
+        "`selector` does not match template `labels`",
+    );
+}
+
+fn always_restarted(template: &PodTemplateSpec, path: &Path, errors: &mut Errors) {
+    let spec = template.spec.clone().unwrap_or_default();
+    let policy = text(&spec.restart_policy);
+    if policy != "Always" {
+        errors.not_supported_in_order(&path.child("spec").child("restartPolicy"), policy, &["Always"]);
+    }
+}
+
+/// Refuses a deadline for pods that are to run for ever.
+pub fn no_deadline(template: Option<&PodTemplateSpec>, kind: &str, errors: &mut Errors) {
+    let spec = template.and_then(|t| t.spec.as_ref());
+    if spec.is_some_and(|s| s.active_deadline_seconds.is_some()) {
+        errors.forbidden(
+            &Path::new("spec")
+                .child("template")
+                .child("spec")
+                .child("activeDeadlineSeconds"),
+            format!("activeDeadlineSeconds in {kind} is not Supported"),
+        );
+    }
+}
+
+/// Whether labels satisfy a selector whose requirements have been checked.
+pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
+    let expressions = selector.match_expressions.iter().flatten();
+    selector
+        .match_labels
+        .iter()
+        .flatten()
+        .all(|(k, v)| labels.get(k) == Some(v))
+        && expressions.into_iter().all(|e| {
+            let value = labels.get(&e.key);
+            let listed = value.is_some_and(|v| e.values.iter().flatten().any(|l| l == v));
+            match e.operator.as_str() {
+                "In" => listed,
+                "NotIn" => !listed,
+                "Exists" => value.is_some(),
+                "DoesNotExist" => value.is_none(),
+                _ => false,
+            }
+        })
+}
+
+/// The cells of [`table::CONTAINERS`] and [`table::IMAGES`].
+pub fn cells(template: Option<&PodTemplateSpec>) -> [Cell; 2] {
+    let spec = template.and_then(|t| t.spec.as_ref());
+    table::containers(spec.map_or(&[], |s| &s.containers))
+}
+
+/// Counts in a status: none negative, none above the number of replicas.
+pub struct ReplicaCounts<'a> {
+    pub replicas: i32,
+    pub ready: i32,
+    pub available: i32,
+    /// Others that may not exceed the replicas: field and count.
+    pub others: &'a [(&'static str, i32)],
+    /// Others that may: field and count.
+    pub free: &'a [(&'static str, i64)],
+}
+
+impl ReplicaCounts<'_> {
+    pub fn validate(&self, errors: &mut Errors) {
+        let path = Path::new("status");
+        let bounded = [
+            ("readyReplicas", self.ready),
+            ("availableReplicas", self.available),
+        ];
+        super::checks::not_negative(errors, &path.child("replicas"), self.replicas);
+        for (field, count) in bounded.iter().chain(self.others) {
+            super::checks::not_negative(errors, &path.child(field), *count);
+        }
+        for (field, count) in self.free {
+            super::checks::not_negative(errors, &path.child(field), *count);
+        }
+        for (field, count) in self.others.iter().chain(&bounded) {
+            if *count > self.replicas {
+                errors.invalid(
+                    &path.child(field),
+                    *count,
+                    "cannot be greater than status.replicas",
+                );
+            }
+        }
+        if self.available > self.ready {
+            errors.invalid(
+                &path.child("availableReplicas"),
+                self.available,
+                "cannot be greater than readyReplicas",
+            );
+        }
+    }
+}

@@ -1,0 +1,286 @@
+use serde_json::json;
+
+use super::*;
+use crate::registry::{CONFIG_MAP, DEPLOYMENT, NODE, POD, POD_DISRUPTION_BUDGET, SERVICE};
+
+fn patched(kind: &Kind, mut doc: Value, patch: Value) -> Result<Value, (u16, String)> {
+    match apply(kind, &mut doc, &patch) {
+        Ok(()) => Ok(doc),
+        Err(e) => Err((e.code(), e.message().to_string())),
+    }
+}
+
+/// Patches a pod's spec and shows what comes of it.
+fn spec(doc: Value, patch: Value) -> Result<Value, (u16, String)> {
+    patched(&POD, json!({ "spec": doc }), json!({ "spec": patch })).map(|mut doc| doc["spec"].take())
+}
+
+fn names(list: &Value) -> Vec<&str> {
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|item| item["name"].as_str())
+        .collect()
+}
+
+#[test]
+fn maps_are_merged_and_nulls_delete() {
+    let doc = json!({"data": {"a": "1", "b": "2"}, "metadata": {"labels": {"x": "y"}}});
+    for (patch, result) in [
+        (json!({}), doc.clone()),
+        (
+            json!({"data": {"a": null, "c": "3"}}),
+            json!({"data": {"b": "2", "c": "3"}, "metadata": {"labels": {"x": "y"}}}),
+        ),
+        (
+            json!({"data": {"$patch": "replace", "z": "z"}, "metadata": {"labels": {"$patch": "delete"}}}),
+            json!({"data": {"z": "z"}, "metadata": {"labels": {}}}),
+        ),
+        (
+            json!({"$patch": "replace", "data": {"z": "z"}}),
+            json!({"data": {"z": "z"}}),
+        ),
+        (
+            json!({"binaryData": {"n": null, "m": "bQ=="}}),
+            json!({"binaryData": {"m": "bQ=="}, "data": {"a": "1", "b": "2"}, "metadata": {"labels": {"x": "y"}}}),
+        ),
+    ] {
+        assert_eq!(
+            patched(&CONFIG_MAP, doc.clone(), patch.clone()),
+            Ok(result),
+            "{patch}"
+        );
+    }
+}
+
+#[test]
+fn lists_of_objects_merge_by_their_key() {
+    let doc = json!({"containers": [
+        {"name": "a", "image": "i:1", "env": [{"name": "X", "value": "1"}, {"name": "Y", "value": "2"}], "args": ["q"]},
+        {"name": "b", "image": "j:1"},
+    ]});
+    let patch = json!({"containers": [
+        {"name": "c", "image": "k"},
+        {"name": "a", "args": ["r", "s"], "env": [{"name": "Y", "$patch": "delete"}, {"name": "Z"}, {"name": "X", "value": "9"}]},
+        {"name": "b", "$patch": "delete"},
+    ]});
+    assert_eq!(
+        spec(doc, patch),
+        Ok(json!({"containers": [
+            {"name": "c", "image": "k"},
+            {"name": "a", "image": "i:1", "args": ["r", "s"], "env": [{"name": "Z"}, {"name": "X", "value": "9"}]},
+        ]}))
+    );
+    let ports = json!({"spec": {"ports": [{"name": "x", "port": 80}, {"name": "y", "port": 81}]}});
+    let patch = json!({"spec": {"ports": [{"port": 80, "targetPort": 8080}, {"port": 82}]}});
+    assert_eq!(
+        patched(&SERVICE, ports, patch),
+        Ok(json!({"spec": {"ports": [
+            {"name": "x", "port": 80, "targetPort": 8080}, {"port": 82}, {"name": "y", "port": 81}
+        ]}}))
+    );
+}
+
+#[test]
+fn a_list_can_be_replaced_and_a_nested_directive_does_not_leak() {
+    let doc = json!({"containers": [{"name": "a"}, {"name": "b"}]});
+    assert_eq!(
+        spec(doc, json!({"containers": [{"name": "z"}, {"$patch": "replace"}]})),
+        Ok(json!({"containers": [{"name": "z"}]}))
+    );
+    assert_eq!(
+        spec(
+            json!({}),
+            json!({"containers": [{"name": "a", "env": [{"name": "X", "$patch": "delete"}], "image": null}]})
+        ),
+        Ok(json!({"containers": [{"name": "a", "env": []}]}))
+    );
+}
+
+#[test]
+fn lists_of_scalars_merge_only_where_they_are_said_to() {
+    let doc = json!({"metadata": {"finalizers": ["x/a", "x/b"]}});
+    for (patch, finalizers) in [
+        (
+            json!({"finalizers": ["x/c", "x/a"]}),
+            json!(["x/c", "x/a", "x/b"]),
+        ),
+        (
+            json!({"$deleteFromPrimitiveList/finalizers": ["x/a", "x/z"]}),
+            json!(["x/b"]),
+        ),
+        (
+            json!({"$setElementOrder/finalizers": ["x/b", "x/a"], "finalizers": ["x/b"]}),
+            json!(["x/b", "x/a"]),
+        ),
+        (
+            json!({"$deleteFromPrimitiveList/foo": "x"}),
+            json!(["x/a", "x/b"]),
+        ),
+    ] {
+        let result = patched(&CONFIG_MAP, doc.clone(), json!({ "metadata": patch }));
+        assert_eq!(
+            result,
+            Ok(json!({"metadata": {"finalizers": finalizers}})),
+            "{patch}"
+        );
+    }
+}
+
+#[test]
+fn set_element_order_orders_what_it_lists_and_keeps_the_rest_in_place() {
+    let list = |names: &[&str]| -> Value { names.iter().map(|n| json!({ "name": n })).collect() };
+    for (live, order, change, result) in [
+        (&["a", "b"][..], &["b", "a"][..], &["a"][..], &["b", "a"][..]),
+        (&["a", "b"], &["c", "a", "b"], &["c"], &["c", "a", "b"]),
+        (
+            &["s", "a", "t", "b", "u"],
+            &["b", "a"],
+            &["b", "a"],
+            &["s", "t", "b", "a", "u"],
+        ),
+        (&["a", "b"], &["b", "a"], &[], &["b", "a"]),
+        (&[], &["b", "a"], &["b", "a"], &["b", "a"]),
+    ] {
+        let mut doc = json!({});
+        if !live.is_empty() {
+            doc["containers"] = list(live);
+        }
+        let mut patch = json!({ "$setElementOrder/containers": list(order) });
+        if !change.is_empty() {
+            patch["containers"] = list(change);
+        }
+        let spec = spec(doc, patch).expect("a good patch");
+        assert_eq!(
+            names(&spec["containers"]),
+            result,
+            "{live:?} {order:?} {change:?}"
+        );
+    }
+}
+
+#[test]
+fn retain_keys_drops_the_other_members_of_a_union() {
+    let doc = json!({"spec": {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}}}});
+    let patch = json!({"spec": {"strategy": {"$retainKeys": ["type"], "type": "Recreate"}}});
+    assert_eq!(
+        patched(&DEPLOYMENT, doc.clone(), patch),
+        Ok(json!({"spec": {"strategy": {"type": "Recreate"}}}))
+    );
+    let patch = json!({"spec": {"strategy": {"$retainKeys": ["rollingUpdate"], "type": "Recreate"}}});
+    assert_eq!(
+        patched(&DEPLOYMENT, doc, patch),
+        Err((400, "invalid patch format of retainKeys".to_string()))
+    );
+}
+
+#[test]
+fn a_field_with_strategy_replace_is_replaced() {
+    let doc = json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}});
+    let patch = json!({"spec": {"selector": {"matchLabels": {"c": "d"}}}});
+    assert_eq!(patched(&POD_DISRUPTION_BUDGET, doc, patch.clone()), Ok(patch));
+}
+
+#[test]
+fn bad_patches_are_refused_in_kubernetes_words() {
+    let doc = json!({
+        "metadata": {"finalizers": ["x/a"], "labels": {}},
+        "spec": {"taints": [{"key": "k"}]},
+        "status": {"addresses": [{"type": "InternalIP"}]},
+    });
+    for (patch, code, message) in [
+        (
+            json!([]),
+            400,
+            "json: cannot unmarshal array into Go value of type map[string]interface {}",
+        ),
+        (
+            json!({"$patch": "frob"}),
+            500,
+            "unknown patch type: frob in map: map[$patch:frob]",
+        ),
+        (
+            json!({"status": {"addresses": [{"address": "1.1.1.1"}]}}),
+            500,
+            "map: map[address:1.1.1.1] does not contain declared merge key: type",
+        ),
+        (
+            json!({"status": {"addresses": [{"type": "x", "$patch": "merge"}]}}),
+            500,
+            "merging lists cannot yet be specified in the patch",
+        ),
+        (
+            json!({"status": {"addresses": ["x"]}}),
+            500,
+            "list element types are not identical: [[map[type:InternalIP]] [x]]",
+        ),
+        (
+            json!({"metadata": {"finalizers": [["x"]]}}),
+            500,
+            "list element types are not identical: [[x/a] [[x]]]",
+        ),
+        (
+            json!({"metadata": {"$setElementOrder/finalizers": "x"}}),
+            500,
+            "expected a []interface {}, but received a string",
+        ),
+        (
+            json!({"metadata": {"$setElementOrder": []}}),
+            400,
+            "invalid patch format of setElementOrder list",
+        ),
+        (
+            json!({"metadata": {"$deleteFromPrimitiveList": []}}),
+            400,
+            "invalid patch format of primitive list",
+        ),
+        (
+            json!({"metadata": {"$setElementOrder/finalizers": ["a"], "finalizers": ["b"]}}),
+            500,
+            "The order in patch list:\n[b]\n doesn't match $setElementOrder list:\n[a]\n",
+        ),
+        (
+            json!({"metadata": {"$setElementOrder/nope": []}}),
+            500,
+            "unable to find api field in struct ObjectMeta for the json field \"nope\"",
+        ),
+        (
+            json!({"metadata": {"finalizers": [null]}}),
+            500,
+            "null is no element of a list that is merged",
+        ),
+    ] {
+        assert_eq!(
+            patched(&NODE, doc.clone(), patch.clone()),
+            Err((code, message.to_string())),
+            "{patch}"
+        );
+    }
+}
+
+#[test]
+fn scale_has_its_own_shape() {
+    let mut doc = json!({"spec": {"replicas": 1}});
+    apply_to_scale(&mut doc, &json!({"spec": {"replicas": 3}})).expect("a good patch");
+    assert_eq!(doc, json!({"spec": {"replicas": 3}}));
+}
+
+/// Two long lists must not cost their product: a request body has room for a hundred thousand items.
+#[test]
+fn merging_long_lists_takes_about_linear_time() {
+    const MANY: usize = 20_000;
+    let list = |from: usize| -> Value {
+        (from..from + MANY)
+            .map(|i| json!({"name": i.to_string()}))
+            .collect()
+    };
+    let merged = spec(
+        json!({"containers": list(0)}),
+        json!({"containers": list(MANY / 2)}),
+    )
+    .expect("a good patch");
+    assert_eq!(
+        merged["containers"].as_array().map(Vec::len),
+        Some(MANY + MANY / 2)
+    );
+}

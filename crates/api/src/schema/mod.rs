@@ -1,0 +1,29 @@
+//! What the published API says of types: their fields ([`Shape`]) and how these merge ([`rules`]).
+//!
+//! Shapes come from the types' own JSON schemas, so they cannot drift from what is decoded. Each is made when it is
+//! first asked for: starting the process costs nothing.
+
+pub mod rules;
+mod shape;
+
+pub use shape::{Field, Shape, Type, Value};
+
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+
+/// A generator whose references begin with `root`, such as `/components/schemas`.
+pub(crate) fn generator(root: &'static str) -> SchemaGenerator {
+    let mut settings = SchemaSettings::draft2020_12();
+    settings.definitions_path = root.into();
+    settings.into_generator()
+}
+
+/// Adds the schema of `T`, and of all it refers to, to the generator's definitions.
+pub(crate) fn define<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<T>()
+}
+
+/// The type a `$ref` (`#/…/io.k8s.api.core.v1.Pod`) names.
+pub(crate) fn referred(schema: &serde_json::Value) -> Option<&str> {
+    schema.get("$ref")?.as_str()?.rsplit('/').next()
+}

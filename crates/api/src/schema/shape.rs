@@ -1,0 +1,156 @@
+//! The types that can be reached from a kind, as strategic merge patch must know them.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, OnceLock};
+
+use k8s_openapi::api::autoscaling::v1::Scale;
+use schemars::SchemaGenerator;
+use serde_json::Value as Json;
+
+use super::rules::{self, Rule};
+use crate::kind::Kind;
+use crate::registry;
+
+/// What a field holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// An object of this type.
+    Struct(String),
+    /// A list; of objects of this type, if any.
+    List(Option<String>),
+    /// An object with keys of the user's choice.
+    Map,
+    Scalar,
+}
+
+#[derive(Clone, Debug)]
+pub struct Field {
+    pub value: Value,
+    pub rule: Option<&'static Rule>,
+}
+
+/// A type's fields by name.
+#[derive(Clone, Debug, Default)]
+pub struct Type {
+    fields: HashMap<String, Field>,
+}
+
+impl Type {
+    pub fn field(&self, name: &str) -> Option<&Field> {
+        self.fields.get(name)
+    }
+}
+
+/// A kind's type and all types below it.
+#[derive(Debug)]
+pub struct Shape {
+    root: String,
+    types: HashMap<String, Type>,
+}
+
+impl Shape {
+    /// The shape of a registered kind; `None` for others.
+    pub fn of(kind: &Kind) -> Option<&'static Shape> {
+        static SHAPES: LazyLock<Vec<OnceLock<Shape>>> =
+            LazyLock::new(|| registry::ALL.iter().map(|_| OnceLock::new()).collect());
+        let at = registry::ALL.iter().position(|k| *k == kind)?;
+        Some(SHAPES[at].get_or_init(|| Shape::build(|generator| kind.ops.schema(generator))))
+    }
+
+    /// The shape of the scale subresource.
+    pub fn of_scale() -> &'static Shape {
+        static SCALE: LazyLock<Shape> = LazyLock::new(|| Shape::build(super::define::<Scale>));
+        &SCALE
+    }
+
+    fn build(define: impl FnOnce(&mut SchemaGenerator) -> schemars::Schema) -> Shape {
+        let mut generator = super::generator("/$defs");
+        let root = define(&mut generator).to_value();
+        let definitions = generator.take_definitions(false);
+        Shape {
+            root: super::referred(&root).unwrap_or_default().to_string(),
+            types: definitions
+                .into_iter()
+                .map(|(name, schema)| {
+                    let type_ = type_of(&name, &schema);
+                    (name, type_)
+                })
+                .collect(),
+        }
+    }
+
+    /// The name of the kind's own type.
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    pub fn type_named(&self, name: &str) -> Option<&Type> {
+        self.types.get(name)
+    }
+}
+
+fn type_of(name: &str, schema: &Json) -> Type {
+    let properties = schema.get("properties").and_then(Json::as_object);
+    let fields = properties.into_iter().flatten().map(|(field, schema)| {
+        let known = Field {
+            value: value_of(schema),
+            rule: rules::of_field(name, field),
+        };
+        (field.clone(), known)
+    });
+    Type {
+        fields: fields.collect(),
+    }
+}
+
+fn value_of(schema: &Json) -> Value {
+    if let Some(name) = super::referred(schema) {
+        return Value::Struct(name.to_string());
+    }
+    match schema.get("type").and_then(Json::as_str) {
+        Some("array") => Value::List(schema.get("items").and_then(super::referred).map(str::to_string)),
+        Some("object") => Value::Map,
+        _ => Value::Scalar,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rule for a field that no type has would be a misprint.
+    #[test]
+    fn every_rule_is_about_a_field_that_exists_and_fits_it() {
+        let mut met = std::collections::HashSet::new();
+        for kind in registry::ALL {
+            let shape = Shape::of(kind).expect("a registered kind");
+            assert!(shape.type_named(shape.root()).is_some(), "{kind:?}");
+            for (name, type_) in &shape.types {
+                for rule in rules::of_type(name) {
+                    let field = type_
+                        .field(rule.field)
+                        .unwrap_or_else(|| panic!("{name} has no field {}", rule.field));
+                    let is_list = matches!(field.value, Value::List(_));
+                    // Binary data is a list of bytes to the API's generator and text to its users.
+                    let is_bytes = field.value == Value::Scalar;
+                    assert_eq!(rule.list.is_some(), is_list || is_bytes, "{name}.{}", rule.field);
+                    met.insert((name.clone(), rule.field));
+                }
+            }
+        }
+        assert!(met.len() >= 300, "only {} rules met", met.len());
+    }
+
+    #[test]
+    fn a_pods_containers_are_a_list_merged_by_name() {
+        let shape = Shape::of(&registry::POD).expect("pods");
+        let spec = shape.type_named("io.k8s.api.core.v1.PodSpec").expect("a spec");
+        let containers = spec.field("containers").expect("containers");
+        assert_eq!(
+            containers.value,
+            Value::List(Some("io.k8s.api.core.v1.Container".into()))
+        );
+        assert_eq!(containers.rule.map(|r| r.merge_key), Some("name"));
+        assert_eq!(spec.field("nodeSelector").map(|f| &f.value), Some(&Value::Map));
+    }
+}

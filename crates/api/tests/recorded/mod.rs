@@ -1,0 +1,357 @@
+//! Plays recorded scenarios against the rules and compares the answers, placeholders and all.
+
+mod matching;
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use knarr_api::k8s_openapi::api::core::v1::Service;
+use knarr_api::k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use knarr_api::k8s_openapi::jiff::Timestamp;
+use knarr_api::kinds::service_ips::{self, Cidr, NodePorts, Pool};
+use knarr_api::strategy::Part;
+use knarr_api::table::{Head, Include};
+use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry, table};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use matching::Matcher;
+
+const NAMESPACE: &str = "gold";
+
+#[derive(Deserialize)]
+struct Scenario {
+    id: String,
+    steps: Vec<Step>,
+}
+
+#[derive(Deserialize)]
+struct Step {
+    request: Request,
+    response: Response,
+}
+
+#[derive(Deserialize)]
+struct Request {
+    method: String,
+    path: String,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    #[serde(default)]
+    body: Value,
+}
+
+#[derive(Deserialize)]
+struct Response {
+    status: u16,
+    #[serde(default)]
+    headers: BTreeMap<String, Value>,
+    body: Value,
+}
+
+pub enum Outcome {
+    Passed,
+    Failed(String),
+}
+
+/// Every scenario of a file with how it went.
+pub fn run(file: &str) -> Vec<(String, Outcome)> {
+    let path = format!("{}/tests/golden-api/{file}.jsonl.gz", env!("CARGO_MANIFEST_DIR"));
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(std::fs::File::open(path).expect("the recording"))
+        .read_to_string(&mut text)
+        .expect("text");
+    text.replace("{ns}", NAMESPACE)
+        .lines()
+        .map(|line| {
+            let scenario: Scenario = serde_json::from_str(line).expect("a scenario");
+            let id = scenario.id.clone();
+            let outcome = match play(scenario) {
+                Ok(()) => Outcome::Passed,
+                Err(why) => Outcome::Failed(why),
+            };
+            (id, outcome)
+        })
+        .collect()
+}
+
+fn play(scenario: Scenario) -> Result<(), String> {
+    let mut world = World::default();
+    let mut matcher = Matcher::default();
+    for (i, step) in scenario.steps.into_iter().enumerate() {
+        let body = matcher.fill(&step.request.body);
+        let path = matcher.fill_text(&step.request.path);
+        let (status, body, warnings) = world.answer(&step.request, &path, body);
+        if status != step.response.status {
+            return Err(format!(
+                "step {i}: status {status} for {}: {} for {}",
+                step.response.status, body["message"], step.response.body["message"]
+            ));
+        }
+        matcher
+            .compare(&step.response.body, &body)
+            .map_err(|why| format!("step {i}{why}"))?;
+        let expected: Vec<String> = match step.response.headers.get("Warning") {
+            Some(warnings) => serde_json::from_value(warnings.clone()).expect("texts"),
+            None => Vec::new(),
+        };
+        let warnings: Vec<String> = warnings.iter().map(|w| format!("299 - {w:?}")).collect();
+        if warnings != expected {
+            return Err(format!("step {i}: warnings {warnings:?} for {expected:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// The objects there are.
+#[derive(Default)]
+struct World {
+    objects: BTreeMap<(String, String), Arc<Object>>,
+    revision: u64,
+}
+
+/// What a request is aimed at.
+struct Target {
+    kind: &'static Kind,
+    name: String,
+    subresource: String,
+    query: BTreeMap<String, String>,
+}
+
+impl Target {
+    fn parse(path: &str) -> Option<Self> {
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        let mut parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+        let (group, version) = match parts.remove(0) {
+            "api" => ("", parts.remove(0)),
+            _ => (parts.remove(0), parts.remove(0)),
+        };
+        if parts.len() > 2 && parts[0] == "namespaces" {
+            parts.drain(..2);
+        }
+        let part = |i: usize| parts.get(i).copied().unwrap_or("").to_string();
+        let query = query.split('&').filter_map(|q| q.split_once('='));
+        Some(Target {
+            kind: registry::by_resource(group, version, parts.first()?)?,
+            name: part(1),
+            subresource: part(2),
+            query: query.map(|(k, v)| (k.to_string(), v.to_string())).collect(),
+        })
+    }
+
+    fn asks(&self, key: &str) -> &str {
+        self.query.get(key).map_or("", String::as_str)
+    }
+
+    fn stored_kind(&self) -> &'static Kind {
+        self.kind.stored_as.unwrap_or(self.kind)
+    }
+}
+
+fn now() -> Timestamp {
+    "2026-01-01T00:00:00Z".parse().expect("a time")
+}
+
+type Answer = (u16, Value, Vec<String>);
+
+impl World {
+    fn answer(&mut self, request: &Request, path: &str, body: Value) -> Answer {
+        let Some(target) = Target::parse(path) else {
+            return (404, Value::Null, Vec::new());
+        };
+        let result = match request.method.as_str() {
+            "POST" => self.create(&target, body),
+            "PATCH" => self.patch(&target, &body),
+            "GET" => self.read(&target),
+            other => Err(Error::bad_request(format!("{other} is not played"))),
+        };
+        match result {
+            Ok((code, objects, warnings)) => {
+                let single = !target.name.is_empty() || request.method == "POST";
+                let body = if request
+                    .headers
+                    .get("Accept")
+                    .is_some_and(|a| a.contains("as=Table"))
+                {
+                    self.table(&target, &objects)
+                } else {
+                    let shown = objects.iter().map(|o| parse(o.json())).collect();
+                    if single {
+                        objects_first(shown)
+                    } else {
+                        Value::Array(shown)
+                    }
+                };
+                (code, body, warnings)
+            }
+            Err(error) => {
+                let mut status = serde_json::to_value(error.status()).expect("JSON");
+                status["metadata"] = json!({});
+                (error.code(), status, Vec::new())
+            }
+        }
+    }
+
+    fn table(&self, target: &Target, objects: &[Arc<Object>]) -> Value {
+        let include = match target.asks("includeObject") {
+            "None" => Include::None,
+            "Object" => Include::Object,
+            _ => Include::Metadata,
+        };
+        let version = self.revision.to_string();
+        let head = Head {
+            resource_version: &version,
+            ..Head::default()
+        };
+        let bytes = table::render_with(target.kind, objects, include, now(), &head).expect("a table");
+        let mut table = parse(&bytes);
+        for column in table["columnDefinitions"].as_array_mut().into_iter().flatten() {
+            column.as_object_mut().expect("a column").remove("description");
+        }
+        table
+    }
+
+    fn create(
+        &mut self,
+        target: &Target,
+        body: Value,
+    ) -> Result<(u16, Vec<Arc<Object>>, Vec<String>), Error> {
+        let kind = target.kind;
+        let ops = kind.ops;
+        let mut object = decode(kind, &body)?;
+        let metadata = object.metadata_mut();
+        if kind.namespaced() {
+            metadata.namespace = Some(NAMESPACE.into());
+        }
+        metadata.uid = Some("01234567-89ab-cdef-0123-456789abcdef".into());
+        metadata.creation_timestamp = Some(Time(now()));
+        ops.set_defaults(&mut *object)?;
+        ops.prepare_for_create(&mut *object)?;
+        self.allocate(kind, &mut *object, None)?;
+        let name = object.metadata().name.clone().unwrap_or_default();
+        let mut mistakes = meta::validate(kind, object.metadata());
+        mistakes.extend(ops.validate(&*object)?);
+        if !mistakes.is_empty() {
+            return Err(Error::invalid(kind.about_kind(&name), &mistakes));
+        }
+        let warnings = ops.warnings(&*object)?;
+        Ok((201, vec![self.store(target, object)?], warnings))
+    }
+
+    fn store(&mut self, target: &Target, object: Box<dyn AnyObject>) -> Result<Arc<Object>, Error> {
+        self.revision += 1;
+        let kind = target.stored_kind();
+        let mut typed = convert::typed(target.kind, kind, object)?;
+        let bytes = Object::encode_for_store(&mut *typed);
+        let stored = Arc::new(Object::from_stored(kind, typed, &bytes, self.revision));
+        let key = (kind.qualified(), stored.name().to_string());
+        if !target.asks("dryRun").is_empty() {
+            let mut unwritten = stored.typed().clone_box();
+            unwritten.metadata_mut().resource_version = None;
+            let typed = convert::typed(kind, target.kind, unwritten)?;
+            return Ok(Arc::new(Object::from_typed(target.kind, typed)));
+        }
+        self.objects.insert(key, stored.clone());
+        convert::object(&stored, target.kind)
+    }
+
+    fn stored(&self, target: &Target, name: &str) -> Result<Arc<Object>, Error> {
+        let key = (target.stored_kind().qualified(), name.to_string());
+        let found = self.objects.get(&key);
+        let found = found.ok_or_else(|| Error::not_found(target.kind.about(name)))?;
+        convert::object(found, target.kind)
+    }
+
+    fn patch(
+        &mut self,
+        target: &Target,
+        patch: &Value,
+    ) -> Result<(u16, Vec<Arc<Object>>, Vec<String>), Error> {
+        let kind = target.kind;
+        let old = self.stored(target, &target.name)?;
+        let mut merged = parse(old.json());
+        knarr_api::patch::merge::apply(&mut merged, patch);
+        let mut object = decode(kind, &merged)?;
+        let part = match target.subresource.as_str() {
+            "" => Part::Main,
+            "status" => Part::Status,
+            _ => Part::Other("approval"),
+        };
+        kind.ops.set_defaults(&mut *object)?;
+        kind.ops.prepare_for_update(&mut *object, old.typed(), part)?;
+        self.allocate(kind, &mut *object, Some(&old))?;
+        let mut mistakes = meta::validate_update(kind, object.metadata(), old.metadata());
+        mistakes.extend(kind.ops.validate_update(&*object, old.typed(), part)?);
+        if !mistakes.is_empty() {
+            return Err(Error::invalid(kind.about_kind(&target.name), &mistakes));
+        }
+        Ok((200, vec![self.store(target, object)?], Vec::new()))
+    }
+
+    fn read(&self, target: &Target) -> Result<(u16, Vec<Arc<Object>>, Vec<String>), Error> {
+        if !target.name.is_empty() {
+            return Ok((200, vec![self.stored(target, &target.name)?], Vec::new()));
+        }
+        let of = target.stored_kind().qualified();
+        let objects = self.objects.iter().filter(|((kind, _), _)| *kind == of);
+        let objects: Result<Vec<_>, Error> = objects
+            .map(|(_, object)| convert::object(object, target.kind))
+            .collect();
+        Ok((200, objects?, Vec::new()))
+    }
+
+    fn allocate(
+        &self,
+        kind: &Kind,
+        object: &mut dyn AnyObject,
+        old: Option<&Arc<Object>>,
+    ) -> Result<(), Error> {
+        let Some(service) = object.as_any_mut().downcast_mut::<Service>() else {
+            return Ok(());
+        };
+        let held: Vec<(Vec<IpAddr>, Vec<i32>)> = self
+            .objects
+            .values()
+            .filter_map(|o| o.get::<Service>())
+            .map(service_ips::held)
+            .collect();
+        let pool = Pool {
+            ranges: &[Cidr::parse("10.97.0.0/16").expect("a range")],
+            node_ports: NodePorts::default(),
+            ip_is_used: &|ip| held.iter().any(|(ips, _)| ips.contains(&ip)),
+            port_is_used: &|port| held.iter().any(|(_, ports)| ports.contains(&port)),
+            chance: 0,
+        };
+        let mistakes = service_ips::allocate(service, old.and_then(|o| o.get::<Service>()), &pool);
+        if mistakes.is_empty() {
+            return Ok(());
+        }
+        let name = service.metadata.name.clone().unwrap_or_default();
+        Err(Error::invalid(kind.about_kind(&name), &mistakes))
+    }
+}
+
+fn objects_first(mut shown: Vec<Value>) -> Value {
+    if shown.is_empty() {
+        Value::Null
+    } else {
+        shown.remove(0)
+    }
+}
+
+fn parse(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).expect("JSON")
+}
+
+fn decode(kind: &Kind, body: &Value) -> Result<Box<dyn AnyObject>, Error> {
+    let bytes = serde_json::to_vec(body).expect("JSON");
+    let decoded = kind.ops.decode(&bytes).map_err(|e| {
+        Error::bad_request(format!(
+            "{} in version {:?} cannot be handled as a {}: {}",
+            kind.kind, kind.version, kind.kind, e.message
+        ))
+    })?;
+    Ok(decoded.object)
+}

@@ -1,0 +1,120 @@
+//! What every cluster has from the start: its namespaces, the `kubernetes` Service with its endpoints, the system's
+//! priority classes, and the default roles. Made where missing, at every start.
+
+use knarr_api::{AnyObject, Error, Kind, registry};
+use serde_json::{Value, json};
+
+use crate::authz::default_roles;
+use crate::pipeline::{Ctx, Target};
+use crate::server::Server;
+use crate::user::{MASTERS, User};
+
+const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+
+impl Server {
+    pub(crate) async fn bootstrap(&self) -> Result<(), Error> {
+        for name in NAMESPACES {
+            self.ensure(&registry::NAMESPACE, json!({"metadata": {"name": name}})).await?;
+        }
+        let classes = [
+            ("system-cluster-critical", 2_000_000_000, "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary."),
+            ("system-node-critical", 2_000_001_000, "Used for system critical pods that must not be moved from their current node."),
+        ];
+        for (name, value, description) in classes {
+            let class = json!({"metadata": {"name": name}, "value": value, "description": description});
+            self.ensure(&registry::PRIORITY_CLASS, class).await?;
+        }
+        for (kind, object) in default_roles::objects()? {
+            self.ensure_object(kind, object).await?;
+        }
+        self.kubernetes_service().await
+    }
+
+    /// The Service by which pods reach the API server, and where it is.
+    async fn kubernetes_service(&self) -> Result<(), Error> {
+        let labels = json!({"component": "apiserver", "provider": "kubernetes"});
+        self.ensure(
+            &registry::SERVICE,
+            json!({
+                "metadata": {"name": "kubernetes", "namespace": "default", "labels": labels},
+                "spec": {
+                    "clusterIP": self.allocations.range().first().to_string(),
+                    "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": self.config.port}],
+                    "sessionAffinity": "None",
+                    "type": "ClusterIP",
+                },
+            }),
+        )
+        .await?;
+        let address = self.config.address.to_string();
+        self.replace(
+            &registry::ENDPOINTS,
+            json!({
+                "metadata": {
+                    "name": "kubernetes", "namespace": "default",
+                    "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
+                },
+                "subsets": [{
+                    "addresses": [{"ip": address}],
+                    "ports": [{"name": "https", "port": self.config.port, "protocol": "TCP"}],
+                }],
+            }),
+        )
+        .await?;
+        let family = if self.config.address.is_ipv4() { "IPv4" } else { "IPv6" };
+        self.replace(
+            &registry::ENDPOINT_SLICE,
+            json!({
+                "metadata": {
+                    "name": "kubernetes", "namespace": "default",
+                    "labels": {"kubernetes.io/service-name": "kubernetes"},
+                },
+                "addressType": family,
+                "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+                "ports": [{"name": "https", "port": self.config.port, "protocol": "TCP"}],
+            }),
+        )
+        .await
+    }
+
+    async fn ensure(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
+        self.ensure_object(kind, decode(kind, &document)?).await
+    }
+
+    async fn ensure_object(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<(), Error> {
+        let (namespace, name) = place(&*object);
+        if self.cache.get(kind, &namespace, &name).is_some() {
+            return Ok(());
+        }
+        match self.create(&mut self.myself(), &Target::main(kind, &namespace, ""), object).await {
+            // Another server of the same cluster may have been faster.
+            Err(e) if !e.is_already_exists() => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes it so, whatever was there.
+    async fn replace(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
+        let object = decode(kind, &document)?;
+        let (namespace, name) = place(&*object);
+        if self.cache.get(kind, &namespace, &name).is_none() {
+            return self.ensure_object(kind, object).await;
+        }
+        let target = Target::main(kind, &namespace, &name);
+        self.put(&mut self.myself(), &target, object).await.map(drop)
+    }
+
+    fn myself(&self) -> Ctx {
+        Ctx::new(User::new("system:apiserver", [MASTERS]), self.clock.now())
+    }
+}
+
+fn decode(kind: &'static Kind, document: &Value) -> Result<Box<dyn AnyObject>, Error> {
+    let decoded = kind.ops.decode(document.to_string().as_bytes());
+    Ok(decoded.map_err(|e| Error::internal(e.message))?.object)
+}
+
+fn place(object: &dyn AnyObject) -> (String, String) {
+    let meta = object.metadata();
+    (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
+}

@@ -1,0 +1,194 @@
+//! All objects of one kind, its recent changes, and those who watch it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use knarr_api::{Error, Kind, Object};
+use parking_lot::RwLock;
+use tokio::sync::mpsc;
+
+use super::change::{Change, Filter};
+
+/// How many changes of a kind are kept for watches that resume.
+const WINDOW_CHANGES: usize = 4096;
+/// How much memory the kept changes of a kind may hold on to.
+const WINDOW_BYTES: usize = 16 << 20;
+/// How many changes may wait for one watcher; one that falls further behind is dropped and has to resume.
+pub const WATCHER_BUFFER: usize = 1024;
+
+pub struct KindCache {
+    pub kind: &'static Kind,
+    state: RwLock<State>,
+}
+
+#[derive(Default)]
+struct State {
+    objects: BTreeMap<String, Arc<Object>>,
+    window: VecDeque<Arc<Change>>,
+    window_bytes: usize,
+    /// Every change after this revision is in the window.
+    window_from: u64,
+    /// The last change.
+    newest: u64,
+    watchers: Vec<Watcher>,
+}
+
+struct Watcher {
+    /// Empty: all namespaces.
+    namespace: String,
+    /// The only name it can be told about, empty for any.
+    name: String,
+    changes: mpsc::Sender<Arc<Change>>,
+}
+
+impl Watcher {
+    /// A cheap look, so that a watch of one object costs others nothing. What passes is filtered by the watcher.
+    fn may_care(&self, object: &Object) -> bool {
+        (self.namespace.is_empty() || self.namespace == object.namespace())
+            && (self.name.is_empty() || self.name == object.name())
+    }
+}
+
+/// A watch as the cache hands it out: what happened up to now, and then what happens.
+pub struct Subscription {
+    /// The kind's last change before it began.
+    pub revision: u64,
+    /// The state at the beginning, if that was asked for.
+    pub initial: Vec<Arc<Object>>,
+    /// Changes since the revision that was asked for.
+    pub missed: Vec<Arc<Change>>,
+    /// Ends when the watcher fell behind or the cache starts over.
+    pub changes: mpsc::Receiver<Arc<Change>>,
+}
+
+impl KindCache {
+    pub fn new(kind: &'static Kind) -> Self {
+        KindCache {
+            kind,
+            state: RwLock::default(),
+        }
+    }
+
+    /// Starts over with this state, as of `revision`. Watchers are let go: they have to list again.
+    pub fn load(&self, objects: BTreeMap<String, Arc<Object>>, revision: u64) {
+        *self.state.write() = State {
+            objects,
+            window_from: revision,
+            newest: revision,
+            ..State::default()
+        };
+    }
+
+    pub fn get(&self, local: &str) -> Option<Arc<Object>> {
+        self.state.read().objects.get(local).cloned()
+    }
+
+    pub fn len(&self) -> usize {
+        self.state.read().objects.len()
+    }
+
+    /// Calls `visit` with the objects of a namespace (all, if empty) after `after` (a local key; empty: from the
+    /// first), in key order, until it says stop. Returns the revision of the kind's last change as of then.
+    pub fn scan(&self, namespace: &str, after: &str, mut visit: impl FnMut(&Arc<Object>) -> bool) -> u64 {
+        let state = self.state.read();
+        let prefix = if namespace.is_empty() { String::new() } else { format!("{namespace}/") };
+        let start = if after > prefix.as_str() {
+            Bound::Excluded(after)
+        } else {
+            Bound::Included(prefix.as_str())
+        };
+        for (key, object) in state.objects.range::<str, _>((start, Bound::Unbounded)) {
+            if !key.starts_with(&prefix) || !visit(object) {
+                break;
+            }
+        }
+        state.newest
+    }
+
+    /// Everything that `filter` matches, in key order.
+    pub fn list(&self, filter: &Filter) -> Vec<Arc<Object>> {
+        let mut found = Vec::new();
+        self.scan(&filter.namespace, "", |object| {
+            if filter.matches(object) {
+                found.push(object.clone());
+            }
+            true
+        });
+        found
+    }
+
+    /// Begins a watch. `after` = `None` begins with the state there is; a revision begins behind it.
+    /// 410 where that history is gone.
+    pub fn subscribe(&self, filter: &Filter, after: Option<u64>) -> Result<Subscription, Error> {
+        let (sender, changes) = mpsc::channel(WATCHER_BUFFER);
+        let mut state = self.state.write();
+        let mut missed = Vec::new();
+        let mut initial = Vec::new();
+        match after {
+            Some(after) if after < state.window_from => {
+                return Err(Error::expired(format!(
+                    "too old resource version: {after} ({})",
+                    state.window_from
+                )));
+            }
+            Some(after) => {
+                let first = state.window.partition_point(|c| c.revision <= after);
+                missed.extend(state.window.range(first..).cloned());
+            }
+            None => initial.extend(state.objects.values().filter(|o| filter.matches(o)).cloned()),
+        }
+        state.watchers.push(Watcher {
+            namespace: filter.namespace.clone(),
+            name: filter.name().unwrap_or_default().to_string(),
+            changes: sender,
+        });
+        Ok(Subscription {
+            revision: state.newest,
+            initial,
+            missed,
+            changes,
+        })
+    }
+
+    /// Takes in an object's new value. What it was before is part of the change that watchers get.
+    pub fn put(&self, local: &str, object: Arc<Object>) {
+        let mut state = self.state.write();
+        let prev = match state.objects.get_mut(local) {
+            Some(slot) => Some(std::mem::replace(slot, object.clone())),
+            None => state.objects.insert(local.to_string(), object.clone()),
+        };
+        state.publish(Change::new(object, prev, false));
+    }
+
+    /// Takes in a deletion at `revision`.
+    pub fn remove(&self, local: &str, revision: u64) {
+        let mut state = self.state.write();
+        if let Some(prev) = state.objects.remove(local) {
+            let last = Arc::new(super::change::at_revision(&prev, revision));
+            state.publish(Change::new(last, Some(prev), true));
+        }
+    }
+}
+
+impl State {
+    fn publish(&mut self, change: Change) {
+        let change = Arc::new(change);
+        // A watcher that is gone or has no room is let go: its receiver ends after what it was given.
+        self.watchers.retain(|w| {
+            if w.may_care(&change.object) {
+                w.changes.try_send(change.clone()).is_ok()
+            } else {
+                !w.changes.is_closed()
+            }
+        });
+        self.newest = change.revision;
+        self.window_bytes += change.weight_bytes();
+        self.window.push_back(change);
+        while self.window.len() > WINDOW_CHANGES || self.window_bytes > WINDOW_BYTES {
+            let Some(old) = self.window.pop_front() else { break };
+            self.window_bytes -= old.weight_bytes();
+            self.window_from = old.revision;
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! The watch cache: every object in memory, kept up by one watch of the store.
+//!
+//! - Reads and watches are served from here, never from the store (but for lists at an old revision).
+//! - A write is answered after the cache has taken it in, so everybody reads their own writes.
+//! - A write of this process is not parsed again: the writer deposits its typed value, and the feed picks it
+//!   up when the store's watch tells the same bytes.
+//! - An object that cannot be decoded is reported and passed over.
+
+pub mod change;
+mod feed;
+pub mod kind;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bytes::Bytes;
+use knarr_api::{AnyObject, Error, Kind, Object, registry};
+use knarr_store::{Compare, KeyValue, Op, Store, Txn, TxnResult};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::keys;
+use kind::KindCache;
+
+/// See the module.
+pub struct Cache {
+    store: Arc<dyn Store>,
+    /// By `<group>/<plural>` of the stored kind.
+    kinds: HashMap<String, KindCache>,
+    /// Everything up to here has been taken in.
+    revision: AtomicU64,
+    in_step: AtomicBool,
+    waiters: Mutex<BTreeMap<u64, Vec<oneshot::Sender<()>>>>,
+    deposits: Mutex<HashMap<Bytes, Vec<Deposit>>>,
+    deposit_ids: AtomicU64,
+}
+
+/// A write on its way: what the feed need not parse.
+struct Deposit {
+    id: u64,
+    value: Bytes,
+    typed: Option<Box<dyn AnyObject>>,
+    taken_in: oneshot::Sender<Arc<Object>>,
+}
+
+/// What became of a conditional write.
+pub enum Written<T> {
+    Done(T),
+    /// Somebody else was faster; the cache knows by now.
+    Conflict,
+}
+
+impl Cache {
+    pub fn new(store: Arc<dyn Store>) -> Arc<Self> {
+        let kinds = registry::ALL
+            .iter()
+            .filter(|k| k.stored_as.is_none() && k.is_stored())
+            .map(|k| (group_plural(k), KindCache::new(k)));
+        Arc::new(Cache {
+            store,
+            kinds: kinds.collect(),
+            revision: AtomicU64::new(0),
+            in_step: AtomicBool::new(false),
+            waiters: Mutex::default(),
+            deposits: Mutex::default(),
+            deposit_ids: AtomicU64::new(0),
+        })
+    }
+
+    /// The cache of the kind that `kind` is stored as. 404 for kinds that are not stored at all.
+    pub fn of(&self, kind: &Kind) -> Result<&KindCache, Error> {
+        self.kinds
+            .get(&group_plural(kind.stored_as.unwrap_or(kind)))
+            .ok_or_else(|| Error::not_found(kind.about("")))
+    }
+
+    pub fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        self.of(kind).ok()?.get(&keys::local(namespace, name))
+    }
+
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// Everything up to this revision is in here.
+    pub fn revision(&self) -> u64 {
+        self.revision.load(Ordering::Acquire)
+    }
+
+    /// Whether it has been filled and its feed runs.
+    pub fn in_step(&self) -> bool {
+        self.in_step.load(Ordering::Acquire)
+    }
+
+    pub fn objects(&self) -> impl Iterator<Item = (&'static Kind, usize)> {
+        self.kinds.values().map(|k| (k.kind, k.len()))
+    }
+
+    /// Returns once everything up to `revision` has been taken in.
+    pub async fn wait_for(&self, revision: u64) {
+        let receiver = {
+            let mut waiters = self.waiters.lock();
+            if self.revision() >= revision {
+                return;
+            }
+            let (sender, receiver) = oneshot::channel();
+            waiters.entry(revision).or_default().push(sender);
+            receiver
+        };
+        // The sender is dropped only together with the cache.
+        let _ = receiver.await;
+    }
+
+    fn advance(&self, revision: u64) {
+        let mut waiters = self.waiters.lock();
+        if revision > self.revision() {
+            self.revision.store(revision, Ordering::Release);
+        }
+        let later = waiters.split_off(&(revision + 1));
+        for sender in std::mem::replace(&mut *waiters, later).into_values().flatten() {
+            let _ = sender.send(());
+        }
+    }
+
+    /// Writes `typed` if the key's last write is `seen` (0: if it does not exist).
+    pub async fn put(
+        &self,
+        kind: &'static Kind,
+        mut typed: Box<dyn AnyObject>,
+        seen: u64,
+    ) -> Result<Written<Arc<Object>>, Error> {
+        let meta = typed.metadata();
+        let key = keys::key(
+            kind,
+            meta.namespace.as_deref().unwrap_or(""),
+            meta.name.as_deref().unwrap_or(""),
+        );
+        let value = Bytes::from(Object::encode_for_store(&mut *typed));
+        let (taken_in, written) = oneshot::channel();
+        let id = self.deposit_ids.fetch_add(1, Ordering::Relaxed);
+        let withdraw = Withdraw {
+            cache: self,
+            key: key.clone(),
+            id,
+        };
+        self.deposits.lock().entry(key.clone()).or_default().push(Deposit {
+            id,
+            value: value.clone(),
+            typed: Some(typed),
+            taken_in,
+        });
+        let txn = Txn {
+            compares: vec![Compare::ModRevision {
+                key: key.clone(),
+                is: seen,
+            }],
+            ops: vec![Op::Put { key, value }],
+        };
+        match self.store.txn(txn).await.map_err(store_error)? {
+            TxnResult::Committed { .. } => written
+                .await
+                .map(Written::Done)
+                .map_err(|_| Error::unavailable("the watch cache is starting over")),
+            TxnResult::Failed { revision, .. } => {
+                drop(withdraw);
+                self.wait_for(revision).await;
+                Ok(Written::Conflict)
+            }
+        }
+    }
+
+    /// Deletes the object if it is still at the revision it carries. The object is returned at the deletion's revision.
+    pub async fn delete(&self, object: &Object) -> Result<Written<u64>, Error> {
+        let key = keys::key(object.kind(), object.namespace(), object.name());
+        let txn = Txn {
+            compares: vec![Compare::ModRevision {
+                key: key.clone(),
+                is: object.revision(),
+            }],
+            ops: vec![Op::Delete { key }],
+        };
+        let result = self.store.txn(txn).await.map_err(store_error)?;
+        let (TxnResult::Committed { revision } | TxnResult::Failed { revision, .. }) = &result;
+        self.wait_for(*revision).await;
+        Ok(match result {
+            TxnResult::Committed { revision } => Written::Done(revision),
+            TxnResult::Failed { .. } => Written::Conflict,
+        })
+    }
+
+    /// The typed value of a write of this process, if this is one; else it is decoded.
+    /// Whoever waits for it must be told after the cache has it.
+    fn materialize(&self, kind: &'static Kind, kv: &KeyValue) -> Result<TakenIn, Error> {
+        let mut told = Vec::new();
+        let mut typed = None;
+        {
+            let mut deposits = self.deposits.lock();
+            if let Some(waiting) = deposits.get_mut(&kv.key) {
+                // Two writers may have sent the same bytes; only one of them won, but who is not known here.
+                for mut deposit in waiting.extract_if(.., |d| d.value == kv.value) {
+                    typed = typed.or(deposit.typed.take());
+                    told.push(deposit.taken_in);
+                }
+                if waiting.is_empty() {
+                    deposits.remove(&kv.key);
+                }
+            }
+        }
+        let typed = match typed {
+            Some(typed) => typed,
+            None => {
+                kind.ops
+                    .decode(&kv.value)
+                    .map_err(|e| Error::internal(e.to_string()))?
+                    .object
+            }
+        };
+        let object = Arc::new(Object::from_stored(kind, typed, &kv.value, kv.mod_revision));
+        Ok(TakenIn { object, told })
+    }
+}
+
+/// An object out of the store, and the writers who wait for it.
+struct TakenIn {
+    object: Arc<Object>,
+    told: Vec<oneshot::Sender<Arc<Object>>>,
+}
+
+impl TakenIn {
+    fn tell(self) {
+        for writer in self.told {
+            // The writer may have given up waiting.
+            let _ = writer.send(self.object.clone());
+        }
+    }
+}
+
+/// Takes a deposit back when its write failed or was given up.
+struct Withdraw<'a> {
+    cache: &'a Cache,
+    key: Bytes,
+    id: u64,
+}
+
+impl Drop for Withdraw<'_> {
+    fn drop(&mut self) {
+        let mut deposits = self.cache.deposits.lock();
+        if let Some(waiting) = deposits.get_mut(&self.key) {
+            waiting.retain(|d| d.id != self.id);
+            if waiting.is_empty() {
+                deposits.remove(&self.key);
+            }
+        }
+    }
+}
+
+fn group_plural(kind: &Kind) -> String {
+    let group = if kind.group.is_empty() { "core" } else { kind.group };
+    format!("{group}/{}", kind.plural)
+}
+
+/// A store's failure as a client sees it.
+pub fn store_error(error: knarr_store::Error) -> Error {
+    use knarr_store::Error as E;
+    match error {
+        E::Compacted { .. } => Error::expired("The resourceVersion for the provided list is too old."),
+        E::FutureRevision { requested, newest } => {
+            Error::timeout(format!("Too large resource version: {requested}, current: {newest}"))
+        }
+        E::Unavailable(_) | E::Closed | E::Lagged => Error::unavailable(error.to_string()),
+        E::NoSpace(_) | E::Locked { .. } | E::Corrupt { .. } | E::BadTxn(_) | E::Io(_) => Error::internal(error),
+    }
+}

@@ -1,0 +1,345 @@
+//! Answers as HTTP: objects, lists, watches and refusals in the form the client takes.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::stream;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RETRY_AFTER, VARY, WARNING};
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status, StatusDetails};
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::{Error, Kind, Object, k8s_openapi, table};
+use serde_json::{Value, json};
+
+use super::accept::{Form, Media, Shape};
+use super::body::{Body, BoxError, GZIP_FROM_BYTES, ListBody, full, gzip};
+use crate::cache::change::{Told, frame};
+use crate::pipeline::read::Listed;
+use crate::watch::{Item, Watcher};
+
+/// What a handler answers, before the client's form is looked at.
+pub enum Answer {
+    Object(StatusCode, Arc<Object>),
+    List(&'static Kind, Listed),
+    /// A document of its own, such as a Status or a Scale.
+    Document(StatusCode, Value),
+    Watch(Watcher),
+    /// Anything else, finished.
+    Raw(Response<Body>),
+}
+
+/// How one client wants its answers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wants {
+    pub form: Form,
+    pub gzip: bool,
+    pub now: Timestamp,
+}
+
+impl Answer {
+    pub fn render(self, wants: Wants) -> Result<Response<Body>, Error> {
+        match self {
+            Answer::Raw(response) => Ok(response),
+            Answer::Document(code, value) => {
+                let bytes = serde_json::to_vec(&value).map_err(Error::internal)?;
+                bytes_response(code, bytes.into(), wants)
+            }
+            Answer::Object(code, object) => {
+                let bytes = match wants.form.shape {
+                    Shape::Full => object.json().clone(),
+                    Shape::Metadata => metadata_only(object.metadata())?.into(),
+                    Shape::MetadataList => return Err(shape_mismatch("PartialObjectMetadataList", "object", object.kind())),
+                    Shape::Table(include) => {
+                        let version = object.revision().to_string();
+                        table::render(object.kind(), std::slice::from_ref(&object), include, wants.now, &version, "")?.into()
+                    }
+                };
+                bytes_response(code, bytes, wants)
+            }
+            Answer::List(kind, listed) => list(kind, listed, wants),
+            Answer::Watch(watcher) => Ok(watch(watcher, wants)),
+        }
+    }
+}
+
+/// A refusal.
+pub fn refusal(error: &Error, wants: Wants) -> Response<Body> {
+    let code = StatusCode::from_u16(error.code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let wants = Wants {
+        form: Form {
+            shape: Shape::Full,
+            ..wants.form
+        },
+        ..wants
+    };
+    let rendered = serde_json::to_vec(error.status())
+        .map_err(Error::internal)
+        .and_then(|bytes| bytes_response(code, bytes.into(), wants));
+    let mut response = rendered.unwrap_or_else(|e| {
+        let mut response = Response::new(full(e.message().to_string()));
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        response
+    });
+    if let Some(seconds) = error.status().details.as_ref().and_then(|d| d.retry_after_seconds) {
+        response.headers_mut().insert(RETRY_AFTER, seconds.into());
+    }
+    response
+}
+
+/// `Status` of something that succeeded.
+pub fn success(code: Option<i32>, details: Option<StatusDetails>) -> Result<Value, Error> {
+    serde_json::to_value(Status {
+        status: Some("Success".into()),
+        code,
+        details,
+        ..Status::default()
+    })
+    .map_err(Error::internal)
+}
+
+/// Adds a `Warning` header for each.
+pub fn add_warnings(response: &mut Response<Body>, warnings: &[String]) {
+    for warning in warnings {
+        let quoted: String = warning
+            .chars()
+            .filter(|c| !c.is_control())
+            .flat_map(|c| if c == '"' || c == '\\' { vec!['\\', c] } else { vec![c] })
+            .collect();
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
+            response.headers_mut().append(WARNING, value);
+        }
+    }
+}
+
+/// Plain text.
+pub fn text(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(full(text));
+    *response.status_mut() = code;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    response
+}
+
+fn bytes_response(code: StatusCode, json: Bytes, wants: Wants) -> Result<Response<Body>, Error> {
+    let bytes = in_media(json, wants.form)?;
+    let (bytes, compressed) = if wants.gzip && bytes.len() >= GZIP_FROM_BYTES {
+        (Bytes::from(gzip(&bytes).map_err(Error::internal)?), true)
+    } else {
+        (bytes, false)
+    };
+    Ok(with_headers(code, full(bytes), wants.form.media.content_type(), compressed))
+}
+
+fn with_headers(code: StatusCode, body: Body, content_type: &'static str, compressed: bool) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = code;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(http::header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    if compressed {
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
+    }
+    response
+}
+
+fn in_media(json: Bytes, form: Form) -> Result<Bytes, Error> {
+    match (form.media, form.pretty) {
+        (Media::Json, false) => Ok(json),
+        (Media::Json, true) => {
+            let value: Value = serde_json::from_slice(&json).map_err(Error::internal)?;
+            serde_json::to_vec_pretty(&value).map(Into::into).map_err(Error::internal)
+        }
+        (Media::Yaml, _) => {
+            let value: Value = serde_json::from_slice(&json).map_err(Error::internal)?;
+            serde_saphyr::to_string(&value).map(Into::into).map_err(Error::internal)
+        }
+    }
+}
+
+fn shape_mismatch(wanted: &str, what: &str, kind: &Kind) -> Error {
+    let group = match kind.group.split('.').next() {
+        None | Some("") => "core",
+        Some(group) => group,
+    };
+    let (article, suffix) = if what == "list" { ("a list", "List") } else { ("not a list", "") };
+    Error::new(
+        406,
+        "NotAcceptable",
+        format!("you requested {wanted}, but the requested object is {article} (*{group}.{}{suffix})", kind.kind),
+    )
+}
+
+fn list_meta(listed: &Listed) -> Value {
+    let mut meta = json!({"resourceVersion": listed.revision.to_string()});
+    if !listed.continue_token.is_empty() {
+        meta["continue"] = listed.continue_token.clone().into();
+    }
+    if let Some(remaining) = listed.remaining {
+        meta["remainingItemCount"] = remaining.into();
+    }
+    meta
+}
+
+fn list(kind: &'static Kind, listed: Listed, wants: Wants) -> Result<Response<Body>, Error> {
+    let meta = list_meta(&listed);
+    match wants.form.shape {
+        Shape::Metadata => Err(shape_mismatch("PartialObjectMetadata", "list", kind)),
+        Shape::Table(include) => {
+            let version = listed.revision.to_string();
+            let bytes = table::render(kind, &listed.items, include, wants.now, &version, &listed.continue_token)?;
+            bytes_response(StatusCode::OK, bytes.into(), wants)
+        }
+        Shape::MetadataList => {
+            let mut bytes = format!(
+                r#"{{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{meta},"items":["#
+            )
+            .into_bytes();
+            for (i, object) in listed.items.iter().enumerate() {
+                if i > 0 {
+                    bytes.push(b',');
+                }
+                bytes.extend_from_slice(&metadata_only(object.metadata())?);
+            }
+            bytes.extend_from_slice(b"]}");
+            bytes_response(StatusCode::OK, bytes.into(), wants)
+        }
+        Shape::Full => {
+            let head = format!(
+                r#"{{"kind":"{}List","apiVersion":"{}","metadata":{meta},"items":["#,
+                kind.kind,
+                kind.api_version()
+            );
+            if wants.form.media == Media::Json && !wants.form.pretty {
+                let body = ListBody::new(head.into_bytes(), listed.items, wants.gzip);
+                let compressed = body.is_compressed();
+                return Ok(with_headers(StatusCode::OK, body.boxed_unsync(), "application/json", compressed));
+            }
+            let mut items = Vec::with_capacity(listed.items.len());
+            for object in &listed.items {
+                let mut value: Value = serde_json::from_slice(object.json()).map_err(Error::internal)?;
+                if let Some(map) = value.as_object_mut() {
+                    map.remove("kind");
+                    map.remove("apiVersion");
+                }
+                items.push(value);
+            }
+            let document = json!({
+                "kind": format!("{}List", kind.kind), "apiVersion": kind.api_version(), "metadata": meta, "items": items,
+            });
+            bytes_response(StatusCode::OK, serde_json::to_vec(&document).map_err(Error::internal)?.into(), wants)
+        }
+    }
+}
+
+fn metadata_only(meta: &ObjectMeta) -> Result<Vec<u8>, Error> {
+    let mut bytes = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":"#.to_vec();
+    serde_json::to_writer(&mut bytes, meta).map_err(Error::internal)?;
+    bytes.push(b'}');
+    Ok(bytes)
+}
+
+fn watch(watcher: Watcher, wants: Wants) -> Response<Body> {
+    let state = Some(Feed {
+        watcher,
+        wants,
+        columns_told: false,
+    });
+    let frames = stream::unfold(state, |state| async move {
+        let mut feed = state?;
+        loop {
+            let item = feed.watcher.next().await?;
+            match feed.line(item) {
+                Ok(Some(line)) => return Some((Ok::<_, BoxError>(Frame::data(line)), Some(feed))),
+                Ok(None) => {}
+                Err(e) => return Some((Ok(Frame::data(error_line(&e))), None)),
+            }
+        }
+    });
+    with_headers(StatusCode::OK, StreamBody::new(frames).boxed_unsync(), "application/json", false)
+}
+
+/// An `ERROR` event; the watch ends with it.
+pub fn error_line(error: &Error) -> Bytes {
+    match serde_json::to_vec(error.status()) {
+        Ok(status) => frame("ERROR", &status),
+        Err(_) => Bytes::new(),
+    }
+}
+
+/// A watch that begins and ends with a refusal: history that is gone is told inside the stream.
+pub fn refused_watch(error: &Error) -> Response<Body> {
+    with_headers(StatusCode::OK, full(error_line(error)), "application/json", false)
+}
+
+struct Feed {
+    watcher: Watcher,
+    wants: Wants,
+    columns_told: bool,
+}
+
+impl Feed {
+    fn line(&mut self, item: Item) -> Result<Option<Bytes>, Error> {
+        let kind = self.watcher.filter.kind;
+        match item {
+            Item::Bookmark {
+                revision,
+                initial_events_end,
+            } => {
+                let mut meta = ObjectMeta {
+                    resource_version: Some(revision.to_string()),
+                    ..ObjectMeta::default()
+                };
+                if initial_events_end {
+                    meta.annotations = Some([("k8s.io/initial-events-end".to_string(), "true".to_string())].into());
+                }
+                let object = match self.wants.form.shape {
+                    Shape::Full => {
+                        let document = json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": meta});
+                        serde_json::to_vec(&document).map_err(Error::internal)?
+                    }
+                    Shape::Metadata => metadata_only(&meta)?,
+                    Shape::MetadataList => return Ok(None),
+                    Shape::Table(_) => {
+                        let mut empty = kind.ops.decode(b"{}").map_err(|e| Error::internal(e.message))?.object;
+                        *empty.metadata_mut() = meta;
+                        self.table(&Arc::new(Object::from_typed(kind, empty)), table::Include::Metadata)?
+                    }
+                };
+                Ok(Some(frame("BOOKMARK", &object)))
+            }
+            Item::Event(told, object, change) => {
+                let same_kind = object.kind() == kind;
+                if self.wants.form.shape == Shape::Full && same_kind && self.wants.form.media == Media::Json {
+                    return Ok(Some(match change {
+                        Some(change) => change.frame(told),
+                        None => frame(Told::Added.as_str(), object.json()),
+                    }));
+                }
+                let object = knarr_api::convert::object(&object, kind)?;
+                let bytes = match self.wants.form.shape {
+                    Shape::Full => object.json().to_vec(),
+                    Shape::Metadata => metadata_only(object.metadata())?,
+                    Shape::MetadataList => return Ok(None),
+                    Shape::Table(include) => self.table(&object, include)?,
+                };
+                Ok(Some(frame(told.as_str(), &bytes)))
+            }
+        }
+    }
+
+    /// Only the first table of a watch says its columns.
+    fn table(&mut self, object: &Arc<Object>, include: table::Include) -> Result<Vec<u8>, Error> {
+        let version = object.revision().to_string();
+        let bytes = table::render(object.kind(), std::slice::from_ref(object), include, self.wants.now, &version, "")?;
+        if !std::mem::replace(&mut self.columns_told, true) {
+            return Ok(bytes);
+        }
+        let mut document: Value = serde_json::from_slice(&bytes).map_err(Error::internal)?;
+        document["columnDefinitions"] = Value::Null;
+        serde_json::to_vec(&document).map_err(Error::internal)
+    }
+}

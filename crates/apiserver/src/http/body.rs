@@ -1,0 +1,171 @@
+//! Bodies of answers: whole ones, lists sent in pieces of what is already encoded, event streams, gzip.
+
+use std::io::Write;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use knarr_api::Object;
+use knarr_api::object::json_prefix;
+
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub type Body = UnsyncBoxBody<Bytes, BoxError>;
+
+/// Answers from this size on are compressed for clients that take it, as kube-apiserver does.
+pub const GZIP_FROM_BYTES: usize = 128 * 1024;
+/// A list is sent in pieces of about this size.
+const PIECE_BYTES: usize = 64 * 1024;
+
+pub fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+pub fn gzip(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::with_capacity(bytes.len() / 4), Compression::fast());
+    encoder.write_all(bytes)?;
+    encoder.finish()
+}
+
+/// A list: its head, the objects' encodings without their type (`"items"` have none), and its end.
+pub struct ListBody {
+    head: Option<Bytes>,
+    items: std::vec::IntoIter<Arc<Object>>,
+    first: bool,
+    ended: bool,
+    left: u64,
+    gzip: Option<GzEncoder<Vec<u8>>>,
+}
+
+impl ListBody {
+    /// `head` ends with `"items":[`.
+    pub fn new(head: Vec<u8>, items: Vec<Arc<Object>>, compress: bool) -> Self {
+        let commas = items.len().saturating_sub(1);
+        let sizes: usize = items.iter().map(|o| item(o).len() + 1).sum();
+        let size = head.len() + sizes + commas + END.len();
+        let gzip = (compress && size >= GZIP_FROM_BYTES).then(|| GzEncoder::new(Vec::new(), Compression::fast()));
+        ListBody {
+            head: Some(head.into()),
+            items: items.into_iter(),
+            first: true,
+            ended: false,
+            left: size as u64,
+            gzip,
+        }
+    }
+
+    pub fn is_compressed(&self) -> bool {
+        self.gzip.is_some()
+    }
+
+    /// The next piece as it is before compression.
+    fn piece(&mut self) -> Option<Bytes> {
+        if self.ended {
+            return None;
+        }
+        let mut piece = Vec::with_capacity(PIECE_BYTES + PIECE_BYTES / 4);
+        if let Some(head) = self.head.take() {
+            piece.extend_from_slice(&head);
+        }
+        while piece.len() < PIECE_BYTES {
+            let Some(object) = self.items.next() else {
+                piece.extend_from_slice(END);
+                self.ended = true;
+                break;
+            };
+            if !self.first {
+                piece.push(b',');
+            }
+            self.first = false;
+            piece.push(b'{');
+            piece.extend_from_slice(item(&object));
+        }
+        Some(piece.into())
+    }
+}
+
+const END: &[u8] = b"]}";
+
+/// An object's encoding behind its apiVersion and kind, without the opening brace.
+fn item(object: &Object) -> &[u8] {
+    &object.json()[json_prefix(object.kind()).len() - br#""metadata":{"#.len()..]
+}
+
+impl HttpBody for ListBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        loop {
+            let Some(piece) = self.piece() else {
+                return Poll::Ready(match self.gzip.take().map(GzEncoder::finish) {
+                    None => None,
+                    Some(Ok(rest)) => Some(Ok(Frame::data(rest.into()))),
+                    Some(Err(e)) => Some(Err(e.into())),
+                });
+            };
+            let Some(gzip) = &mut self.gzip else {
+                self.left = self.left.saturating_sub(piece.len() as u64);
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            };
+            if let Err(e) = gzip.write_all(&piece) {
+                return Poll::Ready(Some(Err(e.into())));
+            }
+            let out = std::mem::take(gzip.get_mut());
+            if !out.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(out.into()))));
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.gzip.is_some() { SizeHint::default() } else { SizeHint::with_exact(self.left) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use knarr_api::k8s_openapi::api::core::v1::ConfigMap;
+    use knarr_api::registry::CONFIG_MAP;
+    use std::io::Read;
+
+    fn objects(n: usize) -> Vec<Arc<Object>> {
+        let make = |i| {
+            let mut typed = ConfigMap::default();
+            typed.metadata.name = Some(format!("config-map-with-a-long-name-{i}"));
+            Arc::new(Object::from_typed(&CONFIG_MAP, Box::new(typed)))
+        };
+        (0..n).map(make).collect()
+    }
+
+    #[tokio::test]
+    async fn a_list_is_one_document_of_the_size_it_announces() {
+        for n in [0, 1, 2, 5000] {
+            let body = ListBody::new(br#"{"items":["#.to_vec(), objects(n), false);
+            let announced = body.size_hint().exact().unwrap();
+            let bytes = body.collect().await.unwrap().to_bytes();
+            assert_eq!(bytes.len() as u64, announced);
+            let document: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+            assert_eq!(document["items"].as_array().unwrap().len(), n);
+            assert!(n == 0 || document["items"][0]["kind"].is_null());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_large_list_is_compressed_for_who_takes_it() {
+        let body = ListBody::new(br#"{"items":["#.to_vec(), objects(5000), true);
+        assert!(body.is_compressed());
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let mut text = String::new();
+        flate2::read::GzDecoder::new(&bytes[..]).read_to_string(&mut text).unwrap();
+        let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(document["items"].as_array().unwrap().len(), 5000);
+        assert!(!ListBody::new(Vec::new(), objects(2), true).is_compressed());
+    }
+}

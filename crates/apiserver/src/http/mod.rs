@@ -1,0 +1,235 @@
+//! HTTP: connections, and each request from its bytes to its answer.
+
+pub mod accept;
+pub mod answer;
+pub mod body;
+pub mod query;
+pub(crate) mod raw;
+mod resource;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH};
+use http::{HeaderMap, Request, Response};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use knarr_api::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, warn};
+
+use self::accept::Form;
+use self::answer::{Wants, add_warnings, refusal};
+use self::body::Body;
+pub use self::raw::Document;
+use self::query::Query;
+use crate::authn::certificate_user;
+use crate::authz::{Attributes, forbidden};
+use crate::pipeline::Ctx;
+use crate::request::RequestInfo;
+use crate::server::Server;
+use crate::user::{UNAUTHENTICATED, User};
+
+/// Largest body of a request, as kube-apiserver's.
+const BODY_MAX_BYTES: usize = 3 * 1024 * 1024;
+/// How long a client may take over the TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long requests may go on after the server was told to stop.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Streams at once on one HTTP/2 connection, as kube-apiserver allows.
+const H2_STREAMS: u32 = 250;
+
+/// Paths that answer clients nobody knows.
+const PUBLIC: [&str; 4] = ["/healthz", "/livez", "/readyz", "/version"];
+
+/// One request on its way.
+pub(crate) struct Http {
+    pub info: RequestInfo,
+    pub query: Query,
+    pub headers: HeaderMap,
+    pub method: http::Method,
+    pub wants: Wants,
+    pub request: Request<Incoming>,
+}
+
+impl Http {
+    /// The body, if it is not too large.
+    pub async fn body(&mut self) -> Result<Bytes, Error> {
+        let too_large = || {
+            Error::new(
+                413,
+                "RequestEntityTooLarge",
+                format!("Request entity too large: limit is {BODY_MAX_BYTES}"),
+            )
+        };
+        let announced = self.headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+        if announced.is_some_and(|n| n > BODY_MAX_BYTES) {
+            return Err(too_large());
+        }
+        match Limited::new(self.request.body_mut(), BODY_MAX_BYTES).collect().await {
+            Ok(collected) => Ok(collected.to_bytes()),
+            Err(e) if e.is::<LengthLimitError>() => Err(too_large()),
+            Err(e) => Err(Error::bad_request(format!("the body could not be read: {e}"))),
+        }
+    }
+
+    pub fn header(&self, name: impl http::header::AsHeaderName) -> &str {
+        self.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("")
+    }
+}
+
+impl Server {
+    /// Serves TLS connections until `stop`, then gives what runs a moment to end.
+    pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: Arc<rustls::ServerConfig>, stop: CancellationToken) {
+        let acceptor = TlsAcceptor::from(tls);
+        let connections = TaskTracker::new();
+        loop {
+            let (stream, peer) = tokio::select! {
+                () = stop.cancelled() => break,
+                accepted = listener.accept() => match accepted {
+                    Ok(accepted) => accepted,
+                    Err(e) => {
+                        // Out of file descriptors, most likely: others will end.
+                        warn!("cannot accept a connection: {e}");
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                        continue;
+                    }
+                },
+            };
+            if let Err(e) = stream.set_nodelay(true) {
+                debug!(%peer, "cannot set TCP_NODELAY: {e}");
+            }
+            let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
+            connections.spawn(async move {
+                let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await;
+                let stream = match handshake {
+                    Ok(Ok(stream)) => stream,
+                    Ok(Err(e)) => return debug!(%peer, "TLS handshake failed: {e}"),
+                    Err(_) => return debug!(%peer, "TLS handshake took too long"),
+                };
+                let certificate = stream.get_ref().1.peer_certificates().and_then(|c| c.first());
+                let user = certificate.and_then(|c| certificate_user(c)).map(Arc::new);
+                server.serve_connection(stream, user, Some(peer), stop).await;
+            });
+        }
+        connections.close();
+        if tokio::time::timeout(DRAIN_TIMEOUT, connections.wait()).await.is_err() {
+            debug!("connections were still open when the server stopped");
+        }
+    }
+
+    /// Speaks HTTP/1.1 or HTTP/2 over a stream whose client, if it showed a certificate, is `user`.
+    pub async fn serve_connection(
+        self: Arc<Self>,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        user: Option<Arc<User>>,
+        peer: Option<SocketAddr>,
+        stop: CancellationToken,
+    ) {
+        let service = service_fn(move |request| {
+            let (server, user) = (self.clone(), user.clone());
+            async move { Ok::<_, Infallible>(server.handle(request, user).await) }
+        });
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new());
+        builder.http2().timer(TokioTimer::new()).max_concurrent_streams(H2_STREAMS);
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                // Watches do not end by themselves.
+                match tokio::time::timeout(DRAIN_TIMEOUT / 2, connection).await {
+                    Ok(ended) => ended,
+                    Err(_) => Ok(()),
+                }
+            }
+        };
+        if let Err(e) = ended {
+            debug!(?peer, "connection ended: {e}");
+        }
+    }
+
+    async fn handle(self: Arc<Self>, request: Request<Incoming>, certificate: Option<Arc<User>>) -> Response<Body> {
+        let query = Query::parse(request.uri().query().unwrap_or(""));
+        let info = RequestInfo::parse(request.method(), request.uri().path(), query.flag("watch"));
+        let headers = request.headers().clone();
+        let mut http = Http {
+            wants: Wants {
+                gzip: headers
+                    .get(ACCEPT_ENCODING)
+                    .and_then(|v| v.to_str().ok())
+                    .is_some_and(|v| v.split(',').any(|e| e.trim().starts_with("gzip"))),
+                now: self.clock.now(),
+                form: Form::default(),
+            },
+            method: request.method().clone(),
+            info,
+            query,
+            headers,
+            request,
+        };
+        self.metrics.count(http.info.verb);
+        let user = match self.authenticate(&http.headers, certificate.as_ref()) {
+            Ok(user) => user,
+            Err(e) => return refusal(&e, http.wants),
+        };
+        let mut ctx = Ctx::new(user, http.wants.now);
+        let mut response = match self.route(&mut ctx, &mut http).await {
+            Ok(response) => response,
+            Err(e) => refusal(&e, http.wants),
+        };
+        add_warnings(&mut response, &ctx.warnings);
+        response
+    }
+
+    async fn route(self: &Arc<Self>, ctx: &mut Ctx, http: &mut Http) -> Result<Response<Body>, Error> {
+        let discovery = !http.info.is_resource;
+        let accept = http.header(ACCEPT).to_string();
+        let include = http.query.get("includeObject").to_string();
+        self.authorize(ctx, http)?;
+        if discovery {
+            return self.raw(ctx, http, &accept).await;
+        }
+        let streams = matches!(http.info.verb, "list" | "watch");
+        http.wants.form = accept::negotiate(&accept, &include, false, streams)?;
+        if matches!(http.query.get("pretty"), "true" | "1") {
+            http.wants.form.pretty = true;
+        }
+        self.resource(ctx, http).await
+    }
+
+    fn authorize(&self, ctx: &Ctx, http: &Http) -> Result<(), Error> {
+        let mut attributes = Attributes::of(&http.info);
+        if ctx.user.is_in(UNAUTHENTICATED) {
+            let path = &http.info.path;
+            let public = PUBLIC
+                .iter()
+                .any(|p| path.strip_prefix(p).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')));
+            return if public { Ok(()) } else { Err(Error::unauthorized()) };
+        }
+        // A list or watch of one object by its name is asked for as that one.
+        let selected = http.query.get("fieldSelector").strip_prefix("metadata.name=");
+        if attributes.name.is_empty()
+            && matches!(attributes.verb, "list" | "watch")
+            && let Some(name) = selected.filter(|n| !n.contains(','))
+        {
+            attributes.name = name.trim_start_matches('=');
+        }
+        if self.authorizer.allows(&ctx.user, &attributes) {
+            return Ok(());
+        }
+        Err(forbidden(&ctx.user, &Attributes::of(&http.info)))
+    }
+}

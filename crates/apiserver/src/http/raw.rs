@@ -1,0 +1,241 @@
+//! Paths that are no resource's: health, version, discovery, OpenAPI, keys, metrics.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, VARY};
+use http::{Method, Response, StatusCode};
+use knarr_api::{Error, discovery, openapi};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::accept::{self, Form};
+use super::answer::{Answer, text};
+use super::body::{Body, full, gzip};
+use super::Http;
+use crate::pipeline::{Ctx, not_allowed, not_served};
+use crate::server::Server;
+
+const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
+/// A document that never changes while the server runs, in both encodings.
+pub struct Document {
+    plain: Bytes,
+    gzip: Bytes,
+    etag: String,
+    content_type: &'static str,
+}
+
+impl Document {
+    pub fn new(value: &Value, content_type: &'static str) -> Result<Self, Error> {
+        let plain = serde_json::to_vec(value).map_err(Error::internal)?;
+        let hash: String = Sha256::digest(&plain).iter().map(|b| format!("{b:02X}")).collect();
+        Ok(Document {
+            gzip: gzip(&plain).map_err(Error::internal)?.into(),
+            plain: plain.into(),
+            etag: format!("\"{hash}\""),
+            content_type,
+        })
+    }
+
+    fn answer(&self, http: &Http) -> Response<Body> {
+        let fresh = http.header(IF_NONE_MATCH).split(',').any(|t| t.trim() == self.etag);
+        let compressed = http.wants.gzip && self.plain.len() > self.gzip.len();
+        let mut response = Response::new(match (fresh, compressed) {
+            (true, _) => full(Bytes::new()),
+            (false, true) => full(self.gzip.clone()),
+            (false, false) => full(self.plain.clone()),
+        });
+        if fresh {
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+        }
+        let headers = response.headers_mut();
+        if let Ok(etag) = HeaderValue::from_str(&self.etag) {
+            headers.insert(ETAG, etag);
+        }
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(self.content_type));
+        headers.insert(VARY, HeaderValue::from_static("Accept"));
+        if compressed && !fresh {
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        response
+    }
+}
+
+impl Server {
+    pub(super) async fn raw(
+        self: &Arc<Self>,
+        ctx: &Ctx,
+        http: &mut Http,
+        accepts: &str,
+    ) -> Result<Response<Body>, Error> {
+        let path = http.info.path.clone();
+        let path = if path.len() > 1 { path.trim_end_matches('/') } else { &path };
+        let segments: Vec<&str> = path.split('/').skip(1).collect();
+        if !matches!(http.method, Method::GET | Method::HEAD) {
+            return Err(not_allowed());
+        }
+        match segments.as_slice() {
+            ["healthz" | "livez" | "readyz", ..] => return Ok(self.health(http, &segments)),
+            ["metrics"] => return Ok(text(StatusCode::OK, self.metrics_text())),
+            ["openapi", ..] => return self.openapi(http, &segments[1..]),
+            _ => {}
+        }
+        let form = |http: &mut Http, discovery: bool| -> Result<Form, Error> {
+            http.wants.form = accept::negotiate(accepts, "", discovery, false)?;
+            Ok(http.wants.form)
+        };
+        let value = match segments.as_slice() {
+            ["version"] => Some(version()),
+            ["api"] if form(http, true)?.aggregated => return self.aggregated(http, true),
+            ["apis"] if form(http, true)?.aggregated => return self.aggregated(http, false),
+            ["api"] => Some(discovery::api_versions(&self.config.advertised)),
+            ["apis"] => Some(discovery::group_list()),
+            ["api", version] => {
+                form(http, false)?;
+                Some(discovery::resource_list("", version).ok_or_else(not_served)?)
+            }
+            ["apis", group] => discovery::group(group),
+            ["apis", group, version] => discovery::resource_list(group, version),
+            ["openid", "v1", "jwks"] => Some(self.tokens.jwks()),
+            [".well-known", "openid-configuration"] => {
+                Some(self.tokens.discovery(&format!("https://{}", self.config.advertised)))
+            }
+            [""] => Some(json!({"paths": root_paths()})),
+            _ => None,
+        };
+        let _ = ctx;
+        match value {
+            Some(value) => {
+                form(http, false)?;
+                Answer::Document(StatusCode::OK, value).render(http.wants)
+            }
+            None => Ok(text(StatusCode::NOT_FOUND, "404 page not found\n")),
+        }
+    }
+
+    fn aggregated(&self, http: &Http, core: bool) -> Result<Response<Body>, Error> {
+        let key = if core { "aggregated/api" } else { "aggregated/apis" };
+        self.document(http, key, AGGREGATED, || Some(discovery::aggregated(core)))
+    }
+
+    fn openapi(&self, http: &Http, segments: &[&str]) -> Result<Response<Body>, Error> {
+        match segments {
+            ["v2"] => {
+                let protobuf = http.header(http::header::ACCEPT).contains("proto") && !http.header(http::header::ACCEPT).contains("json");
+                if protobuf {
+                    return Err(Error::new(406, "NotAcceptable", "only application/json is served here"));
+                }
+                self.document(http, "openapi/v2", "application/json", || Some(openapi::v2()))
+            }
+            ["v3"] => self.document(http, "openapi/v3", "text/plain; charset=utf-8", || Some(openapi::v3_index())),
+            ["v3", rest @ ..] => {
+                let path = rest.join("/");
+                self.document(http, &format!("openapi/v3/{path}"), "application/json", || openapi::v3(&path))
+            }
+            _ => Ok(text(StatusCode::NOT_FOUND, "404 page not found\n")),
+        }
+    }
+
+    /// A document made on first use and kept.
+    fn document(
+        &self,
+        http: &Http,
+        key: &str,
+        content_type: &'static str,
+        make: impl FnOnce() -> Option<Value>,
+    ) -> Result<Response<Body>, Error> {
+        if let Some(document) = self.documents.lock().get(key).cloned() {
+            return Ok(document.answer(http));
+        }
+        let Some(value) = make() else {
+            return Ok(text(StatusCode::NOT_FOUND, "404 page not found\n"));
+        };
+        let document = Arc::new(Document::new(&value, content_type)?);
+        self.documents.lock().insert(key.to_string(), document.clone());
+        Ok(document.answer(http))
+    }
+
+    fn health(&self, http: &Http, segments: &[&str]) -> Response<Body> {
+        let checks = [("ping", true), ("cache-sync", self.cache.in_step())];
+        let wanted = segments.get(1).copied();
+        if let Some(name) = wanted
+            && !checks.iter().any(|(n, _)| *n == name)
+        {
+            return text(StatusCode::NOT_FOUND, "404 page not found\n");
+        }
+        // Alive is who answers; ready is who has something to answer with.
+        let matters = |name: &str| wanted.is_none_or(|w| w == name) && (segments[0] != "livez" || name == "ping" || wanted.is_some());
+        let ok = checks.iter().filter(|(n, _)| matters(n)).all(|(_, ok)| *ok);
+        if ok && !http.query.has("verbose") {
+            return text(StatusCode::OK, "ok");
+        }
+        let mut report = String::new();
+        for (name, ok) in checks.iter().filter(|(n, _)| matters(n)) {
+            report += &if *ok { format!("[+]{name} ok\n") } else { format!("[-]{name} failed: reason withheld\n") };
+        }
+        report += &format!("{} check {}\n", segments[0], if ok { "passed" } else { "failed" });
+        text(if ok { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR }, report)
+    }
+
+    fn metrics_text(&self) -> String {
+        let mut out = String::from("# TYPE apiserver_request_total counter\n");
+        for (verb, n) in self.metrics.requests() {
+            out += &format!("apiserver_request_total{{verb=\"{verb}\"}} {n}\n");
+        }
+        out += "# TYPE apiserver_storage_objects gauge\n";
+        let mut objects: Vec<_> = self.cache.objects().map(|(k, n)| (k.qualified(), n)).collect();
+        objects.sort();
+        for (resource, n) in objects {
+            out += &format!("apiserver_storage_objects{{resource=\"{resource}\"}} {n}\n");
+        }
+        out += &format!("# TYPE knarr_cache_revision gauge\nknarr_cache_revision {}\n", self.cache.revision());
+        out
+    }
+}
+
+fn version() -> Value {
+    json!({
+        "major": "1",
+        "minor": "36",
+        "emulationMajor": "1",
+        "emulationMinor": "36",
+        "minCompatibilityMajor": "1",
+        "minCompatibilityMinor": "35",
+        "gitVersion": concat!("v1.36.2+knarr-", env!("CARGO_PKG_VERSION")),
+        "gitCommit": "",
+        "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z",
+        "goVersion": "",
+        "compiler": "rustc",
+        "platform": concat!("linux/", "amd64"),
+    })
+}
+
+fn root_paths() -> Vec<String> {
+    let mut paths: Vec<String> = [
+        "/.well-known/openid-configuration",
+        "/api",
+        "/api/v1",
+        "/apis",
+        "/healthz",
+        "/livez",
+        "/metrics",
+        "/openapi/v2",
+        "/openapi/v3",
+        "/openid/v1/jwks",
+        "/readyz",
+        "/version",
+    ]
+    .map(String::from)
+    .into();
+    for (group, versions) in knarr_api::registry::groups() {
+        if group.is_empty() {
+            continue;
+        }
+        paths.push(format!("/apis/{group}"));
+        paths.extend(versions.iter().map(|v| format!("/apis/{group}/{v}")));
+    }
+    paths.sort();
+    paths
+}

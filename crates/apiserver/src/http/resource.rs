@@ -1,0 +1,306 @@
+//! Requests for resources: from what the URL names and the body holds to the pipeline, and back.
+
+use std::sync::Arc;
+
+use http::header::CONTENT_TYPE;
+use http::{Response, StatusCode};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions as WireDeleteOptions, StatusDetails};
+use knarr_api::field::{Errors, Path};
+use knarr_api::{Error, Kind, k8s_openapi, registry};
+use knarr_client::{DeleteOptions, Preconditions, Propagation};
+
+use super::Http;
+use super::answer::{Answer, refused_watch, success, text};
+use super::body::Body;
+use super::query::check_dry_run;
+use crate::pipeline::decode::{decode, syntax, to_json};
+use crate::pipeline::delete::{DeleteRequest, Deleted};
+use crate::pipeline::patch::PatchBody;
+use crate::pipeline::read::{bad_revision, invalid_options};
+use crate::pipeline::{Ctx, Target, not_allowed, not_served};
+use crate::server::Server;
+
+/// Kinds whose DELETE answers with the object; others answer with a Status.
+const RETURN_DELETED: [&Kind; 17] = [
+    &registry::POD,
+    &registry::NAMESPACE,
+    &registry::SERVICE,
+    &registry::SERVICE_ACCOUNT,
+    &registry::PERSISTENT_VOLUME,
+    &registry::PERSISTENT_VOLUME_CLAIM,
+    &registry::RESOURCE_QUOTA,
+    &registry::POD_TEMPLATE,
+    &registry::CSI_DRIVER,
+    &registry::CSI_NODE,
+    &registry::STORAGE_CLASS,
+    &registry::VOLUME_ATTACHMENT,
+    &registry::VOLUME_ATTRIBUTES_CLASS,
+    &registry::RESOURCE_CLAIM,
+    &registry::RESOURCE_CLAIM_TEMPLATE,
+    &registry::RESOURCE_SLICE,
+    &registry::DEVICE_CLASS,
+];
+
+impl Server {
+    pub(super) async fn resource(self: &Arc<Self>, ctx: &mut Ctx, http: &mut Http) -> Result<Response<Body>, Error> {
+        let info = http.info.clone();
+        let Some(kind) = registry::by_resource(&info.group, &info.version, &info.resource) else {
+            let served = registry::groups()
+                .iter()
+                .any(|(g, versions)| *g == info.group && versions.contains(&info.version.as_str()));
+            if served || info.group.is_empty() {
+                return Err(not_served());
+            }
+            return Ok(text(StatusCode::NOT_FOUND, "404 page not found\n"));
+        };
+        check_shape(kind, http)?;
+        check_timeout(http)?;
+        let namespace = if kind.namespaced() { info.namespace.as_str() } else { "" };
+        let target = Target {
+            kind,
+            namespace,
+            name: &info.name,
+            subresource: &info.subresource,
+        };
+        let answer = if info.subresource.is_empty() {
+            check_verb(kind, http)?;
+            self.main_resource(ctx, http, &target).await?
+        } else {
+            self.subresource(ctx, http, &target).await?
+        };
+        answer.render(http.wants)
+    }
+
+    async fn main_resource(
+        self: &Arc<Self>,
+        ctx: &mut Ctx,
+        http: &mut Http,
+        target: &Target<'_>,
+    ) -> Result<Answer, Error> {
+        let kind = target.kind;
+        match http.info.verb {
+            "get" => {
+                self.check_get_version(http).await?;
+                Ok(Answer::Object(StatusCode::OK, self.get(target)?))
+            }
+            "list" => {
+                if http.query.has("sendInitialEvents") {
+                    let mut mistakes = Errors::new();
+                    mistakes.forbidden(&Path::new("sendInitialEvents"), "sendInitialEvents is forbidden for list");
+                    return Err(invalid_options("ListOptions", &mistakes));
+                }
+                let listed = self.list(kind, target.namespace, &http.query.list()?).await?;
+                Ok(Answer::List(kind, listed))
+            }
+            "watch" => match self.watch(kind, target.namespace, target.name, &http.query.watch()?).await {
+                Ok(watcher) => Ok(Answer::Watch(watcher)),
+                Err(e) if e.code() == 410 => Ok(Answer::Raw(refused_watch(&e))),
+                Err(e) => Err(e),
+            },
+            "create" => {
+                let options = http.query.write("CreateOptions")?;
+                ctx.dry_run = options.dry_run;
+                let json = to_json(kind.kind, &http.header(CONTENT_TYPE).to_string(), http.body().await?)?;
+                let object = decode(ctx, kind, &json, options.validation)?;
+                if !kind.is_stored() {
+                    let body = serde_json::from_slice(&json).map_err(Error::internal)?;
+                    return Ok(Answer::Document(StatusCode::CREATED, self.review(ctx, target, body, object).await?));
+                }
+                Ok(Answer::Object(StatusCode::CREATED, self.create(ctx, target, object).await?))
+            }
+            "update" => {
+                let options = http.query.write("UpdateOptions")?;
+                ctx.dry_run = options.dry_run;
+                let json = to_json(kind.kind, &http.header(CONTENT_TYPE).to_string(), http.body().await?)?;
+                let object = decode(ctx, kind, &json, options.validation)?;
+                let updated = self.put(ctx, target, object).await?;
+                let code = if updated.created { StatusCode::CREATED } else { StatusCode::OK };
+                Ok(Answer::Object(code, updated.object))
+            }
+            "patch" => {
+                let options = http.query.write("PatchOptions")?;
+                ctx.dry_run = options.dry_run;
+                let content_type = http.header(CONTENT_TYPE).to_string();
+                let body = PatchBody::parse(&content_type, &http.body().await?)?;
+                Ok(Answer::Object(StatusCode::OK, self.patch(ctx, target, &body, options.validation).await?))
+            }
+            "delete" => {
+                let request = delete_request(ctx, http).await?;
+                let deleted = self.delete(ctx, target, &request).await?;
+                deletion_answer(target, deleted, &request)
+            }
+            "deletecollection" => {
+                let query = http.query.list()?;
+                let request = delete_request(ctx, http).await?;
+                Ok(Answer::List(kind, self.delete_collection(ctx, target, &query, &request).await?))
+            }
+            _ => Err(not_allowed()),
+        }
+    }
+
+    /// A GET may name the version it wants to be at least.
+    async fn check_get_version(&self, http: &Http) -> Result<(), Error> {
+        match http.query.get("resourceVersion") {
+            "" => Ok(()),
+            text => {
+                let at = text.parse().map_err(|_| Error::new(500, "", bad_revision(text)))?;
+                self.wait_for_revision(at).await
+            }
+        }
+    }
+}
+
+/// What the URL may not be, whatever the verb.
+fn check_shape(kind: &Kind, http: &Http) -> Result<(), Error> {
+    let info = &http.info;
+    let is_namespace = *kind == registry::NAMESPACE;
+    if info.malformed
+        || (!info.name.is_empty() && kind.namespaced() && info.namespace.is_empty())
+        || (!kind.namespaced() && !info.namespace.is_empty() && !is_namespace)
+    {
+        return Err(not_served());
+    }
+    if !info.subresource.is_empty() && kind.subresource(&info.subresource).is_none() {
+        return Err(not_served());
+    }
+    if http.method == http::Method::HEAD {
+        return Err(not_allowed());
+    }
+    Ok(())
+}
+
+fn check_verb(kind: &Kind, http: &Http) -> Result<(), Error> {
+    let info = &http.info;
+    let misplaced = match info.verb {
+        "create" => !info.name.is_empty() || (kind.namespaced() && info.namespace.is_empty()),
+        "update" | "patch" => info.name.is_empty(),
+        "deletecollection" => kind.namespaced() && info.namespace.is_empty(),
+        _ => false,
+    };
+    if misplaced || !kind.verbs.contains(&info.verb) {
+        return Err(not_allowed());
+    }
+    Ok(())
+}
+
+/// `timeout` must be a duration, though what it limits is the client's own patience.
+fn check_timeout(http: &Http) -> Result<(), Error> {
+    let text = http.query.get("timeout");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == 'µ');
+    let unit = &text[digits.len()..];
+    let fine = text.is_empty()
+        || text == "0"
+        || (digits.parse::<f64>().is_ok() && matches!(unit, "ns" | "us" | "µs" | "ms" | "s" | "m" | "h"))
+        || text.parse::<f64>().is_err() && text.contains(|c: char| c.is_ascii_digit()) && text.ends_with(['s', 'm', 'h']);
+    if fine {
+        return Ok(());
+    }
+    Err(Error::bad_request(format!(
+        "invalid timeout specified in the request URL - time: invalid duration {text:?}"
+    )))
+}
+
+/// DeleteOptions: of the body if there is one, else of the query.
+pub(super) async fn delete_request(ctx: &mut Ctx, http: &mut Http) -> Result<DeleteRequest, Error> {
+    let body = http.body().await?;
+    let wire = if body.is_empty() {
+        let query = &http.query;
+        let orphan = query.has("orphanDependents").then(|| query.flag("orphanDependents"));
+        let policy = Some(query.get("propagationPolicy").to_string()).filter(|p| !p.is_empty());
+        let dry_run: Vec<String> = query.all("dryRun").map(str::to_string).collect();
+        WireDeleteOptions {
+            grace_period_seconds: query.int("gracePeriodSeconds")?,
+            orphan_dependents: orphan,
+            propagation_policy: policy,
+            dry_run: (!dry_run.is_empty()).then_some(dry_run),
+            ..WireDeleteOptions::default()
+        }
+    } else {
+        let json = to_json("DeleteOptions", &http.header(CONTENT_TYPE).to_string(), body)?;
+        read_delete_options(&json)?
+    };
+    let mut mistakes = Errors::new();
+    let dry_run: Vec<&str> = wire.dry_run.iter().flatten().map(String::as_str).collect();
+    ctx.dry_run = check_dry_run(&dry_run, &mut mistakes);
+    let propagation = match wire.propagation_policy.as_deref() {
+        None => None,
+        Some("Orphan") => Some(Propagation::Orphan),
+        Some("Background") => Some(Propagation::Background),
+        Some("Foreground") => Some(Propagation::Foreground),
+        Some(other) => {
+            mistakes.push(knarr_api::field::FieldError {
+                cause: knarr_api::field::Cause::NotSupported,
+                field: "propagationPolicy".into(),
+                value: Some(format!("{other:?}")),
+                detail: "supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\"".into(),
+            });
+            None
+        }
+    };
+    if !mistakes.is_empty() {
+        return Err(invalid_options("DeleteOptions", &mistakes));
+    }
+    let preconditions = wire.preconditions.unwrap_or_default();
+    Ok(DeleteRequest {
+        options: DeleteOptions {
+            grace_period_seconds: wire.grace_period_seconds,
+            preconditions: Preconditions {
+                uid: preconditions.uid,
+                resource_version: preconditions.resource_version,
+            },
+            propagation,
+        },
+        orphan_dependents: wire.orphan_dependents,
+    })
+}
+
+fn read_delete_options(json: &[u8]) -> Result<WireDeleteOptions, Error> {
+    let value: serde_json::Value = serde_json::from_slice(json)
+        .map_err(|e| Error::bad_request(format!("couldn't get version/kind; json parse error: {}", syntax(json, &e))))?;
+    let text = |field: &str| value.get(field).and_then(|v| v.as_str()).unwrap_or("");
+    let (kind, version) = (text("kind"), text("apiVersion"));
+    if !kind.is_empty() && kind != "DeleteOptions" {
+        return Err(Error::bad_request(format!(
+            "no kind {kind:?} is registered for version {version:?} in scheme \
+\"pkg/apis/meta/internalversion/scheme/register.go:27\""
+        )));
+    }
+    for (field, of) in [("gracePeriodSeconds", "int64")] {
+        if let Some(found) = value.get(field)
+            && !found.is_null()
+            && !found.is_i64()
+        {
+            let what = match found {
+                serde_json::Value::String(_) => "string".to_string(),
+                serde_json::Value::Bool(_) => "bool".to_string(),
+                serde_json::Value::Array(_) => "array".to_string(),
+                serde_json::Value::Object(_) => "object".to_string(),
+                other => format!("number {other}"),
+            };
+            return Err(Error::bad_request(format!(
+                "json: cannot unmarshal {what} into Go struct field DeleteOptions.{field} of type {of}"
+            )));
+        }
+    }
+    serde_json::from_value(value).map_err(|e| Error::bad_request(e.to_string()))
+}
+
+fn deletion_answer(target: &Target<'_>, deleted: Deleted, request: &DeleteRequest) -> Result<Answer, Error> {
+    if deleted.gone && !RETURN_DELETED.contains(&target.kind) {
+        let details = StatusDetails {
+            name: Some(target.name.to_string()),
+            group: Some(target.kind.group.to_string()).filter(|g| !g.is_empty()),
+            kind: Some(target.kind.plural.to_string()),
+            uid: Some(deleted.object.uid().to_string()),
+            ..StatusDetails::default()
+        };
+        return Ok(Answer::Document(StatusCode::OK, success(None, Some(details))?));
+    }
+    // Clients that asked for dependents to go too are told that it takes a while.
+    let code = if !deleted.gone && request.orphan_dependents == Some(false) {
+        StatusCode::ACCEPTED
+    } else {
+        StatusCode::OK
+    };
+    Ok(Answer::Object(code, deleted.object))
+}

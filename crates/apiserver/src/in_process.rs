@@ -1,0 +1,180 @@
+//! [`knarr_client::Api`] without HTTP: components in this process share the cache's objects.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use futures::stream;
+use knarr_api::{AnyObject, Error, Kind, Object, Result, convert};
+use knarr_client::{Api, DeleteOptions, List, ListOptions, Patch, WatchEvent, WatchOptions, WatchStream};
+
+use crate::authz::{Attributes, forbidden};
+use crate::cache::change::Told;
+use crate::pipeline::decode::FieldValidation;
+use crate::pipeline::delete::DeleteRequest;
+use crate::pipeline::patch::PatchBody;
+use crate::pipeline::read::ListQuery;
+use crate::pipeline::{Ctx, Target};
+use crate::server::Server;
+use crate::user::User;
+use crate::watch::Item;
+
+pub(crate) struct InProcess {
+    pub server: Arc<Server>,
+    pub user: User,
+}
+
+impl InProcess {
+    fn ctx(&self) -> Ctx {
+        Ctx::new(self.user.clone(), self.server.clock.now())
+    }
+
+    fn allow(&self, verb: &str, target: &Target<'_>) -> Result<()> {
+        self.server.metrics.count("in-process");
+        let attributes = Attributes {
+            verb,
+            group: target.kind.group,
+            resource: target.kind.plural,
+            subresource: target.subresource,
+            namespace: target.namespace,
+            name: target.name,
+            path: "",
+        };
+        if self.server.authorizer.allows(&self.user, &attributes) {
+            Ok(())
+        } else {
+            Err(forbidden(&self.user, &attributes))
+        }
+    }
+}
+
+#[async_trait]
+impl Api for InProcess {
+    async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
+        let target = Target::main(kind, namespace, name);
+        self.allow("get", &target)?;
+        self.server.get(&target)
+    }
+
+    async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
+        self.allow("list", &Target::main(kind, &options.namespace, ""))?;
+        let query = ListQuery {
+            label_selector: options.label_selector,
+            field_selector: options.field_selector,
+            limit: i64::try_from(options.limit).unwrap_or(i64::MAX),
+            continue_token: options.continue_token,
+            ..ListQuery::default()
+        };
+        let listed = self.server.list(kind, &options.namespace, &query).await?;
+        Ok(List {
+            resource_version: listed.revision,
+            items: listed.items,
+            continue_token: listed.continue_token,
+        })
+    }
+
+    async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
+        self.allow("watch", &Target::main(kind, &options.namespace, ""))?;
+        let query = ListQuery {
+            label_selector: options.label_selector,
+            field_selector: options.field_selector,
+            ..ListQuery::default()
+        };
+        let filter = self.server.filter(kind, &options.namespace, &query)?;
+        let watcher = self.server.follow(filter, options.after)?;
+        // The state there was is closed by a bookmark.
+        let bookmark = options.after.is_none().then(|| watcher.revision());
+        let initial = watcher.initial_len();
+        let state = (Some(watcher), initial, bookmark);
+        Ok(stream::unfold(state, move |(watcher, initial, bookmark)| async move {
+            let mut watcher = watcher?;
+            if let (0, Some(revision)) = (initial, bookmark) {
+                return Some((Ok(WatchEvent::Bookmark(revision)), (Some(watcher), 0, None)));
+            }
+            let event = match watcher.next().await {
+                // Behind, or the cache starts over: either way there is a gap.
+                None => return Some((Err(Error::expired("the watch fell behind: list again")), (None, 0, None))),
+                Some(Item::Bookmark { revision, .. }) => Ok(WatchEvent::Bookmark(revision)),
+                Some(Item::Event(told, object, _)) => convert::object(&object, kind).map(|object| match told {
+                    Told::Added => WatchEvent::Added(object),
+                    Told::Modified => WatchEvent::Modified(object),
+                    Told::Deleted => WatchEvent::Deleted(object),
+                }),
+            };
+            Some((event, (Some(watcher), initial.saturating_sub(1), bookmark)))
+        })
+        .boxed())
+    }
+
+    async fn create(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
+        let namespace = object.metadata().namespace.clone().unwrap_or_default();
+        let target = Target::main(kind, &namespace, "");
+        self.allow("create", &target)?;
+        self.server.create(&mut self.ctx(), &target, object).await
+    }
+
+    async fn update(&self, kind: &'static Kind, object: Box<dyn AnyObject>, subresource: &str) -> Result<Arc<Object>> {
+        let meta = object.metadata();
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        let name = meta.name.clone().unwrap_or_default();
+        let target = Target {
+            subresource,
+            ..Target::main(kind, &namespace, &name)
+        };
+        self.allow("update", &target)?;
+        Ok(self.server.put(&mut self.ctx(), &target, object).await?.object)
+    }
+
+    async fn patch(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        subresource: &str,
+        patch: Patch,
+    ) -> Result<Arc<Object>> {
+        let target = Target {
+            subresource,
+            ..Target::main(kind, namespace, name)
+        };
+        self.allow("patch", &target)?;
+        let body = match patch {
+            Patch::Json(v) => PatchBody::Json(v),
+            Patch::Merge(v) => PatchBody::Merge(v),
+            Patch::Strategic(v) => PatchBody::Strategic(v),
+        };
+        self.server.patch(&mut self.ctx(), &target, &body, FieldValidation::Warn).await
+    }
+
+    async fn delete(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        options: DeleteOptions,
+    ) -> Result<Arc<Object>> {
+        let target = Target::main(kind, namespace, name);
+        self.allow("delete", &target)?;
+        let request = DeleteRequest {
+            options,
+            orphan_dependents: None,
+        };
+        Ok(self.server.delete(&mut self.ctx(), &target, &request).await?.object)
+    }
+
+    async fn create_subresource(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        subresource: &str,
+        body: serde_json::Value,
+    ) -> Result<serde_json::Value> {
+        let target = Target {
+            subresource,
+            ..Target::main(kind, namespace, name)
+        };
+        self.allow("create", &target)?;
+        self.server.create_subresource(&mut self.ctx(), &target, body).await
+    }
+}

@@ -1,0 +1,63 @@
+//! Where objects are in the store: `/registry/<group>/<plural>/<namespace>/<name>`, without the namespace for
+//! cluster-scoped kinds, and `core` for the core group.
+//!
+//! A kind that is stored as another one has that one's keys.
+
+use bytes::Bytes;
+use knarr_api::Kind;
+
+/// The prefix of every object's key.
+pub const ROOT: &str = "/registry/";
+
+/// The kind under which objects of `kind` are kept.
+pub fn stored_kind(kind: &'static Kind) -> &'static Kind {
+    kind.stored_as.unwrap_or(kind)
+}
+
+/// `/registry/apps/deployments/`.
+pub fn prefix(kind: &Kind) -> String {
+    let kind = kind.stored_as.unwrap_or(kind);
+    let group = if kind.group.is_empty() { "core" } else { kind.group };
+    format!("{ROOT}{group}/{}/", kind.plural)
+}
+
+/// What follows the prefix: `<namespace>/<name>` or `<name>`. Also the cache's key, so both order alike.
+pub fn local(namespace: &str, name: &str) -> String {
+    if namespace.is_empty() {
+        name.to_string()
+    } else {
+        format!("{namespace}/{name}")
+    }
+}
+
+pub fn key(kind: &Kind, namespace: &str, name: &str) -> Bytes {
+    let mut key = prefix(kind);
+    key.push_str(&local(namespace, name));
+    key.into()
+}
+
+/// Splits a key into `<group>/<plural>` and what follows.
+pub fn split(key: &[u8]) -> Option<(&str, &str)> {
+    let rest = std::str::from_utf8(key).ok()?.strip_prefix(ROOT)?;
+    let slash = rest.find('/')?;
+    let end = slash + 1 + rest[slash + 1..].find('/')?;
+    Some((&rest[..end], &rest[end + 1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use knarr_api::registry::{DEPLOYMENT, EVENTS_EVENT, NODE};
+
+    #[test]
+    fn keys_split_into_the_kind_and_the_rest() {
+        let of = |kind, namespace, name| String::from_utf8(key(kind, namespace, name).to_vec()).unwrap();
+        assert_eq!(of(&DEPLOYMENT, "a", "b"), "/registry/apps/deployments/a/b");
+        assert_eq!(of(&NODE, "", "n"), "/registry/core/nodes/n");
+        assert_eq!(of(&EVENTS_EVENT, "a", "e"), "/registry/core/events/a/e");
+        assert_eq!(split(b"/registry/apps/deployments/a/b"), Some(("apps/deployments", "a/b")));
+        assert_eq!(split(b"/registry/core/nodes/n"), Some(("core/nodes", "n")));
+        assert_eq!(split(b"/elsewhere/x/y"), None);
+        assert_eq!(split(b"/registry/x"), None);
+    }
+}

@@ -1,0 +1,126 @@
+//! Creation of an object.
+
+use std::sync::Arc;
+
+use knarr_api::field::{self, Errors};
+use knarr_api::{AnyObject, Error, Kind, Object, convert, meta};
+
+use super::{Ctx, Target};
+use crate::admission::Change;
+use crate::cache::Written;
+use crate::keys::stored_kind;
+use crate::seams;
+use crate::server::Server;
+
+/// How often another random name is tried when one is taken.
+const NAME_ATTEMPTS: usize = 8;
+
+impl Server {
+    /// Creates `object`, a value of `target.kind`. `target.name` is empty or must be the object's.
+    pub(crate) async fn create(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        mut object: Box<dyn AnyObject>,
+    ) -> Result<Arc<Object>, Error> {
+        check_namespace(target, &mut *object)?;
+        let served = target.kind;
+        let meta = object.metadata_mut();
+        if meta.resource_version.as_deref().is_some_and(|v| !v.is_empty() && v != "0") {
+            return Err(Error::new(500, "", "resourceVersion should not be set on objects to be created"));
+        }
+        meta.resource_version = None;
+        meta.self_link = None;
+        meta.managed_fields = None;
+        meta.deletion_timestamp = None;
+        meta.deletion_grace_period_seconds = None;
+        meta.creation_timestamp = Some(seams::seconds(ctx.now));
+        meta.uid = Some(seams::uid(&*self.entropy));
+        let generate = meta.generate_name.clone().filter(|g| !g.is_empty() && meta.name.as_deref().unwrap_or("").is_empty());
+        served.ops.set_defaults(&mut *object)?;
+        let object = convert::typed(served, stored_kind(served), object)?;
+
+        let Some(prefix) = generate else {
+            let name = object.metadata().name.clone().unwrap_or_default();
+            return match self.create_named(ctx, target, object).await? {
+                Written::Done(made) => convert::object(&made, served),
+                Written::Conflict => Err(Error::already_exists(served.about(&name))),
+            };
+        };
+        for _ in 0..NAME_ATTEMPTS {
+            let mut candidate = object.clone_box();
+            candidate.metadata_mut().name = Some(seams::generated_name(&*self.entropy, &prefix));
+            if let Written::Done(made) = self.create_named(ctx, target, candidate).await? {
+                return convert::object(&made, served);
+            }
+        }
+        Err(Error::already_exists(served.about(&prefix)))
+    }
+
+    /// `Conflict`: the name is taken.
+    async fn create_named(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        mut object: Box<dyn AnyObject>,
+    ) -> Result<Written<Arc<Object>>, Error> {
+        let served = target.kind;
+        let kind = stored_kind(served);
+        self.admit(ctx, served, target.namespace, Change::Create(&mut *object))?;
+        kind.ops.prepare_for_create(&mut *object)?;
+        let reserved = self.allocations.for_create(kind, &mut *object, &self.cache)?;
+        let name = object.metadata().name.clone().unwrap_or_default();
+        let mut mistakes = validate_metadata(kind, &*object);
+        mistakes.extend(kind.ops.validate(&*object)?);
+        if !mistakes.is_empty() {
+            return Err(Error::invalid(served.about_kind(&name), &mistakes));
+        }
+        for warning in kind.ops.warnings(&*object)? {
+            ctx.warn(warning);
+        }
+        if self.cache.get(kind, target.namespace, &name).is_some() {
+            return Ok(Written::Conflict);
+        }
+        if ctx.dry_run {
+            return Ok(Written::Done(Arc::new(Object::from_typed(kind, object))));
+        }
+        let written = self.cache.put(kind, object, 0).await;
+        drop(reserved);
+        written
+    }
+}
+
+/// The namespace and name of body and URL must agree; what the body leaves out the URL fills in.
+pub(crate) fn check_namespace(target: &Target<'_>, object: &mut dyn AnyObject) -> Result<(), Error> {
+    let meta = object.metadata_mut();
+    if target.kind.namespaced() {
+        match meta.namespace.as_deref().unwrap_or("") {
+            "" => meta.namespace = Some(target.namespace.to_string()),
+            same if same == target.namespace => {}
+            _ => {
+                return Err(Error::bad_request(
+                    "the namespace of the provided object does not match the namespace sent on the request",
+                ));
+            }
+        }
+    } else if meta.namespace.as_deref().is_some_and(|n| !n.is_empty()) {
+        return Err(Error::bad_request("namespace: must be empty for cluster-scoped objects"));
+    }
+    if meta.namespace.as_deref() == Some("") {
+        meta.namespace = None;
+    }
+    Ok(())
+}
+
+fn validate_metadata(kind: &Kind, object: &dyn AnyObject) -> Errors {
+    let meta = object.metadata();
+    if meta.name.as_deref().unwrap_or("").is_empty() {
+        let mut mistakes = Errors::new();
+        mistakes.required(
+            &field::Path::new("metadata").child("name"),
+            "name or generateName is required",
+        );
+        return mistakes;
+    }
+    meta::validate(kind, meta)
+}

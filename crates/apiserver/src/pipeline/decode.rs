@@ -1,0 +1,252 @@
+//! Bodies to objects: JSON and YAML, strictly or with warnings.
+
+use knarr_api::strategy::Ops;
+use knarr_api::{AnyObject, Error, Kind, registry};
+use serde::Deserialize;
+
+use super::Ctx;
+
+/// What to do about fields that the kind does not have (`fieldValidation`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FieldValidation {
+    Ignore,
+    #[default]
+    Warn,
+    Strict,
+}
+
+const ACCEPTED: &str = "the body of the request was in an unknown format - accepted media types include: \
+application/json, application/yaml, application/vnd.kubernetes.protobuf";
+
+/// The body as JSON, whatever it came as. `kind` is what it must be, for errors.
+pub(crate) fn to_json(kind: &str, content_type: &str, body: bytes::Bytes) -> Result<bytes::Bytes, Error> {
+    let media_type = content_type.split(';').next().unwrap_or("").trim();
+    match media_type {
+        "" | "application/json" => Ok(body),
+        "application/yaml" => {
+            let text = std::str::from_utf8(&body).map_err(|e| unrecognized(kind, &format!("yaml: {e}"), &body))?;
+            let value: serde_json::Value =
+                serde_saphyr::from_str(text).map_err(|e| unrecognized(kind, &format!("yaml: {e}"), &body))?;
+            serde_json::to_vec(&value).map(Into::into).map_err(Error::internal)
+        }
+        "application/vnd.kubernetes.protobuf" => Err(Error::new(
+            415,
+            "UnsupportedMediaType",
+            "the body of the request was in an unknown format - this server reads application/json and \
+application/yaml, not application/vnd.kubernetes.protobuf",
+        )),
+        _ => Err(Error::new(415, "UnsupportedMediaType", ACCEPTED)),
+    }
+}
+
+/// Decodes a JSON object of `kind`.
+pub(crate) fn decode(
+    ctx: &mut Ctx,
+    kind: &'static Kind,
+    json: &[u8],
+    validation: FieldValidation,
+) -> Result<Box<dyn AnyObject>, Error> {
+    decode_with(ctx, kind.kind, &kind.api_version(), kind.ops, json, validation)
+}
+
+/// Decodes a JSON object of a kind by its rules alone.
+pub(crate) fn decode_with(
+    ctx: &mut Ctx,
+    kind: &str,
+    api_version: &str,
+    ops: &dyn Ops,
+    json: &[u8],
+    validation: FieldValidation,
+) -> Result<Box<dyn AnyObject>, Error> {
+    let version = api_version.rsplit('/').next().unwrap_or(api_version);
+    let decoded = match ops.decode(json) {
+        Ok(decoded) => decoded,
+        Err(e) => {
+            check_type(kind, api_version, json)?;
+            return Err(cannot_be_handled(kind, version, kind, &e.message));
+        }
+    };
+    let mut strict: Vec<String> = Vec::new();
+    strict.extend(decoded.duplicate_fields.iter().map(|f| format!("duplicate field {f:?}")));
+    strict.extend(decoded.unknown_fields.iter().map(|f| format!("unknown field {f:?}")));
+    match validation {
+        FieldValidation::Strict if !strict.is_empty() => {
+            return Err(cannot_be_handled(
+                kind,
+                version,
+                kind,
+                &format!("strict decoding error: {}", strict.join(", ")),
+            ));
+        }
+        FieldValidation::Warn => strict.into_iter().for_each(|w| ctx.warn(w)),
+        _ => {}
+    }
+    Ok(decoded.object)
+}
+
+fn cannot_be_handled(found: &str, version: &str, wanted: &str, why: &str) -> Error {
+    Error::bad_request(format!(
+        "{found} in version {version:?} cannot be handled as a {wanted}: {why}"
+    ))
+}
+
+fn unrecognized(kind: &str, why: &str, body: &[u8]) -> Error {
+    Error::bad_request(format!(
+        "the object provided is unrecognized (must be of type {kind}): {why} ({})",
+        summary(body)
+    ))
+}
+
+/// Longest piece of a body that an error shows.
+const SUMMARY_BYTES: usize = 30;
+
+/// The beginning of a body: as text where it looks like JSON, else in hexadecimal.
+fn summary(body: &[u8]) -> String {
+    let cut = &body[..body.len().min(SUMMARY_BYTES)];
+    let more = if cut.len() < body.len() { " ..." } else { "" };
+    if body.is_empty() {
+        "<empty>".into()
+    } else if body.trim_ascii_start().starts_with(b"{") {
+        format!("{}{more}", String::from_utf8_lossy(cut))
+    } else {
+        let hex: String = cut.iter().map(|b| format!("{b:02x}")).collect();
+        format!("{hex}{more}")
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[derive(Default)]
+struct TypeMeta {
+    api_version: String,
+    kind: String,
+}
+
+/// Why a document that did not decode is not of this type at all, if that is why.
+fn check_type(kind: &str, api_version: &str, json: &[u8]) -> Result<(), Error> {
+    let version = api_version.rsplit('/').next().unwrap_or(api_version);
+    let found: TypeMeta = match serde_json::from_slice(json) {
+        Ok(found) => found,
+        Err(e) if e.is_data() => match json.trim_ascii_start().first() {
+            Some(b'{') => return Ok(()),
+            _ => return Err(unrecognized(kind, &not_an_object(json), json)),
+        },
+        Err(e) => {
+            let why = format!("couldn't get version/kind; json parse error: {}", syntax(json, &e));
+            return Err(unrecognized(kind, &why, json));
+        }
+    };
+    if found.api_version.matches('/').count() > 1 {
+        let why = format!("unexpected GroupVersion string: {}", found.api_version);
+        return Err(unrecognized(kind, &why, json));
+    }
+    let found_kind = if found.kind.is_empty() { kind } else { &found.kind };
+    let found_version = if found.api_version.is_empty() { api_version } else { &found.api_version };
+    if found_kind == kind && found_version == api_version {
+        return Ok(());
+    }
+    let short = found_version.rsplit('/').next().unwrap_or(found_version);
+    let known = registry::by_kind(found_version, found_kind).is_some()
+        || (found_version == "v1" && found_kind == "List");
+    let why = if known {
+        let group = |v: &str| match v.rsplit_once('/') {
+            Some((group, _)) => group.split('.').next().unwrap_or(group).to_string(),
+            None => "core".to_string(),
+        };
+        format!(
+            "converting (v{}.{found_kind}) to ({}.{kind}): unknown conversion",
+            short.trim_start_matches('v'),
+            group(api_version)
+        )
+    } else {
+        format!(
+            "no kind {found_kind:?} is registered for version {found_version:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\""
+        )
+    };
+    let _ = version;
+    Err(cannot_be_handled(found_kind, short, kind, &why))
+}
+
+fn not_an_object(json: &[u8]) -> String {
+    let what = match json.trim_ascii_start().first() {
+        Some(b'"') => "string",
+        Some(b'[') => "array",
+        Some(b't' | b'f') => "bool",
+        _ => "number",
+    };
+    format!(
+        "couldn't get version/kind; json parse error: json: cannot unmarshal {what} into Go value of type \
+struct {{ APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }}"
+    )
+}
+
+/// A syntax error in Go's words, as far as the place tells.
+pub(crate) fn syntax(json: &[u8], error: &serde_json::Error) -> String {
+    if error.is_eof() {
+        return "unexpected end of JSON input".into();
+    }
+    let line = json.split(|b| *b == b'\n').nth(error.line().saturating_sub(1)).unwrap_or(json);
+    let at = error.column().saturating_sub(1).min(line.len());
+    let Some(found) = line.get(at..).and_then(|rest| rest.first()) else {
+        return "unexpected end of JSON input".into();
+    };
+    let text = error.to_string();
+    let place = if text.contains("key must be a string") {
+        "looking for beginning of object key string"
+    } else if text.contains("expected `:`") {
+        "after object key"
+    } else if text.contains("expected `,` or `}`") {
+        "after object key:value pair"
+    } else if text.contains("expected `,` or `]`") {
+        "after array element"
+    } else if text.contains("trailing characters") {
+        "after top-level value"
+    } else {
+        "looking for beginning of value"
+    };
+    format!("invalid character '{}' {place}", char::from(*found).escape_debug())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::user::User;
+    use knarr_api::k8s_openapi::jiff::Timestamp;
+    use knarr_api::registry::CONFIG_MAP;
+
+    #[test]
+    fn bodies_that_are_no_config_map_are_told_so() {
+        let table: &[(&str, &str)] = &[
+            (
+                "",
+                "the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; \
+json parse error: unexpected end of JSON input (<empty>)",
+            ),
+            (
+                r#"{"apiVersion":"v1","kind":"Nope","metadata":{"name":"a"}}"#,
+                "Nope in version \"v1\" cannot be handled as a ConfigMap: no kind \"Nope\" is registered for version \
+\"v1\" in scheme \"pkg/api/legacyscheme/scheme.go:30\"",
+            ),
+            (
+                r#"{"apiVersion":"v1","kind":"List","items":[]}"#,
+                "List in version \"v1\" cannot be handled as a ConfigMap: converting (v1.List) to (core.ConfigMap): \
+unknown conversion",
+            ),
+            (
+                r#"{"apiVersion":"a/b/c","kind":"ConfigMap","metadata":{"name":"a"}}"#,
+                "the object provided is unrecognized (must be of type ConfigMap): unexpected GroupVersion string: \
+a/b/c ({\"apiVersion\":\"a/b/c\",\"kind\":\" ...)",
+            ),
+            (
+                r#"{/*x*/"apiVersion":"v1"}"#,
+                "the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json \
+parse error: invalid character '/' looking for beginning of object key string ({/*x*/\"apiVersion\":\"v1\"})",
+            ),
+        ];
+        let mut ctx = Ctx::new(User::anonymous(), Timestamp::UNIX_EPOCH);
+        for (body, message) in table {
+            let error = decode(&mut ctx, &CONFIG_MAP, body.as_bytes(), FieldValidation::Warn).unwrap_err();
+            assert_eq!(error.message(), *message);
+        }
+    }
+}

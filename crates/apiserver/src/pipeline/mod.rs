@@ -1,0 +1,117 @@
+//! What happens to a request once it is known who asks for what: read, create, update, delete.
+//!
+//! The write path: decode, default, admit, prepare, validate, encode once, commit, and the one object made of
+//! it is shared by the answer, the cache and the watchers. In-process components and HTTP clients take the
+//! same path; only decoding and encoding are HTTP's.
+
+pub mod create;
+pub mod decode;
+pub mod delete;
+pub mod patch;
+pub mod read;
+pub mod update;
+
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::error::About;
+use knarr_api::strategy::Part;
+use knarr_api::{Error, Kind, k8s_openapi};
+
+use crate::user::User;
+
+/// What accompanies a request through the pipeline.
+#[derive(Clone, Debug)]
+pub struct Ctx {
+    pub user: User,
+    /// When it came in; all times it writes are this one.
+    pub now: Timestamp,
+    /// `dryRun=All`: everything but the write.
+    pub dry_run: bool,
+    /// For the answer's `Warning` headers.
+    pub warnings: Vec<String>,
+}
+
+impl Ctx {
+    pub fn new(user: User, now: Timestamp) -> Self {
+        Ctx {
+            user,
+            now,
+            dry_run: false,
+            warnings: Vec::new(),
+        }
+    }
+
+    /// Warns once of each thing.
+    pub fn warn(&mut self, warning: impl Into<String>) {
+        let warning = warning.into();
+        if !self.warnings.contains(&warning) {
+            self.warnings.push(warning);
+        }
+    }
+}
+
+/// Which object is meant.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    /// As served.
+    pub kind: &'static Kind,
+    /// Empty for cluster-scoped kinds.
+    pub namespace: &'a str,
+    pub name: &'a str,
+    /// Empty for the object itself.
+    pub subresource: &'a str,
+}
+
+impl<'a> Target<'a> {
+    pub fn main(kind: &'static Kind, namespace: &'a str, name: &'a str) -> Self {
+        Target {
+            kind,
+            namespace,
+            name,
+            subresource: "",
+        }
+    }
+
+    pub fn about(&self) -> About<'a> {
+        self.kind.about(self.name)
+    }
+
+    pub fn part(&self) -> Result<Part, Error> {
+        match self.subresource {
+            "" => Ok(Part::Main),
+            "status" => Ok(Part::Status),
+            other => match self.kind.subresource(other) {
+                Some(s) => Ok(Part::Other(s.name)),
+                None => Err(not_served()),
+            },
+        }
+    }
+}
+
+/// 404 for what is no resource of this server.
+pub fn not_served() -> Error {
+    with_empty_details(Error::new(
+        404,
+        "NotFound",
+        "the server could not find the requested resource",
+    ))
+}
+
+/// 405 for a verb that a resource does not answer.
+pub fn not_allowed() -> Error {
+    with_empty_details(Error::new(
+        405,
+        "MethodNotAllowed",
+        "the server does not allow this method on the requested resource",
+    ))
+}
+
+pub(crate) fn with_empty_details(mut error: Error) -> Error {
+    error.status_mut().details = Some(Default::default());
+    error
+}
+
+/// How often a write without a resourceVersion is tried again when others write the same object.
+pub(crate) const WRITE_ATTEMPTS: usize = 100;
+
+pub(crate) const MODIFIED: &str =
+    "the object has been modified; please apply your changes to the latest version and try again";

@@ -1,0 +1,345 @@
+//! Reads: one object, and lists with all that `resourceVersion`, `limit` and `continue` may say.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use knarr_api::error::About;
+use knarr_api::field::{self, Errors};
+use knarr_api::{Error, Kind, Object, convert, selector};
+use knarr_store::{KeyRange, Range};
+use serde::{Deserialize, Serialize};
+
+use super::Target;
+use crate::cache::change::Filter;
+use crate::cache::store_error;
+use crate::keys;
+use crate::server::Server;
+
+/// How long a read waits for a resourceVersion that has not come yet.
+const FUTURE_REVISION_WAIT: Duration = Duration::from_secs(3);
+/// How many pairs are asked of the store at once for a list at an old revision.
+const PAGE: usize = 500;
+
+/// A list's options, as the query gives them.
+#[derive(Clone, Debug, Default)]
+pub struct ListQuery {
+    pub label_selector: String,
+    pub field_selector: String,
+    pub resource_version: String,
+    pub resource_version_match: String,
+    pub limit: i64,
+    pub continue_token: String,
+}
+
+/// What a list found.
+pub struct Listed {
+    pub revision: u64,
+    pub items: Vec<Arc<Object>>,
+    pub continue_token: String,
+    pub remaining: Option<i64>,
+}
+
+/// What a continue token says. Opaque to clients.
+#[derive(Serialize, Deserialize)]
+struct Continue {
+    /// The revision all pages are of.
+    rv: u64,
+    /// The last key of the page before, as [`keys::local`].
+    after: String,
+}
+
+impl Server {
+    pub(crate) fn filter(&self, kind: &'static Kind, namespace: &str, q: &ListQuery) -> Result<Filter, Error> {
+        Ok(Filter {
+            kind,
+            namespace: namespace.to_string(),
+            labels: selector::label::Selector::parse(&q.label_selector).map_err(Error::bad_request)?,
+            fields: selector::field::Selector::parse(kind, &q.field_selector)?,
+        })
+    }
+
+    /// One object, as `kind` shows it.
+    pub(crate) fn get(&self, target: &Target<'_>) -> Result<Arc<Object>, Error> {
+        let found = self.cache.get(target.kind, target.namespace, target.name);
+        convert::object(&found.ok_or_else(|| Error::not_found(target.about()))?, target.kind)
+    }
+
+    pub(crate) async fn list(&self, kind: &'static Kind, namespace: &str, q: &ListQuery) -> Result<Listed, Error> {
+        validate_match(q)?;
+        let filter = self.filter(kind, namespace, q)?;
+        let limit = usize::try_from(q.limit).unwrap_or(0);
+        let wanted = parse_revision(&q.resource_version)?;
+        let mut listed = if !q.continue_token.is_empty() {
+            if wanted.is_some_and(|v| v != 0) {
+                return Err(Error::bad_request(
+                    "specifying resource version is not allowed when using continue",
+                ));
+            }
+            let token = Continue::parse(&q.continue_token)?;
+            self.list_at(&filter, token.rv, &token.after, limit).await?
+        } else if let (Some(at @ 1..), "Exact") = (wanted, q.resource_version_match.as_str()) {
+            self.list_at(&filter, at, "", limit).await?
+        } else {
+            if let Some(at) = wanted {
+                self.wait_for_revision(at).await?;
+            }
+            // A list at version 0 is whole, whatever its limit: it comes from memory.
+            let limit = if wanted == Some(0) { 0 } else { limit };
+            self.list_now(&filter, limit)?
+        };
+        for item in &mut listed.items {
+            if item.kind() != kind {
+                *item = convert::object(item, kind)?;
+            }
+        }
+        Ok(listed)
+    }
+
+    /// Waits a little for a revision that the cache has not come to.
+    pub(crate) async fn wait_for_revision(&self, at: u64) -> Result<(), Error> {
+        if tokio::time::timeout(FUTURE_REVISION_WAIT, self.cache.wait_for(at)).await.is_err() {
+            return Err(too_large(at, self.cache.revision()));
+        }
+        Ok(())
+    }
+
+    fn list_now(&self, filter: &Filter, limit: usize) -> Result<Listed, Error> {
+        // Read before the objects: all kinds are at least here, and this one at its own last change.
+        let revision = self.cache.revision();
+        let mut page = Page::new(filter, limit);
+        let newest = self
+            .cache
+            .of(filter.kind)?
+            .scan(&filter.namespace, "", |object| page.take(object));
+        Ok(page.finish(revision.max(newest)))
+    }
+
+    /// A list as the store was at `at`; what the cache still has at that revision is shared with it.
+    async fn list_at(&self, filter: &Filter, at: u64, after: &str, limit: usize) -> Result<Listed, Error> {
+        let cache = self.cache.of(filter.kind)?;
+        let prefix = keys::prefix(cache.kind);
+        let mut range = KeyRange::prefix(if filter.namespace.is_empty() {
+            prefix.clone()
+        } else {
+            format!("{prefix}{}/", filter.namespace)
+        });
+        if !after.is_empty() {
+            range.start = format!("{prefix}{after}\0").into();
+        }
+        let mut page = Page::new(filter, limit);
+        loop {
+            let request = Range {
+                keys: range.clone(),
+                at: Some(at),
+                limit: PAGE,
+                count_only: false,
+            };
+            let found = self.cache.store().range(request).await.map_err(|e| match e {
+                knarr_store::Error::FutureRevision { requested, newest } => too_large(requested, newest),
+                other => store_error(other),
+            })?;
+            for kv in &found.kvs {
+                let Some((_, local)) = keys::split(&kv.key) else { continue };
+                let object = match cache.get(local).filter(|o| o.revision() == kv.mod_revision) {
+                    Some(shared) => shared,
+                    None => match cache.kind.ops.decode(&kv.value) {
+                        Ok(decoded) => Arc::new(Object::from_stored(
+                            cache.kind,
+                            decoded.object,
+                            &kv.value,
+                            kv.mod_revision,
+                        )),
+                        Err(e) => {
+                            tracing::error!(key = %kv.key.escape_ascii(), "passed over an object that cannot be read: {e}");
+                            continue;
+                        }
+                    },
+                };
+                if !page.take(&object) {
+                    return Ok(page.finish(at));
+                }
+            }
+            match found.kvs.last() {
+                Some(last) if found.more => range.start = [&last.key[..], b"\0"].concat().into(),
+                _ => return Ok(page.finish(at)),
+            }
+        }
+    }
+}
+
+/// Collects one page of a list.
+struct Page<'a> {
+    filter: &'a Filter,
+    limit: usize,
+    items: Vec<Arc<Object>>,
+    remaining: i64,
+}
+
+impl<'a> Page<'a> {
+    fn new(filter: &'a Filter, limit: usize) -> Self {
+        Page {
+            filter,
+            limit,
+            items: Vec::new(),
+            remaining: 0,
+        }
+    }
+
+    /// Whether to go on.
+    fn take(&mut self, object: &Arc<Object>) -> bool {
+        if !self.filter.matches(object) {
+            return true;
+        }
+        if self.limit > 0 && self.items.len() == self.limit {
+            self.remaining += 1;
+            // With selectors the rest is not counted, as Kubernetes does not.
+            return !self.filter.selects();
+        }
+        self.items.push(object.clone());
+        true
+    }
+
+    fn finish(self, revision: u64) -> Listed {
+        let continue_token = match self.items.last() {
+            Some(last) if self.remaining > 0 => Continue {
+                rv: revision,
+                after: keys::local(last.namespace(), last.name()),
+            }
+            .render(),
+            _ => String::new(),
+        };
+        Listed {
+            revision,
+            items: self.items,
+            continue_token,
+            remaining: (self.remaining > 0 && !self.filter.selects()).then_some(self.remaining),
+        }
+    }
+}
+
+impl Continue {
+    fn parse(token: &str) -> Result<Self, Error> {
+        let invalid = |why: String| Error::bad_request(format!("invalid continue token: continue key is not valid: {why}"));
+        let bytes = URL_SAFE_NO_PAD
+            .decode(token.trim_end_matches('='))
+            .map_err(|e| invalid(e.to_string()))?;
+        serde_json::from_slice(&bytes).map_err(|e| invalid(not_json(&bytes, &e)))
+    }
+
+    fn render(&self) -> String {
+        URL_SAFE_NO_PAD.encode(serde_json::json!({"rv": self.rv, "after": self.after}).to_string())
+    }
+}
+
+/// Go's words for bytes that do not begin like JSON.
+fn not_json(bytes: &[u8], error: &serde_json::Error) -> String {
+    match String::from_utf8_lossy(bytes).chars().next() {
+        Some(_) if bytes[0] >= 0x80 => {
+            format!("invalid character '\\u{:04x}' looking for beginning of value", bytes[0])
+        }
+        Some(c) if !"{[\"-0123456789tfn \n\r\t".contains(c) => {
+            format!("invalid character '{c}' looking for beginning of value")
+        }
+        _ => error.to_string(),
+    }
+}
+
+fn too_large(requested: u64, newest: u64) -> Error {
+    let mut error = Error::timeout(format!("Too large resource version: {requested}, current: {newest}"));
+    let details = error.status_mut().details.get_or_insert_default();
+    details.retry_after_seconds = Some(1);
+    details.causes = Some(vec![knarr_api::k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause {
+        reason: Some("ResourceVersionTooLarge".into()),
+        message: Some("Too large resource version".into()),
+        field: None,
+    }]);
+    error
+}
+
+/// `None` for an unset one.
+pub(crate) fn parse_revision(text: &str) -> Result<Option<u64>, Error> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse()
+        .map(Some)
+        .map_err(|_| Error::bad_request(format!("invalid resource version: {}", bad_revision(text))))
+}
+
+pub(crate) fn bad_revision(text: &str) -> String {
+    format!("resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax")
+}
+
+pub(crate) fn invalid_options(kind: &str, mistakes: &Errors) -> Error {
+    let about = About {
+        group: "meta.k8s.io",
+        resource: kind,
+        name: "",
+    };
+    Error::invalid(about, mistakes)
+}
+
+const MATCHES: [&str; 3] = ["Exact", "NotOlderThan", ""];
+
+fn validate_match(q: &ListQuery) -> Result<(), Error> {
+    let path = field::Path::new("resourceVersionMatch");
+    let mut mistakes = Errors::new();
+    let m = q.resource_version_match.as_str();
+    if m.is_empty() {
+        return Ok(());
+    }
+    if q.resource_version.is_empty() {
+        mistakes.forbidden(&path, "resourceVersionMatch is forbidden unless resourceVersion is provided");
+    }
+    if !q.continue_token.is_empty() {
+        mistakes.forbidden(&path, "resourceVersionMatch is forbidden when continue is provided");
+    }
+    if !MATCHES.contains(&m) {
+        mistakes.push(unsupported_match(m));
+    }
+    if m == "Exact" && q.resource_version == "0" {
+        mistakes.forbidden(&path, "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
+    }
+    if mistakes.is_empty() {
+        Ok(())
+    } else {
+        Err(invalid_options("ListOptions", &mistakes))
+    }
+}
+
+/// The supported values in the order Kubernetes gives them, which is not sorted.
+pub(crate) fn unsupported_match(found: &str) -> field::FieldError {
+    field::FieldError {
+        cause: field::Cause::NotSupported,
+        field: "resourceVersionMatch".into(),
+        value: Some(format!("{found:?}")),
+        detail: "supported values: \"Exact\", \"NotOlderThan\", \"\"".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_continue_token_comes_back_as_it_went() {
+        let token = Continue {
+            rv: 7,
+            after: "a/b".into(),
+        }
+        .render();
+        let back = Continue::parse(&token).unwrap();
+        assert_eq!((back.rv, back.after.as_str()), (7, "a/b"));
+    }
+
+    #[test]
+    fn garbage_is_no_continue_token() {
+        let error = Continue::parse("garbage").err().unwrap();
+        assert_eq!(
+            error.message(),
+            "invalid continue token: continue key is not valid: invalid character '\\u0081' looking for beginning of value"
+        );
+    }
+}

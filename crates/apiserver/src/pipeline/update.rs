@@ -1,0 +1,256 @@
+//! Update of an object (PUT and PATCH), as a loop of read, change, conditional write.
+
+use std::sync::Arc;
+
+use knarr_api::field::{self, Errors};
+use knarr_api::strategy::Part;
+use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry};
+use knarr_client::Preconditions;
+
+use super::create::check_namespace;
+use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS};
+use crate::admission::Change;
+use crate::cache::Written;
+use crate::cache::change::stored_pieces;
+use crate::server::Server;
+
+/// What an update makes of the object there is (as the kind that is served shows it).
+pub(crate) type Step<'a> = dyn FnMut(&mut Ctx, &Arc<Object>) -> Result<Box<dyn AnyObject>, Error> + Send + 'a;
+
+/// What became of an update.
+pub(crate) struct Updated {
+    pub object: Arc<Object>,
+    pub created: bool,
+}
+
+impl Server {
+    /// PUT: replaces the object by `object`; creates it where the kind allows that.
+    pub(crate) async fn put(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        mut object: Box<dyn AnyObject>,
+    ) -> Result<Updated, Error> {
+        check_name(target, &*object)?;
+        check_namespace(target, &mut *object)?;
+        let may_create = target.subresource.is_empty() && target.kind.ops.create_on_update();
+        if may_create && self.cache.get(target.kind, target.namespace, target.name).is_none() {
+            if object.metadata().resource_version.as_deref().is_some_and(|v| !v.is_empty() && v != "0") {
+                return Err(Error::not_found(target.about()));
+            }
+            let object = self.create(ctx, target, object).await?;
+            return Ok(Updated { object, created: true });
+        }
+        let object = self
+            .update(ctx, target, &Preconditions::default(), &mut |_, _| Ok(object.clone_box()))
+            .await?;
+        Ok(Updated { object, created: false })
+    }
+
+    /// Changes the object by `step`, again and again until nobody else came in between. A resourceVersion in what
+    /// `step` returns, or in `preconditions`, makes it one attempt.
+    pub(crate) async fn update(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        preconditions: &Preconditions,
+        step: &mut Step<'_>,
+    ) -> Result<Arc<Object>, Error> {
+        for _ in 0..WRITE_ATTEMPTS {
+            let stored = self
+                .cache
+                .get(target.kind, target.namespace, target.name)
+                .ok_or_else(|| Error::not_found(target.about()))?;
+            check_preconditions(target.kind, preconditions, &stored)?;
+            let shown = convert::object(&stored, target.kind)?;
+            let new = step(ctx, &shown)?;
+            if let Written::Done(object) = self.update_once(ctx, target, &stored, new).await? {
+                return convert::object(&object, target.kind);
+            }
+        }
+        Err(Error::conflict(target.about(), MODIFIED))
+    }
+
+    async fn update_once(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        old: &Arc<Object>,
+        mut new: Box<dyn AnyObject>,
+    ) -> Result<Written<Arc<Object>>, Error> {
+        let part = target.part()?;
+        check_name(target, &*new)?;
+        check_namespace(target, &mut *new)?;
+        let conditional = check_version(target, &*new, old)?;
+        let served = target.kind;
+        let kind = old.kind();
+        served.ops.set_defaults(&mut *new)?;
+        let mut new = convert::typed(served, kind, new)?;
+        carry_over(&mut *new, old);
+        self.admit(
+            ctx,
+            served,
+            target.namespace,
+            Change::Update {
+                old,
+                new: &mut *new,
+                part,
+            },
+        )?;
+        kind.ops.prepare_for_update(&mut *new, old.typed(), part)?;
+        let reserved = self.allocations.for_update(kind, old, &mut *new, part, &self.cache)?;
+        let mut mistakes = meta::validate_update(kind, new.metadata(), old.metadata());
+        mistakes.extend(kind.ops.validate_update(&*new, old.typed(), part)?);
+        if !mistakes.is_empty() {
+            return Err(Error::invalid(served.about_kind(target.name), &mistakes));
+        }
+        if part != Part::Status {
+            for warning in kind.ops.warnings(&*new)? {
+                ctx.warn(warning);
+            }
+        }
+        new.metadata_mut().resource_version = old.metadata().resource_version.clone();
+        if self.ends_with_update(kind, &*new, old) {
+            if !ctx.dry_run && matches!(self.cache.delete(old).await?, Written::Conflict) {
+                return Ok(Written::Conflict);
+            }
+            return Ok(Written::Done(Arc::new(Object::from_typed(kind, new))));
+        }
+        if ctx.dry_run {
+            return Ok(Written::Done(Arc::new(Object::from_typed(kind, new))));
+        }
+        if unchanged(&mut *new, old) {
+            return Ok(Written::Done(old.clone()));
+        }
+        let written = self.cache.put(kind, new, old.revision()).await?;
+        drop(reserved);
+        match written {
+            Written::Conflict if conditional => Err(Error::conflict(target.about(), MODIFIED)),
+            other => Ok(other),
+        }
+    }
+
+    /// Whether this update takes away the last thing that held an object that is being deleted.
+    fn ends_with_update(&self, kind: &Kind, new: &dyn AnyObject, old: &Object) -> bool {
+        let meta = new.metadata();
+        if meta.deletion_timestamp.is_none() || meta.finalizers.as_ref().is_some_and(|f| !f.is_empty()) {
+            return false;
+        }
+        if *kind == registry::NAMESPACE {
+            let held = crate::admission::namespace_finalizers(new);
+            // A namespace whose finalizers were empty before waits for another DELETE.
+            return held == 0;
+        }
+        let graceless = meta.deletion_grace_period_seconds.unwrap_or(0) == 0;
+        let had = old.metadata().finalizers.as_ref().is_some_and(|f| !f.is_empty());
+        graceless && (had || old.metadata().deletion_grace_period_seconds == Some(0))
+    }
+}
+
+fn check_name(target: &Target<'_>, object: &dyn AnyObject) -> Result<(), Error> {
+    match object.metadata().name.as_deref().unwrap_or("") {
+        "" => Err(Error::bad_request(format!(
+            "the name of the object ({} based on URL) was undeterminable: name must be provided",
+            target.name
+        ))),
+        name if name == target.name => Ok(()),
+        name => Err(Error::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            target.name
+        ))),
+    }
+}
+
+pub(crate) fn check_preconditions(kind: &Kind, wanted: &Preconditions, found: &Object) -> Result<(), Error> {
+    let about = kind.about_kind(found.name());
+    if let Some(uid) = &wanted.uid
+        && uid != found.uid()
+    {
+        return Err(Error::conflict(
+            about,
+            &format!(
+                "the UID in the precondition ({uid}) does not match the UID in record ({}). \
+The object might have been deleted and then recreated",
+                found.uid()
+            ),
+        ));
+    }
+    if let Some(version) = &wanted.resource_version
+        && *version != found.revision().to_string()
+    {
+        return Err(Error::conflict(
+            about,
+            &format!(
+                "the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record ({}). \
+The object might have been modified",
+                found.revision()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether the write is conditional on the version it carries.
+fn check_version(target: &Target<'_>, new: &dyn AnyObject, old: &Object) -> Result<bool, Error> {
+    let meta = new.metadata();
+    if let Some(uid) = meta.uid.as_deref().filter(|u| !u.is_empty())
+        && uid != old.uid()
+    {
+        return Err(Error::conflict(
+            target.about(),
+            &format!(
+                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                old.uid()
+            ),
+        ));
+    }
+    match meta.resource_version.as_deref().unwrap_or("") {
+        "" | "0" if target.kind.ops.unconditional_update() => Ok(false),
+        "" | "0" => {
+            let mut mistakes = Errors::new();
+            mistakes.push(field::FieldError {
+                cause: field::Cause::Invalid,
+                field: "metadata.resourceVersion".into(),
+                value: Some("0".into()),
+                detail: "must be specified for an update".into(),
+            });
+            Err(Error::invalid(target.kind.about_kind(target.name), &mistakes))
+        }
+        text => {
+            let version: u64 = text
+                .parse()
+                .map_err(|_| Error::new(500, "", format!("strconv.ParseUint: parsing {text:?}: invalid syntax")))?;
+            if version != old.revision() {
+                return Err(Error::conflict(target.about(), MODIFIED));
+            }
+            Ok(true)
+        }
+    }
+}
+
+/// What the system wrote into the metadata stays, whatever the client sent.
+fn carry_over(new: &mut dyn AnyObject, old: &Object) {
+    let was = old.metadata();
+    let meta = new.metadata_mut();
+    if meta.uid.as_deref().unwrap_or("").is_empty() {
+        meta.uid.clone_from(&was.uid);
+    }
+    if meta.creation_timestamp.is_none() {
+        meta.creation_timestamp.clone_from(&was.creation_timestamp);
+    }
+    if was.deletion_timestamp.is_some() {
+        meta.deletion_timestamp.clone_from(&was.deletion_timestamp);
+    }
+    if meta.deletion_grace_period_seconds.is_none() {
+        meta.deletion_grace_period_seconds = was.deletion_grace_period_seconds;
+    }
+    meta.generation = was.generation;
+    meta.self_link = None;
+    meta.managed_fields.clone_from(&was.managed_fields);
+}
+
+fn unchanged(new: &mut dyn AnyObject, old: &Object) -> bool {
+    let encoded = Object::encode_for_store(new);
+    let (head, tail) = stored_pieces(old);
+    encoded.strip_prefix(head).is_some_and(|rest| rest == tail)
+}

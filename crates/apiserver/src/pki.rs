@@ -1,0 +1,412 @@
+//! The cluster's keys and certificates, in one directory: the CA, the server's certificate, client
+//! certificates, and the key that signs service-account tokens.
+//!
+//! What is missing is made, what nears its end is renewed when the server starts; keys are readable by their
+//! owner only, and a file is either whole or not there.
+
+use std::fs;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::k8s_openapi;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+};
+use x509_parser::pem::parse_x509_pem;
+
+/// How long the CA lives.
+const CA_LIFE: SignedDuration = SignedDuration::from_hours(10 * 365 * 24);
+/// How long other certificates live.
+const LEAF_LIFE: SignedDuration = SignedDuration::from_hours(365 * 24);
+/// A certificate with less than this left is renewed at start.
+const RENEW_WITHIN: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// Clocks may differ by this much.
+const SKEW: SignedDuration = SignedDuration::from_mins(5);
+
+/// Why the keys cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    #[error("cannot {doing} {path}: {source}")]
+    Io {
+        doing: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("{path} holds no usable {what}: {why}")]
+    Unusable {
+        path: PathBuf,
+        what: &'static str,
+        why: String,
+    },
+    #[error("cannot make {what}: {source}")]
+    Make {
+        what: String,
+        source: rcgen::Error,
+    },
+}
+
+/// A certificate and its key, both PEM.
+#[derive(Clone)]
+pub struct Identity {
+    pub certificate_pem: String,
+    pub key_pem: String,
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Identity(…)")
+    }
+}
+
+/// The cluster's keys. See the module.
+pub struct Pki {
+    directory: PathBuf,
+    ca: Identity,
+    now: Timestamp,
+}
+
+/// Whom a certificate is for.
+enum For<'a> {
+    Server { names: &'a [String] },
+    Client { user: &'a str, groups: &'a [&'a str] },
+}
+
+impl Pki {
+    /// Opens the directory; makes it and the CA where they are missing.
+    pub fn open(directory: &Path, now: Timestamp) -> Result<Self, PkiError> {
+        fs::create_dir_all(directory).map_err(|source| PkiError::Io {
+            doing: "create",
+            path: directory.to_path_buf(),
+            source,
+        })?;
+        let ca = match load(directory, "ca")? {
+            Some(ca) => ca,
+            None => {
+                let ca = make_ca(now)?;
+                save(directory, "ca", &ca)?;
+                ca
+            }
+        };
+        Ok(Pki {
+            directory: directory.to_path_buf(),
+            ca,
+            now,
+        })
+    }
+
+    /// The CA's certificate, for those who must trust it.
+    pub fn ca_pem(&self) -> &str {
+        &self.ca.certificate_pem
+    }
+
+    /// The server's certificate for these names and addresses.
+    pub fn server(&self, names: &[String]) -> Result<Identity, PkiError> {
+        self.identity("apiserver", &For::Server { names })
+    }
+
+    /// A client certificate, kept under `file`.
+    pub fn client(&self, file: &str, user: &str, groups: &[&str]) -> Result<Identity, PkiError> {
+        self.identity(file, &For::Client { user, groups })
+    }
+
+    /// The certificate of whoever administers the cluster.
+    pub fn admin(&self) -> Result<Identity, PkiError> {
+        self.client("admin", "kubernetes-admin", &["system:masters"])
+    }
+
+    /// A kubelet's client certificate.
+    pub fn node(&self, name: &str) -> Result<Identity, PkiError> {
+        self.client(&format!("node-{name}"), &format!("system:node:{name}"), &["system:nodes"])
+    }
+
+    /// The key that signs service-account tokens: PKCS#8 PEM and public point.
+    pub fn service_account_key(&self) -> Result<(String, Vec<u8>), PkiError> {
+        let path = self.directory.join("service-account.key");
+        let pem = match read(&path)? {
+            Some(pem) => pem,
+            None => {
+                let pem = key("the service-account key")?.serialize_pem();
+                write(&path, &pem)?;
+                pem
+            }
+        };
+        let key = KeyPair::from_pem(&pem).map_err(|e| PkiError::Unusable {
+            path,
+            what: "private key",
+            why: e.to_string(),
+        })?;
+        Ok((pem, key.public_key_raw().to_vec()))
+    }
+
+    fn identity(&self, file: &str, whom: &For<'_>) -> Result<Identity, PkiError> {
+        if let Some(kept) = load(&self.directory, file)?
+            && self.still_good(&kept, whom)
+        {
+            return Ok(kept);
+        }
+        let made = self.issue(file, whom)?;
+        save(&self.directory, file, &made)?;
+        Ok(made)
+    }
+
+    /// Ours, not about to end, and for all that is asked for.
+    fn still_good(&self, kept: &Identity, whom: &For<'_>) -> bool {
+        let Ok((_, pem)) = parse_x509_pem(kept.certificate_pem.as_bytes()) else {
+            return false;
+        };
+        let Ok((_, ca_pem)) = parse_x509_pem(self.ca.certificate_pem.as_bytes()) else {
+            return false;
+        };
+        let (Ok(certificate), Ok(ca)) = (pem.parse_x509(), ca_pem.parse_x509()) else {
+            return false;
+        };
+        let left = certificate.validity().not_after.timestamp() - self.now.as_second();
+        if certificate.verify_signature(Some(ca.public_key())).is_err() || left < RENEW_WITHIN.as_secs() {
+            return false;
+        }
+        match whom {
+            For::Client { user, groups } => {
+                let subject = certificate.subject();
+                let organizations: Vec<&str> = subject.iter_organization().filter_map(|o| o.as_str().ok()).collect();
+                subject.iter_common_name().next().and_then(|n| n.as_str().ok()) == Some(*user) && organizations == *groups
+            }
+            For::Server { names } => {
+                let Ok(Some(extension)) = certificate.subject_alternative_name() else {
+                    return false;
+                };
+                let has = |name: &String| {
+                    extension.value.general_names.iter().any(|g| match g {
+                        x509_parser::extensions::GeneralName::DNSName(n) => n == name,
+                        x509_parser::extensions::GeneralName::IPAddress(bytes) => {
+                            name.parse::<IpAddr>().is_ok_and(|ip| match ip {
+                                IpAddr::V4(v4) => *bytes == v4.octets(),
+                                IpAddr::V6(v6) => *bytes == v6.octets(),
+                            })
+                        }
+                        _ => false,
+                    })
+                };
+                names.iter().all(has)
+            }
+        }
+    }
+
+    fn issue(&self, file: &str, whom: &For<'_>) -> Result<Identity, PkiError> {
+        let make = |source| PkiError::Make {
+            what: format!("the certificate {file}"),
+            source,
+        };
+        let ca_key = KeyPair::from_pem(&self.ca.key_pem).map_err(make)?;
+        let issuer = Issuer::from_ca_cert_pem(&self.ca.certificate_pem, ca_key).map_err(make)?;
+        let mut params = CertificateParams::default();
+        let mut subject = DistinguishedName::new();
+        match whom {
+            For::Server { names } => {
+                subject.push(DnType::CommonName, "kube-apiserver");
+                for name in *names {
+                    params.subject_alt_names.push(match name.parse::<IpAddr>() {
+                        Ok(address) => SanType::IpAddress(address),
+                        Err(_) => SanType::DnsName(name.as_str().try_into().map_err(make)?),
+                    });
+                }
+                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+            }
+            For::Client { user, groups } => {
+                for group in *groups {
+                    subject.push(DnType::OrganizationName, *group);
+                }
+                subject.push(DnType::CommonName, *user);
+                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+            }
+        }
+        params.distinguished_name = subject;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+        params.use_authority_key_identifier_extension = true;
+        lifetime(&mut params, self.now, LEAF_LIFE);
+        let key = key(file)?;
+        let certificate = params.signed_by(&key, &issuer).map_err(make)?;
+        Ok(Identity {
+            certificate_pem: certificate.pem(),
+            key_pem: key.serialize_pem(),
+        })
+    }
+}
+
+/// A kubeconfig with everything in it.
+pub fn kubeconfig(server: &str, ca_pem: &str, user: &str, identity: &Identity) -> String {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    let encode = |pem: &str| STANDARD.encode(pem);
+    format!(
+        "apiVersion: v1
+kind: Config
+clusters:
+- name: knarr
+  cluster:
+    server: {server}
+    certificate-authority-data: {}
+contexts:
+- name: knarr
+  context:
+    cluster: knarr
+    user: {user}
+current-context: knarr
+users:
+- name: {user}
+  user:
+    client-certificate-data: {}
+    client-key-data: {}
+",
+        encode(ca_pem),
+        encode(&identity.certificate_pem),
+        encode(&identity.key_pem)
+    )
+}
+
+fn make_ca(now: Timestamp) -> Result<Identity, PkiError> {
+    let make = |source| PkiError::Make {
+        what: "the cluster CA".into(),
+        source,
+    };
+    let mut params = CertificateParams::default();
+    let mut subject = DistinguishedName::new();
+    subject.push(DnType::CommonName, "knarr-ca");
+    params.distinguished_name = subject;
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::CrlSign,
+        KeyUsagePurpose::DigitalSignature,
+    ];
+    lifetime(&mut params, now, CA_LIFE);
+    let key = key("the cluster CA")?;
+    let certificate = params.self_signed(&key).map_err(make)?;
+    Ok(Identity {
+        certificate_pem: certificate.pem(),
+        key_pem: key.serialize_pem(),
+    })
+}
+
+fn key(what: &str) -> Result<KeyPair, PkiError> {
+    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|source| PkiError::Make {
+        what: format!("the key of {what}"),
+        source,
+    })
+}
+
+fn lifetime(params: &mut CertificateParams, now: Timestamp, life: SignedDuration) {
+    // rcgen's times are of the `time` crate, which is reached through the default it carries.
+    let epoch = rcgen::date_time_ymd(1970, 1, 1);
+    let at = |t: Timestamp| epoch + Duration::from_secs(u64::try_from(t.as_second()).unwrap_or(0));
+    params.not_before = at(now - SKEW);
+    params.not_after = at(now + life);
+}
+
+fn load(directory: &Path, name: &str) -> Result<Option<Identity>, PkiError> {
+    let certificate = read(&directory.join(format!("{name}.crt")))?;
+    let key = read(&directory.join(format!("{name}.key")))?;
+    Ok(certificate.zip(key).map(|(certificate_pem, key_pem)| Identity {
+        certificate_pem,
+        key_pem,
+    }))
+}
+
+fn save(directory: &Path, name: &str, identity: &Identity) -> Result<(), PkiError> {
+    write(&directory.join(format!("{name}.key")), &identity.key_pem)?;
+    write(&directory.join(format!("{name}.crt")), &identity.certificate_pem)
+}
+
+fn read(path: &Path) -> Result<Option<String>, PkiError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(PkiError::Io {
+            doing: "read",
+            path: path.to_path_buf(),
+            source,
+        }),
+    }
+}
+
+/// Whole or not at all, and for its owner only.
+fn write(path: &Path, text: &str) -> Result<(), PkiError> {
+    let temporary = path.with_extension("tmp");
+    let attempt = || -> io::Result<()> {
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&temporary)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)?;
+        if let Some(directory) = path.parent() {
+            fs::File::open(directory)?.sync_all()?;
+        }
+        Ok(())
+    };
+    attempt().map_err(|source| PkiError::Io {
+        doing: "write",
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::authn::certificate_user;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn at(year: i16) -> Timestamp {
+        format!("{year}-01-01T00:00:00Z").parse().unwrap()
+    }
+
+    fn names() -> Vec<String> {
+        vec!["localhost".into(), "127.0.0.1".into()]
+    }
+
+    #[test]
+    fn what_is_there_is_kept_and_what_ends_is_renewed() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = Pki::open(directory.path(), at(2030)).unwrap();
+        let server = first.server(&names()).unwrap();
+        let again = Pki::open(directory.path(), at(2030)).unwrap();
+        assert_eq!(again.ca_pem(), first.ca_pem());
+        assert_eq!(again.server(&names()).unwrap().certificate_pem, server.certificate_pem);
+        let wider = [names(), vec!["10.0.0.1".into()]].concat();
+        assert_ne!(again.server(&wider).unwrap().certificate_pem, server.certificate_pem);
+        let later = Pki::open(directory.path(), at(2031)).unwrap();
+        assert_eq!(later.ca_pem(), first.ca_pem());
+        let kept = again.admin().unwrap();
+        assert_ne!(later.admin().unwrap().certificate_pem, kept.certificate_pem);
+        assert_eq!(later.service_account_key().unwrap().0, first.service_account_key().unwrap().0);
+    }
+
+    #[test]
+    fn certificates_name_user_and_groups_and_keys_are_private() {
+        let directory = tempfile::tempdir().unwrap();
+        let pki = Pki::open(directory.path(), at(2030)).unwrap();
+        let node = pki.node("n1").unwrap();
+        let (_, pem) = parse_x509_pem(node.certificate_pem.as_bytes()).unwrap();
+        let user = certificate_user(&pem.contents).unwrap();
+        assert_eq!(user.node(), Some("n1"));
+        let mode = fs::metadata(directory.path().join("ca.key")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn an_unreadable_directory_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        fs::write(&path, "").unwrap();
+        let error = Pki::open(&path, at(2030)).err().unwrap().to_string();
+        assert!(error.contains("file"), "{error}");
+    }
+}

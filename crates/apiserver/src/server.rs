@@ -1,0 +1,114 @@
+//! The server put together: what it is made of and how it starts.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use knarr_api::Error;
+use knarr_client::NodeDialer;
+use knarr_store::Store;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::allocation::{Allocations, ServiceRange};
+use crate::authn::StaticTokens;
+use crate::authn::service_account::Tokens;
+use crate::authz::{Authorizer, Standard};
+use crate::cache::Cache;
+use crate::http::Document;
+use crate::in_process::InProcess;
+use crate::metrics::Metrics;
+use crate::seams::{Clock, Entropy};
+use crate::user::User;
+
+/// Who issues service-account tokens, by default.
+pub const ISSUER: &str = "https://kubernetes.default.svc";
+
+/// What the server is told when it starts.
+pub struct Config {
+    /// Where clients reach it: `host:port`.
+    pub advertised: String,
+    /// Its address for the `kubernetes` Service's endpoints.
+    pub address: std::net::IpAddr,
+    pub port: u16,
+    pub service_range: ServiceRange,
+    pub static_tokens: StaticTokens,
+    /// Issuer of service-account tokens, see [`ISSUER`].
+    pub issuer: String,
+    /// Their key: PKCS#8 PEM and public point, see [`crate::pki::Pki::service_account_key`].
+    pub service_account_key: (String, Vec<u8>),
+}
+
+/// The outside world: see [`crate::seams`].
+pub struct Seams {
+    pub clock: Arc<dyn Clock>,
+    pub entropy: Arc<dyn Entropy>,
+    pub nodes: Arc<dyn NodeDialer>,
+}
+
+/// Why the server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("the store cannot be read: {0}")]
+    Store(#[from] knarr_store::Error),
+    #[error("the service-account key cannot be used: {0}")]
+    Key(String),
+    #[error("the objects every cluster has cannot be made: {0}")]
+    Bootstrap(Error),
+}
+
+/// The API server. See the crate.
+pub struct Server {
+    pub(crate) config: Config,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) entropy: Arc<dyn Entropy>,
+    pub(crate) nodes: Arc<dyn NodeDialer>,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) authorizer: Arc<dyn Authorizer>,
+    pub(crate) allocations: Allocations,
+    pub(crate) tokens: Tokens,
+    pub(crate) static_tokens: StaticTokens,
+    pub(crate) metrics: Metrics,
+    pub(crate) documents: Mutex<HashMap<String, Arc<Document>>>,
+    /// Ends the cache's feed when the server goes.
+    _feed: oneshot::Sender<()>,
+}
+
+impl Server {
+    /// Fills the cache, makes what every cluster has, and is ready to serve.
+    pub async fn new(mut config: Config, seams: Seams, store: Arc<dyn Store>) -> Result<Arc<Self>, StartError> {
+        let (pem, point) = &config.service_account_key;
+        let tokens = Tokens::new(&config.issuer, pem, point).map_err(StartError::Key)?;
+        let cache = Cache::new(store);
+        let (feed, stop) = oneshot::channel();
+        cache.start(stop).await?;
+        let static_tokens = std::mem::take(&mut config.static_tokens);
+        let server = Arc::new(Server {
+            allocations: Allocations::new(config.service_range, seams.entropy.clone()),
+            config,
+            clock: seams.clock,
+            entropy: seams.entropy,
+            nodes: seams.nodes,
+            authorizer: Arc::new(Standard { cache: cache.clone() }),
+            cache,
+            tokens,
+            static_tokens,
+            metrics: Metrics::default(),
+            documents: Mutex::default(),
+            _feed: feed,
+        });
+        server.bootstrap().await.map_err(StartError::Bootstrap)?;
+        Ok(server)
+    }
+
+    /// The cluster as `user` sees it, without HTTP in between.
+    pub fn api(
+        self: &Arc<Self>,
+        user: &str,
+        groups: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Arc<dyn knarr_client::Api> {
+        Arc::new(InProcess {
+            server: self.clone(),
+            user: User::new(user, groups).authenticated(),
+        })
+    }
+}

@@ -1,0 +1,106 @@
+//! `pods/binding`: a pod is given to a node, once (SPEC L2).
+
+use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
+use knarr_api::field::{Errors, Path};
+use knarr_api::{Error, k8s_openapi};
+use knarr_client::Preconditions;
+use serde_json::Value;
+
+use crate::http::answer::success;
+use crate::pipeline::{Ctx, Target};
+use crate::seams;
+use crate::server::Server;
+
+impl Server {
+    pub(super) async fn bind(&self, ctx: &mut Ctx, target: &Target<'_>, binding: Binding) -> Result<Value, Error> {
+        let node = &binding.target;
+        let mut mistakes = Errors::new();
+        let path = Path::new("target");
+        let kind = node.kind.clone().unwrap_or_default();
+        if !kind.is_empty() && kind != "Node" {
+            mistakes.not_supported(&path.child("kind"), kind.as_str(), &["Node", "<empty>"]);
+        }
+        if node.name.as_deref().unwrap_or("").is_empty() {
+            mistakes.required(&path.child("name"), "");
+        }
+        let name = binding.metadata.name.clone().unwrap_or_default();
+        if !mistakes.is_empty() {
+            let about = knarr_api::error::About {
+                group: "",
+                resource: "Binding",
+                name: &name,
+            };
+            return Err(Error::invalid(about, &mistakes));
+        }
+        if !name.is_empty() && name != target.name {
+            return Err(Error::bad_request("name in URL does not match name in Binding object"));
+        }
+        let preconditions = Preconditions {
+            uid: binding.metadata.uid.clone().filter(|u| !u.is_empty()),
+            resource_version: binding.metadata.resource_version.clone().filter(|v| !v.is_empty()),
+        };
+        let machine = node.name.clone().unwrap_or_default();
+        let refused = |why: String| {
+            let about = knarr_api::error::About {
+                group: "",
+                resource: "pods/binding",
+                name: target.name,
+            };
+            Err(Error::conflict(about, &why))
+        };
+        self.update(ctx, &binding_target(target), &preconditions, &mut |ctx, old| {
+            let mut pod: Pod = old.to_typed().ok_or_else(|| Error::internal("a Pod that is none"))?;
+            if pod.metadata.deletion_timestamp.is_some() {
+                return refused(format!("pod {} is being deleted, cannot be assigned to a host", target.name));
+            }
+            let spec = pod.spec.get_or_insert_default();
+            if let Some(assigned) = spec.node_name.as_deref().filter(|n| !n.is_empty()) {
+                return refused(format!("pod {} is already assigned to node {assigned:?}", target.name));
+            }
+            if spec.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty()) {
+                return refused(format!("pod {} has non-empty .spec.schedulingGates", target.name));
+            }
+            spec.node_name = Some(machine.clone());
+            let meta = &mut pod.metadata;
+            if let Some(annotations) = &binding.metadata.annotations {
+                meta.annotations.get_or_insert_default().extend(annotations.clone());
+            }
+            if let Some(labels) = &binding.metadata.labels {
+                meta.labels.get_or_insert_default().extend(labels.clone());
+            }
+            let status = pod.status.get_or_insert_default();
+            status.nominated_node_name = None;
+            scheduled(status.conditions.get_or_insert_default(), ctx.now);
+            pod.metadata.resource_version = old.metadata().resource_version.clone();
+            Ok(Box::new(pod))
+        })
+        .await?;
+        success(Some(201), None)
+    }
+}
+
+fn binding_target<'a>(target: &Target<'a>) -> Target<'a> {
+    Target {
+        subresource: "binding",
+        ..*target
+    }
+}
+
+fn scheduled(conditions: &mut Vec<PodCondition>, now: k8s_openapi::jiff::Timestamp) {
+    match conditions.iter_mut().find(|c| c.type_ == "PodScheduled") {
+        Some(c) => {
+            if c.status != "True" {
+                c.last_transition_time = Some(seams::seconds(now));
+            }
+            c.status = "True".into();
+            c.reason = None;
+            c.message = None;
+        }
+        None => conditions.push(PodCondition {
+            type_: "PodScheduled".into(),
+            status: "True".into(),
+            last_transition_time: Some(seams::seconds(now)),
+            ..PodCondition::default()
+        }),
+    }
+}

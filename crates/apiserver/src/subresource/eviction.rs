@@ -1,0 +1,223 @@
+//! `pods/eviction`: a deletion that asks the pod's disruption budget first.
+
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
+use knarr_api::selector::label::Selector;
+use knarr_api::{Error, k8s_openapi, registry};
+use knarr_client::{DeleteOptions, Preconditions, Propagation};
+use serde_json::Value;
+
+use crate::cache::change::Filter;
+use crate::http::answer::success;
+use crate::pipeline::delete::DeleteRequest;
+use crate::pipeline::{Ctx, Target};
+use crate::seams;
+use crate::server::Server;
+
+impl Server {
+    pub(super) async fn evict(&self, ctx: &mut Ctx, target: &Target<'_>, eviction: Eviction) -> Result<Value, Error> {
+        if eviction.metadata.name.as_deref() != Some(target.name) {
+            return Err(Error::bad_request("name in URL does not match name in Eviction object"));
+        }
+        let options = eviction.delete_options.unwrap_or_default();
+        ctx.dry_run |= options.dry_run.is_some_and(|d| d.iter().any(|v| v == "All"));
+        let wanted = options.preconditions.unwrap_or_default();
+        let mut request = DeleteRequest {
+            options: DeleteOptions {
+                grace_period_seconds: options.grace_period_seconds,
+                preconditions: Preconditions {
+                    uid: wanted.uid,
+                    resource_version: wanted.resource_version,
+                },
+                propagation: match options.propagation_policy.as_deref() {
+                    Some("Orphan") => Some(Propagation::Orphan),
+                    Some("Foreground") => Some(Propagation::Foreground),
+                    Some("Background") => Some(Propagation::Background),
+                    _ => None,
+                },
+            },
+            orphan_dependents: options.orphan_dependents,
+        };
+        let pod_target = Target::main(target.kind, target.namespace, target.name);
+        let object = self.get(&pod_target)?;
+        crate::pipeline::update::check_preconditions(target.kind, &request.options.preconditions, &object)?;
+        let pod: &Pod = object.get().ok_or_else(|| Error::internal("a Pod that is none"))?;
+        if !ignores_budgets(pod) {
+            let tie = self.ask_budget(ctx, pod, target.namespace).await?;
+            if tie && request.options.preconditions.resource_version.is_none() {
+                request.options.preconditions.resource_version = Some(object.revision().to_string());
+            }
+        }
+        if object.metadata().deletion_timestamp.is_none() && !ctx.dry_run {
+            self.mark_disrupted(ctx, &pod_target, &mut request).await?;
+        }
+        self.delete(ctx, &pod_target, &request).await?;
+        success(Some(201), None)
+    }
+
+    /// Asks the one budget that covers the pod, and takes one disruption from it. True where the pod must not have
+    /// changed by the time it is deleted.
+    async fn ask_budget(&self, ctx: &mut Ctx, pod: &Pod, namespace: &str) -> Result<bool, Error> {
+        let kind = &registry::POD_DISRUPTION_BUDGET;
+        let all = self.cache.of(kind)?.list(&Filter::everything(kind, namespace));
+        let mut covering = Vec::new();
+        for object in &all {
+            let Some(budget) = object.get::<PodDisruptionBudget>() else { continue };
+            let selector = budget.spec.as_ref().and_then(|s| s.selector.as_ref());
+            let covers = selector.is_some_and(|s| {
+                // A selector that does not parse covers nothing, as for the disruption controller.
+                Selector::from_label_selector(s).is_ok_and(|s| s.matches(pod.metadata.labels.as_ref()))
+            });
+            if covers {
+                covering.push(budget);
+            }
+        }
+        let budget = match covering.as_slice() {
+            [] => return Ok(false),
+            [one] => *one,
+            _ => {
+                return Err(Error::new(
+                    500,
+                    "",
+                    "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+                ));
+            }
+        };
+        if !is_ready(pod) {
+            let status = budget.status.clone().unwrap_or_default();
+            let always = budget.spec.as_ref().and_then(|s| s.unhealthy_pod_eviction_policy.as_deref()) == Some("AlwaysAllow");
+            let desired = status.desired_healthy.unwrap_or(0);
+            if always || (status.current_healthy.unwrap_or(0) >= desired && desired > 0) {
+                return Ok(true);
+            }
+        }
+        let name = budget.metadata.name.clone().unwrap_or_default();
+        let pod_name = pod.metadata.name.clone().unwrap_or_default();
+        let target = Target {
+            subresource: "status",
+            ..Target::main(kind, namespace, &name)
+        };
+        self.update(ctx, &target, &Preconditions::default(), &mut |ctx, old| {
+            let mut budget: PodDisruptionBudget = old
+                .to_typed()
+                .ok_or_else(|| Error::internal("a PodDisruptionBudget that is none"))?;
+            take_one(&mut budget, &pod_name, ctx.now)?;
+            Ok(Box::new(budget))
+        })
+        .await?;
+        Ok(false)
+    }
+
+    /// Says on the pod why it goes (condition DisruptionTarget), before it does.
+    async fn mark_disrupted(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        request: &mut DeleteRequest,
+    ) -> Result<(), Error> {
+        let status = Target {
+            subresource: "status",
+            ..*target
+        };
+        let preconditions = request.options.preconditions.clone();
+        let marked = self
+            .update(ctx, &status, &preconditions, &mut |ctx, old| {
+                let mut pod: Pod = old.to_typed().ok_or_else(|| Error::internal("a Pod that is none"))?;
+                let conditions = pod.status.get_or_insert_default().conditions.get_or_insert_default();
+                if !conditions.iter().any(|c| c.type_ == "DisruptionTarget" && c.status == "True") {
+                    conditions.retain(|c| c.type_ != "DisruptionTarget");
+                    conditions.push(PodCondition {
+                        type_: "DisruptionTarget".into(),
+                        status: "True".into(),
+                        reason: Some("EvictionByEvictionAPI".into()),
+                        message: Some("Eviction API: evicting".into()),
+                        last_transition_time: Some(seams::seconds(ctx.now)),
+                        ..PodCondition::default()
+                    });
+                }
+                Ok(Box::new(pod))
+            })
+            .await?;
+        if request.options.preconditions.resource_version.is_some() {
+            request.options.preconditions.resource_version = Some(marked.revision().to_string());
+        }
+        Ok(())
+    }
+}
+
+fn ignores_budgets(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("");
+    matches!(phase, "Succeeded" | "Failed" | "Pending") || pod.metadata.deletion_timestamp.is_some()
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+/// How many evictions may wait for the disruption controller to confirm them.
+const DISRUPTED_PODS_MAX: usize = 2000;
+
+fn take_one(budget: &mut PodDisruptionBudget, pod: &str, now: k8s_openapi::jiff::Timestamp) -> Result<(), Error> {
+    let name = budget.metadata.name.clone().unwrap_or_default();
+    let generation = budget.metadata.generation.unwrap_or(0);
+    let status = budget.status.get_or_insert_default();
+    if status.observed_generation.unwrap_or(0) < generation {
+        let mut error = Error::too_many_requests("Cannot evict pod as it would violate the pod's disruption budget.", 10);
+        add_cause(
+            &mut error,
+            format!("The disruption budget {name} is still being processed by the server."),
+        );
+        return Err(error);
+    }
+    let about = knarr_api::error::About {
+        group: "policy",
+        resource: "poddisruptionbudget",
+        name: &name,
+    };
+    let allowed = status.disruptions_allowed.unwrap_or(0);
+    let (current, desired) = (status.current_healthy.unwrap_or(0), status.desired_healthy.unwrap_or(0));
+    if allowed < 0 {
+        return Err(Error::forbidden(about, "pdb disruptions allowed is negative"));
+    }
+    if status.disrupted_pods.as_ref().is_some_and(|p| p.len() > DISRUPTED_PODS_MAX) {
+        return Err(Error::forbidden(
+            about,
+            "DisruptedPods map too big - too many evictions not confirmed by PDB controller",
+        ));
+    }
+    if allowed == 0 {
+        let condition = status.conditions.iter().flatten().find(|c| c.type_ == "DisruptionAllowed" && c.status == "False");
+        let why = match condition {
+            Some(c) if c.reason == "SyncFailed" && !c.message.is_empty() => {
+                format!("The disruption budget {name} does not allow evicting pods currently because it failed sync: {}", c.message)
+            }
+            _ if current <= desired => {
+                format!("The disruption budget {name} needs {desired} healthy pods and has {current} currently")
+            }
+            Some(c) if !c.message.is_empty() => format!(
+                "The disruption budget {name} does not allow evicting pods currently ({}): {}",
+                c.reason, c.message
+            ),
+            _ => format!("The disruption budget {name} does not allow evicting pods currently"),
+        };
+        let mut error = Error::too_many_requests("Cannot evict pod as it would violate the pod's disruption budget.", 0);
+        add_cause(&mut error, why);
+        return Err(error);
+    }
+    status.disruptions_allowed = Some(allowed - 1);
+    status
+        .disrupted_pods
+        .get_or_insert_default()
+        .insert(pod.to_string(), seams::seconds(now));
+    Ok(())
+}
+
+fn add_cause(error: &mut Error, message: String) {
+    error.status_mut().details.get_or_insert_default().causes = Some(vec![StatusCause {
+        reason: Some("DisruptionBudget".into()),
+        message: Some(message),
+        field: None,
+    }]);
+}

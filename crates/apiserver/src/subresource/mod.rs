@@ -1,0 +1,116 @@
+//! Subresources: parts of an object with a door of their own, one file a door.
+
+mod binding;
+mod eviction;
+mod node_stream;
+mod review;
+mod scale;
+mod token;
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use http::header::CONTENT_TYPE;
+use knarr_api::{Error, registry};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::http::Http;
+use crate::http::answer::Answer;
+use crate::pipeline::decode::{decode, to_json};
+use crate::pipeline::patch::PatchBody;
+use crate::pipeline::{Ctx, Target, not_allowed, not_served};
+use crate::server::Server;
+
+/// Subresources that read and write the object itself, as one of its parts.
+const PARTS: [&str; 5] = ["status", "ephemeralcontainers", "resize", "approval", "finalize"];
+
+impl Server {
+    /// A request for a subresource that the kind has.
+    pub(crate) async fn subresource(
+        self: &Arc<Self>,
+        ctx: &mut Ctx,
+        http: &mut Http,
+        target: &Target<'_>,
+    ) -> Result<Answer, Error> {
+        let Some(served) = target.kind.subresource(target.subresource) else {
+            return Err(not_served());
+        };
+        if !served.verbs.contains(&http.info.verb) {
+            return Err(not_allowed());
+        }
+        match target.subresource {
+            part if PARTS.contains(&part) => self.part(ctx, http, target).await,
+            "scale" => self.scale(ctx, http, target).await,
+            "log" | "exec" | "attach" | "portforward" | "proxy" => self.node_stream(ctx, http, target).await,
+            "binding" | "eviction" | "token" => {
+                let options = http.query.write("CreateOptions")?;
+                ctx.dry_run = options.dry_run;
+                let json = to_json(served.kind, &http.header(CONTENT_TYPE).to_string(), http.body().await?)?;
+                let body = serde_json::from_slice(&json).map_err(|e| {
+                    Error::bad_request(format!(
+                        "the object provided is unrecognized (must be of type {}): {e}",
+                        served.kind
+                    ))
+                })?;
+                let answer = self.create_subresource(ctx, target, body).await?;
+                Ok(Answer::Document(StatusCode::CREATED, answer))
+            }
+            _ => Err(not_served()),
+        }
+    }
+
+    async fn part(&self, ctx: &mut Ctx, http: &mut Http, target: &Target<'_>) -> Result<Answer, Error> {
+        let object = match http.info.verb {
+            "get" => self.get(target)?,
+            "update" => {
+                let options = http.query.write("UpdateOptions")?;
+                ctx.dry_run = options.dry_run;
+                let kind = target.kind;
+                let json = to_json(kind.kind, &http.header(CONTENT_TYPE).to_string(), http.body().await?)?;
+                let object = decode(ctx, kind, &json, options.validation)?;
+                self.put(ctx, target, object).await?.object
+            }
+            _ => {
+                let options = http.query.write("PatchOptions")?;
+                ctx.dry_run = options.dry_run;
+                let content_type = http.header(CONTENT_TYPE).to_string();
+                let body = PatchBody::parse(&content_type, &http.body().await?)?;
+                self.patch(ctx, target, &body, options.validation).await?
+            }
+        };
+        Ok(Answer::Object(StatusCode::OK, object))
+    }
+
+    /// `binding`, `eviction` and `token`: documents in, documents out.
+    pub(crate) async fn create_subresource(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        body: Value,
+    ) -> Result<Value, Error> {
+        match target.subresource {
+            "binding" if *target.kind == registry::POD => self.bind(ctx, target, read("Binding", body)?).await,
+            "eviction" if *target.kind == registry::POD => self.evict(ctx, target, read_eviction(body)?).await,
+            "token" if *target.kind == registry::SERVICE_ACCOUNT => {
+                self.token(ctx, target, read("TokenRequest", body)?)
+            }
+            _ => Err(not_served()),
+        }
+    }
+}
+
+fn read<T: DeserializeOwned>(kind: &str, body: Value) -> Result<T, Error> {
+    serde_json::from_value(body)
+        .map_err(|e| Error::bad_request(format!("{kind} in version \"v1\" cannot be handled as a {kind}: {e}")))
+}
+
+/// The older version says the same.
+fn read_eviction(mut body: Value) -> Result<k8s_openapi::api::policy::v1::Eviction, Error> {
+    if body.get("apiVersion").and_then(Value::as_str) == Some("policy/v1beta1") {
+        body["apiVersion"] = "policy/v1".into();
+    }
+    read("Eviction", body)
+}
+
+use knarr_api::k8s_openapi;

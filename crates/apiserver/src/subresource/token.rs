@@ -1,0 +1,155 @@
+//! `serviceaccounts/token`: a token for an account, for a time, for some audiences, bound to something or not.
+
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestStatus};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::SignedDuration;
+use knarr_api::error::About;
+use knarr_api::field::{Errors, Path};
+use knarr_api::{Error, Kind, k8s_openapi, registry};
+use serde_json::Value;
+
+use crate::authn::service_account::{Bound, Reference};
+use crate::pipeline::{Ctx, Target};
+use crate::seams;
+use crate::server::Server;
+
+const SECONDS_DEFAULT: i64 = 3600;
+const SECONDS_MIN: i64 = 600;
+const SECONDS_MAX: i64 = 1 << 32;
+/// What pods' own tokens ask for; they get a year, and are to be renewed within the hour.
+const PROJECTED_SECONDS: i64 = 3607;
+const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;
+
+const ABOUT: About<'static> = About {
+    group: "authentication.k8s.io",
+    resource: "TokenRequest",
+    name: "",
+};
+
+impl Server {
+    pub(super) fn token(&self, ctx: &Ctx, target: &Target<'_>, mut request: TokenRequest) -> Result<Value, Error> {
+        let meta = &mut request.metadata;
+        let mut mistakes = Errors::new();
+        for (field, given, is) in [
+            ("name", &meta.name, target.name),
+            ("namespace", &meta.namespace, target.namespace),
+        ] {
+            if let Some(given) = given.as_deref().filter(|g| !g.is_empty() && *g != is) {
+                let what = if field == "name" { "name" } else { "namespace" };
+                mistakes.invalid(
+                    &Path::new("metadata").child(field),
+                    given,
+                    format!("must match the service account {what} if specified"),
+                );
+            }
+        }
+        let account = self.get(&Target::main(target.kind, target.namespace, target.name))?;
+        meta.name = Some(account.name().to_string());
+        meta.namespace = Some(account.namespace().to_string());
+        meta.uid = Some(account.uid().to_string());
+        meta.creation_timestamp = Some(seams::seconds(ctx.now));
+        let spec = request.spec.get_or_insert_default();
+        if spec.audiences.is_empty() {
+            spec.audiences = self.tokens.default_audiences().to_vec();
+        }
+        let seconds = spec.expiration_seconds.unwrap_or(SECONDS_DEFAULT);
+        spec.expiration_seconds = Some(seconds);
+        let path = Path::new("spec").child("expirationSeconds");
+        if seconds < SECONDS_MIN {
+            mistakes.invalid(&path, seconds, "may not specify a duration less than 10 minutes");
+        }
+        if seconds > SECONDS_MAX {
+            mistakes.invalid(&path, seconds, "may not specify a duration larger than 2^32 seconds");
+        }
+        if !mistakes.is_empty() {
+            return Err(Error::invalid(ABOUT, &mistakes));
+        }
+        let mut bound = Bound {
+            namespace: account.namespace().to_string(),
+            serviceaccount: Reference {
+                name: account.name().to_string(),
+                uid: account.uid().to_string(),
+            },
+            pod: None,
+            secret: None,
+            node: None,
+        };
+        if let Some(to) = &spec.bound_object_ref {
+            self.bind_to(&mut bound, to)?;
+        }
+        let lives = if bound.pod.is_some() && seconds == PROJECTED_SECONDS { EXTENDED_SECONDS } else { seconds };
+        let id = seams::uid(&*self.entropy);
+        let token = self
+            .tokens
+            .sign(bound, spec.audiences.clone(), ctx.now, lives, id)
+            .map_err(Error::internal)?;
+        let unbound = spec.bound_object_ref.is_none();
+        request.status = Some(TokenRequestStatus {
+            expiration_timestamp: Some(seams::seconds(ctx.now + SignedDuration::from_secs(seconds))),
+            token: Some(token),
+        });
+        let mut document = serde_json::to_value(&request).map_err(Error::internal)?;
+        // Go has no way to leave this one out.
+        if unbound {
+            document["spec"]["boundObjectRef"] = Value::Null;
+        }
+        Ok(document)
+    }
+
+    fn bind_to(&self, bound: &mut Bound, to: &BoundObjectReference) -> Result<(), Error> {
+        let name = to.name.clone().unwrap_or_default();
+        let (version, kind) = (to.api_version.as_deref().unwrap_or(""), to.kind.as_deref().unwrap_or(""));
+        let lookup = |kind: &'static Kind, namespace: &str| self.get(&Target::main(kind, namespace, &name));
+        let found = match (version, kind) {
+            ("v1", "Pod") => {
+                let object = lookup(&registry::POD, &bound.namespace)?;
+                let spec = object.get::<Pod>().and_then(|p| p.spec.clone()).unwrap_or_default();
+                let account = &bound.serviceaccount.name;
+                if spec.service_account_name.as_ref() != Some(account) {
+                    return Err(Error::bad_request(format!(
+                        "cannot bind token for serviceaccount {account:?} to pod running with different serviceaccount name."
+                    )));
+                }
+                bound.pod = Some(reference(&object));
+                bound.node = spec.node_name.filter(|n| !n.is_empty()).map(|name| Reference {
+                    uid: self.cache.get(&registry::NODE, "", &name).map_or(String::new(), |n| n.uid().to_string()),
+                    name,
+                });
+                object
+            }
+            ("v1", "Secret") => {
+                let object = lookup(&registry::SECRET, &bound.namespace)?;
+                bound.secret = Some(reference(&object));
+                object
+            }
+            ("v1", "Node") => {
+                let object = lookup(&registry::NODE, "")?;
+                bound.node = Some(reference(&object));
+                object
+            }
+            _ => {
+                let (group, version) = version.split_once('/').unwrap_or(("", version));
+                return Err(Error::bad_request(format!(
+                    "cannot bind token to object of type {group}/{version}, Kind={kind}"
+                )));
+            }
+        };
+        match to.uid.as_deref().filter(|u| !u.is_empty()) {
+            Some(uid) if uid != found.uid() => Err(Error::conflict(
+                About { name: &name, ..ABOUT },
+                &format!(
+                    "the UID in the bound object reference ({uid}) does not match the UID in record. \
+The object might have been deleted and then recreated"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn reference(object: &knarr_api::Object) -> Reference {
+    Reference {
+        name: object.name().to_string(),
+        uid: object.uid().to_string(),
+    }
+}

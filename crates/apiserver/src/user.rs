@@ -1,0 +1,61 @@
+//! Who asks.
+
+/// An authenticated identity, as Kubernetes' `user.Info`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    pub name: String,
+    pub uid: String,
+    pub groups: Vec<String>,
+    /// More about it, such as the pod a service-account token is bound to.
+    pub extra: std::collections::BTreeMap<String, Vec<String>>,
+}
+
+pub const MASTERS: &str = "system:masters";
+pub const AUTHENTICATED: &str = "system:authenticated";
+pub const UNAUTHENTICATED: &str = "system:unauthenticated";
+pub const NODES: &str = "system:nodes";
+pub const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
+
+impl User {
+    pub fn new(name: impl Into<String>, groups: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        User {
+            name: name.into(),
+            groups: groups.into_iter().map(Into::into).collect(),
+            ..User::default()
+        }
+    }
+
+    pub fn anonymous() -> Self {
+        User::new("system:anonymous", [UNAUTHENTICATED])
+    }
+
+    /// Adds the group that everybody who is known has.
+    pub fn authenticated(mut self) -> Self {
+        if !self.is_in(AUTHENTICATED) {
+            self.groups.push(AUTHENTICATED.into());
+        }
+        self
+    }
+
+    pub fn is_in(&self, group: &str) -> bool {
+        self.groups.iter().any(|g| g == group)
+    }
+
+    /// The node it is, for `system:node:<name>` in group `system:nodes`.
+    pub fn node(&self) -> Option<&str> {
+        self.name.strip_prefix("system:node:").filter(|_| self.is_in(NODES))
+    }
+
+    pub fn service_account(namespace: &str, name: &str, uid: &str) -> Self {
+        User {
+            name: format!("system:serviceaccount:{namespace}:{name}"),
+            uid: uid.to_string(),
+            groups: vec![
+                SERVICE_ACCOUNTS.into(),
+                format!("{SERVICE_ACCOUNTS}:{namespace}"),
+                AUTHENTICATED.into(),
+            ],
+            ..User::default()
+        }
+    }
+}

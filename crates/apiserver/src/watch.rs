@@ -1,0 +1,226 @@
+//! Watches: the state there was, what happened since, what happens now, and bookmarks in between.
+//!
+//! Everybody shares the encoding of an event. A watcher that cannot keep up is dropped and resumes from where
+//! it was; its connection never holds up a write.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use knarr_api::field::{Errors, Path};
+use knarr_api::{Error, Kind, Object};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+
+use crate::cache::Cache;
+use crate::cache::change::{Change, Filter, Told};
+use crate::pipeline::read::{ListQuery, bad_revision, invalid_options, unsupported_match};
+use crate::server::Server;
+
+/// How often a watcher that asked for bookmarks gets one.
+const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
+/// A watch without a timeout of its own ends between this and twice this, so that connections spread.
+const DEFAULT_TIMEOUT_SECONDS: u64 = 1800;
+
+/// What a watch asks for.
+#[derive(Clone, Debug, Default)]
+pub struct WatchQuery {
+    pub list: ListQuery,
+    pub timeout_seconds: Option<u64>,
+    pub bookmarks: bool,
+    pub send_initial_events: Option<bool>,
+}
+
+/// What a watcher is given.
+#[derive(Debug)]
+pub enum Item {
+    /// The object as it is told; with the change it came of, unless it was there at the beginning.
+    Event(Told, Arc<Object>, Option<Arc<Change>>),
+    /// All up to this revision has been told.
+    Bookmark { revision: u64, initial_events_end: bool },
+}
+
+/// A running watch. Dropping it ends it.
+pub struct Watcher {
+    cache: Arc<Cache>,
+    pub filter: Filter,
+    after: u64,
+    pending: VecDeque<Item>,
+    missed: VecDeque<Arc<Change>>,
+    changes: mpsc::Receiver<Arc<Change>>,
+    bookmarks: Option<Interval>,
+    deadline: Option<Instant>,
+}
+
+impl Server {
+    /// Begins a watch.
+    pub(crate) async fn watch(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        query: &WatchQuery,
+    ) -> Result<Watcher, Error> {
+        validate(query)?;
+        let mut list = query.list.clone();
+        if !name.is_empty() {
+            let and = if list.field_selector.is_empty() { "" } else { "," };
+            list.field_selector = format!("{}{and}metadata.name={name}", list.field_selector);
+        }
+        let filter = self.filter(kind, namespace, &list)?;
+        let version = match list.resource_version.as_str() {
+            "" => 0,
+            text => text.parse().map_err(|_| {
+                Error::bad_request(format!("invalid resource version: {}", bad_revision(text)))
+            })?,
+        };
+        let initial = query.send_initial_events == Some(true);
+        if initial {
+            self.wait_for_revision(version).await?;
+        }
+        let now = self.cache.revision();
+        let after = match (query.send_initial_events, version) {
+            (Some(true), _) | (None, 0) => None,
+            (Some(false), 0) => Some(now),
+            (_, version) => Some(version),
+        };
+        let mut watcher = self.follow(filter, after)?;
+        if query.bookmarks {
+            if initial {
+                watcher.pending.push_back(Item::Bookmark {
+                    revision: watcher.after,
+                    initial_events_end: true,
+                });
+            }
+            let mut ticks = tokio::time::interval_at(Instant::now() + BOOKMARK_EVERY, BOOKMARK_EVERY);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            watcher.bookmarks = Some(ticks);
+        }
+        let seconds = query.timeout_seconds.filter(|s| *s > 0).unwrap_or_else(|| {
+            let mut spread = [0; 8];
+            self.entropy.fill(&mut spread);
+            DEFAULT_TIMEOUT_SECONDS + u64::from_le_bytes(spread) % DEFAULT_TIMEOUT_SECONDS
+        });
+        watcher.deadline = Some(Instant::now() + Duration::from_secs(seconds));
+        Ok(watcher)
+    }
+
+    /// A watch without end or bookmarks: of the state there is and what follows (`None`), or of what follows `after`.
+    pub(crate) fn follow(&self, filter: Filter, after: Option<u64>) -> Result<Watcher, Error> {
+        // Read first: all kinds are at least here, and this one at its own last change.
+        let revision = self.cache.revision();
+        let subscription = self.cache.of(filter.kind)?.subscribe(&filter, after)?;
+        let mut pending = VecDeque::with_capacity(subscription.initial.len());
+        for object in subscription.initial {
+            pending.push_back(Item::Event(Told::Added, object, None));
+        }
+        Ok(Watcher {
+            cache: self.cache.clone(),
+            filter,
+            after: after.unwrap_or(revision.max(subscription.revision)),
+            pending,
+            missed: subscription.missed.into(),
+            changes: subscription.changes,
+            bookmarks: None,
+            deadline: None,
+        })
+    }
+}
+
+impl Watcher {
+    /// How much of the state at the beginning is still to be told.
+    pub fn initial_len(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// The revision that the state at the beginning had.
+    pub fn revision(&self) -> u64 {
+        self.after
+    }
+
+    /// The next item; `None` at the end, be it because time is up or because it fell behind.
+    pub async fn next(&mut self) -> Option<Item> {
+        loop {
+            if let Some(item) = self.pending.pop_front() {
+                return Some(item);
+            }
+            if let Some(change) = self.missed.pop_front() {
+                if let Some(item) = self.told(change) {
+                    return Some(item);
+                }
+                continue;
+            }
+            let deadline = self.deadline;
+            let tick = async {
+                match &mut self.bookmarks {
+                    Some(ticks) => {
+                        ticks.tick().await;
+                    }
+                    None => std::future::pending().await,
+                }
+            };
+            let end = async {
+                match deadline {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                change = self.changes.recv() => {
+                    let change = change?;
+                    if let Some(item) = self.told(change) {
+                        return Some(item);
+                    }
+                }
+                () = end => return None,
+                () = tick => {
+                    let revision = self.cache.revision();
+                    // The cache hands out changes before it advances: with none waiting, all up to here were told.
+                    match self.changes.try_recv() {
+                        Ok(change) => self.missed.push_back(change),
+                        Err(_) => return Some(Item::Bookmark { revision, initial_events_end: false }),
+                    }
+                }
+            }
+        }
+    }
+
+    fn told(&self, change: Arc<Change>) -> Option<Item> {
+        if change.revision <= self.after && self.after > 0 {
+            return None;
+        }
+        let (told, object) = change.seen(&self.filter)?;
+        Some(Item::Event(told, object.clone(), Some(change)))
+    }
+}
+
+fn validate(query: &WatchQuery) -> Result<(), Error> {
+    let mut mistakes = Errors::new();
+    let list = &query.list;
+    let path = Path::new("resourceVersionMatch");
+    let m = list.resource_version_match.as_str();
+    match query.send_initial_events {
+        None if !m.is_empty() => {
+            mistakes.forbidden(&path, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
+        }
+        None => {}
+        Some(_) => {
+            if m.is_empty() || m != "NotOlderThan" {
+                if m.is_empty() || m == "Exact" {
+                    mistakes.forbidden(&path, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
+                } else {
+                    mistakes.push(unsupported_match(m));
+                }
+            }
+            if !list.continue_token.is_empty() {
+                mistakes.forbidden(&Path::new("continue"), "sendInitialEvents is forbidden with continue");
+            }
+        }
+    }
+    if mistakes.is_empty() {
+        Ok(())
+    } else {
+        Err(invalid_options("ListOptions", &mistakes))
+    }
+}

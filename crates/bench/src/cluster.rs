@@ -1,0 +1,405 @@
+//! The one-node benchmarks: a `knarr up` with real containerd, driven through its HTTPS API by kube-rs.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::report::{Report, Target, percentile};
+
+/// How long anything may take before the benchmark gives up.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Single pods created and deleted one after the other.
+const SINGLES: usize = 20;
+/// Pods created at once.
+const MANY: usize = 30;
+/// How long idle CPU is measured.
+const IDLE: Duration = Duration::from_secs(20);
+
+type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
+
+/// A running `knarr up` in a temporary directory.
+struct Cluster {
+    dir: tempfile::TempDir,
+    child: Child,
+    args: Vec<String>,
+    knarr: PathBuf,
+    port: u16,
+}
+
+impl Cluster {
+    fn start() -> Result<Cluster> {
+        let knarr = std::env::current_exe()?.with_file_name("knarr");
+        let dir = tempfile::Builder::new()
+            .prefix("knarr-bench-")
+            .tempdir_in("/tmp")?;
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let kubelet = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let args = [
+            "--data-dir",
+            &path("d"),
+            "--kubeconfig",
+            &path("kubeconfig"),
+            "--listen",
+            &format!("127.0.0.1:{port}"),
+            "--kubelet-listen",
+            &format!("127.0.0.1:{kubelet}"),
+            "--bridge",
+            &format!("knb{port}"),
+            "--pod-cidr",
+            "10.199.0.0/24",
+            "--node-name",
+            "bench",
+        ]
+        .map(str::to_string)
+        .to_vec();
+        let log = std::fs::File::create(dir.path().join("log"))?;
+        let child = Command::new(&knarr)
+            .arg("up")
+            .args(&args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()?;
+        Ok(Cluster {
+            dir,
+            child,
+            args,
+            knarr,
+            port,
+        })
+    }
+
+    fn kubeconfig(&self) -> PathBuf {
+        self.dir.path().join("kubeconfig")
+    }
+
+    /// kill -9, and the same again: for a start with everything in place.
+    fn restart(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        let log = std::fs::File::options()
+            .append(true)
+            .open(self.dir.path().join("log"))?;
+        self.child = Command::new(&self.knarr)
+            .arg("up")
+            .args(&self.args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()?;
+        Ok(())
+    }
+
+    /// Until the API answers its port and is ready; then until the node is. In ms.
+    async fn ready(&mut self, since: Instant) -> Result<(f64, f64)> {
+        let port = self.port;
+        self.wait("the API's port", || async move {
+            tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok()
+        })
+        .await?;
+        let client = loop {
+            if let Ok(client) = client(&self.kubeconfig()).await
+                && client
+                    .request_text(http::Request::get("/readyz").body(Vec::new())?)
+                    .await
+                    .is_ok_and(|t| t == "ok")
+            {
+                break client;
+            }
+            self.alive(since)?;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        };
+        let api_ready = ms(since);
+        let nodes: Api<Node> = Api::all(client);
+        loop {
+            let ready = nodes.list(&ListParams::default()).await?.items.iter().any(|n| {
+                let conditions = n.status.iter().flat_map(|s| s.conditions.iter().flatten());
+                conditions
+                    .into_iter()
+                    .any(|c| c.type_ == "Ready" && c.status == "True")
+            });
+            if ready {
+                return Ok((api_ready, ms(since)));
+            }
+            self.alive(since)?;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn alive(&mut self, since: Instant) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            return Err(format!("knarr ended ({status}):\n{}", self.log()).into());
+        }
+        if since.elapsed() > LIMIT {
+            return Err(format!("not ready within {} s:\n{}", LIMIT.as_secs(), self.log()).into());
+        }
+        Ok(())
+    }
+
+    async fn wait<F: Future<Output = bool>>(
+        &mut self,
+        _what: &str,
+        mut holds: impl FnMut() -> F,
+    ) -> Result<()> {
+        let since = Instant::now();
+        while !holds().await {
+            self.alive(since)?;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// Resident memory of knarr itself (without containerd), MB.
+    fn memory_mb(&self) -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let kib = status
+            .lines()
+            .find_map(|l| l.strip_prefix("VmRSS:"))
+            .and_then(|v| v.trim().trim_end_matches(" kB").parse::<f64>().ok());
+        Ok(kib.ok_or("no VmRSS")? * 1024.0 / 1e6)
+    }
+
+    /// CPU time used so far by knarr itself, seconds.
+    fn cpu_seconds(&self) -> Result<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+        // utime and stime, in ticks of 1/100 s (USER_HZ).
+        let ticks = |i: usize| {
+            fields
+                .get(i)
+                .and_then(|f| f.parse::<f64>().ok())
+                .ok_or("no CPU time")
+        };
+        Ok((ticks(11)? + ticks(12)?) / 100.0)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let ended = Command::new(&self.knarr)
+            .arg("down")
+            .args(&self.args)
+            .arg("--wipe")
+            .output();
+        if !ended.is_ok_and(|out| out.status.success()) {
+            eprintln!("the benchmark's cluster did not end cleanly");
+        }
+        // Gone already is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+async fn client(kubeconfig: &Path) -> Result<kube::Client> {
+    let config = kube::Config::from_custom_kubeconfig(
+        Kubeconfig::read_from(kubeconfig)?,
+        &KubeConfigOptions::default(),
+    )
+    .await?;
+    Ok(kube::Client::try_from(config)?)
+}
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1000.0
+}
+
+/// Serves until TERM, and ends at once on it.
+fn pod(name: &str) -> Result<Pod> {
+    Ok(serde_json::from_value(json!({
+        "metadata": { "name": name, "labels": { "bench": "pods" } },
+        "spec": {
+            "automountServiceAccountToken": false,
+            "containers": [{
+                "name": "c", "image": "localhost/knarr/busybox:1",
+                "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait; done"],
+            }],
+        },
+    }))?)
+}
+
+/// Creates pods at once; ms until each is Running, then deletes them; ms until each is gone.
+async fn cycle(pods: &Api<Pod>, names: &[String]) -> Result<(Vec<f64>, Vec<f64>)> {
+    let from = pods
+        .list_metadata(&ListParams::default().limit(1))
+        .await?
+        .metadata
+        .resource_version
+        .unwrap_or_default();
+    let watch = WatchParams::default().labels("bench=pods").timeout(280);
+    let events = pods.watch(&watch, &from).await?;
+    let mut events = std::pin::pin!(events);
+    let begin = Instant::now();
+    let created = names.iter().map(|n| async move {
+        Ok::<_, Box<dyn std::error::Error>>(pods.create(&PostParams::default(), &pod(n)?).await?)
+    });
+    futures::future::try_join_all(created).await?;
+    let mut running = BTreeMap::new();
+    while running.len() < names.len() {
+        match tokio::time::timeout(LIMIT, events.try_next()).await?? {
+            Some(WatchEvent::Added(p) | WatchEvent::Modified(p)) => {
+                let all_run = p
+                    .status
+                    .as_ref()
+                    .is_some_and(|s| s.phase.as_deref() == Some("Running"));
+                if all_run && let Some(name) = p.metadata.name {
+                    running.entry(name).or_insert_with(|| ms(begin));
+                }
+            }
+            Some(WatchEvent::Error(e)) => return Err(e.message.clone().into()),
+            Some(_) => {}
+            None => return Err("the watch ended".into()),
+        }
+    }
+    let begin = Instant::now();
+    futures::future::try_join_all(
+        names
+            .iter()
+            .map(|n| async move { pods.delete(n, &DeleteParams::default()).await }),
+    )
+    .await?;
+    let mut gone = BTreeMap::new();
+    while gone.len() < names.len() {
+        match tokio::time::timeout(LIMIT, events.try_next()).await?? {
+            Some(WatchEvent::Deleted(p)) => {
+                gone.insert(p.metadata.name.unwrap_or_default(), ms(begin));
+            }
+            Some(WatchEvent::Error(e)) => return Err(e.message.clone().into()),
+            Some(_) => {}
+            None => return Err("the watch ended".into()),
+        }
+    }
+    Ok((running.into_values().collect(), gone.into_values().collect()))
+}
+
+/// Process start to API and node ready.
+pub async fn start() -> Result<Vec<Report>> {
+    let mut report = Report::new(
+        "start",
+        "process start to /readyz ok and to node Ready, embedded store; first start makes the CA, later ones (p50 of 5, after kill -9) find everything in place",
+    );
+    let begin = Instant::now();
+    let mut cluster = Cluster::start()?;
+    let (api, node) = cluster.ready(begin).await?;
+    report
+        .figure("first start to API ready", api, "ms")
+        .target(Target::AtMost(300.0))
+        .kubernetes(2400.0);
+    report
+        .figure("first start to node Ready", node, "ms")
+        .target(Target::AtMost(1500.0));
+    let (mut apis, mut nodes) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        let begin = Instant::now();
+        cluster.restart()?;
+        let (api, node) = cluster.ready(begin).await?;
+        apis.push(api);
+        nodes.push(node);
+    }
+    report
+        .figure("later start to API ready, p50", percentile(&mut apis, 50.0), "ms")
+        .target(Target::AtMost(300.0));
+    report
+        .figure(
+            "later start to node Ready, p50",
+            percentile(&mut nodes, 50.0),
+            "ms",
+        )
+        .target(Target::AtMost(1500.0));
+    Ok(vec![report])
+}
+
+/// Pods on one node: singly, thirty at once, and what knarr itself costs.
+pub async fn pods() -> Result<Vec<Report>> {
+    let mut cluster = Cluster::start()?;
+    cluster.ready(Instant::now()).await?;
+    let pods: Api<Pod> = Api::namespaced(client(&cluster.kubeconfig()).await?, "default");
+
+    let mut cost = Report::new(
+        "cost",
+        format!(
+            "resident memory and CPU of the knarr process, containerd not counted; idle over {} s",
+            IDLE.as_secs()
+        ),
+    );
+    let before = (cluster.cpu_seconds()?, Instant::now());
+    tokio::time::sleep(IDLE).await;
+    let idle = (cluster.cpu_seconds()? - before.0) / before.1.elapsed().as_secs_f64() * 100.0;
+    cost.figure("idle CPU of a core", idle, "%")
+        .target(Target::AtMost(1.0));
+    cost.figure("memory idle", cluster.memory_mb()?, "MB")
+        .target(Target::AtMost(60.0))
+        .kubernetes(576.0);
+
+    let mut single = Report::new(
+        "pod",
+        format!(
+            "{SINGLES} pods one after the other, image present, process obeys TERM; seen through a watch over HTTPS"
+        ),
+    );
+    let (mut ups, mut downs) = (Vec::new(), Vec::new());
+    for i in 0..SINGLES {
+        let (up, down) = cycle(&pods, &[format!("single-{i}")]).await?;
+        ups.extend(up);
+        downs.extend(down);
+    }
+    single
+        .figure("create to Running, p50", percentile(&mut ups, 50.0), "ms")
+        .target(Target::AtMost(200.0))
+        .kubernetes(220.0);
+    single.figure("create to Running, p99", percentile(&mut ups, 99.0), "ms");
+    single
+        .figure("delete to gone, p50", percentile(&mut downs, 50.0), "ms")
+        .target(Target::AtMost(200.0))
+        .kubernetes(780.0);
+    single.figure("delete to gone, p99", percentile(&mut downs, 99.0), "ms");
+
+    let mut many = Report::new(
+        "pods",
+        format!("{MANY} pods at once on one node, image present, processes obey TERM"),
+    );
+    let names: Vec<String> = (0..MANY).map(|i| format!("many-{i}")).collect();
+    let (mut up, mut down) = cycle(&pods, &names).await?;
+    many.figure("all Running", percentile(&mut up, 100.0), "ms")
+        .target(Target::AtMost(3500.0))
+        .kubernetes(4300.0);
+    many.figure("all gone", percentile(&mut down, 100.0), "ms")
+        .target(Target::AtMost(2000.0))
+        .kubernetes(3700.0);
+
+    let kept: Vec<String> = (0..MANY).map(|i| format!("kept-{i}")).collect();
+    keep(&pods, &kept).await?;
+    cost.figure(format!("memory with {MANY} pods"), cluster.memory_mb()?, "MB")
+        .target(Target::AtMost(80.0));
+    Ok(vec![single, many, cost])
+}
+
+/// Creates pods and waits until all run.
+async fn keep(pods: &Api<Pod>, names: &[String]) -> Result<()> {
+    for name in names {
+        pods.create(&PostParams::default(), &pod(name)?).await?;
+    }
+    let begin = Instant::now();
+    let selected = ListParams::default()
+        .labels("bench=pods")
+        .fields("status.phase=Running");
+    while pods.list(&selected).await?.items.len() < names.len() {
+        if begin.elapsed() > LIMIT {
+            return Err("the pods do not run".into());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
+}

@@ -1,1 +1,0 @@
-//! knarr-bench

@@ -1,0 +1,335 @@
+//! What a component reads from: the objects of one kind as of some revision, shared by everybody in the process.
+//!
+//! A [`Store`] is written by one informer only. Whoever subscribes is told of every change after the store shows it;
+//! a change is an edge ("look again"), what is then done follows from what the store holds. When
+//! [`Store::reached`] says a revision, its changes have been shown *and* told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use knarr_api::registry::Registered;
+use knarr_api::{Kind, Object, ObjectKey, Shared};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+
+/// One change of one object.
+#[derive(Clone, Debug)]
+pub enum Change {
+    Added(Arc<Object>),
+    Modified { old: Arc<Object>, new: Arc<Object> },
+    Deleted(Arc<Object>),
+}
+
+impl Change {
+    pub fn old(&self) -> Option<&Arc<Object>> {
+        match self {
+            Change::Added(_) => None,
+            Change::Modified { old, .. } | Change::Deleted(old) => Some(old),
+        }
+    }
+
+    pub fn new(&self) -> Option<&Arc<Object>> {
+        match self {
+            Change::Added(new) | Change::Modified { new, .. } => Some(new),
+            Change::Deleted(_) => None,
+        }
+    }
+
+    /// The object as it is, or as it was when it went.
+    pub fn object(&self) -> &Arc<Object> {
+        match self {
+            Change::Added(object) | Change::Modified { new: object, .. } | Change::Deleted(object) => object,
+        }
+    }
+}
+
+/// Under which values an object is found besides its key.
+#[derive(Clone, Copy)]
+pub struct Index {
+    pub name: &'static str,
+    pub value: fn(&Object) -> Option<String>,
+}
+
+/// By the uid of the owner that controls it; what nobody controls is found under [`orphans_of`] its namespace.
+/// Every store has it.
+pub const CONTROLLER: Index = Index {
+    name: "controller",
+    value: |object| {
+        let owners = object.metadata().owner_references.as_deref().unwrap_or_default();
+        let controller = owners.iter().find(|owner| owner.controller == Some(true));
+        Some(controller.map_or_else(|| orphans_of(object.namespace()), |owner| owner.uid.clone()))
+    },
+};
+
+/// The value of [`CONTROLLER`] for the objects of a namespace that nobody controls. No uid holds a slash.
+pub fn orphans_of(namespace: &str) -> String {
+    format!("/{namespace}")
+}
+
+/// Pods by the node they are bound to; those that are not bound are found under `""`.
+pub const NODE_NAME: Index = Index {
+    name: "spec.nodeName",
+    value: |object| {
+        let pod: &knarr_api::k8s_openapi::api::core::v1::Pod = object.get()?;
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        Some(node.unwrap_or_default())
+    },
+};
+
+type Handler = Box<dyn Fn(&Change) + Send + Sync>;
+type Buckets = BTreeMap<String, BTreeSet<ObjectKey>>;
+
+#[derive(Default)]
+struct Content {
+    objects: BTreeMap<ObjectKey, Arc<Object>>,
+    /// In the order of [`Store::indexes`].
+    indexes: Vec<Buckets>,
+}
+
+/// The objects of one kind. See the module.
+pub struct Store {
+    kind: &'static Kind,
+    indexes: Vec<Index>,
+    content: RwLock<Content>,
+    /// Held over a change and its telling, so that a new subscriber misses nothing and hears nothing twice.
+    handlers: Mutex<Vec<Handler>>,
+    /// Revision up to which everything was shown; `None` until the first full picture is there.
+    reached: watch::Sender<Option<u64>>,
+}
+
+impl Store {
+    pub fn new(kind: &'static Kind, more_indexes: &[Index]) -> Self {
+        let mut indexes = vec![CONTROLLER];
+        indexes.extend_from_slice(more_indexes);
+        Store {
+            kind,
+            content: RwLock::new(Content {
+                objects: BTreeMap::new(),
+                indexes: vec![Buckets::new(); indexes.len()],
+            }),
+            indexes,
+            handlers: Mutex::new(Vec::new()),
+            reached: watch::Sender::new(None),
+        }
+    }
+
+    pub fn kind(&self) -> &'static Kind {
+        self.kind
+    }
+
+    pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        let key = ObjectKey::new(namespace, name);
+        self.content.read().objects.get(&key).cloned()
+    }
+
+    /// In the order of their keys; all namespaces if `namespace` is empty.
+    pub fn list(&self, namespace: &str) -> Vec<Arc<Object>> {
+        let content = self.content.read();
+        if namespace.is_empty() {
+            return content.objects.values().cloned().collect();
+        }
+        content
+            .objects
+            .range(ObjectKey::new(namespace, "")..)
+            .take_while(|(key, _)| key.namespace == namespace)
+            .map(|(_, object)| object.clone())
+            .collect()
+    }
+
+    /// The objects with this value in the index of this name, in the order of their keys; none where the store
+    /// has no such index.
+    pub fn by_index(&self, index: &str, value: &str) -> Vec<Arc<Object>> {
+        let content = self.content.read();
+        let Some(at) = self.indexes.iter().position(|i| i.name == index) else {
+            return Vec::new();
+        };
+        let keys = content.indexes[at].get(value);
+        keys.into_iter()
+            .flatten()
+            .filter_map(|key| content.objects.get(key).cloned())
+            .collect()
+    }
+
+    pub fn len(&self) -> usize {
+        self.content.read().objects.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Calls `handler` for every object there is, as `Added`, and then for every change, one at a time, in order.
+    /// It runs on the informer's task and must not block.
+    pub fn subscribe(&self, handler: impl Fn(&Change) + Send + Sync + 'static) {
+        let mut handlers = self.handlers.lock();
+        for object in self.list("") {
+            handler(&Change::Added(object));
+        }
+        handlers.push(Box::new(handler));
+    }
+
+    /// Forgets every subscriber (they often hold what holds this store).
+    pub fn unsubscribe_all(&self) {
+        self.handlers.lock().clear();
+    }
+
+    /// The revision up to which everything was shown; `None` until the first full picture is there.
+    pub fn reached(&self) -> Option<u64> {
+        *self.reached.borrow()
+    }
+
+    /// Waits for the first full picture.
+    pub async fn synced(&self) {
+        self.wait_until(|store| store.reached().is_some()).await;
+    }
+
+    /// Waits until everything up to `revision` was shown and told.
+    pub async fn wait_for(&self, revision: u64) {
+        self.wait_until(|store| store.reached().is_some_and(|r| r >= revision))
+            .await;
+    }
+
+    /// Waits until the store shows something; asks again after each change.
+    pub async fn wait_until(&self, shows: impl Fn(&Store) -> bool) {
+        let mut reached = self.reached.subscribe();
+        while !shows(self) {
+            if reached.changed().await.is_err() {
+                unreachable!("the sender is this store's own");
+            }
+        }
+    }
+
+    /// Takes in an object as it now is.
+    pub(crate) fn apply(&self, new: &Arc<Object>) {
+        let key = ObjectKey::of(new);
+        let handlers = self.handlers.lock();
+        let old = {
+            let mut content = self.content.write();
+            let old = content.objects.insert(key.clone(), new.clone());
+            self.reindex(&mut content, &key, old.as_deref(), Some(new));
+            old
+        };
+        let tell = |change: Change| handlers.iter().for_each(|handler| handler(&change));
+        match old {
+            None => tell(Change::Added(new.clone())),
+            Some(old) if old.revision() == new.revision() && old.uid() == new.uid() => {}
+            // The end of the first one was missed.
+            Some(old) if old.uid() != new.uid() => {
+                tell(Change::Deleted(old));
+                tell(Change::Added(new.clone()));
+            }
+            Some(old) => tell(Change::Modified {
+                old,
+                new: new.clone(),
+            }),
+        }
+    }
+
+    /// Takes in that an object has gone; `last` is what it was then, where that is known.
+    pub(crate) fn remove(&self, key: &ObjectKey, last: Option<&Arc<Object>>) {
+        let handlers = self.handlers.lock();
+        let old = {
+            let mut content = self.content.write();
+            let old = content.objects.remove(key);
+            self.reindex(&mut content, key, old.as_deref(), None);
+            old
+        };
+        if let Some(old) = old {
+            let change = Change::Deleted(last.cloned().unwrap_or(old));
+            handlers.iter().for_each(|handler| handler(&change));
+        }
+    }
+
+    /// Removes what is not among `keys`.
+    pub(crate) fn retain(&self, keys: &BTreeSet<ObjectKey>) {
+        let gone: Vec<ObjectKey> = {
+            let content = self.content.read();
+            content
+                .objects
+                .keys()
+                .filter(|k| !keys.contains(k))
+                .cloned()
+                .collect()
+        };
+        for key in gone {
+            self.remove(&key, None);
+        }
+    }
+
+    pub(crate) fn advance(&self, revision: u64) {
+        self.reached.send_if_modified(|reached| {
+            let further = reached.is_none_or(|r| r < revision);
+            if further {
+                *reached = Some(revision);
+            }
+            further
+        });
+    }
+
+    fn reindex(&self, content: &mut Content, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
+        for (index, buckets) in self.indexes.iter().zip(&mut content.indexes) {
+            let was = old.and_then(index.value);
+            let is = new.and_then(index.value);
+            if was == is {
+                continue;
+            }
+            if let Some(was) = was
+                && let Some(keys) = buckets.get_mut(&was)
+            {
+                keys.remove(key);
+                if keys.is_empty() {
+                    buckets.remove(&was);
+                }
+            }
+            if let Some(is) = is {
+                buckets.entry(is).or_default().insert(key.clone());
+            }
+        }
+    }
+}
+
+/// A [`Store`] with its Rust type.
+pub struct Cache<T> {
+    store: Arc<Store>,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Cache<T> {
+    fn clone(&self) -> Self {
+        Cache {
+            store: self.store.clone(),
+            of: PhantomData,
+        }
+    }
+}
+
+impl<T: Registered> Cache<T> {
+    /// `None` if the store is another kind's.
+    pub fn new(store: Arc<Store>) -> Option<Self> {
+        (store.kind() == T::kind_of()).then_some(Cache {
+            store,
+            of: PhantomData,
+        })
+    }
+
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    pub fn get(&self, namespace: &str, name: &str) -> Option<Shared<T>> {
+        self.store.get(namespace, name).and_then(|o| Shared::new(o).ok())
+    }
+
+    pub fn list(&self, namespace: &str) -> Vec<Shared<T>> {
+        typed(self.store.list(namespace))
+    }
+
+    pub fn by_index(&self, index: &str, value: &str) -> Vec<Shared<T>> {
+        typed(self.store.by_index(index, value))
+    }
+}
+
+fn typed<T: 'static>(objects: Vec<Arc<Object>>) -> Vec<Shared<T>> {
+    objects.into_iter().filter_map(|o| Shared::new(o).ok()).collect()
+}

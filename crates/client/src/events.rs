@@ -1,0 +1,464 @@
+//! Recording what happened to an object: core/v1 Events, repeated ones counted, floods cut off.
+//!
+//! [`Correlator`] decides (as client-go's: the same event again raises `count`; more than ten different messages of one
+//! reason within ten minutes become one "(combined from similar events)"; an object may have 25 events at once and
+//! then one every five minutes). [`EventRecorder`] writes, in the background: recording never waits and never fails its
+//! caller. An event that cannot be written is lost, with a line in the log.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{AnyObject, Kind, Object};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tracing::{debug, warn};
+
+use crate::api::{Api, Patch};
+use crate::clock::Clock;
+
+/// Events that wait to be written; what comes on top is dropped (client-go's broadcaster keeps 1000).
+const QUEUE: usize = 1000;
+/// Correlation entries kept, the least recently used go first (client-go: 4096).
+const ENTRIES: usize = 4096;
+/// Different messages of one kind of event before they are combined, and within which time.
+const COMBINE_AFTER: usize = 10;
+const COMBINE_WITHIN_SECONDS: f64 = 600.0;
+/// The token bucket of each source and object.
+const BURST: f64 = 25.0;
+const REFILL_PER_SECOND: f64 = 1.0 / 300.0;
+/// Where events about cluster-scoped objects stand.
+const CLUSTER_NAMESPACE: &str = "default";
+
+/// Whether an event tells of something ordinary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventType {
+    Normal,
+    Warning,
+}
+
+impl EventType {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EventType::Normal => "Normal",
+            EventType::Warning => "Warning",
+        }
+    }
+}
+
+/// What refers to `object`, for an event about it.
+pub fn reference(object: &Object) -> ObjectReference {
+    reference_to(object.kind(), object.typed())
+}
+
+/// The same for a value that is not an [`Object`] yet.
+pub fn reference_to(kind: &Kind, object: &dyn AnyObject) -> ObjectReference {
+    let meta = object.metadata();
+    ObjectReference {
+        api_version: Some(kind.api_version()),
+        kind: Some(kind.kind.to_string()),
+        namespace: meta.namespace.clone(),
+        name: meta.name.clone(),
+        uid: meta.uid.clone(),
+        resource_version: meta.resource_version.clone(),
+        field_path: None,
+    }
+}
+
+/// What is to be written.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Write {
+    Create(Event),
+    /// The event was written before; raise its count (if it has gone meanwhile: create it).
+    Count(Event),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Similar {
+    component: String,
+    instance: String,
+    about: [String; 5],
+    field_path: String,
+    type_: String,
+    reason: String,
+}
+
+struct Combining {
+    messages: BTreeSet<String>,
+    last: Timestamp,
+    used: u64,
+}
+
+struct Written {
+    name: String,
+    count: i32,
+    first: Timestamp,
+    used: u64,
+}
+
+struct Bucket {
+    tokens: f64,
+    filled: Timestamp,
+    used: u64,
+}
+
+/// Decides what becomes of an event. See the module.
+#[derive(Default)]
+pub struct Correlator {
+    combining: BTreeMap<Similar, Combining>,
+    written: BTreeMap<(Similar, String), Written>,
+    buckets: BTreeMap<(String, [String; 5]), Bucket>,
+    used: u64,
+    last_nanos: i128,
+}
+
+fn seconds_between(earlier: Timestamp, later: Timestamp) -> f64 {
+    later.duration_since(earlier).as_secs_f64()
+}
+
+fn bound<K: Ord + Clone, V>(map: &mut BTreeMap<K, V>, used: fn(&V) -> u64) {
+    if map.len() > ENTRIES {
+        let oldest = map.iter().min_by_key(|(_, v)| used(v)).map(|(k, _)| k.clone());
+        if let Some(oldest) = oldest {
+            map.remove(&oldest);
+        }
+    }
+}
+
+impl Correlator {
+    /// `event` has everything but name, count and times. `None`: too many of this object, drop it.
+    pub fn correlate(&mut self, mut event: Event, now: Timestamp) -> Option<Write> {
+        self.used += 1;
+        let used = self.used;
+        let similar = similar(&event);
+        let message = event.message.clone().unwrap_or_default();
+
+        let combining = self
+            .combining
+            .entry(similar.clone())
+            .or_insert_with(|| Combining {
+                messages: BTreeSet::new(),
+                last: now,
+                used,
+            });
+        if seconds_between(combining.last, now) > COMBINE_WITHIN_SECONDS {
+            combining.messages.clear();
+        }
+        combining.last = now;
+        combining.used = used;
+        combining.messages.insert(message.clone());
+        let combined = combining.messages.len() >= COMBINE_AFTER;
+        if combined {
+            // It need not remember more than that there were many.
+            combining.messages.pop_last();
+            event.message = Some(format!("(combined from similar events): {message}"));
+        }
+        bound(&mut self.combining, |c| c.used);
+
+        if !self.take_token(&similar, now) {
+            return None;
+        }
+
+        // All combined ones are one event, whatever their messages.
+        let key = (similar, if combined { String::new() } else { message });
+        let known = self.written.get_mut(&key);
+        let again = known.is_some();
+        let (name, count, first) = match known {
+            Some(written) => {
+                written.count = written.count.saturating_add(1);
+                written.used = used;
+                (written.name.clone(), written.count, written.first)
+            }
+            None => {
+                let name = self.fresh_name(event.involved_object.name.as_deref().unwrap_or(""), now);
+                let written = Written {
+                    name: name.clone(),
+                    count: 1,
+                    first: now,
+                    used,
+                };
+                self.written.insert(key, written);
+                bound(&mut self.written, |w| w.used);
+                (name, 1, now)
+            }
+        };
+        event.metadata.name = Some(name);
+        event.count = Some(count);
+        event.first_timestamp = Some(Time(first));
+        event.last_timestamp = Some(Time(now));
+        Some(if again {
+            Write::Count(event)
+        } else {
+            Write::Create(event)
+        })
+    }
+
+    /// `name.` and the time in hexadecimal nanoseconds, never the same twice.
+    fn fresh_name(&mut self, name: &str, now: Timestamp) -> String {
+        self.last_nanos = now.as_nanosecond().max(self.last_nanos + 1);
+        format!("{name}.{:x}", self.last_nanos)
+    }
+
+    fn take_token(&mut self, similar: &Similar, now: Timestamp) -> bool {
+        let used = self.used;
+        let key = (
+            format!("{}/{}", similar.component, similar.instance),
+            similar.about.clone(),
+        );
+        let bucket = self.buckets.entry(key).or_insert(Bucket {
+            tokens: BURST,
+            filled: now,
+            used,
+        });
+        let refill = seconds_between(bucket.filled, now).max(0.0) * REFILL_PER_SECOND;
+        bucket.tokens = (bucket.tokens + refill).min(BURST);
+        bucket.filled = now;
+        bucket.used = used;
+        let granted = bucket.tokens >= 1.0;
+        if granted {
+            bucket.tokens -= 1.0;
+        }
+        bound(&mut self.buckets, |b| b.used);
+        granted
+    }
+}
+
+fn similar(event: &Event) -> Similar {
+    let text = |s: &Option<String>| s.clone().unwrap_or_default();
+    let about = &event.involved_object;
+    let source = event.source.clone().unwrap_or_default();
+    Similar {
+        component: text(&source.component),
+        instance: text(&source.host),
+        about: [
+            text(&about.kind),
+            text(&about.namespace),
+            text(&about.name),
+            text(&about.uid),
+            text(&about.api_version),
+        ],
+        field_path: text(&about.field_path),
+        type_: text(&event.type_),
+        reason: text(&event.reason),
+    }
+}
+
+struct Recorded {
+    component: String,
+    about: ObjectReference,
+    type_: EventType,
+    reason: String,
+    message: String,
+}
+
+/// Records events under one component's name. Cheap to clone; see the module.
+#[derive(Clone)]
+pub struct EventRecorder {
+    component: String,
+    queue: mpsc::Sender<Recorded>,
+}
+
+impl EventRecorder {
+    /// Begins the background task, which ends with the last recorder. `component` such as `deployment-controller`;
+    /// `host` is the node's name for a kubelet, else empty. Needs a tokio runtime.
+    pub fn new(api: Arc<dyn Api>, component: &str, host: &str, clock: Arc<dyn Clock>) -> Self {
+        let (queue, recorded) = mpsc::channel(QUEUE);
+        tokio::spawn(write_all(api, host.to_string(), clock, recorded));
+        EventRecorder {
+            component: component.to_string(),
+            queue,
+        }
+    }
+
+    /// The same task under another component's name.
+    pub fn with_component(&self, component: &str) -> Self {
+        EventRecorder {
+            component: component.to_string(),
+            queue: self.queue.clone(),
+        }
+    }
+
+    pub fn event(&self, about: &ObjectReference, type_: EventType, reason: &str, message: impl Into<String>) {
+        let recorded = Recorded {
+            component: self.component.clone(),
+            about: about.clone(),
+            type_,
+            reason: reason.to_string(),
+            message: message.into(),
+        };
+        if self.queue.try_send(recorded).is_err() {
+            debug!(reason, "event dropped: too many wait to be written");
+        }
+    }
+}
+
+async fn write_all(
+    api: Arc<dyn Api>,
+    host: String,
+    clock: Arc<dyn Clock>,
+    mut recorded: mpsc::Receiver<Recorded>,
+) {
+    let mut correlator = Correlator::default();
+    while let Some(recorded) = recorded.recv().await {
+        let event = new_event(recorded, &host);
+        if let Some(write) = correlator.correlate(event, clock.now()) {
+            if let Err(error) = write_one(&*api, write).await {
+                // A namespace that is going refuses them; that is no news.
+                if error.code() == 403 {
+                    debug!(%error, "event not recorded");
+                } else {
+                    warn!(%error, "event not recorded");
+                }
+            }
+        }
+    }
+}
+
+fn new_event(recorded: Recorded, host: &str) -> Event {
+    let Recorded {
+        component,
+        about,
+        type_,
+        reason,
+        message,
+    } = recorded;
+    let namespace = about.namespace.clone().filter(|n| !n.is_empty());
+    let host = (!host.is_empty()).then(|| host.to_string());
+    Event {
+        metadata: ObjectMeta {
+            namespace: Some(namespace.unwrap_or_else(|| CLUSTER_NAMESPACE.to_string())),
+            ..ObjectMeta::default()
+        },
+        involved_object: about,
+        type_: Some(type_.as_str().to_string()),
+        reason: Some(reason),
+        message: Some(message),
+        source: Some(EventSource {
+            component: Some(component.clone()),
+            host: host.clone(),
+        }),
+        reporting_component: Some(component),
+        reporting_instance: Some(host.unwrap_or_default()),
+        ..Event::default()
+    }
+}
+
+async fn write_one(api: &dyn Api, write: Write) -> knarr_api::Result<()> {
+    let event = match write {
+        Write::Create(event) => event,
+        Write::Count(mut event) => {
+            let patch = json!({
+                "count": event.count,
+                "message": event.message,
+                "lastTimestamp": event.last_timestamp,
+            });
+            let namespace = event.metadata.namespace.as_deref().unwrap_or("");
+            let name = event.metadata.name.as_deref().unwrap_or("");
+            match api
+                .patch(&registry::EVENT, namespace, name, "", Patch::Merge(patch))
+                .await
+            {
+                Err(error) if error.is_not_found() => {
+                    event.metadata.resource_version = None;
+                    event
+                }
+                result => return result.map(drop),
+            }
+        }
+    };
+    api.create(&registry::EVENT, Box::new(event)).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(message: &str) -> Event {
+        new_event(
+            Recorded {
+                component: "test".into(),
+                about: ObjectReference {
+                    kind: Some("Pod".into()),
+                    namespace: Some("default".into()),
+                    name: Some("web".into()),
+                    uid: Some("1".into()),
+                    ..ObjectReference::default()
+                },
+                type_: EventType::Normal,
+                reason: "Pulled".into(),
+                message: message.into(),
+            },
+            "",
+        )
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + second).unwrap()
+    }
+
+    #[test]
+    fn the_same_event_again_raises_the_count_of_the_first() {
+        let mut correlator = Correlator::default();
+        let Some(Write::Create(first)) = correlator.correlate(event("a"), at(0)) else {
+            panic!("the first is created");
+        };
+        let Some(Write::Count(second)) = correlator.correlate(event("a"), at(5)) else {
+            panic!("the second is counted");
+        };
+        assert_eq!(first.metadata.name, second.metadata.name);
+        assert_eq!(first.metadata.name.as_deref(), Some("web.17979cfe362a0000"));
+        assert_eq!((first.count, second.count), (Some(1), Some(2)));
+        assert_eq!(second.first_timestamp, Some(Time(at(0))));
+        assert_eq!(second.last_timestamp, Some(Time(at(5))));
+    }
+
+    #[test]
+    fn different_events_at_the_same_moment_get_different_names() {
+        let mut correlator = Correlator::default();
+        let names: BTreeSet<_> = ["a", "b", "c"]
+            .into_iter()
+            .filter_map(|m| correlator.correlate(event(m), at(0)))
+            .map(|w| match w {
+                Write::Create(e) | Write::Count(e) => e.metadata.name,
+            })
+            .collect();
+        assert_eq!(names.len(), 3);
+    }
+
+    #[test]
+    fn many_messages_of_one_reason_become_one_event() {
+        let mut correlator = Correlator::default();
+        for n in 0..9 {
+            let write = correlator.correlate(event(&format!("message {n}")), at(n));
+            assert!(matches!(write, Some(Write::Create(_))), "message {n}: {write:?}");
+        }
+        let Some(Write::Create(combined)) = correlator.correlate(event("message 9"), at(9)) else {
+            panic!("the combined event is new");
+        };
+        assert_eq!(
+            combined.message.as_deref(),
+            Some("(combined from similar events): message 9")
+        );
+        let Some(Write::Count(again)) = correlator.correlate(event("message 10"), at(10)) else {
+            panic!("the next one counts");
+        };
+        assert_eq!(again.metadata.name, combined.metadata.name);
+        // Quiet for ten minutes: single again.
+        let write = correlator.correlate(event("message 11"), at(700));
+        assert!(matches!(write, Some(Write::Create(e)) if e.message.as_deref() == Some("message 11")));
+    }
+
+    #[test]
+    fn an_object_has_25_events_and_then_one_every_five_minutes() {
+        let mut correlator = Correlator::default();
+        let written = |c: &mut Correlator, second| c.correlate(event("a"), at(second)).is_some();
+        assert_eq!((0..40).filter(|_| written(&mut correlator, 0)).count(), 25);
+        assert!(!written(&mut correlator, 290));
+        assert!(written(&mut correlator, 301));
+        assert!(!written(&mut correlator, 302));
+    }
+}

@@ -1,0 +1,515 @@
+//! An [`Api`] in memory, for tests of components that do not need the real one.
+//!
+//! It has one revision counter, preconditions, finalizers, graceful deletion (by the kind's rules), generated names,
+//! label and field selectors and watches with history; it has no admission, no validation and no storage. Times
+//! come from the [`Clock`] handed in, uids and generated names from a counter: the same requests give the same objects.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use knarr_api::k8s_openapi;
+use knarr_api::selector;
+use knarr_api::strategy::{Deletion, Part};
+use knarr_api::{AnyObject, Error, Kind, Object, ObjectKey, Result};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use crate::api::{
+    Api, DeleteOptions, List, ListOptions, Patch, Propagation, WatchEvent, WatchOptions, WatchStream,
+};
+use crate::clock::Clock;
+
+/// What is asked, as an interceptor sees it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// `create`, `update`, `patch`, `delete`, `get`, `list`, `watch`.
+    pub verb: &'static str,
+    pub kind: &'static Kind,
+    pub namespace: String,
+    /// The name, or the generateName of a create without a name.
+    pub name: String,
+    pub subresource: String,
+}
+
+type Interceptor = Box<dyn FnMut(&Request) -> Option<Error> + Send>;
+/// Group and plural, then namespace and name.
+type Place = (&'static str, &'static str, ObjectKey);
+
+struct Watcher {
+    kind: &'static Kind,
+    filter: Filter,
+    events: mpsc::UnboundedSender<Result<WatchEvent>>,
+}
+
+#[derive(Default)]
+struct State {
+    revision: u64,
+    names: u64,
+    objects: BTreeMap<Place, Arc<Object>>,
+    /// Every change with its revision; the object before and after.
+    history: Vec<Told>,
+    watchers: Vec<Watcher>,
+    interceptors: Vec<Interceptor>,
+    requests: Vec<Request>,
+}
+
+#[derive(Clone)]
+struct Told {
+    revision: u64,
+    old: Option<Arc<Object>>,
+    new: Arc<Object>,
+    deleted: bool,
+}
+
+/// See the module.
+pub struct FakeApi {
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+}
+
+#[derive(Clone)]
+struct Filter {
+    namespace: String,
+    labels: selector::label::Selector,
+    fields: selector::field::Selector,
+}
+
+impl Filter {
+    fn new(kind: &Kind, namespace: &str, labels: &str, fields: &str) -> Result<Self> {
+        Ok(Filter {
+            namespace: namespace.to_string(),
+            labels: selector::label::Selector::parse(labels).map_err(Error::bad_request)?,
+            fields: selector::field::Selector::parse(kind, fields)?,
+        })
+    }
+
+    fn matches(&self, object: &Object) -> bool {
+        (self.namespace.is_empty() || self.namespace == object.namespace())
+            && self.labels.matches(object.metadata().labels.as_ref())
+            && self.fields.matches(object.kind(), object.typed())
+    }
+
+    /// What a watcher with this filter hears.
+    fn event(&self, told: &Told) -> Option<WatchEvent> {
+        let was = told.old.as_ref().is_some_and(|o| self.matches(o));
+        let is = !told.deleted && self.matches(&told.new);
+        match (was, is) {
+            (false, true) => Some(WatchEvent::Added(told.new.clone())),
+            (true, true) => Some(WatchEvent::Modified(told.new.clone())),
+            (true, false) => Some(WatchEvent::Deleted(told.new.clone())),
+            (false, false) => None,
+        }
+    }
+}
+
+fn place(kind: &'static Kind, namespace: &str, name: &str) -> Place {
+    (kind.group, kind.plural, ObjectKey::new(namespace, name))
+}
+
+impl State {
+    fn ask(&mut self, request: Request) -> Result<()> {
+        self.requests.push(request.clone());
+        for interceptor in &mut self.interceptors {
+            if let Some(error) = interceptor(&request) {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn find(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
+        let object = self.objects.get(&place(kind, namespace, name)).cloned();
+        object.ok_or_else(|| Error::not_found(kind.about(name)))
+    }
+
+    fn tell(&mut self, told: Told) {
+        let kind = told.new.kind();
+        self.watchers.retain(|watcher| {
+            if watcher.kind != kind {
+                return !watcher.events.is_closed();
+            }
+            match watcher.filter.event(&told) {
+                Some(event) => watcher.events.send(Ok(event)).is_ok(),
+                None => !watcher.events.is_closed(),
+            }
+        });
+        self.history.push(told);
+    }
+
+    fn write(&mut self, kind: &'static Kind, mut typed: Box<dyn AnyObject>) -> Arc<Object> {
+        self.revision += 1;
+        let stored = Object::encode_for_store(&mut *typed);
+        let object = Arc::new(Object::from_stored(kind, typed, &stored, self.revision));
+        let old = self
+            .objects
+            .insert(place(kind, object.namespace(), object.name()), object.clone());
+        self.tell(Told {
+            revision: self.revision,
+            old,
+            new: object.clone(),
+            deleted: false,
+        });
+        object
+    }
+
+    fn erase(&mut self, kind: &'static Kind, mut typed: Box<dyn AnyObject>) -> Arc<Object> {
+        self.revision += 1;
+        let stored = Object::encode_for_store(&mut *typed);
+        let object = Arc::new(Object::from_stored(kind, typed, &stored, self.revision));
+        let old = self
+            .objects
+            .remove(&place(kind, object.namespace(), object.name()));
+        self.tell(Told {
+            revision: self.revision,
+            old,
+            new: object.clone(),
+            deleted: true,
+        });
+        object
+    }
+}
+
+impl FakeApi {
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        FakeApi {
+            clock,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Asked before every request from now on; an error it gives is the request's answer.
+    pub fn intercept(&self, interceptor: impl FnMut(&Request) -> Option<Error> + Send + 'static) {
+        self.state.lock().interceptors.push(Box::new(interceptor));
+    }
+
+    /// Everything that was asked so far, refused or not.
+    pub fn requests(&self) -> Vec<Request> {
+        self.state.lock().requests.clone()
+    }
+
+    /// Ends every watch there is. With `forget`, history goes too: taking a watch up again answers `Expired`.
+    pub fn break_watches(&self, forget: bool) {
+        let mut state = self.state.lock();
+        state.watchers.clear();
+        if forget {
+            state.history.clear();
+        }
+    }
+
+    /// Changes a stored object behind every component's back, as a user or another component would.
+    pub async fn edit<T: knarr_api::registry::Registered>(
+        &self,
+        namespace: &str,
+        name: &str,
+        subresource: &str,
+        edit: impl FnOnce(&mut T) + Send,
+    ) -> Result<Arc<Object>> {
+        let mut typed: T = {
+            let object = self.state.lock().find(T::kind_of(), namespace, name)?;
+            object
+                .to_typed()
+                .ok_or_else(|| Error::internal("stored under another kind's name"))?
+        };
+        edit(&mut typed);
+        self.update(T::kind_of(), Box::new(typed), subresource).await
+    }
+}
+
+fn request(
+    verb: &'static str,
+    kind: &'static Kind,
+    namespace: &str,
+    name: &str,
+    subresource: &str,
+) -> Request {
+    Request {
+        verb,
+        kind,
+        namespace: namespace.to_string(),
+        name: name.to_string(),
+        subresource: subresource.to_string(),
+    }
+}
+
+fn ready_to_go(object: &dyn AnyObject) -> bool {
+    let meta = object.metadata();
+    meta.deletion_timestamp.is_some()
+        && meta.deletion_grace_period_seconds.unwrap_or(0) == 0
+        && meta.finalizers.as_ref().is_none_or(Vec::is_empty)
+}
+
+#[async_trait]
+impl Api for FakeApi {
+    async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
+        let mut state = self.state.lock();
+        state.ask(request("get", kind, namespace, name, ""))?;
+        state.find(kind, namespace, name)
+    }
+
+    async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
+        let mut state = self.state.lock();
+        state.ask(request("list", kind, &options.namespace, "", ""))?;
+        let filter = Filter::new(
+            kind,
+            &options.namespace,
+            &options.label_selector,
+            &options.field_selector,
+        )?;
+        let items = state
+            .objects
+            .values()
+            .filter(|o| o.kind() == kind && filter.matches(o));
+        let limit = if options.limit == 0 {
+            usize::MAX
+        } else {
+            options.limit
+        };
+        Ok(List {
+            resource_version: state.revision,
+            items: items.take(limit).cloned().collect(),
+            continue_token: String::new(),
+        })
+    }
+
+    async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
+        let mut state = self.state.lock();
+        state.ask(request("watch", kind, &options.namespace, "", ""))?;
+        let filter = Filter::new(
+            kind,
+            &options.namespace,
+            &options.label_selector,
+            &options.field_selector,
+        )?;
+        let (events, stream) = mpsc::unbounded_channel();
+        // The receiver is right here: sending cannot fail.
+        let send = |event| {
+            let _ = events.send(Ok(event));
+        };
+        match options.after {
+            None => {
+                let objects = state.objects.values().filter(|o| o.kind() == kind);
+                for object in objects.filter(|o| filter.matches(o)) {
+                    send(WatchEvent::Added(object.clone()));
+                }
+                send(WatchEvent::Bookmark(state.revision));
+            }
+            Some(after) => {
+                let first = state.history.first().map_or(state.revision, |t| t.revision - 1);
+                if after < first {
+                    return Err(Error::expired(format!(
+                        "too old resource version: {after} ({first})"
+                    )));
+                }
+                let missed = state
+                    .history
+                    .iter()
+                    .filter(|t| t.revision > after && t.new.kind() == kind);
+                missed.filter_map(|told| filter.event(told)).for_each(send);
+            }
+        }
+        state.watchers.push(Watcher { kind, filter, events });
+        Ok(UnboundedReceiverStream::new(stream).boxed())
+    }
+
+    async fn create(&self, kind: &'static Kind, mut object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
+        let mut state = self.state.lock();
+        let meta = object.metadata_mut();
+        let asked = meta.name.clone().or_else(|| meta.generate_name.clone());
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        state.ask(request(
+            "create",
+            kind,
+            &namespace,
+            &asked.unwrap_or_default(),
+            "",
+        ))?;
+        if meta.name.as_ref().is_none_or(String::is_empty) {
+            let Some(prefix) = meta.generate_name.clone() else {
+                return Err(Error::bad_request("name or generateName is required"));
+            };
+            state.names += 1;
+            meta.name = Some(format!("{prefix}{:05}", state.names));
+        }
+        if kind.namespaced() && namespace.is_empty() {
+            return Err(Error::bad_request(
+                "an empty namespace may not be set during creation",
+            ));
+        }
+        let name = meta.name.clone().unwrap_or_default();
+        if state.objects.contains_key(&place(kind, &namespace, &name)) {
+            return Err(Error::already_exists(kind.about(&name)));
+        }
+        meta.uid = Some(format!("uid-{}", state.revision + 1));
+        meta.creation_timestamp = Some(Time(self.clock.now()));
+        meta.deletion_timestamp = None;
+        kind.ops.set_defaults(&mut *object)?;
+        kind.ops.prepare_for_create(&mut *object)?;
+        Ok(state.write(kind, object))
+    }
+
+    async fn update(
+        &self,
+        kind: &'static Kind,
+        mut object: Box<dyn AnyObject>,
+        subresource: &str,
+    ) -> Result<Arc<Object>> {
+        let mut state = self.state.lock();
+        let meta = object.metadata();
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        let name = meta.name.clone().unwrap_or_default();
+        state.ask(request("update", kind, &namespace, &name, subresource))?;
+        let old = state.find(kind, &namespace, &name)?;
+        let seen = meta.resource_version.as_deref().filter(|v| !v.is_empty());
+        let other_uid = meta.uid.as_deref().is_some_and(|uid| uid != old.uid());
+        if other_uid || seen.is_some_and(|v| v != old.revision().to_string()) {
+            return Err(Error::conflict(
+                kind.about(&name),
+                "the object has been modified; please apply your changes to the latest version and try again",
+            ));
+        }
+        let kept = old.metadata().clone();
+        let meta = object.metadata_mut();
+        meta.uid = kept.uid;
+        meta.creation_timestamp = kept.creation_timestamp;
+        meta.deletion_timestamp = kept.deletion_timestamp;
+        meta.deletion_grace_period_seconds = kept.deletion_grace_period_seconds;
+        kind.ops.set_defaults(&mut *object)?;
+        let part = match subresource {
+            "" => Part::Main,
+            "status" => Part::Status,
+            "finalize" => Part::Other("finalize"),
+            _ => return Err(Error::not_found(kind.about(&name))),
+        };
+        kind.ops.prepare_for_update(&mut *object, old.typed(), part)?;
+        if ready_to_go(&*object) {
+            return Ok(state.erase(kind, object));
+        }
+        Ok(state.write(kind, object))
+    }
+
+    async fn patch(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        subresource: &str,
+        patch: Patch,
+    ) -> Result<Arc<Object>> {
+        let object = {
+            let mut state = self.state.lock();
+            state.ask(request("patch", kind, namespace, name, subresource))?;
+            let old = state.find(kind, namespace, name)?;
+            let mut document: serde_json::Value =
+                serde_json::from_slice(old.json()).map_err(Error::internal)?;
+            match &patch {
+                Patch::Json(patch) => knarr_api::patch::json::apply(&mut document, patch)?,
+                Patch::Merge(patch) => knarr_api::patch::merge::apply(&mut document, patch),
+                Patch::Strategic(patch) => knarr_api::patch::strategic::apply(kind, &mut document, patch)?,
+            }
+            let bytes = serde_json::to_vec(&document).map_err(Error::internal)?;
+            let decoded = kind.ops.decode(&bytes);
+            decoded.map_err(|e| Error::bad_request(e.to_string()))?.object
+        };
+        self.update(kind, object, subresource).await
+    }
+
+    async fn delete(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        options: DeleteOptions,
+    ) -> Result<Arc<Object>> {
+        let mut state = self.state.lock();
+        state.ask(request("delete", kind, namespace, name, ""))?;
+        let old = state.find(kind, namespace, name)?;
+        let wanted = options.preconditions;
+        if wanted.uid.is_some_and(|uid| uid != old.uid()) {
+            return Err(Error::conflict(
+                kind.about(name),
+                "the UID in the precondition is another",
+            ));
+        }
+        if wanted
+            .resource_version
+            .is_some_and(|v| v != old.revision().to_string())
+        {
+            return Err(Error::conflict(
+                kind.about(name),
+                "the ResourceVersion in the precondition is another",
+            ));
+        }
+        let mut object = old.typed().clone_box();
+        let grace_seconds = match kind.ops.deletion(&*object, options.grace_period_seconds)? {
+            Deletion::Immediate => 0,
+            Deletion::Graceful { grace_seconds } => grace_seconds,
+        };
+        let meta = object.metadata_mut();
+        let finalizer = match options.propagation {
+            Some(Propagation::Foreground) => Some("foregroundDeletion"),
+            Some(Propagation::Orphan) => Some("orphan"),
+            Some(Propagation::Background) | None => None,
+        };
+        if let Some(finalizer) = finalizer
+            && meta.deletion_timestamp.is_none()
+        {
+            meta.finalizers
+                .get_or_insert_default()
+                .push(finalizer.to_string());
+        }
+        let now = self.clock.now();
+        let at = now
+            .checked_add(k8s_openapi::jiff::SignedDuration::from_secs(grace_seconds))
+            .map_err(Error::internal)?;
+        let shorter = meta
+            .deletion_grace_period_seconds
+            .is_none_or(|had| grace_seconds < had);
+        if meta.deletion_timestamp.is_some() && !shorter && !ready_to_go(&*object) {
+            return Ok(old);
+        }
+        let meta = object.metadata_mut();
+        if shorter || meta.deletion_timestamp.is_none() {
+            meta.deletion_timestamp = Some(Time(at));
+            meta.deletion_grace_period_seconds = Some(grace_seconds);
+        }
+        if ready_to_go(&*object) {
+            return Ok(state.erase(kind, object));
+        }
+        Ok(state.write(kind, object))
+    }
+
+    async fn create_subresource(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        subresource: &str,
+        body: serde_json::Value,
+    ) -> Result<serde_json::Value> {
+        let mut state = self.state.lock();
+        state.ask(request("create", kind, namespace, name, subresource))?;
+        let old = state.find(kind, namespace, name)?;
+        let (Some(mut pod), "binding") = (old.to_typed::<Pod>(), subresource) else {
+            return Err(Error::not_found(kind.about(name)));
+        };
+        let uid = body.pointer("/metadata/uid").and_then(|u| u.as_str());
+        if uid.is_some_and(|uid| uid != old.uid()) {
+            return Err(Error::conflict(kind.about(name), "the pod is another"));
+        }
+        let Some(node) = body.pointer("/target/name").and_then(|n| n.as_str()) else {
+            return Err(Error::bad_request("target.name is required"));
+        };
+        let spec = pod.spec.get_or_insert_default();
+        if spec.node_name.is_some() {
+            return Err(Error::conflict(kind.about(name), "the pod is bound already"));
+        }
+        spec.node_name = Some(node.to_string());
+        state.write(kind, Box::new(pod));
+        Ok(serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
+    }
+}

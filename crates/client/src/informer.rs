@@ -1,0 +1,308 @@
+//! Keeps a [`Store`] equal to what the API holds: one watch, taken up again where it broke off, begun anew where its
+//! history is gone. [`Caches`] keeps one informer a kind for the whole process.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use knarr_api::registry::{self, Registered};
+use knarr_api::{Error, Kind, ObjectKey};
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tracing::{debug, warn};
+
+use crate::api::{Api, WatchEvent, WatchOptions, WatchStream};
+use crate::cache::{Cache, Index, NODE_NAME, Store};
+use crate::workqueue::Backoff;
+
+/// Waits between two attempts to reach the API.
+const RECONNECT: Backoff = Backoff {
+    base: Duration::from_millis(50),
+    max: Duration::from_secs(30),
+};
+
+/// Which objects an informer follows; everything by default.
+#[derive(Clone, Debug, Default)]
+pub struct Scope {
+    pub namespace: String,
+    pub label_selector: String,
+    pub field_selector: String,
+}
+
+/// Follows the API until it is dropped.
+pub async fn run(api: Arc<dyn Api>, kind: &'static Kind, scope: Scope, store: Arc<Store>) {
+    let mut after = None;
+    let mut failures = 0;
+    loop {
+        let options = WatchOptions {
+            namespace: scope.namespace.clone(),
+            label_selector: scope.label_selector.clone(),
+            field_selector: scope.field_selector.clone(),
+            after,
+        };
+        let ended = match api.watch(kind, options).await {
+            Ok(stream) => {
+                let heard = follow(stream, &store, &mut after).await;
+                if heard.progressed {
+                    failures = 0;
+                }
+                heard.error
+            }
+            Err(error) => Some(error),
+        };
+        if let Some(error) = ended {
+            if error.is_expired() {
+                after = None;
+            }
+            if failures >= 3 {
+                warn!(kind = kind.plural, %error, "cannot watch, trying again");
+            } else {
+                debug!(kind = kind.plural, %error, "watch ended");
+            }
+        }
+        sleep(RECONNECT.after(failures)).await;
+        failures = (failures + 1).min(16);
+    }
+}
+
+struct Heard {
+    progressed: bool,
+    error: Option<Error>,
+}
+
+/// Takes one watch in until it ends. `after` is where to take it up again: `None` until a full picture was there.
+async fn follow(mut stream: WatchStream, store: &Store, after: &mut Option<u64>) -> Heard {
+    // While a first picture is being told: what of it was seen.
+    let mut seen = after.is_none().then(BTreeSet::new);
+    let mut progressed = false;
+    while let Some(event) = stream.next().await {
+        let revision = match event {
+            Err(error) => {
+                return Heard {
+                    progressed,
+                    error: Some(error),
+                };
+            }
+            Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+                if let Some(seen) = &mut seen {
+                    seen.insert(ObjectKey::of(&object));
+                }
+                store.apply(&object);
+                object.revision()
+            }
+            Ok(WatchEvent::Deleted(object)) => {
+                let key = ObjectKey::of(&object);
+                if let Some(seen) = &mut seen {
+                    seen.remove(&key);
+                }
+                store.remove(&key, Some(&object));
+                object.revision()
+            }
+            Ok(WatchEvent::Bookmark(revision)) => {
+                if let Some(seen) = seen.take() {
+                    store.retain(&seen);
+                }
+                revision
+            }
+        };
+        progressed = true;
+        if seen.is_none() {
+            *after = Some(after.map_or(revision, |a| a.max(revision)));
+            store.advance(revision);
+        }
+    }
+    Heard {
+        progressed,
+        error: None,
+    }
+}
+
+/// The stores of one process, one a kind, each begun when first asked for. All of them end with this value.
+pub struct Caches {
+    api: Arc<dyn Api>,
+    stores: Mutex<BTreeMap<usize, Arc<Store>>>,
+    informers: Mutex<JoinSet<()>>,
+}
+
+/// Kinds are compared by address; their place in the registry gives them an order.
+fn place(kind: &'static Kind) -> usize {
+    registry::ALL
+        .iter()
+        .position(|k| *k == kind)
+        .unwrap_or(usize::MAX)
+}
+
+impl Caches {
+    pub fn new(api: Arc<dyn Api>) -> Self {
+        Caches {
+            api,
+            stores: Mutex::default(),
+            informers: Mutex::default(),
+        }
+    }
+
+    /// The store of this kind; begins to fill it if nobody has asked before. Needs a tokio runtime.
+    pub fn store(&self, kind: &'static Kind) -> Arc<Store> {
+        let mut stores = self.stores.lock();
+        let store = stores.entry(place(kind)).or_insert_with(|| {
+            let indexes: &[Index] = if kind == &registry::POD { &[NODE_NAME] } else { &[] };
+            let store = Arc::new(Store::new(kind, indexes));
+            let informer = run(self.api.clone(), kind, Scope::default(), store.clone());
+            self.informers.lock().spawn(informer);
+            store
+        });
+        store.clone()
+    }
+
+    /// The same, typed.
+    pub fn cache<T: Registered>(&self) -> Cache<T> {
+        match Cache::new(self.store(T::kind_of())) {
+            Some(cache) => cache,
+            None => unreachable!("the store of T's kind is of T's kind"),
+        }
+    }
+
+    /// Waits until every store that was asked for has its first full picture.
+    pub async fn synced(&self) {
+        let stores: Vec<_> = self.stores.lock().values().cloned().collect();
+        for store in stores {
+            store.synced().await;
+        }
+    }
+
+    /// Ends all informers and forgets all subscribers.
+    pub fn stop(&self) {
+        self.informers.lock().abort_all();
+        for store in self.stores.lock().values() {
+            store.unsubscribe_all();
+        }
+    }
+}
+
+impl Drop for Caches {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use k8s_openapi::jiff::Timestamp;
+    use knarr_api::k8s_openapi;
+
+    use super::*;
+    use crate::api::{DeleteOptions, TypedApi};
+    use crate::cache::Change;
+    use crate::clock::TokioClock;
+    use crate::fake::FakeApi;
+
+    fn config_map(name: &str, value: &str) -> ConfigMap {
+        let mut map = ConfigMap::default();
+        map.metadata.namespace = Some("default".into());
+        map.metadata.name = Some(name.into());
+        map.data = Some([("v".to_string(), value.to_string())].into());
+        map
+    }
+
+    fn fake() -> Arc<FakeApi> {
+        Arc::new(FakeApi::new(Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH))))
+    }
+
+    fn told(store: &Store) -> Arc<Mutex<Vec<String>>> {
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let to = log.clone();
+        store.subscribe(move |change| {
+            let word = match change {
+                Change::Added(_) => "+",
+                Change::Modified { .. } => "~",
+                Change::Deleted(_) => "-",
+            };
+            to.lock().push(format!("{word}{}", change.object().name()));
+        });
+        log
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_shows_what_the_api_holds_and_tells_each_change_once() {
+        let api = fake();
+        api.create_as(config_map("a", "1")).await.unwrap();
+        let caches = Caches::new(api.clone());
+        let store = caches.store(&registry::CONFIG_MAP);
+        let log = told(&store);
+        caches.synced().await;
+        let b = api.create_as(config_map("b", "1")).await.unwrap();
+        api.edit::<ConfigMap>("default", "a", "", |map| map.data = None)
+            .await
+            .unwrap();
+        let last = api
+            .delete(&registry::CONFIG_MAP, "default", "b", DeleteOptions::default())
+            .await
+            .unwrap();
+        store.wait_for(last.revision()).await;
+        assert_eq!(*log.lock(), ["+a", "+b", "~a", "-b"]);
+        assert_eq!(store.list("default").len(), 1);
+        assert_eq!(store.list("other").len(), 0);
+        assert!(store.get("default", b.object().name()).is_none());
+        assert_eq!(
+            *told(&store).lock(),
+            ["+a"],
+            "a late subscriber hears what is there"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broken_watch_goes_on_without_a_new_list_and_an_expired_one_begins_anew() {
+        for forget in [false, true] {
+            let api = fake();
+            let caches = Caches::new(api.clone());
+            let store = caches.store(&registry::CONFIG_MAP);
+            let log = told(&store);
+            for name in ["a", "b", "c"] {
+                api.create_as(config_map(name, "1")).await.unwrap();
+            }
+            caches.synced().await;
+            api.break_watches(false);
+            api.delete(&registry::CONFIG_MAP, "default", "a", DeleteOptions::default())
+                .await
+                .unwrap();
+            api.delete(&registry::CONFIG_MAP, "default", "b", DeleteOptions::default())
+                .await
+                .unwrap();
+            // The same name, another object.
+            api.create_as(config_map("b", "2")).await.unwrap();
+            if forget {
+                api.break_watches(true);
+            }
+            let last = api.create_as(config_map("d", "1")).await.unwrap();
+            store.wait_for(last.object().revision()).await;
+            let mut log = log.lock().split_off(3);
+            log.sort();
+            assert_eq!(log, ["+b", "+d", "-a", "-b"], "forget: {forget}");
+            let names: Vec<_> = store.list("").iter().map(|o| o.name().to_string()).collect();
+            assert_eq!(names, ["b", "c", "d"]);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_that_is_away_is_asked_less_and_less_often() {
+        let api = fake();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        api.intercept(move |request| {
+            let n = (request.verb == "watch").then(|| count.fetch_add(1, Ordering::Relaxed));
+            n.filter(|n| *n < 8).map(|_| Error::unavailable("away"))
+        });
+        let caches = Caches::new(api.clone());
+        let store = caches.store(&registry::CONFIG_MAP);
+        let start = tokio::time::Instant::now();
+        store.synced().await;
+        // 50 ms * (1 + 2 + 4 + … + 128)
+        assert_eq!(start.elapsed().as_millis() / 100, 127);
+        assert_eq!(asked.load(Ordering::Relaxed), 9);
+    }
+}

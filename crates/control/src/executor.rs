@@ -1,0 +1,279 @@
+//! Carries actions out through the [`Api`], in order, and stops at the first that fails. It chooses nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::ObjectReference;
+use knarr_api::k8s_openapi;
+use knarr_client::{
+    Api, DeleteOptions, Error, EventRecorder, EventType, Kind, ListOptions, ObjectKey, Preconditions, Propagation,
+    Result,
+};
+use knarr_controllers::action::{Action, Create, Delete, Dependents, Fact, Failure, Report, Verb};
+use tracing::debug;
+
+/// The first batch of many creations; each next one is twice as large.
+const FIRST_BATCH: usize = 1;
+
+/// What a cache will show once it has caught up with what was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Written {
+    Revision(&'static Kind, u64),
+    Gone {
+        kind: &'static Kind,
+        key: ObjectKey,
+        uid: String,
+    },
+}
+
+/// What came of the actions.
+#[derive(Default)]
+pub struct Outcome {
+    pub written: Vec<Written>,
+    /// The soonest that was asked for.
+    pub requeue_after: Option<Duration>,
+    pub failure: Option<Failure>,
+}
+
+/// See the module.
+#[derive(Clone)]
+pub struct Executor {
+    api: Arc<dyn Api>,
+    events: EventRecorder,
+}
+
+impl Executor {
+    pub fn new(api: Arc<dyn Api>, events: EventRecorder) -> Self {
+        Executor { api, events }
+    }
+
+    pub async fn run(&self, actions: Vec<Action>) -> Outcome {
+        let mut outcome = Outcome::default();
+        for action in actions {
+            if let Err(failure) = self.one(action, &mut outcome).await {
+                outcome.failure = Some(*failure);
+                break;
+            }
+        }
+        outcome
+    }
+
+    async fn one(&self, action: Action, outcome: &mut Outcome) -> Result<(), Box<Failure>> {
+        if !matches!(action, Action::RequeueAfter(_)) {
+            debug!(%action, "doing");
+        }
+        match action {
+            Action::Create(create) => outcome.written.extend(self.create(create).await?),
+            Action::CreateMany(creates) => self.create_many(creates, outcome).await?,
+            Action::Update {
+                kind,
+                object,
+                subresource,
+            } => {
+                let name = object.metadata().name.clone().unwrap_or_default();
+                let updated = self.api.update(kind, object, subresource).await;
+                let updated = updated.map_err(failure(Verb::Update, kind, &name))?;
+                outcome.written.push(Written::Revision(kind, updated.revision()));
+            }
+            Action::Delete(delete) => outcome.written.extend(self.delete(delete).await?),
+            Action::DeleteMany(deletes) => {
+                let mut first = None;
+                for result in join_all(deletes.into_iter().map(|d| self.delete(d))).await {
+                    match result {
+                        Ok(written) => outcome.written.extend(written),
+                        Err(failure) => {
+                            first.get_or_insert(failure);
+                        }
+                    }
+                }
+                if let Some(failure) = first {
+                    return Err(failure);
+                }
+            }
+            Action::Require(fact) => self.require(fact).await?,
+            Action::RequeueAfter(wait) => {
+                outcome.requeue_after = Some(outcome.requeue_after.map_or(wait, |w| w.min(wait)));
+            }
+            Action::Event {
+                about,
+                warning,
+                reason,
+                message,
+            } => {
+                let type_ = if warning { EventType::Warning } else { EventType::Normal };
+                self.events.event(&about, type_, reason, message);
+            }
+        }
+        Ok(())
+    }
+
+    async fn create(&self, create: Create) -> Result<Option<Written>, Box<Failure>> {
+        let Create {
+            kind,
+            object,
+            or_exists,
+            report,
+        } = create;
+        let meta = object.metadata();
+        let name = meta.name.clone().or_else(|| meta.generate_name.clone()).unwrap_or_default();
+        match self.api.create(kind, object).await {
+            Ok(created) => {
+                self.done(report, created.name());
+                Ok(Some(Written::Revision(kind, created.revision())))
+            }
+            Err(error) if or_exists && error.is_already_exists() => Ok(None),
+            Err(error) => {
+                // A namespace on its way out takes nothing in: not worth an event.
+                if !is_namespace_terminating(&error) {
+                    self.failed(report, &error);
+                }
+                Err(failure(Verb::Create, kind, &name)(error))
+            }
+        }
+    }
+
+    async fn create_many(&self, creates: Vec<Create>, outcome: &mut Outcome) -> Result<(), Box<Failure>> {
+        let mut rest = creates.into_iter();
+        let mut batch = FIRST_BATCH;
+        loop {
+            let now: Vec<_> = rest.by_ref().take(batch).map(|c| self.create(c)).collect();
+            if now.is_empty() {
+                return Ok(());
+            }
+            let mut first = None;
+            for result in join_all(now).await {
+                match result {
+                    Ok(written) => outcome.written.extend(written),
+                    Err(failure) => {
+                        first.get_or_insert(failure);
+                    }
+                }
+            }
+            if let Some(failure) = first {
+                return Err(failure);
+            }
+            batch *= 2;
+        }
+    }
+
+    async fn delete(&self, delete: Delete) -> Result<Option<Written>, Box<Failure>> {
+        let Delete {
+            kind,
+            key,
+            uid,
+            resource_version,
+            grace_seconds,
+            dependents,
+            report,
+        } = delete;
+        let options = DeleteOptions {
+            grace_period_seconds: grace_seconds,
+            preconditions: Preconditions {
+                uid: Some(uid.clone()),
+                resource_version,
+            },
+            propagation: match dependents {
+                Dependents::Default => None,
+                Dependents::Background => Some(Propagation::Background),
+                Dependents::Foreground => Some(Propagation::Foreground),
+                Dependents::Orphan => Some(Propagation::Orphan),
+            },
+        };
+        match self.api.delete(kind, &key.namespace, &key.name, options).await {
+            Ok(_) => {
+                self.done(report, &key.name);
+                Ok(Some(Written::Gone { kind, key, uid }))
+            }
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => {
+                self.failed(report, &error);
+                Err(failure(Verb::Delete, kind, &key.name)(error))
+            }
+        }
+    }
+
+    async fn require(&self, fact: Fact) -> Result<(), Box<Failure>> {
+        match fact {
+            Fact::Alive { kind, key, uid } => {
+                let failure = failure(Verb::Require, kind, &key.name);
+                match self.api.get(kind, &key.namespace, &key.name).await {
+                    Err(error) => Err(failure(error)),
+                    Ok(live) if live.uid() != uid => {
+                        let why = format!("its uid is {} and not {uid}", live.uid());
+                        Err(failure(Error::conflict(kind.about(&key.name), &why)))
+                    }
+                    Ok(live) if live.metadata().deletion_timestamp.is_some() => {
+                        let why = "it is being deleted";
+                        Err(failure(Error::conflict(kind.about(&key.name), why)))
+                    }
+                    Ok(_) => Ok(()),
+                }
+            }
+            Fact::NoneLeft { kind, namespace } => {
+                let failure = failure(Verb::Require, kind, "");
+                let options = ListOptions {
+                    namespace,
+                    limit: 1,
+                    ..ListOptions::default()
+                };
+                let list = self.api.list(kind, options).await.map_err(&failure)?;
+                match list.items.first() {
+                    None => Ok(()),
+                    Some(left) => Err(failure(Error::conflict(kind.about(left.name()), "it is still there"))),
+                }
+            }
+        }
+    }
+
+    fn done(&self, report: Option<Report>, name: &str) {
+        if let Some(Report {
+            about,
+            done: Some((reason, message)),
+            ..
+        }) = report
+        {
+            let message = format!("{message}{name}");
+            self.events.event(&about, EventType::Normal, reason, message);
+        }
+    }
+
+    fn failed(&self, report: Option<Report>, error: &Error) {
+        if let Some(Report {
+            about,
+            failed: (reason, message),
+            ..
+        }) = report
+        {
+            let message = format!("{message}{error}");
+            self.events.event(&about, EventType::Warning, reason, message);
+        }
+    }
+
+    /// An event of the driver's own.
+    pub fn event(&self, about: &ObjectReference, type_: EventType, reason: &str, message: String) {
+        self.events.event(about, type_, reason, message);
+    }
+}
+
+fn failure<'a>(
+    verb: Verb,
+    kind: &'static Kind,
+    name: &'a str,
+) -> impl Fn(Error) -> Box<Failure> + use<'a> {
+    move |error| {
+        Box::new(Failure {
+            verb,
+            kind,
+            name: name.to_string(),
+            error,
+        })
+    }
+}
+
+/// Whether a create was refused because its namespace is being deleted.
+pub fn is_namespace_terminating(error: &Error) -> bool {
+    let details = error.status().details.as_ref();
+    let causes = details.and_then(|d| d.causes.as_deref()).unwrap_or_default();
+    causes.iter().any(|c| c.reason.as_deref() == Some("NamespaceTerminating"))
+}

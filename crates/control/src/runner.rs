@@ -1,0 +1,167 @@
+//! Runs one [`Controller`]: changes become keys, keys are decided on, the actions carried out.
+//!
+//! A key is given back only when the caches show what was written for it, so that a controller never decides twice
+//! on the same old picture: no pod is created twice because the first was not seen yet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use knarr_api::k8s_openapi::jiff::Timestamp;
+use knarr_client::workqueue::Queue;
+use knarr_client::{Api, Caches, Clock, EventRecorder, ObjectKey};
+use knarr_controllers::action::{Failure, Verb};
+use knarr_controllers::{Changed, Context, Controller};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+use crate::executor::{Executor, Outcome, Written};
+use crate::view::CacheView;
+
+/// How long a key waits for the caches to show its own writes, as long as client-go's expectations.
+const CATCH_UP: Duration = Duration::from_secs(300);
+/// After an answer that leaves open whether the write was made: until then the caches know.
+const UNSURE: Duration = Duration::from_secs(1);
+/// Keys of one controller worked on at the same time (kube-controller-manager's usual number).
+const WORKERS: usize = 5;
+
+/// What every driver stands on.
+#[derive(Clone)]
+pub struct Base {
+    pub api: Arc<dyn Api>,
+    pub caches: Arc<Caches>,
+    pub events: EventRecorder,
+    pub clock: Arc<dyn Clock>,
+}
+
+struct Runner {
+    controller: Arc<dyn Controller>,
+    queue: Arc<Queue<ObjectKey>>,
+    view: CacheView,
+    executor: Executor,
+    clock: Arc<dyn Clock>,
+}
+
+/// Runs the controller until dropped.
+pub async fn run(base: Base, controller: Box<dyn Controller>) {
+    let controller: Arc<dyn Controller> = controller.into();
+    let queue = Arc::new(Queue::default());
+    for kind in controller.watches() {
+        let (queue, controller) = (queue.clone(), controller.clone());
+        // The store holds this handler and the caches hold the store: a strong reference back would keep all alive.
+        let caches = Arc::downgrade(&base.caches);
+        base.caches.store(kind).subscribe(move |change| {
+            let Some(caches) = caches.upgrade() else { return };
+            let changed = Changed {
+                kind,
+                old: change.old().map(|o| &**o),
+                new: change.new().map(|o| &**o),
+            };
+            for key in controller.keys(&CacheView(caches), changed) {
+                queue.add(key);
+            }
+        });
+    }
+    for kind in controller.watches() {
+        base.caches.store(kind).synced().await;
+    }
+    debug!(controller = controller.name(), "started");
+    let events = base.events.with_component(controller.name());
+    let runner = Arc::new(Runner {
+        controller,
+        queue,
+        view: CacheView(base.caches),
+        executor: Executor::new(base.api, events),
+        clock: base.clock,
+    });
+    let mut workers = JoinSet::new();
+    for _ in 0..WORKERS {
+        let runner = runner.clone();
+        workers.spawn(async move {
+            while let Some(key) = runner.queue.get().await {
+                runner.process(&key).await;
+                runner.queue.done(&key);
+            }
+        });
+    }
+    while let Some(ended) = workers.join_next().await {
+        if let Err(error) = ended {
+            // A panic is a bug in one controller; the others and its other workers go on.
+            warn!(controller = runner.controller.name(), %error, "a worker died");
+        }
+    }
+}
+
+impl Runner {
+    async fn process(&self, key: &ObjectKey) {
+        let outcome = self.decide_and_do(key, None).await;
+        let Some(failure) = outcome.failure else {
+            self.queue.forget(key);
+            if let Some(wait) = outcome.requeue_after {
+                self.queue.add_after(key.clone(), wait);
+            }
+            return;
+        };
+        self.tell(key, &failure);
+        // The object's status is to say so; whether that succeeds or not, the key comes back.
+        if let Some(again) = self.decide_and_do(key, Some(&failure)).await.failure {
+            self.tell(key, &again);
+        }
+        if failure.verb == Verb::Create && failure.error.code() >= 500 {
+            self.queue.add_after(key.clone(), UNSURE);
+        } else {
+            self.queue.add_rate_limited(key.clone());
+        }
+    }
+
+    async fn decide_and_do(&self, key: &ObjectKey, failure: Option<&Failure>) -> Outcome {
+        let now: Timestamp = self.clock.now();
+        let actions = self.controller.reconcile(&Context {
+            view: &self.view,
+            key,
+            now,
+            failure,
+        });
+        let outcome = self.executor.run(actions).await;
+        self.catch_up(key, &outcome.written).await;
+        outcome
+    }
+
+    async fn catch_up(&self, key: &ObjectKey, written: &[Written]) {
+        let watched = self.controller.watches();
+        let all_shown = async {
+            for written in written {
+                match written {
+                    Written::Revision(kind, revision) if watched.contains(kind) => {
+                        self.view.0.store(kind).wait_for(*revision).await;
+                    }
+                    Written::Gone { kind, key, uid } if watched.contains(kind) => {
+                        let store = self.view.0.store(kind);
+                        store
+                            .wait_until(|store| {
+                                store.get(&key.namespace, &key.name).is_none_or(|o| {
+                                    o.uid() != uid || o.metadata().deletion_timestamp.is_some()
+                                })
+                            })
+                            .await;
+                    }
+                    Written::Revision(..) | Written::Gone { .. } => {}
+                }
+            }
+        };
+        if timeout(CATCH_UP, all_shown).await.is_err() {
+            warn!(controller = self.controller.name(), %key, "the caches do not show what was written");
+        }
+    }
+
+    fn tell(&self, key: &ObjectKey, failure: &Failure) {
+        let Failure { verb, kind, name, error } = failure;
+        let controller = self.controller.name();
+        // Somebody else was faster: the caches will show it in a moment.
+        if error.is_conflict() || error.is_not_found() {
+            debug!(controller, %key, ?verb, kind = kind.plural, name, %error, "again");
+        } else {
+            warn!(controller, %key, ?verb, kind = kind.plural, name, %error, "failed");
+        }
+    }
+}

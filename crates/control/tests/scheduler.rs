@@ -1,0 +1,112 @@
+//! The scheduler on an in-memory API, in paused time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_client::fake::FakeApi;
+use knarr_client::{Api, Clock, Error, ListOptions, TokioClock, TypedApi};
+use serde_json::json;
+use tokio::time::sleep;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+fn cluster() -> (Arc<FakeApi>, DropGuard) {
+    let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
+    let api = Arc::new(FakeApi::new(clock.clone()));
+    let cancel = CancellationToken::new();
+    tokio::spawn(knarr_control::run(api.clone(), Default::default(), clock, cancel.clone()));
+    (api, cancel.drop_guard())
+}
+
+fn node(name: &str) -> Node {
+    serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "110"}},
+    }))
+    .unwrap()
+}
+
+fn pod(name: &str, cpu: &str) -> Pod {
+    let resources = json!({"requests": {"cpu": cpu}});
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"containers": [{"name": "c", "image": "i", "resources": resources}]},
+    }))
+    .unwrap()
+}
+
+async fn events(api: &FakeApi) -> Vec<String> {
+    let list = api.list(&registry::EVENT, ListOptions::default()).await.unwrap();
+    let events = list.items.iter().filter_map(|e| e.get::<Event>());
+    let text = |e: &Event| {
+        let of = |t: &Option<String>| t.clone().unwrap_or_default();
+        format!("{} {}: {}", of(&e.type_), of(&e.reason), of(&e.message))
+    };
+    events.map(text).collect()
+}
+
+async fn node_of(api: &FakeApi, name: &str) -> Option<String> {
+    let pod = api.get_as::<Pod>("default", name).await.unwrap();
+    pod.spec.as_ref().unwrap().node_name.clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_fits_nowhere_says_so_and_is_bound_when_a_node_comes() {
+    let (api, _running) = cluster();
+    api.create_as(pod("web", "1")).await.unwrap();
+    sleep(Duration::from_secs(3)).await;
+    let web = api.get_as::<Pod>("default", "web").await.unwrap();
+    let condition = &web.status.as_ref().unwrap().conditions.as_ref().unwrap()[0];
+    assert_eq!((condition.type_.as_str(), condition.status.as_str()), ("PodScheduled", "False"));
+    assert_eq!(condition.reason.as_deref(), Some("Unschedulable"));
+    assert_eq!(condition.message.as_deref(), Some("no nodes available to schedule pods"));
+
+    api.create_as(node("n1")).await.unwrap();
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(node_of(&api, "web").await.as_deref(), Some("n1"));
+    assert_eq!(
+        events(&api).await,
+        [
+            "Warning FailedScheduling: no nodes available to schedule pods",
+            "Normal Scheduled: Successfully assigned default/web to n1"
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_never_overfills_a_node() {
+    let (api, _running) = cluster();
+    for n in 0..3 {
+        api.create_as(node(&format!("n{n}"))).await.unwrap();
+    }
+    for n in 0..10 {
+        api.create_as(pod(&format!("p{n}"), "1")).await.unwrap();
+    }
+    sleep(Duration::from_secs(20)).await;
+    let mut on = std::collections::BTreeMap::<Option<String>, usize>::new();
+    for n in 0..10 {
+        *on.entry(node_of(&api, &format!("p{n}")).await).or_default() += 1;
+    }
+    let counts: Vec<usize> = on.values().copied().collect();
+    assert_eq!(counts, [4, 2, 2, 2], "four wait, two stand on each node: {on:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_binding_is_tried_again() {
+    let (api, _running) = cluster();
+    let mut refusals = 2;
+    api.intercept(move |request| {
+        let refused = request.subresource == "binding" && refusals > 0;
+        refused.then(|| {
+            refusals -= 1;
+            Error::unavailable("not now")
+        })
+    });
+    api.create_as(node("n1")).await.unwrap();
+    api.create_as(pod("web", "2")).await.unwrap();
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(node_of(&api, "web").await.as_deref(), Some("n1"));
+}

@@ -1,0 +1,231 @@
+//! What a controller wants done, as data: the executor carries actions out in order, has no choices of its own, and
+//! stops at the first that fails.
+
+use std::fmt;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use knarr_api::k8s_openapi;
+use knarr_api::registry::Registered;
+use knarr_api::{AnyObject, Error, Kind, Object, ObjectKey};
+
+/// One thing to do.
+#[derive(Debug)]
+pub enum Action {
+    Create(Create),
+    /// In growing batches (1, 2, 4, …): what refuses one pod will refuse a thousand, so find out with one.
+    CreateMany(Vec<Create>),
+    /// Of the whole object, with its resourceVersion as precondition. `subresource` is empty, `status`, `finalize`.
+    Update {
+        kind: &'static Kind,
+        object: Box<dyn AnyObject>,
+        subresource: &'static str,
+    },
+    Delete(Delete),
+    /// All at once; one that fails does not keep the others.
+    DeleteMany(Vec<Delete>),
+    /// Goes on only if this holds at the API now, whatever the caches say.
+    Require(Fact),
+    /// Look at the same key again after this time.
+    RequeueAfter(Duration),
+    Event {
+        about: ObjectReference,
+        warning: bool,
+        reason: &'static str,
+        message: String,
+    },
+}
+
+/// What is checked at the API itself before going on.
+#[derive(Clone, Debug)]
+pub enum Fact {
+    /// This object is there, with this uid, and is not being deleted.
+    Alive {
+        kind: &'static Kind,
+        key: ObjectKey,
+        uid: String,
+    },
+    /// No object of the kind is left in the namespace.
+    NoneLeft { kind: &'static Kind, namespace: String },
+}
+
+/// An object to be created.
+#[derive(Debug)]
+pub struct Create {
+    pub kind: &'static Kind,
+    pub object: Box<dyn AnyObject>,
+    /// One that is there already is as good.
+    pub or_exists: bool,
+    pub report: Option<Report>,
+}
+
+/// An object to be deleted, if it is still the one that was seen.
+#[derive(Debug)]
+pub struct Delete {
+    pub kind: &'static Kind,
+    pub key: ObjectKey,
+    pub uid: String,
+    /// Also only in this state.
+    pub resource_version: Option<String>,
+    /// `None`: the object's own.
+    pub grace_seconds: Option<i64>,
+    pub dependents: Dependents,
+    pub report: Option<Report>,
+}
+
+/// What becomes of the dependents of what is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dependents {
+    /// What the kind does by default.
+    Default,
+    Background,
+    Foreground,
+    Orphan,
+}
+
+/// The events that tell of a create or delete: with the name in the end, or with the error.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub about: ObjectReference,
+    /// Reason and the message's beginning.
+    pub done: Option<(&'static str, String)>,
+    pub failed: (&'static str, String),
+}
+
+/// An action that did not go well, told to the controller at once.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub verb: Verb,
+    pub kind: &'static Kind,
+    pub name: String,
+    pub error: Error,
+}
+
+/// What was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    Create,
+    Update,
+    Delete,
+    Require,
+}
+
+impl Action {
+    pub fn create<T: Registered>(object: T) -> Self {
+        Action::Create(Create::new(object))
+    }
+
+    pub fn update<T: Registered>(object: T) -> Self {
+        Self::update_part(object, "")
+    }
+
+    pub fn update_status<T: Registered>(object: T) -> Self {
+        Self::update_part(object, "status")
+    }
+
+    pub fn update_part<T: Registered>(object: T, subresource: &'static str) -> Self {
+        Action::Update {
+            kind: T::kind_of(),
+            object: Box::new(object),
+            subresource,
+        }
+    }
+
+    pub fn event(about: &ObjectReference, reason: &'static str, message: impl Into<String>) -> Self {
+        Action::Event {
+            about: about.clone(),
+            warning: false,
+            reason,
+            message: message.into(),
+        }
+    }
+
+    pub fn warning(about: &ObjectReference, reason: &'static str, message: impl Into<String>) -> Self {
+        Action::Event {
+            about: about.clone(),
+            warning: true,
+            reason,
+            message: message.into(),
+        }
+    }
+}
+
+impl Create {
+    pub fn new<T: Registered>(object: T) -> Self {
+        Create {
+            kind: T::kind_of(),
+            object: Box::new(object),
+            or_exists: false,
+            report: None,
+        }
+    }
+}
+
+impl Delete {
+    /// With the uid as precondition, the object's own grace and its kind's default for dependents.
+    pub fn of(object: &Object) -> Self {
+        Delete {
+            kind: object.kind(),
+            key: ObjectKey::of(object),
+            uid: object.uid().to_string(),
+            resource_version: None,
+            grace_seconds: None,
+            dependents: Dependents::Default,
+            report: None,
+        }
+    }
+}
+
+/// What refers to `object` in an event.
+pub fn reference(object: &Object) -> ObjectReference {
+    let meta = object.metadata();
+    ObjectReference {
+        api_version: Some(object.kind().api_version()),
+        kind: Some(object.kind().kind.to_string()),
+        namespace: meta.namespace.clone(),
+        name: meta.name.clone(),
+        uid: meta.uid.clone(),
+        resource_version: meta.resource_version.clone(),
+        field_path: None,
+    }
+}
+
+/// One line, for logs and for tests: `create replicasets default/web-abc`.
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = |object: &dyn AnyObject| {
+            let meta = object.metadata();
+            let generated = meta.generate_name.as_ref().map(|g| format!("{g}*"));
+            let name = meta.name.clone().or(generated).unwrap_or_default();
+            ObjectKey::new(meta.namespace.clone().unwrap_or_default(), name)
+        };
+        match self {
+            Action::Create(c) => write!(f, "create {} {}", c.kind.plural, key(&*c.object)),
+            Action::CreateMany(all) => match all.first() {
+                Some(c) => write!(f, "create {} {} {}", all.len(), c.kind.plural, key(&*c.object)),
+                None => f.write_str("create nothing"),
+            },
+            Action::Update {
+                kind,
+                object,
+                subresource: "",
+            } => write!(f, "update {} {}", kind.plural, key(&**object)),
+            Action::Update {
+                kind,
+                object,
+                subresource,
+            } => write!(f, "update {}/{subresource} {}", kind.plural, key(&**object)),
+            Action::Delete(d) => write!(f, "delete {} {}", d.kind.plural, d.key),
+            Action::DeleteMany(all) => {
+                f.write_str("delete")?;
+                all.iter().try_for_each(|d| write!(f, " {} {}", d.kind.plural, d.key))
+            }
+            Action::Require(Fact::Alive { kind, key, .. }) => write!(f, "require {} {key}", kind.plural),
+            Action::Require(Fact::NoneLeft { kind, namespace }) => {
+                write!(f, "require no {} in {namespace}", kind.plural)
+            }
+            Action::RequeueAfter(wait) => write!(f, "requeue after {wait:?}"),
+            Action::Event { reason, message, .. } => write!(f, "event {reason}: {message}"),
+        }
+    }
+}

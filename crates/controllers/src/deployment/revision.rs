@@ -1,0 +1,92 @@
+//! Revisions: every template a Deployment has had is a ReplicaSet with a number, and the old ones are kept so that
+//! `kubectl rollout undo` can go back to them, up to `revisionHistoryLimit`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, ReplicaSet};
+use knarr_api::k8s_openapi;
+
+use super::rollout::Set;
+use crate::action::{Action, Delete};
+
+pub const REVISION: &str = "deployment.kubernetes.io/revision";
+pub const REVISION_HISTORY: &str = "deployment.kubernetes.io/revision-history";
+pub const DESIRED_REPLICAS: &str = "deployment.kubernetes.io/desired-replicas";
+pub const MAX_REPLICAS: &str = "deployment.kubernetes.io/max-replicas";
+/// What a Deployment's ReplicaSets do not take over from its annotations.
+const NOT_COPIED: [&str; 6] = [
+    "kubectl.kubernetes.io/last-applied-configuration",
+    "deprecated.deployment.rollback.to",
+    REVISION,
+    REVISION_HISTORY,
+    DESIRED_REPLICAS,
+    MAX_REPLICAS,
+];
+/// Bytes of revision history kept on one ReplicaSet; the oldest go first.
+const HISTORY_BYTES: usize = 2000;
+
+/// The number of a ReplicaSet; 0 where it has none that can be read.
+pub fn revision(set: &ReplicaSet) -> i64 {
+    let annotations = set.metadata.annotations.as_ref();
+    annotations
+        .and_then(|a| a.get(REVISION))
+        .and_then(|r| r.parse().ok())
+        .unwrap_or(0)
+}
+
+/// The number the current template gets: one more than all others.
+pub fn next(old: &[Set]) -> i64 {
+    old.iter().map(|set| revision(&set.now)).max().unwrap_or(0) + 1
+}
+
+/// Takes over the Deployment's annotations and numbers the set, if it does not have a higher number already.
+pub fn annotate(set: &mut ReplicaSet, deployment: &Deployment, number: i64) {
+    let annotations = set.metadata.annotations.get_or_insert_default();
+    for (key, value) in deployment.metadata.annotations.iter().flatten() {
+        if !NOT_COPIED.contains(&key.as_str()) {
+            annotations.insert(key.clone(), value.clone());
+        }
+    }
+    let old = annotations.get(REVISION).cloned();
+    let old_number = old.as_ref().and_then(|r| r.parse().ok()).unwrap_or(0);
+    if old_number < number {
+        annotations.insert(REVISION.into(), number.to_string());
+        if let Some(old) = old.filter(|o| !o.is_empty()) {
+            remember(annotations, &old);
+        }
+    }
+}
+
+/// Adds a number the set once had to its history.
+fn remember(annotations: &mut BTreeMap<String, String>, number: &str) {
+    let history = annotations.get(REVISION_HISTORY).cloned().unwrap_or_default();
+    let mut numbers: Vec<&str> = history.split(',').filter(|n| !n.is_empty()).collect();
+    numbers.push(number);
+    let length = |numbers: &[&str]| numbers.iter().map(|n| n.len() + 1).sum::<usize>();
+    while length(&numbers) > HISTORY_BYTES {
+        numbers.remove(0);
+    }
+    annotations.insert(REVISION_HISTORY.into(), numbers.join(","));
+}
+
+/// What of the history goes: the oldest beyond the limit that have no pods and wait for none.
+pub fn cleanup(spec: &DeploymentSpec, old: &[Set]) -> Vec<Action> {
+    let Some(limit) = spec.revision_history_limit.filter(|limit| *limit != i32::MAX) else {
+        return Vec::new();
+    };
+    let mut sets: Vec<&Set> = old
+        .iter()
+        .filter(|set| set.now.metadata.deletion_timestamp.is_none())
+        .collect();
+    let surplus = sets.len().saturating_sub(usize::try_from(limit).unwrap_or(0));
+    sets.sort_by_key(|set| revision(&set.now));
+    let idle = |set: &&Set| {
+        let status = set.now.status.clone().unwrap_or_default();
+        let seen = status.observed_generation.unwrap_or(0) >= set.now.metadata.generation.unwrap_or(0);
+        status.replicas == 0 && set.replicas() == 0 && seen
+    };
+    let idle = sets.into_iter().take(surplus).filter(idle);
+    idle.filter_map(|set| set.before.as_ref())
+        .map(|set| Action::Delete(Delete::of(set.object())))
+        .collect()
+}

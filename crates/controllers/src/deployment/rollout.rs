@@ -1,0 +1,326 @@
+//! From the old template's pods to the new one's: gradually within the fences, or all at once.
+
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStatus, ReplicaSet, ReplicaSetSpec};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::Shared;
+use knarr_api::k8s_openapi;
+
+use super::revision::{self, DESIRED_REPLICAS, MAX_REPLICAS};
+use super::scaling::{Fences, fences, is_rolling};
+use super::{status, template};
+use crate::action::{Action, Create, Report, reference};
+use crate::controller::View;
+use crate::owner::controller_reference;
+use crate::pod;
+
+/// A ReplicaSet as it is and as it is to be.
+pub struct Set {
+    /// `None`: it is to be created.
+    pub before: Option<Shared<ReplicaSet>>,
+    pub now: ReplicaSet,
+    /// What happened to its size, for events.
+    scaled: Option<String>,
+}
+
+/// A Deployment's size and the most pods it may have, as its sets note them down.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    pub desired: i32,
+    pub max: i32,
+}
+
+impl Set {
+    pub fn new(set: Shared<ReplicaSet>) -> Self {
+        Set {
+            now: (*set).clone(),
+            before: Some(set),
+            scaled: None,
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        self.now.metadata.name.as_deref().unwrap_or("")
+    }
+
+    pub fn replicas(&self) -> i32 {
+        self.now.spec.as_ref().and_then(|s| s.replicas).unwrap_or(1)
+    }
+
+    pub fn status_replicas(&self) -> i32 {
+        self.now.status.as_ref().map_or(0, |s| s.replicas)
+    }
+
+    pub fn available(&self) -> i32 {
+        self.now.status.as_ref().and_then(|s| s.available_replicas).unwrap_or(0)
+    }
+
+    pub fn ready(&self) -> i32 {
+        self.now.status.as_ref().and_then(|s| s.ready_replicas).unwrap_or(0)
+    }
+
+    pub fn created(&self) -> Option<&Time> {
+        self.now.metadata.creation_timestamp.as_ref()
+    }
+
+    pub fn annotation(&self, key: &str) -> Option<i32> {
+        let annotations = self.now.metadata.annotations.as_ref()?;
+        annotations.get(key)?.parse().ok()
+    }
+
+    /// Sets its size and notes down the Deployment's.
+    pub fn scale(&mut self, to: i32, sizes: Sizes) {
+        let from = self.replicas();
+        if from != to {
+            let way = if to > from { "up" } else { "down" };
+            self.scaled = Some(format!(
+                "Scaled {way} replica set {} from {from} to {to}",
+                self.name()
+            ));
+            self.now.spec.get_or_insert_default().replicas = Some(to);
+        }
+        self.note(sizes);
+    }
+
+    fn note(&mut self, sizes: Sizes) {
+        let annotations = self.now.metadata.annotations.get_or_insert_default();
+        annotations.insert(DESIRED_REPLICAS.into(), sizes.desired.to_string());
+        annotations.insert(MAX_REPLICAS.into(), sizes.max.to_string());
+    }
+}
+
+/// A Deployment with its sets, being worked on.
+pub struct Rollout<'a> {
+    pub view: &'a dyn View,
+    pub now: Timestamp,
+    pub deployment: &'a Shared<Deployment>,
+    pub spec: &'a DeploymentSpec,
+    /// Of other templates, the oldest first.
+    pub old: Vec<Set>,
+    /// Of the current template.
+    pub new: Option<Set>,
+    pub status: DeploymentStatus,
+    /// The revision to stand on the Deployment, once known.
+    pub revision: Option<String>,
+}
+
+/// The name that the new set would get is another's.
+pub struct Collision;
+
+impl Rollout<'_> {
+    pub fn replicas(&self) -> i32 {
+        self.spec.replicas.unwrap_or(1)
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Set> {
+        self.old.iter().chain(self.new.as_ref())
+    }
+
+    pub fn sizes(&self) -> Sizes {
+        let desired = self.replicas();
+        Sizes {
+            desired,
+            max: desired + fences(self.spec).surge,
+        }
+    }
+
+    /// Numbers the new set and, if there is none and `create`, makes one.
+    pub fn find_new(&mut self, create: bool) -> Result<(), Collision> {
+        let number = revision::next(&self.old);
+        if let Some(new) = &mut self.new {
+            revision::annotate(&mut new.now, self.deployment, number);
+            let min_ready = self.spec.min_ready_seconds.filter(|s| *s != 0);
+            let spec = new.now.spec.get_or_insert_default();
+            if spec.min_ready_seconds.filter(|s| *s != 0) != min_ready {
+                spec.min_ready_seconds = min_ready;
+            }
+            self.revision = Some(revision::revision(&new.now).to_string());
+            status::found(self);
+            return Ok(());
+        }
+        if !create {
+            return Ok(());
+        }
+        let mut new = self.make_new(number);
+        if self
+            .view
+            .get(
+                &knarr_api::registry::REPLICA_SET,
+                self.deployment.object().namespace(),
+                new.name(),
+            )
+            .is_some()
+        {
+            return Err(Collision);
+        }
+        let size = self.new_size(0);
+        new.now.spec.get_or_insert_default().replicas = Some(size);
+        new.note(self.sizes());
+        if size > 0 {
+            new.scaled = Some(format!("Scaled up replica set {} from 0 to {size}", new.name()));
+        }
+        self.revision = Some(number.to_string());
+        status::created(self, new.name());
+        self.new = Some(new);
+        Ok(())
+    }
+
+    fn make_new(&self, number: i64) -> Set {
+        let owner = self.deployment.object();
+        let hash = template::hash(&self.spec.template, self.status.collision_count.unwrap_or(0));
+        let mut template = self.spec.template.clone();
+        let labels = template
+            .metadata
+            .get_or_insert_default()
+            .labels
+            .get_or_insert_default();
+        labels.insert(template::POD_TEMPLATE_HASH.into(), hash.clone());
+        let labels = labels.clone();
+        let mut selector = self.spec.selector.clone();
+        selector
+            .match_labels
+            .get_or_insert_default()
+            .insert(template::POD_TEMPLATE_HASH.into(), hash.clone());
+        let mut set = ReplicaSet {
+            metadata: ObjectMeta {
+                name: Some(format!("{}-{hash}", owner.name())),
+                namespace: Some(owner.namespace().to_string()),
+                labels: Some(labels),
+                owner_references: Some(vec![controller_reference(owner)]),
+                ..ObjectMeta::default()
+            },
+            spec: Some(ReplicaSetSpec {
+                replicas: Some(0),
+                min_ready_seconds: self.spec.min_ready_seconds.filter(|s| *s != 0),
+                selector,
+                template: Some(template),
+            }),
+            status: None,
+        };
+        revision::annotate(&mut set, self.deployment, number);
+        Set {
+            before: None,
+            now: set,
+            scaled: None,
+        }
+    }
+
+    /// The size the new set may have now, given it has `size`.
+    fn new_size(&self, size: i32) -> i32 {
+        let wanted = self.replicas();
+        if !is_rolling(self.spec) {
+            return wanted;
+        }
+        let pods: i32 = self.all().map(Set::replicas).sum();
+        let room = wanted + fences(self.spec).surge - pods;
+        if room <= 0 {
+            return size;
+        }
+        size + room.min(wanted - size)
+    }
+
+    /// One step of a gradual replacement: first grow the new set; if it cannot grow, shrink the old ones.
+    pub fn roll(&mut self) {
+        let (wanted, sizes) = (self.replicas(), self.sizes());
+        let Some(size) = self.new.as_ref().map(Set::replicas) else {
+            return;
+        };
+        let to = if size > wanted { wanted } else { self.new_size(size) };
+        if let Some(new) = &mut self.new
+            && to != size
+        {
+            new.scale(to, sizes);
+            return;
+        }
+        self.shrink_old(fences(self.spec), sizes);
+    }
+
+    fn shrink_old(&mut self, fences: Fences, sizes: Sizes) {
+        if self.old.iter().all(|s| s.replicas() == 0) {
+            return;
+        }
+        let must_be_available = self.replicas() - fences.unavailable;
+        let pods: i32 = self.all().map(Set::replicas).sum();
+        let new_not_available = self.new.as_ref().map_or(0, |s| s.replicas() - s.available());
+        let most = pods - must_be_available - new_not_available;
+        if most <= 0 {
+            return;
+        }
+        // First the pods that serve nobody anyway.
+        let mut gone = 0;
+        for set in &mut self.old {
+            let unhealthy = set.replicas() - set.available();
+            let less = unhealthy.min(most - gone);
+            if set.replicas() > 0 && less > 0 {
+                gone += less;
+                set.scale(set.replicas() - less, sizes);
+            }
+        }
+        let available: i32 = self.all().map(Set::available).sum();
+        let mut rest = available - must_be_available;
+        for set in &mut self.old {
+            let less = set.replicas().min(rest);
+            if less > 0 {
+                rest -= less;
+                set.scale(set.replicas() - less, sizes);
+            }
+        }
+    }
+
+    /// All old pods end before the first new one starts.
+    pub fn recreate(&mut self) -> Result<(), Collision> {
+        let sizes = self.sizes();
+        let mut ending = false;
+        for set in self.old.iter_mut().filter(|s| s.replicas() > 0) {
+            set.scale(0, sizes);
+            ending = true;
+        }
+        if ending || self.old_pods_run() {
+            return Ok(());
+        }
+        self.find_new(true)?;
+        let wanted = self.replicas();
+        if let Some(new) = &mut self.new
+            && new.replicas() != wanted
+        {
+            new.scale(wanted, sizes);
+        }
+        Ok(())
+    }
+
+    fn old_pods_run(&self) -> bool {
+        self.old.iter().any(|set| {
+            let uid = set.now.metadata.uid.as_deref().unwrap_or("");
+            let pods = self.view.controlled_by_as::<Pod>(uid);
+            set.status_replicas() > 0 || pods.iter().any(|p| !pod::is_finished(p))
+        })
+    }
+
+    /// What of the sets is to be written.
+    pub fn actions(&self) -> Vec<Action> {
+        let about = reference(self.deployment.object());
+        let mut actions = Vec::new();
+        for set in self.new.iter().chain(&self.old) {
+            match &set.before {
+                None => actions.push(Action::Create(Create {
+                    report: Some(Report {
+                        about: about.clone(),
+                        done: None,
+                        failed: (
+                            "ReplicaSetCreateError",
+                            format!("Failed to create new replica set {:?}: ", set.name()),
+                        ),
+                    }),
+                    ..Create::new(set.now.clone())
+                })),
+                Some(before) if **before != set.now => actions.push(Action::update(set.now.clone())),
+                Some(_) => continue,
+            }
+            if let Some(message) = &set.scaled {
+                actions.push(Action::event(&about, "ScalingReplicaSet", message.clone()));
+            }
+        }
+        actions
+    }
+}

@@ -1,0 +1,322 @@
+//! Namespace: on its deletion, everything in it goes first.
+//!
+//! Pods first, and gone, before anything else: what protects them (network policies above all) outlives them. The
+//! finalizer `kubernetes` is taken off only when the API itself, not a cache, says that nothing is left.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use k8s_openapi::api::core::v1::{Namespace, NamespaceCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey, Shared};
+
+use crate::action::{Action, Delete, Dependents, Fact, Failure, Verb};
+use crate::controller::{Changed, Context, Controller, View};
+
+const FINALIZER: &str = "kubernetes";
+/// Objects of one kind deleted in one go; the rest follows.
+const DELETE_AT_ONCE: usize = 500;
+
+/// See the module.
+pub struct Namespaces;
+
+/// Whether a namespace is on its way out and takes nothing new.
+pub fn is_terminating(namespace: &Namespace) -> bool {
+    let phase = namespace.status.as_ref().and_then(|s| s.phase.as_deref());
+    namespace.metadata.deletion_timestamp.is_some() || phase == Some("Terminating")
+}
+
+/// Every kind whose objects live, and are deleted, in a namespace.
+pub fn contents() -> impl Iterator<Item = &'static Kind> {
+    registry::ALL.iter().copied().filter(|kind| {
+        kind.namespaced()
+            && kind.stored_as.is_none()
+            && ["list", "watch", "delete"].iter().all(|v| kind.verbs.contains(v))
+    })
+}
+
+impl Controller for Namespaces {
+    fn name(&self) -> &'static str {
+        "namespace-controller"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        std::iter::once(&registry::NAMESPACE).chain(contents()).collect()
+    }
+
+    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        if let Some(key) = changed.key_of(&registry::NAMESPACE) {
+            return vec![key];
+        }
+        let Some(object) = changed.object() else {
+            return Vec::new();
+        };
+        let namespace = view.get_as::<Namespace>("", object.namespace());
+        let concerned = namespace.is_some_and(|n| is_terminating(&n));
+        concerned.then(|| ObjectKey::new("", object.namespace())).into_iter().collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let Some(namespace) = context.view.get_as::<Namespace>("", &context.key.name) else {
+            return Vec::new();
+        };
+        let finalizers = namespace.spec.as_ref().and_then(|s| s.finalizers.as_deref());
+        let finalizers = finalizers.unwrap_or_default();
+        if namespace.metadata.deletion_timestamp.is_none() || finalizers.iter().all(|f| f != FINALIZER) {
+            return Vec::new();
+        }
+        let name = &context.key.name;
+        let mut left: Vec<(&'static Kind, Vec<_>)> = contents()
+            .map(|kind| (kind, context.view.list(kind, name)))
+            .filter(|(_, objects)| !objects.is_empty())
+            .collect();
+
+        let mut actions = Vec::new();
+        let status = with_conditions(&namespace, &Remaining::of(&left), context.failure, context.now);
+        if *namespace != status {
+            actions.push(Action::update_status(status));
+        }
+        if context.failure.is_some() {
+            return actions;
+        }
+        if left.is_empty() {
+            if !actions.is_empty() {
+                // The status that was just decided on comes back as a change; then it is finished.
+                return actions;
+            }
+            let mut done = (*namespace).clone();
+            let spec = done.spec.get_or_insert_default();
+            spec.finalizers.get_or_insert_default().retain(|f| f != FINALIZER);
+            let none_left = |kind| Action::Require(Fact::NoneLeft {
+                kind,
+                namespace: name.clone(),
+            });
+            actions.extend(contents().map(none_left));
+            actions.push(Action::update_part(done, "finalize"));
+            return actions;
+        }
+        if left.iter().any(|(kind, _)| *kind == &registry::POD) {
+            left.retain(|(kind, _)| *kind == &registry::POD);
+        }
+        for (_, objects) in left {
+            let living = objects.iter().filter(|o| o.metadata().deletion_timestamp.is_none());
+            let deletes: Vec<Delete> = living
+                .take(DELETE_AT_ONCE)
+                .map(|object| Delete {
+                    dependents: Dependents::Background,
+                    ..Delete::of(object)
+                })
+                .collect();
+            if !deletes.is_empty() {
+                actions.push(Action::DeleteMany(deletes));
+            }
+        }
+        actions
+    }
+}
+
+/// What is still there, in words.
+struct Remaining {
+    resources: String,
+    finalizers: String,
+}
+
+impl Remaining {
+    fn of(left: &[(&'static Kind, Vec<std::sync::Arc<knarr_api::Object>>)]) -> Self {
+        let mut resources: Vec<String> = Vec::new();
+        let mut held: BTreeMap<&str, usize> = BTreeMap::new();
+        for (kind, objects) in left {
+            let count = objects.len();
+            resources.push(format!("{}.{} has {count} resource instances", kind.plural, kind.group));
+            for finalizer in objects.iter().flat_map(|o| o.metadata().finalizers.iter().flatten()) {
+                *held.entry(finalizer).or_default() += 1;
+            }
+        }
+        resources.sort();
+        let mut finalizers = String::new();
+        for (finalizer, count) in held {
+            let comma = if finalizers.is_empty() { "" } else { ", " };
+            let _ = write!(finalizers, "{comma}{finalizer} in {count} resource instances");
+        }
+        Remaining {
+            resources: resources.join(", "),
+            finalizers,
+        }
+    }
+}
+
+fn with_conditions(
+    namespace: &Shared<Namespace>,
+    remaining: &Remaining,
+    failure: Option<&Failure>,
+    now: Timestamp,
+) -> Namespace {
+    let failed = failure.filter(|f| f.verb == Verb::Delete);
+    // Type, what it says when all is well, what is wrong otherwise.
+    let all: [(&str, (&str, &str), Option<(&str, String)>); 5] = [
+        (
+            "NamespaceDeletionDiscoveryFailure",
+            ("ResourcesDiscovered", "All resources successfully discovered"),
+            None,
+        ),
+        (
+            "NamespaceDeletionGroupVersionParsingFailure",
+            ("ParsedGroupVersions", "All legacy kube types successfully parsed"),
+            None,
+        ),
+        (
+            "NamespaceDeletionContentFailure",
+            (
+                "ContentDeleted",
+                "All content successfully deleted, may be waiting on finalization",
+            ),
+            failed.map(|f| {
+                let why = format!("Failed to delete all resource types, 1 remaining: {}", f.error);
+                ("ContentDeletionFailed", why)
+            }),
+        ),
+        (
+            "NamespaceContentRemaining",
+            ("ContentRemoved", "All content successfully removed"),
+            (!remaining.resources.is_empty()).then(|| {
+                let what = format!("Some resources are remaining: {}", remaining.resources);
+                ("SomeResourcesRemain", what)
+            }),
+        ),
+        (
+            "NamespaceFinalizersRemaining",
+            ("ContentHasNoFinalizers", "All content-preserving finalizers finished"),
+            (!remaining.finalizers.is_empty()).then(|| {
+                let what = format!(
+                    "Some content in the namespace has finalizers remaining: {}",
+                    remaining.finalizers
+                );
+                ("SomeFinalizersRemain", what)
+            }),
+        ),
+    ];
+    let mut changed = (**namespace).clone();
+    let status = changed.status.get_or_insert_default();
+    status.phase = Some("Terminating".into());
+    let conditions = status.conditions.get_or_insert_default();
+    for (type_, fine, wrong) in all {
+        let (is, reason, message) = match wrong {
+            Some((reason, message)) => ("True", reason, message),
+            None => ("False", fine.0, fine.1.to_string()),
+        };
+        let mut condition = NamespaceCondition {
+            type_: type_.into(),
+            status: is.into(),
+            reason: Some(reason.into()),
+            message: Some(message),
+            last_transition_time: Some(Time(now)),
+        };
+        match conditions.iter_mut().find(|c| c.type_ == type_) {
+            Some(old) => {
+                if old.status == condition.status {
+                    condition.last_transition_time = old.last_transition_time.clone();
+                }
+                *old = condition;
+            }
+            None => conditions.push(condition),
+        }
+    }
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{ConfigMap, NamespaceSpec, Pod};
+
+    use super::*;
+    use crate::world::{World, at, lines, updated};
+
+    fn ending() -> Namespace {
+        let mut namespace = Namespace::default();
+        namespace.metadata.name = Some("a".into());
+        namespace.metadata.deletion_timestamp = Some(Time(at(0)));
+        namespace.spec = Some(NamespaceSpec {
+            finalizers: Some(vec!["other".into(), FINALIZER.into()]),
+        });
+        namespace
+    }
+
+    fn run(world: &mut World) -> Vec<Action> {
+        let actions = world.run(&Namespaces, ("", "a"), at(1));
+        world.take_updates(&actions);
+        actions
+    }
+
+    fn condition(actions: &[Action], type_: &str) -> NamespaceCondition {
+        let namespace = updated::<Namespace>(actions, "status").unwrap();
+        let conditions = namespace.status.unwrap().conditions.unwrap();
+        conditions.into_iter().find(|c| c.type_ == type_).unwrap()
+    }
+
+    #[test]
+    fn a_living_namespace_is_left_alone() {
+        let mut world = World::default();
+        let mut namespace = ending();
+        namespace.metadata.deletion_timestamp = None;
+        world.put(namespace);
+        assert_eq!(lines(&run(&mut world)), [""; 0]);
+    }
+
+    #[test]
+    fn s2_pods_go_first_each_asked_to_end_then_the_rest_then_the_finalizer() {
+        let mut world = World::default();
+        world.put(ending());
+        let mut pod = Pod::default();
+        pod.metadata.namespace = Some("a".into());
+        pod.metadata.name = Some("p".into());
+        pod.metadata.finalizers = Some(vec!["example.com/hold".into()]);
+        world.put(pod.clone());
+        let mut map = ConfigMap::default();
+        map.metadata.namespace = Some("a".into());
+        map.metadata.name = Some("m".into());
+        world.put(map.clone());
+        map.metadata.namespace = Some("elsewhere".into());
+        world.put(map);
+
+        let actions = run(&mut world);
+        assert_eq!(lines(&actions), ["update namespaces/status a", "delete pods a/p"]);
+        let Action::DeleteMany(deletes) = &actions[1] else {
+            panic!("a delete")
+        };
+        assert_eq!((deletes[0].uid.as_str(), deletes[0].grace_seconds), ("uid-p", None));
+        let remaining = condition(&actions, "NamespaceContentRemaining");
+        assert_eq!(
+            remaining.message.as_deref(),
+            Some(
+                "Some resources are remaining: configmaps. has 1 resource instances, pods. has 1 resource instances"
+            )
+        );
+        assert_eq!(
+            condition(&actions, "NamespaceFinalizersRemaining").message.as_deref(),
+            Some(
+                "Some content in the namespace has finalizers remaining: example.com/hold in 1 resource instances"
+            )
+        );
+
+        pod.metadata.deletion_timestamp = Some(Time(at(1)));
+        world.put(pod);
+        assert_eq!(lines(&run(&mut world)), [""; 0], "the pod is ending: wait");
+
+        world.remove(&registry::POD, "a", "p");
+        assert_eq!(
+            lines(&run(&mut world)),
+            ["update namespaces/status a", "delete configmaps a/m"]
+        );
+        world.remove(&registry::CONFIG_MAP, "a", "m");
+        assert_eq!(lines(&run(&mut world)), ["update namespaces/status a"]);
+        let last = run(&mut world);
+        let last_lines = lines(&last);
+        assert!(last_lines.contains(&"require no secrets in a".to_string()));
+        assert_eq!(last_lines.last().unwrap(), "update namespaces/finalize a");
+        let finalized = updated::<Namespace>(&last, "finalize").unwrap();
+        assert_eq!(finalized.spec.unwrap().finalizers, Some(vec!["other".to_string()]));
+    }
+}

@@ -1,0 +1,125 @@
+//! Who controls what: controller references, and taking up or letting go of objects by a selector.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
+use knarr_api::k8s_openapi;
+use knarr_api::registry::Registered;
+use knarr_api::selector::label::Selector;
+use knarr_api::{Kind, Object, ObjectKey, Shared};
+
+use crate::action::{Action, Fact};
+use crate::controller::{Changed, View};
+
+/// The owner that controls an object.
+pub fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
+    let owners = meta.owner_references.as_deref().unwrap_or_default();
+    owners.iter().find(|owner| owner.controller == Some(true))
+}
+
+/// A reference that makes `owner` the controller and holds back its foreground deletion.
+pub fn controller_reference(owner: &Object) -> OwnerReference {
+    OwnerReference {
+        api_version: owner.kind().api_version(),
+        kind: owner.kind().kind.to_string(),
+        name: owner.name().to_string(),
+        uid: owner.uid().to_string(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+/// A selector that selects something: an empty one, or one that does not parse, controls nothing.
+pub fn selecting(selector: &LabelSelector) -> Option<Selector> {
+    let labels = selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty);
+    let expressions = selector.match_expressions.as_ref().is_none_or(Vec::is_empty);
+    if labels && expressions {
+        return None;
+    }
+    Selector::from_label_selector(selector).ok()
+}
+
+/// What an owner controls, and what must be written so that it is so.
+pub struct Claimed<T> {
+    pub objects: Vec<Shared<T>>,
+    pub actions: Vec<Action>,
+}
+
+/// Takes up the orphans that match `selector` and lets go of what no longer does. `candidates` are the owner's objects
+/// and the orphans of its namespace. Taken up are only objects that live, by an owner that is asked for once more at
+/// the API, for its cache may not know yet that it is being deleted.
+pub fn claim<T: Registered>(owner: &Object, selector: &Selector, candidates: Vec<Shared<T>>) -> Claimed<T> {
+    let mut claimed = Claimed {
+        objects: Vec::new(),
+        actions: Vec::new(),
+    };
+    let owner_lives = owner.metadata().deletion_timestamp.is_none();
+    for object in candidates {
+        let meta = object.object().metadata();
+        let matches = selector.matches(meta.labels.as_ref());
+        let lives = meta.deletion_timestamp.is_none();
+        match controller_of(meta) {
+            Some(controller) if controller.uid != owner.uid() => {}
+            Some(_) if matches => claimed.objects.push(object),
+            Some(_) => {
+                if owner_lives {
+                    let mut released = (*object).clone();
+                    let owners = &mut released.metadata_mut().owner_references;
+                    let mut others = owners.take().unwrap_or_default();
+                    others.retain(|o| o.uid != owner.uid());
+                    *owners = (!others.is_empty()).then_some(others);
+                    claimed.actions.push(Action::update(released));
+                }
+            }
+            None if matches && lives && owner_lives => {
+                if claimed.actions.is_empty() {
+                    claimed.actions.push(Action::Require(Fact::Alive {
+                        kind: owner.kind(),
+                        key: ObjectKey::of(owner),
+                        uid: owner.uid().to_string(),
+                    }));
+                }
+                let mut adopted = (*object).clone();
+                let owners = adopted.metadata_mut().owner_references.get_or_insert_default();
+                owners.push(controller_reference(owner));
+                claimed.actions.push(Action::update(adopted));
+                claimed.objects.push(object);
+            }
+            None => {}
+        }
+    }
+    claimed
+}
+
+/// The keys of the owners of kind `owner` that a change of one of their objects concerns: those that control or
+/// controlled it, and for an orphan all that could take it up.
+pub fn owners_of<T: Registered>(
+    view: &dyn View,
+    changed: Changed<'_>,
+    selector_of: fn(&T) -> Option<&LabelSelector>,
+) -> Vec<ObjectKey> {
+    let owner: &'static Kind = T::kind_of();
+    let mut keys: Vec<ObjectKey> = Vec::new();
+    for object in changed.states() {
+        if let Some(controller) = controller_of(object.metadata())
+            && controller.kind == owner.kind
+            && controller.api_version == owner.api_version()
+        {
+            keys.push(ObjectKey::new(object.namespace(), &controller.name));
+        }
+    }
+    if let Some(new) = changed.new
+        && controller_of(new.metadata()).is_none()
+    {
+        let labels = new.metadata().labels.as_ref();
+        for candidate in view.list_as::<T>(new.namespace()) {
+            let selector = selector_of(&candidate).and_then(selecting);
+            if selector.is_some_and(|s| s.matches(labels)) {
+                keys.push(ObjectKey::of(candidate.object()));
+            }
+        }
+    }
+    keys.sort();
+    keys.dedup();
+    keys
+}

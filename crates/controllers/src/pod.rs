@@ -1,0 +1,99 @@
+//! What controllers ask of a pod: is it ready, available, active, ending; and a new one from a template.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodTemplateSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::Object;
+use knarr_api::k8s_openapi;
+
+use crate::owner::controller_reference;
+
+/// `Pending`, `Running`, `Succeeded`, `Failed`, `Unknown`, or nothing yet.
+pub fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("")
+}
+
+pub fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|c| c.type_ == type_)
+}
+
+/// Whether all its containers have ended for good.
+pub fn is_finished(pod: &Pod) -> bool {
+    matches!(phase(pod), "Succeeded" | "Failed")
+}
+
+pub fn is_deleting(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
+/// Counts as a replica: neither finished nor ending (SPEC T7).
+pub fn is_active(pod: &Pod) -> bool {
+    !is_finished(pod) && !is_deleting(pod)
+}
+
+/// Being deleted, its containers not yet all ended.
+pub fn is_terminating(pod: &Pod) -> bool {
+    !is_finished(pod) && is_deleting(pod)
+}
+
+pub fn is_ready(pod: &Pod) -> bool {
+    condition(pod, "Ready").is_some_and(|c| c.status == "True")
+}
+
+/// Since when it is ready.
+pub fn ready_since(pod: &Pod) -> Option<Timestamp> {
+    let ready = condition(pod, "Ready").filter(|c| c.status == "True")?;
+    ready.last_transition_time.as_ref().map(|t| t.0)
+}
+
+/// When a pod becomes available.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Availability {
+    Available,
+    /// If it stays ready.
+    In(Duration),
+    NotReady,
+}
+
+/// A pod is available once it has been ready for `min_ready_seconds`.
+pub fn availability(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> Availability {
+    if !is_ready(pod) {
+        return Availability::NotReady;
+    }
+    if min_ready_seconds <= 0 {
+        return Availability::Available;
+    }
+    let Some(since) = ready_since(pod) else {
+        return Availability::NotReady;
+    };
+    let rest = SignedDuration::from_secs(i64::from(min_ready_seconds)) - now.duration_since(since);
+    match Duration::try_from(rest) {
+        Ok(rest) if !rest.is_zero() => Availability::In(rest),
+        _ => Availability::Available,
+    }
+}
+
+pub fn node_name(pod: &Pod) -> &str {
+    pod.spec.as_ref().and_then(|s| s.node_name.as_deref()).unwrap_or("")
+}
+
+/// A pod as `owner` makes it from a template, with a name the API will generate.
+pub fn from_template(owner: &Object, template: &PodTemplateSpec) -> Pod {
+    let meta = template.metadata.clone().unwrap_or_default();
+    Pod {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{}-", owner.name())),
+            namespace: Some(owner.namespace().to_string()),
+            labels: meta.labels,
+            annotations: meta.annotations,
+            finalizers: meta.finalizers,
+            owner_references: Some(vec![controller_reference(owner)]),
+            ..ObjectMeta::default()
+        },
+        spec: template.spec.clone(),
+        status: None,
+    }
+}

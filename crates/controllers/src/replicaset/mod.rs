@@ -1,0 +1,205 @@
+//! ReplicaSet: keep `spec.replicas` pods of the template alive.
+//!
+//! Pods that end or have ended are not counted (SPEC T7, S8). It prefers availability: while an old pod still ends,
+//! its replacement may run. Deleted are first the pods whose loss costs least ([`deletion_order`]).
+
+pub mod deletion_order;
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStatus};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{Kind, Object, ObjectKey, Shared};
+
+use crate::action::{Action, Create, Delete, Failure, Report, Verb, reference};
+use crate::controller::{Changed, Context, Controller, View};
+use crate::owner::{claim, controller_of, owners_of, selecting};
+use crate::pod::{self, Availability};
+
+/// Pods created or deleted for one ReplicaSet at one time, so that none keeps the others waiting for long.
+pub const BURST_REPLICAS: usize = 500;
+
+/// See the module.
+pub struct ReplicaSets;
+
+impl Controller for ReplicaSets {
+    fn name(&self) -> &'static str {
+        "replicaset-controller"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::REPLICA_SET, &registry::POD]
+    }
+
+    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        match changed.key_of(&registry::REPLICA_SET) {
+            Some(key) => vec![key],
+            None => owners_of::<ReplicaSet>(view, changed, |set| set.spec.as_ref().map(|s| &s.selector)),
+        }
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let Some(set) = context
+            .view
+            .get_as::<ReplicaSet>(&context.key.namespace, &context.key.name)
+        else {
+            return Vec::new();
+        };
+        let owner = set.object();
+        let Some(spec) = &set.spec else { return Vec::new() };
+        let Some(selector) = selecting(&spec.selector) else {
+            return Vec::new();
+        };
+
+        let mut known: Vec<Shared<Pod>> = context.view.controlled_by_as(owner.uid());
+        let terminating = known.iter().filter(|p| pod::is_terminating(p)).count();
+        known.extend(context.view.orphans_as(owner.namespace()));
+        known.retain(|p| pod::is_active(p));
+        let claimed = claim(owner, &selector, known);
+        let pods = claimed.objects;
+        let mut actions = claimed.actions;
+
+        if context.failure.is_none() && set.metadata.deletion_timestamp.is_none() {
+            actions.extend(manage(context, &set, &pods));
+        } else {
+            actions.clear();
+        }
+
+        let mut status = status(&set, &pods, context);
+        status.terminating_replicas = Some(count(terminating));
+        if set.status.as_ref() != Some(&status) {
+            let mut changed = (*set).clone();
+            changed.status = Some(status);
+            actions.push(Action::update_status(changed));
+        }
+        let min_ready_seconds = spec.min_ready_seconds.unwrap_or(0);
+        let next = pods.iter().filter_map(|p| {
+            match pod::availability(p, min_ready_seconds, context.now) {
+                Availability::In(wait) => Some(wait),
+                Availability::Available | Availability::NotReady => None,
+            }
+        });
+        actions.extend(next.min().map(Action::RequeueAfter));
+        actions
+    }
+}
+
+pub(crate) fn count(n: usize) -> i32 {
+    i32::try_from(n).unwrap_or(i32::MAX)
+}
+
+fn manage(context: &Context<'_>, set: &Shared<ReplicaSet>, pods: &[Shared<Pod>]) -> Option<Action> {
+    let owner = set.object();
+    let spec = set.spec.as_ref()?;
+    let wanted = usize::try_from(spec.replicas.unwrap_or(1)).unwrap_or(0);
+    if pods.len() < wanted {
+        let template = spec.template.as_ref()?;
+        let report = Report {
+            about: reference(owner),
+            done: Some(("SuccessfulCreate", "Created pod: ".into())),
+            failed: ("FailedCreate", "Error creating: ".into()),
+        };
+        let missing = (wanted - pods.len()).min(BURST_REPLICAS);
+        let creates = (0..missing).map(|_| Create {
+            report: Some(report.clone()),
+            ..Create::new(pod::from_template(owner, template))
+        });
+        return Some(Action::CreateMany(creates.collect()));
+    }
+    if pods.len() > wanted {
+        let report = Report {
+            about: reference(owner),
+            done: Some(("SuccessfulDelete", "Deleted pod: ".into())),
+            failed: ("FailedDelete", "Error deleting: ".into()),
+        };
+        let surplus = (pods.len() - wanted).min(BURST_REPLICAS);
+        let beside = related_by_node(context.view, owner);
+        let mut ranked: Vec<&Shared<Pod>> = pods.iter().collect();
+        deletion_order::sort(&mut ranked, &beside, context.now);
+        let deletes = ranked.into_iter().take(surplus).map(|p| Delete {
+            report: Some(report.clone()),
+            ..Delete::of(p.object())
+        });
+        return Some(Action::DeleteMany(deletes.collect()));
+    }
+    None
+}
+
+/// How many active pods of this set, and of the sets that have the same controller, stand on each node.
+fn related_by_node(view: &dyn View, owner: &Object) -> BTreeMap<String, usize> {
+    let sets: Vec<String> = match controller_of(owner.metadata()) {
+        Some(controller) => {
+            let siblings = view.controlled_by(&registry::REPLICA_SET, &controller.uid);
+            siblings.iter().map(|s| s.uid().to_string()).collect()
+        }
+        None => vec![owner.uid().to_string()],
+    };
+    let mut beside = BTreeMap::new();
+    for uid in sets {
+        for p in view.controlled_by_as::<Pod>(&uid) {
+            if pod::is_active(&p) {
+                *beside.entry(pod::node_name(&p).to_string()).or_default() += 1;
+            }
+        }
+    }
+    beside
+}
+
+fn status(set: &ReplicaSet, pods: &[Shared<Pod>], context: &Context<'_>) -> ReplicaSetStatus {
+    let spec = set.spec.clone().unwrap_or_default();
+    let template = spec.template.unwrap_or_default();
+    let labels = template.metadata.and_then(|m| m.labels).unwrap_or_default();
+    let fully_labeled = |p: &&Shared<Pod>| {
+        let has = p.metadata.labels.clone().unwrap_or_default();
+        labels.iter().all(|(k, v)| has.get(k) == Some(v))
+    };
+    let min_ready_seconds = spec.min_ready_seconds.unwrap_or(0);
+    let available = |p: &&Shared<Pod>| {
+        pod::availability(p, min_ready_seconds, context.now) == Availability::Available
+    };
+    // Kubernetes leaves these out when they are 0.
+    let some = |n: usize| (n > 0).then(|| count(n));
+    ReplicaSetStatus {
+        replicas: count(pods.len()),
+        fully_labeled_replicas: some(pods.iter().filter(fully_labeled).count()),
+        ready_replicas: some(pods.iter().filter(|p| pod::is_ready(p)).count()),
+        available_replicas: some(pods.iter().filter(available).count()),
+        terminating_replicas: None,
+        observed_generation: set.metadata.generation,
+        conditions: conditions(set, context),
+    }
+}
+
+/// ReplicaFailure is there while pods cannot be created or deleted.
+fn conditions(set: &ReplicaSet, context: &Context<'_>) -> Option<Vec<ReplicaSetCondition>> {
+    const TYPE: &str = "ReplicaFailure";
+    let had = set.status.as_ref().and_then(|s| s.conditions.clone()).unwrap_or_default();
+    let old = had.iter().find(|c| c.type_ == TYPE).cloned();
+    let mut conditions = had;
+    conditions.retain(|c| c.type_ != TYPE);
+    if let Some((reason, failure)) = context.failure.and_then(failed) {
+        // The first failure stays until it is over, so that the condition does not move with every attempt.
+        conditions.push(old.unwrap_or_else(|| ReplicaSetCondition {
+            type_: TYPE.into(),
+            status: "True".into(),
+            reason: Some(reason.into()),
+            message: Some(failure.error.message().to_string()),
+            last_transition_time: Some(Time(context.now)),
+        }));
+    }
+    (!conditions.is_empty()).then_some(conditions)
+}
+
+fn failed(failure: &Failure) -> Option<(&'static str, &Failure)> {
+    match failure.verb {
+        Verb::Create => Some(("FailedCreate", failure)),
+        Verb::Delete => Some(("FailedDelete", failure)),
+        Verb::Update | Verb::Require => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! A [`View`] made of a list of objects, and a controller run on it, for tables.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_api::registry::Registered;
+use knarr_api::{Kind, Object, ObjectKey};
+
+use crate::action::{Action, Failure};
+use crate::controller::{Context, Controller, View};
+use crate::owner::controller_of;
+
+/// What is known in a test.
+#[derive(Default)]
+pub struct World {
+    objects: BTreeMap<(&'static str, ObjectKey), Arc<Object>>,
+}
+
+/// The test's second `n`.
+pub fn at(n: i64) -> Timestamp {
+    Timestamp::from_second(1_000_000 + n).unwrap()
+}
+
+impl World {
+    /// Puts an object in, with a uid from its name and resourceVersion 1 unless it has its own.
+    pub fn put<T: Registered>(&mut self, mut object: T) -> Arc<Object> {
+        let kind = T::kind_of();
+        let meta = object.metadata_mut();
+        let name = meta.name.clone().unwrap();
+        meta.uid.get_or_insert_with(|| format!("uid-{name}"));
+        meta.resource_version.get_or_insert_with(|| "1".into());
+        let object = Arc::new(Object::from_typed(kind, Box::new(object)));
+        self.objects
+            .insert((kind.plural, ObjectKey::of(&object)), object.clone());
+        object
+    }
+
+    /// Puts in what the updates among these actions say.
+    pub fn take_updates(&mut self, actions: &[Action]) {
+        for action in actions {
+            if let Action::Update { kind, object, .. } = action {
+                let object = Arc::new(Object::from_typed(kind, object.clone_box()));
+                self.objects
+                    .insert((kind.plural, ObjectKey::of(&object)), object);
+            }
+        }
+    }
+
+    pub fn remove(&mut self, kind: &'static Kind, namespace: &str, name: &str) {
+        self.objects.remove(&(kind.plural, ObjectKey::new(namespace, name)));
+    }
+
+    pub fn run(&self, controller: &dyn Controller, key: (&str, &str), now: Timestamp) -> Vec<Action> {
+        self.run_after(controller, key, now, None)
+    }
+
+    pub fn run_after(
+        &self,
+        controller: &dyn Controller,
+        (namespace, name): (&str, &str),
+        now: Timestamp,
+        failure: Option<&Failure>,
+    ) -> Vec<Action> {
+        controller.reconcile(&Context {
+            view: self,
+            key: &ObjectKey::new(namespace, name),
+            now,
+            failure,
+        })
+    }
+}
+
+/// The actions as lines.
+pub fn lines(actions: &[Action]) -> Vec<String> {
+    actions.iter().map(Action::to_string).collect()
+}
+
+/// The object of the first update of this subresource.
+pub fn updated<T: Registered>(actions: &[Action], of: &str) -> Option<T> {
+    actions.iter().find_map(|action| match action {
+        Action::Update {
+            object, subresource, ..
+        } if *subresource == of => object.as_any().downcast_ref::<T>().cloned(),
+        _ => None,
+    })
+}
+
+impl View for World {
+    fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        let key = ObjectKey::new(namespace, name);
+        self.objects.get(&(kind.plural, key)).cloned()
+    }
+
+    fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
+        let all = self.objects.values().filter(|o| o.kind() == kind);
+        all.filter(|o| namespace.is_empty() || o.namespace() == namespace)
+            .cloned()
+            .collect()
+    }
+
+    fn controlled_by(&self, kind: &'static Kind, uid: &str) -> Vec<Arc<Object>> {
+        let mut all = self.list(kind, "");
+        all.retain(|o| controller_of(o.metadata()).is_some_and(|c| c.uid == uid));
+        all
+    }
+
+    fn orphans(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
+        let mut all = self.list(kind, namespace);
+        all.retain(|o| controller_of(o.metadata()).is_none());
+        all
+    }
+
+    fn pods_on(&self, node: &str) -> Vec<Arc<Object>> {
+        let mut all = self.list(&knarr_api::registry::POD, "");
+        all.retain(|o| o.get().is_some_and(|pod| crate::pod::node_name(pod) == node));
+        all
+    }
+}

@@ -1,0 +1,110 @@
+//! Image references as users write them: `nginx`, `registry:5000/team/app:1.2@sha256:…`.
+
+/// The reference with what is implied written out (registry, `library/`, `:latest`); the error in the words users know.
+pub fn normalize(reference: &str) -> Result<String, String> {
+    let fail = |why: &str| Err(format!("couldn't parse image name {reference:?}: {why}"));
+    let (domain, rest) = match reference.split_once('/') {
+        Some((first, rest))
+            if first.contains(['.', ':']) || first == "localhost" || first.to_lowercase() != first =>
+        {
+            (first.to_string(), rest.to_string())
+        }
+        Some(_) => ("docker.io".to_string(), reference.to_string()),
+        None => ("docker.io".to_string(), format!("library/{reference}")),
+    };
+    let (named, digest) = match rest.split_once('@') {
+        Some((named, digest)) => (named, Some(digest)),
+        None => (rest.as_str(), None),
+    };
+    let (path, tag) = match named.split_once(':') {
+        Some((path, tag)) => (path, Some(tag)),
+        None => (named, None),
+    };
+    if path.to_lowercase() != path {
+        return fail(&format!(
+            "invalid reference format: repository name ({path}) must be lowercase"
+        ));
+    }
+    let bad_path = path.split('/').any(|part| !is_path_component(part));
+    let bad_tag = tag.is_some_and(|tag| !is_tag(tag));
+    let bad_digest = digest.is_some_and(|digest| !is_digest(digest));
+    if bad_path || bad_tag || bad_digest || !is_domain(&domain) || path.len() + domain.len() > 255 {
+        return fail("invalid reference format");
+    }
+    Ok(match (tag, digest) {
+        (None, None) => format!("{domain}/{path}:latest"),
+        (Some(tag), None) => format!("{domain}/{path}:{tag}"),
+        (None, Some(digest)) => format!("{domain}/{path}@{digest}"),
+        (Some(tag), Some(digest)) => format!("{domain}/{path}:{tag}@{digest}"),
+    })
+}
+
+fn alnum(c: char) -> bool {
+    c.is_ascii_lowercase() || c.is_ascii_digit()
+}
+
+/// Letters and digits, joined by one `.`, one or two `_`, or any number of `-`.
+fn is_path_component(part: &str) -> bool {
+    let (Some(first), Some(last)) = (part.chars().next(), part.chars().last()) else {
+        return false;
+    };
+    let joined = part
+        .split(alnum)
+        .all(|joint| matches!(joint, "" | "." | "_" | "__") || joint.chars().all(|c| c == '-'));
+    alnum(first) && alnum(last) && joined
+}
+
+fn is_tag(tag: &str) -> bool {
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    tag.len() <= 128
+        && tag.chars().next().is_some_and(word)
+        && tag.chars().all(|c| word(c) || c == '.' || c == '-')
+}
+
+fn is_digest(digest: &str) -> bool {
+    digest.split_once(':').is_some_and(|(algorithm, hex)| {
+        !algorithm.is_empty() && hex.len() >= 32 && hex.chars().all(|c| c.is_ascii_hexdigit())
+    })
+}
+
+fn is_domain(domain: &str) -> bool {
+    let (host, port) = domain.split_once(':').unwrap_or((domain, "0"));
+    !host.is_empty()
+        && host.chars().all(|c| c.is_ascii_alphanumeric() || c == '.' || c == '-')
+        && !port.is_empty()
+        && port.chars().all(|c| c.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_implied_is_written_out() {
+        let digest = format!("sha256:{}", "a".repeat(64));
+        for (given, want) in [
+            ("busybox", "docker.io/library/busybox:latest".to_string()),
+            ("team/app:1", "docker.io/team/app:1".into()),
+            ("127.0.0.1:1/nope:1", "127.0.0.1:1/nope:1".into()),
+            ("localhost/x", "localhost/x:latest".into()),
+            ("a/b_c__d-e.f", "docker.io/a/b_c__d-e.f:latest".into()),
+            (&format!("x@{digest}"), format!("docker.io/library/x@{digest}")),
+        ] {
+            assert_eq!(normalize(given), Ok(want), "{given}");
+        }
+    }
+
+    #[test]
+    fn l4_a_bad_name_is_refused_in_the_words_users_know() {
+        assert_eq!(
+            normalize("UPPER:bad:name").unwrap_err(),
+            "couldn't parse image name \"UPPER:bad:name\": invalid reference format: repository name (library/UPPER) must be lowercase"
+        );
+        for bad in ["", "a..b", "a:", "x@sha256:1", "a//b", "host:port/x", "a/-b"] {
+            assert!(
+                normalize(bad).is_err_and(|e| e.contains("invalid reference format")),
+                "{bad}"
+            );
+        }
+    }
+}

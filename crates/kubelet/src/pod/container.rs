@@ -1,0 +1,681 @@
+//! One container of a pod: what runs, what ran, what is being done about it, and how its end is taken in.
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+
+use super::end::Stop;
+use super::{Action, Pod, Sandbox};
+use crate::backoff::BackOff;
+use crate::probe::{self, Probe};
+use crate::runtime::{self, ContainerState, Exit};
+
+/// In which list of the spec a container stands, and whether it is a sidecar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    Init,
+    /// An init container that restarts always.
+    Sidecar,
+    App,
+    Ephemeral,
+}
+
+impl Role {
+    /// For an event's `involvedObject.fieldPath`.
+    pub fn field(self) -> &'static str {
+        match self {
+            Role::Init | Role::Sidecar => "spec.initContainers",
+            Role::App => "spec.containers",
+            Role::Ephemeral => "spec.ephemeralContainers",
+        }
+    }
+}
+
+/// One run: a container of the runtime.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    pub id: String,
+    pub attempt: u32,
+    pub state: RunState,
+    pub image: String,
+    pub image_id: String,
+    /// Of the definition it was made from.
+    pub hash: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum RunState {
+    Running { started_at: Timestamp },
+    Exited(Box<core::ContainerStateTerminated>),
+}
+
+/// What is under way for a container.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Work {
+    #[default]
+    None,
+    Inspecting,
+    Pulling,
+    Creating {
+        attempt: u32,
+    },
+    /// Made, but not started (also found so after a restart).
+    Created {
+        id: String,
+        attempt: u32,
+    },
+    Starting {
+        id: String,
+        attempt: u32,
+    },
+    /// It runs, but does not count as running before the hook has ended.
+    PostStart {
+        run: Run,
+    },
+    Stopping(Stop),
+}
+
+/// A container as the spec names it, over all of its runs.
+#[derive(Clone, Debug)]
+pub struct Container {
+    pub name: String,
+    pub role: Role,
+    /// The newest run that got as far as running.
+    pub run: Option<Run>,
+    /// How the run before that ended.
+    pub previous: Option<core::ContainerStateTerminated>,
+    pub work: Work,
+    /// Shown instead of how the newest run ended, where it will be tried again: reason and message.
+    pub waiting: Option<(&'static str, String)>,
+    /// Not before then, after a failure that is no exit.
+    pub(super) retry_at: Option<Timestamp>,
+    pub(super) retries: u32,
+    pub(super) crash: BackOff,
+    pub(super) pull: BackOff,
+    pub(super) pull_failed: Option<(Timestamp, String)>,
+    /// When back-off was last told of, so that each wait is told once.
+    pub(super) told_back_off: Option<Timestamp>,
+    pub probes: Vec<Probe>,
+    /// Runs made so far, by what the runtime and the API remember.
+    pub(super) attempts: u32,
+    /// Ended runs that are still there, oldest first.
+    pub(super) remains: Vec<String>,
+    /// As in the spec now.
+    pub(super) hash: String,
+    /// It ended before its start was answered.
+    pub(super) early_exit: Option<Exit>,
+    /// Its runs that were removed at the pod's end.
+    pub(super) taken_away: Vec<String>,
+}
+
+impl Container {
+    fn new(name: String, role: Role) -> Self {
+        Container {
+            name,
+            role,
+            run: None,
+            previous: None,
+            work: Work::None,
+            waiting: None,
+            retry_at: None,
+            retries: 0,
+            crash: BackOff::default(),
+            pull: BackOff::default(),
+            pull_failed: None,
+            told_back_off: None,
+            probes: Vec::new(),
+            attempts: 0,
+            remains: Vec::new(),
+            hash: String::new(),
+            early_exit: None,
+            taken_away: Vec::new(),
+        }
+    }
+
+    /// Whether this is the id of its newest run, or of the run being made.
+    pub(super) fn is(&self, id: &str) -> bool {
+        self.run.as_ref().is_some_and(|r| r.id == id)
+            || match &self.work {
+                Work::Created { id: i, .. } | Work::Starting { id: i, .. } => i == id,
+                Work::PostStart { run } => run.id == id,
+                _ => false,
+            }
+    }
+
+    pub fn running_since(&self) -> Option<Timestamp> {
+        match self.run.as_ref()?.state {
+            RunState::Running { started_at } => Some(started_at),
+            RunState::Exited(_) => None,
+        }
+    }
+
+    pub fn exited(&self) -> Option<&core::ContainerStateTerminated> {
+        match &self.run.as_ref()?.state {
+            RunState::Exited(t) => Some(t),
+            RunState::Running { .. } => None,
+        }
+    }
+
+    /// Whether processes of it may be there, or are about to be.
+    pub fn has_processes(&self) -> bool {
+        self.running_since().is_some() || matches!(self.work, Work::Starting { .. } | Work::PostStart { .. })
+    }
+
+    /// Whether the container is on its way to running.
+    pub(super) fn is_starting(&self) -> bool {
+        matches!(
+            self.work,
+            Work::Inspecting
+                | Work::Pulling
+                | Work::Creating { .. }
+                | Work::Starting { .. }
+                | Work::PostStart { .. }
+        )
+    }
+
+    fn probe_result(&self, kind: probe::Kind) -> Option<Option<bool>> {
+        self.probes.iter().find(|p| p.kind == kind).map(|p| p.result)
+    }
+
+    /// Running, its hook done, and its startup probe (if any) passed.
+    pub fn started(&self) -> bool {
+        self.running_since().is_some()
+            && self
+                .probe_result(probe::Kind::Startup)
+                .is_none_or(|result| result == Some(true))
+    }
+
+    /// As `status.containerStatuses[].ready`.
+    pub fn ready(&self) -> bool {
+        match self.role {
+            Role::Init => self.exited().is_some_and(|t| t.exit_code == 0),
+            Role::Ephemeral => false,
+            Role::Sidecar | Role::App => {
+                self.started()
+                    && self
+                        .probe_result(probe::Kind::Readiness)
+                        .is_none_or(|result| result == Some(true))
+            }
+        }
+    }
+}
+
+/// Identifies a definition: what changes of it need a new container (name and image, as in Kubernetes).
+pub fn definition_hash(container: &core::Container) -> String {
+    let image = container.image.as_deref().unwrap_or("");
+    // FNV-1a, 32 bits: short, and the same everywhere.
+    let hash = format!("{}\0{image}", container.name)
+        .bytes()
+        .fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+    format!("{hash:x}")
+}
+
+/// An ephemeral container is a container with fewer fields.
+pub fn ephemeral_as_container(e: &core::EphemeralContainer) -> core::Container {
+    core::Container {
+        args: e.args.clone(),
+        command: e.command.clone(),
+        env: e.env.clone(),
+        env_from: e.env_from.clone(),
+        image: e.image.clone(),
+        image_pull_policy: e.image_pull_policy.clone(),
+        name: e.name.clone(),
+        resources: e.resources.clone(),
+        security_context: e.security_context.clone(),
+        stdin: e.stdin,
+        stdin_once: e.stdin_once,
+        termination_message_path: e.termination_message_path.clone(),
+        termination_message_policy: e.termination_message_policy.clone(),
+        tty: e.tty,
+        volume_devices: e.volume_devices.clone(),
+        volume_mounts: e.volume_mounts.clone(),
+        working_dir: e.working_dir.clone(),
+        ..core::Container::default()
+    }
+}
+
+/// The container of this name, whichever list it is in.
+pub fn find_spec<'a>(spec: &'a core::PodSpec, name: &str) -> Option<std::borrow::Cow<'a, core::Container>> {
+    use std::borrow::Cow;
+    let listed = spec.init_containers.iter().flatten().chain(&spec.containers);
+    listed
+        .into_iter()
+        .find(|c| c.name == name)
+        .map(Cow::Borrowed)
+        .or_else(|| {
+            let ephemeral = spec.ephemeral_containers.iter().flatten();
+            ephemeral
+                .into_iter()
+                .find(|c| c.name == name)
+                .map(|c| Cow::Owned(ephemeral_as_container(c)))
+        })
+}
+
+/// Whole seconds, as the API keeps time.
+pub(super) fn time(at: Timestamp) -> Time {
+    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
+}
+
+pub(super) fn terminated(id: &str, exit: &Exit, started_at: Option<Timestamp>) -> core::ContainerStateTerminated {
+    core::ContainerStateTerminated {
+        container_id: Some(format!("containerd://{id}")),
+        exit_code: exit.code,
+        finished_at: exit.finished_at.map(time),
+        message: (!exit.message.is_empty()).then(|| exit.message.clone()),
+        reason: Some(match exit.reason.as_str() {
+            "" if exit.code == 0 => "Completed".to_string(),
+            "" => "Error".to_string(),
+            reason => reason.to_string(),
+        }),
+        signal: None,
+        started_at: exit.started_at.or(started_at).map(time),
+    }
+}
+
+impl Pod {
+    /// Brings the containers in line with the spec: ephemeral ones may have come, images may have changed.
+    pub(super) fn update_containers(&mut self) {
+        let spec = self.spec().clone();
+        let init = spec.init_containers.iter().flatten().map(|c| {
+            let sidecar = c.restart_policy.as_deref() == Some("Always");
+            (if sidecar { Role::Sidecar } else { Role::Init }, c.clone())
+        });
+        let app = spec.containers.iter().map(|c| (Role::App, c.clone()));
+        let ephemeral = spec.ephemeral_containers.iter().flatten();
+        let ephemeral = ephemeral.map(|c| (Role::Ephemeral, ephemeral_as_container(c)));
+        let wanted: Vec<_> = init.chain(app).chain(ephemeral).collect();
+        for (role, container) in wanted {
+            let hash = definition_hash(&container);
+            match self.by_name(&container.name) {
+                Some(i) => self.containers[i].hash = hash,
+                None => {
+                    let mut new = Container::new(container.name.clone(), role);
+                    new.hash = hash;
+                    self.recall(&mut new);
+                    self.containers.push(new);
+                }
+            }
+        }
+    }
+
+    /// What the API remembers of a container from before: ends and counts survive the runtime's forgetting (L4).
+    fn recall(&self, container: &mut Container) {
+        let status = self.object.status.as_ref();
+        let Some(known) = status.and_then(|s| status_of(s, container)) else {
+            return;
+        };
+        let ended = known.state.as_ref().and_then(|s| s.terminated.clone());
+        let last = known.last_state.as_ref().and_then(|s| s.terminated.clone());
+        let ran = known.state.as_ref().is_some_and(|s| s.running.is_some());
+        let count = u32::try_from(known.restart_count).unwrap_or(0);
+        if let Some(t) = ended {
+            container.run = Some(Run {
+                id: known
+                    .container_id
+                    .as_deref()
+                    .and_then(|id| id.split_once("://"))
+                    .map_or_else(String::new, |(_, id)| id.to_string()),
+                attempt: count,
+                state: RunState::Exited(Box::new(t)),
+                image: known.image.clone(),
+                image_id: known.image_id.clone(),
+                hash: container.hash.clone(),
+            });
+            container.previous = last;
+            container.attempts = count + 1;
+        } else {
+            container.attempts = count + u32::from(ran || last.is_some());
+            container.previous = last;
+        }
+    }
+
+    /// Takes in a look at the runtime: adopts what runs, and takes note of what is gone. What changed after
+    /// the look began is left alone.
+    pub(super) fn observe(
+        &mut self,
+        since: Timestamp,
+        mut sandboxes: Vec<runtime::Sandbox>,
+        containers: Vec<runtime::Container>,
+        now: Timestamp,
+    ) {
+        sandboxes.sort_by_key(|s| (s.attempt, s.created_at));
+        for sandbox in &sandboxes {
+            self.sandbox_attempts = self.sandbox_attempts.max(sandbox.attempt + 1);
+        }
+        let newest_ready = sandboxes.iter().rfind(|s| s.ready).cloned();
+        match &self.sandbox {
+            Sandbox::Wanted { .. } => {
+                if let Some(found) = newest_ready {
+                    self.sandbox = Sandbox::Ready {
+                        id: found.id,
+                        ips: found.ips,
+                    };
+                }
+            }
+            Sandbox::Ready { id, .. } => {
+                let id = id.clone();
+                let lost = match sandboxes.iter().find(|s| s.id == id) {
+                    Some(s) => !s.ready,
+                    // Made after the look began?
+                    None => self.sandbox_made_at.is_none_or(|at| at < since),
+                };
+                if lost {
+                    self.sandbox_lost(id);
+                }
+            }
+            Sandbox::Creating | Sandbox::Stopping { .. } | Sandbox::Stopped => {}
+        }
+        let in_use = match &self.sandbox {
+            Sandbox::Ready { id, .. } | Sandbox::Stopping { id } => Some(id.clone()),
+            _ => None,
+        };
+        let creating = self.sandbox == Sandbox::Creating;
+        for s in &sandboxes {
+            if Some(&s.id) != in_use.as_ref() && !creating && !self.old_sandboxes.contains_key(&s.id) {
+                self.old_sandboxes.insert(s.id.clone(), false);
+                self.out.push(Action::StopSandbox { id: s.id.clone() });
+            }
+        }
+        for i in 0..self.containers.len() {
+            let mut runs: Vec<_> = containers
+                .iter()
+                .filter(|c| c.name == self.containers[i].name)
+                .collect();
+            runs.sort_by_key(|c| (c.attempt, c.created_at));
+            self.observe_container(i, &runs, since, now);
+        }
+        if self.ending.is_none() {
+            self.tell(now);
+        }
+    }
+
+    fn observe_container(
+        &mut self,
+        i: usize,
+        runs: &[&runtime::Container],
+        since: Timestamp,
+        now: Timestamp,
+    ) {
+        let container = &mut self.containers[i];
+        if let Some(newest) = runs.last() {
+            container.attempts = container.attempts.max(newest.attempt + 1);
+        }
+        let current = container.run.as_ref().map(|r| r.id.clone());
+        let seen = current
+            .as_ref()
+            .and_then(|id| runs.iter().find(|r| r.id == *id))
+            .copied();
+        // What is under way has its own answer to come, except a stop whose container is gone.
+        match &container.work {
+            Work::None | Work::Stopping(_) => {}
+            _ => return,
+        }
+        if let Some(started_at) = container.running_since() {
+            let id = current.unwrap_or_default();
+            match seen.map(|s| &s.state) {
+                Some(ContainerState::Exited(exit)) => self.container_exited(&id, exit.clone(), now),
+                Some(_) => {}
+                None if started_at >= since => {}
+                None => {
+                    let exit = Exit {
+                        code: 137,
+                        reason: "ContainerStatusUnknown".into(),
+                        message: "The container could not be located when the pod was terminated".into(),
+                        started_at: Some(started_at),
+                        finished_at: Some(now),
+                    };
+                    self.container_exited(&id, exit, now);
+                }
+            }
+            return;
+        }
+        // Only a kubelet that has just begun finds runs it does not know.
+        let Some(newest) = runs.last().filter(|newest| Some(&newest.id) != current.as_ref()) else {
+            return;
+        };
+        if container.remains.contains(&newest.id) || self.removing.contains(&newest.id) {
+            return;
+        }
+        self.adopt(i, runs, newest, now);
+    }
+
+    fn adopt(
+        &mut self,
+        i: usize,
+        runs: &[&runtime::Container],
+        newest: &runtime::Container,
+        now: Timestamp,
+    ) {
+        let known = self.object.status.as_ref().and_then(|s| status_of(s, &self.containers[i])).cloned();
+        let container = &mut self.containers[i];
+        let older: Vec<&&runtime::Container> = runs.iter().filter(|r| r.id != newest.id).collect();
+        container.remains = older.iter().map(|r| r.id.clone()).collect();
+        let before = older.last().and_then(|r| match &r.state {
+            ContainerState::Exited(exit) => Some(terminated(&r.id, exit, None)),
+            _ => None,
+        });
+        let run = |state| Run {
+            id: newest.id.clone(),
+            attempt: newest.attempt,
+            state,
+            image: newest.image.clone(),
+            image_id: newest.image_id.clone(),
+            hash: newest.hash.clone(),
+        };
+        let previous = before.or_else(|| known.as_ref()?.last_state.as_ref()?.terminated.clone());
+        match &newest.state {
+            ContainerState::Running { started_at } => {
+                container.run = Some(run(RunState::Running {
+                    started_at: *started_at,
+                }));
+                container.previous = previous.or_else(|| container.previous.take());
+                self.make_probes(i, *started_at);
+                let same = known.filter(|k| {
+                    k.container_id.as_deref().and_then(|id| id.rsplit('/').next()) == Some(&newest.id)
+                });
+                if let Some(known) = same {
+                    for probe in &mut self.containers[i].probes {
+                        match probe.kind {
+                            probe::Kind::Startup if known.started == Some(true) => probe.remember(true),
+                            probe::Kind::Readiness if known.ready => probe.remember(true),
+                            _ => {}
+                        }
+                    }
+                }
+            }
+            ContainerState::Exited(exit) => {
+                let end = terminated(&newest.id, exit, None);
+                let finished_at = exit.finished_at.unwrap_or(now);
+                container.run = Some(run(RunState::Exited(Box::new(end))));
+                container.previous = previous.or_else(|| container.previous.take());
+                // How often it has failed is what its attempts tell.
+                for _ in 0..newest.attempt.min(6) {
+                    container.crash.next(finished_at, finished_at);
+                }
+            }
+            ContainerState::Created => {
+                container.work = Work::Created {
+                    id: newest.id.clone(),
+                    attempt: newest.attempt,
+                };
+                container.attempts = newest.attempt;
+            }
+            ContainerState::Unknown => {
+                container.remains.push(newest.id.clone());
+                self.out.push(Action::StopContainer {
+                    id: newest.id.clone(),
+                    grace_seconds: crate::grace::MINIMUM_SECONDS,
+                });
+            }
+        }
+    }
+
+    pub(super) fn make_probes(&mut self, i: usize, started_at: Timestamp) {
+        let Some(spec) = find_spec(self.spec(), &self.containers[i].name) else {
+            return;
+        };
+        let probes = [
+            (probe::Kind::Startup, &spec.startup_probe),
+            (probe::Kind::Liveness, &spec.liveness_probe),
+            (probe::Kind::Readiness, &spec.readiness_probe),
+        ];
+        let probes = probes
+            .into_iter()
+            .filter_map(|(kind, spec)| Some(Probe::new(kind, spec.as_ref()?, started_at)))
+            .collect();
+        if matches!(self.containers[i].role, Role::Sidecar | Role::App) {
+            self.containers[i].probes = probes;
+        }
+    }
+
+    /// A container's first process has ended.
+    pub(super) fn container_exited(&mut self, id: &str, exit: Exit, now: Timestamp) {
+        let Some(i) = self.by_id(id) else { return };
+        let container = &mut self.containers[i];
+        match std::mem::take(&mut container.work) {
+            Work::PostStart { run } if run.id == id => self.begin_run(i, run, now),
+            Work::Starting { id: starting, attempt } if starting == id => {
+                // It ended before its start was answered: take it as started.
+                container.work = Work::Starting {
+                    id: starting,
+                    attempt,
+                };
+                container.early_exit = Some(exit);
+                return;
+            }
+            Work::Stopping(stop) => self.stop_answered(stop, id),
+            work => container.work = work,
+        }
+        let container = &mut self.containers[i];
+        let Some(run) = &mut container.run else { return };
+        if run.id != id {
+            return;
+        }
+        let RunState::Running { started_at } = run.state else {
+            return;
+        };
+        let mut end = terminated(id, &exit, Some(started_at));
+        end.finished_at.get_or_insert_with(|| time(now));
+        run.state = RunState::Exited(Box::new(end));
+        container.probes.clear();
+        if container.waiting.is_some() && !self.restarts(i) {
+            self.containers[i].waiting = None;
+        }
+        if self.ending.is_none() {
+            self.tell(now);
+        }
+    }
+
+    /// A run counts as running from here on.
+    pub(super) fn begin_run(&mut self, i: usize, run: Run, now: Timestamp) {
+        let started_at = match run.state {
+            RunState::Running { started_at } => started_at,
+            RunState::Exited(_) => now,
+        };
+        let container = &mut self.containers[i];
+        if let Some(old) = container.run.take() {
+            if let RunState::Exited(t) = old.state {
+                container.previous = Some(*t);
+            }
+            if !old.id.is_empty() {
+                container.remains.push(old.id);
+            }
+        }
+        container.attempts = run.attempt + 1;
+        container.run = Some(run);
+        container.waiting = None;
+        container.retries = 0;
+        container.retry_at = None;
+        self.make_probes(i, started_at);
+    }
+
+    /// Of the ended runs, the newest two are kept (one for `logs --previous`), the others go.
+    pub(super) fn prune(&mut self) {
+        for container in &mut self.containers {
+            while container.remains.len() > 1 {
+                let id = container.remains.remove(0);
+                if !self.removing.contains(&id) {
+                    self.removing.push(id.clone());
+                    self.out.push(Action::RemoveContainer { id });
+                }
+            }
+        }
+    }
+
+    /// Asks what is due, and sees to it that it is woken for the next.
+    pub(super) fn probe(&mut self, now: Timestamp) {
+        let mut asks = Vec::new();
+        let mut wake = Vec::new();
+        for container in &mut self.containers {
+            let Some(run) = &container.run else { continue };
+            let (id, name) = (run.id.clone(), container.name.clone());
+            if container.running_since().is_none() {
+                continue;
+            }
+            let started = container.started();
+            // While it is ended, only readiness is still of interest.
+            let stopping = matches!(container.work, Work::Stopping(_)) || self.ending.is_some();
+            for probe in &mut container.probes {
+                let held = match probe.kind {
+                    probe::Kind::Startup => started || stopping,
+                    probe::Kind::Liveness => !started || stopping,
+                    probe::Kind::Readiness => !started || self.ending.is_some(),
+                };
+                if held {
+                    continue;
+                }
+                if probe.due(now) {
+                    asks.push(Action::Probe {
+                        container: name.clone(),
+                        id: id.clone(),
+                        kind: probe.kind,
+                    });
+                } else if let (Some(at), false) = (probe.next_at, probe.asking) {
+                    wake.push(at);
+                }
+            }
+        }
+        self.out.append(&mut asks);
+        wake.into_iter().for_each(|at| self.wake_at(at));
+    }
+
+    pub(super) fn probed(&mut self, id: &str, kind: probe::Kind, answer: probe::Answer, now: Timestamp) {
+        let Some(i) = self.by_id(id) else { return };
+        let Some(probe) = self.containers[i].probes.iter_mut().find(|p| p.kind == kind) else {
+            return;
+        };
+        let changed = probe.answer(&answer);
+        let title = kind.title();
+        let told = match &answer {
+            probe::Answer::Success => None,
+            probe::Answer::Failure(heard) => Some(format!("{title} probe failed: {heard}")),
+            probe::Answer::Unknown(why) => {
+                Some(format!("{title} probe errored and resulted in unknown state: {why}"))
+            }
+        };
+        if let Some(message) = told {
+            self.record(Some(i), true, "Unhealthy", message);
+        }
+        match changed {
+            Some(false) if kind != probe::Kind::Readiness && self.ending.is_none() => {
+                self.stop_unhealthy(i, kind, now);
+            }
+            Some(_) if self.ending.is_none() => self.tell(now),
+            _ => {}
+        }
+    }
+}
+
+/// The status the API has of a container.
+pub(super) fn status_of<'a>(
+    status: &'a core::PodStatus,
+    container: &Container,
+) -> Option<&'a core::ContainerStatus> {
+    let list = match container.role {
+        Role::Init | Role::Sidecar => &status.init_container_statuses,
+        Role::App => &status.container_statuses,
+        Role::Ephemeral => &status.ephemeral_container_statuses,
+    };
+    list.iter().flatten().find(|s| s.name == container.name)
+}

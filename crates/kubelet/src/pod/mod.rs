@@ -1,0 +1,504 @@
+//! One pod's life on its node: a state machine that takes events and the time and answers with actions.
+//!
+//! An event only changes what is known; what is done follows from all that is known ([`Pod::step`] runs the
+//! whole decision after each event). At most one attempt of each operation is under way; none is forgotten:
+//! every action that has an answer is answered by exactly one event, also when it failed.
+//!
+//! Promises: a container never runs twice at a time (SPEC S1); nothing starts once the pod is ending; the
+//! object is deleted only after processes, sandbox and volumes are gone (T5).
+
+mod container;
+mod end;
+mod start;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::k8s_openapi;
+
+pub use container::{Container, Role, Run, RunState, Work, definition_hash, find_spec};
+pub use end::{Ending, Why};
+pub use status::merge;
+
+use crate::probe;
+use crate::runtime::{self, Exit};
+
+/// Waits between attempts to set volumes up: 0.5 s, doubled up to about two minutes.
+const VOLUME_RETRY: (SignedDuration, SignedDuration) =
+    (SignedDuration::from_millis(500), SignedDuration::from_secs(122));
+/// Wait between attempts to make a sandbox.
+const SANDBOX_RETRY: SignedDuration = SignedDuration::from_secs(10);
+
+/// What the decision is told.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The object as the API has it now.
+    Updated(Arc<core::Pod>),
+    /// The object is gone from the API.
+    Removed,
+    /// What the runtime was seen to hold of this pod, in a look that began at `since`.
+    Observed {
+        since: Timestamp,
+        sandboxes: Vec<runtime::Sandbox>,
+        containers: Vec<runtime::Container>,
+    },
+    VolumesReady,
+    VolumesFailed {
+        message: String,
+    },
+    VolumesGone,
+    SandboxCreated {
+        id: String,
+        ips: Vec<String>,
+    },
+    SandboxFailed {
+        message: String,
+    },
+    /// Its processes are gone and its network is freed.
+    SandboxStopped {
+        id: String,
+    },
+    SandboxRemoved {
+        id: String,
+    },
+    ImageInspected {
+        container: String,
+        present: Result<bool, String>,
+    },
+    ImagePulled {
+        container: String,
+        result: Result<Pulled, String>,
+    },
+    ContainerCreated {
+        container: String,
+        id: String,
+    },
+    ContainerCreateFailed {
+        container: String,
+        /// `CreateContainerConfigError`, `CreateContainerError`.
+        reason: &'static str,
+        message: String,
+    },
+    ContainerStarted {
+        container: String,
+        id: String,
+        at: Timestamp,
+        image: String,
+        image_id: String,
+    },
+    ContainerStartFailed {
+        container: String,
+        id: String,
+        message: String,
+    },
+    ContainerExited {
+        id: String,
+        exit: Exit,
+    },
+    ContainerRemoved {
+        id: String,
+    },
+    /// Ending it failed; it may still run.
+    StopFailed {
+        id: String,
+        message: String,
+    },
+    HookDone {
+        id: String,
+        hook: Hook,
+        result: Result<(), String>,
+    },
+    Probed {
+        id: String,
+        kind: probe::Kind,
+        answer: probe::Answer,
+    },
+    /// The pod must go (eviction, node shutdown), and not by the API's word.
+    Evict {
+        reason: String,
+        message: String,
+        grace_seconds: Option<i64>,
+    },
+    /// The final deletion was refused or could not be sent.
+    FinalDeleteFailed,
+    /// Time has passed.
+    Timer,
+}
+
+/// What a pull brought.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pulled {
+    pub image_id: String,
+    pub took: SignedDuration,
+    /// `took`, and the wait for its turn.
+    pub with_waiting: SignedDuration,
+    pub size_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Hook {
+    PostStart,
+    PreStop,
+}
+
+/// What is to be done. Each is done once; those with an answer are answered by one event.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// → `VolumesReady` or `VolumesFailed`.
+    SetUpVolumes,
+    /// → `VolumesGone` (the doer tries until it is so).
+    TearDownVolumes,
+    /// → `SandboxCreated` or `SandboxFailed`.
+    CreateSandbox { attempt: u32 },
+    /// → `SandboxStopped` (the doer tries until it is so).
+    StopSandbox { id: String },
+    /// → `SandboxRemoved` (the doer tries until it is so).
+    RemoveSandbox { id: String },
+    /// → `ImageInspected`.
+    InspectImage { container: String, image: String },
+    /// → `ImagePulled`.
+    PullImage { container: String, image: String },
+    /// → `ContainerCreated` or `ContainerCreateFailed`.
+    CreateContainer { container: String, sandbox: String, attempt: u32 },
+    /// → `ContainerStarted` or `ContainerStartFailed`.
+    StartContainer { container: String, id: String },
+    /// → `ContainerExited` or `StopFailed`. A later one with less grace overtakes.
+    StopContainer { id: String, grace_seconds: i64 },
+    /// → `ContainerRemoved` (the doer tries until it is so).
+    RemoveContainer { id: String },
+    /// → `HookDone`. Not longer than `timeout_seconds`, if any.
+    RunHook { container: String, id: String, hook: Hook, timeout_seconds: Option<i64> },
+    /// The hook's answer is no longer waited for.
+    CancelHook { id: String, hook: Hook },
+    /// → `Probed`.
+    Probe { container: String, id: String, kind: probe::Kind },
+    /// The status as it is now; only the newest counts.
+    WriteStatus(Box<core::PodStatus>),
+    /// After the last status is written: delete with grace 0 and this pod's uid. → `FinalDeleteFailed` if it was not.
+    FinalDelete,
+    /// An event for the user. `container` is none for those of the pod.
+    Record { container: Option<(Role, String)>, warning: bool, reason: &'static str, message: String },
+    /// `Timer` is wanted then. Only the newest counts.
+    SetTimer(Timestamp),
+    /// Nothing is left of the pod here, and it is gone from the API.
+    Forget,
+}
+
+/// What is known of the node the pod is on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    pub ips: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Volumes {
+    Wanted { not_before: Option<Timestamp> },
+    SettingUp,
+    Ready,
+    TearingDown,
+    Gone,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Sandbox {
+    Wanted { not_before: Option<Timestamp> },
+    Creating,
+    Ready { id: String, ips: Vec<String> },
+    /// It is broken or no longer wanted: its processes and network must go.
+    Stopping { id: String },
+    Stopped,
+}
+
+/// One pod of this node, by uid.
+#[derive(Clone, Debug)]
+pub struct Pod {
+    object: Arc<core::Pod>,
+    node: Node,
+    volumes: Volumes,
+    volume_wait: SignedDuration,
+    sandbox: Sandbox,
+    sandbox_made_at: Option<Timestamp>,
+    /// Sandboxes made so far.
+    sandbox_attempts: u32,
+    /// Sandboxes that are stopped, or have to be, besides the one in use: true once stopped.
+    old_sandboxes: BTreeMap<String, bool>,
+    /// Being removed.
+    removing: Vec<String>,
+    containers: Vec<Container>,
+    ending: Option<Ending>,
+    /// The object is gone from the API.
+    removed: bool,
+    start_time: Option<Timestamp>,
+    eviction: Option<(String, String, Option<i64>)>,
+    /// As last told.
+    status: core::PodStatus,
+    timer: Option<Timestamp>,
+    out: Vec<Action>,
+}
+
+impl Pod {
+    /// A pod that this node has to do with. What already runs of it comes with the first [`Event::Observed`];
+    /// without one, nothing is assumed to run.
+    pub fn new(object: Arc<core::Pod>, node: Node) -> Self {
+        let status = object.status.clone().unwrap_or_default();
+        let mut pod = Pod {
+            start_time: status.start_time.as_ref().map(|t| t.0),
+            object,
+            node,
+            volumes: Volumes::Wanted { not_before: None },
+            volume_wait: VOLUME_RETRY.0,
+            sandbox: Sandbox::Wanted { not_before: None },
+            sandbox_made_at: None,
+            sandbox_attempts: 0,
+            old_sandboxes: BTreeMap::new(),
+            removing: Vec::new(),
+            containers: Vec::new(),
+            ending: None,
+            removed: false,
+            eviction: None,
+            status,
+            timer: None,
+            out: Vec::new(),
+        };
+        pod.update_containers();
+        pod
+    }
+
+    pub fn object(&self) -> &Arc<core::Pod> {
+        &self.object
+    }
+
+    /// The status as last told.
+    pub fn status(&self) -> &core::PodStatus {
+        &self.status
+    }
+
+    /// The addresses of its sandbox, or of the node for pods in the host's network.
+    pub fn ips(&self) -> &[String] {
+        match &self.sandbox {
+            _ if self.host_network() => &self.node.ips,
+            Sandbox::Ready { ips, .. } => ips,
+            _ => &[],
+        }
+    }
+
+    pub fn containers(&self) -> &[Container] {
+        &self.containers
+    }
+
+    pub fn is_ending(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    /// Takes an event and decides. The actions are to be carried out in any order, but each
+    /// [`Action::RemoveContainer`] and [`Action::StopSandbox`] is safe as soon as it is given.
+    pub fn step(&mut self, event: Event, now: Timestamp) -> Vec<Action> {
+        self.timer = None;
+        self.take(event, now);
+        self.decide(now);
+        if let Some(at) = self.timer {
+            self.out.push(Action::SetTimer(at));
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    fn decide(&mut self, now: Timestamp) {
+        if self.ending.is_none() {
+            self.look_for_the_end(now);
+        }
+        if self.ending.is_some() {
+            self.end(now);
+        } else {
+            self.start(now);
+            // A container that cannot start may have been the last one.
+            self.look_for_the_end(now);
+            if self.ending.is_some() {
+                self.end(now);
+            }
+        }
+        self.probe(now);
+        self.prune();
+    }
+
+    fn spec(&self) -> &core::PodSpec {
+        static EMPTY: std::sync::LazyLock<core::PodSpec> = std::sync::LazyLock::new(core::PodSpec::default);
+        self.object.spec.as_ref().unwrap_or(&EMPTY)
+    }
+
+    fn uid(&self) -> &str {
+        self.object.metadata.uid.as_deref().unwrap_or("")
+    }
+
+    /// `name_namespace(uid)`, as messages call a pod.
+    fn full_name(&self) -> String {
+        let meta = &self.object.metadata;
+        format!(
+            "{}_{}({})",
+            meta.name.as_deref().unwrap_or(""),
+            meta.namespace.as_deref().unwrap_or(""),
+            self.uid()
+        )
+    }
+
+    fn host_network(&self) -> bool {
+        self.spec().host_network == Some(true)
+    }
+
+    fn restart_policy(&self) -> &str {
+        self.spec().restart_policy.as_deref().unwrap_or("Always")
+    }
+
+    fn wake_at(&mut self, at: Timestamp) {
+        self.timer = Some(self.timer.map_or(at, |t| t.min(at)));
+    }
+
+    fn record(&mut self, index: Option<usize>, warning: bool, reason: &'static str, message: String) {
+        let container = index.map(|i| (self.containers[i].role, self.containers[i].name.clone()));
+        self.out.push(Action::Record {
+            container,
+            warning,
+            reason,
+            message,
+        });
+    }
+
+    fn by_name(&self, name: &str) -> Option<usize> {
+        self.containers.iter().position(|c| c.name == name)
+    }
+
+    /// The container whose newest run, or the run being made, is this.
+    fn by_id(&self, id: &str) -> Option<usize> {
+        self.containers.iter().position(|c| c.is(id))
+    }
+
+    fn take(&mut self, event: Event, now: Timestamp) {
+        match event {
+            Event::Updated(object) => {
+                self.object = object;
+                self.update_containers();
+                if self.ending.is_some() {
+                    self.shrink_grace(now);
+                } else {
+                    self.tell(now);
+                }
+            }
+            Event::Removed => {
+                self.removed = true;
+                if self.ending.is_some() {
+                    self.shrink_grace(now);
+                }
+            }
+            Event::Observed {
+                since,
+                sandboxes,
+                containers,
+            } => self.observe(since, sandboxes, containers, now),
+            Event::VolumesReady => {
+                if self.volumes == Volumes::SettingUp {
+                    self.volumes = Volumes::Ready;
+                }
+            }
+            Event::VolumesFailed { message } => self.volumes_failed(message, now),
+            Event::VolumesGone => self.volumes = Volumes::Gone,
+            Event::SandboxCreated { id, ips } => {
+                if self.sandbox == Sandbox::Creating {
+                    self.sandbox = Sandbox::Ready { id, ips };
+                    self.sandbox_made_at = Some(now);
+                    if self.ending.is_none() {
+                        self.tell(now);
+                    }
+                } else {
+                    self.old_sandboxes.insert(id.clone(), false);
+                    self.out.push(Action::StopSandbox { id });
+                }
+            }
+            Event::SandboxFailed { message } => {
+                if self.ending.is_none() {
+                    self.record(
+                        None,
+                        true,
+                        "FailedCreatePodSandBox",
+                        format!("Failed to create pod sandbox: {message}"),
+                    );
+                }
+                if self.sandbox == Sandbox::Creating {
+                    self.sandbox = Sandbox::Wanted {
+                        not_before: Some(now + SANDBOX_RETRY),
+                    };
+                }
+            }
+            Event::SandboxStopped { id } => self.sandbox_stopped(id, now),
+            Event::SandboxRemoved { id } => {
+                self.old_sandboxes.remove(&id);
+                self.removing.retain(|r| *r != id);
+            }
+            Event::ImageInspected { container, present } => self.image_inspected(&container, present, now),
+            Event::ImagePulled { container, result } => self.image_pulled(&container, result, now),
+            Event::ContainerCreated { container, id } => self.container_created(&container, id),
+            Event::ContainerCreateFailed {
+                container,
+                reason,
+                message,
+            } => self.create_failed(&container, reason, message, now),
+            Event::ContainerStarted {
+                container,
+                id,
+                at,
+                image,
+                image_id,
+            } => self.container_started(&container, id, at, (image, image_id), now),
+            Event::ContainerStartFailed {
+                container,
+                id,
+                message,
+            } => self.start_failed(&container, id, message, now),
+            Event::ContainerExited { id, exit } => self.container_exited(&id, exit, now),
+            Event::ContainerRemoved { id } => self.removing.retain(|r| *r != id),
+            Event::StopFailed { id, .. } => self.stop_failed(&id, now),
+            Event::HookDone { id, hook, result } => match hook {
+                Hook::PostStart => self.post_start_done(&id, result, now),
+                Hook::PreStop => self.pre_stop_done(&id, result, now),
+            },
+            Event::Probed { id, kind, answer } => self.probed(&id, kind, answer, now),
+            Event::Evict {
+                reason,
+                message,
+                grace_seconds,
+            } => self.eviction = Some((reason, message, grace_seconds)),
+            Event::FinalDeleteFailed => self.final_delete_failed(now),
+            Event::Timer => {}
+        }
+    }
+
+    fn volumes_failed(&mut self, message: String, now: Timestamp) {
+        if self.volumes != Volumes::SettingUp {
+            return;
+        }
+        if self.ending.is_none() {
+            self.record(None, true, "FailedMount", message);
+        }
+        self.volumes = Volumes::Wanted {
+            not_before: Some(now + self.volume_wait),
+        };
+        self.volume_wait = (self.volume_wait * 2).min(VOLUME_RETRY.1);
+    }
+
+    fn sandbox_stopped(&mut self, id: String, now: Timestamp) {
+        // Whatever still counted as running in it has lost its processes.
+        self.old_sandboxes.insert(id.clone(), true);
+        if (Sandbox::Stopping { id }) == self.sandbox {
+            self.sandbox = match self.ending {
+                Some(_) => Sandbox::Stopped,
+                None => Sandbox::Wanted { not_before: None },
+            };
+            if self.ending.is_some() {
+                self.tell(now);
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Pods' own cgroups, on cgroup v1 and v2: made with the pod's limits before its sandbox, removed after it.
+//!
+//! The containers' groups below are the runtime's. Of these functions only what concerns the pod's own directory
+//! exists; a hierarchy that is not there is passed over.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use k8s_cri::v1::LinuxContainerResources;
+
+const ROOT: &str = "/sys/fs/cgroup";
+
+fn unified(root: &Path) -> bool {
+    root.join("cgroup.controllers").exists()
+}
+
+/// The directories that stand for this group: one on v2, one a hierarchy on v1.
+fn directories(root: &Path, group: &str) -> Vec<PathBuf> {
+    let group = group.trim_start_matches('/');
+    if unified(root) {
+        return vec![root.join(group)];
+    }
+    let Ok(entries) = fs::read_dir(root) else {
+        return Vec::new();
+    };
+    let mut found: Vec<PathBuf> = entries
+        .flatten()
+        // `cpu` and `cpuacct` are often links to one hierarchy.
+        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+        .map(|e| e.path().join(group))
+        .collect();
+    found.sort();
+    found
+}
+
+fn set(path: PathBuf, value: String) -> io::Result<()> {
+    match fs::write(&path, value) {
+        // This controller is not here.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Makes the group and sets its limits.
+pub fn ensure(group: &str, limits: &LinuxContainerResources) -> io::Result<()> {
+    ensure_in(Path::new(ROOT), group, limits)
+}
+
+fn ensure_in(root: &Path, group: &str, limits: &LinuxContainerResources) -> io::Result<()> {
+    if unified(root) {
+        return ensure_unified(root, group, limits);
+    }
+    let group = group.trim_start_matches('/');
+    for (controller, files) in [
+        (
+            "cpu",
+            vec![
+                ("cpu.shares", limits.cpu_shares),
+                ("cpu.cfs_period_us", limits.cpu_period),
+                ("cpu.cfs_quota_us", limits.cpu_quota),
+            ],
+        ),
+        (
+            "memory",
+            vec![("memory.limit_in_bytes", limits.memory_limit_in_bytes)],
+        ),
+    ] {
+        let hierarchy = root.join(controller);
+        if !hierarchy.exists() {
+            continue;
+        }
+        let directory = hierarchy.join(group);
+        fs::create_dir_all(&directory)?;
+        for (file, value) in files.into_iter().filter(|(_, value)| *value > 0) {
+            set(directory.join(file), value.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+fn ensure_unified(root: &Path, group: &str, limits: &LinuxContainerResources) -> io::Result<()> {
+    let controllers = fs::read_to_string(root.join("cgroup.controllers"))?;
+    let wanted = ["cpu", "memory", "pids", "io", "cpuset"];
+    let enable: Vec<String> = wanted
+        .iter()
+        .filter(|w| controllers.split_whitespace().any(|c| c == **w))
+        .map(|w| format!("+{w}"))
+        .collect();
+    let mut at = root.to_path_buf();
+    for part in group.split('/').filter(|p| !p.is_empty()) {
+        set(at.join("cgroup.subtree_control"), enable.join(" "))?;
+        at.push(part);
+        match fs::create_dir(&at) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ => {}
+        }
+    }
+    // v2 counts weights from 1 to 10000 where v1 counted shares from 2 to 262144.
+    let weight = 1 + (limits.cpu_shares.max(2) - 2) * 9999 / 262_142;
+    set(at.join("cpu.weight"), weight.to_string())?;
+    if limits.cpu_quota > 0 {
+        set(
+            at.join("cpu.max"),
+            format!("{} {}", limits.cpu_quota, limits.cpu_period),
+        )?;
+    }
+    if limits.memory_limit_in_bytes > 0 {
+        set(at.join("memory.max"), limits.memory_limit_in_bytes.to_string())?;
+    }
+    Ok(())
+}
+
+/// Removes the group, once nothing is in it. What is not empty stays, and is removed with the next pod's end.
+pub fn remove(group: &str) {
+    remove_in(Path::new(ROOT), group);
+}
+
+fn remove_in(root: &Path, group: &str) {
+    for directory in directories(root, group) {
+        // Groups the runtime left behind are empty by now.
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                let _ = fs::remove_dir(entry.path());
+            }
+        }
+        let _ = fs::remove_dir(&directory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> LinuxContainerResources {
+        LinuxContainerResources {
+            cpu_shares: 1024,
+            cpu_period: 100_000,
+            cpu_quota: 50_000,
+            memory_limit_in_bytes: 1 << 20,
+            ..LinuxContainerResources::default()
+        }
+    }
+
+    #[test]
+    fn version_one_has_a_directory_a_controller() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("cpu")).unwrap();
+        fs::create_dir(root.path().join("memory")).unwrap();
+        ensure_in(root.path(), "/kubepods/podx", &limits()).unwrap();
+        let read = |p: &str| fs::read_to_string(root.path().join(p)).unwrap();
+        assert_eq!(read("cpu/kubepods/podx/cpu.cfs_quota_us"), "50000");
+        assert_eq!(read("memory/kubepods/podx/memory.limit_in_bytes"), "1048576");
+    }
+
+    #[test]
+    fn version_two_has_one_directory_and_weights() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("cgroup.controllers"), "cpu memory").unwrap();
+        ensure_in(root.path(), "/kubepods/burstable/podx", &limits()).unwrap();
+        let read = |p: &str| fs::read_to_string(root.path().join(p)).unwrap();
+        assert_eq!(read("cgroup.subtree_control"), "+cpu +memory");
+        assert_eq!(read("kubepods/burstable/podx/cpu.max"), "50000 100000");
+        assert_eq!(read("kubepods/burstable/podx/cpu.weight"), "39");
+    }
+
+    #[test]
+    fn a_group_goes_with_its_empty_children() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("cpu/kubepods/podx/abc")).unwrap();
+        remove_in(root.path(), "/kubepods/podx");
+        assert!(root.path().join("cpu/kubepods").exists());
+        assert!(!root.path().join("cpu/kubepods/podx").exists());
+    }
+}

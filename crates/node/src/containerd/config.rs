@@ -1,0 +1,167 @@
+//! containerd's configuration file (version 2, read by containerd 1.6 and 1.7) for a private instance.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use super::ContainerdError;
+
+/// Linux' number of CAP_SYS_RESOURCE (linux/capability.h).
+const CAP_SYS_RESOURCE: u32 = 24;
+
+/// Where a private containerd lives and what it is to use.
+#[derive(Clone, Debug)]
+pub struct ContainerdConfig {
+    /// The program, looked up in PATH unless it has a slash.
+    pub program: PathBuf,
+    /// Absolute; images and snapshots live here, and survive.
+    pub root: PathBuf,
+    /// Absolute; sockets and run-time state.
+    pub run: PathBuf,
+    /// CNI plugins (`/usr/lib/cni` on Debian).
+    pub cni_bin: PathBuf,
+    /// The folder of CNI configurations.
+    pub cni_conf: PathBuf,
+    /// Reference of the sandbox (pause) image.
+    pub sandbox_image: String,
+}
+
+impl ContainerdConfig {
+    pub fn socket(&self) -> PathBuf {
+        self.run.join("containerd.sock")
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.root.join("config.toml")
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.root.join("containerd.log")
+    }
+
+    pub(super) fn pid_file(&self) -> PathBuf {
+        self.run.join("containerd.pid")
+    }
+
+    pub(super) fn write(&self) -> Result<(), ContainerdError> {
+        let write = |path: &Path, result: std::io::Result<()>| {
+            result.map_err(|source| ContainerdError::Write {
+                path: path.to_path_buf(),
+                source,
+            })
+        };
+        for dir in [&self.root, &self.run, &self.cni_conf] {
+            write(dir, std::fs::create_dir_all(dir))?;
+        }
+        let file = self.file();
+        write(&file, std::fs::write(&file, self.render(!can_lower_oom_score())))
+    }
+
+    /// The file's text. `restrict_oom` keeps containerd from setting negative oom_score_adj, without which
+    /// runc dies on machines that lack CAP_SYS_RESOURCE.
+    fn render(&self, restrict_oom: bool) -> String {
+        let mut t = String::new();
+        let q = |p: &Path| format!("{:?}", p.display().to_string());
+        let _ = write!(
+            t,
+            r#"# Written by knarr at every start; changes are lost.
+version = 2
+root = {root}
+state = {state}
+disabled_plugins = [
+  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp",
+]
+
+[grpc]
+  address = {socket}
+
+[ttrpc]
+  address = {ttrpc}
+
+[plugins."io.containerd.internal.v1.opt"]
+  path = {opt}
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{sandbox}"
+  restrict_oom_score_adj = {restrict_oom}
+  disable_tcp_service = true
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
+  tolerate_missing_hugetlb_controller = true
+
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = {bin}
+    conf_dir = {conf}
+    max_conf_num = 1
+
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "/etc/containerd/certs.d"
+
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+"#,
+            root = q(&self.root.join("root")),
+            state = q(&self.run.join("state")),
+            socket = q(&self.socket()),
+            ttrpc = q(&self.run.join("containerd.sock.ttrpc")),
+            opt = q(&self.root.join("opt")),
+            sandbox = self.sandbox_image,
+            bin = q(&self.cni_bin),
+            conf = q(&self.cni_conf),
+        );
+        t
+    }
+}
+
+/// Whether this process may lower an oom_score_adj (has CAP_SYS_RESOURCE). Unreadable counts as no.
+pub fn can_lower_oom_score() -> bool {
+    std::fs::read_to_string("/proc/self/status").is_ok_and(|s| has_capability(&s, CAP_SYS_RESOURCE))
+}
+
+fn has_capability(proc_status: &str, number: u32) -> bool {
+    let effective = proc_status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    effective
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .is_some_and(|set| set >> number & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capability_is_read_from_the_effective_set_only() {
+        let status = "CapInh:\t0000000001000000\nCapEff:\t000001fffeffffff\nCapBnd:\t000001ffffffffff\n";
+        assert!(!has_capability(status, CAP_SYS_RESOURCE));
+        assert!(has_capability(status, 21));
+        assert!(has_capability("CapEff:\t000001ffffffffff\n", CAP_SYS_RESOURCE));
+        assert!(!has_capability("", CAP_SYS_RESOURCE));
+    }
+
+    #[test]
+    fn the_missing_capability_is_told_to_containerd() {
+        let config = ContainerdConfig {
+            program: "containerd".into(),
+            root: "/d/containerd".into(),
+            run: "/d/run".into(),
+            cni_bin: "/usr/lib/cni".into(),
+            cni_conf: "/d/cni".into(),
+            sandbox_image: "pause:1".into(),
+        };
+        assert!(config.render(true).contains("restrict_oom_score_adj = true"));
+        assert!(config.render(false).contains("restrict_oom_score_adj = false"));
+        assert!(
+            config
+                .render(true)
+                .contains(r#"address = "/d/run/containerd.sock""#)
+        );
+    }
+}

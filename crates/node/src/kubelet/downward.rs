@@ -1,0 +1,131 @@
+//! The downward API: a pod's own fields and resources as text, for variables and files.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
+use knarr_api::k8s_openapi;
+use knarr_api::quantity::Quantity;
+
+/// What a pod may learn about where it runs.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    pub pod_ips: Vec<String>,
+    pub host_ips: Vec<String>,
+    /// What the node gives to pods: the limit of a container that has none.
+    pub allocatable: BTreeMap<String, Text>,
+}
+
+/// The value of a `fieldRef`'s path.
+pub fn field(pod: &core::Pod, path: &str, place: &Place) -> Result<String, String> {
+    let meta = &pod.metadata;
+    let spec = pod.spec.as_ref();
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    if let Some((map, key)) = path.strip_suffix("']").and_then(|p| p.split_once("['")) {
+        let map = match map {
+            "metadata.labels" => &meta.labels,
+            "metadata.annotations" => &meta.annotations,
+            _ => return Err(format!("fieldPath \"{path}\" does not support subscript")),
+        };
+        return Ok(map.as_ref().and_then(|m| m.get(key)).cloned().unwrap_or_default());
+    }
+    Ok(match path {
+        "metadata.name" => text(&meta.name),
+        "metadata.namespace" => text(&meta.namespace),
+        "metadata.uid" => text(&meta.uid),
+        "metadata.labels" => lines(meta.labels.as_ref()),
+        "metadata.annotations" => lines(meta.annotations.as_ref()),
+        "spec.nodeName" => spec.map(|s| text(&s.node_name)).unwrap_or_default(),
+        "spec.serviceAccountName" => spec.map(|s| text(&s.service_account_name)).unwrap_or_default(),
+        "status.hostIP" => place.host_ips.first().cloned().unwrap_or_default(),
+        "status.hostIPs" => place.host_ips.join(","),
+        "status.podIP" => place.pod_ips.first().cloned().unwrap_or_default(),
+        "status.podIPs" => place.pod_ips.join(","),
+        _ => return Err(format!("unsupported fieldPath: {path}")),
+    })
+}
+
+/// `key="value"`, a line each.
+fn lines(map: Option<&BTreeMap<String, String>>) -> String {
+    let lines = map.into_iter().flatten().map(|(k, v)| format!("{k}={v:?}"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The value of a `resourceFieldRef`: in units of its divisor, rounded up.
+pub fn resource(
+    pod: &core::Pod,
+    own: Option<&core::Container>,
+    selector: &core::ResourceFieldSelector,
+    place: &Place,
+) -> Result<String, String> {
+    let spec = pod.spec.as_ref();
+    let named = selector.container_name.as_deref().filter(|n| !n.is_empty());
+    let found = named.and_then(|n| knarr_kubelet::pod::find_spec(spec?, n));
+    let container = match (found.as_deref(), named, own) {
+        (Some(container), ..) => container,
+        (None, None, Some(own)) => own,
+        (None, named, _) => {
+            return Err(format!("container {} not found", named.unwrap_or("")));
+        }
+    };
+    let (kind, name) = selector
+        .resource
+        .split_once('.')
+        .ok_or_else(|| format!("unsupported container resource : {}", selector.resource))?;
+    let resources = container.resources.as_ref();
+    let of = |list: Option<&BTreeMap<String, Text>>| list.and_then(|l| l.get(name)).cloned();
+    let limit = of(resources.and_then(|r| r.limits.as_ref()));
+    let value = match kind {
+        "limits" => limit.or_else(|| place.allocatable.get(name).cloned()),
+        "requests" => of(resources.and_then(|r| r.requests.as_ref())).or(limit),
+        _ => return Err(format!("unsupported container resource : {}", selector.resource)),
+    };
+    let Some(value) = value else { return Ok("0".into()) };
+    let value = Quantity::parse(&value.0)?;
+    let divisor = selector.divisor.as_ref().map_or("1", |d| d.0.as_str());
+    let divisor = match divisor {
+        "" | "0" => Quantity::parse("1")?,
+        text => Quantity::parse(text)?,
+    };
+    // CPU is counted in thousandths, so that a divisor of 1m is exact.
+    let (value, divisor) = match name {
+        "cpu" => (value.milli_value(), divisor.milli_value()),
+        _ => (value.value(), divisor.value()),
+    };
+    let divisor = divisor.max(1);
+    Ok(((value + divisor - 1) / divisor).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod() -> core::Pod {
+        serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"a": "1", "b": "say \"x\""}},
+            "spec": {"nodeName": "node", "serviceAccountName": "sa", "containers": [{"name": "c"}]},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn fields_are_read_as_the_api_names_them() {
+        let place = Place {
+            pod_ips: vec!["10.0.0.1".into(), "fd00::1".into()],
+            host_ips: vec!["192.168.0.1".into()],
+            ..Place::default()
+        };
+        for (path, want) in [
+            ("metadata.name", "p"),
+            ("metadata.labels['a']", "1"),
+            ("metadata.labels['none']", ""),
+            ("metadata.labels", "a=\"1\"\nb=\"say \\\"x\\\"\""),
+            ("spec.serviceAccountName", "sa"),
+            ("status.podIPs", "10.0.0.1,fd00::1"),
+            ("status.hostIP", "192.168.0.1"),
+        ] {
+            assert_eq!(field(&pod(), path, &place).as_deref(), Ok(want), "{path}");
+        }
+        assert!(field(&pod(), "spec.bogus", &place).is_err());
+    }
+}

@@ -1,0 +1,343 @@
+//! A container's environment: from services, from ConfigMaps and Secrets, from the pod itself, with `$(NAME)` put in.
+//!
+//! Plain functions on objects that were fetched before; what is missing is an error in the words users know.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1 as core;
+use knarr_api::k8s_openapi;
+
+use super::downward::{self, Place};
+
+/// The objects a pod's containers refer to; `None` where there is no such object.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    pub config_maps: BTreeMap<String, Option<Arc<core::ConfigMap>>>,
+    pub secrets: BTreeMap<String, Option<Arc<core::Secret>>>,
+    /// Of the pod's namespace, and `default/kubernetes`.
+    pub services: Vec<Arc<core::Service>>,
+}
+
+/// The names of the ConfigMaps and of the Secrets that a container's environment comes from.
+pub fn references(container: &core::Container) -> (Vec<String>, Vec<String>) {
+    let (mut maps, mut secrets) = (Vec::new(), Vec::new());
+    for from in container.env_from.iter().flatten() {
+        maps.extend(from.config_map_ref.iter().map(|r| r.name.clone()));
+        secrets.extend(from.secret_ref.iter().map(|r| r.name.clone()));
+    }
+    for source in container
+        .env
+        .iter()
+        .flatten()
+        .filter_map(|e| e.value_from.as_ref())
+    {
+        maps.extend(source.config_map_key_ref.iter().map(|r| r.name.clone()));
+        secrets.extend(source.secret_key_ref.iter().map(|r| r.name.clone()));
+    }
+    (maps, secrets)
+}
+
+/// The environment, in the order of the spec, services last.
+pub fn environment(
+    pod: &core::Pod,
+    container: &core::Container,
+    sources: &Sources,
+    place: &Place,
+) -> Result<Vec<(String, String)>, String> {
+    let links = pod
+        .spec
+        .as_ref()
+        .is_none_or(|s| s.enable_service_links != Some(false));
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+    let services = service_variables(&sources.services, namespace, links);
+    let mut env: Vec<(String, String)> = Vec::new();
+    let set = |env: &mut Vec<(String, String)>, name: String, value: String| {
+        env.retain(|(n, _)| *n != name);
+        env.push((name, value));
+    };
+    for from in container.env_from.iter().flatten() {
+        let prefix = from.prefix.as_deref().unwrap_or("");
+        for (key, value) in bulk(from, sources)? {
+            set(&mut env, format!("{prefix}{key}"), value);
+        }
+    }
+    for variable in container.env.iter().flatten() {
+        let value = match (&variable.value_from, variable.value.as_deref().unwrap_or("")) {
+            (_, text) if !text.is_empty() => Some(expand(text, |name| {
+                let known = env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+                known.or_else(|| services.get(name).cloned())
+            })),
+            (Some(source), _) => single(pod, container, source, sources, place)?,
+            (None, _) => Some(String::new()),
+        };
+        if let Some(value) = value {
+            set(&mut env, variable.name.clone(), value);
+        }
+    }
+    for (name, value) in services {
+        if !env.iter().any(|(n, _)| *n == name) {
+            env.push((name, value));
+        }
+    }
+    Ok(env)
+}
+
+fn bulk(from: &core::EnvFromSource, sources: &Sources) -> Result<Vec<(String, String)>, String> {
+    if let Some(wanted) = &from.config_map_ref {
+        return match sources.config_maps.get(&wanted.name).cloned().flatten() {
+            Some(map) => Ok(map.data.clone().unwrap_or_default().into_iter().collect()),
+            None if wanted.optional == Some(true) => Ok(Vec::new()),
+            None => Err(format!("configmap {:?} not found", wanted.name)),
+        };
+    }
+    let Some(wanted) = &from.secret_ref else {
+        return Ok(Vec::new());
+    };
+    match sources.secrets.get(&wanted.name).cloned().flatten() {
+        Some(secret) => {
+            let data = secret.data.clone().unwrap_or_default();
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            Ok(data.into_iter().map(|(k, v)| (k, text(&v.0))).collect())
+        }
+        None if wanted.optional == Some(true) => Ok(Vec::new()),
+        None => Err(format!("secret {:?} not found", wanted.name)),
+    }
+}
+
+fn single(
+    pod: &core::Pod,
+    container: &core::Container,
+    source: &core::EnvVarSource,
+    sources: &Sources,
+    place: &Place,
+) -> Result<Option<String>, String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+    if let Some(wanted) = &source.field_ref {
+        return downward::field(pod, &wanted.field_path, place).map(Some);
+    }
+    if let Some(wanted) = &source.resource_field_ref {
+        return downward::resource(pod, Some(container), wanted, place).map(Some);
+    }
+    if let Some(wanted) = &source.config_map_key_ref {
+        let optional = wanted.optional == Some(true);
+        let Some(map) = sources.config_maps.get(&wanted.name).cloned().flatten() else {
+            let missing = format!("configmap {:?} not found", wanted.name);
+            return if optional { Ok(None) } else { Err(missing) };
+        };
+        return match map.data.as_ref().and_then(|d| d.get(&wanted.key)) {
+            Some(value) => Ok(Some(value.clone())),
+            None if optional => Ok(None),
+            None => Err(format!(
+                "couldn't find key {} in ConfigMap {namespace}/{}",
+                wanted.key, wanted.name
+            )),
+        };
+    }
+    if let Some(wanted) = &source.secret_key_ref {
+        let optional = wanted.optional == Some(true);
+        let Some(secret) = sources.secrets.get(&wanted.name).cloned().flatten() else {
+            let missing = format!("secret {:?} not found", wanted.name);
+            return if optional { Ok(None) } else { Err(missing) };
+        };
+        return match secret.data.as_ref().and_then(|d| d.get(&wanted.key)) {
+            Some(value) => Ok(Some(String::from_utf8_lossy(&value.0).into_owned())),
+            None if optional => Ok(None),
+            None => Err(format!(
+                "couldn't find key {} in Secret {namespace}/{}",
+                wanted.key, wanted.name
+            )),
+        };
+    }
+    Ok(None)
+}
+
+/// Puts values in for `$(NAME)`; `$$` is a dollar; what has no value stays as written.
+pub fn expand(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        out.push_str(&rest[..at]);
+        rest = &rest[at + 1..];
+        if let Some(after) = rest.strip_prefix('$') {
+            out.push('$');
+            rest = after;
+        } else if let Some((name, after)) = rest.strip_prefix('(').and_then(|r| r.split_once(')')) {
+            match value(name) {
+                Some(value) => out.push_str(&value),
+                None => out.push_str(&format!("$({name})")),
+            }
+            rest = after;
+        } else {
+            out.push('$');
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Puts a container's variables into its command or its arguments.
+pub fn expand_all(words: Option<&Vec<String>>, env: &[(String, String)]) -> Vec<String> {
+    let value = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+    words
+        .into_iter()
+        .flatten()
+        .map(|word| expand(word, value))
+        .collect()
+}
+
+/// The variables Docker links once had: one set for each service with an address.
+fn service_variables(
+    services: &[Arc<core::Service>],
+    namespace: &str,
+    links: bool,
+) -> BTreeMap<String, String> {
+    let mut variables = BTreeMap::new();
+    for service in services {
+        let meta = &service.metadata;
+        let (name, of) = (
+            meta.name.as_deref().unwrap_or(""),
+            meta.namespace.as_deref().unwrap_or(""),
+        );
+        let master = of == "default" && name == "kubernetes";
+        if !(master || links && of == namespace) {
+            continue;
+        }
+        let Some(spec) = &service.spec else { continue };
+        let Some(ip) = spec
+            .cluster_ip
+            .as_deref()
+            .filter(|ip| !matches!(*ip, "" | "None"))
+        else {
+            continue;
+        };
+        let ports = spec.ports.as_deref().unwrap_or_default();
+        let Some(first) = ports.first() else { continue };
+        let prefix = name.to_uppercase().replace('-', "_");
+        let mut add = |suffix: &str, value: String| {
+            variables.insert(format!("{prefix}_{suffix}"), value);
+        };
+        add("SERVICE_HOST", ip.to_string());
+        add("SERVICE_PORT", first.port.to_string());
+        let host = if ip.contains(':') {
+            format!("[{ip}]")
+        } else {
+            ip.to_string()
+        };
+        for (i, port) in ports.iter().enumerate() {
+            if let Some(name) = port.name.as_deref().filter(|n| !n.is_empty()) {
+                let name = name.to_uppercase().replace('-', "_");
+                add(&format!("SERVICE_PORT_{name}"), port.port.to_string());
+            }
+            let protocol = port.protocol.as_deref().unwrap_or("TCP");
+            let address = format!("{}://{host}:{}", protocol.to_lowercase(), port.port);
+            if i == 0 {
+                add("PORT", address.clone());
+            }
+            let one = format!("PORT_{}_{protocol}", port.port);
+            add(&one, address);
+            add(&format!("{one}_PROTO"), protocol.to_lowercase());
+            add(&format!("{one}_PORT"), port.port.to_string());
+            add(&format!("{one}_ADDR"), ip.to_string());
+        }
+    }
+    variables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn container(value: serde_json::Value) -> core::Container {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn pod() -> core::Pod {
+        serde_json::from_value(
+            json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {"containers": []}}),
+        )
+        .unwrap()
+    }
+
+    fn sources() -> Sources {
+        let map = json!({"metadata": {"name": "m"}, "data": {"k": "v", "j": "w"}});
+        let service = json!({
+            "metadata": {"name": "my-db", "namespace": "n"},
+            "spec": {"clusterIP": "10.96.0.9", "ports": [{"name": "sql", "port": 5432}]},
+        });
+        Sources {
+            config_maps: BTreeMap::from([
+                (
+                    "m".to_string(),
+                    Some(Arc::new(serde_json::from_value(map).unwrap())),
+                ),
+                ("absent".to_string(), None),
+            ]),
+            secrets: BTreeMap::new(),
+            services: vec![Arc::new(serde_json::from_value(service).unwrap())],
+        }
+    }
+
+    #[test]
+    fn dollar_names_are_put_in_and_the_unknown_stays() {
+        let value = |name: &str| (name == "A").then(|| "1".to_string());
+        for (text, want) in [
+            ("$(A)-$(A)", "1-1"),
+            ("$(B)", "$(B)"),
+            ("$$(A)", "$(A)"),
+            ("$$$(A)", "$1"),
+            ("a$", "a$"),
+            ("$(A", "$(A"),
+            ("$A", "$A"),
+        ] {
+            assert_eq!(expand(text, value), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn later_sources_win_and_see_the_earlier_ones() {
+        let c = container(json!({
+            "name": "c",
+            "envFrom": [{"configMapRef": {"name": "m"}, "prefix": "P_"}, {"configMapRef": {"name": "absent", "optional": true}}],
+            "env": [
+                {"name": "A", "value": "$(P_k)!"},
+                {"name": "P_j", "value": "over"},
+                {"name": "DB", "value": "$(MY_DB_SERVICE_HOST)"},
+                {"name": "GONE", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "zz", "optional": true}}},
+                {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            ],
+        }));
+        let env = environment(&pod(), &c, &sources(), &Place::default()).unwrap();
+        let get = |n: &str| env.iter().find(|(name, _)| name == n).map(|(_, v)| v.as_str());
+        assert_eq!(get("A"), Some("v!"));
+        assert_eq!(get("P_j"), Some("over"));
+        assert_eq!(get("DB"), Some("10.96.0.9"));
+        assert_eq!(get("GONE"), None);
+        assert_eq!(get("NAME"), Some("p"));
+        assert_eq!(get("MY_DB_PORT_5432_TCP"), Some("tcp://10.96.0.9:5432"));
+        assert_eq!(get("MY_DB_SERVICE_PORT_SQL"), Some("5432"));
+    }
+
+    #[test]
+    fn l4_what_is_missing_is_named() {
+        for (source, want) in [
+            (
+                json!({"configMapKeyRef": {"name": "absent", "key": "k"}}),
+                "configmap \"absent\" not found",
+            ),
+            (
+                json!({"configMapKeyRef": {"name": "m", "key": "zz"}}),
+                "couldn't find key zz in ConfigMap n/m",
+            ),
+            (
+                json!({"secretKeyRef": {"name": "s", "key": "k"}}),
+                "secret \"s\" not found",
+            ),
+        ] {
+            let c = container(json!({"name": "c", "env": [{"name": "X", "valueFrom": source}]}));
+            let got = environment(&pod(), &c, &sources(), &Place::default());
+            assert_eq!(got.unwrap_err(), want);
+        }
+    }
+}

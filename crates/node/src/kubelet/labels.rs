@@ -1,0 +1,12 @@
+//! The labels and annotations by which a sandbox or container is known again, as every kubelet writes them.
+
+pub const POD_NAME: &str = "io.kubernetes.pod.name";
+pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+pub const POD_UID: &str = "io.kubernetes.pod.uid";
+pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+
+pub const CONTAINER_HASH: &str = "io.kubernetes.container.hash";
+pub const CONTAINER_RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
+pub const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
+pub const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
+pub const POD_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";

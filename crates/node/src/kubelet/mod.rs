@@ -1,0 +1,383 @@
+//! The kubelet's doing half: one task a pod, fed from the API, the runtime and the clock.
+//!
+//! Everything is decided by `knarr_kubelet::pod`; here it is carried out, and what came of it told back.
+//! Stopping a kubelet stops no container: the next one finds and adopts what runs. What runs without a pod in the
+//! API (after a full look at it) is ended.
+
+pub mod container;
+pub mod downward;
+pub mod env;
+mod exit;
+pub mod labels;
+mod node;
+mod pull;
+pub mod resources;
+pub mod sandbox;
+mod status;
+mod worker;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::registry::{self, Registered};
+use knarr_api::{Object, k8s_openapi};
+use knarr_client::informer::{self, Scope};
+use knarr_client::{Api, Clock, EventRecorder, Store};
+use knarr_kubelet::pod::Event;
+use knarr_kubelet::runtime::{Container, Sandbox};
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use crate::runtime::{Runtime, RuntimeEvent};
+use crate::volumes::Volumes;
+use worker::{Msg, Worker};
+
+/// Between looks at all that runs, while the runtime tells of exits by itself; else [`RELIST_BLIND`].
+const RELIST: Duration = Duration::from_secs(10);
+const RELIST_BLIND: Duration = Duration::from_secs(1);
+/// Images pulled at a time.
+const PULLS: usize = 5;
+/// Sandboxes and containers made at a time: more would only make each of them slower.
+const STARTS: usize = 8;
+/// What an orphan is given to end by itself.
+const ORPHAN_GRACE: Duration = Duration::from_secs(2);
+
+/// One node's settings.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub node_name: String,
+    /// Pods' directories are below it.
+    pub root_dir: PathBuf,
+    /// Containers' logs are below it: `<namespace>_<pod>_<uid>/<container>/<n>.log`.
+    pub log_dir: PathBuf,
+    pub pod_cidr: String,
+    pub cluster_dns: Vec<String>,
+    pub cluster_domain: String,
+    /// The node's addresses, the first being the one.
+    pub node_ips: Vec<String>,
+    /// Where the kubelet's server listens; 0 where it does not.
+    pub port: u16,
+    /// As `v1.36.2+knarr…`.
+    pub version: String,
+    pub node_labels: BTreeMap<String, String>,
+    /// Most pods this node takes.
+    pub max_pods: u32,
+    /// The node's resolver settings.
+    pub resolv_conf: PathBuf,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            node_name: String::new(),
+            root_dir: "/var/lib/knarr/kubelet".into(),
+            log_dir: "/var/lib/knarr/pods".into(),
+            pod_cidr: String::new(),
+            cluster_dns: Vec::new(),
+            cluster_domain: "cluster.local".into(),
+            node_ips: Vec::new(),
+            port: 0,
+            version: "v1.36.2+knarr".into(),
+            node_labels: BTreeMap::new(),
+            max_pods: 110,
+            resolv_conf: "/etc/resolv.conf".into(),
+        }
+    }
+}
+
+/// What all of a node's pods share.
+pub(crate) struct Shared {
+    pub config: Config,
+    pub api: Arc<dyn Api>,
+    pub runtime: Arc<dyn Runtime>,
+    pub clock: Arc<dyn Clock>,
+    pub recorder: EventRecorder,
+    pub volumes: Volumes,
+    pub services: Arc<Store>,
+    /// The pods bound to this node.
+    pub pods: Arc<Store>,
+    /// Whose a sandbox or container is.
+    pub owners: Mutex<HashMap<String, mpsc::UnboundedSender<Msg>>>,
+    pub pulls: Semaphore,
+    pub starts: Semaphore,
+    pub memory_bytes: i64,
+    pub allocatable: BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
+}
+
+/// A running kubelet. Dropping it does not stop it; its token does.
+pub struct Kubelet {
+    task: JoinHandle<()>,
+    pods: Arc<Store>,
+}
+
+impl Kubelet {
+    /// Begins at once, and waits for the runtime and the API by itself.
+    pub fn start(
+        config: Config,
+        api: Arc<dyn Api>,
+        runtime: Arc<dyn Runtime>,
+        clock: Arc<dyn Clock>,
+        cancel: CancellationToken,
+    ) -> Self {
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let memory_bytes = container::memory_bytes(&meminfo).unwrap_or(0);
+        let capacity = node::capacity(&config, memory_bytes);
+        let shared = Arc::new(Shared {
+            volumes: Volumes::new(config.root_dir.clone(), api.clone()),
+            recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
+            services: Arc::new(Store::new(core::Service::kind_of(), &[])),
+            pods: Arc::new(Store::new(core::Pod::kind_of(), &[])),
+            owners: Mutex::default(),
+            pulls: Semaphore::new(PULLS),
+            starts: Semaphore::new(STARTS),
+            memory_bytes,
+            allocatable: capacity,
+            config,
+            api,
+            runtime,
+            clock,
+        });
+        let pods = shared.pods.clone();
+        let task = tokio::spawn(async move {
+            let running = run(shared, cancel.clone());
+            tokio::select! {
+                () = running => {}
+                () = cancel.cancelled() => {}
+            }
+        });
+        Kubelet { task, pods }
+    }
+
+    /// The pods bound to this node, as the API has them.
+    pub fn pods(&self) -> Arc<Store> {
+        self.pods.clone()
+    }
+
+    /// Returns when it has stopped.
+    pub async fn wait(self) {
+        if let Err(e) = self.task.await
+            && e.is_panic()
+        {
+            warn!("the kubelet's task panicked");
+        }
+    }
+}
+
+/// What the runtime holds, by pod.
+struct Picture {
+    since: Timestamp,
+    pods: HashMap<String, (Vec<Sandbox>, Vec<Container>)>,
+}
+
+async fn look(shared: &Shared) -> crate::runtime::Result<Picture> {
+    let since = shared.clock.now();
+    let sandboxes = shared.runtime.sandboxes().await?;
+    let containers = shared.runtime.containers().await?;
+    let mut pods: HashMap<String, (Vec<Sandbox>, Vec<Container>)> = HashMap::new();
+    for sandbox in sandboxes {
+        pods.entry(sandbox.pod.uid.clone()).or_default().0.push(sandbox);
+    }
+    for container in containers {
+        pods.entry(container.pod.uid.clone())
+            .or_default()
+            .1
+            .push(container);
+    }
+    Ok(Picture { since, pods })
+}
+
+async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
+    let mut tasks = tokio::task::JoinSet::new();
+    let (api, services) = (shared.api.clone(), shared.services.clone());
+    tasks.spawn(async move {
+        informer::run(api, core::Service::kind_of(), Scope::default(), services).await;
+    });
+    tasks.spawn(node::run(shared.clone()));
+
+    // Nothing is decided about any pod before it is known what runs.
+    let mut picture = loop {
+        match look(&shared).await {
+            Ok(picture) => break picture,
+            Err(error) => {
+                warn!(%error, "the container runtime does not answer yet");
+                sleep(Duration::from_millis(200)).await;
+            }
+        }
+    };
+    let pods = shared.pods.clone();
+    let (changed, mut changes) = mpsc::unbounded_channel();
+    pods.subscribe(move |change| {
+        // The receiver goes only with the whole kubelet.
+        let _ = changed.send((change.old().cloned(), change.new().cloned()));
+    });
+    let scope = Scope {
+        field_selector: format!("spec.nodeName={}", shared.config.node_name),
+        ..Scope::default()
+    };
+    let (api, store) = (shared.api.clone(), pods.clone());
+    tasks.spawn(async move { informer::run(api, core::Pod::kind_of(), scope, store).await });
+
+    let mut workers = Workers {
+        shared: shared.clone(),
+        by_uid: HashMap::new(),
+        cancel,
+        orphans: HashSet::new(),
+    };
+    let (exits, mut exited) = mpsc::unbounded_channel();
+    tasks.spawn(listen(shared.clone(), exits));
+    let mut hearing = false;
+    let mut complete = false;
+    let mut next_look = Instant::now() + RELIST_BLIND;
+    loop {
+        tokio::select! {
+            Some((old, new)) = changes.recv() => workers.changed(old.as_deref(), new, &mut picture),
+            Some(event) = exited.recv() => match event {
+                RuntimeEvent::Exited { id } => workers.exited(&id),
+                RuntimeEvent::Resync => {
+                    hearing = !hearing;
+                    next_look = Instant::now();
+                }
+            },
+            () = tokio::time::sleep_until(next_look) => {
+                next_look = Instant::now() + if hearing { RELIST } else { RELIST_BLIND };
+                // What the first picture showed is still to be handed to pods that come with the first list.
+                match look(&shared).await {
+                    Ok(now) if complete => workers.observed(&now, &pods),
+                    Ok(now) => picture = now,
+                    Err(error) => debug!(%error, "the container runtime does not answer"),
+                }
+                if !complete && pods.reached().is_some() && changes.is_empty() {
+                    complete = true;
+                    info!(pods = workers.by_uid.len(), "all pods of this node are known");
+                    next_look = Instant::now();
+                }
+            }
+        }
+        workers.by_uid.retain(|_, worker| !worker.is_finished());
+    }
+}
+
+/// Hands the runtime's events on; a `Resync` each time listening begins or ends.
+async fn listen(shared: Arc<Shared>, exits: mpsc::UnboundedSender<RuntimeEvent>) {
+    loop {
+        match shared.runtime.events().await {
+            Ok(mut events) => {
+                if exits.send(RuntimeEvent::Resync).is_err() {
+                    return;
+                }
+                while let Some(event) = events.next().await {
+                    if exits.send(event).is_err() {
+                        return;
+                    }
+                }
+                warn!("the container runtime's events have ended");
+                if exits.send(RuntimeEvent::Resync).is_err() {
+                    return;
+                }
+            }
+            Err(error) => debug!(%error, "cannot hear the container runtime"),
+        }
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
+struct Workers {
+    shared: Arc<Shared>,
+    by_uid: HashMap<String, Worker>,
+    cancel: CancellationToken,
+    /// Being ended.
+    orphans: HashSet<String>,
+}
+
+impl Workers {
+    fn changed(&mut self, old: Option<&Object>, new: Option<Arc<Object>>, picture: &mut Picture) {
+        let gone = old.filter(|old| new.as_ref().is_none_or(|new| new.uid() != old.uid()));
+        if let Some(worker) = gone.and_then(|old| self.by_uid.get(old.uid())) {
+            worker.send(Msg::Event(Event::Removed));
+        }
+        let Some(pod) = new.and_then(|new| new.to_typed::<core::Pod>()) else {
+            return;
+        };
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        match self.by_uid.get(&uid) {
+            Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new(pod)))),
+            None => {
+                let found = picture.pods.remove(&uid).map(|(s, c)| (picture.since, s, c));
+                let worker = Worker::start(self.shared.clone(), Arc::new(pod), found, self.cancel.clone());
+                self.by_uid.insert(uid, worker);
+            }
+        }
+    }
+
+    fn exited(&self, id: &str) {
+        if let Some(owner) = self.shared.owners.lock().get(id) {
+            // A worker that is gone has nothing to look at.
+            let _ = owner.send(Msg::Look { id: id.into() });
+        }
+    }
+
+    fn observed(&mut self, now: &Picture, pods: &Store) {
+        for (uid, worker) in &self.by_uid {
+            let (sandboxes, containers) = now.pods.get(uid).cloned().unwrap_or_default();
+            worker.send(Msg::Observed {
+                since: now.since,
+                sandboxes,
+                containers,
+            });
+        }
+        self.orphans.retain(|uid| now.pods.contains_key(uid));
+        for (uid, (sandboxes, containers)) in &now.pods {
+            let known = self.by_uid.contains_key(uid) || pods.list("").iter().any(|p| p.uid() == uid);
+            if known || !self.orphans.insert(uid.clone()) {
+                continue;
+            }
+            info!(uid, "ending what runs without a pod");
+            tokio::spawn(end_orphan(
+                self.shared.clone(),
+                uid.clone(),
+                sandboxes.clone(),
+                containers.clone(),
+            ));
+        }
+    }
+}
+
+/// Ends what no pod in the API accounts for. What fails is tried again after the next look.
+async fn end_orphan(shared: Arc<Shared>, uid: String, sandboxes: Vec<Sandbox>, containers: Vec<Container>) {
+    let runtime = &shared.runtime;
+    let stops = containers.iter().map(|c| async move {
+        if let Err(error) = runtime.stop_container(&c.id, ORPHAN_GRACE).await {
+            warn!(container = c.id, %error, "cannot end a container without a pod");
+        }
+    });
+    futures::future::join_all(stops).await;
+    for sandbox in &sandboxes {
+        let ended = async {
+            runtime.stop_sandbox(&sandbox.id).await?;
+            runtime.remove_sandbox(&sandbox.id).await
+        };
+        if let Err(error) = ended.await {
+            warn!(sandbox = sandbox.id, %error, "cannot end a sandbox without a pod");
+        }
+    }
+    let gone = timeout(Duration::from_secs(30), shared.volumes.teardown(&uid)).await;
+    match gone {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => warn!(uid, %error, "cannot free the volumes of a pod that is gone"),
+        Err(_) => warn!(uid, "freeing the volumes of a pod that is gone takes too long"),
+    }
+}
+
+/// The kind of events and lookups.
+pub(crate) fn pod_kind() -> &'static knarr_api::Kind {
+    &registry::POD
+}

@@ -1,0 +1,408 @@
+//! The node's own object: registered, kept current, and its lease renewed.
+//!
+//! The status is written when it changes, and every five minutes anyway; the lease every ten seconds tells that
+//! the node is there (SPEC S4).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::{self as core, NodeCondition};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::registry::Registered;
+use knarr_api::{Error, k8s_openapi};
+use knarr_client::TypedApi;
+use nix::sys::statvfs::statvfs;
+use nix::sys::utsname::uname;
+use tokio::time::{Instant, sleep_until};
+use tracing::{info, warn};
+
+use super::{Config, Shared};
+use crate::runtime::RuntimeStatus;
+
+const LEASE_NAMESPACE: &str = "kube-node-lease";
+const LEASE_SECONDS: i32 = 40;
+/// A quarter of the lease, as in Kubernetes.
+const RENEW: Duration = Duration::from_secs(10);
+/// Looks at whether the status has changed.
+const STATUS: Duration = Duration::from_secs(10);
+/// The status is written at least this often.
+const STATUS_ANYWAY: SignedDuration = SignedDuration::from_secs(300);
+/// While the node is not ready yet, it is looked at more often.
+const EAGER: Duration = Duration::from_millis(100);
+/// Images named in the status, the largest first.
+const IMAGES_MAX: usize = 50;
+
+/// What the node has, and gives to pods.
+pub(super) fn capacity(config: &Config, memory_bytes: i64) -> BTreeMap<String, Quantity> {
+    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let quantity = |text: String| Quantity(text);
+    let mut capacity = BTreeMap::from([
+        ("cpu".to_string(), quantity(cpus.to_string())),
+        (
+            "memory".to_string(),
+            quantity(format!("{}Ki", memory_bytes / 1024)),
+        ),
+        ("pods".to_string(), quantity(config.max_pods.to_string())),
+        ("hugepages-1Gi".to_string(), quantity("0".into())),
+        ("hugepages-2Mi".to_string(), quantity("0".into())),
+    ]);
+    let disk = config.root_dir.ancestors().find_map(|path| statvfs(path).ok());
+    if let Some(disk) = disk {
+        let bytes = disk.blocks() * disk.fragment_size();
+        capacity.insert(
+            "ephemeral-storage".into(),
+            quantity(format!("{}Ki", bytes / 1024)),
+        );
+    }
+    capacity
+}
+
+/// Registers the node and keeps its status and lease.
+pub(super) async fn run(shared: Arc<Shared>) {
+    let mut node = NodeState {
+        uid: None,
+        written: None,
+        ready: false,
+    };
+    let (mut next_status, mut next_lease) = (Instant::now(), Instant::now());
+    loop {
+        sleep_until(next_status.min(next_lease)).await;
+        if next_status <= Instant::now() {
+            match node.update(&shared).await {
+                Ok(()) => next_status = Instant::now() + if node.ready { STATUS } else { EAGER },
+                Err(error) => {
+                    warn!(%error, "cannot write the node's status yet");
+                    next_status = Instant::now() + EAGER * 2;
+                }
+            }
+        }
+        if next_lease <= Instant::now() {
+            match renew(&shared, node.uid.as_deref()).await {
+                Ok(()) => next_lease = Instant::now() + RENEW,
+                Err(error) => {
+                    warn!(%error, "cannot renew the node's lease yet");
+                    next_lease = Instant::now() + Duration::from_secs(1);
+                }
+            }
+        }
+    }
+}
+
+struct NodeState {
+    uid: Option<String>,
+    written: Option<Timestamp>,
+    ready: bool,
+}
+
+impl NodeState {
+    async fn update(&mut self, shared: &Shared) -> Result<(), Error> {
+        let name = &shared.config.node_name;
+        let there = match shared.api.get_as::<core::Node>("", name).await {
+            Ok(node) => (*node).clone(),
+            Err(error) if error.is_not_found() => {
+                info!(node = name, "registering");
+                match shared.api.create_as(fresh(&shared.config)).await {
+                    Ok(node) => (*node).clone(),
+                    Err(error) if error.is_already_exists() => return Ok(()),
+                    Err(error) => return Err(error),
+                }
+            }
+            Err(error) => return Err(error),
+        };
+        self.uid.clone_from(&there.metadata.uid);
+        let there = self.relabel(shared, there).await?;
+        let runtime = match shared.runtime.status().await {
+            Ok(status) => status,
+            Err(error) => RuntimeStatus {
+                message: format!("container runtime is down: {error}"),
+                ..RuntimeStatus::default()
+            },
+        };
+        let now = shared.clock.now();
+        let before = there.status.clone().unwrap_or_default();
+        let status = status(shared, &runtime, &before, now).await;
+        self.ready = runtime.ready && runtime.network_ready;
+        let due = self
+            .written
+            .is_none_or(|at| now.duration_since(at) >= STATUS_ANYWAY);
+        if !due && same_but_for_heartbeats(&before, &status) {
+            return Ok(());
+        }
+        let mut node = there;
+        node.status = Some(status);
+        match shared.api.update_status_as(node).await {
+            Ok(_) => {
+                self.written = Some(now);
+                Ok(())
+            }
+            // Somebody else wrote meanwhile: the next look begins from that.
+            Err(error) if error.is_conflict() => {
+                self.ready = false;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Our labels, and the pod network that this node uses.
+    async fn relabel(&self, shared: &Shared, mut node: core::Node) -> Result<core::Node, Error> {
+        let wanted = fresh(&shared.config);
+        let labels = node.metadata.labels.get_or_insert_default();
+        let mut changed = false;
+        for (key, value) in wanted.metadata.labels.into_iter().flatten() {
+            changed |= labels.insert(key, value.clone()).as_ref() != Some(&value);
+        }
+        let spec = node.spec.get_or_insert_default();
+        let cidr = wanted.spec.and_then(|s| s.pod_cidr);
+        if spec.pod_cidr.is_none() && cidr.is_some() {
+            spec.pod_cidrs = cidr.clone().map(|c| vec![c]);
+            spec.pod_cidr = cidr;
+            changed = true;
+        }
+        if !changed {
+            return Ok(node);
+        }
+        Ok((*shared.api.update_as(node).await?).clone())
+    }
+}
+
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn fresh(config: &Config) -> core::Node {
+    let mut labels = config.node_labels.clone();
+    for (key, value) in [
+        ("kubernetes.io/hostname", config.node_name.as_str()),
+        ("kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", architecture()),
+        ("beta.kubernetes.io/os", "linux"),
+        ("beta.kubernetes.io/arch", architecture()),
+    ] {
+        labels.entry(key.into()).or_insert_with(|| value.into());
+    }
+    let cidr = Some(config.pod_cidr.clone()).filter(|c| !c.is_empty());
+    core::Node {
+        metadata: ObjectMeta {
+            name: Some(config.node_name.clone()),
+            labels: Some(labels),
+            annotations: Some(BTreeMap::from([(
+                "volumes.kubernetes.io/controller-managed-attach-detach".to_string(),
+                "true".to_string(),
+            )])),
+            ..ObjectMeta::default()
+        },
+        spec: Some(core::NodeSpec {
+            pod_cidrs: cidr.clone().map(|c| vec![c]),
+            pod_cidr: cidr,
+            ..core::NodeSpec::default()
+        }),
+        status: None,
+    }
+}
+
+async fn status(
+    shared: &Shared,
+    runtime: &RuntimeStatus,
+    before: &core::NodeStatus,
+    now: Timestamp,
+) -> core::NodeStatus {
+    let config = &shared.config;
+    let address = |type_: &str, address: &str| core::NodeAddress {
+        type_: type_.into(),
+        address: address.into(),
+    };
+    let mut addresses: Vec<_> = config
+        .node_ips
+        .iter()
+        .map(|ip| address("InternalIP", ip))
+        .collect();
+    addresses.push(address("Hostname", &config.node_name));
+    let images = match shared.runtime.images().await {
+        Ok(images) => {
+            let mut images: Vec<_> = images
+                .into_iter()
+                .map(|i| core::ContainerImage {
+                    names: Some(i.digests.into_iter().chain(i.tags).collect()),
+                    size_bytes: i64::try_from(i.size_bytes).ok(),
+                })
+                .collect();
+            images.sort_by_key(|i| (std::cmp::Reverse(i.size_bytes), i.names.clone()));
+            images.truncate(IMAGES_MAX);
+            Some(images)
+        }
+        Err(_) => before.images.clone(),
+    };
+    core::NodeStatus {
+        addresses: Some(addresses),
+        allocatable: Some(shared.allocatable.clone()),
+        capacity: Some(shared.allocatable.clone()),
+        conditions: Some(conditions(runtime, before, now)),
+        daemon_endpoints: Some(core::NodeDaemonEndpoints {
+            kubelet_endpoint: (config.port > 0).then(|| core::DaemonEndpoint {
+                port: i32::from(config.port),
+            }),
+        }),
+        images,
+        node_info: Some(node_info(config, runtime)),
+        ..before.clone()
+    }
+}
+
+fn conditions(runtime: &RuntimeStatus, before: &core::NodeStatus, now: Timestamp) -> Vec<NodeCondition> {
+    let ready = runtime.ready && runtime.network_ready;
+    let why_not = if runtime.message.is_empty() {
+        "container runtime is not ready".to_string()
+    } else {
+        runtime.message.clone()
+    };
+    let wanted = [
+        (
+            "MemoryPressure",
+            false,
+            "KubeletHasSufficientMemory",
+            "kubelet has sufficient memory available".to_string(),
+        ),
+        (
+            "DiskPressure",
+            false,
+            "KubeletHasNoDiskPressure",
+            "kubelet has no disk pressure".to_string(),
+        ),
+        (
+            "PIDPressure",
+            false,
+            "KubeletHasSufficientPID",
+            "kubelet has sufficient PID available".to_string(),
+        ),
+        (
+            "Ready",
+            ready,
+            if ready { "KubeletReady" } else { "KubeletNotReady" },
+            if ready {
+                "kubelet is posting ready status".to_string()
+            } else {
+                why_not
+            },
+        ),
+    ];
+    let old = before.conditions.clone().unwrap_or_default();
+    let second = |at: Timestamp| Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
+    let mut conditions: Vec<NodeCondition> = Vec::new();
+    for (type_, holds, reason, message) in wanted {
+        let status = if holds { "True" } else { "False" };
+        let known = old.iter().find(|c| c.type_ == type_);
+        let since = known
+            .filter(|c| c.status == status)
+            .and_then(|c| c.last_transition_time.clone());
+        conditions.push(NodeCondition {
+            type_: type_.into(),
+            status: status.into(),
+            reason: Some(reason.into()),
+            message: Some(message),
+            last_heartbeat_time: Some(second(now)),
+            last_transition_time: since.or_else(|| Some(second(now))),
+        });
+    }
+    let others = old
+        .into_iter()
+        .filter(|c| !conditions.iter().any(|own| own.type_ == c.type_));
+    let others: Vec<_> = others.collect();
+    others.into_iter().chain(conditions).collect()
+}
+
+fn node_info(config: &Config, runtime: &RuntimeStatus) -> core::NodeSystemInfo {
+    let read = |path: &str| {
+        std::fs::read_to_string(path)
+            .unwrap_or_default()
+            .trim()
+            .to_string()
+    };
+    let os_release = read("/etc/os-release");
+    let pretty = os_release.lines().find_map(|l| l.strip_prefix("PRETTY_NAME="));
+    let kernel = uname()
+        .map(|u| u.release().to_string_lossy().into_owned())
+        .unwrap_or_default();
+    core::NodeSystemInfo {
+        architecture: architecture().into(),
+        boot_id: read("/proc/sys/kernel/random/boot_id"),
+        container_runtime_version: format!("{}://{}", runtime.name, runtime.version.trim_start_matches('v')),
+        kernel_version: kernel,
+        kube_proxy_version: String::new(),
+        kubelet_version: config.version.clone(),
+        machine_id: read("/etc/machine-id"),
+        operating_system: "linux".into(),
+        os_image: pretty.unwrap_or("Linux").trim_matches('"').into(),
+        system_uuid: match read("/sys/class/dmi/id/product_uuid") {
+            none if none.is_empty() => read("/etc/machine-id"),
+            uuid => uuid,
+        },
+        ..core::NodeSystemInfo::default()
+    }
+}
+
+fn same_but_for_heartbeats(a: &core::NodeStatus, b: &core::NodeStatus) -> bool {
+    let quiet = |status: &core::NodeStatus| {
+        let mut status = status.clone();
+        for condition in status.conditions.iter_mut().flatten() {
+            condition.last_heartbeat_time = None;
+        }
+        status
+    };
+    quiet(a) == quiet(b)
+}
+
+/// Takes or renews the node's lease.
+async fn renew(shared: &Shared, node_uid: Option<&str>) -> Result<(), Error> {
+    let name = &shared.config.node_name;
+    let now = MicroTime(shared.clock.now());
+    match shared.api.get_as::<Lease>(LEASE_NAMESPACE, name).await {
+        Ok(lease) => {
+            let mut lease = (*lease).clone();
+            let spec = lease.spec.get_or_insert_default();
+            spec.holder_identity = Some(name.clone());
+            spec.lease_duration_seconds = Some(LEASE_SECONDS);
+            spec.renew_time = Some(now);
+            own(&mut lease, name, node_uid);
+            shared.api.update_as(lease).await.map(drop)
+        }
+        Err(error) if error.is_not_found() => {
+            let mut lease = Lease {
+                metadata: ObjectMeta {
+                    name: Some(name.clone()),
+                    namespace: Some(LEASE_NAMESPACE.into()),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(LeaseSpec {
+                    holder_identity: Some(name.clone()),
+                    lease_duration_seconds: Some(LEASE_SECONDS),
+                    renew_time: Some(now),
+                    ..LeaseSpec::default()
+                }),
+            };
+            own(&mut lease, name, node_uid);
+            shared.api.create_as(lease).await.map(drop)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The lease goes with its node.
+fn own(lease: &mut Lease, name: &str, node_uid: Option<&str>) {
+    let Some(uid) = node_uid else { return };
+    lease.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: core::Node::kind_of().api_version(),
+        kind: core::Node::kind_of().kind.into(),
+        name: name.into(),
+        uid: uid.into(),
+        ..OwnerReference::default()
+    }]);
+}

@@ -1,0 +1,371 @@
+//! What a pod asks of its sandbox, in CRI's terms.
+
+use std::collections::HashMap;
+
+use k8s_cri::v1;
+use k8s_openapi::api::core::v1 as core;
+use knarr_api::k8s_openapi;
+
+use super::resources;
+use super::{Config, labels};
+
+/// Linux allows no more.
+const HOSTNAME_MAX: usize = 63;
+/// What resolv.conf(5) readers accept.
+const SEARCH_DOMAINS_MAX: usize = 32;
+const NAMESERVERS_MAX: usize = 3;
+
+/// The node's own resolver settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvConf {
+    pub servers: Vec<String>,
+    pub searches: Vec<String>,
+    pub options: Vec<String>,
+}
+
+impl ResolvConf {
+    pub fn parse(text: &str) -> Self {
+        let mut conf = ResolvConf::default();
+        for line in text.lines() {
+            let mut words = line.split_whitespace().map(str::to_string);
+            match words.next().as_deref() {
+                Some("nameserver") => conf.servers.extend(words.next()),
+                Some("search") => conf.searches = words.collect(),
+                Some("options") => conf.options = words.collect(),
+                _ => {}
+            }
+        }
+        conf
+    }
+}
+
+pub(super) fn host_network(pod: &core::Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|s| s.host_network == Some(true))
+}
+
+/// The name the pod's processes see as their host's; empty where it is the node's.
+pub(super) fn hostname(pod: &core::Pod) -> String {
+    if host_network(pod) {
+        return String::new();
+    }
+    let spec = pod.spec.as_ref();
+    let own = spec.and_then(|s| s.hostname_override.clone().or_else(|| s.hostname.clone()));
+    let name = own
+        .filter(|h| !h.is_empty())
+        .or_else(|| pod.metadata.name.clone())
+        .unwrap_or_default();
+    let cut = name
+        .char_indices()
+        .nth(HOSTNAME_MAX)
+        .map_or(name.len(), |(i, _)| i);
+    name[..cut].trim_end_matches(['-', '.']).to_string()
+}
+
+/// `host.subdomain.namespace.svc.domain`, for pods that have a subdomain.
+pub(super) fn fqdn(pod: &core::Pod, config: &Config) -> Option<String> {
+    let subdomain = pod
+        .spec
+        .as_ref()?
+        .subdomain
+        .as_deref()
+        .filter(|s| !s.is_empty())?;
+    Some(format!(
+        "{}.{subdomain}.{}.svc.{}",
+        hostname(pod),
+        pod.metadata.namespace.as_deref().unwrap_or(""),
+        config.cluster_domain
+    ))
+}
+
+/// `<namespace>_<name>_<uid>` below the log directory.
+pub fn log_directory(pod: &core::Pod, config: &Config) -> std::path::PathBuf {
+    let meta = &pod.metadata;
+    let text = |t: &Option<String>| t.clone().unwrap_or_default();
+    config.log_dir.join(format!(
+        "{}_{}_{}",
+        text(&meta.namespace),
+        text(&meta.name),
+        text(&meta.uid)
+    ))
+}
+
+pub(super) fn dns(pod: &core::Pod, node: &ResolvConf, config: &Config) -> v1::DnsConfig {
+    let spec = pod.spec.as_ref();
+    let policy = spec
+        .and_then(|s| s.dns_policy.as_deref())
+        .unwrap_or("ClusterFirst");
+    let cluster = match policy {
+        "ClusterFirstWithHostNet" => true,
+        "ClusterFirst" => !host_network(pod),
+        _ => false,
+    } && !config.cluster_dns.is_empty();
+    let mut conf = match policy {
+        "None" => ResolvConf::default(),
+        _ if cluster => {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+            let domain = &config.cluster_domain;
+            let mut searches = vec![
+                format!("{namespace}.svc.{domain}"),
+                format!("svc.{domain}"),
+                domain.clone(),
+            ];
+            searches.extend(node.searches.iter().cloned());
+            ResolvConf {
+                servers: config.cluster_dns.clone(),
+                searches,
+                options: vec!["ndots:5".into()],
+            }
+        }
+        _ => node.clone(),
+    };
+    if let Some(own) = spec.and_then(|s| s.dns_config.as_ref()) {
+        conf.servers.extend(own.nameservers.iter().flatten().cloned());
+        conf.searches.extend(own.searches.iter().flatten().cloned());
+        for option in own.options.iter().flatten() {
+            let name = option.name.clone().unwrap_or_default();
+            conf.options
+                .retain(|o| o.split(':').next() != Some(name.as_str()));
+            conf.options.push(match option.value.as_deref() {
+                Some(value) if !value.is_empty() => format!("{name}:{value}"),
+                _ => name,
+            });
+        }
+    }
+    let unique = |words: Vec<String>, max: usize| {
+        let mut seen = Vec::new();
+        for word in words {
+            if !seen.contains(&word) && seen.len() < max {
+                seen.push(word);
+            }
+        }
+        seen
+    };
+    v1::DnsConfig {
+        servers: unique(conf.servers, NAMESERVERS_MAX),
+        searches: unique(conf.searches, SEARCH_DOMAINS_MAX),
+        options: conf.options,
+    }
+}
+
+/// Which namespaces are shared with whom.
+pub(super) fn namespaces(pod: &core::Pod) -> v1::NamespaceOption {
+    let spec = pod.spec.as_ref();
+    let host = |flag: Option<bool>| flag == Some(true);
+    let pick = |on_host: bool, otherwise: v1::NamespaceMode| {
+        if on_host {
+            v1::NamespaceMode::Node as i32
+        } else {
+            otherwise as i32
+        }
+    };
+    let pid = if host(spec.and_then(|s| s.share_process_namespace)) {
+        v1::NamespaceMode::Pod
+    } else {
+        v1::NamespaceMode::Container
+    };
+    v1::NamespaceOption {
+        network: pick(host_network(pod), v1::NamespaceMode::Pod),
+        pid: pick(host(spec.and_then(|s| s.host_pid)), pid),
+        ipc: pick(host(spec.and_then(|s| s.host_ipc)), v1::NamespaceMode::Pod),
+        ..v1::NamespaceOption::default()
+    }
+}
+
+pub(super) fn seccomp(profile: Option<&core::SeccompProfile>) -> v1::SecurityProfile {
+    use v1::security_profile::ProfileType;
+    let (kind, local) = match profile.map(|p| p.type_.as_str()) {
+        Some("RuntimeDefault") => (ProfileType::RuntimeDefault, None),
+        Some("Localhost") => (
+            ProfileType::Localhost,
+            profile.and_then(|p| p.localhost_profile.clone()),
+        ),
+        _ => (ProfileType::Unconfined, None),
+    };
+    v1::SecurityProfile {
+        profile_type: kind as i32,
+        localhost_ref: local.unwrap_or_default(),
+    }
+}
+
+/// The labels by which a pod is found again.
+pub(super) fn pod_labels(pod: &core::Pod) -> HashMap<String, String> {
+    let text = |t: &Option<String>| t.clone().unwrap_or_default();
+    HashMap::from([
+        (labels::POD_NAME.to_string(), text(&pod.metadata.name)),
+        (labels::POD_NAMESPACE.to_string(), text(&pod.metadata.namespace)),
+        (labels::POD_UID.to_string(), text(&pod.metadata.uid)),
+    ])
+}
+
+pub(super) fn supplemental_groups(pod: &core::Pod) -> Vec<i64> {
+    let context = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
+    let mut groups: Vec<i64> = context
+        .and_then(|c| c.supplemental_groups.clone())
+        .unwrap_or_default();
+    groups.extend(context.and_then(|c| c.fs_group));
+    groups
+}
+
+/// The sandbox of a pod.
+pub fn config(pod: &core::Pod, attempt: u32, node: &ResolvConf, config: &Config) -> v1::PodSandboxConfig {
+    let empty = core::PodSpec::default();
+    let spec = pod.spec.as_ref().unwrap_or(&empty);
+    let context = spec.security_context.as_ref();
+    let mut labels: HashMap<String, String> = pod
+        .metadata
+        .labels
+        .clone()
+        .unwrap_or_default()
+        .into_iter()
+        .collect();
+    labels.extend(pod_labels(pod));
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let privileged = containers.clone().any(|c| {
+        c.security_context
+            .as_ref()
+            .is_some_and(|s| s.privileged == Some(true))
+    });
+    let ports = containers.flat_map(|c| c.ports.iter().flatten());
+    let port_mappings = ports
+        .filter(|p| p.host_port.is_some_and(|port| port > 0) && !host_network(pod))
+        .map(|p| v1::PortMapping {
+            protocol: match p.protocol.as_deref() {
+                Some("UDP") => v1::Protocol::Udp,
+                Some("SCTP") => v1::Protocol::Sctp,
+                _ => v1::Protocol::Tcp,
+            } as i32,
+            container_port: p.container_port,
+            host_port: p.host_port.unwrap_or(0),
+            host_ip: p.host_ip.clone().unwrap_or_default(),
+        })
+        .collect();
+    let sysctls = context.and_then(|c| c.sysctls.as_ref());
+    let user = context.and_then(|c| c.run_as_user);
+    let group = context.and_then(|c| c.run_as_group).filter(|_| user.is_some());
+    v1::PodSandboxConfig {
+        metadata: Some(v1::PodSandboxMetadata {
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            attempt,
+        }),
+        hostname: hostname(pod),
+        log_directory: log_directory(pod, config).to_string_lossy().into_owned(),
+        dns_config: Some(dns(pod, node, config)),
+        port_mappings,
+        labels,
+        annotations: pod
+            .metadata
+            .annotations
+            .clone()
+            .unwrap_or_default()
+            .into_iter()
+            .collect(),
+        linux: Some(v1::LinuxPodSandboxConfig {
+            cgroup_parent: resources::cgroup_parent(pod),
+            security_context: Some(v1::LinuxSandboxSecurityContext {
+                namespace_options: Some(namespaces(pod)),
+                run_as_user: user.map(|value| v1::Int64Value { value }),
+                run_as_group: group.map(|value| v1::Int64Value { value }),
+                supplemental_groups: supplemental_groups(pod),
+                privileged,
+                // The pause process needs nothing that the default profile denies.
+                seccomp: Some(v1::SecurityProfile {
+                    profile_type: v1::security_profile::ProfileType::RuntimeDefault as i32,
+                    localhost_ref: String::new(),
+                }),
+                ..v1::LinuxSandboxSecurityContext::default()
+            }),
+            sysctls: sysctls
+                .into_iter()
+                .flatten()
+                .map(|s| (s.name.clone(), s.value.clone()))
+                .collect(),
+            ..v1::LinuxPodSandboxConfig::default()
+        }),
+        windows: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(spec: serde_json::Value) -> core::Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"app": "x"}}, "spec": spec,
+        }))
+        .unwrap()
+    }
+
+    fn settings() -> Config {
+        Config {
+            cluster_dns: vec!["10.96.0.10".into()],
+            cluster_domain: "cluster.local".into(),
+            ..Config::default()
+        }
+    }
+
+    #[test]
+    fn dns_policies_give_what_the_pod_resolves_with() {
+        let node = ResolvConf::parse("# made up\nnameserver 1.1.1.1\nsearch corp\noptions timeout:2\n");
+        for (spec, servers, searches, options) in [
+            (
+                json!({"containers": []}),
+                vec!["10.96.0.10"],
+                vec![
+                    "n.svc.cluster.local",
+                    "svc.cluster.local",
+                    "cluster.local",
+                    "corp",
+                ],
+                vec!["ndots:5"],
+            ),
+            (
+                json!({"containers": [], "dnsPolicy": "Default"}),
+                vec!["1.1.1.1"],
+                vec!["corp"],
+                vec!["timeout:2"],
+            ),
+            (
+                json!({"containers": [], "hostNetwork": true}),
+                vec!["1.1.1.1"],
+                vec!["corp"],
+                vec!["timeout:2"],
+            ),
+            (
+                json!({"containers": [], "dnsPolicy": "None", "dnsConfig": {"nameservers": ["9.9.9.9"], "searches": ["a"], "options": [{"name": "ndots", "value": "2"}, {"name": "edns0"}]}}),
+                vec!["9.9.9.9"],
+                vec!["a"],
+                vec!["ndots:2", "edns0"],
+            ),
+        ] {
+            let got = dns(&pod(spec), &node, &settings());
+            assert_eq!(
+                (got.servers, got.searches, got.options),
+                (
+                    servers.into_iter().map(String::from).collect(),
+                    searches.into_iter().map(String::from).collect(),
+                    options.into_iter().map(String::from).collect(),
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn a_sandbox_carries_what_it_is_found_again_by() {
+        let spec = json!({"containers": [{"name": "c", "ports": [
+            {"containerPort": 80, "hostPort": 8080}, {"containerPort": 81}]}], "shareProcessNamespace": true});
+        let config = config(&pod(spec), 2, &ResolvConf::default(), &settings());
+        assert_eq!(config.labels[labels::POD_UID], "u");
+        assert_eq!(config.labels["app"], "x");
+        assert_eq!(config.metadata.unwrap().attempt, 2);
+        assert_eq!(config.port_mappings.len(), 1);
+        assert_eq!(config.hostname, "p");
+        let linux = config.linux.unwrap();
+        assert_eq!(linux.cgroup_parent, "/kubepods/besteffort/podu");
+        let shared = linux.security_context.unwrap().namespace_options.unwrap();
+        assert_eq!(shared.pid, v1::NamespaceMode::Pod as i32);
+    }
+}

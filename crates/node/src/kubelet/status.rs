@@ -1,0 +1,151 @@
+//! Writes one pod's status, the newest only, and deletes the object when all is done (SPEC T5).
+//!
+//! Every write carries the uid and the resourceVersion it was made from; what others wrote meanwhile is read
+//! and kept. The final deletion goes out only after the last status has been taken.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as core;
+use knarr_api::k8s_openapi;
+use knarr_client::{DeleteOptions, Error, Preconditions};
+use knarr_kubelet::pod::{Event, merge};
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tracing::{debug, warn};
+
+use super::worker::Msg;
+use super::{Shared, pod_kind};
+
+pub(super) enum Write {
+    /// The object as last seen.
+    Object(Arc<core::Pod>),
+    Status(Box<core::PodStatus>),
+    FinalDelete,
+}
+
+/// Between attempts while the API does not answer: 50 ms, doubled up to 5 s.
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    first: Arc<core::Pod>,
+    mut writes: mpsc::UnboundedReceiver<Write>,
+    worker: mpsc::UnboundedSender<Msg>,
+) {
+    let mut base = first;
+    let mut status: Option<Box<core::PodStatus>> = None;
+    let mut delete = false;
+    let mut wait = RETRY.0;
+    loop {
+        let write = if status.is_none() && !delete {
+            let Some(write) = writes.recv().await else { return };
+            Some(write)
+        } else {
+            writes.try_recv().ok()
+        };
+        if let Some(write) = write {
+            match write {
+                Write::Object(object) if revision(&object) > revision(&base) => base = object,
+                Write::Object(_) => {}
+                Write::Status(new) => status = Some(new),
+                Write::FinalDelete => delete = true,
+            }
+            continue;
+        }
+        if let Some(wanted) = &status {
+            match write_status(&shared, &base, wanted).await {
+                Ok(Some(written)) => {
+                    base = written;
+                    status = None;
+                    wait = RETRY.0;
+                }
+                // There is nothing left to write to.
+                Ok(None) => status = None,
+                Err(error) if error.is_conflict() => match refresh(&shared, &base).await {
+                    Ok(Some(newer)) => base = newer,
+                    Ok(None) => status = None,
+                    Err(error) => wait = again(&error, wait).await,
+                },
+                Err(error) => wait = again(&error, wait).await,
+            }
+            continue;
+        }
+        delete = false;
+        if let Err(error) = final_delete(&shared, &base).await {
+            debug!(%error, "the final deletion was refused");
+            if worker.send(Msg::Event(Event::FinalDeleteFailed)).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+async fn again(error: &Error, wait: Duration) -> Duration {
+    warn!(%error, "cannot write a pod's status yet");
+    sleep(wait).await;
+    (wait * 2).min(RETRY.1)
+}
+
+fn revision(pod: &core::Pod) -> u64 {
+    let version = pod.metadata.resource_version.as_deref();
+    version.and_then(|v| v.parse().ok()).unwrap_or(0)
+}
+
+/// The object as written; `None` if it is gone.
+async fn write_status(
+    shared: &Shared,
+    base: &Arc<core::Pod>,
+    status: &core::PodStatus,
+) -> Result<Option<Arc<core::Pod>>, Error> {
+    let there = base.status.clone().unwrap_or_default();
+    let merged = merge(&there, status);
+    if merged == there {
+        return Ok(Some(base.clone()));
+    }
+    let mut pod = (**base).clone();
+    pod.status = Some(merged);
+    match shared.api.update(pod_kind(), Box::new(pod), "status").await {
+        Ok(written) => Ok(written.to_typed::<core::Pod>().map(Arc::new)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The object as it is; `None` if this pod is gone, whoever has its name now.
+async fn refresh(shared: &Shared, base: &core::Pod) -> Result<Option<Arc<core::Pod>>, Error> {
+    let (namespace, name) = place(base);
+    match shared.api.get(pod_kind(), namespace, name).await {
+        Ok(object) if object.uid() == base.metadata.uid.as_deref().unwrap_or("") => {
+            Ok(object.to_typed::<core::Pod>().map(Arc::new))
+        }
+        Ok(_) => Ok(None),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn final_delete(shared: &Shared, base: &core::Pod) -> Result<(), Error> {
+    let (namespace, name) = place(base);
+    let options = DeleteOptions {
+        grace_period_seconds: Some(0),
+        preconditions: Preconditions {
+            uid: base.metadata.uid.clone(),
+            resource_version: None,
+        },
+        propagation: None,
+    };
+    match shared.api.delete(pod_kind(), namespace, name, options).await {
+        Ok(_) => Ok(()),
+        // Gone, or another pod of that name: this one is not there any more.
+        Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn place(pod: &core::Pod) -> (&str, &str) {
+    (
+        pod.metadata.namespace.as_deref().unwrap_or(""),
+        pod.metadata.name.as_deref().unwrap_or(""),
+    )
+}

@@ -1,0 +1,716 @@
+//! One pod's task: feeds the pod's state machine and carries out what it decides.
+//!
+//! An action that takes time runs in a task of its own and answers with an event; the worker itself never waits.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_cri::v1::PodSandboxConfig;
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::registry::Registered;
+use knarr_api::{AnyObject, k8s_openapi};
+use knarr_client::Error;
+use knarr_client::events::{EventType, reference_to};
+use knarr_kubelet::pod::{Action, Event, Hook, Node, Pod, find_spec};
+use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::downward::Place;
+use super::env::Sources;
+use super::status::Write;
+use super::{Shared, container, env, exit, pod_kind, pull, sandbox, status};
+use crate::cgroup;
+use crate::probe::{self, Target};
+use crate::runtime::RuntimeError;
+
+/// Between attempts at what cannot be given up.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+
+pub(crate) enum Msg {
+    Event(Event),
+    /// This container, or the sandbox, has ended.
+    Look {
+        id: String,
+    },
+    Observed {
+        since: Timestamp,
+        sandboxes: Vec<Sandbox>,
+        containers: Vec<Container>,
+    },
+    /// Nobody is being looked at under this id any more.
+    Looked {
+        id: String,
+    },
+}
+
+/// A handle on a pod's task.
+pub(super) struct Worker {
+    inbox: mpsc::UnboundedSender<Msg>,
+    task: JoinHandle<()>,
+}
+
+impl Worker {
+    pub fn start(
+        shared: Arc<Shared>,
+        pod: Arc<core::Pod>,
+        found: Option<(Timestamp, Vec<Sandbox>, Vec<Container>)>,
+        cancel: CancellationToken,
+    ) -> Self {
+        let (inbox, messages) = mpsc::unbounded_channel();
+        let task = tokio::spawn(run(shared, pod, found, inbox.clone(), messages, cancel));
+        Worker { inbox, task }
+    }
+
+    pub fn send(&self, message: Msg) {
+        // A worker that has forgotten its pod needs no more news of it.
+        let _ = self.inbox.send(message);
+    }
+
+    pub fn is_finished(&self) -> bool {
+        self.task.is_finished()
+    }
+}
+
+struct Doer {
+    shared: Arc<Shared>,
+    machine: Pod,
+    inbox: mpsc::UnboundedSender<Msg>,
+    writes: mpsc::UnboundedSender<Write>,
+    timer: Option<Timestamp>,
+    hooks: HashMap<(String, Hook), AbortHandle>,
+    looking: HashSet<String>,
+    /// The sandbox in use, as it was asked for.
+    sandbox: Option<Arc<PodSandboxConfig>>,
+    sandbox_attempt: u32,
+    done: bool,
+}
+
+async fn run(
+    shared: Arc<Shared>,
+    pod: Arc<core::Pod>,
+    found: Option<(Timestamp, Vec<Sandbox>, Vec<Container>)>,
+    inbox: mpsc::UnboundedSender<Msg>,
+    mut messages: mpsc::UnboundedReceiver<Msg>,
+    cancel: CancellationToken,
+) {
+    let node = Node {
+        ips: shared.config.node_ips.clone(),
+    };
+    let (writes, to_write) = mpsc::unbounded_channel();
+    let writer = tokio::spawn(status::run(shared.clone(), pod.clone(), to_write, inbox.clone()));
+    let mut doer = Doer {
+        machine: Pod::new(pod, node),
+        shared,
+        inbox,
+        writes,
+        timer: None,
+        hooks: HashMap::new(),
+        looking: HashSet::new(),
+        sandbox: None,
+        sandbox_attempt: 0,
+        done: false,
+    };
+    let first = match found {
+        Some((since, sandboxes, containers)) => doer.complete(since, sandboxes, containers, true).await,
+        None => Event::Timer,
+    };
+    doer.step(first);
+    while !doer.done {
+        let timer = doer.timer;
+        let wait = timer.map(|at| {
+            let left = at.duration_since(doer.shared.clock.now());
+            Duration::try_from(left).unwrap_or(Duration::ZERO)
+        });
+        tokio::select! {
+            message = messages.recv() => match message {
+                Some(Msg::Event(event)) => doer.step(event),
+                Some(Msg::Look { id }) => doer.look(id),
+                Some(Msg::Looked { id }) => { doer.looking.remove(&id); }
+                Some(Msg::Observed { since, sandboxes, containers }) => {
+                    let event = doer.complete(since, sandboxes, containers, false).await;
+                    doer.step(event);
+                }
+                None => break,
+            },
+            () = sleep(wait.unwrap_or(Duration::MAX)), if wait.is_some() => {
+                doer.timer = None;
+                doer.step(Event::Timer);
+            }
+            () = cancel.cancelled() => break,
+        }
+    }
+    writer.abort();
+    let mut owners = doer.shared.owners.lock();
+    owners.retain(|_, owner| !owner.same_channel(&doer.inbox));
+}
+
+impl Doer {
+    fn step(&mut self, event: Event) {
+        if let Event::Updated(object) = &event {
+            self.write(Write::Object(object.clone()));
+        }
+        let now = self.shared.clock.now();
+        for action in self.machine.step(event, now) {
+            debug!(pod = self.machine.object().metadata.name, ?action, "decided");
+            self.carry_out(action);
+        }
+    }
+
+    fn write(&self, write: Write) {
+        // The writer ends only with the worker.
+        let _ = self.writes.send(write);
+    }
+
+    /// Fills in what lists do not tell, for what is not known yet. In the beginning the worker waits for it.
+    async fn complete(
+        &mut self,
+        since: Timestamp,
+        mut sandboxes: Vec<Sandbox>,
+        mut containers: Vec<Container>,
+        first: bool,
+    ) -> Event {
+        let pod = self.machine.object().clone();
+        for sandbox in sandboxes.iter_mut().filter(|s| s.ready && first) {
+            if let Ok(detail) = self.shared.runtime.sandbox(&sandbox.id).await {
+                sandbox.ips = detail.sandbox.ips;
+            }
+            self.own(&sandbox.id);
+            self.sandbox_attempt = sandbox.attempt;
+        }
+        let known = |id: &str| {
+            let runs = self.machine.containers().iter().filter_map(|c| c.run.as_ref());
+            runs.into_iter().find(|r| r.id == id).is_some()
+        };
+        let mut gone = Vec::new();
+        for container in &mut containers {
+            let running = matches!(container.state, ContainerState::Running { .. });
+            if running && known(&container.id) {
+                continue;
+            }
+            match self.shared.runtime.container(&container.id).await {
+                Ok(detail) => {
+                    container.state = match exit::of_detail(&pod, &detail) {
+                        Some(exit) => ContainerState::Exited(exit),
+                        None => detail.container.state,
+                    };
+                }
+                Err(error) if error.is_not_found() => gone.push(container.id.clone()),
+                // Without its detail nothing is said about it: it is as if it still ran.
+                Err(_) => {
+                    container.state = ContainerState::Running {
+                        started_at: container.created_at,
+                    };
+                }
+            }
+        }
+        containers.retain(|c| !gone.contains(&c.id));
+        if first {
+            containers.iter().for_each(|c| self.own(&c.id));
+        }
+        Event::Observed {
+            since,
+            sandboxes,
+            containers,
+        }
+    }
+
+    fn own(&self, id: &str) {
+        self.shared
+            .owners
+            .lock()
+            .insert(id.to_string(), self.inbox.clone());
+    }
+
+    fn look(&mut self, id: String) {
+        if !self.looking.insert(id.clone()) {
+            return;
+        }
+        let (shared, inbox, pod) = self.parts();
+        tokio::spawn(async move {
+            if let Some(exit) = exit::look(&shared, &pod, &id).await {
+                tell(&inbox, Event::ContainerExited { id: id.clone(), exit });
+            }
+            let _ = inbox.send(Msg::Looked { id });
+        });
+    }
+
+    fn parts(&self) -> (Arc<Shared>, mpsc::UnboundedSender<Msg>, Arc<core::Pod>) {
+        (
+            self.shared.clone(),
+            self.inbox.clone(),
+            self.machine.object().clone(),
+        )
+    }
+
+    fn place(&self) -> Place {
+        Place {
+            pod_ips: self.machine.ips().to_vec(),
+            host_ips: self.shared.config.node_ips.clone(),
+            allocatable: self.shared.allocatable.clone(),
+        }
+    }
+
+    /// The sandbox's configuration, the same for all that is made in it.
+    fn sandbox_config(&mut self) -> Arc<PodSandboxConfig> {
+        if let Some(config) = &self.sandbox {
+            return config.clone();
+        }
+        let text = std::fs::read_to_string(&self.shared.config.resolv_conf).unwrap_or_default();
+        let node = sandbox::ResolvConf::parse(&text);
+        let config = sandbox::config(
+            self.machine.object(),
+            self.sandbox_attempt,
+            &node,
+            &self.shared.config,
+        );
+        let config = Arc::new(config);
+        self.sandbox = Some(config.clone());
+        config
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        let (shared, inbox, pod) = self.parts();
+        match action {
+            Action::WriteStatus(status) => self.write(Write::Status(status)),
+            Action::FinalDelete => self.write(Write::FinalDelete),
+            Action::SetTimer(at) => self.timer = Some(at),
+            Action::Forget => self.forget(),
+            Action::Record {
+                container,
+                warning,
+                reason,
+                message,
+            } => self.record(container, warning, reason, message),
+            Action::SetUpVolumes => {
+                let place = self.place();
+                tokio::spawn(async move {
+                    let event = match shared.volumes.setup(&pod, &place).await {
+                        Ok(()) => Event::VolumesReady,
+                        Err(error) => Event::VolumesFailed {
+                            message: error.to_string(),
+                        },
+                    };
+                    tell(&inbox, event);
+                });
+            }
+            Action::TearDownVolumes => {
+                tokio::spawn(async move {
+                    let uid = pod.metadata.uid.clone().unwrap_or_default();
+                    until_done("free a pod's volumes", || shared.volumes.teardown(&uid)).await;
+                    tell(&inbox, Event::VolumesGone);
+                });
+            }
+            Action::CreateSandbox { attempt } => {
+                self.sandbox_attempt = attempt;
+                self.sandbox = None;
+                let config = self.sandbox_config();
+                tokio::spawn(async move {
+                    let event = match create_sandbox(&shared, &inbox, &pod, &config).await {
+                        Ok((id, ips)) => Event::SandboxCreated { id, ips },
+                        Err(error) => Event::SandboxFailed {
+                            message: error.to_string(),
+                        },
+                    };
+                    tell(&inbox, event);
+                });
+            }
+            Action::StopSandbox { id } => {
+                tokio::spawn(async move {
+                    until_done("stop a sandbox", || shared.runtime.stop_sandbox(&id)).await;
+                    tell(&inbox, Event::SandboxStopped { id });
+                });
+            }
+            Action::RemoveSandbox { id } => {
+                let parent = super::resources::cgroup_parent(&pod);
+                tokio::spawn(async move {
+                    until_done("remove a sandbox", || shared.runtime.remove_sandbox(&id)).await;
+                    cgroup::remove(&parent);
+                    shared.owners.lock().remove(&id);
+                    tell(&inbox, Event::SandboxRemoved { id });
+                });
+            }
+            Action::InspectImage { container, image } => {
+                tokio::spawn(async move {
+                    let name = knarr_kubelet::image::normalize(&image).unwrap_or(image);
+                    let present = match shared.runtime.image(&name).await {
+                        Ok(found) => Ok(found.is_some()),
+                        Err(error) => Err(error.to_string()),
+                    };
+                    tell(&inbox, Event::ImageInspected { container, present });
+                });
+            }
+            Action::PullImage { container, image } => {
+                let config = self.sandbox_config();
+                tokio::spawn(async move {
+                    let result = pull::pull(&shared, &pod, &image, &config).await;
+                    tell(&inbox, Event::ImagePulled { container, result });
+                });
+            }
+            Action::CreateContainer {
+                container,
+                sandbox,
+                attempt,
+            } => {
+                let config = self.sandbox_config();
+                let place = self.place();
+                tokio::spawn(async move {
+                    let made =
+                        create_container(&shared, &pod, &container, attempt, &sandbox, &config, &place);
+                    let event = match made.await {
+                        Ok(id) => {
+                            shared.owners.lock().insert(id.clone(), inbox.clone());
+                            Event::ContainerCreated { container, id }
+                        }
+                        Err((reason, message)) => Event::ContainerCreateFailed {
+                            container,
+                            reason,
+                            message,
+                        },
+                    };
+                    tell(&inbox, event);
+                });
+            }
+            Action::StartContainer { container, id } => {
+                tokio::spawn(async move {
+                    let event = start_container(&shared, &pod, container, id).await;
+                    tell(&inbox, event);
+                });
+            }
+            Action::StopContainer { id, grace_seconds } => {
+                let grace = Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(0));
+                tokio::spawn(async move {
+                    match shared.runtime.stop_container(&id, grace).await {
+                        Ok(()) => {
+                            let _ = inbox.send(Msg::Look { id });
+                        }
+                        Err(error) => {
+                            warn!(container = id, %error, "cannot end a container yet");
+                            let message = error.to_string();
+                            tell(&inbox, Event::StopFailed { id, message });
+                        }
+                    }
+                });
+            }
+            Action::RemoveContainer { id } => {
+                tokio::spawn(async move {
+                    until_done("remove a container", || shared.runtime.remove_container(&id)).await;
+                    shared.owners.lock().remove(&id);
+                    tell(&inbox, Event::ContainerRemoved { id });
+                });
+            }
+            Action::RunHook {
+                container,
+                id,
+                hook,
+                timeout_seconds,
+            } => self.hook(container, id, hook, timeout_seconds),
+            Action::CancelHook { id, hook } => {
+                if let Some(running) = self.hooks.remove(&(id, hook)) {
+                    running.abort();
+                }
+            }
+            Action::Probe { container, id, kind } => {
+                let ips = self.machine.ips().to_vec();
+                tokio::spawn(async move {
+                    let answer = probe::ask(&*shared.runtime, &pod, &container, &id, kind, &ips).await;
+                    tell(&inbox, Event::Probed { id, kind, answer });
+                });
+            }
+        }
+    }
+
+    fn hook(&mut self, name: String, id: String, hook: Hook, timeout_seconds: Option<i64>) {
+        let (shared, inbox, pod) = self.parts();
+        let ips = self.machine.ips().to_vec();
+        let key = (id.clone(), hook);
+        let task = tokio::spawn(async move {
+            let spec = pod.spec.as_ref().and_then(|s| find_spec(s, &name));
+            let lifecycle = spec.as_ref().and_then(|c| c.lifecycle.as_ref());
+            let handler = lifecycle.and_then(|l| match hook {
+                Hook::PostStart => l.post_start.as_ref(),
+                Hook::PreStop => l.pre_stop.as_ref(),
+            });
+            let limit = timeout_seconds
+                .and_then(|s| u64::try_from(s).ok())
+                .map(Duration::from_secs);
+            let result = match (handler, spec.as_deref()) {
+                (Some(handler), Some(container)) => {
+                    let target = Target {
+                        runtime: &*shared.runtime,
+                        container,
+                        id: &id,
+                        ips: &ips,
+                    };
+                    probe::run_hook(&target, handler, limit).await
+                }
+                _ => Ok(()),
+            };
+            if let Err(why) = &result {
+                debug!(container = name, why, "a lifecycle hook failed");
+            }
+            tell(&inbox, Event::HookDone { id, hook, result });
+        });
+        self.hooks.insert(key, task.abort_handle());
+    }
+
+    fn record(
+        &self,
+        container: Option<(knarr_kubelet::pod::Role, String)>,
+        warning: bool,
+        reason: &str,
+        message: String,
+    ) {
+        let pod: &core::Pod = self.machine.object();
+        let mut about = reference_to(pod_kind(), pod as &dyn AnyObject);
+        about.field_path = container.map(|(role, name)| format!("{}{{{name}}}", role.field()));
+        let type_ = if warning {
+            EventType::Warning
+        } else {
+            EventType::Normal
+        };
+        self.shared.recorder.event(&about, type_, reason, message);
+    }
+
+    /// Nothing is left of the pod: nor are its files.
+    fn forget(&mut self) {
+        self.done = true;
+        let pod = self.machine.object();
+        let logs = sandbox::log_directory(pod, &self.shared.config);
+        if let Err(error) = std::fs::remove_dir_all(&logs)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            warn!(path = %logs.display(), %error, "cannot remove the logs of a pod that is gone");
+        }
+    }
+}
+
+fn tell(inbox: &mpsc::UnboundedSender<Msg>, event: Event) {
+    // A worker that has stopped was not waiting for this.
+    let _ = inbox.send(Msg::Event(event));
+}
+
+/// Tries until it is so.
+async fn until_done<T, E, F>(what: &str, mut attempt: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Result<T, E>>,
+    E: std::fmt::Display,
+{
+    let mut wait = RETRY.0;
+    loop {
+        match attempt().await {
+            Ok(done) => return done,
+            Err(error) => warn!(%error, "cannot {what} yet"),
+        }
+        sleep(wait).await;
+        wait = (wait * 2).min(RETRY.1);
+    }
+}
+
+async fn create_sandbox(
+    shared: &Shared,
+    inbox: &mpsc::UnboundedSender<Msg>,
+    pod: &core::Pod,
+    config: &PodSandboxConfig,
+) -> Result<(String, Vec<String>), RuntimeError> {
+    let internal = |e: std::io::Error| RuntimeError::new("Internal", e.to_string());
+    std::fs::create_dir_all(&config.log_directory).map_err(internal)?;
+    let parent = super::resources::cgroup_parent(pod);
+    if let Err(error) = cgroup::ensure(&parent, &super::resources::of_pod(pod)) {
+        // The runtime makes the cgroup itself; only the pod's own limit would be missing.
+        debug!(parent, %error, "cannot set up a pod's cgroup");
+    }
+    let handler = runtime_handler(shared, pod).await?;
+    let _turn = shared.starts.acquire().await;
+    let id = shared.runtime.run_sandbox(config, &handler).await?;
+    shared.owners.lock().insert(id.clone(), inbox.clone());
+    let detail = shared.runtime.sandbox(&id).await?;
+    Ok((id, detail.sandbox.ips))
+}
+
+async fn runtime_handler(shared: &Shared, pod: &core::Pod) -> Result<String, RuntimeError> {
+    use k8s_openapi::api::node::v1::RuntimeClass;
+    let Some(name) = pod.spec.as_ref().and_then(|s| s.runtime_class_name.as_deref()) else {
+        return Ok(String::new());
+    };
+    match shared.api.get(RuntimeClass::kind_of(), "", name).await {
+        Ok(class) => Ok(class
+            .get::<RuntimeClass>()
+            .map(|c| c.handler.clone())
+            .unwrap_or_default()),
+        Err(error) => Err(RuntimeError::new("NotFound", error.to_string())),
+    }
+}
+
+async fn create_container(
+    shared: &Shared,
+    pod: &core::Pod,
+    name: &str,
+    attempt: u32,
+    sandbox_id: &str,
+    sandbox_config: &PodSandboxConfig,
+    place: &Place,
+) -> Result<String, (&'static str, String)> {
+    let wrong = |message: String| ("CreateContainerConfigError", message);
+    let failed = |e: std::io::Error| ("CreateContainerError", e.to_string());
+    let spec = pod.spec.as_ref().and_then(|s| find_spec(s, name));
+    let spec = spec.ok_or_else(|| wrong(format!("the pod has no container {name:?} any more")))?;
+    let sources = sources(shared, pod, &spec).await.map_err(wrong)?;
+    let image_name = knarr_kubelet::image::normalize(spec.image.as_deref().unwrap_or("")).map_err(wrong)?;
+    let image = shared
+        .runtime
+        .image(&image_name)
+        .await
+        .map_err(|e| wrong(e.message))?;
+    let image = image.ok_or_else(|| wrong(format!("image {image_name:?} is not there any more")))?;
+    let environment = env::environment(pod, &spec, &sources, place).map_err(wrong)?;
+    let mut mounts = Vec::new();
+    for mount in spec.volume_mounts.iter().flatten() {
+        let path = shared.volumes.mount_path(pod, name, mount, &environment).await;
+        mounts.push(path.map_err(|e| wrong(e.to_string()))?);
+    }
+    let uid = pod.metadata.uid.as_deref().unwrap_or("");
+    let directory = shared.volumes.pod_dir(uid);
+    let hosts = write_hosts(shared, pod, &directory, place).map_err(failed)?;
+    let termination_log = directory.join("containers").join(name).join(format!("{attempt}"));
+    write_shared(&termination_log, "").map_err(failed)?;
+    let logs = sandbox::log_directory(pod, &shared.config).join(name);
+    std::fs::create_dir_all(logs).map_err(failed)?;
+    let config = container::config(container::Parts {
+        pod,
+        container: &spec,
+        attempt,
+        image: &image,
+        sources: &sources,
+        place,
+        mounts,
+        hosts_file: hosts,
+        termination_log,
+        node_memory_bytes: shared.memory_bytes,
+    })
+    .map_err(wrong)?;
+    let made = shared
+        .runtime
+        .create_container(sandbox_id, &config, sandbox_config)
+        .await;
+    made.map_err(|error| ("CreateContainerError", error.message))
+}
+
+async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id: String) -> Event {
+    let started = {
+        let _turn = shared.starts.acquire().await;
+        shared.runtime.start_container(&id).await
+    };
+    if let Err(error) = started {
+        return Event::ContainerStartFailed {
+            container,
+            id,
+            message: error.message,
+        };
+    }
+    let now = shared.clock.now();
+    let fallback = pod
+        .spec
+        .as_ref()
+        .and_then(|s| find_spec(s, &container))
+        .and_then(|c| c.image.clone())
+        .unwrap_or_default();
+    match shared.runtime.container(&id).await {
+        Ok(detail) => {
+            let at = match &detail.container.state {
+                ContainerState::Running { started_at } => *started_at,
+                ContainerState::Exited(exit) => exit.started_at.unwrap_or(now),
+                _ => now,
+            };
+            Event::ContainerStarted {
+                container,
+                id,
+                at,
+                image: detail.container.image,
+                image_id: detail.container.image_id,
+            }
+        }
+        // It did start; only its details are late.
+        Err(_) => Event::ContainerStarted {
+            container,
+            id,
+            at: now,
+            image: fallback,
+            image_id: String::new(),
+        },
+    }
+}
+
+/// Fetches what the container's environment comes from.
+async fn sources(shared: &Shared, pod: &core::Pod, container: &core::Container) -> Result<Sources, String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+    let (maps, secrets) = env::references(container);
+    let mut sources = Sources::default();
+    for name in maps {
+        let map = fetch::<core::ConfigMap>(shared, namespace, &name).await?;
+        sources.config_maps.insert(name, map);
+    }
+    for name in secrets {
+        let secret = fetch::<core::Secret>(shared, namespace, &name).await?;
+        sources.secrets.insert(name, secret);
+    }
+    for of in [namespace, "default"] {
+        let services = shared.services.list(of).into_iter();
+        let services = services.filter(|s| of == namespace || s.name() == "kubernetes");
+        sources
+            .services
+            .extend(services.filter_map(|s| s.to_typed::<core::Service>().map(Arc::new)));
+    }
+    Ok(sources)
+}
+
+async fn fetch<T: Registered + Clone>(
+    shared: &Shared,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<Arc<T>>, String> {
+    match shared.api.get(T::kind_of(), namespace, name).await {
+        Ok(object) => Ok(object.to_typed::<T>().map(Arc::new)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(Error::message(&error).to_string()),
+    }
+}
+
+fn write_hosts(
+    shared: &Shared,
+    pod: &core::Pod,
+    directory: &Path,
+    place: &Place,
+) -> std::io::Result<Option<PathBuf>> {
+    let path = directory.join("etc-hosts");
+    let node = sandbox::host_network(pod)
+        .then(|| std::fs::read_to_string("/etc/hosts"))
+        .transpose()?;
+    let fqdn = sandbox::fqdn(pod, &shared.config);
+    let text = container::hosts_file(
+        pod,
+        &place.pod_ips,
+        &sandbox::hostname(pod),
+        fqdn.as_deref(),
+        node.as_deref(),
+    );
+    write_shared(&path, &text)?;
+    Ok(Some(path))
+}
+
+/// A file that processes of any user may read and write.
+fn write_shared(path: &Path, text: &str) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    std::fs::write(path, text)?;
+    let mode = if text.is_empty() { 0o666 } else { 0o644 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}

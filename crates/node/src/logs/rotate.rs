@@ -1,0 +1,216 @@
+//! Keeps containers' logs from filling the disk: a log that has grown too large is renamed, the runtime begins a new
+//! one, older ones are compressed, the oldest removed.
+//!
+//! A log keeps its lines whatever fails on the way: the newest rotated file stays as it is until the next rotation, and
+//! a compressed copy takes its original's place only when it is whole.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::tz::TimeZone;
+use knarr_api::k8s_openapi;
+
+use crate::runtime::RuntimeError;
+use crate::server::{Clock, Containers};
+
+const COMPRESSED: &str = "gz";
+const TEMPORARY: &str = "tmp";
+
+/// KubeletConfiguration's containerLogMaxSize, containerLogMaxFiles, containerLogMonitorInterval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    pub max_bytes: u64,
+    /// The one being written included; at least 2.
+    pub max_files: usize,
+    pub interval: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            max_bytes: 10 << 20,
+            max_files: 5,
+            interval: Duration::from_secs(10),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RotateError {
+    #[error("cannot {action} {path:?}")]
+    File {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("the runtime did not begin a new log")]
+    Reopen(#[source] RuntimeError),
+    #[error("the compressing task died")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+fn at<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> RotateError + 'a {
+    move |source| RotateError::File {
+        action,
+        path: path.to_path_buf(),
+        source,
+    }
+}
+
+/// Looks at all logs every so often. Never returns.
+pub async fn run(containers: Arc<dyn Containers>, policy: Policy, clock: Clock) {
+    let mut paths = HashMap::new();
+    let mut ticks = tokio::time::interval(policy.interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = refresh(containers.as_ref(), &mut paths).await {
+            tracing::debug!(%error, "cannot list containers to rotate their logs");
+        }
+        for (id, path) in &paths {
+            if let Err(error) = rotate_if_large(containers.as_ref(), id, path, policy, clock()).await {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(container = id, error, "log cannot be rotated");
+            }
+        }
+    }
+}
+
+/// Asks for a log's path once; a container's never changes.
+async fn refresh(
+    containers: &dyn Containers,
+    paths: &mut HashMap<String, PathBuf>,
+) -> Result<(), RuntimeError> {
+    let running: HashSet<String> = containers.running().await?.into_iter().map(|c| c.id).collect();
+    paths.retain(|id, _| running.contains(id));
+    for id in running {
+        if paths.contains_key(&id) {
+            continue;
+        }
+        match containers.container(&id).await {
+            Ok(detail) => drop(paths.insert(id, detail.log_path.into())),
+            // Gone since it was listed.
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Rotates one log if it has grown to the policy's size. A log that is gone is begun anew.
+pub async fn rotate_if_large(
+    containers: &dyn Containers,
+    id: &str,
+    log: &Path,
+    policy: Policy,
+    now: Timestamp,
+) -> Result<(), RotateError> {
+    match tokio::fs::metadata(log).await {
+        Ok(file) if file.len() < policy.max_bytes => return Ok(()),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return containers.reopen_log(id).await.map_err(RotateError::Reopen);
+        }
+        Err(error) => return Err(at("look at", log)(error)),
+    }
+    let rotated = rotated_name(log, now);
+    let make_room = {
+        let log = log.to_path_buf();
+        move || make_room(&log, policy)
+    };
+    tokio::task::spawn_blocking(make_room).await??;
+    tokio::fs::rename(log, &rotated)
+        .await
+        .map_err(at("rename", log))?;
+    if let Err(error) = containers.reopen_log(id).await {
+        // The runtime still writes to the renamed file: its name goes back, so that users find it.
+        tokio::fs::rename(&rotated, log)
+            .await
+            .map_err(at("rename back", &rotated))?;
+        return Err(RotateError::Reopen(error));
+    }
+    Ok(())
+}
+
+/// `0.log.20260102-150405`: sorts by time.
+fn rotated_name(log: &Path, now: Timestamp) -> PathBuf {
+    let mut name = log.as_os_str().to_owned();
+    name.push(now.to_zoned(TimeZone::UTC).strftime(".%Y%m%d-%H%M%S").to_string());
+    name.into()
+}
+
+/// Before another file is rotated: removes leftovers and the oldest, compresses the rest.
+fn make_room(log: &Path, policy: Policy) -> Result<(), RotateError> {
+    let mut kept = Vec::new();
+    let rotated = rotated_files(log)?;
+    for path in &rotated {
+        let leftover = has_extension(path, TEMPORARY)
+            || !has_extension(path, COMPRESSED) && rotated.contains(&with_extension(path, COMPRESSED));
+        match leftover {
+            true => fs::remove_file(path).map_err(at("remove", path))?,
+            false => kept.push(path),
+        }
+    }
+    // Besides these there will be the file rotated next and the one begun then.
+    let excess = kept.len().saturating_sub(policy.max_files.saturating_sub(2));
+    for (n, path) in kept.into_iter().enumerate() {
+        if n < excess {
+            fs::remove_file(path).map_err(at("remove", path))?;
+        } else if !has_extension(path, COMPRESSED) {
+            compress(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Oldest first.
+fn rotated_files(log: &Path) -> Result<Vec<PathBuf>, RotateError> {
+    let folder = log.parent().unwrap_or(Path::new("/"));
+    let mut prefix = log.file_name().unwrap_or_default().as_encoded_bytes().to_vec();
+    prefix.push(b'.');
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(at("list", folder))? {
+        let entry = entry.map_err(at("list", folder))?;
+        if entry.file_name().as_encoded_bytes().starts_with(&prefix) {
+            files.push(entry.path());
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn compress(path: &Path) -> Result<(), RotateError> {
+    let temporary = with_extension(path, TEMPORARY);
+    let mut from = File::open(path).map_err(at("open", path))?;
+    let to = File::create(&temporary).map_err(at("create", &temporary))?;
+    let mut encoder = GzEncoder::new(to, Compression::default());
+    let written = io::copy(&mut from, &mut encoder).and_then(|_| encoder.finish()?.sync_all());
+    if let Err(error) = written {
+        // Also removed before the next rotation.
+        let _ = fs::remove_file(&temporary);
+        return Err(at("write", &temporary)(error));
+    }
+    fs::rename(&temporary, with_extension(path, COMPRESSED)).map_err(at("rename", &temporary))?;
+    fs::remove_file(path).map_err(at("remove", path))
+}
+
+fn with_extension(path: &Path, extension: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(extension);
+    name.into()
+}
+
+fn has_extension(path: &Path, extension: &str) -> bool {
+    path.extension().is_some_and(|e| e == extension)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! `httpGet`: one request, redirects to the same host followed, certificates not checked (as probes are).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::{Request, Response, body::Incoming};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::HTTPGetAction;
+use knarr_api::k8s_openapi;
+use knarr_kubelet::probe::Answer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::{OUTPUT_MAX_BYTES, Target, authority, dial_error, port};
+
+const REDIRECTS_MAX: usize = 10;
+
+/// Where a request goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Url {
+    pub tls: bool,
+    pub host: String,
+    pub port: u16,
+    /// Path and query.
+    pub path: String,
+}
+
+impl Url {
+    pub(super) fn of(get: &HTTPGetAction, target: &Target<'_>) -> Result<Self, String> {
+        let host = get.host.clone().filter(|h| !h.is_empty());
+        let host = host.or_else(|| target.ips.first().cloned());
+        let path = get.path.clone().unwrap_or_default();
+        Ok(Url {
+            tls: get
+                .scheme
+                .as_deref()
+                .is_some_and(|s| s.eq_ignore_ascii_case("https")),
+            host: host.ok_or("the pod has no address")?,
+            port: port(&get.port, target.container)?,
+            path: if path.starts_with('/') {
+                path
+            } else {
+                format!("/{path}")
+            },
+        })
+    }
+
+    /// The address a redirect leads to; `None` where it leaves the host.
+    fn join(&self, location: &str) -> Option<Url> {
+        if location.starts_with('/') {
+            return Some(Url {
+                path: location.into(),
+                ..self.clone()
+            });
+        }
+        let uri: http::Uri = location.parse().ok()?;
+        let tls = uri.scheme_str() == Some("https");
+        let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
+        (uri.host() == Some(&self.host)).then(|| Url {
+            tls,
+            port,
+            host: self.host.clone(),
+            path: uri.path_and_query().map_or("/", |p| p.as_str()).into(),
+        })
+    }
+}
+
+impl std::fmt::Display for Url {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        write!(f, "{scheme}://{}{}", authority(&self.host, self.port), self.path)
+    }
+}
+
+/// Good is 200 to 399 (SPEC L8).
+pub(super) async fn probe(url: &Url, get_action: &HTTPGetAction, limit: Duration) -> Answer {
+    let mut url = url.clone();
+    for _ in 0..REDIRECTS_MAX {
+        match get(&url, get_action, limit).await {
+            Ok((status, location)) => {
+                let next = location
+                    .filter(|_| (300..400).contains(&status))
+                    .and_then(|l| url.join(&l));
+                match next {
+                    Some(next) => url = next,
+                    // A redirect that leaves the host counts as good, as in Kubernetes.
+                    None if (200..400).contains(&status) => return Answer::Success,
+                    None => return Answer::Failure(format!("HTTP probe failed with statuscode: {status}")),
+                }
+            }
+            Err(why) => return Answer::Failure(why),
+        }
+    }
+    Answer::Failure(format!("Get \"{url}\": stopped after {REDIRECTS_MAX} redirects"))
+}
+
+/// The status and where it redirects to.
+pub(super) async fn get(
+    url: &Url,
+    action: &HTTPGetAction,
+    limit: Duration,
+) -> Result<(u16, Option<String>), String> {
+    let request = timeout(limit, async {
+        let stream = TcpStream::connect((url.host.as_str(), url.port))
+            .await
+            .map_err(|e| dial_error(&url.host, url.port, &e))?;
+        if url.tls {
+            let name =
+                rustls::pki_types::ServerName::try_from(url.host.clone()).map_err(|e| e.to_string())?;
+            let stream = connector()?
+                .connect(name, stream)
+                .await
+                .map_err(|e| e.to_string())?;
+            exchange(url, action, stream).await
+        } else {
+            exchange(url, action, stream).await
+        }
+    });
+    match request.await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(why)) => Err(format!("Get \"{url}\": {why}")),
+        Err(_) => Err(format!(
+            "Get \"{url}\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+        )),
+    }
+}
+
+async fn exchange(
+    url: &Url,
+    action: &HTTPGetAction,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+) -> Result<(u16, Option<String>), String> {
+    let words = |e: &dyn std::fmt::Display| e.to_string();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|e| words(&e))?;
+    let connection = tokio::spawn(connection);
+    let mut request = Request::get(&url.path)
+        .header("User-Agent", "kube-probe/1.36")
+        .header("Accept", "*/*")
+        .header("Connection", "close");
+    let headers = action.http_headers.as_deref().unwrap_or_default();
+    if !headers.iter().any(|h| h.name.eq_ignore_ascii_case("host")) {
+        request = request.header("Host", authority(&url.host, url.port));
+    }
+    for header in headers {
+        request = request.header(&header.name, &header.value);
+    }
+    let request = request
+        .body(Empty::<bytes::Bytes>::new())
+        .map_err(|e| words(&e))?;
+    let response: Response<Incoming> = sender.send_request(request).await.map_err(|e| words(&e))?;
+    let status = response.status().as_u16();
+    let location = response
+        .headers()
+        .get("Location")
+        .and_then(|l| l.to_str().ok())
+        .map(String::from);
+    // Reading the answer lets a server finish; what is too long is cut off.
+    let _ = Limited::new(response.into_body(), OUTPUT_MAX_BYTES)
+        .collect()
+        .await;
+    connection.abort();
+    Ok((status, location))
+}
+
+fn connector() -> Result<tokio_rustls::TlsConnector, String> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|e| e.to_string())?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+        .with_no_client_auth();
+    Ok(tokio_rustls::TlsConnector::from(Arc::new(config)))
+}
+
+/// A probe asks whether somebody answers, not who it is.
+#[derive(Debug)]
+struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
+
+impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &[rustls::pki_types::CertificateDer<'_>],
+        _: &rustls::pki_types::ServerName<'_>,
+        _: &[u8],
+        _: rustls::pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &rustls::pki_types::CertificateDer<'_>,
+        dss: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &rustls::pki_types::CertificateDer<'_>,
+        dss: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    async fn answer_with(response: &'static str) -> (u16, tokio::task::JoinHandle<String>) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = vec![0; 4096];
+            let read = stream.read(&mut request).await.unwrap();
+            stream.write_all(response.as_bytes()).await.unwrap();
+            String::from_utf8_lossy(&request[..read]).into_owned()
+        });
+        (port, server)
+    }
+
+    #[tokio::test]
+    async fn l8_http_probe_accepts_200_to_399() {
+        for (line, good) in [
+            ("200 OK", true),
+            ("302 Found", true),
+            ("399 Odd", true),
+            ("400 Bad", false),
+            ("500 Broken", false),
+        ] {
+            let response: &'static str =
+                Box::leak(format!("HTTP/1.1 {line}\r\nContent-Length: 0\r\n\r\n").into_boxed_str());
+            let (port, server) = answer_with(response).await;
+            let url = Url {
+                tls: false,
+                host: "127.0.0.1".into(),
+                port,
+                path: "/x".into(),
+            };
+            let got = probe(&url, &HTTPGetAction::default(), Duration::from_secs(5)).await;
+            assert_eq!(got == Answer::Success, good, "{line}: {got:?}");
+            assert!(server.await.unwrap().starts_with("GET /x HTTP/1.1\r\n"));
+        }
+    }
+
+    #[tokio::test]
+    async fn l8_nobody_there_is_a_failure_in_the_usual_words() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let url = Url {
+            tls: false,
+            host: "127.0.0.1".into(),
+            port,
+            path: "/".into(),
+        };
+        let got = probe(&url, &HTTPGetAction::default(), Duration::from_secs(5)).await;
+        let want = format!(
+            "Get \"http://127.0.0.1:{port}/\": dial tcp 127.0.0.1:{port}: connect: connection refused"
+        );
+        assert_eq!(got, Answer::Failure(want));
+    }
+}

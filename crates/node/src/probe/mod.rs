@@ -1,0 +1,184 @@
+//! Asking a container how it is: exec, httpGet, tcpSocket and grpc, for probes and for lifecycle hooks.
+//!
+//! What the answers come to is decided in `knarr_kubelet::probe`; here one question is asked once.
+
+mod grpc;
+mod http;
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use knarr_api::k8s_openapi;
+use knarr_kubelet::pod::find_spec;
+use knarr_kubelet::probe::{Answer, Kind};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::runtime::Runtime;
+
+/// As much of an output as is told on.
+const OUTPUT_MAX_BYTES: usize = 10 << 10;
+
+/// Who is asked.
+pub struct Target<'a> {
+    pub runtime: &'a dyn Runtime,
+    pub container: &'a core::Container,
+    /// The runtime's id.
+    pub id: &'a str,
+    /// The pod's addresses.
+    pub ips: &'a [String],
+}
+
+/// Asks one probe once.
+pub async fn ask(
+    runtime: &dyn Runtime,
+    pod: &core::Pod,
+    container: &str,
+    id: &str,
+    kind: Kind,
+    ips: &[String],
+) -> Answer {
+    let Some(spec) = pod.spec.as_ref().and_then(|s| find_spec(s, container)) else {
+        return Answer::Unknown("the pod has no such container any more".into());
+    };
+    let probe = match kind {
+        Kind::Startup => &spec.startup_probe,
+        Kind::Liveness => &spec.liveness_probe,
+        Kind::Readiness => &spec.readiness_probe,
+    };
+    let Some(probe) = probe else {
+        return Answer::Success;
+    };
+    let target = Target {
+        runtime,
+        container: &spec,
+        id,
+        ips,
+    };
+    let seconds = probe.timeout_seconds.unwrap_or(1).max(1);
+    let limit = Duration::from_secs(u64::try_from(seconds).unwrap_or(1));
+    if let Some(exec) = &probe.exec {
+        return run_exec(&target, exec.command.as_deref().unwrap_or_default(), Some(limit)).await;
+    }
+    if let Some(get) = &probe.http_get {
+        let url = match http::Url::of(get, &target) {
+            Ok(url) => url,
+            Err(why) => return Answer::Unknown(why),
+        };
+        return http::probe(&url, get, limit).await;
+    }
+    if let Some(tcp) = &probe.tcp_socket {
+        let host = tcp.host.clone().filter(|h| !h.is_empty());
+        let Some(host) = host.or_else(|| ips.first().cloned()) else {
+            return Answer::Unknown("the pod has no address".into());
+        };
+        return match port(&tcp.port, &spec) {
+            Ok(port) => connect(&host, port, limit).await,
+            Err(why) => Answer::Unknown(why),
+        };
+    }
+    if let Some(grpc) = &probe.grpc {
+        let Some(host) = ips.first() else {
+            return Answer::Unknown("the pod has no address".into());
+        };
+        return grpc::check(host, grpc, limit).await;
+    }
+    Answer::Unknown("missing probe handler".into())
+}
+
+/// Runs a hook to its end, or to its time limit.
+pub async fn run_hook(
+    target: &Target<'_>,
+    handler: &core::LifecycleHandler,
+    limit: Option<Duration>,
+) -> Result<(), String> {
+    if let Some(exec) = &handler.exec {
+        return match run_exec(target, exec.command.as_deref().unwrap_or_default(), limit).await {
+            Answer::Success => Ok(()),
+            Answer::Failure(why) | Answer::Unknown(why) => Err(why),
+        };
+    }
+    if let Some(sleep) = &handler.sleep {
+        let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        return Ok(());
+    }
+    if let Some(get) = &handler.http_get {
+        let url = http::Url::of(get, target)?;
+        // A hook waits for the answer, not for a good one.
+        let limit = limit.unwrap_or(Duration::from_secs(60));
+        return http::get(&url, get, limit).await.map(drop);
+    }
+    Err("invalid handler".into())
+}
+
+async fn run_exec(target: &Target<'_>, command: &[String], limit: Option<Duration>) -> Answer {
+    match target.runtime.exec(target.id, command, limit).await {
+        Ok(output) => {
+            let mut text = output.stdout;
+            text.extend(output.stderr);
+            text.truncate(OUTPUT_MAX_BYTES);
+            let text = String::from_utf8_lossy(&text).into_owned();
+            if output.exit_code == 0 {
+                Answer::Success
+            } else {
+                Answer::Failure(text)
+            }
+        }
+        Err(error) if error.code == "DeadlineExceeded" => {
+            let seconds = limit.map_or(0, |l| l.as_secs());
+            let command = command.join(" ");
+            Answer::Failure(format!(
+                "command timed out: {command:?} timed out after {seconds}s"
+            ))
+        }
+        Err(error) => Answer::Unknown(error.to_string()),
+    }
+}
+
+async fn connect(host: &str, port: u16, limit: Duration) -> Answer {
+    match timeout(limit, TcpStream::connect((host, port))).await {
+        Ok(Ok(_)) => Answer::Success,
+        Ok(Err(error)) => Answer::Failure(dial_error(host, port, &error)),
+        Err(_) => Answer::Failure(format!("dial tcp {}: i/o timeout", authority(host, port))),
+    }
+}
+
+fn authority(host: &str, port: u16) -> String {
+    if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+/// In the words users know from Go.
+fn dial_error(host: &str, port: u16, error: &std::io::Error) -> String {
+    let what = match error.kind() {
+        std::io::ErrorKind::ConnectionRefused => "connection refused".to_string(),
+        std::io::ErrorKind::HostUnreachable => "no route to host".to_string(),
+        std::io::ErrorKind::NetworkUnreachable => "network is unreachable".to_string(),
+        _ => error.to_string().to_lowercase(),
+    };
+    format!("dial tcp {}: connect: {what}", authority(host, port))
+}
+
+/// A number, or the name of one of the container's ports.
+fn port(port: &IntOrString, container: &core::Container) -> Result<u16, String> {
+    let number = match port {
+        IntOrString::Int(number) => Some(*number),
+        IntOrString::String(name) => {
+            let named = container.ports.iter().flatten();
+            let named = named.into_iter().find(|p| p.name.as_deref() == Some(name));
+            named.map(|p| p.container_port).or_else(|| name.parse().ok())
+        }
+    };
+    number
+        .and_then(|n| u16::try_from(n).ok())
+        .filter(|n| *n > 0)
+        .ok_or_else(|| match port {
+            IntOrString::Int(n) => format!("invalid port number: {n}"),
+            IntOrString::String(name) => format!("couldn't find port: {name}"),
+        })
+}

@@ -1,0 +1,520 @@
+//! [`Runtime`] over CRI v1 (containerd 1.6 and later), on a local socket.
+//!
+//! The connection is made when it is first needed, and made again when it broke. Every call has a time limit.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use hyper_util::rt::TokioIo;
+use k8s_cri::v1;
+use k8s_cri::v1::image_service_client::ImageServiceClient;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_kubelet::runtime::{Container, ContainerState, Exit, PodRef, Sandbox};
+use tonic::transport::{Channel, Endpoint};
+
+use super::{
+    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, PodSandboxConfig, Result,
+    Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
+};
+use crate::kubelet::labels;
+
+/// For calls that only ask.
+const ASK: Duration = Duration::from_secs(10);
+/// For calls that make or remove; kubelet's `runtime-request-timeout`.
+const DO: Duration = Duration::from_secs(120);
+/// A pull may take long; progress is containerd's to judge.
+const PULL: Duration = Duration::from_secs(3600);
+/// Lists of thousands of containers are larger than tonic's 4 MiB.
+const MAX_MESSAGE: usize = 64 << 20;
+
+/// A CRI endpoint.
+#[derive(Clone, Debug)]
+pub struct Cri {
+    channel: Channel,
+    socket: PathBuf,
+}
+
+impl Cri {
+    /// Does not connect yet. `endpoint` is a path, or `unix://` and a path.
+    pub fn new(endpoint: &str) -> Self {
+        let socket = PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint));
+        let path = socket.clone();
+        // The address is not used: the connector goes to the socket.
+        let channel = Endpoint::from_static("http://containerd.invalid").connect_with_connector_lazy(
+            tower::service_fn(move |_| {
+                let path = path.clone();
+                async move {
+                    let stream = tokio::net::UnixStream::connect(path).await?;
+                    Ok::<_, std::io::Error>(TokioIo::new(stream))
+                }
+            }),
+        );
+        Cri { channel, socket }
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    fn runtime(&self) -> RuntimeServiceClient<Channel> {
+        RuntimeServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+    }
+
+    fn image_service(&self) -> ImageServiceClient<Channel> {
+        ImageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+    }
+}
+
+/// gRPC's refusal, with its code's name as Go prints it.
+pub(super) fn refusal(status: tonic::Status) -> RuntimeError {
+    use tonic::Code;
+    let code = match status.code() {
+        Code::Ok => "OK",
+        Code::Cancelled => "Canceled",
+        Code::InvalidArgument => "InvalidArgument",
+        Code::DeadlineExceeded => "DeadlineExceeded",
+        Code::NotFound => "NotFound",
+        Code::AlreadyExists => "AlreadyExists",
+        Code::PermissionDenied => "PermissionDenied",
+        Code::ResourceExhausted => "ResourceExhausted",
+        Code::FailedPrecondition => "FailedPrecondition",
+        Code::Aborted => "Aborted",
+        Code::OutOfRange => "OutOfRange",
+        Code::Unimplemented => "Unimplemented",
+        Code::Internal => "Internal",
+        Code::Unavailable => "Unavailable",
+        Code::DataLoss => "DataLoss",
+        Code::Unauthenticated => "Unauthenticated",
+        Code::Unknown => "Unknown",
+    };
+    RuntimeError::new(code, status.message())
+}
+
+async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(refusal(status)),
+        Err(_) => Err(RuntimeError::new("DeadlineExceeded", "context deadline exceeded")),
+    }
+}
+
+/// What is gone already is as asked for.
+fn gone_is_fine(result: Result<()>) -> Result<()> {
+    match result {
+        Err(e) if e.is_not_found() => Ok(()),
+        other => other,
+    }
+}
+
+fn nanos(at: i64) -> Timestamp {
+    Timestamp::from_nanosecond(i128::from(at)).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+fn some_nanos(at: i64) -> Option<Timestamp> {
+    (at > 0).then(|| nanos(at))
+}
+
+type Labels = std::collections::HashMap<String, String>;
+
+fn pod_ref(l: &Labels) -> PodRef {
+    let get = |key| l.get(key).cloned().unwrap_or_default();
+    PodRef {
+        uid: get(labels::POD_UID),
+        namespace: get(labels::POD_NAMESPACE),
+        name: get(labels::POD_NAME),
+    }
+}
+
+fn state(code: i32, started_at: i64, exit: impl FnOnce() -> Exit) -> ContainerState {
+    match v1::ContainerState::try_from(code) {
+        Ok(v1::ContainerState::ContainerCreated) => ContainerState::Created,
+        Ok(v1::ContainerState::ContainerRunning) => ContainerState::Running {
+            started_at: nanos(started_at),
+        },
+        Ok(v1::ContainerState::ContainerExited) => ContainerState::Exited(exit()),
+        _ => ContainerState::Unknown,
+    }
+}
+
+fn container(c: v1::Container) -> Container {
+    let metadata = c.metadata.unwrap_or_default();
+    Container {
+        pod: pod_ref(&c.labels),
+        name: metadata.name,
+        attempt: metadata.attempt,
+        hash: c
+            .annotations
+            .get(labels::CONTAINER_HASH)
+            .cloned()
+            .unwrap_or_default(),
+        // A list knows no start; the creation is close, and the detail knows better.
+        state: state(c.state, c.created_at, Exit::default),
+        created_at: nanos(c.created_at),
+        image: c.image.map(|i| i.image).unwrap_or_default(),
+        image_id: c.image_ref,
+        id: c.id,
+        sandbox_id: c.pod_sandbox_id,
+    }
+}
+
+fn image(i: v1::Image) -> Image {
+    Image {
+        id: i.id,
+        tags: i.repo_tags,
+        digests: i.repo_digests,
+        size_bytes: i.size,
+        uid: i.uid.map(|u| u.value),
+        username: i.username,
+        pinned: i.pinned,
+    }
+}
+
+fn image_spec(name: &str) -> Option<v1::ImageSpec> {
+    Some(v1::ImageSpec {
+        image: name.into(),
+        ..Default::default()
+    })
+}
+
+#[async_trait]
+impl Runtime for Cri {
+    async fn status(&self) -> Result<RuntimeStatus> {
+        let version = self.runtime().version(v1::VersionRequest::default()).await;
+        let version = version.map_err(refusal)?.into_inner();
+        let request = v1::StatusRequest { verbose: false };
+        let response = within(ASK, self.runtime().status(request)).await?;
+        let mut status = RuntimeStatus {
+            name: version.runtime_name,
+            version: version.runtime_version,
+            ..RuntimeStatus::default()
+        };
+        for condition in response.status.unwrap_or_default().conditions {
+            match condition.r#type.as_str() {
+                "RuntimeReady" => status.ready = condition.status,
+                "NetworkReady" => status.network_ready = condition.status,
+                _ => continue,
+            }
+            if !condition.status {
+                status.message = format!(
+                    "container runtime network not ready: {}=false reason:{} message:{}",
+                    condition.r#type, condition.reason, condition.message
+                );
+            }
+        }
+        Ok(status)
+    }
+
+    async fn events(&self) -> Result<BoxStream<'static, RuntimeEvent>> {
+        super::events::subscribe(self.channel.clone()).await
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>> {
+        let request = v1::ListPodSandboxRequest { filter: None };
+        let response = within(ASK, self.runtime().list_pod_sandbox(request)).await?;
+        let ours = |s: &v1::PodSandbox| s.labels.contains_key(labels::POD_UID);
+        let sandbox = |s: v1::PodSandbox| Sandbox {
+            pod: pod_ref(&s.labels),
+            attempt: s.metadata.map_or(0, |m| m.attempt),
+            ready: s.state == v1::PodSandboxState::SandboxReady as i32,
+            created_at: nanos(s.created_at),
+            ips: Vec::new(),
+            id: s.id,
+        };
+        Ok(response.items.into_iter().filter(ours).map(sandbox).collect())
+    }
+
+    async fn sandbox(&self, id: &str) -> Result<SandboxDetail> {
+        let request = v1::PodSandboxStatusRequest {
+            pod_sandbox_id: id.into(),
+            verbose: true,
+        };
+        let response = within(ASK, self.runtime().pod_sandbox_status(request)).await?;
+        let status = response.status.unwrap_or_default();
+        let network = status.network.unwrap_or_default();
+        let mut ips = vec![network.ip];
+        ips.extend(network.additional_ips.into_iter().map(|ip| ip.ip));
+        ips.retain(|ip| !ip.is_empty());
+        // containerd tells the rest only in its verbose information.
+        let info = response.info.get("info");
+        let info: serde_json::Value = info
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default();
+        let pid = info["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+        let namespaces = info["runtimeSpec"]["linux"]["namespaces"].as_array();
+        let netns = namespaces
+            .into_iter()
+            .flatten()
+            .find(|n| n["type"] == "network")
+            .and_then(|n| n["path"].as_str())
+            .map(str::to_string);
+        Ok(SandboxDetail {
+            sandbox: Sandbox {
+                pod: pod_ref(&status.labels),
+                attempt: status.metadata.map_or(0, |m| m.attempt),
+                ready: status.state == v1::PodSandboxState::SandboxReady as i32,
+                created_at: nanos(status.created_at),
+                ips,
+                id: status.id,
+            },
+            netns,
+            pid: pid.filter(|pid| *pid > 0),
+        })
+    }
+
+    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
+        let request = v1::RunPodSandboxRequest {
+            config: Some(config.clone()),
+            runtime_handler: handler.into(),
+        };
+        let response = within(DO * 2, self.runtime().run_pod_sandbox(request)).await?;
+        Ok(response.pod_sandbox_id)
+    }
+
+    async fn stop_sandbox(&self, id: &str) -> Result<()> {
+        let request = v1::StopPodSandboxRequest {
+            pod_sandbox_id: id.into(),
+        };
+        gone_is_fine(
+            within(DO, self.runtime().stop_pod_sandbox(request))
+                .await
+                .map(drop),
+        )
+    }
+
+    async fn remove_sandbox(&self, id: &str) -> Result<()> {
+        let request = v1::RemovePodSandboxRequest {
+            pod_sandbox_id: id.into(),
+        };
+        gone_is_fine(
+            within(DO, self.runtime().remove_pod_sandbox(request))
+                .await
+                .map(drop),
+        )
+    }
+
+    async fn containers(&self) -> Result<Vec<Container>> {
+        let request = v1::ListContainersRequest { filter: None };
+        let response = within(ASK, self.runtime().list_containers(request)).await?;
+        let ours = |c: &v1::Container| c.labels.contains_key(labels::POD_UID);
+        Ok(response
+            .containers
+            .into_iter()
+            .filter(ours)
+            .map(container)
+            .collect())
+    }
+
+    async fn container(&self, id: &str) -> Result<ContainerDetail> {
+        let request = v1::ContainerStatusRequest {
+            container_id: id.into(),
+            verbose: false,
+        };
+        let response = within(ASK, self.runtime().container_status(request)).await?;
+        let status = response.status.unwrap_or_default();
+        let metadata = status.metadata.unwrap_or_default();
+        let exit = || Exit {
+            code: status.exit_code,
+            reason: status.reason.clone(),
+            message: status.message.clone(),
+            started_at: some_nanos(status.started_at),
+            finished_at: some_nanos(status.finished_at),
+        };
+        Ok(ContainerDetail {
+            container: Container {
+                id: status.id.clone(),
+                // CRI does not say; whoever needs it has the list.
+                sandbox_id: String::new(),
+                pod: pod_ref(&status.labels),
+                name: metadata.name,
+                attempt: metadata.attempt,
+                hash: status
+                    .annotations
+                    .get(labels::CONTAINER_HASH)
+                    .cloned()
+                    .unwrap_or_default(),
+                state: state(status.state, status.started_at, exit),
+                created_at: nanos(status.created_at),
+                image: status.image.as_ref().map(|i| i.image.clone()).unwrap_or_default(),
+                image_id: status.image_ref.clone(),
+            },
+            log_path: status.log_path,
+            mounts: status
+                .mounts
+                .into_iter()
+                .map(|m| (m.container_path, m.host_path))
+                .collect(),
+            pid: None,
+        })
+    }
+
+    async fn create_container(
+        &self,
+        sandbox_id: &str,
+        config: &ContainerConfig,
+        sandbox: &PodSandboxConfig,
+    ) -> Result<String> {
+        let request = v1::CreateContainerRequest {
+            pod_sandbox_id: sandbox_id.into(),
+            config: Some(config.clone()),
+            sandbox_config: Some(sandbox.clone()),
+        };
+        let response = within(DO, self.runtime().create_container(request)).await?;
+        Ok(response.container_id)
+    }
+
+    async fn start_container(&self, id: &str) -> Result<()> {
+        let request = v1::StartContainerRequest {
+            container_id: id.into(),
+        };
+        within(DO, self.runtime().start_container(request))
+            .await
+            .map(drop)
+    }
+
+    async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
+        let request = v1::StopContainerRequest {
+            container_id: id.into(),
+            timeout: i64::try_from(grace.as_secs()).unwrap_or(i64::MAX),
+        };
+        gone_is_fine(
+            within(grace.saturating_add(DO), self.runtime().stop_container(request))
+                .await
+                .map(drop),
+        )
+    }
+
+    async fn remove_container(&self, id: &str) -> Result<()> {
+        let request = v1::RemoveContainerRequest {
+            container_id: id.into(),
+        };
+        gone_is_fine(
+            within(DO, self.runtime().remove_container(request))
+                .await
+                .map(drop),
+        )
+    }
+
+    async fn exec(&self, id: &str, command: &[String], timeout: Option<Duration>) -> Result<ExecOutput> {
+        let request = v1::ExecSyncRequest {
+            container_id: id.into(),
+            cmd: command.to_vec(),
+            timeout: timeout.map_or(0, |t| i64::try_from(t.as_secs()).unwrap_or(i64::MAX)),
+        };
+        // The runtime ends the command at its limit; this only guards against a runtime that does not answer.
+        let limit = timeout.map_or(Duration::from_secs(86_400), |t| t.saturating_add(ASK));
+        let response = within(limit, self.runtime().exec_sync(request)).await?;
+        Ok(ExecOutput {
+            exit_code: response.exit_code,
+            stdout: response.stdout,
+            stderr: response.stderr,
+        })
+    }
+
+    async fn usage(&self) -> Result<Vec<Usage>> {
+        let request = v1::ListContainerStatsRequest { filter: None };
+        let response = within(ASK, self.runtime().list_container_stats(request)).await?;
+        let usage = |s: v1::ContainerStats| {
+            let attributes = s.attributes?;
+            let cpu = s.cpu?;
+            Some(Usage {
+                pod: pod_ref(&attributes.labels),
+                name: attributes.metadata.map(|m| m.name).unwrap_or_default(),
+                container_id: attributes.id,
+                at: nanos(cpu.timestamp),
+                cpu_nanoseconds: cpu.usage_core_nano_seconds.map_or(0, |v| v.value),
+                memory_working_set_bytes: s.memory.and_then(|m| m.working_set_bytes).map_or(0, |v| v.value),
+                writable_layer_bytes: s.writable_layer.and_then(|w| w.used_bytes).map_or(0, |v| v.value),
+            })
+        };
+        Ok(response.stats.into_iter().filter_map(usage).collect())
+    }
+
+    async fn exec_url(&self, container_id: &str, options: &ExecOptions) -> Result<String> {
+        let request = v1::ExecRequest {
+            container_id: container_id.into(),
+            cmd: options.command.clone(),
+            tty: options.tty,
+            stdin: options.stdin,
+            stdout: options.stdout,
+            stderr: options.stderr,
+        };
+        Ok(within(ASK, self.runtime().exec(request)).await?.url)
+    }
+
+    async fn attach_url(&self, container_id: &str, options: &ExecOptions) -> Result<String> {
+        let request = v1::AttachRequest {
+            container_id: container_id.into(),
+            tty: options.tty,
+            stdin: options.stdin,
+            stdout: options.stdout,
+            stderr: options.stderr,
+        };
+        Ok(within(ASK, self.runtime().attach(request)).await?.url)
+    }
+
+    async fn port_forward_url(&self, sandbox_id: &str, ports: &[i32]) -> Result<String> {
+        let request = v1::PortForwardRequest {
+            pod_sandbox_id: sandbox_id.into(),
+            port: ports.to_vec(),
+        };
+        Ok(within(ASK, self.runtime().port_forward(request)).await?.url)
+    }
+
+    async fn reopen_log(&self, container_id: &str) -> Result<()> {
+        let request = v1::ReopenContainerLogRequest {
+            container_id: container_id.into(),
+        };
+        within(ASK, self.runtime().reopen_container_log(request))
+            .await
+            .map(drop)
+    }
+
+    async fn images(&self) -> Result<Vec<Image>> {
+        let request = v1::ListImagesRequest { filter: None };
+        let response = within(ASK, self.image_service().list_images(request)).await?;
+        Ok(response.images.into_iter().map(image).collect())
+    }
+
+    async fn image(&self, name: &str) -> Result<Option<Image>> {
+        let request = v1::ImageStatusRequest {
+            image: image_spec(name),
+            verbose: false,
+        };
+        let response = within(ASK, self.image_service().image_status(request)).await?;
+        Ok(response.image.map(image))
+    }
+
+    async fn pull_image(
+        &self,
+        name: &str,
+        auth: Option<&AuthConfig>,
+        sandbox: &PodSandboxConfig,
+    ) -> Result<String> {
+        let request = v1::PullImageRequest {
+            image: image_spec(name),
+            auth: auth.cloned(),
+            sandbox_config: Some(sandbox.clone()),
+        };
+        Ok(within(PULL, self.image_service().pull_image(request))
+            .await?
+            .image_ref)
+    }
+
+    async fn remove_image(&self, name: &str) -> Result<()> {
+        let request = v1::RemoveImageRequest {
+            image: image_spec(name),
+        };
+        gone_is_fine(
+            within(DO, self.image_service().remove_image(request))
+                .await
+                .map(drop),
+        )
+    }
+}

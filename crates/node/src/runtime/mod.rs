@@ -1,0 +1,250 @@
+//! The container runtime, as the kubelet needs it: one trait, two implementations.
+//!
+//! [`cri`] speaks CRI v1 to containerd; [`fake`] keeps containers in memory for tests and the simulation.
+//! Configurations are CRI's own messages; what comes back is the few words of `knarr_kubelet::runtime`.
+
+pub mod cri;
+pub mod events;
+pub mod fake;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use k8s_cri::v1;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_kubelet::runtime::{Container, Exit, PodRef, Sandbox};
+
+pub use v1::{AuthConfig, ContainerConfig, PodSandboxConfig};
+
+/// A refusal by the runtime, with gRPC's code and the runtime's words.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("rpc error: code = {code} desc = {message}")]
+pub struct RuntimeError {
+    /// `NotFound`, `Unavailable`, `DeadlineExceeded`, `Unknown`, …
+    pub code: &'static str,
+    pub message: String,
+}
+
+impl RuntimeError {
+    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
+        RuntimeError {
+            code,
+            message: message.into(),
+        }
+    }
+
+    pub fn not_found(what: &str, id: &str) -> Self {
+        Self::new("NotFound", format!("{what} {id:?} not found"))
+    }
+
+    pub fn is_not_found(&self) -> bool {
+        self.code == "NotFound"
+    }
+
+    /// The runtime could not be asked; it may come back.
+    pub fn is_unavailable(&self) -> bool {
+        self.code == "Unavailable"
+    }
+}
+
+pub type Result<T, E = RuntimeError> = std::result::Result<T, E>;
+
+/// Something happened; look again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RuntimeEvent {
+    /// The first process of this container (or sandbox) ended.
+    Exited { id: String },
+    /// Events may have been missed: list everything.
+    Resync,
+}
+
+/// What runs, and how well.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuntimeStatus {
+    /// `containerd`
+    pub name: String,
+    /// `1.6.20`
+    pub version: String,
+    pub ready: bool,
+    pub network_ready: bool,
+    /// Why one of them is not.
+    pub message: String,
+}
+
+/// All about one sandbox that lists do not tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SandboxDetail {
+    pub sandbox: Sandbox,
+    /// Path of its network namespace; none for pods in the host's.
+    pub netns: Option<String>,
+    pub pid: Option<u32>,
+}
+
+/// All about one container that lists do not tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerDetail {
+    pub container: Container,
+    pub log_path: String,
+    /// The host path of the termination message, by the mount that carries it.
+    pub mounts: Vec<(String, String)>,
+    pub pid: Option<u32>,
+}
+
+/// An image on this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Image {
+    pub id: String,
+    pub tags: Vec<String>,
+    pub digests: Vec<String>,
+    pub size_bytes: u64,
+    /// The user the image runs as: a number, or a name.
+    pub uid: Option<i64>,
+    pub username: String,
+    pub pinned: bool,
+}
+
+/// What a command in a container came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExecOutput {
+    pub exit_code: i32,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+}
+
+/// What a streamed command needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExecOptions {
+    pub command: Vec<String>,
+    pub tty: bool,
+    pub stdin: bool,
+    pub stdout: bool,
+    pub stderr: bool,
+}
+
+/// CPU and memory of one container, as of `at`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub container_id: String,
+    pub pod: PodRef,
+    pub name: String,
+    pub at: Timestamp,
+    pub cpu_nanoseconds: u64,
+    pub memory_working_set_bytes: u64,
+    pub writable_layer_bytes: u64,
+}
+
+/// The container runtime of one node.
+///
+/// Every call may be repeated: what is already as asked for is a success (stopping what is stopped, removing
+/// what is gone). No call waits longer than its own time limit.
+#[async_trait]
+pub trait Runtime: Send + Sync + 'static {
+    async fn status(&self) -> Result<RuntimeStatus>;
+    /// Exits, as they happen. Ends when the runtime goes; whoever listens asks again and lists everything.
+    async fn events(&self) -> Result<BoxStream<'static, RuntimeEvent>>;
+
+    /// Without addresses: [`Runtime::sandbox`] knows them.
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>>;
+    async fn sandbox(&self, id: &str) -> Result<SandboxDetail>;
+    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String>;
+    /// Ends every process in it and frees its network.
+    async fn stop_sandbox(&self, id: &str) -> Result<()>;
+    async fn remove_sandbox(&self, id: &str) -> Result<()>;
+
+    /// Exited containers carry no [`Exit`] detail here: [`Runtime::container`] knows it.
+    async fn containers(&self) -> Result<Vec<Container>>;
+    async fn container(&self, id: &str) -> Result<ContainerDetail>;
+    async fn create_container(
+        &self,
+        sandbox_id: &str,
+        config: &ContainerConfig,
+        sandbox: &PodSandboxConfig,
+    ) -> Result<String>;
+    async fn start_container(&self, id: &str) -> Result<()>;
+    /// Returns when its processes are gone: TERM (or the image's signal), and KILL after `grace`. A second
+    /// call with a shorter grace brings the KILL forward.
+    async fn stop_container(&self, id: &str, grace: Duration) -> Result<()>;
+    async fn remove_container(&self, id: &str) -> Result<()>;
+    async fn exec(&self, id: &str, command: &[String], timeout: Option<Duration>) -> Result<ExecOutput>;
+    async fn usage(&self) -> Result<Vec<Usage>>;
+
+    /// Where the runtime's stream server waits for this command (`http://127.0.0.1:port/exec/token`).
+    async fn exec_url(&self, container_id: &str, options: &ExecOptions) -> Result<String>;
+    /// Likewise, for the container's own streams; `options.command` is ignored.
+    async fn attach_url(&self, container_id: &str, options: &ExecOptions) -> Result<String>;
+    async fn port_forward_url(&self, sandbox_id: &str, ports: &[i32]) -> Result<String>;
+    /// After its log file was renamed.
+    async fn reopen_log(&self, container_id: &str) -> Result<()>;
+
+    async fn images(&self) -> Result<Vec<Image>>;
+    async fn image(&self, name: &str) -> Result<Option<Image>>;
+    /// The id of the image pulled.
+    async fn pull_image(
+        &self,
+        name: &str,
+        auth: Option<&AuthConfig>,
+        sandbox: &PodSandboxConfig,
+    ) -> Result<String>;
+    async fn remove_image(&self, name: &str) -> Result<()>;
+}
+
+/// Finds what a user names: the newest sandbox of a pod that is there.
+pub async fn find_sandbox(runtime: &dyn Runtime, namespace: &str, pod: &str) -> Result<SandboxDetail> {
+    let newest = runtime
+        .sandboxes()
+        .await?
+        .into_iter()
+        .filter(|s| s.pod.namespace == namespace && s.pod.name == pod)
+        .max_by_key(|s| (s.ready, s.created_at));
+    match newest {
+        Some(sandbox) => runtime.sandbox(&sandbox.id).await,
+        None => Err(RuntimeError::new(
+            "NotFound",
+            format!("pod \"{pod}\" in namespace \"{namespace}\" has no sandbox on this node"),
+        )),
+    }
+}
+
+/// Finds what a user names: the newest container of this name in a pod, or (`previous`) the one before it.
+pub async fn find_container(
+    runtime: &dyn Runtime,
+    namespace: &str,
+    pod: &str,
+    container: &str,
+    previous: bool,
+) -> Result<ContainerDetail> {
+    let mut runs: Vec<Container> = runtime
+        .containers()
+        .await?
+        .into_iter()
+        .filter(|c| c.pod.namespace == namespace && c.pod.name == pod && c.name == container)
+        .collect();
+    runs.sort_by_key(|c| std::cmp::Reverse((c.created_at, c.attempt)));
+    // A pod of the same name may have come and gone: only the newest pod's runs count.
+    let uid = runs.first().map(|c| c.pod.uid.clone());
+    let mut runs = runs.into_iter().filter(|c| Some(&c.pod.uid) == uid.as_ref());
+    let found = if previous { runs.nth(1) } else { runs.next() };
+    match found {
+        Some(run) => runtime.container(&run.id).await,
+        None => Err(RuntimeError::new(
+            "NotFound",
+            if previous {
+                format!("previous terminated container \"{container}\" in pod \"{pod}\" not found")
+            } else {
+                format!("container \"{container}\" in pod \"{pod}\" is not there")
+            },
+        )),
+    }
+}
+
+/// An [`Exit`] of which nothing is known but that it happened.
+pub fn unknown_exit() -> Exit {
+    Exit {
+        code: 137,
+        reason: "ContainerStatusUnknown".into(),
+        message: "The container could not be located when the pod was terminated".into(),
+        ..Exit::default()
+    }
+}

@@ -1,0 +1,144 @@
+//! What the server asks of its node: which pods it has, and their containers.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use knarr_api::k8s_openapi;
+use knarr_kubelet::runtime::{Container, ContainerState};
+
+use crate::runtime::{
+    ContainerDetail, ExecOptions, Result, Runtime, RuntimeEvent, find_container, find_sandbox,
+};
+
+/// The pods bound to this node, with the statuses the kubelet last worked out.
+pub trait Pods: Send + Sync + 'static {
+    fn get(&self, namespace: &str, name: &str) -> Option<Arc<Pod>>;
+    fn list(&self) -> Vec<Arc<Pod>>;
+}
+
+/// As the kubelet's informer has them.
+impl Pods for knarr_client::Store {
+    fn get(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+        self.get(namespace, name)?.to_typed().map(Arc::new)
+    }
+
+    fn list(&self) -> Vec<Arc<Pod>> {
+        self.list("")
+            .iter()
+            .filter_map(|object| object.to_typed().map(Arc::new))
+            .collect()
+    }
+}
+
+/// The part of [`Runtime`] that logs and streams need.
+#[async_trait]
+pub trait Containers: Send + Sync + 'static {
+    async fn container(&self, id: &str) -> Result<ContainerDetail>;
+    /// The newest of this name.
+    async fn find(&self, namespace: &str, pod: &str, container: &str) -> Result<ContainerDetail>;
+    async fn running(&self) -> Result<Vec<Container>>;
+    async fn exec_url(&self, id: &str, options: &ExecOptions) -> Result<String>;
+    async fn attach_url(&self, id: &str, options: &ExecOptions) -> Result<String>;
+    /// The network namespace of a pod; none if it is the host's.
+    async fn netns(&self, namespace: &str, pod: &str) -> Result<Option<PathBuf>>;
+    async fn reopen_log(&self, id: &str) -> Result<()>;
+    /// Resolves when the container does not run, and all it wrote is in its log.
+    async fn ended(&self, id: &str);
+}
+
+/// [`Containers`] of a [`Runtime`].
+pub struct RuntimeContainers(pub Arc<dyn Runtime>);
+
+/// Between two looks at a container that should have ended, or whose runtime tells no events.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Between two looks although no event came.
+const LOOK_ANYWAY: Duration = Duration::from_secs(10);
+/// How long the runtime may take from the exit of a process to saying so in a container's state.
+const STATE_FOLLOWS: Duration = Duration::from_secs(5);
+
+impl RuntimeContainers {
+    /// A runtime that cannot be asked has not ended its containers.
+    async fn is_running(&self, id: &str) -> bool {
+        match self.0.container(id).await {
+            Ok(detail) => matches!(detail.container.state, ContainerState::Running { .. }),
+            Err(error) => !error.is_not_found(),
+        }
+    }
+}
+
+#[async_trait]
+impl Containers for RuntimeContainers {
+    async fn container(&self, id: &str) -> Result<ContainerDetail> {
+        self.0.container(id).await
+    }
+
+    async fn find(&self, namespace: &str, pod: &str, container: &str) -> Result<ContainerDetail> {
+        find_container(self.0.as_ref(), namespace, pod, container, false).await
+    }
+
+    async fn running(&self) -> Result<Vec<Container>> {
+        let mut containers = self.0.containers().await?;
+        containers.retain(|c| matches!(c.state, ContainerState::Running { .. }));
+        Ok(containers)
+    }
+
+    async fn exec_url(&self, id: &str, options: &ExecOptions) -> Result<String> {
+        self.0.exec_url(id, options).await
+    }
+
+    async fn attach_url(&self, id: &str, options: &ExecOptions) -> Result<String> {
+        self.0.attach_url(id, options).await
+    }
+
+    async fn netns(&self, namespace: &str, pod: &str) -> Result<Option<PathBuf>> {
+        Ok(find_sandbox(self.0.as_ref(), namespace, pod)
+            .await?
+            .netns
+            .map(PathBuf::from))
+    }
+
+    async fn reopen_log(&self, id: &str) -> Result<()> {
+        self.0.reopen_log(id).await
+    }
+
+    async fn ended(&self, id: &str) {
+        loop {
+            // Listens before it looks, so that no exit falls between.
+            let events = self.0.events().await;
+            if !self.is_running(id).await {
+                return;
+            }
+            let Ok(mut events) = events else {
+                tokio::time::sleep(LOOK_ANYWAY.min(Duration::from_secs(1))).await;
+                continue;
+            };
+            let exited = async {
+                while let Some(event) = events.next().await {
+                    match event {
+                        RuntimeEvent::Exited { id: exited } if exited == id => return true,
+                        RuntimeEvent::Exited { .. } => {}
+                        RuntimeEvent::Resync => return false,
+                    }
+                }
+                false
+            };
+            if tokio::time::timeout(LOOK_ANYWAY, exited).await != Ok(true) {
+                // Events that end at once must not make this a busy loop.
+                tokio::time::sleep(LOOK_AGAIN).await;
+                continue;
+            }
+            let said = async {
+                while self.is_running(id).await {
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                }
+            };
+            if tokio::time::timeout(STATE_FOLLOWS, said).await.is_ok() {
+                return;
+            }
+        }
+    }
+}

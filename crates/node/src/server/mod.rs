@@ -1,0 +1,466 @@
+//! The kubelet's HTTP server, as the API server reaches it: logs, exec, attach, port-forward, and what pods there are.
+//!
+//! Speaks HTTP/1.1 over whatever stream it is given ([`Server::serve`]); who may connect is decided by whoever
+//! accepts the stream. Answers are the kubelet's: plain text for refusals, which the API server turns into a Status.
+
+mod host;
+mod pod_container;
+mod request;
+
+use std::convert::Infallible;
+use std::fmt::Display;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use http::header::CONTENT_TYPE;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use k8s_openapi::List;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_client::{Conn, NodeDialer};
+use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
+
+use crate::logs;
+use crate::runtime::{ExecOptions, RuntimeError};
+use crate::streams::upgrade::{self, negotiate};
+use crate::streams::{port_forward, remote_command, runtime_client};
+
+pub use host::{Containers, Pods, RuntimeContainers};
+use request::{PodPath, Query, Target};
+
+/// Wall-clock time, handed in.
+pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Pieces of a log that wait for a slow reader.
+const LOG_PIECES: usize = 4;
+/// Bytes on their way between the API server and the kubelet of the same process, each way.
+const PIPE_BYTES: usize = 64 * 1024;
+
+/// One node's server. Cheap to clone; streams go on until they end, also when the connection they came by is done.
+#[derive(Clone)]
+pub struct Server {
+    pods: Arc<dyn Pods>,
+    containers: Arc<dyn Containers>,
+    clock: Clock,
+    streams: TaskTracker,
+}
+
+/// A refusal: its code and the text users are shown.
+#[derive(Debug, PartialEq, Eq)]
+struct Refusal {
+    code: StatusCode,
+    text: String,
+}
+
+impl Refusal {
+    fn new(code: StatusCode, text: impl Display) -> Self {
+        Refusal {
+            code,
+            text: text.to_string(),
+        }
+    }
+
+    fn bad_request(text: impl Display) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, text)
+    }
+
+    fn not_found(text: impl Display) -> Self {
+        Self::new(StatusCode::NOT_FOUND, text)
+    }
+
+    fn internal(text: impl Display) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, text)
+    }
+}
+
+/// As the kubelet turns CRI's refusals into HTTP.
+impl From<RuntimeError> for Refusal {
+    fn from(error: RuntimeError) -> Self {
+        let code = match error.code {
+            "NotFound" => StatusCode::NOT_FOUND,
+            "ResourceExhausted" => StatusCode::TOO_MANY_REQUESTS,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Refusal::new(code, error)
+    }
+}
+
+/// An error with what lies under it, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text += &format!(": {error}");
+        source = error.source();
+    }
+    text
+}
+
+fn text(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
+    body(
+        Response::builder()
+            .status(code)
+            .header(CONTENT_TYPE, "text/plain; charset=utf-8"),
+        text,
+    )
+}
+
+/// All heads here are made of constants and checked values, so they are well-formed; one that were not is our mistake
+/// and shown as such.
+fn body(head: http::response::Builder, bytes: impl Into<Bytes>) -> Response<Body> {
+    let body = Full::new(bytes.into()).boxed_unsync();
+    head.body(body).unwrap_or_else(|error| {
+        let mut response = Response::new(Full::new(Bytes::from(error.to_string())).boxed_unsync());
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        response
+    })
+}
+
+impl Server {
+    pub fn new(pods: Arc<dyn Pods>, containers: Arc<dyn Containers>, clock: Clock) -> Self {
+        Server {
+            pods,
+            containers,
+            clock,
+            streams: TaskTracker::new(),
+        }
+    }
+
+    /// Serves one connection until it ends or becomes another protocol's.
+    pub async fn serve(&self, io: impl Conn) {
+        let service = service_fn(|request| async move { Ok::<_, Infallible>(self.answer(request).await) });
+        let connection = hyper::server::conn::http1::Builder::new()
+            .serve_connection(TokioIo::new(io), service)
+            .with_upgrades();
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "connection to the kubelet's server broke");
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let (method, path) = (request.method().clone(), request.uri().path().to_string());
+        match self.route(request).await {
+            Ok(response) => response,
+            Err(Refusal { code, text: message }) => {
+                tracing::debug!(%method, path, %code, message, "refused");
+                text(code, message)
+            }
+        }
+    }
+
+    async fn route(&self, mut request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+        let target = Target::parse(request.uri().path())?;
+        let streams = matches!(
+            target,
+            Target::Exec(_) | Target::Attach(_) | Target::PortForward(_)
+        );
+        if request.method() != Method::GET && !(streams && request.method() == Method::POST) {
+            return Err(Refusal::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "405: Method Not Allowed",
+            ));
+        }
+        let query = Query::parse(request.uri().query().unwrap_or_default())?;
+        match target {
+            Target::Healthz => Ok(text(StatusCode::OK, "ok")),
+            Target::Pods => self.list_pods(),
+            Target::ContainerLogs(path) => self.logs(&path, &query).await,
+            Target::Exec(path) => self.exec(&path, &query, &mut request).await,
+            Target::Attach(path) => self.attach(&path, &query, &mut request).await,
+            Target::PortForward(path) => self.port_forward(&path, &query, &mut request).await,
+        }
+    }
+
+    fn list_pods(&self) -> Result<Response<Body>, Refusal> {
+        let items = self.pods.list().iter().map(|pod| Pod::clone(pod)).collect();
+        let list = List::<Pod> {
+            items,
+            ..List::default()
+        };
+        let json = serde_json::to_vec(&list).map_err(Refusal::internal)?;
+        Ok(body(
+            Response::builder().header(CONTENT_TYPE, "application/json"),
+            json,
+        ))
+    }
+
+    async fn logs(&self, path: &PodPath, query: &Query) -> Result<Response<Body>, Refusal> {
+        let options = logs::Options::from_query(query.pairs(), (self.clock)())
+            .map_err(|errors| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, errors))?;
+        let pod = self.pods.get(&path.namespace, &path.pod);
+        let pod = pod.ok_or_else(|| Refusal::not_found(format!("pod {:?} does not exist", path.pod)))?;
+        let container = &path.container;
+        if !pod_container::is_specified(&pod, container) {
+            return Err(Refusal::not_found(format!(
+                "container {container:?} not found in pod {:?}",
+                path.pod
+            )));
+        }
+        let id =
+            pod_container::logged_run(&pod, container, options.previous).map_err(Refusal::bad_request)?;
+        let detail = self.containers.container(&id).await.map_err(|error| {
+            tracing::debug!(%error, container = id, "a run that the status names is not there");
+            Refusal::bad_request(format!("unable to retrieve container logs for containerd://{id}"))
+        })?;
+        let log = logs::read(detail.log_path.as_ref(), options)
+            .await
+            .map_err(|e| Refusal::bad_request(chain(&e)))?;
+
+        let (out, pieces) = mpsc::channel(LOG_PIECES);
+        let containers = self.containers.clone();
+        self.streams.spawn(async move {
+            if let Err(error) = log.send(containers.ended(&id), out.clone()).await {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    container = id,
+                    "log broke off"
+                );
+                // The head is sent: what is wrong stands at the end, as the kubelet does it. A reader that
+                // left needs no telling.
+                let _ = out.send(chain(&error).into()).await;
+            }
+        });
+        let pieces = stream::unfold(pieces, |mut pieces| async move {
+            Some((pieces.recv().await?, pieces))
+        });
+        let pieces = StreamBody::new(pieces.map(|piece| Ok(Frame::data(piece))));
+        let mut response = Response::new(BodyExt::boxed_unsync(pieces));
+        let plain = http::HeaderValue::from_static("text/plain");
+        response.headers_mut().insert(CONTENT_TYPE, plain);
+        Ok(response)
+    }
+
+    async fn exec(
+        &self,
+        path: &PodPath,
+        query: &Query,
+        request: &mut Request<Incoming>,
+    ) -> Result<Response<Body>, Refusal> {
+        let options = streams_of(query)?;
+        self.pod(path)?;
+        let found = self
+            .containers
+            .find(&path.namespace, &path.pod, &path.container)
+            .await;
+        let found = found.map_err(|error| match error.is_not_found() {
+            true => Refusal::internal(format!("container not found ({:?})", path.container)),
+            false => error.into(),
+        })?;
+        let exec = ExecOptions {
+            command: query.values("command").map(str::to_string).collect(),
+            tty: options.tty,
+            stdin: options.stdin,
+            stdout: options.stdout,
+            stderr: options.stderr,
+        };
+        let id = found.container.id;
+        let url = async { self.containers.exec_url(&id, &exec).await };
+        self.remote_command(request, url, options, options, "executing command in container")
+            .await
+    }
+
+    async fn attach(
+        &self,
+        path: &PodPath,
+        query: &Query,
+        request: &mut Request<Incoming>,
+    ) -> Result<Response<Body>, Refusal> {
+        let options = streams_of(query)?;
+        let pod = self.pod(path)?;
+        let missing = || {
+            let pod = format!("{}_{}", path.pod, path.namespace);
+            Refusal::internal(format!("container {} not found in pod {pod}", path.container))
+        };
+        let found = self
+            .containers
+            .find(&path.namespace, &path.pod, &path.container)
+            .await;
+        let found = found.map_err(|error| {
+            if error.is_not_found() {
+                missing()
+            } else {
+                error.into()
+            }
+        })?;
+        // Whether there is a terminal was settled when the container was made.
+        let tty = pod_container::has_tty(&pod, &path.container);
+        let runtime = remote_command::Options {
+            tty,
+            stderr: options.stderr && !tty,
+            ..options
+        };
+        let attach = ExecOptions {
+            command: Vec::new(),
+            tty,
+            stdin: runtime.stdin,
+            stdout: runtime.stdout,
+            stderr: runtime.stderr,
+        };
+        let id = found.container.id;
+        let url = async { self.containers.attach_url(&id, &attach).await };
+        self.remote_command(request, url, options, runtime, "attaching to container")
+            .await
+    }
+
+    /// Dials the runtime first, so that what goes wrong there is still an HTTP answer; then switches protocols.
+    async fn remote_command(
+        &self,
+        request: &mut Request<Incoming>,
+        url: impl Future<Output = Result<String, RuntimeError>>,
+        options: remote_command::Options,
+        runtime_options: remote_command::Options,
+        action: &'static str,
+    ) -> Result<Response<Body>, Refusal> {
+        let agreed = negotiate(
+            request.headers(),
+            remote_command::SPDY_PROTOCOLS,
+            remote_command::WEBSOCKET_PROTOCOLS,
+        );
+        let agreed = match agreed {
+            Ok(agreed) => agreed,
+            Err(refused) => return Ok(not_upgraded(&refused)),
+        };
+        let url = url.await?;
+        let runtime = runtime_client::connect(&url)
+            .await
+            .map_err(|error| Refusal::internal(chain(&error)))?;
+        let response = body(agreed.response(), Bytes::new());
+        let upgrading = hyper::upgrade::on(request);
+        self.streams.spawn(async move {
+            let Some(io) = upgraded(upgrading).await else {
+                return;
+            };
+            match remote_command::ClientStreams::accept(io, &agreed, options).await {
+                Ok(client) => remote_command::run(client, runtime, runtime_options, action).await,
+                Err(error) => {
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        action,
+                        "no streams from the client"
+                    );
+                }
+            }
+        });
+        Ok(response)
+    }
+
+    async fn port_forward(
+        &self,
+        path: &PodPath,
+        query: &Query,
+        request: &mut Request<Incoming>,
+    ) -> Result<Response<Body>, Refusal> {
+        let agreed = negotiate(
+            request.headers(),
+            port_forward::SPDY_PROTOCOLS,
+            port_forward::WEBSOCKET_PROTOCOLS,
+        );
+        let agreed = match agreed {
+            Ok(agreed) => agreed,
+            Err(refused) => return Ok(not_upgraded(&refused)),
+        };
+        let ports = match port_forward::wants_ports_in_query(&agreed) {
+            true => port_forward::ports_of_query(query.values("port").chain(query.values("ports")))
+                .map_err(Refusal::bad_request)?,
+            false => Vec::new(),
+        };
+        let pod = self.pod(path)?;
+        let netns = self
+            .containers
+            .netns(&path.namespace, &path.pod)
+            .await
+            .map_err(|error| match error.is_not_found() {
+                true => {
+                    let pod = format!("{}_{}", path.pod, path.namespace);
+                    Refusal::internal(format!("pod not found ({pod:?})"))
+                }
+                false => error.into(),
+            })?;
+        let target = port_forward::Target {
+            pod: format!("{}_{}", path.pod, path.namespace),
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            netns,
+        };
+        let response = body(agreed.response(), Bytes::new());
+        let upgrading = hyper::upgrade::on(request);
+        self.streams.spawn(async move {
+            let Some(io) = upgraded(upgrading).await else {
+                return;
+            };
+            port_forward::run(io, &agreed, ports, target).await;
+        });
+        Ok(response)
+    }
+
+    /// The pod that is meant: of this name and, if one is given, this uid.
+    fn pod(&self, path: &PodPath) -> Result<Arc<Pod>, Refusal> {
+        let pod = self.pods.get(&path.namespace, &path.pod);
+        let pod = pod.ok_or_else(|| Refusal::not_found("pod does not exist"))?;
+        match &path.uid {
+            Some(uid) if pod.metadata.uid.as_ref() != Some(uid) => Err(Refusal::not_found("pod not found")),
+            _ => Ok(pod),
+        }
+    }
+}
+
+fn streams_of(query: &Query) -> Result<remote_command::Options, Refusal> {
+    remote_command::Options::from_query(query.pairs())
+        .ok_or_else(|| Refusal::bad_request("you must specify at least 1 of stdin, stdout, stderr"))
+}
+
+fn not_upgraded(refused: &upgrade::Refused) -> Response<Body> {
+    body(
+        refused
+            .response()
+            .header(CONTENT_TYPE, "text/plain; charset=utf-8"),
+        refused.to_string(),
+    )
+}
+
+async fn upgraded(upgrading: OnUpgrade) -> Option<TokioIo<hyper::upgrade::Upgraded>> {
+    match upgrading.await {
+        Ok(io) => Some(TokioIo::new(io)),
+        Err(error) => {
+            tracing::debug!(%error, "the client left before the protocol was switched");
+            None
+        }
+    }
+}
+
+/// [`NodeDialer`] for the node in this process: each dial is a pipe into its server.
+pub struct InProcess {
+    /// The one node there is.
+    pub node: String,
+    pub server: Server,
+}
+
+#[async_trait]
+impl NodeDialer for InProcess {
+    async fn dial(&self, node: &str) -> std::io::Result<Box<dyn Conn>> {
+        if node != self.node {
+            let known = format!("node {node:?} is not known, only {:?} is", self.node);
+            return Err(std::io::Error::new(std::io::ErrorKind::NotFound, known));
+        }
+        let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
+        let server = self.server.clone();
+        self.server
+            .streams
+            .spawn(async move { server.serve(theirs).await });
+        Ok(Box::new(ours))
+    }
+}
+
+#[cfg(test)]
+mod tests;

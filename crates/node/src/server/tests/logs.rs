@@ -1,0 +1,42 @@
+//! Logs as HTTP answers; what is in them is tested in `logs`.
+
+use super::*;
+
+#[tokio::test]
+async fn l13_logs_come_as_plain_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("0.log");
+    let lines: String = (0..20_000)
+        .map(|n| format!("2026-01-01T00:00:00Z stdout F line {n}\n"))
+        .collect();
+    std::fs::write(&log, lines).unwrap();
+    for (query, first, count) in [
+        ("", 0, 20_000),
+        ("?tailLines=3", 19_997, 3),
+        ("?follow=true&tailLines=1", 19_999, 1),
+    ] {
+        let mut io = dial(String::new(), log.clone()).await;
+        let request = format!("GET /containerLogs/ns/p/c{query}");
+        let head = ask(&mut io, &request, &[("Connection", "close")]).await;
+        assert!(
+            head.starts_with("HTTP/1.1 200") && head.contains("content-type: text/plain\r\n"),
+            "{head}"
+        );
+        assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
+        let mut body = String::new();
+        io.read_to_string(&mut body).await.unwrap();
+        let shown: Vec<&str> = body.lines().filter(|line| line.starts_with("line ")).collect();
+        assert_eq!(shown.len(), count, "{query}");
+        assert_eq!(shown[0], format!("line {first}"), "{query}");
+    }
+}
+
+#[tokio::test]
+async fn a_log_file_that_is_not_there_is_told() {
+    let (code, text) = refusal("GET /containerLogs/ns/p/c", &[]).await;
+    assert_eq!(code, 400);
+    assert!(
+        text.starts_with("failed to open log file \"/nowhere\": "),
+        "{text}"
+    );
+}

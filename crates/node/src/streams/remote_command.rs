@@ -1,0 +1,359 @@
+//! Exec and attach: a client's streams, of whatever protocol, joined with the runtime's.
+//!
+//! Promises: stdin's end reaches the process where the client's protocol can say it (SPDY, WebSocket v5); all output
+//! arrives before the status; the status (exit code and all) arrives in the form the client's protocol has; a client
+//! that leaves takes the runtime's connection with it.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::Instant;
+
+use super::runtime_client::{RuntimeConnection, RuntimeStreams};
+use super::spdy;
+use super::upgrade::Upgrade;
+use super::websocket::channels::{Channels, Form};
+use super::{Reader, Writer};
+
+/// What SPDY clients may ask for, newest first.
+pub const SPDY_PROTOCOLS: &[&str] = &[
+    "v4.channel.k8s.io",
+    "v3.channel.k8s.io",
+    "v2.channel.k8s.io",
+    "channel.k8s.io",
+];
+/// What WebSocket clients may ask for.
+pub const WEBSOCKET_PROTOCOLS: &[&str] = &[
+    "v5.channel.k8s.io",
+    "v4.channel.k8s.io",
+    "v4.base64.channel.k8s.io",
+    "v3.channel.k8s.io",
+    "v2.channel.k8s.io",
+    "channel.k8s.io",
+    "base64.channel.k8s.io",
+];
+
+const STDIN: u8 = 0;
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+const ERROR: u8 = 3;
+const RESIZE: u8 = 4;
+
+/// How long a SPDY client may take to open its streams, as in the kubelet.
+const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
+/// A status is a few hundred bytes.
+const MAX_STATUS_BYTES: u64 = 64 * 1024;
+const COPY_BUFFER_BYTES: usize = 32 * 1024;
+
+/// Which streams a request asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    pub stdin: bool,
+    pub stdout: bool,
+    pub stderr: bool,
+    pub tty: bool,
+}
+
+impl Options {
+    /// From the kubelet's query parameters `input`, `output`, `error`, `tty` (each on when `1`). A terminal has
+    /// no stderr. `None` if nothing is asked for.
+    pub fn from_query<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Option<Self> {
+        let mut options = Options::default();
+        for (name, value) in pairs {
+            let on = value == "1";
+            match name {
+                "input" => options.stdin = on,
+                "output" => options.stdout = on,
+                "error" => options.stderr = on,
+                "tty" => options.tty = on,
+                _ => {}
+            }
+        }
+        options.stderr &= !options.tty;
+        (options.stdin || options.stdout || options.stderr).then_some(options)
+    }
+}
+
+/// How the client is told what came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StatusForm {
+    /// v4 and later: a Status, also for success.
+    Json,
+    /// Before: the text of a failure, nothing for success.
+    Text,
+}
+
+impl StatusForm {
+    fn of(protocol: Option<&str>) -> Self {
+        match protocol {
+            Some("v5.channel.k8s.io" | "v4.channel.k8s.io" | "v4.base64.channel.k8s.io") => StatusForm::Json,
+            _ => StatusForm::Text,
+        }
+    }
+
+    fn render(self, status: &Value) -> Vec<u8> {
+        match self {
+            StatusForm::Json => status.to_string().into_bytes(),
+            StatusForm::Text if status["status"] == "Success" => Vec::new(),
+            StatusForm::Text => status["message"].as_str().unwrap_or("unknown error").into(),
+        }
+    }
+}
+
+/// Why a client's streams did not come to be.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("speaking SPDY to the client")]
+    Spdy(#[from] spdy::SpdyError),
+    #[error("timed out waiting for client to create streams")]
+    TimedOut,
+    #[error("the client left before it had created its streams")]
+    Left,
+}
+
+enum ClientConnection {
+    Spdy(spdy::Connection),
+    WebSocket(Channels),
+}
+
+impl ClientConnection {
+    async fn gone(&self) {
+        match self {
+            ClientConnection::Spdy(connection) => connection.gone().await,
+            ClientConnection::WebSocket(channels) => channels.gone().await,
+        }
+    }
+
+    async fn close(self) {
+        match self {
+            ClientConnection::Spdy(connection) => connection.close().await,
+            ClientConnection::WebSocket(channels) => channels.close().await,
+        }
+    }
+}
+
+/// The client's ends.
+struct Ends {
+    error: Writer,
+    stdin: Option<Reader>,
+    stdout: Option<Writer>,
+    stderr: Option<Writer>,
+    resize: Option<Reader>,
+}
+
+/// A client that has all the streams it asked for.
+pub struct ClientStreams {
+    ends: Ends,
+    status: StatusForm,
+    connection: ClientConnection,
+}
+
+impl ClientStreams {
+    /// Speaks what was agreed on over the upgraded connection.
+    pub async fn accept<T>(io: T, upgrade: &Upgrade, options: Options) -> Result<Self, ClientError>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        match upgrade {
+            Upgrade::Spdy { protocol } => Self::accept_spdy(io, *protocol, options).await,
+            Upgrade::WebSocket { protocol, .. } => Ok(Self::accept_websocket(io, *protocol, options).await),
+        }
+    }
+
+    async fn accept_websocket<T>(io: T, protocol: Option<&str>, options: Options) -> Self
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let form = Form {
+            base64: protocol.is_some_and(|p| p.contains("base64")),
+            close_signal: protocol == Some("v5.channel.k8s.io"),
+        };
+        let wanted = [(STDIN, options.stdin), (RESIZE, options.tty)];
+        let readable = wanted
+            .into_iter()
+            .filter_map(|(channel, wanted)| wanted.then_some(channel));
+        let mut channels = Channels::start(io, form, readable).await;
+        let first = match options {
+            Options { stdout: true, .. } => STDOUT,
+            Options { stderr: true, .. } => STDERR,
+            _ => ERROR,
+        };
+        channels.greet(first).await;
+        let ends = Ends {
+            error: channels.writer(ERROR),
+            stdin: channels.reader(STDIN),
+            stdout: options.stdout.then(|| channels.writer(STDOUT)),
+            stderr: options.stderr.then(|| channels.writer(STDERR)),
+            resize: channels.reader(RESIZE),
+        };
+        ClientStreams {
+            ends,
+            status: StatusForm::of(protocol),
+            connection: ClientConnection::WebSocket(channels),
+        }
+    }
+
+    async fn accept_spdy<T>(io: T, protocol: Option<&str>, options: Options) -> Result<Self, ClientError>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let (connection, mut incoming) = spdy::Connection::start(io, spdy::Role::Server)?;
+        // Before v3 there was no resizing.
+        let resizes = options.tty && matches!(protocol, Some("v4.channel.k8s.io" | "v3.channel.k8s.io"));
+        let mut missing = [true, options.stdin, options.stdout, options.stderr, resizes]
+            .iter()
+            .filter(|wanted| **wanted)
+            .count();
+        let (mut error, mut stdin, mut stdout, mut stderr, mut resize) = (None, None, None, None, None);
+        let deadline = Instant::now() + STREAMS_TIMEOUT;
+        while missing > 0 {
+            let arrival = tokio::time::timeout_at(deadline, incoming.next())
+                .await
+                .map_err(|_| ClientError::TimedOut)?
+                .ok_or(ClientError::Left)?;
+            let slot = match arrival.headers().and_then(|headers| headers.get("streamType")) {
+                Some("error") => &mut error,
+                Some("stdin") if options.stdin => &mut stdin,
+                Some("stdout") if options.stdout => &mut stdout,
+                Some("stderr") if options.stderr => &mut stderr,
+                Some("resize") if resizes => &mut resize,
+                other => {
+                    tracing::debug!(stream = other, "client opened a stream it did not ask for");
+                    continue;
+                }
+            };
+            if slot.is_none() {
+                missing -= 1;
+                *slot = Some(arrival.accept()?);
+            }
+        }
+        let ends = Ends {
+            error: error.map(|s| Box::new(s) as Writer).ok_or(ClientError::Left)?,
+            stdin: stdin.map(|s| Box::new(s) as Reader),
+            stdout: stdout.map(|s| Box::new(s) as Writer),
+            stderr: stderr.map(|s| Box::new(s) as Writer),
+            resize: resize.map(|s| Box::new(s) as Reader),
+        };
+        Ok(ClientStreams {
+            ends,
+            status: StatusForm::of(protocol),
+            connection: ClientConnection::Spdy(connection),
+        })
+    }
+
+    /// Tells the client what came of it, and closes.
+    async fn finish(self, status: &Value) {
+        let ClientStreams {
+            mut ends,
+            connection,
+            status: form,
+        } = self;
+        let told = async {
+            ends.error.write_all(&form.render(status)).await?;
+            ends.error.shutdown().await
+        };
+        if let Err(error) = told.await {
+            tracing::debug!(%error, "the client left before it could be told the status");
+        }
+        // Streams go before their connection: what they have queued is sent, and their ends are told.
+        drop(ends);
+        connection.close().await;
+    }
+}
+
+/// Joins the two until the command has ended or the client has left. `action` names it in errors:
+/// `executing command in container`.
+pub async fn run(mut client: ClientStreams, runtime: RuntimeConnection, options: Options, action: &str) {
+    let work = async {
+        match runtime.streams(options).await {
+            // Dropped, and so closed, before the client is told: from here on nobody reads what it still sends.
+            Ok(mut runtime) => join(&mut client.ends, &mut runtime, action).await,
+            Err(error) => internal_error(action, &error),
+        }
+    };
+    let status = tokio::select! {
+        status = work => status,
+        () = client.connection.gone() => {
+            tracing::debug!(action, "client left");
+            return;
+        }
+    };
+    client.finish(&status).await;
+}
+
+async fn join(client: &mut Ends, runtime: &mut RuntimeStreams, action: &str) -> Value {
+    let inputs = async {
+        tokio::join!(
+            copy(client.stdin.take(), runtime.stdin.as_mut()),
+            copy(client.resize.take(), runtime.resize.as_mut()),
+        );
+        std::future::pending::<Infallible>().await
+    };
+    let outputs = async {
+        let (_, _, status) = tokio::join!(
+            copy(runtime.stdout.as_mut(), client.stdout.as_mut()),
+            copy(runtime.stderr.as_mut(), client.stderr.as_mut()),
+            read_status(&mut runtime.error, action),
+        );
+        status
+    };
+    tokio::select! {
+        status = outputs => status,
+        never = inputs => match never {},
+    }
+}
+
+/// Until `from` has ended; then ends `to`. What `to` does not take any more is read and dropped, so that it holds up
+/// nothing else on its connection. Errors are ends: what they mean shows in the status.
+async fn copy<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(from: Option<R>, to: Option<W>) {
+    let (Some(mut from), Some(mut to)) = (from, to) else {
+        return;
+    };
+    let mut buffer = vec![0; COPY_BUFFER_BYTES];
+    let mut taken = true;
+    loop {
+        match from.read(&mut buffer).await {
+            Ok(0) => break,
+            Ok(length) if taken => taken = to.write_all(&buffer[..length]).await.is_ok(),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::trace!(%error, "stream broke off");
+                break;
+            }
+        }
+    }
+    if let Err(error) = to.shutdown().await {
+        tracing::trace!(%error, "stream was ended by its reader");
+    }
+}
+
+/// The runtime's word on what came of it.
+async fn read_status(error: &mut spdy::Stream, action: &str) -> Value {
+    let mut text = Vec::new();
+    let read = error.take(MAX_STATUS_BYTES).read_to_end(&mut text).await;
+    match serde_json::from_slice::<Value>(&text) {
+        Ok(status) if status.is_object() => status,
+        _ => match (text.is_empty(), read) {
+            (true, Err(error)) => internal_error(action, &error),
+            (true, Ok(_)) => internal_error(action, &"the runtime ended without saying how"),
+            (false, _) => internal_error(action, &String::from_utf8_lossy(&text)),
+        },
+    }
+}
+
+fn internal_error(action: &str, error: &(impl std::fmt::Display + ?Sized)) -> Value {
+    let message = format!("Internal error occurred: error {action}: {error}");
+    serde_json::json!({
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": "InternalError",
+        "details": {"causes": [{"message": format!("error {action}: {error}")}]},
+        "code": 500,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,545 @@
+//! A connection: one task that reads frames and hands them to streams, one that writes what streams queued.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::frame::{Control, HEAD_BYTES, Head, Malformed, Reset, write_data_head};
+use super::headers::{HeaderError, Headers, MAX_BLOCK_BYTES, Opener, Packer};
+use super::outbox::{Out, Outbox};
+use super::stream::Stream;
+
+/// Streams open at once; more are refused. A forwarded connection takes two.
+const MAX_STREAMS: usize = 1000;
+/// Pieces that wait for a stream's reader before the connection stops reading: 8 × 32 KiB.
+const MAX_PIECES: usize = 8;
+const MAX_PIECE_BYTES: usize = 32 * 1024;
+/// The largest control frame taken: a header block and what stands before it.
+const MAX_CONTROL_BYTES: usize = MAX_BLOCK_BYTES + 10;
+/// Streams the peer has opened and nobody has looked at yet.
+const MAX_ARRIVALS: usize = 32;
+/// How long a peer may take to answer the opening of a stream, as in client-go.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a closing connection may take to send what it still has.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the peer may take to close its side after ours: closing a socket with unread bytes in it would take
+/// back what it has not read yet.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Who dialled opens streams with odd numbers, who answered with even ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Client,
+    Server,
+}
+
+/// Why a connection ended, or a stream did not come to be.
+#[derive(Debug, thiserror::Error)]
+pub enum SpdyError {
+    #[error("reading or writing the SPDY connection")]
+    Io(#[from] std::io::Error),
+    #[error("the peer sent a malformed SPDY frame")]
+    Malformed(#[from] Malformed),
+    #[error("the peer sent SPDY headers that cannot be read")]
+    Headers(#[from] HeaderError),
+    #[error("the peer broke the SPDY protocol: {0}")]
+    Protocol(&'static str),
+    #[error("the peer refused the stream ({0:?})")]
+    Refused(Reset),
+    #[error("the SPDY connection is closed")]
+    Closed,
+    #[error("the peer did not answer the opening of a stream in {} s", REPLY_TIMEOUT.as_secs())]
+    NoReply,
+}
+
+/// How the peer's side of a stream stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Open,
+    Fin,
+    Reset,
+}
+
+struct Entry {
+    /// Gone once the peer's side has ended.
+    inbound: Option<mpsc::Sender<Bytes>>,
+    end: End,
+    /// The peer takes nothing more. After its FIN this says nothing about what it sent.
+    reset: Option<Reset>,
+    /// Waits for the peer's answer to our opening.
+    reply: Option<oneshot::Sender<()>>,
+}
+
+#[derive(Default)]
+struct Table {
+    streams: HashMap<u32, Entry>,
+    last_own: u32,
+    last_peer: u32,
+    broken: bool,
+}
+
+pub(super) struct Shared {
+    pub(super) outbox: Outbox,
+    table: Mutex<Table>,
+    role: Role,
+}
+
+impl Shared {
+    pub(super) fn end(&self, stream: u32) -> End {
+        self.table
+            .lock()
+            .streams
+            .get(&stream)
+            .map_or(End::Open, |entry| entry.end)
+    }
+
+    /// Whether the peer has torn the stream down.
+    pub(super) fn reset(&self, stream: u32) -> Option<Reset> {
+        self.table
+            .lock()
+            .streams
+            .get(&stream)
+            .and_then(|entry| entry.reset)
+    }
+
+    /// Takes a stream out of the table and, unless the peer already did, resets it.
+    pub(super) fn forget(&self, stream: u32, reset: Option<Reset>) {
+        let Some(entry) = self.table.lock().streams.remove(&stream) else {
+            return;
+        };
+        if let (Some(reset), None) = (reset, entry.reset) {
+            // A connection that takes nothing more has told the peer already.
+            let _ = self.outbox.push(Out::Reset { stream, reset });
+        }
+    }
+
+    fn add(
+        &self,
+        table: &mut Table,
+        stream: u32,
+        end: End,
+        reply: Option<oneshot::Sender<()>>,
+    ) -> mpsc::Receiver<Bytes> {
+        let (tx, rx) = mpsc::channel(MAX_PIECES);
+        let inbound = (end == End::Open).then_some(tx);
+        table.streams.insert(
+            stream,
+            Entry {
+                inbound,
+                end,
+                reset: None,
+                reply,
+            },
+        );
+        match (self.role, stream % 2) {
+            (Role::Client, 1) | (Role::Server, 0) => table.last_own = stream,
+            _ => table.last_peer = stream,
+        }
+        rx
+    }
+
+    fn fin(&self, stream: u32) {
+        if let Some(entry) = self.table.lock().streams.get_mut(&stream) {
+            entry.end = End::Fin;
+            entry.inbound = None;
+        }
+    }
+
+    fn torn_down(&self, stream: u32, reset: Reset) {
+        if let Some(entry) = self.table.lock().streams.get_mut(&stream) {
+            if entry.end == End::Open {
+                entry.end = End::Reset;
+            }
+            entry.reset = Some(reset);
+            entry.inbound = None;
+            entry.reply = None;
+        }
+    }
+
+    /// Nothing comes any more: readers get what is queued, then the error.
+    fn fail(&self) {
+        let mut table = self.table.lock();
+        table.broken = true;
+        for entry in table.streams.values_mut() {
+            entry.inbound = None;
+            entry.reply = None;
+        }
+        drop(table);
+        self.outbox.close(true);
+    }
+}
+
+/// One end of a SPDY/3.1 connection. Dropping it closes the connection; [`Connection::close`] waits until what was
+/// written is out.
+pub struct Connection {
+    shared: Arc<Shared>,
+    gone: CancellationToken,
+    reader: JoinHandle<()>,
+    writer: Option<JoinHandle<()>>,
+}
+
+/// The streams the peer opens, in order.
+pub struct Incoming {
+    arrivals: mpsc::Receiver<Arrival>,
+}
+
+/// A stream the peer asks for. Dropping it refuses it.
+pub struct Arrival {
+    stream: Option<Stream>,
+}
+
+impl Incoming {
+    /// `None` when the connection has ended.
+    pub async fn next(&mut self) -> Option<Arrival> {
+        self.arrivals.recv().await
+    }
+}
+
+impl Arrival {
+    pub fn headers(&self) -> Option<&Headers> {
+        self.stream.as_ref().map(Stream::headers)
+    }
+
+    /// Answers, so that the peer begins to use it.
+    pub fn accept(mut self) -> Result<Stream, SpdyError> {
+        let stream = self.stream.take().ok_or(SpdyError::Closed)?;
+        let reply = Out::Reply { stream: stream.id() };
+        stream
+            .shared()
+            .outbox
+            .push(reply)
+            .map_err(|_| SpdyError::Closed)?;
+        Ok(stream)
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            stream.reset(Reset::RefusedStream);
+        }
+    }
+}
+
+impl Connection {
+    /// Begins to speak over `io`.
+    pub fn start<T>(io: T, role: Role) -> Result<(Connection, Incoming), SpdyError>
+    where
+        T: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let packer = Packer::new()?;
+        let shared = Arc::new(Shared {
+            outbox: Outbox::default(),
+            table: Mutex::default(),
+            role,
+        });
+        let gone = CancellationToken::new();
+        let (read, write) = tokio::io::split(io);
+        let (arrived, arrivals) = mpsc::channel(MAX_ARRIVALS);
+        let reader = tokio::spawn({
+            let (shared, gone) = (shared.clone(), gone.clone());
+            async move {
+                match read_frames(BufReader::with_capacity(MAX_PIECE_BYTES, read), &shared, &arrived).await {
+                    Ok(()) => tracing::trace!("SPDY connection ended"),
+                    Err(error) => {
+                        tracing::debug!(error = &error as &dyn std::error::Error, "SPDY connection broke")
+                    }
+                }
+                shared.fail();
+                gone.cancel();
+            }
+        });
+        let writer = tokio::spawn({
+            let (shared, gone) = (shared.clone(), gone.clone());
+            async move {
+                if let Err(error) = write_frames(write, &shared, packer).await {
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        "SPDY connection cannot be written"
+                    );
+                    shared.fail();
+                    gone.cancel();
+                }
+            }
+        });
+        Ok((
+            Connection {
+                shared,
+                gone,
+                reader,
+                writer: Some(writer),
+            },
+            Incoming { arrivals },
+        ))
+    }
+
+    /// Opens a stream and waits for the peer's answer.
+    pub async fn open(&self, headers: Headers) -> Result<Stream, SpdyError> {
+        let (answered, answer) = oneshot::channel();
+        let stream = {
+            let mut table = self.shared.table.lock();
+            if table.broken || table.streams.len() >= MAX_STREAMS {
+                return Err(SpdyError::Closed);
+            }
+            let id = match (self.shared.role, table.last_own) {
+                (Role::Client, 0) => 1,
+                (_, last) => last + 2,
+            };
+            let inbound = self.shared.add(&mut table, id, End::Open, Some(answered));
+            // Queued under the lock, so that numbers only rise on the wire.
+            let open = Out::Open {
+                stream: id,
+                headers: headers.clone(),
+            };
+            if self.shared.outbox.push(open).is_err() {
+                table.streams.remove(&id);
+                return Err(SpdyError::Closed);
+            }
+            Stream::new(id, headers, inbound, self.shared.clone())
+        };
+        match tokio::time::timeout(REPLY_TIMEOUT, answer).await {
+            Ok(Ok(())) => Ok(stream),
+            Ok(Err(_)) => {
+                let refused = self.shared.reset(stream.id());
+                Err(refused.map_or(SpdyError::Closed, SpdyError::Refused))
+            }
+            Err(_) => Err(SpdyError::NoReply),
+        }
+    }
+
+    /// Resolves when the peer is gone or the connection broke.
+    pub async fn gone(&self) {
+        self.gone.cancelled().await;
+    }
+
+    /// Says GOAWAY, sends what is queued and closes. Waits for a slow peer only so long.
+    pub async fn close(mut self) {
+        self.say_goodbye();
+        if let Some(writer) = self.writer.take() {
+            let abort = writer.abort_handle();
+            match tokio::time::timeout(CLOSE_TIMEOUT, writer).await {
+                Ok(_) => drop(tokio::time::timeout(LINGER, self.gone()).await),
+                Err(_) => abort.abort(),
+            }
+        }
+    }
+
+    fn say_goodbye(&self) {
+        let last_stream = self.shared.table.lock().last_peer;
+        // Already closed is what is wanted.
+        let _ = self.shared.outbox.push(Out::GoAway { last_stream });
+        self.shared.outbox.close(false);
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.say_goodbye();
+        self.reader.abort();
+        let mut table = self.shared.table.lock();
+        table.broken = true;
+        table.streams.values_mut().for_each(|entry| entry.inbound = None);
+    }
+}
+
+async fn read_frames<R: AsyncRead + Unpin>(
+    mut io: R,
+    shared: &Arc<Shared>,
+    arrived: &mpsc::Sender<Arrival>,
+) -> Result<(), SpdyError> {
+    let mut opener = Opener::new();
+    loop {
+        let mut head = [0; HEAD_BYTES];
+        match io.read_exact(&mut head).await {
+            Ok(_) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
+            Err(e) => return Err(e.into()),
+        }
+        match Head::parse(head)? {
+            Head::Data { stream, fin, length } => read_data(&mut io, shared, stream, fin, length).await?,
+            Head::Control { kind, flags, length } => {
+                if length > MAX_CONTROL_BYTES {
+                    return Err(SpdyError::Protocol("control frame too long"));
+                }
+                let mut body = BytesMut::zeroed(length);
+                io.read_exact(&mut body).await?;
+                let control = Control::parse(kind, flags, body.freeze())?;
+                take_control(control, &mut opener, shared, arrived).await?;
+            }
+        }
+    }
+}
+
+/// Hands the payload to its stream piece by piece. What nobody reads any more is passed over.
+async fn read_data<R: AsyncRead + Unpin>(
+    io: &mut R,
+    shared: &Shared,
+    stream: u32,
+    fin: bool,
+    mut length: usize,
+) -> Result<(), SpdyError> {
+    let inbound = shared
+        .table
+        .lock()
+        .streams
+        .get(&stream)
+        .and_then(|entry| entry.inbound.clone());
+    while length > 0 {
+        let mut piece = BytesMut::with_capacity(length.min(MAX_PIECE_BYTES));
+        let read = (&mut *io)
+            .take(length.min(MAX_PIECE_BYTES) as u64)
+            .read_buf(&mut piece)
+            .await?;
+        if read == 0 {
+            return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
+        }
+        length -= read;
+        if let Some(inbound) = &inbound {
+            // An error says that the stream was dropped.
+            let _ = inbound.send(piece.freeze()).await;
+        }
+    }
+    if fin {
+        shared.fin(stream);
+    }
+    Ok(())
+}
+
+async fn take_control(
+    control: Control,
+    opener: &mut Opener,
+    shared: &Arc<Shared>,
+    arrived: &mpsc::Sender<Arrival>,
+) -> Result<(), SpdyError> {
+    match control {
+        Control::SynStream {
+            stream, fin, block, ..
+        } => {
+            let headers = opener.open(&block)?;
+            let added = {
+                let mut table = shared.table.lock();
+                let peers = stream % 2 == if shared.role == Role::Server { 1 } else { 0 };
+                if !peers || stream == 0 || stream <= table.last_peer {
+                    return Err(SpdyError::Protocol("stream number that is not the peer's next"));
+                }
+                if table.streams.len() >= MAX_STREAMS {
+                    table.last_peer = stream;
+                    None
+                } else {
+                    let end = if fin { End::Fin } else { End::Open };
+                    Some(shared.add(&mut table, stream, end, None))
+                }
+            };
+            match added {
+                Some(inbound) => {
+                    let stream = Stream::new(stream, headers, inbound, shared.clone());
+                    // Dropped, and so refused, when nobody takes streams any more.
+                    let _ = arrived.send(Arrival { stream: Some(stream) }).await;
+                }
+                None => push(
+                    shared,
+                    Out::Reset {
+                        stream,
+                        reset: Reset::RefusedStream,
+                    },
+                )?,
+            }
+        }
+        Control::SynReply { stream, fin, block } => {
+            opener.open(&block)?;
+            let reply = shared
+                .table
+                .lock()
+                .streams
+                .get_mut(&stream)
+                .and_then(|entry| entry.reply.take());
+            if let Some(reply) = reply {
+                // An error says that the opener waits no more.
+                let _ = reply.send(());
+            }
+            if fin {
+                shared.fin(stream);
+            }
+        }
+        Control::Headers { stream, fin, block } => {
+            opener.open(&block)?;
+            if fin {
+                shared.fin(stream);
+            }
+        }
+        Control::RstStream { stream, reset } => shared.torn_down(stream, reset),
+        Control::Ping(id) => {
+            // We send none, so each is the peer's, to be sent back.
+            push(shared, Out::Ping(id))?;
+        }
+        // The peer opens nothing more and lets running streams end; so do we.
+        Control::GoAway { .. } | Control::Ignored(_) => {}
+    }
+    Ok(())
+}
+
+/// Queues for the writer what the reader has to say. While we are closing nothing more is said.
+fn push(shared: &Shared, out: Out) -> Result<(), SpdyError> {
+    shared.outbox.push(out).map_err(|_| SpdyError::Closed)
+}
+
+async fn write_frames<W: AsyncWrite + Unpin>(
+    mut io: W,
+    shared: &Shared,
+    mut packer: Packer,
+) -> Result<(), SpdyError> {
+    while let Some(out) = shared.outbox.pop().await {
+        let mut bytes = BytesMut::new();
+        match out {
+            Out::Open { stream, headers } => {
+                let block = packer.pack(&headers)?;
+                Control::SynStream {
+                    stream,
+                    fin: false,
+                    unidirectional: false,
+                    block,
+                }
+                .write(&mut bytes);
+            }
+            Out::Reply { stream } => {
+                let block = packer.pack(&Headers::default())?;
+                Control::SynReply {
+                    stream,
+                    fin: false,
+                    block,
+                }
+                .write(&mut bytes);
+            }
+            Out::Data {
+                stream,
+                bytes: data,
+                fin,
+            } => {
+                write_data_head(&mut bytes, stream, fin, data.len());
+                io.write_all(&bytes).await?;
+                bytes.clear();
+                io.write_all(&data).await?;
+            }
+            Out::Reset { stream, reset } => Control::RstStream { stream, reset }.write(&mut bytes),
+            Out::Ping(id) => Control::Ping(id).write(&mut bytes),
+            Out::GoAway { last_stream } => Control::GoAway {
+                last_stream,
+                status: 0,
+            }
+            .write(&mut bytes),
+        }
+        io.write_all(&bytes).await?;
+        if shared.outbox.is_empty() {
+            io.flush().await?;
+        }
+    }
+    io.shutdown().await?;
+    Ok(())
+}

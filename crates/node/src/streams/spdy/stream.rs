@@ -1,0 +1,138 @@
+//! One stream of a connection: read and written like a socket, closed for writing by a shutdown.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::mpsc;
+
+use super::connection::{End, Shared};
+use super::frame::Reset;
+use super::headers::Headers;
+use super::outbox::Out;
+
+/// A write is cut into frames of at most this much, so that no stream keeps another waiting for long.
+const MAX_FRAME_DATA_BYTES: usize = 32 * 1024;
+
+/// Reading gives what came, then the end, or an error if the peer tore the stream down (`ConnectionReset`) or the
+/// connection broke (`ConnectionAborted`). `shutdown` sends FIN. Dropping it before both sides have ended
+/// resets it, after what was written.
+pub struct Stream {
+    id: u32,
+    headers: Headers,
+    inbound: mpsc::Receiver<Bytes>,
+    current: Bytes,
+    shared: Arc<Shared>,
+    fin_sent: bool,
+}
+
+impl Stream {
+    pub(super) fn new(
+        id: u32,
+        headers: Headers,
+        inbound: mpsc::Receiver<Bytes>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        Stream {
+            id,
+            headers,
+            inbound,
+            current: Bytes::new(),
+            shared,
+            fin_sent: false,
+        }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// What it was opened with.
+    pub fn headers(&self) -> &Headers {
+        &self.headers
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Tears the stream down, telling the peer why.
+    pub fn reset(self, reset: Reset) {
+        self.shared.forget(self.id, Some(reset));
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.current.is_empty() {
+            match self.inbound.poll_recv(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(bytes)) => self.current = bytes,
+                Poll::Ready(None) => {
+                    return Poll::Ready(match self.shared.end(self.id) {
+                        End::Fin => Ok(()),
+                        End::Reset => Err(io::ErrorKind::ConnectionReset.into()),
+                        End::Open => Err(io::ErrorKind::ConnectionAborted.into()),
+                    });
+                }
+            }
+        }
+        let length = self.current.len().min(buf.remaining());
+        buf.put_slice(&self.current[..length]);
+        self.current.advance(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        if self.fin_sent || self.shared.reset(self.id).is_some() {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let data = &data[..data.len().min(MAX_FRAME_DATA_BYTES)];
+        if data.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        let queued = self.shared.outbox.poll_data(cx, self.id, data);
+        queued.map(|result| {
+            result
+                .map(|()| data.len())
+                .map_err(|_| io::ErrorKind::BrokenPipe.into())
+        })
+    }
+
+    /// What was written is on its way; nobody waits for the peer.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.fin_sent {
+            self.fin_sent = true;
+            let fin = Out::Data {
+                stream: self.id,
+                bytes: Bytes::new(),
+                fin: true,
+            };
+            if !self.shared.reset(self.id).is_some() && self.shared.outbox.push(fin).is_err() {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let both_ended = self.fin_sent && self.shared.end(self.id) == End::Fin;
+        self.shared
+            .forget(self.id, (!both_ended).then_some(Reset::Cancel));
+    }
+}

@@ -1,0 +1,442 @@
+//! Volumes that are files made from objects: configMap, secret, downwardAPI, projected (service account tokens too).
+//!
+//! A reader never sees half of a change: files live in a directory named for the moment, `..data` points to it, and
+//! is swapped in one step.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Component, Path};
+
+use k8s_openapi::api::core::v1 as core;
+use knarr_api::k8s_openapi;
+use knarr_api::registry::Registered;
+use knarr_client::Api;
+use nix::mount::{MsFlags, mount};
+use serde_json::json;
+
+use super::mounts;
+use crate::kubelet::downward::{self, Place};
+
+/// Tokens live this long unless the volume says otherwise.
+const TOKEN_SECONDS: i64 = 3600;
+
+/// One file: its bytes and mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct File {
+    pub bytes: Vec<u8>,
+    pub mode: u32,
+}
+
+pub(super) type Content = BTreeMap<String, File>;
+
+pub(super) fn is_files(volume: &core::Volume) -> bool {
+    volume.config_map.is_some()
+        || volume.secret.is_some()
+        || volume.downward_api.is_some()
+        || volume.projected.is_some()
+}
+
+/// Secrets are not written to disk.
+pub(super) fn tmpfs_if_secret(path: &Path, volume: &core::Volume) -> io::Result<()> {
+    fs::create_dir_all(path)?;
+    let secret = volume.secret.is_some() || volume.projected.is_some();
+    if secret && !mounts::is_mount_point(path)? {
+        mount(
+            Some("tmpfs"),
+            path,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some("mode=0755"),
+        )?;
+    }
+    Ok(())
+}
+
+/// The pod as it is now: labels and annotations may have changed. The one given, if it cannot be asked.
+pub(super) async fn newest(api: &dyn Api, pod: core::Pod) -> core::Pod {
+    let (namespace, name) = (
+        pod.metadata.namespace.clone().unwrap_or_default(),
+        pod.metadata.name.clone().unwrap_or_default(),
+    );
+    match api.get(core::Pod::kind_of(), &namespace, &name).await {
+        Ok(object) if Some(object.uid()) == pod.metadata.uid.as_deref() => {
+            object.to_typed::<core::Pod>().unwrap_or(pod)
+        }
+        _ => pod,
+    }
+}
+
+/// What a volume is to show.
+pub(super) async fn gather(
+    api: &dyn Api,
+    pod: &core::Pod,
+    volume: &core::Volume,
+    place: &Place,
+) -> Result<Content, String> {
+    if let Some(source) = &volume.config_map {
+        let keys = Keys {
+            name: &source.name,
+            items: source.items.as_deref(),
+            optional: source.optional == Some(true),
+            mode: mode(source.default_mode),
+        };
+        return config_map(api, pod, &keys).await;
+    }
+    if let Some(source) = &volume.secret {
+        let keys = Keys {
+            name: source.secret_name.as_deref().unwrap_or(""),
+            items: source.items.as_deref(),
+            optional: source.optional == Some(true),
+            mode: mode(source.default_mode),
+        };
+        return secret(api, pod, &keys).await;
+    }
+    if let Some(source) = &volume.downward_api {
+        let items = source.items.as_deref().unwrap_or_default();
+        return downward_files(pod, items, mode(source.default_mode), place);
+    }
+    let mut content = Content::new();
+    let Some(projected) = &volume.projected else {
+        return Ok(content);
+    };
+    let default = mode(projected.default_mode);
+    for source in projected.sources.iter().flatten() {
+        let part = if let Some(map) = &source.config_map {
+            let keys = Keys {
+                name: &map.name,
+                items: map.items.as_deref(),
+                optional: map.optional == Some(true),
+                mode: default,
+            };
+            config_map(api, pod, &keys).await?
+        } else if let Some(from) = &source.secret {
+            let keys = Keys {
+                name: &from.name,
+                items: from.items.as_deref(),
+                optional: from.optional == Some(true),
+                mode: default,
+            };
+            secret(api, pod, &keys).await?
+        } else if let Some(own) = &source.downward_api {
+            downward_files(pod, own.items.as_deref().unwrap_or_default(), default, place)?
+        } else if let Some(wanted) = &source.service_account_token {
+            token(api, pod, wanted, default).await?
+        } else {
+            return Err("this projected source is not supported by knarr yet".into());
+        };
+        content.extend(part);
+    }
+    Ok(content)
+}
+
+fn mode(given: Option<i32>) -> u32 {
+    given.and_then(|m| u32::try_from(m).ok()).unwrap_or(0o644)
+}
+
+struct Keys<'a> {
+    name: &'a str,
+    items: Option<&'a [core::KeyToPath]>,
+    optional: bool,
+    mode: u32,
+}
+
+impl Keys<'_> {
+    /// The files for these values: all of them, or the items asked for.
+    fn pick(&self, values: BTreeMap<String, Vec<u8>>, what: &str) -> Result<Content, String> {
+        let Some(items) = self.items.filter(|items| !items.is_empty()) else {
+            let file = |bytes| File {
+                bytes,
+                mode: self.mode,
+            };
+            return Ok(values.into_iter().map(|(k, v)| (k, file(v))).collect());
+        };
+        let mut content = Content::new();
+        for item in items {
+            match values.get(&item.key) {
+                Some(bytes) => {
+                    let file = File {
+                        bytes: bytes.clone(),
+                        mode: item.mode.map_or(self.mode, |m| mode(Some(m))),
+                    };
+                    content.insert(item.path.clone(), file);
+                }
+                None if self.optional => {}
+                None => return Err(format!("{what} references non-existent config key: {}", item.key)),
+            }
+        }
+        Ok(content)
+    }
+}
+
+async fn config_map(api: &dyn Api, pod: &core::Pod, keys: &Keys<'_>) -> Result<Content, String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+    let object = match api.get(core::ConfigMap::kind_of(), namespace, keys.name).await {
+        Ok(object) => object,
+        Err(error) if error.is_not_found() && keys.optional => return Ok(Content::new()),
+        Err(error) if error.is_not_found() => return Err(format!("configmap {:?} not found", keys.name)),
+        Err(error) => return Err(error.to_string()),
+    };
+    let map = object.to_typed::<core::ConfigMap>().unwrap_or_default();
+    let text = map.data.into_iter().flatten().map(|(k, v)| (k, v.into_bytes()));
+    let binary = map.binary_data.into_iter().flatten().map(|(k, v)| (k, v.0));
+    keys.pick(text.chain(binary).collect(), "configmap")
+}
+
+async fn secret(api: &dyn Api, pod: &core::Pod, keys: &Keys<'_>) -> Result<Content, String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+    let object = match api.get(core::Secret::kind_of(), namespace, keys.name).await {
+        Ok(object) => object,
+        Err(error) if error.is_not_found() && keys.optional => return Ok(Content::new()),
+        Err(error) if error.is_not_found() => return Err(format!("secret {:?} not found", keys.name)),
+        Err(error) => return Err(error.to_string()),
+    };
+    let data = object.to_typed::<core::Secret>().unwrap_or_default().data;
+    keys.pick(
+        data.into_iter().flatten().map(|(k, v)| (k, v.0)).collect(),
+        "secret",
+    )
+}
+
+fn downward_files(
+    pod: &core::Pod,
+    items: &[core::DownwardAPIVolumeFile],
+    default: u32,
+    place: &Place,
+) -> Result<Content, String> {
+    let mut content = Content::new();
+    for item in items {
+        let text = match (&item.field_ref, &item.resource_field_ref) {
+            (Some(field), _) => downward::field(pod, &field.field_path, place)?,
+            (None, Some(resource)) => downward::resource(pod, None, resource, place)?,
+            (None, None) => continue,
+        };
+        let file = File {
+            bytes: text.into_bytes(),
+            mode: item.mode.map_or(default, |m| mode(Some(m))),
+        };
+        content.insert(item.path.clone(), file);
+    }
+    Ok(content)
+}
+
+/// A token for the pod's service account, bound to the pod.
+async fn token(
+    api: &dyn Api,
+    pod: &core::Pod,
+    wanted: &core::ServiceAccountTokenProjection,
+    default: u32,
+) -> Result<Content, String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+    let account = pod.spec.as_ref().and_then(|s| s.service_account_name.clone());
+    let account = account
+        .filter(|a| !a.is_empty())
+        .unwrap_or_else(|| "default".into());
+    let audiences: Vec<&String> = wanted.audience.iter().filter(|a| !a.is_empty()).collect();
+    let request = json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {
+            "audiences": audiences,
+            "expirationSeconds": wanted.expiration_seconds.unwrap_or(TOKEN_SECONDS),
+            "boundObjectRef": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "name": pod.metadata.name,
+                "uid": pod.metadata.uid,
+            },
+        },
+    });
+    let kind = core::ServiceAccount::kind_of();
+    let answer = api
+        .create_subresource(kind, namespace, &account, "token", request)
+        .await
+        .map_err(|e| format!("failed to fetch token: {e}"))?;
+    let token = answer["status"]["token"].as_str();
+    let token = token.ok_or("failed to fetch token: the answer holds none")?;
+    let user = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
+    // Who does not run as root could not read it otherwise.
+    let grouped = user.is_some_and(|c| c.fs_group.is_some());
+    let mode = if grouped { 0o640 } else { default };
+    let file = File {
+        bytes: token.as_bytes().to_vec(),
+        mode,
+    };
+    Ok(Content::from([(wanted.path.clone(), file)]))
+}
+
+/// Makes a directory show this content, in one step. Nothing is touched when it does already.
+pub(super) fn write(directory: &Path, content: &Content, group: Option<u32>) -> io::Result<()> {
+    for name in content.keys() {
+        let inside = Path::new(name)
+            .components()
+            .all(|c| matches!(c, Component::Normal(_)));
+        if !inside || name.is_empty() || name.starts_with("..") {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("file name {name:?} leads out of its volume"),
+            ));
+        }
+    }
+    fs::create_dir_all(directory)?;
+    let data = directory.join("..data");
+    let current = fs::read_link(&data).ok();
+    if let Some(current) = &current
+        && shows(&directory.join(current), content)?
+    {
+        return Ok(());
+    }
+    let stamp = tempfile::Builder::new()
+        .prefix("..")
+        .rand_bytes(12)
+        .tempdir_in(directory)?
+        .keep();
+    fs::set_permissions(&stamp, fs::Permissions::from_mode(0o755))?;
+    for (name, file) in content {
+        let path = stamp.join(name);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        fs::write(&path, &file.bytes)?;
+        let mode = if group.is_some() {
+            file.mode | 0o040
+        } else {
+            file.mode
+        };
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+        if group.is_some() {
+            chown(&path, None, group)?;
+        }
+    }
+    let name = stamp.file_name().map(|n| n.to_os_string()).unwrap_or_default();
+    let next = directory.join("..data_tmp");
+    match fs::remove_file(&next) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    symlink(name, &next)?;
+    fs::rename(&next, &data)?;
+    link_names(directory, content)?;
+    if let Some(current) = current {
+        fs::remove_dir_all(directory.join(current))?;
+    }
+    Ok(())
+}
+
+/// Whether a directory holds exactly this.
+fn shows(directory: &Path, content: &Content) -> io::Result<bool> {
+    let mut count = 0;
+    let mut stack = vec![directory.to_path_buf()];
+    while let Some(at) = stack.pop() {
+        let entries = match fs::read_dir(&at) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(e) => return Err(e),
+        };
+        for entry in entries {
+            let path = entry?.path();
+            if path.is_dir() {
+                stack.push(path);
+                continue;
+            }
+            count += 1;
+            let name = path.strip_prefix(directory).ok().and_then(|p| p.to_str());
+            let wanted = name.and_then(|n| content.get(n));
+            if wanted.is_none_or(|w| fs::read(&path).ok().as_ref() != Some(&w.bytes)) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(count == content.len())
+}
+
+/// The names users see point through `..data`; names that are gone go.
+fn link_names(directory: &Path, content: &Content) -> io::Result<()> {
+    let top = |name: &String| name.split('/').next().map(str::to_string);
+    let wanted: std::collections::BTreeSet<String> = content.keys().filter_map(top).collect();
+    for name in &wanted {
+        let link = directory.join(name);
+        if fs::read_link(&link).is_err() {
+            symlink(Path::new("..data").join(name), &link)?;
+        }
+    }
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with("..") && !wanted.contains(&name) && entry.file_type()?.is_symlink() {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn content(files: &[(&str, &str)]) -> Content {
+        let file = |text: &str| File {
+            bytes: text.into(),
+            mode: 0o640,
+        };
+        files
+            .iter()
+            .map(|(name, text)| ((*name).to_string(), file(text)))
+            .collect()
+    }
+
+    #[test]
+    fn a_change_is_one_swap_and_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        write(dir.path(), &content(&[("a", "1"), ("d/b", "2")]), None).unwrap();
+        assert_eq!(fs::read_to_string(at("a")).unwrap(), "1");
+        assert_eq!(fs::read_to_string(at("d/b")).unwrap(), "2");
+        assert_eq!(fs::metadata(at("a")).unwrap().permissions().mode() & 0o777, 0o640);
+        let before = fs::read_link(at("..data")).unwrap();
+        write(dir.path(), &content(&[("a", "1"), ("d/b", "2")]), None).unwrap();
+        assert_eq!(fs::read_link(at("..data")).unwrap(), before, "nothing changed");
+        write(dir.path(), &content(&[("c", "3")]), None).unwrap();
+        let mut left: Vec<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left.len(), 3, "..data, what it points to, and c: {left:?}");
+        assert_eq!(fs::read_to_string(at("c")).unwrap(), "3");
+    }
+
+    #[test]
+    fn a_name_that_leads_out_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        for bad in ["../x", "/x", "a/../../x", "..x"] {
+            assert!(write(dir.path(), &content(&[(bad, "1")]), None).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn items_pick_keys_and_a_missing_one_is_named() {
+        let values = BTreeMap::from([("k".to_string(), b"v".to_vec())]);
+        let item = |key: &str| core::KeyToPath {
+            key: key.into(),
+            path: "p".into(),
+            mode: Some(0o600),
+        };
+        let pick = |items: &[core::KeyToPath], optional| {
+            Keys {
+                name: "m",
+                items: Some(items),
+                optional,
+                mode: 0o644,
+            }
+            .pick(values.clone(), "configmap")
+        };
+        assert_eq!(pick(&[item("k")], false).unwrap()["p"].mode, 0o600);
+        assert_eq!(
+            pick(&[item("zz")], false).unwrap_err(),
+            "configmap references non-existent config key: zz"
+        );
+        assert!(pick(&[item("zz")], true).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,75 @@
+//! `hostPath`: a path of the node, checked or made as its type says.
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::path::Path;
+
+/// Checks, in the words users know.
+pub(super) fn check(path: &str, kind: &str) -> Result<(), String> {
+    let at = Path::new(path);
+    let there = fs::metadata(at).ok();
+    let is = |test: fn(&fs::FileType) -> bool| there.as_ref().is_some_and(|m| test(&m.file_type()));
+    let mistake = |what: &str| Err(format!("hostPath type check failed: {path} is not {what}"));
+    match kind {
+        "" => {
+            // As the runtimes did of old: what is not there is made a directory.
+            if there.is_none() {
+                make_directory(at)?;
+            }
+            Ok(())
+        }
+        "DirectoryOrCreate" if there.is_none() => make_directory(at),
+        "FileOrCreate" if there.is_none() => fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(at)
+            .map(drop)
+            .map_err(|e| format!("cannot make {path}: {e}")),
+        "Directory" | "DirectoryOrCreate" if !is(fs::FileType::is_dir) => mistake("a directory"),
+        "File" | "FileOrCreate" if !is(fs::FileType::is_file) => mistake("a file"),
+        "Socket" if !is(fs::FileType::is_socket) => mistake("a socket file"),
+        "CharDevice" if !is(fs::FileType::is_char_device) => mistake("a character device"),
+        "BlockDevice" if !is(fs::FileType::is_block_device) => mistake("a block device"),
+        "Directory" | "DirectoryOrCreate" | "File" | "FileOrCreate" | "Socket" | "CharDevice"
+        | "BlockDevice" => Ok(()),
+        other => Err(format!("{other:?} is not a known type of hostPath")),
+    }
+}
+
+fn make_directory(at: &Path) -> Result<(), String> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(at);
+    made.map_err(|e| format!("cannot make {}: {e}", at.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_type_takes_what_it_names_and_makes_what_it_may() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+        fs::write(path("file"), "").unwrap();
+        fs::create_dir(path("dir")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(path("sock")).unwrap();
+        for (name, kind, good) in [
+            ("file", "File", true),
+            ("file", "Directory", false),
+            ("dir", "Directory", true),
+            ("dir", "File", false),
+            ("none", "Directory", false),
+            ("none", "File", false),
+            ("new-dir", "DirectoryOrCreate", true),
+            ("new-file", "FileOrCreate", true),
+            ("dir", "FileOrCreate", false),
+            ("any", "", true),
+            ("sock", "Socket", true),
+            ("file", "Socket", false),
+            ("file", "Bogus", false),
+        ] {
+            assert_eq!(check(&path(name), kind).is_ok(), good, "{name} as {kind:?}");
+        }
+        assert!(check("/dev/null", "CharDevice").is_ok());
+        assert!(dir.path().join("new-dir").is_dir() && dir.path().join("new-file").is_file());
+    }
+}

@@ -1,0 +1,252 @@
+//! A pod's volumes on this node: made before its containers, kept current while it runs, gone after it.
+//!
+//! A pod's files are below `<root>/pods/<uid>`: volumes at `volumes/<plugin>/<name>`, as every kubelet lays them out.
+//! Setting up again what is set up is harmless: that is how a restarted kubelet finds its pods' volumes.
+
+mod files;
+mod host_path;
+mod mounts;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as core;
+use knarr_api::k8s_openapi;
+use knarr_client::Api;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use parking_lot::Mutex;
+use tokio::task::AbortHandle;
+use tracing::warn;
+
+use crate::kubelet::downward::Place;
+use crate::kubelet::env::expand;
+
+/// Between looks at whether what a volume shows has changed.
+const REFRESH: Duration = Duration::from_secs(15);
+
+/// Why a volume is not there; shown to the user.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum VolumeError {
+    #[error("MountVolume.SetUp failed for volume \"{volume}\" : {why}")]
+    SetUp { volume: String, why: String },
+    #[error("failed to prepare subPath for volumeMount \"{mount}\" of container \"{container}\"")]
+    SubPath { mount: String, container: String },
+    #[error("cannot find volume \"{volume}\" to mount into container \"{container}\"")]
+    NoVolume { volume: String, container: String },
+    #[error("cannot free {path}: {why}")]
+    TearDown { path: String, why: String },
+}
+
+/// The volumes of one node's pods.
+pub struct Volumes {
+    root: PathBuf,
+    api: Arc<dyn Api>,
+    /// The tasks that keep pods' files current, by uid.
+    refreshers: Mutex<BTreeMap<String, AbortHandle>>,
+}
+
+/// The directory names of a volume's plugin.
+fn plugin(volume: &core::Volume) -> &'static str {
+    match volume {
+        v if v.empty_dir.is_some() => "kubernetes.io~empty-dir",
+        v if v.config_map.is_some() => "kubernetes.io~configmap",
+        v if v.secret.is_some() => "kubernetes.io~secret",
+        v if v.downward_api.is_some() => "kubernetes.io~downward-api",
+        v if v.projected.is_some() => "kubernetes.io~projected",
+        _ => "kubernetes.io~other",
+    }
+}
+
+impl Volumes {
+    pub fn new(root: PathBuf, api: Arc<dyn Api>) -> Self {
+        Volumes {
+            root,
+            api,
+            refreshers: Mutex::default(),
+        }
+    }
+
+    /// Where everything of one pod is.
+    pub fn pod_dir(&self, uid: &str) -> PathBuf {
+        self.root.join("pods").join(uid)
+    }
+
+    fn path(&self, uid: &str, volume: &core::Volume) -> PathBuf {
+        let base = self.pod_dir(uid).join("volumes");
+        base.join(plugin(volume)).join(&volume.name)
+    }
+
+    /// Makes all volumes of a pod. The first that cannot be made is the error.
+    pub async fn setup(&self, pod: &core::Pod, place: &Place) -> Result<(), VolumeError> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let mut keep_current = false;
+        for volume in pod.spec.iter().flat_map(|s| s.volumes.iter().flatten()) {
+            let failed = |why: String| VolumeError::SetUp {
+                volume: volume.name.clone(),
+                why,
+            };
+            let path = self.path(uid, volume);
+            let group = fs_group(pod);
+            if let Some(empty) = &volume.empty_dir {
+                empty_dir(&path, empty, group).map_err(|e| failed(e.to_string()))?;
+            } else if let Some(host) = &volume.host_path {
+                host_path::check(&host.path, host.type_.as_deref().unwrap_or("")).map_err(failed)?;
+            } else if files::is_files(volume) {
+                let content = files::gather(&*self.api, pod, volume, place)
+                    .await
+                    .map_err(failed)?;
+                files::tmpfs_if_secret(&path, volume).map_err(|e| failed(e.to_string()))?;
+                files::write(&path, &content, group).map_err(|e| failed(e.to_string()))?;
+                keep_current = true;
+            } else {
+                return Err(failed("this kind of volume is not supported by knarr yet".into()));
+            }
+        }
+        if keep_current {
+            self.keep_current(pod, place);
+        }
+        Ok(())
+    }
+
+    /// Looks now and then at what a pod's files come from, and swaps them when it has changed.
+    fn keep_current(&self, pod: &core::Pod, place: &Place) {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let (api, pod, place) = (self.api.clone(), pod.clone(), place.clone());
+        let volumes: Vec<(core::Volume, PathBuf)> = pod
+            .spec
+            .iter()
+            .flat_map(|s| s.volumes.iter().flatten())
+            .filter(|v| files::is_files(v))
+            .map(|v| (v.clone(), self.path(&uid, v)))
+            .collect();
+        let task = tokio::spawn(async move {
+            let mut pod = pod;
+            loop {
+                tokio::time::sleep(REFRESH).await;
+                pod = files::newest(&*api, pod).await;
+                for (volume, path) in &volumes {
+                    let refreshed = match files::gather(&*api, &pod, volume, &place).await {
+                        Ok(content) => {
+                            files::write(path, &content, fs_group(&pod)).map_err(|e| e.to_string())
+                        }
+                        Err(why) => Err(why),
+                    };
+                    if let Err(why) = refreshed {
+                        warn!(volume = volume.name, why, "cannot bring a volume up to date");
+                    }
+                }
+            }
+        });
+        let before = self.refreshers.lock().insert(uid, task.abort_handle());
+        if let Some(before) = before {
+            before.abort();
+        }
+    }
+
+    /// Where on the node one of a container's mounts is. A subPath is made if it is not there.
+    pub async fn mount_path(
+        &self,
+        pod: &core::Pod,
+        container: &str,
+        mount: &core::VolumeMount,
+        environment: &[(String, String)],
+    ) -> Result<PathBuf, VolumeError> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
+        let volume = volumes.into_iter().find(|v| v.name == mount.name);
+        let volume = volume.ok_or_else(|| VolumeError::NoVolume {
+            volume: mount.name.clone(),
+            container: container.into(),
+        })?;
+        let base = match &volume.host_path {
+            Some(host) => PathBuf::from(&host.path),
+            None => self.path(uid, volume),
+        };
+        let value = |name: &str| {
+            environment
+                .iter()
+                .find(|(n, _)| n == name)
+                .map(|(_, v)| v.clone())
+        };
+        let sub_path = match (&mount.sub_path, &mount.sub_path_expr) {
+            (Some(path), _) if !path.is_empty() => path.clone(),
+            (_, Some(path)) if !path.is_empty() => expand(path, value),
+            _ => return Ok(base),
+        };
+        mounts::sub_path(&base, &sub_path).map_err(|error| {
+            warn!(volume = mount.name, sub_path, %error, "cannot prepare a subPath");
+            VolumeError::SubPath {
+                mount: mount.name.clone(),
+                container: container.into(),
+            }
+        })
+    }
+
+    /// Unmounts and removes everything of a pod.
+    pub async fn teardown(&self, uid: &str) -> Result<(), VolumeError> {
+        if let Some(task) = self.refreshers.lock().remove(uid) {
+            task.abort();
+        }
+        let directory = self.pod_dir(uid);
+        if uid.is_empty() || !directory.exists() {
+            return Ok(());
+        }
+        let gone = tokio::task::spawn_blocking({
+            let directory = directory.clone();
+            move || remove_all(&directory)
+        });
+        let gone = gone.await.unwrap_or_else(|e| Err(std::io::Error::other(e)));
+        gone.map_err(|e| VolumeError::TearDown {
+            path: directory.display().to_string(),
+            why: e.to_string(),
+        })
+    }
+}
+
+fn remove_all(directory: &Path) -> std::io::Result<()> {
+    // The innermost first; what is mounted there is not ours to delete.
+    for mounted in mounts::below(directory)? {
+        match umount2(&mounted, MntFlags::MNT_DETACH) {
+            Ok(()) | Err(nix::errno::Errno::EINVAL) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    match std::fs::remove_dir_all(directory) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+fn fs_group(pod: &core::Pod) -> Option<u32> {
+    let context = pod.spec.as_ref()?.security_context.as_ref()?;
+    context.fs_group.and_then(|g| u32::try_from(g).ok())
+}
+
+fn empty_dir(path: &Path, source: &core::EmptyDirVolumeSource, group: Option<u32>) -> std::io::Result<()> {
+    std::fs::create_dir_all(path)?;
+    let memory = source.medium.as_deref() == Some("Memory");
+    if memory && !mounts::is_mount_point(path)? {
+        let limit = source.size_limit.as_ref();
+        let limit = limit.and_then(|q| knarr_api::quantity::Quantity::parse(&q.0).ok());
+        let options = limit
+            .filter(|q| q.value() > 0)
+            .map(|q| format!("size={}", q.value()));
+        mount(
+            Some("tmpfs"),
+            path,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            options.as_deref(),
+        )?;
+    }
+    let mut mode = 0o777;
+    if let Some(group) = group {
+        std::os::unix::fs::chown(path, None, Some(group))?;
+        // What is made in it belongs to the group too.
+        mode = 0o2777;
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}

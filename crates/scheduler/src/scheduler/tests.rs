@@ -1,0 +1,329 @@
+//! The scheduler on small clusters: objects are written as JSON, outcomes as names and messages.
+
+use std::sync::Arc;
+
+use k8s_openapi::jiff::SignedDuration;
+use knarr_api::Object;
+use knarr_api::registry::Registered;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn shared<T: Registered>(value: Value) -> Shared<T> {
+    let typed: T = serde_json::from_value(value).unwrap();
+    Shared::new(Arc::new(Object::from_typed(T::kind_of(), Box::new(typed)))).unwrap()
+}
+
+/// 4 CPUs, 8 GiB, 10 pods; `with` is put over it.
+fn node(name: &str, with: Value) -> Shared<Node> {
+    let mut node = json!({
+        "metadata": {"name": name, "uid": name, "labels": {"kubernetes.io/hostname": name}},
+        "spec": {},
+        "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "10"}},
+    });
+    overlay(&mut node, with);
+    shared(node)
+}
+
+fn pod(name: &str, spec: Value) -> Shared<Pod> {
+    let mut pod = json!({
+        "metadata": {"name": name, "namespace": "default", "uid": name},
+        "spec": {"containers": [{"name": "c"}]},
+    });
+    overlay(&mut pod, json!({ "spec": spec }));
+    shared(pod)
+}
+
+fn asking(name: &str, cpu: &str, memory: &str) -> Shared<Pod> {
+    let requests = json!({"requests": {"cpu": cpu, "memory": memory}});
+    pod(name, json!({"containers": [{"name": "c", "resources": requests}]}))
+}
+
+fn overlay(base: &mut Value, with: Value) {
+    match (base, with) {
+        (Value::Object(base), Value::Object(with)) => {
+            for (key, value) in with {
+                overlay(base.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (base, with) => *base = with,
+    }
+}
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::UNIX_EPOCH + SignedDuration::from_secs(second)
+}
+
+fn cluster(nodes: &[Shared<Node>]) -> Scheduler {
+    let mut scheduler = Scheduler::default();
+    for node in nodes {
+        scheduler.node_changed(node.object().name(), Some(node.clone()), at(0));
+    }
+    scheduler
+}
+
+/// What the next step says: `pod -> node` or `pod: message`.
+fn step(scheduler: &mut Scheduler, second: i64) -> String {
+    match scheduler.step(at(second)) {
+        None => "nothing".into(),
+        Some(Step::Bind { pod, node }) => {
+            scheduler.bound(&pod);
+            format!("{} -> {node}", pod.object().name())
+        }
+        Some(Step::Report { pod, message }) => format!("{}: {message}", pod.object().name()),
+    }
+}
+
+fn place(nodes: &[Shared<Node>], pod: Shared<Pod>) -> String {
+    let mut scheduler = cluster(nodes);
+    scheduler.pod_changed(None, Some(&pod), at(0));
+    step(&mut scheduler, 0)
+}
+
+#[test]
+fn each_rule_refuses_in_kube_schedulers_words() {
+    let tainted = |effect: &str| {
+        let taints = json!([{"key": "gpu", "value": "a", "effect": effect}]);
+        node("n", json!({"spec": {"taints": taints}}))
+    };
+    let tolerating = |toleration: Value| pod("p", json!({"tolerations": [toleration]}));
+    let affine = |expression: Value| {
+        let terms = json!([{"matchExpressions": [expression]}]);
+        let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+        pod("p", json!({"affinity": {"nodeAffinity": required}}))
+    };
+    let plain = || node("n", json!({}));
+    let zoned = || node("n", json!({"metadata": {"labels": {"zone": "a", "cores": "8"}}}));
+    let init = |cpu: &str, policy: Option<&str>| {
+        let resources = json!({"requests": {"cpu": cpu}});
+        json!({"name": "i", "resources": resources, "restartPolicy": policy})
+    };
+    let unschedulable = "node(s) were unschedulable";
+    let taint = "node(s) had untolerated taint(s)";
+    let affinity = "node(s) didn't match Pod's node affinity/selector";
+    // (node, pod, why not)
+    let table = [
+        (plain(), pod("p", json!({})), ""),
+        (node("n", json!({"spec": {"unschedulable": true}})), pod("p", json!({})), unschedulable),
+        (
+            node("n", json!({"spec": {"unschedulable": true}})),
+            tolerating(json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists"})),
+            "",
+        ),
+        (tainted("NoSchedule"), pod("p", json!({})), taint),
+        (tainted("NoExecute"), pod("p", json!({})), taint),
+        (tainted("PreferNoSchedule"), pod("p", json!({})), ""),
+        (tainted("NoSchedule"), tolerating(json!({"key": "gpu", "value": "a"})), ""),
+        (tainted("NoSchedule"), tolerating(json!({"key": "gpu", "value": "b"})), taint),
+        (tainted("NoSchedule"), tolerating(json!({"operator": "Exists"})), ""),
+        (
+            tainted("NoSchedule"),
+            tolerating(json!({"key": "gpu", "operator": "Exists", "effect": "NoExecute"})),
+            taint,
+        ),
+        (zoned(), pod("p", json!({"nodeSelector": {"zone": "a"}})), ""),
+        (zoned(), pod("p", json!({"nodeSelector": {"zone": "b"}})), affinity),
+        (zoned(), affine(json!({"key": "zone", "operator": "In", "values": ["b", "a"]})), ""),
+        (zoned(), affine(json!({"key": "zone", "operator": "NotIn", "values": ["a"]})), affinity),
+        (plain(), affine(json!({"key": "zone", "operator": "NotIn", "values": ["a"]})), ""),
+        (plain(), affine(json!({"key": "zone", "operator": "Exists"})), affinity),
+        (zoned(), affine(json!({"key": "zone", "operator": "DoesNotExist"})), affinity),
+        (zoned(), affine(json!({"key": "cores", "operator": "Gt", "values": ["7"]})), ""),
+        (zoned(), affine(json!({"key": "cores", "operator": "Lt", "values": ["8"]})), affinity),
+        (plain(), asking("p", "4", "8Gi"), ""),
+        (plain(), asking("p", "4001m", "1Gi"), "Insufficient cpu"),
+        (plain(), pod("p", json!({"initContainers": [init("5", None)]})), "Insufficient cpu"),
+        // One after the other: the larger counts.
+        (plain(), pod("p", json!({"initContainers": [init("3", None), init("3", None)]})), ""),
+        // Sidecars stay beside what comes later.
+        (
+            plain(),
+            pod("p", json!({"initContainers": [init("2", Some("Always")), init("3", None)]})),
+            "Insufficient cpu",
+        ),
+        (plain(), pod("p", json!({"overhead": {"memory": "9Gi"}})), "Insufficient memory"),
+        (
+            plain(),
+            pod("p", json!({"containers": [{"name": "c", "resources": {"requests": {"example.com/gpu": "1"}}}]})),
+            "Insufficient example.com/gpu",
+        ),
+        (
+            node("n", json!({"status": {"allocatable": {"pods": "0"}}})),
+            pod("p", json!({})),
+            "Too many pods",
+        ),
+    ];
+    for (node, pod, why_not) in table {
+        let expected = if why_not.is_empty() {
+            "p -> n".to_string()
+        } else {
+            format!("p: 0/1 nodes are available: 1 {why_not}.")
+        };
+        assert_eq!(place(&[node], pod.clone()), expected, "{pod:?}");
+    }
+}
+
+#[test]
+fn the_message_counts_each_reason_over_all_nodes() {
+    let nodes = [
+        node("a", json!({"spec": {"unschedulable": true}})),
+        node("b", json!({"status": {"allocatable": {"cpu": "1"}}})),
+        node("c", json!({"status": {"allocatable": {"cpu": "1", "memory": "1Mi"}}})),
+    ];
+    assert_eq!(
+        place(&nodes, asking("p", "2", "1Gi")),
+        "p: 0/3 nodes are available: 1 Insufficient memory, 1 node(s) were unschedulable, 2 Insufficient cpu."
+    );
+    assert_eq!(place(&[], pod("p", json!({}))), "p: no nodes available to schedule pods");
+}
+
+#[test]
+fn host_ports_are_had_once_on_each_node() {
+    let port = |ip: &str| {
+        let port = json!({"containerPort": 80, "hostPort": 80, "hostIP": ip});
+        json!({"containers": [{"name": "c", "ports": [port]}]})
+    };
+    let mut scheduler = cluster(&[node("n", json!({}))]);
+    for (name, spec) in [("a", port("10.0.0.1")), ("b", port("10.0.0.2")), ("c", port(""))] {
+        scheduler.pod_changed(None, Some(&pod(name, spec)), at(0));
+    }
+    assert_eq!(step(&mut scheduler, 0), "a -> n");
+    assert_eq!(step(&mut scheduler, 0), "b -> n");
+    assert_eq!(
+        step(&mut scheduler, 0),
+        "c: 0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports."
+    );
+}
+
+#[test]
+fn the_emptier_the_untainted_and_the_preferred_node_is_the_better_one() {
+    let mut full = cluster(&[node("a", json!({})), node("b", json!({}))]);
+    let mut there = serde_json::to_value(&*asking("x", "2", "4Gi")).unwrap();
+    there["spec"]["nodeName"] = "a".into();
+    full.pod_changed(None, Some(&shared(there)), at(0));
+    full.pod_changed(None, Some(&asking("p", "1", "1Gi")), at(0));
+    assert_eq!(step(&mut full, 0), "p -> b");
+
+    let taints = json!([{"key": "k", "effect": "PreferNoSchedule"}]);
+    let nodes = [node("a", json!({"spec": {"taints": taints}})), node("b", json!({}))];
+    assert_eq!(place(&nodes, pod("p", json!({}))), "p -> b");
+
+    let preferred = json!([{
+        "weight": 5,
+        "preference": {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["b"]}]},
+    }]);
+    let affinity = json!({"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}});
+    let nodes = [node("a", json!({})), node("b", json!({})), node("c", json!({}))];
+    assert_eq!(place(&nodes, pod("p", json!({ "affinity": affinity }))), "p -> b");
+}
+
+#[test]
+fn scores_are_kube_schedulers() {
+    // Computed by hand from the formulas of v1.36. 4 CPUs, 8 GiB; the pod asks for 1 CPU and 4 GiB.
+    let mut scheduler = cluster(&[node("n", json!({}))]);
+    let pod = PodInfo::new(asking("p", "1", "4Gi"));
+    // Fit: (75 + 50) / 2 = 62. Balanced: before 100, after (1 - |0.25 - 0.5| / 2) * 100 = 87, so
+    // 50 + (50 + 87 - 100) / 2 = 68. Taints: 3 * 100.
+    assert_eq!(scheduler.scores(&pod, &[0]), [62 + 68 + 300]);
+    // Without requests: 100 m and 200 MiB are pictured, and balance is left out: (97 + 97) / 2.
+    let nothing = PodInfo::new(self::pod("q", json!({})));
+    assert_eq!(scheduler.scores(&nothing, &[0]), [97 + 300]);
+    assert!(matches!(scheduler.schedule(&nothing), Decision::Node { feasible: 1, .. }));
+}
+
+#[test]
+fn equally_good_nodes_are_taken_in_turn() {
+    let nodes = ["a", "b", "c"].map(|n| node(n, json!({"status": {"allocatable": {"pods": "100"}}})));
+    let mut scheduler = cluster(&nodes);
+    let mut seen = BTreeSet::new();
+    for n in 0..3 {
+        scheduler.pod_changed(None, Some(&pod(&format!("p{n}"), json!({}))), at(0));
+        seen.insert(step(&mut scheduler, 0).split_once(" -> ").unwrap().1.to_string());
+    }
+    assert_eq!(seen.len(), 3);
+}
+
+#[test]
+fn p3_higher_priority_first_then_age_and_none_blocks_those_behind() {
+    let mut scheduler = cluster(&[node("n", json!({}))]);
+    let with = |name: &str, priority: i32, cpu: &str| {
+        let mut pod = serde_json::to_value(&*asking(name, cpu, "1Mi")).unwrap();
+        pod["spec"]["priority"] = priority.into();
+        shared::<Pod>(pod)
+    };
+    for p in [with("old", 0, "1"), with("new", 0, "1"), with("high", 10, "1"), with("huge", 99, "64")] {
+        scheduler.pod_changed(None, Some(&p), at(0));
+    }
+    let steps: Vec<String> = (0..5).map(|_| step(&mut scheduler, 0)).collect();
+    assert_eq!(steps[0], "huge: 0/1 nodes are available: 1 Insufficient cpu.");
+    assert_eq!(steps[1..], ["high -> n", "old -> n", "new -> n", "nothing"]);
+}
+
+#[test]
+fn p3_an_event_that_could_help_brings_a_pod_back_after_its_back_off_and_others_do_not() {
+    let small = || json!({"status": {"allocatable": {"cpu": "1"}}});
+    let mut scheduler = cluster(&[node("n", small())]);
+    scheduler.pod_changed(None, Some(&asking("p", "2", "1Mi")), at(0));
+    assert!(step(&mut scheduler, 0).starts_with("p: "));
+    // A heartbeat, a node that does not help, a pod's status: nothing.
+    scheduler.node_changed("n", Some(node("n", small())), at(20));
+    scheduler.node_changed("m", Some(node("m", small())), at(20));
+    scheduler.pod_changed(Some(&asking("p", "2", "1Mi")), Some(&asking("p", "2", "1Mi")), at(20));
+    assert_eq!(step(&mut scheduler, 20), "nothing");
+    scheduler.node_changed("big", Some(node("big", json!({}))), at(20));
+    assert_eq!(step(&mut scheduler, 20), "p -> big");
+
+    // Not before the back-off of the first attempt is over.
+    scheduler.pod_changed(None, Some(&asking("q", "3", "1Mi")), at(100));
+    assert!(step(&mut scheduler, 100).starts_with("q: "));
+    scheduler.pod_changed(Some(&asking("p", "2", "1Mi")), None, at(100));
+    assert_eq!(step(&mut scheduler, 100), "nothing");
+    assert_eq!(scheduler.next_due(), Some(at(101)));
+    assert_eq!(step(&mut scheduler, 101), "q -> big");
+}
+
+#[test]
+fn p3_what_nothing_helps_is_tried_again_after_five_minutes() {
+    let mut scheduler = cluster(&[node("n", json!({"status": {"allocatable": {"cpu": "1"}}}))]);
+    scheduler.pod_changed(None, Some(&asking("p", "2", "1Mi")), at(0));
+    assert!(step(&mut scheduler, 0).starts_with("p: "));
+    assert_eq!(step(&mut scheduler, 299), "nothing");
+    assert!(step(&mut scheduler, 300).starts_with("p: "));
+}
+
+#[test]
+fn room_is_reserved_while_a_pod_is_bound_and_freed_when_that_fails() {
+    let mut scheduler = cluster(&[node("n", json!({}))]);
+    scheduler.pod_changed(None, Some(&asking("a", "3", "1Mi")), at(0));
+    scheduler.pod_changed(None, Some(&asking("b", "3", "1Mi")), at(0));
+    let Some(Step::Bind { pod: a, .. }) = scheduler.step(at(0)) else {
+        panic!("a fits")
+    };
+    assert!(step(&mut scheduler, 0).starts_with("b: 0/1"));
+    scheduler.not_bound(&a, at(2));
+    assert_eq!(step(&mut scheduler, 2), "b -> n");
+    assert!(step(&mut scheduler, 4).starts_with("a: 0/1"), "a came back and finds b there");
+}
+
+#[test]
+fn a_pod_of_another_scheduler_a_gated_and_a_deleted_one_are_left_alone() {
+    let mut scheduler = cluster(&[node("n", json!({}))]);
+    let deleted = shared(json!({
+        "metadata": {"name": "d", "namespace": "default", "uid": "d", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"containers": []},
+    }));
+    for p in [
+        pod("other", json!({"schedulerName": "mine"})),
+        pod("gated", json!({"schedulingGates": [{"name": "wait"}]})),
+        deleted,
+    ] {
+        scheduler.pod_changed(None, Some(&p), at(0));
+    }
+    assert_eq!(step(&mut scheduler, 0), "nothing");
+    scheduler.pod_changed(
+        Some(&pod("gated", json!({"schedulingGates": [{"name": "wait"}]}))),
+        Some(&pod("gated", json!({}))),
+        at(1),
+    );
+    assert_eq!(step(&mut scheduler, 1), "gated -> n");
+}

@@ -1,0 +1,276 @@
+//! One file of the store: made whole or not at all, appended to by one thread, read from many.
+
+use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+
+use super::format::{FRAME_HEADER_BYTES, FileKind, HEADER_BYTES, Header, frame_header};
+use crate::Error;
+
+/// What the store asks of a disk and a disk may refuse. The seam for tests of full and failing disks.
+pub(super) trait Disk: Send + Sync + 'static {
+    fn write_at(&self, file: &File, bytes: &[u8], place: u64) -> io::Result<()>;
+    /// Makes what was written durable.
+    fn sync(&self, file: &File) -> io::Result<()>;
+    fn cut(&self, file: &File, len: u64) -> io::Result<()>;
+}
+
+pub(super) struct RealDisk;
+
+impl Disk for RealDisk {
+    fn write_at(&self, file: &File, bytes: &[u8], place: u64) -> io::Result<()> {
+        file.write_all_at(bytes, place)
+    }
+
+    fn sync(&self, file: &File) -> io::Result<()> {
+        file.sync_data()
+    }
+
+    fn cut(&self, file: &File, len: u64) -> io::Result<()> {
+        file.set_len(len)
+    }
+}
+
+/// An error of the system, as the user sees it.
+pub(super) fn failed(doing: &str, path: &Path, error: io::Error) -> Error {
+    let told = format!("{doing} {}: {error}", path.display());
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => Error::NoSpace(told),
+        kind => Error::Io(Arc::new(io::Error::new(kind, told))),
+    }
+}
+
+pub(super) fn corrupt(path: &Path, why: String) -> Error {
+    Error::Corrupt { path: path.display().to_string(), why }
+}
+
+/// Makes the names in a directory durable.
+pub(super) fn sync_dir(dir: &Path) -> Result<(), Error> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(|e| failed("cannot sync", dir, e))
+}
+
+/// Where a value lies, with its checksum: every read is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Location {
+    pub file: u32,
+    pub len: u32,
+    pub offset: u64,
+    pub crc: u32,
+}
+
+pub(super) struct DataFile {
+    /// What locations call the file, as long as this process runs.
+    pub id: u32,
+    pub path: PathBuf,
+    pub header: Header,
+    pub file: File,
+    /// Up to where it is valid and durable.
+    len: AtomicU64,
+}
+
+/// The name of a file in the data directory.
+pub(super) fn file_name(kind: FileKind, number: u64) -> String {
+    let extension = match kind {
+        FileKind::Log => "log",
+        FileKind::Base => "base",
+    };
+    format!("{number:010}.{extension}")
+}
+
+/// A salt no other file has.
+pub(super) fn salt() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// A file that is being written under a temporary name, which becomes a [`DataFile`] all at once.
+pub(super) struct Draft<'a> {
+    disk: &'a dyn Disk,
+    file: File,
+    temporary: PathBuf,
+    path: PathBuf,
+    pub header: Header,
+    pub len: u64,
+    finished: bool,
+}
+
+impl<'a> Draft<'a> {
+    pub fn new(disk: &'a dyn Disk, dir: &Path, header: Header) -> Result<Self, Error> {
+        let name = file_name(header.kind, header.number);
+        let (temporary, path) = (dir.join(format!("{name}.tmp")), dir.join(name));
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true).mode(0o600);
+        let file = options.open(&temporary).map_err(|e| failed("cannot create", &temporary, e))?;
+        let mut draft = Draft { disk, file, temporary, path, header, len: 0, finished: false };
+        draft.append(&header.encode())?;
+        Ok(draft)
+    }
+
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let written = self.disk.write_at(&self.file, bytes, self.len);
+        written.map_err(|e| failed("cannot write", &self.temporary, e))?;
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    pub fn finish(mut self, id: u32) -> Result<DataFile, Error> {
+        self.disk.sync(&self.file).map_err(|e| failed("cannot sync", &self.temporary, e))?;
+        fs::rename(&self.temporary, &self.path).map_err(|e| failed("cannot create", &self.path, e))?;
+        // From here on it is this name that has to go if something fails.
+        self.temporary = self.path.clone();
+        if let Some(dir) = self.path.parent() {
+            sync_dir(dir)?;
+        }
+        let file = self.file.try_clone().map_err(|e| failed("cannot open", &self.path, e))?;
+        self.finished = true;
+        let len = AtomicU64::new(self.len);
+        Ok(DataFile { id, path: self.path.clone(), header: self.header, file, len })
+    }
+}
+
+impl Drop for Draft<'_> {
+    fn drop(&mut self) {
+        if !self.finished
+            && let Err(error) = fs::remove_file(&self.temporary)
+        {
+            // The next start removes it.
+            tracing::warn!(file = %self.temporary.display(), %error, "cannot remove an unfinished file");
+        }
+    }
+}
+
+impl DataFile {
+    /// `None` if the file is too short to have a header.
+    pub fn open(path: PathBuf, kind: FileKind, id: u32) -> Result<Option<Self>, Error> {
+        let opened = OpenOptions::new().read(true).write(true).open(&path);
+        let file = opened.map_err(|e| failed("cannot open", &path, e))?;
+        let len = file.metadata().map_err(|e| failed("cannot read", &path, e))?.len();
+        let mut bytes = [0; HEADER_BYTES];
+        if len < HEADER_BYTES as u64 {
+            return Ok(None);
+        }
+        file.read_exact_at(&mut bytes, 0).map_err(|e| failed("cannot read", &path, e))?;
+        let header = Header::decode(&bytes, kind).map_err(|why| corrupt(&path, why))?;
+        Ok(Some(DataFile { id, path, header, file, len: AtomicU64::new(len) }))
+    }
+
+    pub fn len(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    pub fn set_len(&self, len: u64) {
+        self.len.store(len, Ordering::Release);
+    }
+
+    pub fn read_value(&self, location: Location, key: &[u8]) -> Result<Bytes, Error> {
+        let mut value = vec![0; location.len as usize];
+        let broken = |why: &str| {
+            let key = key.escape_ascii();
+            corrupt(&self.path, format!("the value of {key} at offset {} {why}", location.offset))
+        };
+        match self.file.read_exact_at(&mut value, location.offset) {
+            Ok(()) if crc32fast::hash(&value) == location.crc => Ok(value.into()),
+            Ok(()) => Err(broken("does not match its checksum")),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => Err(broken("is cut off")),
+            Err(error) => Err(failed("cannot read", &self.path, error)),
+        }
+    }
+}
+
+/// What stands at some place of a file.
+pub(super) enum Frame<'a> {
+    /// A good frame; its payload stands at `place`.
+    Good { place: u64, payload: &'a [u8] },
+    /// The file ends here.
+    End,
+    /// No good frame.
+    Bad { place: u64, why: &'static str, torn: bool },
+}
+
+/// Reads the frames of a file one after the other, with one bounded buffer.
+pub(super) struct Frames<'a> {
+    file: &'a DataFile,
+    place: u64,
+    buffer: Vec<u8>,
+    /// Where in the file the buffer begins.
+    begins: u64,
+}
+
+/// How much is read from a file at once, unless a frame is larger.
+const READ_BYTES: usize = 1 << 20;
+
+impl<'a> Frames<'a> {
+    pub fn of(file: &'a DataFile) -> Self {
+        Frames { file, place: HEADER_BYTES as u64, buffer: Vec::new(), begins: 0 }
+    }
+
+    /// `len` bytes at `place`; `None` if the file ends before.
+    fn bytes(&mut self, place: u64, len: usize) -> Result<Option<&[u8]>, Error> {
+        let held = place >= self.begins && place + len as u64 <= self.begins + self.buffer.len() as u64;
+        if !held {
+            if place + len as u64 > self.file.len() {
+                return Ok(None);
+            }
+            let read = (self.file.len() - place).min(len.max(READ_BYTES) as u64);
+            self.buffer.resize(read as usize, 0);
+            self.begins = place;
+            let outcome = self.file.file.read_exact_at(&mut self.buffer, place);
+            outcome.map_err(|e| failed("cannot read", &self.file.path, e))?;
+        }
+        let start = (place - self.begins) as usize;
+        Ok(Some(&self.buffer[start..start + len]))
+    }
+
+    fn header(&mut self, place: u64) -> Result<Option<(usize, u32)>, Error> {
+        let salt = self.file.header.salt;
+        let bytes = self.bytes(place, FRAME_HEADER_BYTES)?.and_then(|bytes| bytes.first_chunk());
+        Ok(bytes.and_then(|bytes| frame_header(bytes, salt, place)))
+    }
+
+    pub fn next(&mut self) -> Result<Frame<'_>, Error> {
+        let (place, end) = (self.place, self.file.len());
+        if place == end {
+            return Ok(Frame::End);
+        }
+        let Some((len, crc)) = self.header(place)? else {
+            let torn = !self.frame_follows(place)?;
+            return Ok(Frame::Bad { place, why: "there is no valid frame header", torn });
+        };
+        let payload = place + FRAME_HEADER_BYTES as u64;
+        let next = payload + len as u64;
+        if next > end {
+            return Ok(Frame::Bad { place, why: "the frame is cut off", torn: true });
+        }
+        let good = self.bytes(payload, len)?.is_some_and(|bytes| crc32fast::hash(bytes) == crc);
+        if !good {
+            // Only the last frame may never have reached the disk: one is durable before the next is begun.
+            return Ok(Frame::Bad { place, why: "the frame does not match its checksum", torn: next == end });
+        }
+        self.place = next;
+        let bytes = self.bytes(payload, len)?.unwrap_or_default();
+        Ok(Frame::Good { place: payload, payload: bytes })
+    }
+
+    /// Whether a frame begins somewhere after `place`. Then what is at `place` was durable once.
+    fn frame_follows(&mut self, place: u64) -> Result<bool, Error> {
+        let end = self.file.len();
+        if end - place > (super::format::MAX_FRAME_BYTES + FRAME_HEADER_BYTES) as u64 {
+            return Ok(true);
+        }
+        for later in place + 1..end {
+            let Some((len, crc)) = self.header(later)? else { continue };
+            let payload = later + FRAME_HEADER_BYTES as u64;
+            match self.bytes(payload, len)? {
+                None => return Ok(true),
+                Some(bytes) if len > 0 && crc32fast::hash(bytes) == crc => return Ok(true),
+                Some(_) => {}
+            }
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,264 @@
+//! The default engine: files in a directory, made for many small durable writes and one process.
+//!
+//! A log that is only appended to, an index of all keys in memory, and a *base*, which is what the logs before it come to. Values
+//! stay on disk (the page cache is the cache): memory grows with the number of keys and of changes since the last
+//! compaction, not with their size. What the files look like is in [`format`], what happens at a crash in [`load`].
+//!
+//! One thread writes. It takes every transaction that waits, checks them one after the other against the index
+//! and what came before them in the group, appends all of them as one frame, makes that durable with one
+//! fsync, and only then lets readers see it, tells watchers and answers. So readers never see what a crash
+//! could take back, and a write that failed (disk full) leaves nothing behind.
+//!
+//! # Why not an existing engine
+//!
+//! Measured with one program for all: 64 writers, 1 KB values, one writer thread that commits what waits
+//! (32 a commit) and fsyncs; two cores, virtual disk with an fsync of 0.1 ms, two runs of 4 s each.
+//!
+//! | | durable writes/s | p50 | p99 | without fsync |
+//! |---|---|---|---|---|
+//! | redb 4.4 | 21 800, 23 500 | 2.7 ms | 4.3 ms | 66 000, 88 000 |
+//! | fjall 3.1 | 80 300, 85 200 | 0.58 ms | 4.2 ms | 134 000, 98 000 |
+//! | a log and an index | 139 600, 157 900 | 0.40 ms | 0.85 ms | 249 000, 189 000 |
+//!
+//! The first two also have to be taught revisions, and so write a key for each version and an index over them; the
+//! log already is the history. What it needs besides is in this folder.
+
+mod file;
+mod format;
+mod load;
+mod rewrite;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::RwLock;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::spawn_blocking;
+
+use self::file::{DataFile, Disk, Location, RealDisk};
+use self::writer::{Request, Writer};
+use crate::hub::{History, Hub};
+use crate::index::{Index, Version};
+use crate::{
+    Error, Event, KeyRange, KeyValue, Range, RangeResult, Revision, Store, Txn, TxnResult, Watch,
+};
+
+/// Transactions that may wait for the writer before callers wait to hand theirs in.
+const QUEUE: usize = 4096;
+
+pub(crate) struct EmbeddedStore {
+    shared: Arc<Shared>,
+    /// `None` only while the store is being dropped.
+    requests: Option<mpsc::Sender<Request>>,
+    writer: Option<JoinHandle<()>>,
+    /// Last, so that the directory is let go when the writer is done.
+    _lock: load::DirLock,
+}
+
+struct Shared {
+    dir: PathBuf,
+    state: RwLock<State>,
+    hub: Arc<Hub>,
+}
+
+type Files = Arc<[Arc<DataFile>]>;
+
+/// What is durable, and where.
+struct State {
+    index: Index<Location>,
+    /// Few: a base, the log, and while space is given back the next of each.
+    files: Files,
+    /// About how many bytes of the files are still needed.
+    live_bytes: u64,
+    ids: u32,
+}
+
+/// What a version takes in a base, apart from key and value.
+const VERSION_BYTES: u64 = 34;
+
+fn weight(key: &[u8], version: &Version<Location>) -> u64 {
+    VERSION_BYTES + key.len() as u64 + version.value.map_or(0, |location| u64::from(location.len))
+}
+
+impl State {
+    fn new() -> Self {
+        State { index: Index::new(), files: Arc::new([]), live_bytes: 0, ids: 0 }
+    }
+
+    fn next_id(&mut self) -> u32 {
+        self.ids += 1;
+        self.ids
+    }
+
+    fn add(&mut self, file: DataFile) -> Arc<DataFile> {
+        let file = Arc::new(file);
+        self.files = self.files.iter().chain([&file]).cloned().collect();
+        file
+    }
+
+    fn insert(&mut self, key: Bytes, version: Version<Location>) {
+        self.live_bytes += weight(&key, &version);
+        self.index.insert(key, version);
+    }
+
+    fn place(&mut self, key: Bytes, version: Version<Location>) {
+        self.live_bytes += weight(&key, &version);
+        self.index.place(key, version);
+    }
+
+    fn compact(&mut self, oldest: Revision) {
+        let mut dropped = 0;
+        self.index.compact(oldest, |key, version| dropped += weight(key, version));
+        self.live_bytes -= dropped;
+    }
+
+    fn file_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.len()).sum()
+    }
+}
+
+/// Reads a version's value; an empty one for a deletion.
+fn read_pair(files: &[Arc<DataFile>], key: &Bytes, version: &Version<Location>) -> Result<KeyValue, Error> {
+    let value = match version.value {
+        None => Bytes::new(),
+        Some(location) => match files.iter().find(|file| file.id == location.file) {
+            Some(file) => file.read_value(location, key)?,
+            None => {
+                let why = format!("the file of {} is not open", key.escape_ascii());
+                return Err(Error::Corrupt { path: format!("file {}", location.file), why });
+            }
+        },
+    };
+    Ok(KeyValue {
+        key: key.clone(),
+        value,
+        create_revision: version.create_revision,
+        mod_revision: version.mod_revision,
+        version: version.version,
+    })
+}
+
+#[async_trait]
+impl History for Shared {
+    async fn changes_since(
+        &self,
+        keys: &KeyRange,
+        from: Revision,
+        enough: usize,
+    ) -> Result<(Vec<Event>, Revision), Error> {
+        let (changes, upto, files) = {
+            let state = self.state.read();
+            let (changes, upto) = state.index.changes_since(keys, from, enough)?;
+            (changes, upto, state.files.clone())
+        };
+        let read = move || {
+            let told = changes.iter().map(|change| {
+                let prev = change.before.as_ref().map(|before| read_pair(&files, &change.key, before));
+                Ok(Event {
+                    kv: read_pair(&files, &change.key, &change.now)?,
+                    prev: prev.transpose()?,
+                    deleted: change.now.value.is_none(),
+                })
+            });
+            told.collect::<Result<Vec<Event>, Error>>()
+        };
+        Ok((spawn_blocking(read).await.map_err(|_| Error::Closed)??, upto))
+    }
+}
+
+impl EmbeddedStore {
+    pub async fn open(dir: PathBuf) -> Result<Self, Error> {
+        EmbeddedStore::open_on(dir, Arc::new(RealDisk)).await
+    }
+
+    async fn open_on(dir: PathBuf, disk: Arc<dyn Disk>) -> Result<Self, Error> {
+        spawn_blocking(move || EmbeddedStore::open_blocking(&dir, disk)).await.map_err(|_| Error::Closed)?
+    }
+
+    fn open_blocking(dir: &Path, disk: Arc<dyn Disk>) -> Result<Self, Error> {
+        let lock = load::lock(dir)?;
+        let load::Loaded { state, log } = load::load(dir, &*disk)?;
+        let revision = state.index.revision();
+        tracing::info!(
+            dir = %dir.display(), revision, oldest = state.index.oldest(), bytes = state.file_bytes(),
+            "opened the store"
+        );
+        let hub = Hub::new(revision);
+        let shared = Arc::new(Shared { dir: dir.to_path_buf(), state: RwLock::new(state), hub });
+        let (requests, receiver) = mpsc::channel(QUEUE);
+        let writer = Writer::new(shared.clone(), disk, log, receiver);
+        let thread = std::thread::Builder::new().name("knarr-store".into());
+        let writer = thread.spawn(move || writer.run()).map_err(|e| Error::Io(Arc::new(e)))?;
+        Ok(EmbeddedStore { shared, requests: Some(requests), writer: Some(writer), _lock: lock })
+    }
+
+    async fn ask<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Request,
+    ) -> Result<T, Error> {
+        let (answer, answered) = oneshot::channel();
+        let requests = self.requests.as_ref().ok_or(Error::Closed)?;
+        requests.send(request(answer)).await.map_err(|_| Error::Closed)?;
+        // The writer ends without an answer only by a panic, after which the file may hold the write or not.
+        answered.await.unwrap_or_else(|_| Err(Error::Unavailable("the writer thread died".into())))
+    }
+}
+
+impl Drop for EmbeddedStore {
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(writer) = self.writer.take()
+            && writer.join().is_err()
+        {
+            tracing::error!("the store's writer thread had panicked");
+        }
+        self.shared.hub.close();
+    }
+}
+
+#[async_trait]
+impl Store for EmbeddedStore {
+    async fn range(&self, range: Range) -> Result<RangeResult, Error> {
+        let (found, files) = {
+            let state = self.shared.state.read();
+            (state.index.range(&range)?, state.files.clone())
+        };
+        let (revision, more, count) = (found.revision, found.more, found.count);
+        if found.entries.is_empty() {
+            return Ok(RangeResult { revision, kvs: Vec::new(), more, count });
+        }
+        let read = move || {
+            let pairs = found.entries.iter().map(|(key, version)| read_pair(&files, key, version));
+            pairs.collect::<Result<Vec<KeyValue>, Error>>()
+        };
+        let kvs = spawn_blocking(read).await.map_err(|_| Error::Closed)??;
+        Ok(RangeResult { revision, kvs, more, count })
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResult, Error> {
+        txn.check()?;
+        self.ask(|answer| Request::Txn(txn, answer)).await
+    }
+
+    async fn watch(&self, keys: KeyRange, from: Revision) -> Result<Watch, Error> {
+        let oldest = self.shared.state.read().index.oldest();
+        if from != 0 && from < oldest {
+            return Err(Error::Compacted { requested: from, oldest });
+        }
+        Ok(self.shared.hub.watch(keys, from, || self.shared.clone()))
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<(), Error> {
+        self.ask(|answer| Request::Compact(revision, answer)).await
+    }
+
+    async fn revision(&self) -> Result<Revision, Error> {
+        Ok(self.shared.state.read().index.revision())
+    }
+}

@@ -1,0 +1,303 @@
+//! The thread that writes: many transactions, one fsync.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot};
+
+use super::file::{DataFile, Disk, Location, failed};
+use super::format::{Encoder, begin_frame, end_frame};
+use super::rewrite::Rewrite;
+use super::{Shared, read_pair};
+use crate::index::Version;
+use crate::{Compare, Error, Event, KeyValue, MAX_TXN_BYTES, Op, Revision, Txn, TxnResult};
+
+/// A group of transactions is full at this size: about what the disk writes in the time of some fsyncs, and small
+/// enough that nobody waits long behind it.
+pub(super) const BATCH_BYTES: usize = 4 << 20;
+
+const _: () = assert!(BATCH_BYTES + 2 * MAX_TXN_BYTES <= super::format::MAX_FRAME_BYTES);
+
+/// Transactions taken from the queue at once.
+const BATCH_REQUESTS: usize = 1024;
+
+/// Buffers larger than this are given back after use; an idle process is to be small.
+const BUFFER_BYTES: usize = 256 << 10;
+
+pub(super) enum Request {
+    Txn(Txn, oneshot::Sender<Result<TxnResult, Error>>),
+    Compact(Revision, oneshot::Sender<Result<(), Error>>),
+}
+
+/// What will be answered once the group is durable, or fails.
+enum Answer {
+    Txn(TxnResult, oneshot::Sender<Result<TxnResult, Error>>),
+    Compact(oneshot::Sender<Result<(), Error>>),
+}
+
+impl Answer {
+    /// Sends it. Whoever does not wait any more does not want to know.
+    fn send(self, failure: Option<&Error>) {
+        match (self, failure) {
+            (Answer::Txn(result, to), None) => drop(to.send(Ok(result))),
+            (Answer::Compact(to), None) => drop(to.send(Ok(()))),
+            (Answer::Txn(_, to), Some(error)) => drop(to.send(Err(error.clone()))),
+            (Answer::Compact(to), Some(error)) => drop(to.send(Err(error.clone()))),
+        }
+    }
+}
+
+/// The newest version of a key in the group, and its value.
+struct Pending {
+    version: Version<Location>,
+    pair: KeyValue,
+}
+
+/// What a group of transactions will change, if it becomes durable.
+#[derive(Default)]
+struct Group {
+    revision: Revision,
+    newest: HashMap<Bytes, Pending>,
+    inserts: Vec<(Bytes, Version<Location>)>,
+    events: Vec<Event>,
+    compact: Option<Revision>,
+    answers: Vec<Answer>,
+}
+
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    disk: Arc<dyn Disk>,
+    log: Arc<DataFile>,
+    requests: mpsc::Receiver<Request>,
+    buffer: Vec<u8>,
+    /// Set if the end of the log could not be brought in order: nothing may be appended to that.
+    broken: Option<Error>,
+    rewrite: Option<Rewrite>,
+}
+
+impl Writer {
+    pub fn new(
+        shared: Arc<Shared>,
+        disk: Arc<dyn Disk>,
+        log: Arc<DataFile>,
+        requests: mpsc::Receiver<Request>,
+    ) -> Self {
+        Writer { shared, disk, log, requests, buffer: Vec::new(), broken: None, rewrite: None }
+    }
+
+    /// Until the store is dropped; what was handed in before is still written.
+    pub fn run(mut self) {
+        let mut waiting = Vec::with_capacity(BATCH_REQUESTS);
+        while self.requests.blocking_recv_many(&mut waiting, BATCH_REQUESTS) > 0 {
+            let mut requests = waiting.drain(..).peekable();
+            while requests.peek().is_some() {
+                self.commit(&mut requests);
+            }
+        }
+        if let Some(rewrite) = self.rewrite.take() {
+            rewrite.stop();
+        }
+    }
+
+    /// Makes one group of the requests, as many as fit.
+    fn commit(&mut self, requests: &mut impl Iterator<Item = Request>) {
+        self.buffer.clear();
+        let frame = begin_frame(&mut self.buffer);
+        let mut group = Group { revision: self.shared.state.read().index.revision(), ..Group::default() };
+        Encoder { buffer: &mut self.buffer }.u64(group.revision + 1);
+        let empty = self.buffer.len();
+        while self.buffer.len() < BATCH_BYTES
+            && let Some(request) = requests.next()
+        {
+            match request {
+                Request::Txn(txn, to) => {
+                    let (was, revision) = (self.buffer.len(), group.revision);
+                    match self.add_txn(&mut group, txn) {
+                        Ok(result) => group.answers.push(Answer::Txn(result, to)),
+                        Err(error) => {
+                            debug_assert!(was == self.buffer.len() && revision == group.revision);
+                            drop(to.send(Err(error)));
+                        }
+                    }
+                }
+                Request::Compact(revision, to) => match self.add_compaction(&mut group, revision) {
+                    Ok(()) => group.answers.push(Answer::Compact(to)),
+                    Err(error) => drop(to.send(Err(error))),
+                },
+            }
+        }
+        let outcome = if self.buffer.len() == empty { Ok(()) } else { self.write(frame) };
+        let failure = outcome.err();
+        if failure.is_none() {
+            self.publish(&mut group);
+        }
+        group.answers.drain(..).for_each(|answer| answer.send(failure.as_ref()));
+        if self.buffer.capacity() > BUFFER_BYTES {
+            self.buffer = Vec::new();
+        }
+        if group.compact.is_some() && failure.is_none() {
+            self.reclaim();
+        }
+    }
+
+    /// The key as it will be after what is in the group so far.
+    fn newest(&self, group: &Group, key: &[u8]) -> Result<Option<(Version<Location>, KeyValue)>, Error> {
+        if let Some(pending) = group.newest.get(key) {
+            let live = pending.version.value.is_some();
+            return Ok(live.then(|| (pending.version.clone(), pending.pair.clone())));
+        }
+        let (key, version, files) = {
+            let state = self.shared.state.read();
+            match state.index.get(key) {
+                None => return Ok(None),
+                Some((key, version)) => (key.clone(), version.clone(), state.files.clone()),
+            }
+        };
+        let pair = read_pair(&files, &key, &version)?;
+        Ok(Some((version, pair)))
+    }
+
+    fn mod_revision(&self, group: &Group, key: &[u8]) -> Revision {
+        match group.newest.get(key) {
+            Some(pending) if pending.version.value.is_some() => pending.version.mod_revision,
+            Some(_) => 0,
+            None => {
+                let state = self.shared.state.read();
+                state.index.get(key).map_or(0, |(_, version)| version.mod_revision)
+            }
+        }
+    }
+
+    fn add_txn(&mut self, group: &mut Group, txn: Txn) -> Result<TxnResult, Error> {
+        let key_of = |compare: &Compare| {
+            let Compare::ModRevision { key, is } = compare;
+            (key.clone(), *is)
+        };
+        if !txn.compares.iter().map(key_of).all(|(key, is)| self.mod_revision(group, &key) == is) {
+            let current = txn.compares.iter().map(key_of).map(|(key, _)| {
+                Ok(self.newest(group, &key)?.map(|(_, pair)| pair))
+            });
+            let current = current.collect::<Result<_, Error>>()?;
+            return Ok(TxnResult::Failed { revision: group.revision, current });
+        }
+        // First everything that can fail, so that a transaction is in the group whole or not at all.
+        let mut writes = Vec::with_capacity(txn.ops.len());
+        for op in txn.ops {
+            let before = self.newest(group, op.key())?;
+            match op {
+                Op::Put { key, value } => writes.push((key, Some(value), before)),
+                Op::Delete { .. } if before.is_none() => {}
+                Op::Delete { key } => writes.push((key, None, before)),
+            }
+        }
+        if writes.is_empty() {
+            return Ok(TxnResult::Committed { revision: group.revision });
+        }
+        group.revision += 1;
+        let revision = group.revision;
+        let mut encoder = Encoder { buffer: &mut self.buffer };
+        encoder.txn(writes.len());
+        for (key, value, before) in writes {
+            let span = encoder.op(&key, value.as_deref());
+            let (before, prev) = before.unzip();
+            let place = self.log.len();
+            let location = span.map(|span| Location {
+                file: self.log.id,
+                len: span.len as u32,
+                offset: place + span.start as u64,
+                crc: crc32fast::hash(value.as_deref().unwrap_or_default()),
+            });
+            let version = Version::after(before.as_ref(), revision, location);
+            // Not the caller's key: that may be a piece of something much larger.
+            let key = prev.as_ref().map_or_else(|| Bytes::copy_from_slice(&key), |prev| prev.key.clone());
+            let pair = KeyValue {
+                key: key.clone(),
+                value: value.unwrap_or_default(),
+                create_revision: version.create_revision,
+                mod_revision: revision,
+                version: version.version,
+            };
+            group.events.push(Event { kv: pair.clone(), prev, deleted: version.value.is_none() });
+            group.inserts.push((key.clone(), version.clone()));
+            group.newest.insert(key, Pending { version, pair });
+        }
+        Ok(TxnResult::Committed { revision })
+    }
+
+    fn add_compaction(&mut self, group: &mut Group, revision: Revision) -> Result<(), Error> {
+        if revision > group.revision {
+            return Err(Error::FutureRevision { requested: revision, newest: group.revision });
+        }
+        let done = group.compact.unwrap_or(0).max(self.shared.state.read().index.oldest());
+        if revision > done {
+            Encoder { buffer: &mut self.buffer }.compaction(revision);
+            group.compact = Some(revision);
+        }
+        Ok(())
+    }
+
+    /// Appends the buffer and makes it durable, or takes it back.
+    fn write(&mut self, frame: usize) -> Result<(), Error> {
+        if let Some(broken) = &self.broken {
+            return Err(broken.clone());
+        }
+        let end = self.log.len();
+        end_frame(&mut self.buffer, frame, self.log.header.salt, end);
+        let file = &self.log.file;
+        let written = self.disk.write_at(file, &self.buffer, end).map_err(|e| ("cannot write", e));
+        let durable = written.and_then(|()| self.disk.sync(file).map_err(|e| ("cannot sync", e)));
+        let Err((doing, error)) = durable else {
+            self.log.set_len(end + self.buffer.len() as u64);
+            return Ok(());
+        };
+        let error = failed(doing, &self.log.path, error);
+        // Part of it may be in the file, even on the disk. It has to be gone before anybody hears that it
+        // failed, and before anything is written in its place.
+        let cut = self.disk.cut(file, end).and_then(|()| self.disk.sync(file));
+        let Err(cut) = cut else {
+            tracing::warn!(%error, "a group of writes failed; none of it was kept");
+            return Err(error);
+        };
+        let why = format!("{error}; then it could not be cut back: {cut}; restart to go on writing");
+        tracing::error!(file = %self.log.path.display(), %why, "the store can only be read from now on");
+        self.broken = Some(Error::Io(Arc::new(std::io::Error::other(why.clone()))));
+        Err(Error::Unavailable(why))
+    }
+
+    /// Lets readers and watchers see what is durable now.
+    fn publish(&self, group: &mut Group) {
+        if !group.inserts.is_empty() || group.compact.is_some() {
+            let mut state = self.shared.state.write();
+            for (key, version) in group.inserts.drain(..) {
+                state.insert(key, version);
+            }
+            if let Some(oldest) = group.compact {
+                state.compact(oldest);
+            }
+        }
+        if !group.events.is_empty() {
+            self.shared.hub.publish(std::mem::take(&mut group.events), group.revision);
+        }
+    }
+
+    /// Starts to write a new base if enough of the files is not needed any more.
+    fn reclaim(&mut self) {
+        if self.rewrite.as_ref().is_some_and(|rewrite| !rewrite.is_finished()) {
+            return;
+        }
+        let started = match Rewrite::plan(&self.shared, &*self.disk, &self.log) {
+            Ok(None) => return,
+            Ok(Some((plan, log))) => {
+                self.log = log;
+                Rewrite::start(plan, self.shared.clone(), self.disk.clone())
+            }
+            Err(error) => Err(error),
+        };
+        match started {
+            Ok(rewrite) => self.rewrite = Some(rewrite),
+            // Nothing is lost by it, the next compaction tries again.
+            Err(error) => tracing::warn!(%error, "cannot reclaim space"),
+        }
+    }
+}

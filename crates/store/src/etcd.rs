@@ -1,0 +1,373 @@
+//! The engine for several servers: an etcd v3 cluster, spoken to through etcd-client.
+//!
+//! etcd's revision is the store's revision, so other users of the same etcd move it too; keys stand under a prefix.
+//! It differs from our own engines in this: progress is told when etcd tells it (every ten minutes by default), a watch
+//! that begins at a compacted revision may learn of that as its first item, and `prev` of an event is missing where
+//! compaction was faster than the watch.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use etcd_client::{
+    Certificate, Client, CompareOp, ConnectOptions, EventType, GetOptions, Identity, KvClient, ResponseHeader,
+    TlsOptions, TxnOp, TxnOpResponse, WatchClient, WatchOptions, WatchResponse, WatchStream,
+};
+use tokio::sync::{mpsc, watch};
+
+use crate::hub::WATCH_QUEUE_BATCHES;
+use crate::{
+    Compare, Error, Event, KeyRange, KeyValue, Op, Range, RangeResult, Revision, Store, Txn, TxnResult, Watch,
+    WatchItem,
+};
+
+/// Which etcd, and who we are to it.
+#[derive(Clone, Debug)]
+pub struct EtcdConfig {
+    /// URLs, such as `https://10.0.0.1:2379`.
+    pub endpoints: Vec<String>,
+    /// Put before every key; several clusters can share one etcd by it.
+    pub prefix: String,
+    pub credentials: Option<Credentials>,
+    pub tls: Option<Tls>,
+}
+
+#[derive(Clone)]
+pub struct Credentials {
+    pub user: String,
+    pub password: String,
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+/// PEM texts.
+#[derive(Clone)]
+pub struct Tls {
+    /// Who may have signed etcd's certificate.
+    pub ca: Vec<u8>,
+    /// Our certificate and its key.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
+}
+
+/// How long one request may take, connecting included.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often a connection without traffic is tried, so that a watch notices a vanished server.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// The largest answer: a list of some hundred thousand pods. etcd itself has no limit for answers.
+const MAX_ANSWER_BYTES: usize = 1 << 30;
+
+pub(crate) struct EtcdStore {
+    kv: KvClient,
+    watches: WatchClient,
+    prefix: Bytes,
+}
+
+impl EtcdStore {
+    pub async fn connect(config: EtcdConfig) -> Result<Self, Error> {
+        let mut options = ConnectOptions::new()
+            .with_timeout(TIMEOUT)
+            .with_connect_timeout(TIMEOUT)
+            .with_keep_alive(KEEP_ALIVE, TIMEOUT)
+            .with_keep_alive_while_idle(true)
+            .with_require_leader(true);
+        if let Some(Credentials { user, password }) = config.credentials {
+            options = options.with_user(user, password);
+        }
+        if let Some(tls) = config.tls {
+            let mut wanted = TlsOptions::new().ca_certificate(Certificate::from_pem(tls.ca));
+            if let Some((certificate, key)) = tls.identity {
+                wanted = wanted.identity(Identity::from_pem(certificate, key));
+            }
+            options = options.with_tls(wanted);
+        }
+        let unreachable = |error: String| {
+            Error::Unavailable(format!("etcd at {}: {error}", config.endpoints.join(", ")))
+        };
+        let connecting = Client::connect(&config.endpoints, Some(options));
+        let client = connecting.await.map_err(|error| unreachable(error.to_string()))?;
+        let store = EtcdStore {
+            kv: client.kv_client().max_decoding_message_size(MAX_ANSWER_BYTES),
+            watches: client.watch_client().max_decoding_message_size(MAX_ANSWER_BYTES),
+            prefix: Bytes::from(config.prefix),
+        };
+        // Connecting is lazy; whoever opens a store wants to know now.
+        store.revision().await.map_err(|error| unreachable(error.to_string()))?;
+        Ok(store)
+    }
+
+    fn key(&self, key: &[u8]) -> Vec<u8> {
+        [&self.prefix, key].concat()
+    }
+
+    /// Start and, unless it is a single key, end as etcd wants them.
+    fn range_of(&self, keys: &KeyRange) -> (Vec<u8>, Option<Vec<u8>>) {
+        let start = self.key(&keys.start);
+        let end = keys.end.as_ref().map(|end| match &end[..] {
+            [] => KeyRange::prefix(self.prefix.clone()).end.unwrap_or_default().to_vec(),
+            end => self.key(end),
+        });
+        // To etcd, NUL is the empty key as a start, and "up to the last key" as an end.
+        let start = if start.is_empty() { vec![0] } else { start };
+        (start, end.map(|end| if end.is_empty() { vec![0] } else { end }))
+    }
+
+    fn pair(&self, pair: &etcd_client::KeyValue) -> KeyValue {
+        KeyValue {
+            key: Bytes::copy_from_slice(pair.key().strip_prefix(&self.prefix[..]).unwrap_or(pair.key())),
+            value: Bytes::copy_from_slice(pair.value()),
+            create_revision: pair.create_revision() as Revision,
+            mod_revision: pair.mod_revision() as Revision,
+            version: pair.version() as u64,
+        }
+    }
+
+    /// Our word for an error of a request about revision `requested`.
+    async fn refused(&self, error: etcd_client::Error, requested: Revision) -> Error {
+        let told = error.to_string();
+        if told.contains("required revision has been compacted") {
+            return match self.oldest().await {
+                Ok(oldest) => Error::Compacted { requested, oldest },
+                Err(error) => error,
+            };
+        }
+        if told.contains("required revision is a future revision") {
+            return match self.revision().await {
+                Ok(newest) => Error::FutureRevision { requested, newest },
+                Err(error) => error,
+            };
+        }
+        if told.contains("database space exceeded") {
+            return Error::NoSpace(told);
+        }
+        let malformed = ["duplicate key given", "too many operations", "request is too large", "key is not provided"];
+        if malformed.iter().any(|words| told.contains(words)) {
+            return Error::BadTxn(told);
+        }
+        Error::Unavailable(told)
+    }
+
+    /// The oldest revision that can be read. etcd says it only to a watch that comes too late.
+    async fn oldest(&self) -> Result<Revision, Error> {
+        let unavailable = |error: etcd_client::Error| Error::Unavailable(error.to_string());
+        let options = WatchOptions::new().with_start_revision(1);
+        let mut stream = self.watches.clone().watch(vec![0], Some(options)).await.map_err(unavailable)?;
+        while let Some(response) = stream.message().await.map_err(unavailable)? {
+            if response.compact_revision() > 0 {
+                return Ok(response.compact_revision() as Revision + 1);
+            }
+            if response.canceled() {
+                break;
+            }
+        }
+        Err(Error::Unavailable("etcd did not say which revision is the oldest".into()))
+    }
+}
+
+fn revision_of(header: Option<&ResponseHeader>) -> Revision {
+    header.map_or(0, |header| header.revision() as Revision)
+}
+
+#[async_trait]
+impl Store for EtcdStore {
+    async fn range(&self, range: Range) -> Result<RangeResult, Error> {
+        let requested = range.at.unwrap_or(0);
+        if range.at == Some(0) {
+            return Err(Error::Compacted { requested, oldest: 1 });
+        }
+        let (start, end) = self.range_of(&range.keys);
+        let mut options = GetOptions::new().with_limit(range.limit as i64).with_revision(requested as i64);
+        if let Some(end) = end {
+            options = options.with_range(end);
+        }
+        if range.count_only {
+            options = options.with_count_only();
+        }
+        let answer = self.kv.clone().get(start, Some(options)).await;
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => return Err(self.refused(error, requested).await),
+        };
+        Ok(RangeResult {
+            revision: revision_of(answer.header()),
+            kvs: answer.kvs().iter().map(|pair| self.pair(pair)).collect(),
+            more: answer.more(),
+            count: answer.count() as usize,
+        })
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResult, Error> {
+        txn.check()?;
+        let asked = txn.compares.len();
+        let compared = txn.compares.iter().map(|Compare::ModRevision { key, .. }| self.key(key));
+        let current: Vec<TxnOp> = compared.map(|key| TxnOp::get(key, None)).collect();
+        let compares = txn.compares.iter().map(|Compare::ModRevision { key, is }| {
+            etcd_client::Compare::mod_revision(self.key(key), CompareOp::Equal, *is as i64)
+        });
+        let ops = txn.ops.iter().map(|op| match op {
+            Op::Put { key, value } => TxnOp::put(self.key(key), value.to_vec(), None),
+            Op::Delete { key } => TxnOp::delete(self.key(key), None),
+        });
+        let request = etcd_client::Txn::new()
+            .when(compares.collect::<Vec<_>>())
+            .and_then(ops.collect::<Vec<_>>())
+            .or_else(current);
+        let answer = match self.kv.clone().txn(request).await {
+            Ok(answer) => answer,
+            Err(error) => return Err(self.refused(error, 0).await),
+        };
+        let revision = revision_of(answer.header());
+        if answer.succeeded() {
+            return Ok(TxnResult::Committed { revision });
+        }
+        let current: Vec<Option<KeyValue>> = answer
+            .op_responses()
+            .iter()
+            .filter_map(|response| match response {
+                TxnOpResponse::Get(got) => Some(got.kvs().first().map(|pair| self.pair(pair))),
+                _ => None,
+            })
+            .collect();
+        if current.len() != asked {
+            let got = current.len();
+            return Err(Error::Unavailable(format!("etcd answered {got} of {asked} reads of a transaction")));
+        }
+        Ok(TxnResult::Failed { revision, current })
+    }
+
+    async fn watch(&self, keys: KeyRange, from: Revision) -> Result<Watch, Error> {
+        let (start, end) = self.range_of(&keys);
+        if from != 0 {
+            // A watch would be told of a compaction only later.
+            let mut options = GetOptions::new().with_count_only().with_revision(from as i64);
+            if let Some(end) = &end {
+                options = options.with_range(end.clone());
+            }
+            let read = self.kv.clone().get(start.clone(), Some(options)).await;
+            match read {
+                Ok(_) => {}
+                Err(error) => match self.refused(error, from).await {
+                    Error::FutureRevision { .. } => {}
+                    error => return Err(error),
+                },
+            }
+        }
+        let mut options =
+            WatchOptions::new().with_start_revision(from as i64).with_prev_key().with_progress_notify();
+        if let Some(end) = end {
+            options = options.with_range(end);
+        }
+        let mut stream = match self.watches.clone().watch(start, Some(options)).await {
+            Ok(stream) => stream,
+            Err(error) => return Err(self.refused(error, from).await),
+        };
+        // Without the answer it is not sure that the watch sees what is written next.
+        let created = match stream.message().await {
+            Ok(Some(response)) if response.created() && !response.canceled() => response,
+            Ok(Some(response)) => return Err(ended(&response, from)),
+            Ok(None) => return Err(Error::Unavailable("etcd ended the watch at once".into())),
+            Err(error) => return Err(self.refused(error, from).await),
+        };
+        let begins_at = if from == 0 { revision_of(created.header()) } else { from - 1 };
+        let (items, receiver) = mpsc::channel(WATCH_QUEUE_BATCHES + 1);
+        let (progress, told) = watch::channel(begins_at);
+        let joined = Arc::new(AtomicBool::new(true));
+        let store = EtcdStore {
+            kv: self.kv.clone(),
+            watches: self.watches.clone(),
+            prefix: self.prefix.clone(),
+        };
+        tokio::spawn(store.forward(stream, from, items, progress));
+        Ok(Watch::new(receiver, told, joined, from.saturating_sub(1)))
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<(), Error> {
+        let newest = self.revision().await?;
+        if revision > newest {
+            return Err(Error::FutureRevision { requested: revision, newest });
+        }
+        // etcd keeps of the revision it compacts to only what is still there, not what was deleted.
+        let Some(last_gone) = revision.checked_sub(1).filter(|last_gone| *last_gone > 0) else {
+            return Ok(());
+        };
+        match self.kv.clone().compact(last_gone as i64, None).await {
+            Ok(_) => Ok(()),
+            Err(error) => match self.refused(error, revision).await {
+                Error::Compacted { .. } => Ok(()),
+                error => Err(error),
+            },
+        }
+    }
+
+    async fn revision(&self) -> Result<Revision, Error> {
+        // Any linearizable read says it.
+        let options = GetOptions::new().with_count_only();
+        let read = self.kv.clone().get(self.key(b"\0"), Some(options)).await;
+        let read = read.map_err(|error| Error::Unavailable(error.to_string()))?;
+        Ok(revision_of(read.header()))
+    }
+}
+
+/// Why etcd ended a watch.
+fn ended(response: &WatchResponse, from: Revision) -> Error {
+    match response.compact_revision() {
+        0 => Error::Unavailable(format!("etcd ended the watch: {}", response.cancel_reason())),
+        compacted => Error::Compacted { requested: from, oldest: compacted as Revision + 1 },
+    }
+}
+
+impl EtcdStore {
+    /// Passes on what etcd tells, until either side ends it.
+    async fn forward(
+        self,
+        mut stream: WatchStream,
+        from: Revision,
+        items: mpsc::Sender<Result<WatchItem, Error>>,
+        progress: watch::Sender<Revision>,
+    ) {
+        let last = loop {
+            let response = tokio::select! {
+                response = stream.message() => response,
+                () = items.closed() => return,
+            };
+            let response = match response {
+                Ok(Some(response)) if response.canceled() => break ended(&response, from),
+                Ok(Some(response)) => response,
+                Ok(None) => break Error::Unavailable("etcd closed the watch".into()),
+                Err(error) => break Error::Unavailable(error.to_string()),
+            };
+            if response.events().is_empty() {
+                progress.send_replace(revision_of(response.header()));
+                continue;
+            }
+            let events: Vec<Event> = response.events().iter().filter_map(|event| self.event(event)).collect();
+            if items.max_capacity() - items.capacity() >= WATCH_QUEUE_BATCHES {
+                break Error::Lagged;
+            }
+            if items.send(Ok(WatchItem::Events(Arc::new(events)))).await.is_err() {
+                return;
+            }
+        };
+        // One place in the queue is kept for this; if the watcher is gone there is nobody to tell.
+        drop(items.try_send(Err(last)));
+    }
+
+    fn event(&self, event: &etcd_client::Event) -> Option<Event> {
+        let kv = event.kv().map(|pair| self.pair(pair))?;
+        let prev = event.prev_kv().map(|pair| self.pair(pair));
+        Some(Event { kv, prev, deleted: event.event_type() == EventType::Delete })
+    }
+}
