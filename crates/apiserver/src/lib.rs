@@ -28,5 +28,5 @@ pub mod user;
 pub mod watch;
 
 pub use allocation::ServiceRange;
-pub use server::{Config, Seams, Server, StartError};
+pub use server::{Config, ISSUER, Seams, Server, StartError};
 pub use user::User;

@@ -20,7 +20,6 @@ use crate::server::Server;
 pub(crate) enum Change<'a> {
     Create(&'a mut dyn AnyObject),
     Update {
-        old: &'a Arc<Object>,
         new: &'a mut dyn AnyObject,
         part: Part,
     },

@@ -30,11 +30,11 @@ impl Query {
 
     /// The first value; empty if there is none.
     pub fn get(&self, name: &str) -> &str {
-        self.all(name).next().unwrap_or("")
+        self.0.iter().find(|(k, _)| k == name).map_or("", |(_, v)| v.as_str())
     }
 
     pub fn has(&self, name: &str) -> bool {
-        self.all(name).next().is_some()
+        self.0.iter().any(|(k, _)| k == name)
     }
 
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {

@@ -49,9 +49,11 @@ impl Server {
         meta.uid = Some(account.uid().to_string());
         meta.creation_timestamp = Some(seams::seconds(ctx.now));
         let spec = request.spec.get_or_insert_default();
-        if spec.audiences.is_empty() {
-            spec.audiences = self.tokens.default_audiences().to_vec();
-        }
+        let audiences = match spec.audiences.take() {
+            Some(given) if !given.is_empty() => given,
+            _ => self.tokens.default_audiences().to_vec(),
+        };
+        spec.audiences = Some(audiences.clone());
         let seconds = spec.expiration_seconds.unwrap_or(SECONDS_DEFAULT);
         spec.expiration_seconds = Some(seconds);
         let path = Path::new("spec").child("expirationSeconds");
@@ -81,7 +83,7 @@ impl Server {
         let id = seams::uid(&*self.entropy);
         let token = self
             .tokens
-            .sign(bound, spec.audiences.clone(), ctx.now, lives, id)
+            .sign(bound, audiences, ctx.now, lives, id)
             .map_err(Error::internal)?;
         let unbound = spec.bound_object_ref.is_none();
         request.status = Some(TokenRequestStatus {
