@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use crate::executor::{Executor, Outcome, Written};
+use crate::executor::{Executor, Outcome, Written, is_namespace_terminating};
 use crate::view::CacheView;
 
 /// How long a key waits for the caches to show its own writes, as long as client-go's expectations.
@@ -102,6 +102,11 @@ impl Runner {
             }
             return;
         };
+        if is_namespace_terminating(&failure.error) {
+            // The object is about to go, and with it what it wanted.
+            self.queue.forget(key);
+            return;
+        }
         self.tell(key, &failure);
         // The object's status is to say so; whether that succeeds or not, the key comes back.
         if let Some(again) = self.decide_and_do(key, Some(&failure)).await.failure {
