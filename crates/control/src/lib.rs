@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+pub use knarr_controllers::Config as ControllersConfig;
 pub use runner::Base;
 
 /// The lease for which several servers of one cluster compete: namespace and name.

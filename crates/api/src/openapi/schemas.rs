@@ -12,7 +12,7 @@ use super::Version;
 use crate::kind::{Kind, Subresource};
 use crate::registry;
 use crate::schema::rules::{self, List};
-use crate::schema::{self, rules::Rule};
+use crate::schema::{self, rules::Rule, values};
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
@@ -244,10 +244,25 @@ fn publish(name: &str, schema: &mut Value, version: Version) {
         if let Some(rule) = rules::of_field(name, field) {
             extend(schema, rule);
         }
+        if let Some(values) = values::of_field(name, field) {
+            enumerate(schema, values);
+        }
         if version == Version::V3 {
             wrap_reference(schema);
         }
     }
+}
+
+/// Says which values there are: of the field, or of its items.
+fn enumerate(schema: &mut Value, values: &[&str]) {
+    let of = ["items", "additionalProperties"]
+        .into_iter()
+        .find(|of| schema.get(*of).is_some());
+    let of = match of {
+        Some(of) => &mut schema[of],
+        None => schema,
+    };
+    of["enum"] = values.into();
 }
 
 /// A reference must stand alone in OpenAPI 3.0, so what has more to say wraps it.

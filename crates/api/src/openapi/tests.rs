@@ -96,6 +96,12 @@ fn fields_carry_what_a_client_merges_by() {
         json!({"$ref": "#/components/schemas/io.k8s.api.core.v1.Container"})
     );
     assert_eq!(
+        spec["restartPolicy"]["enum"],
+        json!(["Always", "Never", "OnFailure"])
+    );
+    let claim = &schemas["io.k8s.api.core.v1.PersistentVolumeClaimSpec"]["properties"];
+    assert_eq!(claim["accessModes"]["items"]["enum"][0], "ReadOnlyMany");
+    assert_eq!(
         spec["securityContext"]["allOf"],
         json!([{"$ref": "#/components/schemas/io.k8s.api.core.v1.PodSecurityContext"}])
     );
