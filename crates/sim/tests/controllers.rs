@@ -10,25 +10,17 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_apiserver::seams::{Clock as ServerClock, SystemEntropy};
+use knarr_apiserver::seams::SystemEntropy;
 use knarr_apiserver::{Config, Seams, Server, ServiceRange};
 use knarr_client::{
-    Api, Clock, Conn, DeleteOptions, Kind, ListOptions, NodeDialer, Object, Patch, Propagation, TokioClock, TypedApi,
+    Api, Clock, Conn, DeleteOptions, Kind, ListOptions, NodeDialer, Object, Patch, Propagation, TokioClock,
+    TypedApi,
 };
 use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
-
-struct Paused(TokioClock);
-
-impl ServerClock for Paused {
-    fn now(&self) -> Timestamp {
-        self.0.now()
-    }
-}
 
 struct NoNodes;
 
@@ -51,8 +43,8 @@ impl Cluster {
         let clock = TokioClock::new("2026-01-01T00:00:00Z".parse().unwrap());
         let pki = knarr_apiserver::pki::Pki::open(directory.path(), clock.now()).unwrap();
         let config = Config {
-            advertised: "127.0.0.1:6443".into(),
-            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            advertised: "192.0.2.1:6443".into(),
+            address: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
             port: 6443,
             service_range: ServiceRange::parse("10.96.0.0/16").unwrap(),
             static_tokens: Default::default(),
@@ -60,16 +52,27 @@ impl Cluster {
             service_account_key: pki.service_account_key().unwrap(),
         };
         let seams = Seams {
-            clock: Arc::new(Paused(clock)),
+            clock: Arc::new(clock),
             entropy: Arc::new(SystemEntropy),
             nodes: Arc::new(NoNodes),
         };
-        let server = Server::new(config, seams, knarr_store::open(knarr_store::Config::Memory).await.unwrap()).await.unwrap();
+        let server = Server::new(
+            config,
+            seams,
+            knarr_store::open(knarr_store::Config::Memory).await.unwrap(),
+        )
+        .await
+        .unwrap();
         let api = server.api("admin", ["system:masters"]);
         let cancel = CancellationToken::new();
         let mut control = knarr_control::Config::default();
         control.controllers.root_ca = Some("PEM".into());
-        tokio::spawn(knarr_control::run(api.clone(), control, Arc::new(clock), cancel.clone()));
+        tokio::spawn(knarr_control::run(
+            api.clone(),
+            control,
+            Arc::new(clock),
+            cancel.clone(),
+        ));
         Cluster {
             api,
             clock,
@@ -91,6 +94,11 @@ impl Cluster {
         self.api.list(kind, options).await.unwrap().items
     }
 
+    async fn revision(&self) -> u64 {
+        let list = self.api.list(&registry::NODE, ListOptions::default()).await;
+        list.unwrap().resource_version
+    }
+
     async fn patch(&self, kind: &'static Kind, name: &str, subresource: &str, patch: Value) {
         let namespace = if kind.namespaced() { "default" } else { "" };
         self.api
@@ -100,7 +108,8 @@ impl Cluster {
     }
 
     async fn node(&self) {
-        self.create(&registry::NODE, json!({"metadata": {"name": "n1"}})).await;
+        self.create(&registry::NODE, json!({"metadata": {"name": "n1"}}))
+            .await;
         let allocatable = json!({"cpu": "4", "memory": "8Gi", "pods": "110"});
         let ready = json!([{"type": "Ready", "status": "True"}]);
         let status = json!({"status": {"allocatable": allocatable, "conditions": ready}});
@@ -112,11 +121,16 @@ impl Cluster {
     }
 
     async fn heartbeat(&self) {
-        let mut lease = Lease::default();
-        lease.metadata.namespace = Some("kube-node-lease".into());
-        lease.metadata.name = Some("n1".into());
+        let mut lease = match self.api.get_as::<Lease>("kube-node-lease", "n1").await {
+            Ok(lease) => (*lease).clone(),
+            Err(_) => Lease::default(),
+        };
         lease.spec.get_or_insert_default().renew_time = Some(MicroTime(self.clock.now()));
-        if self.api.update_as(lease.clone()).await.is_err_and(|e| e.is_not_found()) {
+        if lease.metadata.name.is_some() {
+            self.api.update_as(lease).await.unwrap();
+        } else {
+            lease.metadata.namespace = Some("kube-node-lease".into());
+            lease.metadata.name = Some("n1".into());
             self.api.create_as(lease).await.unwrap();
         }
     }
@@ -140,7 +154,11 @@ impl Cluster {
                     .unwrap();
                 continue;
             }
-            if pod.status.as_ref().is_some_and(|s| s.phase.as_deref() == Some("Running")) {
+            if pod
+                .status
+                .as_ref()
+                .is_some_and(|s| s.phase.as_deref() == Some("Running"))
+            {
                 continue;
             }
             let mut pod = pod.clone();
@@ -182,7 +200,12 @@ fn deployment(namespace: &str, image: &str) -> Value {
 
 fn reasons(deployment: &Deployment) -> Vec<String> {
     let status = deployment.status.clone().unwrap_or_default();
-    let mut reasons: Vec<String> = status.conditions.into_iter().flatten().filter_map(|c| c.reason).collect();
+    let mut reasons: Vec<String> = status
+        .conditions
+        .into_iter()
+        .flatten()
+        .filter_map(|c| c.reason)
+        .collect();
     reasons.sort();
     reasons
 }
@@ -191,7 +214,9 @@ fn reasons(deployment: &Deployment) -> Vec<String> {
 async fn a_deployment_runs_rolls_out_goes_back_and_goes_with_its_pods() {
     let cluster = Cluster::start().await;
     cluster.node().await;
-    cluster.create(&registry::DEPLOYMENT, deployment("default", "v1")).await;
+    cluster
+        .create(&registry::DEPLOYMENT, deployment("default", "v1"))
+        .await;
     let service = json!({
         "metadata": {"namespace": "default", "name": "web"},
         "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]},
@@ -202,44 +227,90 @@ async fn a_deployment_runs_rolls_out_goes_back_and_goes_with_its_pods() {
     let status = first.status.clone().unwrap();
     assert_eq!(status.available_replicas, Some(3), "{status:?}");
     assert_eq!(status.observed_generation, first.metadata.generation);
-    assert_eq!(reasons(&first), ["MinimumReplicasAvailable", "NewReplicaSetAvailable"]);
-    assert_eq!(first.metadata.generation, Some(1), "the controller's own writes count as no generation");
+    assert_eq!(
+        reasons(&first),
+        ["MinimumReplicasAvailable", "NewReplicaSetAvailable"]
+    );
+    assert_eq!(
+        first.metadata.generation,
+        Some(1),
+        "the controller's own writes count as no generation"
+    );
     let slices = cluster.list(&registry::ENDPOINT_SLICE, "default").await;
     let slices: Vec<&EndpointSlice> = slices.iter().filter_map(|s| s.get()).collect();
     let of_web = |s: &&&EndpointSlice| {
         let labels = s.metadata.labels.as_ref();
-        labels.and_then(|l| l.get("kubernetes.io/service-name")).map(String::as_str) == Some("web")
+        labels
+            .and_then(|l| l.get("kubernetes.io/service-name"))
+            .map(String::as_str)
+            == Some("web")
     };
     let web = slices.iter().find(of_web).unwrap();
     assert_eq!(web.endpoints.iter().flatten().count(), 3);
 
-    cluster.patch(&registry::DEPLOYMENT, "web", "", json!({"spec": {"template": {"spec": {"containers": [
-        {"name": "c", "image": "v2"}]}}}})).await;
+    cluster
+        .patch(
+            &registry::DEPLOYMENT,
+            "web",
+            "",
+            json!({"spec": {"template": {"spec": {"containers": [
+        {"name": "c", "image": "v2"}]}}}}),
+        )
+        .await;
     cluster.settle().await;
     let second = cluster.deployment().await;
     assert_eq!(second.status.clone().unwrap().updated_replicas, Some(3));
-    assert_eq!(second.metadata.annotations.clone().unwrap()["deployment.kubernetes.io/revision"], "2");
+    assert_eq!(
+        second.metadata.annotations.clone().unwrap()["deployment.kubernetes.io/revision"],
+        "2"
+    );
     assert_eq!(cluster.list(&registry::POD, "default").await.len(), 3);
     assert_eq!(cluster.list(&registry::REPLICA_SET, "default").await.len(), 2);
-    cluster.patch(&registry::DEPLOYMENT, "web", "", json!({"spec": {"template": {"spec": {"containers": [
-        {"name": "c", "image": "v1"}]}}}})).await;
+    cluster
+        .patch(
+            &registry::DEPLOYMENT,
+            "web",
+            "",
+            json!({"spec": {"template": {"spec": {"containers": [
+        {"name": "c", "image": "v1"}]}}}}),
+        )
+        .await;
     cluster.settle().await;
     let third = cluster.deployment().await;
-    assert_eq!(third.metadata.annotations.clone().unwrap()["deployment.kubernetes.io/revision"], "3");
+    assert_eq!(
+        third.metadata.annotations.clone().unwrap()["deployment.kubernetes.io/revision"],
+        "3"
+    );
     assert_eq!(cluster.list(&registry::REPLICA_SET, "default").await.len(), 2);
-    assert_eq!(reasons(&third), ["MinimumReplicasAvailable", "NewReplicaSetAvailable"]);
+    assert_eq!(
+        reasons(&third),
+        ["MinimumReplicasAvailable", "NewReplicaSetAvailable"]
+    );
 
     // At rest nothing is written.
-    let before = cluster.api.list(&registry::NODE, ListOptions::default()).await.unwrap().resource_version;
+    let before = cluster.revision().await;
     sleep(Duration::from_secs(30)).await;
-    let after = cluster.api.list(&registry::NODE, ListOptions::default()).await.unwrap().resource_version;
-    assert_eq!(before, after);
+    let mut written = Vec::new();
+    for kind in knarr_controllers::garbagecollector::kinds() {
+        let all = cluster.list(kind, "").await;
+        written.extend(
+            all.into_iter()
+                .filter(|o| o.revision() > before)
+                .map(|o| format!("{o:?}")),
+        );
+    }
+    assert_eq!(written, [""; 0]);
+    assert_eq!(cluster.revision().await, before);
 
     let options = DeleteOptions {
         propagation: Some(Propagation::Foreground),
         ..DeleteOptions::default()
     };
-    cluster.api.delete(&registry::DEPLOYMENT, "default", "web", options).await.unwrap();
+    cluster
+        .api
+        .delete(&registry::DEPLOYMENT, "default", "web", options)
+        .await
+        .unwrap();
     cluster.settle().await;
     for kind in [&registry::DEPLOYMENT, &registry::REPLICA_SET, &registry::POD] {
         assert_eq!(cluster.list(kind, "default").await.len(), 0, "{kind:?}");
@@ -250,7 +321,12 @@ async fn a_deployment_runs_rolls_out_goes_back_and_goes_with_its_pods() {
         .filter_map(|e| e.get::<Event>())
         .filter_map(|e| e.reason.clone())
         .collect();
-    for reason in ["ScalingReplicaSet", "SuccessfulCreate", "SuccessfulDelete", "Scheduled"] {
+    for reason in [
+        "ScalingReplicaSet",
+        "SuccessfulCreate",
+        "SuccessfulDelete",
+        "Scheduled",
+    ] {
         assert!(told.iter().any(|r| r == reason), "{reason} is not among {told:?}");
     }
 }
@@ -259,17 +335,29 @@ async fn a_deployment_runs_rolls_out_goes_back_and_goes_with_its_pods() {
 async fn a_namespace_is_furnished_and_goes_with_everything_in_it() {
     let cluster = Cluster::start().await;
     cluster.node().await;
-    cluster.create(&registry::NAMESPACE, json!({"metadata": {"name": "a"}})).await;
+    cluster
+        .create(&registry::NAMESPACE, json!({"metadata": {"name": "a"}}))
+        .await;
     cluster.create(&registry::DEPLOYMENT, deployment("a", "v1")).await;
     cluster.settle().await;
     assert_eq!(cluster.list(&registry::POD, "a").await.len(), 3);
-    for (kind, name) in [(&registry::SERVICE_ACCOUNT, "default"), (&registry::CONFIG_MAP, "kube-root-ca.crt")] {
+    for (kind, name) in [
+        (&registry::SERVICE_ACCOUNT, "default"),
+        (&registry::CONFIG_MAP, "kube-root-ca.crt"),
+    ] {
         assert!(cluster.api.get(kind, "a", name).await.is_ok(), "{kind:?}");
     }
-    cluster.api.delete(&registry::NAMESPACE, "", "a", DeleteOptions::default()).await.unwrap();
+    cluster
+        .api
+        .delete(&registry::NAMESPACE, "", "a", DeleteOptions::default())
+        .await
+        .unwrap();
     sleep(Duration::from_secs(1)).await;
     let ending = cluster.api.get_as::<Namespace>("", "a").await.unwrap();
-    assert_eq!(ending.status.as_ref().unwrap().phase.as_deref(), Some("Terminating"));
+    assert_eq!(
+        ending.status.as_ref().unwrap().phase.as_deref(),
+        Some("Terminating")
+    );
     cluster.settle().await;
     sleep(Duration::from_secs(30)).await;
     let gone = cluster.api.get_as::<Namespace>("", "a").await;
@@ -283,8 +371,15 @@ async fn a_namespace_is_furnished_and_goes_with_everything_in_it() {
 async fn the_api_servers_own_service_is_left_to_it() {
     let cluster = Cluster::start().await;
     cluster.settle().await;
-    let service = cluster.api.get_as::<Service>("default", "kubernetes").await.unwrap();
+    let service = cluster
+        .api
+        .get_as::<Service>("default", "kubernetes")
+        .await
+        .unwrap();
     assert!(service.spec.as_ref().unwrap().selector.is_none());
-    let endpoints = cluster.api.get(&registry::ENDPOINTS, "default", "kubernetes").await;
+    let endpoints = cluster
+        .api
+        .get(&registry::ENDPOINTS, "default", "kubernetes")
+        .await;
     assert!(endpoints.is_ok(), "its endpoints are not taken for leftovers");
 }
