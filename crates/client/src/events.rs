@@ -305,14 +305,14 @@ async fn write_all(
     let mut correlator = Correlator::default();
     while let Some(recorded) = recorded.recv().await {
         let event = new_event(recorded, &host);
-        if let Some(write) = correlator.correlate(event, clock.now()) {
-            if let Err(error) = write_one(&*api, write).await {
-                // A namespace that is going refuses them; that is no news.
-                if error.code() == 403 {
-                    debug!(%error, "event not recorded");
-                } else {
-                    warn!(%error, "event not recorded");
-                }
+        if let Some(write) = correlator.correlate(event, clock.now())
+            && let Err(error) = write_one(&*api, write).await
+        {
+            // A namespace that is going refuses them; that is no news.
+            if error.code() == 403 {
+                debug!(%error, "event not recorded");
+            } else {
+                warn!(%error, "event not recorded");
             }
         }
     }

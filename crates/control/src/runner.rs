@@ -54,8 +54,8 @@ pub async fn run(base: Base, controller: Box<dyn Controller>) {
             let Some(caches) = caches.upgrade() else { return };
             let changed = Changed {
                 kind,
-                old: change.old().map(|o| &**o),
-                new: change.new().map(|o| &**o),
+                old: change.before().map(|o| &**o),
+                new: change.after().map(|o| &**o),
             };
             for key in controller.keys(&CacheView(caches), changed) {
                 queue.add(key);

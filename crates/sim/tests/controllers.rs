@@ -1,5 +1,7 @@
 //! Controllers, scheduler and garbage collector on the real API server over the memory store, in paused time.
 
+#![allow(clippy::unwrap_used)]
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
