@@ -19,6 +19,7 @@ mod keys;
 mod metrics;
 pub mod pipeline;
 pub mod pki;
+mod protobuf;
 pub mod request;
 pub mod seams;
 mod server;
