@@ -116,10 +116,16 @@ fn group_of(name: &str, versions: &[&str]) -> Value {
 }
 
 /// Tells clients whether two resources are one in the store: the first 8 bytes of the SHA-256 of
-/// `group/version/Kind` as stored.
+/// `group/version/Kind` as v1.36 stores it.
 fn storage_version_hash(kind: &Kind) -> String {
     let stored = kind.stored_as.unwrap_or(kind);
-    let digest = Sha256::digest(format!("{}/{}/{}", stored.group, stored.version, stored.kind));
+    let version = match (stored.group, stored.kind) {
+        // Kubernetes still keeps these as their betas.
+        ("admissionregistration.k8s.io", "MutatingAdmissionPolicy" | "MutatingAdmissionPolicyBinding")
+        | ("apiextensions.k8s.io", "CustomResourceDefinition") => "v1beta1",
+        _ => stored.version,
+    };
+    let digest = Sha256::digest(format!("{}/{version}/{}", stored.group, stored.kind));
     STANDARD.encode(&digest[..8])
 }
 

@@ -20,6 +20,7 @@ pub mod patch;
 pub mod quantity;
 pub mod registry;
 pub mod schema;
+pub mod scale;
 pub mod selector;
 pub mod strategy;
 pub mod table;

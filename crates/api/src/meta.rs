@@ -71,7 +71,12 @@ fn changes(meta: &ObjectMeta, old: &ObjectMeta) -> Errors {
     let mut errors = Errors::new();
     if old.deletion_timestamp.is_some() {
         let had = old.finalizers.as_deref().unwrap_or_default();
-        let mut added: Vec<&String> = meta.finalizers.iter().flatten().filter(|f| !had.contains(f)).collect();
+        let mut added: Vec<&String> = meta
+            .finalizers
+            .iter()
+            .flatten()
+            .filter(|f| !had.contains(f))
+            .collect();
         added.sort_unstable();
         added.dedup();
         if !added.is_empty() {
@@ -88,7 +93,11 @@ fn changes(meta: &ObjectMeta, old: &ObjectMeta) -> Errors {
     }
     let version = meta.resource_version.as_deref().unwrap_or("");
     if version.is_empty() {
-        errors.invalid(&path.child("resourceVersion"), version, "must be specified for an update");
+        errors.invalid(
+            &path.child("resourceVersion"),
+            version,
+            "must be specified for an update",
+        );
     }
     let generation = meta.generation.unwrap_or(0);
     if generation < old.generation.unwrap_or(0) {
@@ -105,12 +114,23 @@ fn changes(meta: &ObjectMeta, old: &ObjectMeta) -> Errors {
         }
     };
     let text = |s: &Option<String>| Some(s.as_deref().unwrap_or("").shown());
-    let time = |t: &Option<Time>| t.as_ref().map(|t| t.0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().shown());
+    let time = |t: &Option<Time>| {
+        t.as_ref()
+            .map(|t| t.0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().shown())
+    };
     same("name", text(&meta.name), text(&old.name));
     same("namespace", text(&meta.namespace), text(&old.namespace));
     same("uid", text(&meta.uid), text(&old.uid));
-    same("creationTimestamp", time(&meta.creation_timestamp), time(&old.creation_timestamp));
-    same("deletionTimestamp", time(&meta.deletion_timestamp), time(&old.deletion_timestamp));
+    same(
+        "creationTimestamp",
+        time(&meta.creation_timestamp),
+        time(&old.creation_timestamp),
+    );
+    same(
+        "deletionTimestamp",
+        time(&meta.deletion_timestamp),
+        time(&old.deletion_timestamp),
+    );
     let seconds = |s: Option<i64>| s.map(|s| s.to_string());
     same(
         "deletionGracePeriodSeconds",
@@ -312,10 +332,18 @@ fn managed_fields(meta: &ObjectMeta, path: &Path) -> Errors {
         if !matches!(fields_type, "" | "FieldsV1") {
             errors.invalid(&at.child("fieldsType"), fields_type, "must be `FieldsV1`");
         }
-        if entry.manager.as_ref().is_some_and(|m| m.len() > MANAGER_MAX_BYTES) {
+        if entry
+            .manager
+            .as_ref()
+            .is_some_and(|m| m.len() > MANAGER_MAX_BYTES)
+        {
             errors.too_long(&at.child("manager"), MANAGER_MAX_BYTES);
         }
-        if entry.subresource.as_ref().is_some_and(|s| s.len() > SUBRESOURCE_MAX_BYTES) {
+        if entry
+            .subresource
+            .as_ref()
+            .is_some_and(|s| s.len() > SUBRESOURCE_MAX_BYTES)
+        {
             errors.too_long(&at.child("subresource"), SUBRESOURCE_MAX_BYTES);
         }
     }

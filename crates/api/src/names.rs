@@ -269,7 +269,8 @@ pub fn decimal_integer(value: &str) -> Vec<String> {
 /// An identifier of C, of any length.
 pub fn c_identifier(value: &str) -> Vec<String> {
     let first = |c: u8| c.is_ascii_alphabetic() || c == b'_';
-    let fine = value.bytes().next().is_some_and(first) && value.bytes().all(|c| first(c) || c.is_ascii_digit());
+    let fine =
+        value.bytes().next().is_some_and(first) && value.bytes().all(|c| first(c) || c.is_ascii_digit());
     if fine {
         return Vec::new();
     }

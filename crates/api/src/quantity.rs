@@ -69,7 +69,9 @@ impl<'a> Parts<'a> {
             None => ("", rest),
         };
         let letters = suffix.bytes().take_while(|c| b"eEinumkKMGTP".contains(c)).count();
-        let exponent = suffix[letters..].strip_prefix(['-', '+']).unwrap_or(&suffix[letters..]);
+        let exponent = suffix[letters..]
+            .strip_prefix(['-', '+'])
+            .unwrap_or(&suffix[letters..]);
         if exponent.bytes().any(|c| !c.is_ascii_digit()) {
             return Err(FORMAT_WRONG.into());
         }
@@ -139,7 +141,12 @@ impl Quantity {
         } else {
             // At most 2^60: multiply the digits first, so that rounding happens once.
             let factor = 1_i128 << exponent;
-            match digits.trim_start_matches('0').parse::<i128>().ok().and_then(|d| d.checked_mul(factor)) {
+            match digits
+                .trim_start_matches('0')
+                .parse::<i128>()
+                .ok()
+                .and_then(|d| d.checked_mul(factor))
+            {
                 Some(product) => scaled(&product.to_string(), 9 - fraction),
                 None if digits.bytes().all(|c| c == b'0') => 0,
                 None => scaled(&digits, 9 - fraction).saturating_mul(factor),
@@ -165,7 +172,11 @@ impl Quantity {
         };
         let nanos = if parts.negative { -nanos } else { nanos };
         let small_binary = notation == Notation::BinarySi && nanos > 0 && nanos < ONE;
-        let notation = if small_binary { Notation::DecimalSi } else { notation };
+        let notation = if small_binary {
+            Notation::DecimalSi
+        } else {
+            notation
+        };
         Ok((Quantity { nanos, notation }, kept || text == "0"))
     }
 
@@ -266,7 +277,11 @@ impl std::ops::Add for Quantity {
     fn add(self, other: Self) -> Self {
         Quantity {
             nanos: self.nanos.saturating_add(other.nanos),
-            notation: if self.is_zero() { other.notation } else { self.notation },
+            notation: if self.is_zero() {
+                other.notation
+            } else {
+                self.notation
+            },
         }
     }
 }
@@ -282,7 +297,11 @@ impl std::ops::Sub for Quantity {
     fn sub(self, other: Self) -> Self {
         Quantity {
             nanos: self.nanos.saturating_sub(other.nanos),
-            notation: if self.is_zero() { other.notation } else { self.notation },
+            notation: if self.is_zero() {
+                other.notation
+            } else {
+                self.notation
+            },
         }
     }
 }
@@ -327,7 +346,11 @@ impl fmt::Display for Quantity {
 /// A quantity's text as Kubernetes gives it back: canonical, unless it was short and near enough to it.
 pub fn canonical_text(text: &str) -> Result<String, String> {
     let (quantity, kept) = Quantity::parse_parts(text)?;
-    Ok(if kept { text.to_string() } else { quantity.to_string() })
+    Ok(if kept {
+        text.to_string()
+    } else {
+        quantity.to_string()
+    })
 }
 
 /// Rewrites a quantity in its canonical form (`1024Mi` becomes `1Gi`); one that does not parse stays as it is

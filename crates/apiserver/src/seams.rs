@@ -8,20 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use rand::TryRng;
 
-/// The wall clock.
-pub trait Clock: Send + Sync + 'static {
-    fn now(&self) -> Timestamp;
-}
-
-/// The machine's clock.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SystemClock;
-
-impl Clock for SystemClock {
-    fn now(&self) -> Timestamp {
-        Timestamp::now()
-    }
-}
+pub use knarr_client::{Clock, SystemClock};
 
 /// Random bytes.
 pub trait Entropy: Send + Sync + 'static {

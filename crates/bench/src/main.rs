@@ -2,13 +2,14 @@
 
 mod cluster;
 mod report;
+mod store;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 
-use report::Report;
+use report::{Report, Target};
 
 /// Measures knarr and prints a table, with the workload of each figure.
 #[derive(Parser)]
@@ -48,6 +49,7 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     let mut reports: Vec<Report> = Vec::new();
     if wanted(Name::Store) {
         eprintln!("measuring the store …");
+        reports.push(store_report().await?);
     }
     if wanted(Name::Start) {
         eprintln!("measuring starts …");
@@ -63,4 +65,32 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     }
     print!("{}", report::table(&reports));
     Ok(())
+}
+
+async fn store_report() -> Result<Report, Box<dyn std::error::Error>> {
+    // Beside the working directory's build output, so that it is a disk and not a tmpfs that is measured.
+    let dir = tempfile::Builder::new()
+        .prefix("store-bench-")
+        .tempdir_in(std::env::current_exe()?.with_file_name(""))?;
+    let options = store::Options {
+        dir: dir.path().to_path_buf(),
+        ..store::Options::default()
+    };
+    let workload = format!(
+        "embedded store alone, fsync on: {} writers of {} bytes for {} s; then a store with {} keys",
+        options.writers, options.value_bytes, options.seconds, options.open_keys
+    );
+    let found = store::run(options).await?;
+    let mut report = Report::new("store", workload);
+    report
+        .figure("durable writes", found.writes_per_second, "/s")
+        .target(Target::AtLeast(20_000.0));
+    report.figure("one write, p50", found.p50_micros as f64 / 1000.0, "ms");
+    report.figure("one write, p99", found.p99_micros as f64 / 1000.0, "ms");
+    if let Some(open) = found.open {
+        report.figure("filling", open.fill_seconds, "s");
+        report.figure("opening", open.open_seconds, "s");
+        report.figure("reading all", open.list_seconds, "s");
+    }
+    Ok(report)
 }

@@ -1,2 +1,94 @@
-//! knarr
-fn main() {}
+//! The command: flags, configuration and wiring. What it wires stands in the other crates.
+
+mod command;
+mod config;
+mod lock;
+mod logging;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use config::{Config, Flags};
+
+/// A Kubernetes-compatible cluster in one process.
+///
+/// `knarr up` starts everything on this machine: API server, scheduler, controllers and one node that runs
+/// containers through a containerd of its own. Use it with unmodified kubectl:
+///
+///     knarr up &
+///     export KUBECONFIG=/etc/knarr/kubeconfig
+///     kubectl get nodes
+///
+/// `server` and `agent` run one half each, on machines of their own.
+#[derive(Parser)]
+#[command(name = "knarr", version = command::VERSION, max_term_width = 110, verbatim_doc_comment)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    flags: Flags,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a whole cluster in this process, until TERM or Ctrl-C. Pods go on running when it ends.
+    #[command(after_help = "Pods, images and objects survive an end; `knarr down` ends the pods too.")]
+    Up,
+    /// Run the API server, scheduler and controllers, without a node.
+    Server,
+    /// Run a node that joins the cluster of a kubeconfig.
+    Agent(command::agent::AgentArgs),
+    /// End the cluster of this data directory: its pods, its containerd, its network.
+    Down(command::down::DownArgs),
+    /// Tell whether the cluster of this data directory runs, and how it is.
+    Status(command::status::StatusArgs),
+    /// Print the version.
+    Version(command::version::VersionArgs),
+}
+
+/// Exit code for a configuration or command line that cannot be used.
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Command::Version(args) = &cli.command {
+        return finish(command::version::run(args));
+    }
+    let config = match Config::load(&cli.flags) {
+        Ok(config) => config,
+        Err(mistakes) => {
+            eprintln!("knarr: {mistakes}");
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    logging::start(&config);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(e) => {
+            return finish(Err(
+                command::Failure::new("cannot start the async runtime").because(e)
+            ));
+        }
+    };
+    finish(runtime.block_on(async move {
+        match cli.command {
+            Command::Up => command::up::run(config).await,
+            Command::Server => command::server::run(config).await,
+            Command::Agent(args) => command::agent::run(config, args).await,
+            Command::Down(args) => command::down::run(config, args).await,
+            Command::Status(args) => command::status::run(config, args).await,
+            Command::Version(args) => command::version::run(&args),
+        }
+    }))
+}
+
+fn finish(result: Result<(), command::Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("knarr: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}

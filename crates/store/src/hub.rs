@@ -140,7 +140,11 @@ impl Hub {
             group.tell(&events, bytes, revision);
         }
         inner.groups.retain(|group| !group.watchers.is_empty());
-        inner.ring.push_back(Batch { events, bytes, last: revision });
+        inner.ring.push_back(Batch {
+            events,
+            bytes,
+            last: revision,
+        });
         inner.ring_bytes += bytes;
         while inner.ring_bytes > RING_BYTES || inner.ring.len() > RING_BATCHES {
             let Some(gone) = inner.ring.pop_front() else { break };
@@ -167,7 +171,12 @@ impl Hub {
     ) -> Watch {
         let (items, receiver) = mpsc::channel(WATCH_QUEUE_BATCHES + 1);
         let joined = Arc::new(AtomicBool::new(false));
-        let watch = Watch::new(receiver, self.progress.subscribe(), joined.clone(), from.saturating_sub(1));
+        let watch = Watch::new(
+            receiver,
+            self.progress.subscribe(),
+            joined.clone(),
+            from.saturating_sub(1),
+        );
         if !self.join(&keys, from, &items, &joined) {
             tokio::spawn(catch_up(self.clone(), history(), keys, from, items, joined));
         }
@@ -187,15 +196,22 @@ impl Hub {
         if inner.closed {
             return true;
         }
-        let mut watcher = Watcher { items: items.clone(), from, queued: VecDeque::new(), queued_bytes: 0 };
+        let mut watcher = Watcher {
+            items: items.clone(),
+            from,
+            queued: VecDeque::new(),
+            queued_bytes: 0,
+        };
         if from != 0 && from <= inner.revision {
             if from < inner.ring_from {
                 return false;
             }
             let first = inner.ring.partition_point(|batch| batch.last < from);
             let missed = inner.ring.range(first..).flat_map(|batch| batch.events.iter());
-            let missed: Vec<Event> =
-                missed.filter(|e| e.kv.mod_revision >= from && keys.contains(&e.kv.key)).cloned().collect();
+            let missed: Vec<Event> = missed
+                .filter(|e| e.kv.mod_revision >= from && keys.contains(&e.kv.key))
+                .cloned()
+                .collect();
             let bytes = weigh(&missed);
             if !missed.is_empty() && !watcher.offer(&Arc::new(missed), bytes) {
                 return true;
@@ -207,7 +223,10 @@ impl Hub {
         inner.groups.retain(|group| !group.watchers.is_empty());
         match inner.groups.iter_mut().find(|group| group.keys == *keys) {
             Some(group) => group.watchers.push(watcher),
-            None => inner.groups.push(Group { keys: keys.clone(), watchers: vec![watcher] }),
+            None => inner.groups.push(Group {
+                keys: keys.clone(),
+                watchers: vec![watcher],
+            }),
         }
         joined.store(true, Ordering::Release);
         true
@@ -237,7 +256,11 @@ impl Group {
             if from <= first {
                 return watcher.offer(&mine, bytes);
             }
-            let later: Vec<Event> = mine.iter().filter(|e| e.kv.mod_revision >= from).cloned().collect();
+            let later: Vec<Event> = mine
+                .iter()
+                .filter(|e| e.kv.mod_revision >= from)
+                .cloned()
+                .collect();
             let bytes = weigh(&later);
             later.is_empty() || watcher.offer(&Arc::new(later), bytes)
         });
@@ -255,7 +278,9 @@ async fn catch_up(
 ) {
     loop {
         // The place where a slow watcher makes us, and only us, wait.
-        let Ok(permits) = items.reserve_many(WATCH_QUEUE_BATCHES + 1 - CATCH_UP_AHEAD).await else { return };
+        let Ok(permits) = items.reserve_many(WATCH_QUEUE_BATCHES + 1 - CATCH_UP_AHEAD).await else {
+            return;
+        };
         drop(permits);
         if hub.join(&keys, from, &items, &joined) {
             return;
@@ -271,5 +296,152 @@ async fn catch_up(
             return;
         }
         from = upto + 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::KeyValue;
+
+    struct NoHistory;
+
+    #[async_trait]
+    impl History for NoHistory {
+        async fn changes_since(
+            &self,
+            _: &KeyRange,
+            from: Revision,
+            _: usize,
+        ) -> Result<(Vec<Event>, Revision), Error> {
+            panic!("the history was asked for revision {from}")
+        }
+    }
+
+    fn event(key: &'static str, revision: Revision, bytes: usize) -> Event {
+        let kv = KeyValue {
+            key: Bytes::from_static(key.as_bytes()),
+            value: vec![0; bytes].into(),
+            create_revision: revision,
+            mod_revision: revision,
+            version: 1,
+        };
+        Event {
+            kv,
+            prev: None,
+            deleted: false,
+        }
+    }
+
+    fn watch(hub: &Arc<Hub>, prefix: &'static str, from: Revision) -> Watch {
+        hub.watch(KeyRange::prefix(prefix), from, || Arc::new(NoHistory))
+    }
+
+    /// Everything that waits, `Progress` as `(revision)`.
+    async fn told(watch: &mut Watch) -> String {
+        let mut told = Vec::new();
+        while let Ok(item) = tokio::time::timeout(std::time::Duration::ZERO, watch.next()).await {
+            told.push(match item {
+                Some(Ok(WatchItem::Events(events))) => {
+                    let one = |e: &Event| format!("{}{}", e.kv.key.escape_ascii(), e.kv.mod_revision);
+                    events.iter().map(one).collect::<Vec<_>>().join("+")
+                }
+                Some(Ok(WatchItem::Progress(revision))) => format!("({revision})"),
+                Some(Err(error)) => format!("{error}"),
+                None => {
+                    told.push("end".into());
+                    break;
+                }
+            });
+        }
+        told.join(" ")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watchers_are_told_their_range_and_how_far_it_is_complete() {
+        let hub = Hub::new(1);
+        let (mut a, mut all) = (watch(&hub, "a", 0), watch(&hub, "", 0));
+        assert_eq!(told(&mut a).await, "(1)");
+        hub.publish(vec![event("a", 2, 1), event("b", 2, 1), event("a", 3, 1)], 3);
+        hub.publish(vec![event("b", 4, 1)], 4);
+        assert_eq!(told(&mut a).await, "a2+a3 (4)");
+        assert_eq!(told(&mut all).await, "a2+b2+a3 b4");
+        hub.publish(vec![event("b", 5, 1)], 5);
+        hub.publish(vec![event("a", 6, 1)], 6);
+        assert_eq!(told(&mut a).await, "a6");
+        hub.close();
+        assert_eq!(told(&mut a).await, "end");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watchers_of_one_range_share_what_they_are_told() {
+        let hub = Hub::new(1);
+        let mut watches = [
+            watch(&hub, "a", 0),
+            watch(&hub, "a", 0),
+            watch(&hub, "", 0),
+            watch(&hub, "", 0),
+        ];
+        hub.publish(vec![event("a", 2, 1), event("b", 2, 1)], 2);
+        let mut shared = Vec::new();
+        for watch in &mut watches {
+            match watch.next().await {
+                Some(Ok(WatchItem::Events(events))) => shared.push(events),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(Arc::ptr_eq(&shared[0], &shared[1]) && Arc::ptr_eq(&shared[2], &shared[3]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_begins_in_the_middle_of_the_ring() {
+        let hub = Hub::new(1);
+        hub.publish(vec![event("a", 2, 1), event("a", 3, 1)], 3);
+        hub.publish(vec![event("b", 4, 1), event("a", 5, 1)], 5);
+        let (mut from_3, mut from_6, mut from_8) =
+            (watch(&hub, "a", 3), watch(&hub, "a", 6), watch(&hub, "a", 8));
+        hub.publish(vec![event("a", 6, 1), event("a", 7, 1), event("a", 8, 1)], 8);
+        assert_eq!(told(&mut from_3).await, "a3+a5 a6+a7+a8");
+        assert_eq!(told(&mut from_6).await, "a6+a7+a8");
+        assert_eq!(told(&mut from_8).await, "a8");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_watcher_is_dropped_and_the_others_go_on() {
+        // Many small items, then few large ones: both limits.
+        for (bytes, expected) in [(1, WATCH_QUEUE_BATCHES), (1 << 20, WATCH_QUEUE_BYTES >> 20)] {
+            let hub = Hub::new(1);
+            let (mut slow, mut quick) = (watch(&hub, "a", 0), watch(&hub, "a", 0));
+            let last = 2 * expected as Revision;
+            for revision in 2..=last {
+                hub.publish(vec![event("a", revision, bytes)], revision);
+                assert!(
+                    matches!(quick.next().await, Some(Ok(WatchItem::Events(e))) if e[0].kv.mod_revision == revision)
+                );
+            }
+            let mut got = 0;
+            let end = loop {
+                match slow.next().await {
+                    Some(Ok(_)) => got += 1,
+                    end => break end,
+                }
+            };
+            assert!(matches!(end, Some(Err(Error::Lagged))), "{end:?}");
+            assert!(slow.next().await.is_none());
+            assert_eq!(got, expected, "items of {bytes} bytes");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_ring_is_bounded() {
+        let hub = Hub::new(1);
+        for revision in 2..100 {
+            hub.publish(vec![event("a", revision, 100 << 10)], revision);
+        }
+        let inner = hub.inner.lock();
+        assert!(inner.ring_bytes <= RING_BYTES && inner.ring.len() > 30);
+        assert_eq!(inner.ring_from, inner.ring[0].events[0].kv.mod_revision);
     }
 }

@@ -13,8 +13,11 @@ use crate::quantity;
 impl<'de> Reader<'de> {
     /// The type's name for errors: the field's own one, else what `visitor` asks for.
     fn field_type(&self) -> Option<&'static str> {
-        match self.path.last() {
-            Some(Step::Field(field)) => go::named_type(self.inside, field),
+        match self.path.as_slice() {
+            [.., Step::Field(field)] => go::named_type(self.inside, field),
+            [.., Step::Field(field), Step::Index(_)] => {
+                go::named_type(self.inside, field)?.strip_prefix("[]")
+            }
             _ => None,
         }
     }
@@ -25,7 +28,10 @@ impl<'de> Reader<'de> {
         if token == wanted || token == Token::Null {
             Ok(token)
         } else {
-            let of = self.field_type().filter(|_| wanted == Token::String).unwrap_or(of);
+            let of = self
+                .field_type()
+                .filter(|_| wanted == Token::String)
+                .unwrap_or(of);
             Err(self.mismatch(token.word(), of))
         }
     }
@@ -42,7 +48,8 @@ impl<'de> Reader<'de> {
             return self.null().map(|()| T::default());
         }
         let text = self.number()?;
-        text.parse().map_err(|_| self.mismatch(&format!("number {text}"), of))
+        text.parse()
+            .map_err(|_| self.mismatch(&format!("number {text}"), of))
     }
 
     fn float(&mut self, of: &str) -> Result<f64, Error> {
@@ -107,7 +114,11 @@ struct Members<'a, 'de> {
 
 impl<'de> Members<'_, 'de> {
     /// The next field that is known and has something to say, with its key.
-    fn next_field(&mut self, of: &'static str, names: &[&'static str]) -> Result<Option<&'static str>, Error> {
+    fn next_field(
+        &mut self,
+        of: &'static str,
+        names: &[&'static str],
+    ) -> Result<Option<&'static str>, Error> {
         while self.reader.more(&mut self.first, b'}')? {
             let key = self.reader.key()?;
             let Some(index) = names.iter().position(|name| *name == key) else {
@@ -116,7 +127,9 @@ impl<'de> Members<'_, 'de> {
                 self.reader.skip()?;
                 continue;
             };
-            let bit = 1_u128.checked_shl(u32::try_from(index).unwrap_or(u32::MAX)).unwrap_or(0);
+            let bit = 1_u128
+                .checked_shl(u32::try_from(index).unwrap_or(u32::MAX))
+                .unwrap_or(0);
             if self.seen_fields & bit != 0 {
                 let path = self.reader.path_to(Some(&key));
                 self.reader.duplicate_fields.push(path);
@@ -230,17 +243,27 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
             Token::Number => {
                 let text = self.number()?;
                 // What takes a number but not this one is an IntOrString.
-                return visit_number(text, visitor)
-                    .map_err(|_| self.error(format!("json: cannot unmarshal number {text} into Go value of type int32")));
+                return visit_number(text, visitor).map_err(|_| {
+                    self.error(format!(
+                        "json: cannot unmarshal number {text} into Go value of type int32"
+                    ))
+                });
             }
             Token::String => match self.string()? {
                 Cow::Borrowed(s) => visitor.visit_borrowed_str(s),
                 Cow::Owned(s) => visitor.visit_string(s),
             },
-            Token::Array => return self.seq(visitor),
-            Token::Object => return self.map(None, visitor),
+            Token::Array => self.seq(visitor),
+            Token::Object => self.map(None, visitor),
         };
-        result.map_err(|_| self.error(format!("json: cannot unmarshal {} into Go value of type int32", token.word())))
+        let is_scalar = !matches!(token, Token::Array | Token::Object);
+        result.map_err(|e| match is_scalar || e.is_refusal() {
+            true => self.error(format!(
+                "json: cannot unmarshal {} into Go value of type int32",
+                token.word()
+            )),
+            false => e,
+        })
     }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -283,7 +306,12 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         };
         result.map_err(|e: Error| {
             // The only visitor that refuses a string for what is in it reads base64.
-            let base64 = ["Invalid symbol", "Invalid padding", "Invalid input length", "Invalid last symbol"];
+            let base64 = [
+                "Invalid symbol",
+                "Invalid padding",
+                "Invalid input length",
+                "Invalid last symbol",
+            ];
             if base64.iter().any(|words| e.message().starts_with(words)) {
                 self.error(go::base64_mistake(&shown))
             } else {
@@ -318,11 +346,19 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         visitor.visit_unit()
     }
 
-    fn deserialize_unit_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Error> {
+    fn deserialize_unit_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
         self.deserialize_unit(visitor)
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, Error> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
         let layout = match name {
             "Quantity" => {
                 // Kubernetes looks at the raw text: a number is as good as a string.
@@ -340,7 +376,10 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         };
         let token = self.token()?;
         if token != Token::String {
-            return Err(self.error(format!("json: cannot unmarshal {} into Go value of type string", token.word())));
+            return Err(self.error(format!(
+                "json: cannot unmarshal {} into Go value of type string",
+                token.word()
+            )));
         }
         let text = self.string()?;
         let text = time::normal(&text, layout).map_err(|e| self.error(e))?;
@@ -387,7 +426,10 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
                 visitor.visit_map(Nothing)
             }
             other => {
-                let of = format!("map[string]{}", asked_for(visitor.visit_map(Ask)));
+                let of = match self.field_type() {
+                    Some(name) => name.to_string(),
+                    None => format!("map[string]{}", asked_for(visitor.visit_map(Ask))),
+                };
                 Err(self.mismatch(other.word(), &of))
             }
         }
@@ -514,14 +556,21 @@ impl<'de> Deserializer<'de> for Ask {
     fn deserialize_unit_struct<V: Visitor<'de>>(self, _: &'static str, _: V) -> Result<V::Value, Error> {
         Err(de::Error::custom("interface {}"))
     }
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, _: V) -> Result<V::Value, Error> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        _: V,
+    ) -> Result<V::Value, Error> {
         Err(de::Error::custom(match name {
             "Quantity" => "resource.Quantity".to_string(),
             other => format!("v1.{other}"),
         }))
     }
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        Err(de::Error::custom(format!("[]{}", asked_for(visitor.visit_seq(Ask)))))
+        Err(de::Error::custom(format!(
+            "[]{}",
+            asked_for(visitor.visit_seq(Ask))
+        )))
     }
     fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Error> {
         self.deserialize_seq(visitor)
@@ -535,7 +584,10 @@ impl<'de> Deserializer<'de> for Ask {
         self.deserialize_seq(visitor)
     }
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        Err(de::Error::custom(format!("map[string]{}", asked_for(visitor.visit_map(Ask)))))
+        Err(de::Error::custom(format!(
+            "map[string]{}",
+            asked_for(visitor.visit_map(Ask))
+        )))
     }
     fn deserialize_struct<V: Visitor<'de>>(
         self,

@@ -30,6 +30,11 @@ impl Error {
         &self.0.message
     }
 
+    /// Whether it is serde's own, about a value that a visitor does not take.
+    pub(super) fn is_refusal(&self) -> bool {
+        self.0.field.is_empty() && self.0.message.starts_with("invalid type")
+    }
+
     pub(super) fn into_decode_error(self) -> DecodeError {
         DecodeError {
             message: self.0.message,
@@ -210,10 +215,7 @@ impl<'de> Reader<'de> {
     fn literal(&mut self, word: &str) -> Result<(), Error> {
         for expected in word.bytes() {
             if self.input.get(self.at) != Some(&expected) {
-                return Err(self.unexpected(&format!(
-                    "in literal {word} (expecting '{}')",
-                    expected as char
-                )));
+                return Err(self.unexpected(&format!("in literal {word} (expecting '{}')", expected as char)));
             }
             self.at += 1;
         }

@@ -21,7 +21,15 @@ fn unknown_fields_and_keys_given_twice_are_told_with_their_paths() {
             "Kind":"Pod","metadata":{"labels":{"a":"1","a":"2"},"name":"x","name":"y"}}"#,
     )
     .unwrap();
-    assert_eq!(unknown, ["spec.foo", "spec.containers[1].imagee", "spec.containers[1].env[0].nam", "Kind"]);
+    assert_eq!(
+        unknown,
+        [
+            "spec.foo",
+            "spec.containers[1].imagee",
+            "spec.containers[1].env[0].nam",
+            "Kind"
+        ]
+    );
     assert_eq!(twice, ["metadata.labels.a", "metadata.name"]);
 }
 
@@ -85,9 +93,28 @@ fn wrong_types_are_told_in_gos_words() {
             "parsing time \"yesterday\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \"yesterday\" as \"2006\"",
             "metadata.creationTimestamp",
         ),
-        ("[]", "json: cannot unmarshal array into Go value of type v1.Pod", ""),
+        (
+            r#"{"spec":{"containers":[{"livenessProbe":{"httpGet":{"port":{}}}}]}}"#,
+            "json: cannot unmarshal object into Go value of type int32",
+            "spec.containers[0].livenessProbe.httpGet.port",
+        ),
+        (
+            r#"{"spec":{"containers":[{"resources":{"limits":[]}}]}}"#,
+            "json: cannot unmarshal array into Go struct field ResourceRequirements.spec.containers.resources.limits \
+             of type v1.ResourceList",
+            "spec.containers[0].resources.limits",
+        ),
+        (
+            "[]",
+            "json: cannot unmarshal array into Go value of type v1.Pod",
+            "",
+        ),
     ] {
-        assert_eq!(mistake::<Pod>(json), (message.to_string(), field.to_string()), "{json}");
+        assert_eq!(
+            mistake::<Pod>(json),
+            (message.to_string(), field.to_string()),
+            "{json}"
+        );
     }
     let base64 = |data: &str| mistake::<Secret>(&format!(r#"{{"data":{{"a":"{data}"}}}}"#)).0;
     assert_eq!(base64("!!"), "illegal base64 data at input byte 0");
@@ -101,12 +128,27 @@ fn broken_documents_are_errors() {
         (&b""[..], "unexpected end of JSON input"),
         (b"{", "unexpected end of JSON input"),
         (b"{\"a\"", "unexpected end of JSON input"),
-        (b"{bad", "invalid character 'b' looking for beginning of object key string"),
-        (b"{\"data\":{\"a\":\"b\"},}", "invalid character '}' looking for beginning of object key string"),
+        (
+            b"{bad",
+            "invalid character 'b' looking for beginning of object key string",
+        ),
+        (
+            b"{\"data\":{\"a\":\"b\"},}",
+            "invalid character '}' looking for beginning of object key string",
+        ),
         (b"{\"data\" 1}", "invalid character '1' after object key"),
-        (b"{\"data\":{} 1}", "invalid character '1' after object key:value pair"),
-        (b"{\"x\":[1,]}", "invalid character ']' looking for beginning of value"),
-        (b"{\"x\":nul}", "invalid character '}' in literal null (expecting 'l')"),
+        (
+            b"{\"data\":{} 1}",
+            "invalid character '1' after object key:value pair",
+        ),
+        (
+            b"{\"x\":[1,]}",
+            "invalid character ']' looking for beginning of value",
+        ),
+        (
+            b"{\"x\":nul}",
+            "invalid character '}' in literal null (expecting 'l')",
+        ),
         (b"{\"x\":01}", "invalid character '1' after object key:value pair"),
         (b"{} {}", "invalid character '{' after top-level value"),
         (b"{\"x\":\"\\q\"}", "invalid character 'q' in string escape code"),
@@ -124,25 +166,32 @@ fn broken_documents_are_errors() {
 
 #[test]
 fn null_is_nothing_and_dropped_zero_values_too() {
-    let pod = pod(
-        r#"{"metadata":{"name":"p","labels":{"a":null},"annotations":{}},
+    let pod = pod(r#"{"metadata":{"name":"p","labels":{"a":null},"annotations":{}},
             "spec":{"hostNetwork":false,"hostUsers":false,"nodeSelector":{},"volumes":[ ],"nodeName":"","containers":[null,
               {"name":"c","args":[],"securityContext":{"allowPrivilegeEscalation":false,"capabilities":{}},
-               "livenessProbe":{"periodSeconds":0,"terminationGracePeriodSeconds":0},"resources":null}]}}"#,
-    );
+               "livenessProbe":{"periodSeconds":0,"terminationGracePeriodSeconds":0},"resources":null}]}}"#);
     let spec = pod.spec.unwrap();
     assert_eq!(pod.metadata.labels.unwrap()["a"], "");
     assert_eq!(pod.metadata.annotations, None);
     assert_eq!((spec.host_network, spec.host_users), (None, Some(false)));
-    assert_eq!((spec.node_selector, spec.volumes, spec.node_name), (None, None, None));
+    assert_eq!(
+        (spec.node_selector, spec.volumes, spec.node_name),
+        (None, None, None)
+    );
     assert_eq!(spec.containers[0].name, "");
     let c = &spec.containers[1];
     assert_eq!(c.args, None);
     let context = c.security_context.clone().unwrap();
     assert_eq!(context.allow_privilege_escalation, Some(false));
-    assert!(context.capabilities.is_some(), "an empty struct is not an empty map");
+    assert!(
+        context.capabilities.is_some(),
+        "an empty struct is not an empty map"
+    );
     let probe = c.liveness_probe.clone().unwrap();
-    assert_eq!((probe.period_seconds, probe.termination_grace_period_seconds), (None, Some(0)));
+    assert_eq!(
+        (probe.period_seconds, probe.termination_grace_period_seconds),
+        (None, Some(0))
+    );
     assert_eq!(c.resources, None);
 }
 
@@ -152,18 +201,24 @@ fn quantities_and_times_come_out_as_they_are_stored() {
         r#"{"metadata":{"creationTimestamp":"2020-01-01T02:00:00.5+02:00"},
             "spec":{"containers":[{"name":"c","resources":{"limits":{"cpu":1,"memory":"1024Mi","x":0.5}}}]}}"#,
     );
-    let limits = pod.spec.unwrap().containers[0].resources.clone().unwrap().limits.unwrap();
+    let limits = pod.spec.unwrap().containers[0]
+        .resources
+        .clone()
+        .unwrap()
+        .limits
+        .unwrap();
     let text: Vec<&str> = limits.values().map(|q| q.0.as_str()).collect();
     assert_eq!(text, ["1", "1Gi", "500m"]);
-    assert_eq!(pod.metadata.creation_timestamp.unwrap().0.to_string(), "2020-01-01T00:00:00Z");
+    assert_eq!(
+        pod.metadata.creation_timestamp.unwrap().0.to_string(),
+        "2020-01-01T00:00:00Z"
+    );
 }
 
 #[test]
 fn strings_keep_their_escapes_and_halves_of_pairs_are_replaced() {
-    let (map, ..) = read::<ConfigMap>(
-        r#"{"data":{"a\u0062":"\ud83d\ude00\t\"\\\/\ud83dx é"}}"#.as_bytes(),
-    )
-    .unwrap();
+    let (map, ..) =
+        read::<ConfigMap>(r#"{"data":{"a\u0062":"\ud83d\ude00\t\"\\\/\ud83dx é"}}"#.as_bytes()).unwrap();
     assert_eq!(map.data.unwrap()["ab"], "😀\t\"\\/\u{fffd}x é");
 }
 

@@ -27,7 +27,11 @@ fn check(text: &str, layout: &str) -> Result<(), String> {
     let mut rest = text;
     for element in ["2006", "-", "01", "-", "02", "T", "15", ":", "04", ":", "05"] {
         if element.starts_with(|c: char| c.is_ascii_digit()) {
-            let digits = rest.bytes().take(element.len()).take_while(u8::is_ascii_digit).count();
+            let digits = rest
+                .bytes()
+                .take(element.len())
+                .take_while(u8::is_ascii_digit)
+                .count();
             if digits < element.len() {
                 return cannot(rest, element);
             }

@@ -343,3 +343,8 @@ pub fn positive_quantity(errors: &mut Errors, path: &Path, value: &Quantity) {
         Ok(_) => {}
     }
 }
+
+/// The exact amount, if it parses.
+pub fn quantity_of(wire: &Quantity) -> Option<crate::quantity::Quantity> {
+    crate::quantity::Quantity::parse(&wire.0).ok()
+}

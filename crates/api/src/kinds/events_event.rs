@@ -13,6 +13,11 @@ use crate::table::{Cell, Column};
 const UNSET: &str = "needs to be unset";
 
 impl Strategy for Event {
+    fn set_defaults(&mut self) {
+        self.deprecated_source.get_or_insert_default();
+        self.regarding.get_or_insert_default();
+    }
+
     fn validate(&self) -> Errors {
         let event = convert::event_to_core(self.clone());
         let mut errors = super::event::validate(&event, "reportingController");

@@ -7,6 +7,8 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use crate::Strategy;
 
 mod checks;
+mod cluster_role;
+mod cluster_role_binding;
 mod config_map;
 mod controller_revision;
 mod cron_job;
@@ -16,22 +18,32 @@ mod endpoint_slice;
 mod endpoints;
 mod event;
 mod events_event;
+mod ingress;
+mod ingress_class;
 mod job;
 mod lease;
+mod limit_range;
 pub mod namespace;
+mod network_policy;
 mod node;
+mod persistent_volume;
 mod persistent_volume_claim;
 pub mod pod;
 mod pod_disruption_budget;
 pub mod priority_class;
+mod rbac;
 mod replica_set;
 mod replication_controller;
+mod resource_quota;
+mod role;
+mod role_binding;
 mod secret;
 pub mod service;
 mod service_account;
 pub mod service_ips;
 mod spec_diff;
 mod stateful_set;
+mod storage_class;
 mod template;
 
 /// Kinds for which the answers that fit most kinds are right.
@@ -42,10 +54,7 @@ macro_rules! plain {
 plain! {
 core::v1::Binding,
 core::v1::ComponentStatus,
-core::v1::LimitRange,
-core::v1::PersistentVolume,
 core::v1::PodTemplate,
-core::v1::ResourceQuota,
 APIService,
 authentication::v1::SelfSubjectReview,
 authentication::v1::TokenReview,
@@ -56,19 +65,11 @@ authorization::v1::SubjectAccessReview,
 autoscaling::v2::HorizontalPodAutoscaler,
 autoscaling::v1::HorizontalPodAutoscaler,
 certificates::v1::CertificateSigningRequest,
-networking::v1::IngressClass,
-networking::v1::Ingress,
 networking::v1::IPAddress,
-networking::v1::NetworkPolicy,
 networking::v1::ServiceCIDR,
-rbac::v1::ClusterRoleBinding,
-rbac::v1::ClusterRole,
-rbac::v1::RoleBinding,
-rbac::v1::Role,
 storage::v1::CSIDriver,
 storage::v1::CSINode,
 storage::v1::CSIStorageCapacity,
-storage::v1::StorageClass,
 storage::v1::VolumeAttachment,
 storage::v1::VolumeAttributesClass,
 admissionregistration::v1::MutatingAdmissionPolicy,

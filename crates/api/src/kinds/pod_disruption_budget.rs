@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
     Json, count_generation, json, json_selector, label_selector, not_more_than_all, not_negative_if_set,
-    not_negative_or_percent, spec_and_status,
+    not_negative_or_percent,
 };
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};

@@ -12,6 +12,7 @@ use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const REDACTED: &str = "<secret contents redacted>";
+const PEM_BEGIN: &[u8] = b"-----BEGIN ";
 const SERVICE_ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
 
 impl Strategy for Secret {
@@ -95,6 +96,21 @@ impl Strategy for Secret {
         }
         errors.extend(self.validate());
         errors
+    }
+
+    /// Of a TLS secret, whether there is anything in PEM at all.
+    fn warnings(&self) -> Vec<String> {
+        if text(&self.type_) != "kubernetes.io/tls" {
+            return Vec::new();
+        }
+        let data = self.data.as_ref();
+        for (key, what) in [("tls.crt", "certificate"), ("tls.key", "key")] {
+            let value = data.and_then(|d| d.get(key)).map_or(&[][..], |v| &v.0);
+            if !value.windows(PEM_BEGIN.len()).any(|w| w == PEM_BEGIN) {
+                return vec![format!("tls: failed to find any PEM data in {what} input")];
+            }
+        }
+        Vec::new()
     }
 
     const SELECTABLE_FIELDS: &'static [&'static str] = &["type"];

@@ -140,6 +140,7 @@ impl Strategy for Service {
 
     fn prepare_for_create(&mut self) {
         self.status = Some(empty_status());
+        drop_from_external_name(self);
     }
 
     fn prepare_for_update(&mut self, old: &Self, part: Part) {
@@ -148,6 +149,7 @@ impl Strategy for Service {
         } else {
             self.status = old.status.clone();
             drop_what_the_type_has_not(self, old);
+            drop_from_external_name(self);
         }
     }
 
@@ -180,6 +182,40 @@ impl Strategy for Service {
         }
         errors.extend(validate(self, Some(old)));
         errors
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let spec = spec_of(self);
+        let mut warnings: Vec<String> = Vec::new();
+        let external_name = text(&spec.type_) == EXTERNAL_NAME;
+        let external_ips = spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty());
+        if is_headless(self) {
+            if !text(&spec.load_balancer_ip).is_empty() {
+                warnings.push("spec.loadBalancerIP is ignored for headless services".into());
+            }
+            if external_ips {
+                warnings.push("spec.externalIPs is ignored for headless services".into());
+            }
+            if text(&spec.session_affinity) != "None" {
+                warnings.push("spec.SessionAffinity is ignored for headless services".into());
+            }
+        } else if external_ips && !external_name {
+            warnings.push(
+                "spec.externalIPs is deprecated and may no longer be implemented in some clusters".into(),
+            );
+        }
+        if external_name && external_ips {
+            warnings.push(r#"spec.externalIPs is ignored when spec.type is "ExternalName""#.into());
+        }
+        if !external_name && !text(&spec.external_name).is_empty() {
+            warnings.push(r#"spec.externalName is ignored when spec.type is not "ExternalName""#.into());
+        }
+        if text(&spec.traffic_distribution) == "PreferClose" {
+            warnings.push(
+                r#"spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone""#.into(),
+            );
+        }
+        warnings
     }
 
     fn validate_name(name: &str) -> Vec<String> {
@@ -234,6 +270,15 @@ fn empty_status() -> ServiceStatus {
     ServiceStatus {
         load_balancer: Some(LoadBalancerStatus::default()),
         ..ServiceStatus::default()
+    }
+}
+
+/// Nothing is routed by an ExternalName, so no policy shows.
+fn drop_from_external_name(service: &mut Service) {
+    if type_of(service) == EXTERNAL_NAME
+        && let Some(spec) = &mut service.spec
+    {
+        spec.internal_traffic_policy = None;
     }
 }
 
@@ -653,7 +698,9 @@ fn traffic(service: &Service, spec: &ServiceSpec, errors: &mut Errors) {
         None if matches!(type_of(service), CLUSTER_IP | NODE_PORT | LOAD_BALANCER) => {
             errors.required(&at, "");
         }
-        Some(policy) if !POLICIES.contains(&policy.as_str()) => errors.not_supported_in_order(&at, policy, POLICIES),
+        Some(policy) if !POLICIES.contains(&policy.as_str()) => {
+            errors.not_supported_in_order(&at, policy, POLICIES)
+        }
         _ => {}
     }
     const DISTRIBUTIONS: &[&str] = &["PreferClose", "PreferSameZone", "PreferSameNode"];

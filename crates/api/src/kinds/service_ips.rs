@@ -84,6 +84,11 @@ impl Cidr {
             && Self::bits(address) & !self.host_mask() == Self::bits(self.address) & !self.host_mask()
     }
 
+    /// Whether `other` is a proper part of this range.
+    pub fn strictly_contains(&self, other: &Cidr) -> bool {
+        self.contains(other.address) && self.prefix_len < other.prefix_len
+    }
+
     /// Addresses services may have, as offsets from the base: not the base itself, nor IPv4's broadcast address.
     /// At most 2^64 of an IPv6 range.
     fn usable(&self) -> u64 {

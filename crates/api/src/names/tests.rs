@@ -13,7 +13,10 @@ fn refused(rule: fn(&str) -> Vec<String>, values: &[(&str, &[&str])]) {
         let got = rule(value);
         assert_eq!(got.len(), words.len(), "{value:?}: {got:?}");
         for (got, want) in got.iter().zip(*words) {
-            assert!(got.starts_with(want), "{value:?}: {got:?} does not start with {want:?}");
+            assert!(
+                got.starts_with(want),
+                "{value:?}: {got:?} does not start with {want:?}"
+            );
         }
     }
 }
@@ -62,7 +65,10 @@ fn label_keys_have_an_optional_prefix() {
         ],
     );
     fine(label_value, &["", "a", "A_b.c"]);
-    refused(label_value, &[("a b", &["a valid label must be an empty string"])]);
+    refused(
+        label_value,
+        &[("a b", &["a valid label must be an empty string"])],
+    );
 }
 
 #[test]
@@ -74,7 +80,13 @@ fn ports_have_a_letter() {
             ("80", &["must contain at least one letter"]),
             ("a--b", &["must not contain consecutive hyphens"]),
             ("-a", &["must not begin or end with a hyphen"]),
-            ("A_B", &["must contain only alpha-numeric", "must contain at least one letter"]),
+            (
+                "A_B",
+                &[
+                    "must contain only alpha-numeric",
+                    "must contain at least one letter",
+                ],
+            ),
         ],
     );
 }
@@ -96,15 +108,43 @@ fn ip_addresses_are_strict() {
 #[test]
 fn other_rules() {
     fine(env_var_name, &["A", "a.b-c", "1 a"]);
-    refused(env_var_name, &[("a=b", &["a valid environment variable name"]), ("é", &["a valid"])]);
+    refused(
+        env_var_name,
+        &[
+            ("a=b", &["a valid environment variable name"]),
+            ("é", &["a valid"]),
+        ],
+    );
     fine(config_map_key, &["a", ".a", "a..b"]);
-    refused(config_map_key, &[("..", &["must not be '..'"]), ("..a", &["must not start with '..'"])]);
+    refused(
+        config_map_key,
+        &[
+            ("..", &["must not be '..'"]),
+            ("..a", &["must not start with '..'"]),
+        ],
+    );
     fine(percent, &["0%", "100%"]);
-    refused(percent, &[("%", &["a valid percent"]), ("1", &["a valid percent"])]);
+    refused(
+        percent,
+        &[("%", &["a valid percent"]), ("1", &["a valid percent"])],
+    );
     fine(decimal_integer, &["0", "-7", "12"]);
-    refused(decimal_integer, &[("-0", &["must be a valid"]), ("01", &["must be a valid"]), ("", &["must be non"])]);
+    refused(
+        decimal_integer,
+        &[
+            ("-0", &["must be a valid"]),
+            ("01", &["must be a valid"]),
+            ("", &["must be non"]),
+        ],
+    );
     fine(path_segment, &["a", "a:b"]);
-    refused(path_segment, &[(".", &["may not be"]), ("a/%", &["may not contain '/'", "may not contain '%'"])]);
+    refused(
+        path_segment,
+        &[
+            (".", &["may not be"]),
+            ("a/%", &["may not contain '/'", "may not contain '%'"]),
+        ],
+    );
     fine(c_identifier, &["_a1"]);
     refused(c_identifier, &[("1a", &["a valid C identifier"])]);
     fine(wildcard_dns1123_subdomain, &["*.a.b"]);
@@ -115,5 +155,9 @@ fn other_rules() {
 fn a_generated_names_dash_counts_as_more_to_come() {
     assert_eq!(generated("web-", dns1123_subdomain), Vec::<String>::new());
     assert_eq!(generated("A_", dns1123_subdomain).len(), 1);
-    assert_eq!(generated("é-", dns1123_subdomain), Vec::<String>::new(), "the last rune before the dash is replaced");
+    assert_eq!(
+        generated("é-", dns1123_subdomain),
+        Vec::<String>::new(),
+        "the last rune before the dash is replaced"
+    );
 }

@@ -49,7 +49,10 @@ fn mistakes_have_kubernetes_words() {
     }
     for text in ["1gi", "1K", "1e", "1mm", "1iK", "1Mi1", "1e1e1"] {
         let error = Quantity::parse(text).unwrap_err();
-        assert!(error == SUFFIX_WRONG || error == FORMAT_WRONG, "{text:?}: {error}");
+        assert!(
+            error == SUFFIX_WRONG || error == FORMAT_WRONG,
+            "{text:?}: {error}"
+        );
     }
     assert_eq!(Quantity::parse("1K").unwrap_err(), SUFFIX_WRONG);
 }
@@ -84,7 +87,12 @@ fn sums_keep_the_notation_of_what_was_there() {
 
 #[test]
 fn resource_lists_keep_thousandths() {
-    for (given, want) in [("1u", "1m"), ("1.0001", "1001m"), ("1024Mi", "1Gi"), ("100m", "100m")] {
+    for (given, want) in [
+        ("1u", "1m"),
+        ("1.0001", "1001m"),
+        ("1024Mi", "1Gi"),
+        ("100m", "100m"),
+    ] {
         let mut q = Wire(given.into());
         canonicalize_resource(&mut q);
         assert_eq!(q.0, want);

@@ -1,10 +1,12 @@
-//! What the published API says of types: their fields ([`Shape`]) and how these merge ([`rules`]).
+//! What the published API says of types: their fields ([`Shape`]) and how these merge ([`rules`]),
+//! and what the closed ones may hold ([`values`]).
 //!
 //! Shapes come from the types' own JSON schemas, so they cannot drift from what is decoded. Each is made when it is
 //! first asked for: starting the process costs nothing.
 
 pub mod rules;
 mod shape;
+pub mod values;
 
 pub use shape::{Field, Shape, Type, Value};
 

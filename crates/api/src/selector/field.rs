@@ -136,8 +136,9 @@ fn unescape(value: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Kinds with a list of fields of their own, which decides about `metadata.namespace` too.
-/// The others know the two fields of every object, even where they have no namespace.
+/// Kinds whose requests may select by fields of their own, a list that decides about `metadata.namespace` too.
+/// The others know the two fields of every object, even where they have no namespace, and no more
+/// (ReplicaSets index `status.replicas` and refuse it).
 fn has_own_fields(kind: &Kind) -> bool {
     matches!(
         (kind.group, kind.kind),
@@ -155,7 +156,9 @@ fn is_supported(kind: &Kind, field: &str) -> bool {
     match field {
         NAME => true,
         NAMESPACE => kind.namespaced() || !has_own_fields(kind),
-        field => kind.ops.selectable_fields().contains(&field),
+        // Pods may be asked for it and none has it: every pod's is empty.
+        "status.podIPs" if kind.group.is_empty() && kind.kind == "Pod" => true,
+        field => has_own_fields(kind) && kind.ops.selectable_fields().contains(&field),
     }
 }
 

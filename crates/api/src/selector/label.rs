@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use super::{label_name, label_syntax};
-use crate::field::{Cause, Errors, FieldError, Path, Shown};
+use super::label_syntax;
+use crate::field::{Cause, Errors, FieldError, Shown};
+use crate::names;
 
 /// How a label is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,7 +67,7 @@ impl Requirement {
         use Operator::*;
         let mut mistakes = Errors::new();
         let mut bound = 0;
-        let bad_key = label_name::qualified_name(key);
+        let bad_key = names::qualified_name(key);
         if !bad_key.is_empty() {
             mistakes.push(invalid("key", key, bad_key.join("; ")));
         }
@@ -99,7 +100,7 @@ impl Requirement {
             }
         }
         for (i, value) in values.iter().enumerate() {
-            let bad_value = label_name::label_value(value);
+            let bad_value = names::label_value(value);
             if !bad_value.is_empty() {
                 mistakes.push(invalid(
                     &format!("values[{i}][{key}]"),
@@ -120,7 +121,7 @@ impl Requirement {
     /// Refuses a key that no label can have, as found at `field`.
     pub(super) fn check_key(key: &str, field: &str) -> Result<(), String> {
         let mut mistakes = Errors::new();
-        let bad_key = label_name::qualified_name(key);
+        let bad_key = names::qualified_name(key);
         if !bad_key.is_empty() {
             mistakes.push(invalid(field, key, bad_key.join("; ")));
         }
@@ -259,61 +260,6 @@ impl fmt::Display for Selector {
             write!(f, "{requirement}")?;
         }
         Ok(())
-    }
-}
-
-/// Mistakes in a meta/v1 LabelSelector at `path`.
-pub fn validate(selector: &LabelSelector, path: &Path) -> Errors {
-    check(selector, path, true)
-}
-
-/// [`validate`], but the values of expressions may be any text: for updates of an object that already has such
-/// values, which older versions accepted.
-pub fn validate_with_any_values(selector: &LabelSelector, path: &Path) -> Errors {
-    check(selector, path, false)
-}
-
-fn check(selector: &LabelSelector, path: &Path, check_values: bool) -> Errors {
-    let mut mistakes = Errors::new();
-    let labels = path.child("matchLabels");
-    for (key, value) in selector.match_labels.iter().flatten() {
-        for detail in label_name::qualified_name(key) {
-            mistakes.invalid(&labels, key, detail);
-        }
-        for detail in label_name::label_value(value) {
-            mistakes.invalid(&labels, value, detail);
-        }
-    }
-    for (i, expression) in selector.match_expressions.iter().flatten().enumerate() {
-        let path = path.child("matchExpressions").index(i);
-        check_expression(expression, &path, &mut mistakes);
-        for (j, value) in expression.values.iter().flatten().enumerate() {
-            for detail in label_name::label_value(value) {
-                if check_values {
-                    mistakes.invalid(&path.child("values").index(j), value, detail);
-                }
-            }
-        }
-    }
-    mistakes
-}
-
-fn check_expression(expression: &LabelSelectorRequirement, path: &Path, mistakes: &mut Errors) {
-    let count = expression.values.as_ref().map_or(0, Vec::len);
-    match expression.operator.as_str() {
-        "In" | "NotIn" if count == 0 => mistakes.required(
-            &path.child("values"),
-            "must be specified when `operator` is 'In' or 'NotIn'",
-        ),
-        "Exists" | "DoesNotExist" if count > 0 => mistakes.forbidden(
-            &path.child("values"),
-            "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
-        ),
-        "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
-        other => mistakes.invalid(&path.child("operator"), other, "not a valid selector operator"),
-    }
-    for detail in label_name::qualified_name(&expression.key) {
-        mistakes.invalid(&path.child("key"), &expression.key, detail);
     }
 }
 

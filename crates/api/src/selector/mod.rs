@@ -2,5 +2,4 @@
 
 pub mod field;
 pub mod label;
-mod label_name;
 mod label_syntax;

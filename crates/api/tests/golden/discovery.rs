@@ -63,3 +63,14 @@ fn every_recorded_discovery_document_is_ours() {
     }
     assert!(compared >= 18, "only {compared} documents compared");
 }
+
+#[test]
+fn the_openapi_index_lists_the_recorded_paths() {
+    let recorded = scenarios("discovery")
+        .into_iter()
+        .flat_map(|scenario| scenario.steps)
+        .find(|step| step.path() == "/openapi/v3")
+        .expect("a recorded index");
+    let ours = knarr_api::openapi::v3_paths();
+    assert_eq!(recorded.answer["paths"], Value::from(ours));
+}

@@ -86,6 +86,7 @@ impl Server {
         served.ops.set_defaults(&mut *new)?;
         let mut new = convert::typed(served, kind, new)?;
         carry_over(&mut *new, old);
+        new.metadata_mut().resource_version = old.metadata().resource_version.clone();
         self.admit(
             ctx,
             served,

@@ -59,7 +59,7 @@ impl Options {
                     "All" | "" => options.stream = None,
                     "Stdout" => options.stream = Some(Stream::Stdout),
                     "Stderr" => options.stream = Some(Stream::Stderr),
-                    _ => errors.not_supported(&at, value, &["All", "Stdout", "Stderr"]),
+                    _ => errors.not_supported(&at, value, &["All", "Stderr", "Stdout"]),
                 },
                 _ => {}
             }

@@ -61,7 +61,11 @@ pub(in crate::kinds) fn validate(spec: &JobSpec, path: &Path, errors: &mut Error
         Some("Indexed") => indexed(spec, path, errors),
         mode => {
             if let Some(unknown) = mode.filter(|m| *m != "NonIndexed") {
-                errors.not_supported_in_order(&path.child("completionMode"), unknown, &["NonIndexed", "Indexed"]);
+                errors.not_supported_in_order(
+                    &path.child("completionMode"),
+                    unknown,
+                    &["NonIndexed", "Indexed"],
+                );
             } else {
                 for (field, value) in [
                     ("backoffLimitPerIndex", spec.backoff_limit_per_index),

@@ -1,3 +1,5 @@
+use proptest::prelude::{Just, prop, prop_assert_eq, prop_oneof, proptest};
+use proptest::strategy::Strategy as _;
 use serde_json::json;
 
 use super::*;
@@ -265,9 +267,9 @@ fn scale_has_its_own_shape() {
     assert_eq!(doc, json!({"spec": {"replicas": 3}}));
 }
 
-/// Two long lists must not cost their product: a request body has room for a hundred thousand items.
+/// A request body has room for a hundred thousand items. (Were each looked for in turn, this would take minutes.)
 #[test]
-fn merging_long_lists_takes_about_linear_time() {
+fn long_lists_merge_whole() {
     const MANY: usize = 20_000;
     let list = |from: usize| -> Value {
         (from..from + MANY)
@@ -283,4 +285,73 @@ fn merging_long_lists_takes_about_linear_time() {
         merged["containers"].as_array().map(Vec::len),
         Some(MANY + MANY / 2)
     );
+}
+
+/// Values as a hostile client would write them: the right names and directives in the wrong places.
+fn any_patch() -> impl proptest::strategy::Strategy<Value = Value> {
+    let scalar = prop_oneof![
+        Just(Value::Null),
+        Just(json!("replace")),
+        Just(json!("delete")),
+        Just(json!("a")),
+        Just(json!(1)),
+    ];
+    scalar.prop_recursive(5, 40, 4, |inner| {
+        let key = prop::sample::select(vec![
+            "$patch",
+            "$retainKeys",
+            "$setElementOrder/containers",
+            "$setElementOrder/finalizers",
+            "$deleteFromPrimitiveList/finalizers",
+            "$deleteFromPrimitiveList/containers",
+            "$setElementOrder",
+            "containers",
+            "finalizers",
+            "metadata",
+            "spec",
+            "name",
+            "env",
+            "labels",
+        ]);
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((key, inner), 0..5).prop_map(|fields| {
+                Value::Object(fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect())
+            }),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_patch_panics(metadata in any_patch(), spec in any_patch()) {
+        let doc = json!({
+            "metadata": {"name": "a", "finalizers": ["a", "b"], "labels": {"a": "1"}},
+            "spec": {"containers": [{"name": "a", "env": [{"name": "a"}]}, {"name": "b"}]},
+        });
+        let _ = patched(&POD, doc, json!({"metadata": metadata, "spec": spec}));
+    }
+
+    /// What a client asks for by key is there afterwards, in its order, and what it does not name stays.
+    #[test]
+    fn a_merged_list_has_both_lists_items_and_the_patchs_order(
+        live in prop::collection::vec("[a-f]", 0..6),
+        wanted in prop::collection::vec("[a-h]", 0..6),
+    ) {
+        let unique = |names: Vec<String>| -> Vec<String> {
+            let mut seen = std::collections::HashSet::new();
+            names.into_iter().filter(|n| seen.insert(n.clone())).collect()
+        };
+        let (live, wanted) = (unique(live), unique(wanted));
+        let list = |names: &[String]| -> Value { names.iter().map(|n| json!({ "name": n })).collect() };
+        let merged = spec(json!({"containers": list(&live)}), json!({"containers": list(&wanted)})).unwrap();
+        let merged = names(&merged["containers"]);
+        let of = |keep: &[String]| -> Vec<String> {
+            merged.iter().filter(|n| keep.iter().any(|k| k == *n)).map(ToString::to_string).collect()
+        };
+        let untouched: Vec<String> = live.iter().filter(|n| !wanted.contains(n)).cloned().collect();
+        prop_assert_eq!(of(&wanted), wanted.clone());
+        prop_assert_eq!(of(&untouched), untouched.clone());
+        prop_assert_eq!(merged.len(), untouched.len() + wanted.len());
+    }
 }

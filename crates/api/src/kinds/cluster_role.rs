@@ -1,0 +1,34 @@
+//! ClusterRole: what may be done anywhere. With an aggregation rule it is put together from others.
+
+use k8s_openapi::api::rbac::v1::ClusterRole;
+
+use super::checks::label_selector;
+use super::rbac;
+use crate::field::{Errors, Path};
+use crate::strategy::Strategy;
+
+impl Strategy for ClusterRole {
+    fn validate(&self) -> Errors {
+        let mut errors = rbac::validate_rules(&self.rules, false);
+        if let Some(rule) = &self.aggregation_rule {
+            let path = Path::new("aggregationRule").child("clusterRoleSelectors");
+            let selectors = rule.cluster_role_selectors.as_deref().unwrap_or(&[]);
+            if selectors.is_empty() {
+                errors.required(
+                    &path,
+                    "at least one clusterRoleSelector required if aggregationRule is non-nil",
+                );
+            }
+            for (i, selector) in selectors.iter().enumerate() {
+                label_selector(&mut errors, &path.index(i), selector);
+            }
+        }
+        errors
+    }
+
+    fn validate_name(name: &str) -> Vec<String> {
+        rbac::validate_name(name)
+    }
+
+    const CREATE_ON_UPDATE: bool = true;
+}

@@ -1,0 +1,19 @@
+//! Role: what may be done in one namespace.
+
+use k8s_openapi::api::rbac::v1::Role;
+
+use super::rbac;
+use crate::field::Errors;
+use crate::strategy::Strategy;
+
+impl Strategy for Role {
+    fn validate(&self) -> Errors {
+        rbac::validate_rules(&self.rules, true)
+    }
+
+    fn validate_name(name: &str) -> Vec<String> {
+        rbac::validate_name(name)
+    }
+
+    const CREATE_ON_UPDATE: bool = true;
+}

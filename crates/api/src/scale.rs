@@ -1,0 +1,164 @@
+//! The `scale` subresource (autoscaling/v1 Scale): one number of a Deployment, ReplicaSet, StatefulSet or
+//! ReplicationController, read and written without the rest.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec, ScaleStatus};
+use k8s_openapi::api::core::v1::ReplicationController;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+
+use crate::field::{Errors, Path};
+use crate::kind::Kind;
+use crate::object::{AnyObject, Object};
+use crate::table;
+
+/// The object's scale; `None` for kinds that have none.
+pub fn get(kind: &Kind, object: &Object) -> Option<Scale> {
+    kind.subresource("scale")?;
+    let (replicas, current, selector) = if let Some(d) = object.get::<Deployment>() {
+        let spec = d.spec.as_ref();
+        let status = d.status.as_ref();
+        (
+            spec.and_then(|s| s.replicas),
+            status.and_then(|s| s.replicas),
+            selected(spec.map(|s| &s.selector)),
+        )
+    } else if let Some(r) = object.get::<ReplicaSet>() {
+        let spec = r.spec.as_ref();
+        (
+            spec.and_then(|s| s.replicas),
+            r.status.as_ref().map(|s| s.replicas),
+            selected(spec.map(|s| &s.selector)),
+        )
+    } else if let Some(s) = object.get::<StatefulSet>() {
+        let spec = s.spec.as_ref();
+        (
+            spec.and_then(|s| s.replicas),
+            s.status.as_ref().map(|s| s.replicas),
+            selected(spec.map(|s| &s.selector)),
+        )
+    } else if let Some(r) = object.get::<ReplicationController>() {
+        let spec = r.spec.as_ref();
+        let selector = spec.and_then(|s| s.selector.clone()).unwrap_or_default();
+        (
+            spec.and_then(|s| s.replicas),
+            r.status.as_ref().map(|s| s.replicas),
+            of_map(&selector),
+        )
+    } else {
+        return None;
+    };
+    let meta = object.metadata();
+    Some(Scale {
+        metadata: ObjectMeta {
+            name: meta.name.clone(),
+            namespace: meta.namespace.clone(),
+            uid: meta.uid.clone(),
+            resource_version: meta.resource_version.clone(),
+            creation_timestamp: meta.creation_timestamp.clone(),
+            ..ObjectMeta::default()
+        },
+        spec: Some(ScaleSpec {
+            // Go leaves a zero out.
+            replicas: replicas.filter(|r| *r != 0),
+        }),
+        status: Some(ScaleStatus {
+            replicas: current.unwrap_or(0),
+            selector: Some(selector).filter(|s| !s.is_empty()),
+        }),
+    })
+}
+
+fn selected(selector: Option<&LabelSelector>) -> String {
+    selector.map(table::selector_text).unwrap_or_default()
+}
+
+fn of_map(selector: &BTreeMap<String, String>) -> String {
+    let pairs: Vec<String> = selector.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    pairs.join(",")
+}
+
+/// Writes the number of replicas; false for kinds that have no scale. What follows is an update of the object
+/// itself: generation counts up, status stays.
+pub fn set(kind: &Kind, object: &mut dyn AnyObject, replicas: i32) -> bool {
+    if kind.subresource("scale").is_none() {
+        return false;
+    }
+    let object = object.as_any_mut();
+    let field = if let Some(d) = object.downcast_mut::<Deployment>() {
+        &mut d.spec.get_or_insert_default().replicas
+    } else if let Some(r) = object.downcast_mut::<ReplicaSet>() {
+        &mut r.spec.get_or_insert_default().replicas
+    } else if let Some(s) = object.downcast_mut::<StatefulSet>() {
+        &mut s.spec.get_or_insert_default().replicas
+    } else if let Some(r) = object.downcast_mut::<ReplicationController>() {
+        &mut r.spec.get_or_insert_default().replicas
+    } else {
+        return false;
+    };
+    *field = Some(replicas);
+    true
+}
+
+/// Mistakes in a Scale that a client sends.
+pub fn validate(scale: &Scale) -> Errors {
+    let mut errors = Errors::new();
+    let replicas = scale.spec.as_ref().and_then(|s| s.replicas).unwrap_or(0);
+    if replicas < 0 {
+        errors.invalid(
+            &Path::new("spec").child("replicas"),
+            replicas,
+            "must be greater than or equal to 0",
+        );
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry;
+
+    fn object(kind: &'static Kind, selector: &str) -> Object {
+        let json = format!(
+            r#"{{"metadata":{{"name":"x","resourceVersion":"7"}},"spec":{{"replicas":3,"selector":{selector}}},
+               "status":{{"replicas":2}}}}"#
+        );
+        Object::from_typed(kind, kind.ops.decode(json.as_bytes()).expect("an object").object)
+    }
+
+    #[test]
+    fn every_kind_with_a_scale_can_be_read_and_written() {
+        for kind in registry::ALL.iter().filter(|k| k.subresource("scale").is_some()) {
+            let selector = match kind.kind {
+                "ReplicationController" => r#"{"a":"b"}"#,
+                _ => r#"{"matchLabels":{"a":"b"}}"#,
+            };
+            let object = object(kind, selector);
+            let scale = get(kind, &object).expect("a scale");
+            assert_eq!(scale.spec.and_then(|s| s.replicas), Some(3), "{kind:?}");
+            let status = scale.status.expect("a status");
+            assert_eq!((status.replicas, status.selector.as_deref()), (2, Some("a=b")));
+            assert_eq!(scale.metadata.resource_version.as_deref(), Some("7"));
+
+            let mut typed = object.typed().clone_box();
+            assert!(set(kind, &mut *typed, 5));
+            let scaled = Object::from_typed(kind, typed);
+            let replicas = get(kind, &scaled).and_then(|s| s.spec?.replicas);
+            assert_eq!(replicas, Some(5), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn other_kinds_have_none() {
+        let kind = &registry::CONFIG_MAP;
+        let mut typed = kind
+            .ops
+            .decode(br#"{"metadata":{"name":"x"}}"#)
+            .expect("an object")
+            .object;
+        assert!(!set(kind, &mut *typed, 1));
+        assert!(get(kind, &Object::from_typed(kind, typed)).is_none());
+    }
+}

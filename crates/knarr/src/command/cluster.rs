@@ -1,0 +1,409 @@
+//! The roles put together: what `up`, `server` and `agent` start, from the same parts.
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use async_trait::async_trait;
+use knarr_api::k8s_openapi::jiff::Timestamp;
+use knarr_apiserver::authn::StaticTokens;
+use knarr_apiserver::pki::{self, Pki};
+use knarr_apiserver::seams::SystemEntropy;
+use knarr_apiserver::{Seams, Server, ServiceRange, tls};
+use knarr_client::remote::Remote;
+use knarr_client::{Api, Conn, NodeDialer, SystemClock};
+use knarr_control::ControllersConfig;
+use knarr_node::containerd::{Containerd, ContainerdConfig};
+use knarr_node::images;
+use knarr_node::kubelet::{self, Kubelet};
+use knarr_node::network::PodNetwork;
+use knarr_node::runtime::Runtime;
+use knarr_node::runtime::cri::Cri;
+use knarr_node::server::{InProcess, RuntimeContainers};
+use knarr_store::EtcdConfig;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::kubelet_port::{API_SERVER, KubeletPort, RemoteNodes};
+use super::{Failure, git_version};
+use crate::config::{Config, StoreEngine};
+
+/// Domain of the cluster's names.
+const CLUSTER_DOMAIN: &str = "cluster.local";
+/// Which of the service addresses is DNS', as kubeadm has it.
+const DNS_ADDRESS_OFFSET: u32 = 10;
+/// Prefix of keys in a shared etcd.
+const ETCD_PREFIX: &str = "/knarr";
+
+/// A running control plane; it ends with the token it was started with.
+pub struct ControlPlane {
+    pub server: Arc<Server>,
+    pub authority: CertificateDer<'static>,
+    tasks: TaskTracker,
+}
+
+impl ControlPlane {
+    /// Starts API server, scheduler and controllers. The API is ready when this returns. `local` is the node of
+    /// this process; all others are dialled at their kubelet's port.
+    pub async fn start(
+        config: &Config,
+        local: Arc<LocalNode>,
+        cancel: &CancellationToken,
+    ) -> Result<Self, Failure> {
+        // First of all, because a port in use is the commonest mistake and nothing has been touched yet.
+        let listener = TcpListener::bind(config.listen).await.map_err(|e| {
+            let why = match e.kind() {
+                ErrorKind::AddrInUse => {
+                    "the port is in use; end what uses it, or choose another with --listen"
+                }
+                _ => "choose an address of this machine with --listen",
+            };
+            Failure::new(format!("cannot listen on {}: {why}", config.listen)).because(e)
+        })?;
+        let listen = listener
+            .local_addr()
+            .map_err(|e| Failure::new("no local address").because(e))?;
+        let range = ServiceRange::parse(&config.service_cidr.to_string()).map_err(Failure::new)?;
+        let failed = |e| Failure::new("the cluster's keys are not usable").because(e);
+        let pki = Pki::open(&config.data_dir.join("pki"), Timestamp::now()).map_err(failed)?;
+        let serving = pki.server(&certificate_names(config, &range)).map_err(failed)?;
+        let tls = tls::server_config(&serving, pki.ca_pem()).map_err(Failure::new)?;
+        let server_config = knarr_apiserver::Config {
+            advertised: listen.to_string(),
+            address: listen.ip(),
+            port: listen.port(),
+            service_range: range,
+            static_tokens: StaticTokens::default(),
+            issuer: knarr_apiserver::ISSUER.into(),
+            service_account_key: pki.service_account_key().map_err(failed)?,
+        };
+        let kubelet_client = pki
+            .client("kubelet-client", API_SERVER, &["system:masters"])
+            .map_err(failed)?;
+        let remote = Arc::new(RemoteNodes::new(&kubelet_client)?);
+        let nodes = Arc::new(Nodes {
+            local,
+            remote: remote.clone(),
+        });
+        let seams = Seams {
+            clock: Arc::new(SystemClock),
+            entropy: Arc::new(SystemEntropy),
+            nodes,
+        };
+        let store = open_store(config).await?;
+        let server = Server::new(server_config, seams, store)
+            .await
+            .map_err(|e| Failure::new("the API server does not start").because(e))?;
+
+        remote.find_by(server.api("system:apiserver", ["system:masters", "system:authenticated"]));
+        let authority = CertificateDer::from_pem_slice(pki.ca_pem().as_bytes())
+            .map_err(|e| Failure::new("the cluster's CA cannot be read").because(e))?;
+        let tasks = TaskTracker::new();
+        tasks.spawn(server.clone().serve(listener, tls, cancel.clone()));
+        let admin = pki.admin().map_err(failed)?;
+        let kubeconfig = pki::kubeconfig(
+            &format!("https://{listen}"),
+            pki.ca_pem(),
+            "kubernetes-admin",
+            &admin,
+        );
+        write_private(&config.kubeconfig, &kubeconfig)?;
+        let components = server.api(
+            "system:kube-controller-manager",
+            ["system:masters", "system:authenticated"],
+        );
+        tasks.spawn(knarr_control::run(
+            components,
+            control_config(config, pki.ca_pem()),
+            Arc::new(SystemClock),
+            cancel.clone(),
+        ));
+        tasks.close();
+        tracing::info!(api = %format!("https://{listen}"), kubeconfig = %config.kubeconfig.display(), "the API is ready");
+        Ok(ControlPlane {
+            server,
+            authority,
+            tasks,
+        })
+    }
+
+    /// Returns when everything has ended.
+    pub async fn wait(self) {
+        self.tasks.wait().await;
+    }
+}
+
+/// The node of this process, once it is there.
+#[derive(Default)]
+pub struct LocalNode(OnceLock<InProcess>);
+
+impl LocalNode {
+    /// From now on it answers.
+    pub fn set(&self, node: &Config, server: knarr_node::server::Server) {
+        // Only the first counts; a process has one node.
+        let _ = self.0.set(InProcess {
+            node: node.node_name.clone(),
+            server,
+        });
+    }
+}
+
+/// Where nodes are reached: the one of this process through a pipe, others through their port.
+struct Nodes {
+    local: Arc<LocalNode>,
+    remote: Arc<RemoteNodes>,
+}
+
+#[async_trait]
+impl NodeDialer for Nodes {
+    async fn dial(&self, node: &str) -> std::io::Result<Box<dyn Conn>> {
+        match self.local.0.get() {
+            Some(local) if local.node == node => local.dial(node).await,
+            _ => self.remote.dial(node).await,
+        }
+    }
+}
+
+fn control_config(config: &Config, ca_pem: &str) -> knarr_control::Config {
+    // Only an etcd is shared by several servers, one of which leads.
+    let shared = config.store == StoreEngine::Etcd;
+    let identity = || {
+        format!(
+            "{}_{}_{}",
+            config.node_name,
+            std::process::id(),
+            Timestamp::now().as_microsecond()
+        )
+    };
+    knarr_control::Config {
+        controllers: ControllersConfig {
+            root_ca: Some(ca_pem.into()),
+            ..ControllersConfig::default()
+        },
+        identity: shared.then(identity),
+    }
+}
+
+fn certificate_names(config: &Config, range: &ServiceRange) -> Vec<String> {
+    let mut names: Vec<String> = [
+        "localhost",
+        "127.0.0.1",
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+    ]
+    .map(str::to_string)
+    .to_vec();
+    names.push(format!("kubernetes.default.svc.{CLUSTER_DOMAIN}"));
+    names.push(range.first().to_string());
+    names.push(config.node_name.clone());
+    if !config.listen.ip().is_unspecified() {
+        names.push(config.listen.ip().to_string());
+    }
+    names.extend(config.tls_sans.iter().cloned());
+    names.sort();
+    names.dedup();
+    names
+}
+
+async fn open_store(config: &Config) -> Result<Arc<dyn knarr_store::Store>, Failure> {
+    let engine = match config.store {
+        StoreEngine::Memory => knarr_store::Config::Memory,
+        StoreEngine::Embedded => knarr_store::Config::Embedded {
+            dir: config.data_dir.join("store"),
+        },
+        StoreEngine::Etcd => knarr_store::Config::Etcd(EtcdConfig {
+            endpoints: config.etcd_endpoints.clone(),
+            prefix: ETCD_PREFIX.into(),
+            credentials: None,
+            tls: None,
+        }),
+    };
+    knarr_store::open(engine)
+        .await
+        .map_err(|e| Failure::new("the store does not open").because(e))
+}
+
+/// A file that only its owner reads, written whole or not at all.
+fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let failed = |e| Failure::new(format!("cannot write {}", path.display())).because(e);
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(failed)?;
+    }
+    let part = path.with_extension("part");
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(&part)
+        .map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(failed)?;
+    std::fs::rename(&part, path).map_err(failed)
+}
+
+/// knarr's containerd for this data directory.
+pub fn containerd_config(config: &Config) -> ContainerdConfig {
+    ContainerdConfig {
+        program: config.containerd.clone(),
+        root: config.data_dir.join("containerd"),
+        run: config.data_dir.join("run"),
+        cni_bin: config.cni_bin_dir.clone(),
+        cni_conf: config.data_dir.join("cni/net.d"),
+        sandbox_image: config
+            .sandbox_image
+            .clone()
+            .unwrap_or_else(|| images::PAUSE.into()),
+    }
+}
+
+/// A running node; it ends with the token it was started with, its pods go on.
+pub struct RunningNode {
+    containerd: Containerd,
+    kubelet: Kubelet,
+    /// Logs, exec, attach and port-forward on this node.
+    pub server: knarr_node::server::Server,
+}
+
+/// containerd up, images in, network configured: what a node needs before it knows of any API.
+pub struct PreparedNode {
+    containerd: Containerd,
+    runtime: Arc<dyn Runtime>,
+}
+
+impl PreparedNode {
+    pub async fn start(config: &Config, cancel: &CancellationToken) -> Result<Self, Failure> {
+        if !nix::unistd::geteuid().is_root() {
+            return Err(Failure::new(
+                "a node runs containers, for which it must be root; `knarr server` runs without",
+            ));
+        }
+        if !config.cni_bin_dir.join("bridge").exists() {
+            return Err(Failure::new(format!(
+                "there is no CNI plugin {}: install them (Debian: apt-get install containernetworking-plugins) or name their folder with --cni-bin-dir",
+                config.cni_bin_dir.join("bridge").display()
+            )));
+        }
+        let containerd = containerd_config(config);
+        let network = PodNetwork {
+            bridge: config.bridge.clone(),
+            pod_cidr: config.pod_cidr.to_string(),
+            cni_conf: containerd.cni_conf.clone(),
+            ipam_dir: config.data_dir.join("cni/ipam"),
+        };
+        network
+            .write()
+            .map_err(|e| Failure::new("cannot configure the pod network").because(e))?;
+        let failed = |e| Failure::new("containerd does not start").because(e);
+        let running = Containerd::start(containerd, cancel.clone())
+            .await
+            .map_err(failed)?;
+        let runtime = Cri::new(&format!("unix://{}", running.socket().display()));
+        bring_images(config, &running, &runtime).await?;
+        Ok(PreparedNode {
+            containerd: running,
+            runtime: Arc::new(runtime),
+        })
+    }
+
+    /// Joins the cluster behind `api`, which these CAs vouch for.
+    pub async fn join(
+        self,
+        config: &Config,
+        api: Arc<dyn Api>,
+        authorities: &[CertificateDer<'_>],
+        cancel: &CancellationToken,
+    ) -> Result<RunningNode, Failure> {
+        let port = KubeletPort::bind(config.kubelet_listen, &config.node_name, authorities).await?;
+        let kubelet_config = kubelet::Config {
+            node_name: config.node_name.clone(),
+            root_dir: config.data_dir.join("kubelet"),
+            log_dir: config.data_dir.join("logs"),
+            pod_cidr: config.pod_cidr.to_string(),
+            cluster_dns: vec![dns_address(config).to_string()],
+            cluster_domain: CLUSTER_DOMAIN.into(),
+            node_ips: vec![config.kubelet_listen.ip().to_string()],
+            port: config.kubelet_listen.port(),
+            version: git_version(),
+            ..kubelet::Config::default()
+        };
+        let clock = Arc::new(SystemClock);
+        let kubelet = Kubelet::start(kubelet_config, api, self.runtime.clone(), clock, cancel.clone());
+        let containers = Arc::new(RuntimeContainers(self.runtime));
+        let server =
+            knarr_node::server::Server::new(kubelet.pods(), containers.clone(), Arc::new(Timestamp::now));
+        let (policy, clock) = (
+            knarr_node::logs::rotate::Policy::default(),
+            Arc::new(Timestamp::now),
+        );
+        let rotation = cancel
+            .clone()
+            .run_until_cancelled_owned(knarr_node::logs::rotate::run(containers, policy, clock));
+        tokio::spawn(rotation);
+        tokio::spawn(port.serve(server.clone(), cancel.clone()));
+        Ok(RunningNode {
+            containerd: self.containerd,
+            kubelet,
+            server,
+        })
+    }
+}
+
+impl RunningNode {
+    /// Returns when everything has ended.
+    pub async fn wait(self) {
+        self.kubelet.wait().await;
+        self.containerd.wait().await;
+    }
+}
+
+/// The images knarr makes, where containerd does not have them yet.
+async fn bring_images(config: &Config, containerd: &Containerd, runtime: &Cri) -> Result<(), Failure> {
+    let failed = |e| Failure::new("cannot make the local images").because(e);
+    let work = config.data_dir.join("containerd/import");
+    let mut wanted = Vec::new();
+    if config.sandbox_image.is_none() {
+        wanted.push(images::pause().map_err(failed)?);
+    }
+    match images::busybox(images::BUSYBOX) {
+        Ok(image) => wanted.push(image),
+        // The cluster is of use without the demo image.
+        Err(e) => tracing::warn!(error = %e, "there is no demo image"),
+    }
+    for image in wanted {
+        let present = runtime
+            .image(&image.name)
+            .await
+            .map_err(|e| Failure::new("cannot ask for images").because(e))?;
+        if present.is_none() {
+            images::import(containerd.socket(), &work, &image)
+                .await
+                .map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+fn dns_address(config: &Config) -> std::net::Ipv4Addr {
+    std::net::Ipv4Addr::from(u32::from(config.service_cidr.base) + DNS_ADDRESS_OFFSET)
+}
+
+/// The cluster of this configuration as its admin sees it, over HTTPS, and the API's address.
+pub async fn admin(config: &Config) -> Result<(Arc<dyn Api>, String), Failure> {
+    let remote = remote(&config.kubeconfig).await?;
+    let server = remote.server().to_string();
+    Ok((Arc::new(remote), server))
+}
+
+/// The cluster of a kubeconfig, over HTTPS.
+pub async fn remote(kubeconfig: &Path) -> Result<Remote, Failure> {
+    Remote::from_kubeconfig(kubeconfig).await.map_err(|e| {
+        Failure::new(format!("the kubeconfig {} is not usable", kubeconfig.display())).because(e)
+    })
+}

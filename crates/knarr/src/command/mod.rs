@@ -1,0 +1,65 @@
+//! The subcommands, one file each.
+
+pub mod agent;
+pub mod cluster;
+pub mod down;
+pub mod kubelet_port;
+pub mod server;
+pub mod status;
+pub mod up;
+pub mod version;
+
+use std::fmt::{self, Display, Write};
+
+/// knarr's own version; the Kubernetes version it speaks is in [`KUBERNETES`].
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The Kubernetes version whose API and behaviour this is.
+pub const KUBERNETES: &str = "v1.36.2";
+
+/// What servers and nodes report as their version, in Kubernetes' form.
+pub fn git_version() -> String {
+    format!("{KUBERNETES}+knarr.{VERSION}")
+}
+
+/// Why a command failed, for a person: what could not be done, and every cause below it.
+#[derive(Debug)]
+pub struct Failure(String);
+
+impl Failure {
+    pub fn new(what: impl Into<String>) -> Self {
+        Failure(what.into())
+    }
+
+    /// Adds the cause and the causes behind it.
+    pub fn because(mut self, cause: impl std::error::Error) -> Self {
+        let _ = write!(self.0, ": {cause}");
+        let mut next = cause.source();
+        while let Some(e) = next {
+            let text = e.to_string();
+            if !self.0.contains(&text) {
+                let _ = write!(self.0, ": {text}");
+            }
+            next = e.source();
+        }
+        self
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Completes on TERM or INT.
+pub async fn asked_to_end() -> Result<(), Failure> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let catch = |kind| signal(kind).map_err(|e| Failure::new("cannot listen for signals").because(e));
+    let (mut term, mut int) = (catch(SignalKind::terminate())?, catch(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = term.recv() => tracing::info!("ending on TERM"),
+        _ = int.recv() => tracing::info!("ending on Ctrl-C"),
+    }
+    Ok(())
+}

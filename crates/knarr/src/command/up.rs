@@ -1,0 +1,33 @@
+//! `knarr up`: everything in one process.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::cluster::{ControlPlane, LocalNode, PreparedNode};
+use super::{Failure, asked_to_end};
+use crate::config::Config;
+use crate::lock::DataDir;
+
+pub async fn run(config: Config) -> Result<(), Failure> {
+    let _held = DataDir::lock(&config.data_dir)?;
+    let cancel = CancellationToken::new();
+    let ended = cancel.clone().drop_guard();
+    let local = Arc::new(LocalNode::default());
+    // containerd takes longest to start, and neither half waits for the other.
+    let (plane, prepared) = tokio::try_join!(
+        ControlPlane::start(&config, local.clone(), &cancel),
+        PreparedNode::start(&config, &cancel),
+    )?;
+    // As the Node authorizer knows it.
+    let user = format!("system:node:{}", config.node_name);
+    let api = plane.server.api(&user, ["system:nodes", "system:authenticated"]);
+    let node = prepared
+        .join(&config, api, std::slice::from_ref(&plane.authority), &cancel)
+        .await?;
+    local.set(&config, node.server.clone());
+    asked_to_end().await?;
+    drop(ended);
+    tokio::join!(plane.wait(), node.wait());
+    Ok(())
+}

@@ -1,0 +1,526 @@
+//! Configuration: one typed struct, from defaults, a file, the environment and flags, in that order of weight.
+//!
+//! Everything is parsed before anything is started, and every mistake is reported at once, with its place.
+
+use std::fmt::Display;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::Args;
+use serde_json::Value;
+
+/// What can be set by flag or environment. The same names stand in the file, in camelCase.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Flags {
+    /// Configuration file (YAML); its keys are this page's flags in camelCase, such as `dataDir`.
+    #[arg(long, env = "KNARR_CONFIG", value_name = "FILE", global = true)]
+    pub config: Option<PathBuf>,
+    /// Where all state lives [default: /var/lib/knarr].
+    #[arg(long, env = "KNARR_DATA_DIR", value_name = "DIR", global = true)]
+    pub data_dir: Option<String>,
+    /// Where the admin's kubeconfig is written [default: /etc/knarr/kubeconfig].
+    #[arg(long, env = "KNARR_KUBECONFIG", value_name = "FILE", global = true)]
+    pub kubeconfig: Option<String>,
+    /// Address of the API [default: 127.0.0.1:6443].
+    #[arg(long, env = "KNARR_LISTEN", value_name = "IP:PORT", global = true)]
+    pub listen: Option<String>,
+    /// Further names or addresses the API's certificate is good for, separated by commas.
+    #[arg(long, env = "KNARR_TLS_SANS", value_name = "NAMES", global = true)]
+    pub tls_sans: Option<String>,
+    /// Where objects are kept: `embedded`, `memory` (forgets at the end) or `etcd` [default: embedded].
+    #[arg(long, env = "KNARR_STORE", value_name = "ENGINE", global = true)]
+    pub store: Option<String>,
+    /// etcd's client URLs, separated by commas (with `--store etcd`).
+    #[arg(long, env = "KNARR_ETCD_ENDPOINTS", value_name = "URLS", global = true)]
+    pub etcd_endpoints: Option<String>,
+    /// Addresses of Services [default: 10.96.0.0/16].
+    #[arg(long, env = "KNARR_SERVICE_CIDR", value_name = "CIDR", global = true)]
+    pub service_cidr: Option<String>,
+    /// This node's addresses for pods [default: 10.244.0.0/24].
+    #[arg(long, env = "KNARR_POD_CIDR", value_name = "CIDR", global = true)]
+    pub pod_cidr: Option<String>,
+    /// This node's name [default: the host name].
+    #[arg(long, env = "KNARR_NODE_NAME", value_name = "NAME", global = true)]
+    pub node_name: Option<String>,
+    /// Address of the kubelet's port [default: 127.0.0.1:10250].
+    #[arg(long, env = "KNARR_KUBELET_LISTEN", value_name = "IP:PORT", global = true)]
+    pub kubelet_listen: Option<String>,
+    /// The containerd program knarr starts and watches [default: containerd].
+    #[arg(long, env = "KNARR_CONTAINERD", value_name = "PROGRAM", global = true)]
+    pub containerd: Option<String>,
+    /// Folder of the CNI plugins [default: /usr/lib/cni, else /opt/cni/bin].
+    #[arg(long, env = "KNARR_CNI_BIN_DIR", value_name = "DIR", global = true)]
+    pub cni_bin_dir: Option<String>,
+    /// Name of the pods' bridge, 15 bytes at the most [default: knarr0].
+    #[arg(long, env = "KNARR_BRIDGE", value_name = "NAME", global = true)]
+    pub bridge: Option<String>,
+    /// Sandbox image; knarr makes its own unless another is named.
+    #[arg(long, env = "KNARR_SANDBOX_IMAGE", value_name = "IMAGE", global = true)]
+    pub sandbox_image: Option<String>,
+    /// What is logged, such as `info` or `warn,knarr_node=debug` [default: info].
+    #[arg(long, env = "KNARR_LOG", value_name = "FILTER", global = true)]
+    pub log: Option<String>,
+    /// How it is logged: `human` or `json` [default: human].
+    #[arg(long, env = "KNARR_LOG_FORMAT", value_name = "FORMAT", global = true)]
+    pub log_format: Option<String>,
+}
+
+/// Where objects are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreEngine {
+    Embedded,
+    Memory,
+    Etcd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Human,
+    Json,
+}
+
+/// Everything a role needs to know, checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub data_dir: PathBuf,
+    pub kubeconfig: PathBuf,
+    pub listen: SocketAddr,
+    pub tls_sans: Vec<String>,
+    pub store: StoreEngine,
+    pub etcd_endpoints: Vec<String>,
+    pub service_cidr: Cidr,
+    pub pod_cidr: Cidr,
+    pub node_name: String,
+    pub kubelet_listen: SocketAddr,
+    pub containerd: PathBuf,
+    pub cni_bin_dir: PathBuf,
+    pub bridge: String,
+    /// `None`: knarr's own.
+    pub sandbox_image: Option<String>,
+    pub log: String,
+    pub log_format: LogFormat,
+}
+
+/// An IPv4 network, such as `10.96.0.0/16`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cidr {
+    pub base: std::net::Ipv4Addr,
+    pub prefix: u8,
+}
+
+impl Cidr {
+    fn bits(self) -> (u32, u32) {
+        let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0);
+        (u32::from(self.base) & mask, mask)
+    }
+
+    pub fn overlaps(self, other: Cidr) -> bool {
+        let ((a, mask_a), (b, mask_b)) = (self.bits(), other.bits());
+        let mask = mask_a & mask_b;
+        a & mask == b & mask
+    }
+}
+
+impl FromStr for Cidr {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let (base, prefix) = s
+            .split_once('/')
+            .ok_or("expected an IPv4 network such as 10.96.0.0/16")?;
+        let base = base
+            .parse()
+            .map_err(|_| format!("{base:?} is not an IPv4 address"))?;
+        let prefix = prefix
+            .parse()
+            .ok()
+            .filter(|p| (8..=30).contains(p))
+            .ok_or("expected a prefix length from 8 to 30")?;
+        let cidr = Cidr { base, prefix };
+        if cidr.bits().0 != u32::from(base) {
+            return Err(format!(
+                "host bits are set; the network is {}/{prefix}",
+                std::net::Ipv4Addr::from(cidr.bits().0)
+            ));
+        }
+        Ok(cidr)
+    }
+}
+
+impl Display for Cidr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.base, self.prefix)
+    }
+}
+
+/// All mistakes of a configuration, one a line.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Mistakes(Vec<String>);
+
+impl Display for Mistakes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let n = self.0.len();
+        write!(
+            f,
+            "the configuration has {n} mistake{}:",
+            if n == 1 { "" } else { "s" }
+        )?;
+        self.0.iter().try_for_each(|m| write!(f, "\n  {m}"))
+    }
+}
+
+impl std::error::Error for Mistakes {}
+
+/// A value and where it was given, for errors.
+struct Given {
+    text: String,
+    place: String,
+}
+
+impl Config {
+    /// From the flags (which clap has filled from the environment too) and the file they name.
+    pub fn load(flags: &Flags) -> Result<Config, Mistakes> {
+        let file = match &flags.config {
+            None => String::new(),
+            Some(path) => std::fs::read_to_string(path)
+                .map_err(|e| Mistakes(vec![format!("{}: cannot be read: {e}", path.display())]))?,
+        };
+        Self::parse(flags, &file)
+    }
+
+    fn parse(flags: &Flags, file: &str) -> Result<Config, Mistakes> {
+        let mut reader = Reader::new(flags, file);
+        let default_cni = if Path::new("/usr/lib/cni").exists() {
+            "/usr/lib/cni"
+        } else {
+            "/opt/cni/bin"
+        };
+        let data_dir: PathBuf = reader.get(
+            "dataDir",
+            "--data-dir",
+            &flags.data_dir,
+            "/var/lib/knarr",
+            absolute,
+        );
+        let config = Config {
+            kubeconfig: reader.get(
+                "kubeconfig",
+                "--kubeconfig",
+                &flags.kubeconfig,
+                "/etc/knarr/kubeconfig",
+                absolute,
+            ),
+            listen: reader.get("listen", "--listen", &flags.listen, "127.0.0.1:6443", socket),
+            tls_sans: reader.get("tlsSans", "--tls-sans", &flags.tls_sans, "", list),
+            store: reader.get("store", "--store", &flags.store, "embedded", |s| match s {
+                "embedded" => Ok(StoreEngine::Embedded),
+                "memory" => Ok(StoreEngine::Memory),
+                "etcd" => Ok(StoreEngine::Etcd),
+                _ => Err("expected embedded, memory or etcd".into()),
+            }),
+            etcd_endpoints: reader.get(
+                "etcdEndpoints",
+                "--etcd-endpoints",
+                &flags.etcd_endpoints,
+                "",
+                list,
+            ),
+            service_cidr: reader.get(
+                "serviceCidr",
+                "--service-cidr",
+                &flags.service_cidr,
+                "10.96.0.0/16",
+                str::parse,
+            ),
+            pod_cidr: reader.get(
+                "podCidr",
+                "--pod-cidr",
+                &flags.pod_cidr,
+                "10.244.0.0/24",
+                str::parse,
+            ),
+            node_name: reader.get("nodeName", "--node-name", &flags.node_name, &host_name(), |s| {
+                match knarr_api::names::dns1123_subdomain(s).first() {
+                    None => Ok(s.to_string()),
+                    Some(words) => Err(words.clone()),
+                }
+            }),
+            kubelet_listen: reader.get(
+                "kubeletListen",
+                "--kubelet-listen",
+                &flags.kubelet_listen,
+                "127.0.0.1:10250",
+                socket,
+            ),
+            containerd: reader.get(
+                "containerd",
+                "--containerd",
+                &flags.containerd,
+                "containerd",
+                |s| Ok(PathBuf::from(s)),
+            ),
+            cni_bin_dir: reader.get(
+                "cniBinDir",
+                "--cni-bin-dir",
+                &flags.cni_bin_dir,
+                default_cni,
+                absolute,
+            ),
+            bridge: reader.get("bridge", "--bridge", &flags.bridge, "knarr0", |s| {
+                let ok = (1..=15).contains(&s.len())
+                    && s.bytes()
+                        .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+                if ok {
+                    Ok(s.to_string())
+                } else {
+                    Err("expected an interface name of 1 to 15 letters, digits, - _ .".into())
+                }
+            }),
+            sandbox_image: reader.get("sandboxImage", "--sandbox-image", &flags.sandbox_image, "", |s| {
+                Ok((!s.is_empty()).then(|| s.to_string()))
+            }),
+            log: reader.get("log", "--log", &flags.log, "info", |s| {
+                tracing_subscriber::EnvFilter::try_new(s)
+                    .map(|_| s.to_string())
+                    .map_err(|e| e.to_string())
+            }),
+            log_format: reader.get(
+                "logFormat",
+                "--log-format",
+                &flags.log_format,
+                "human",
+                |s| match s {
+                    "human" => Ok(LogFormat::Human),
+                    "json" => Ok(LogFormat::Json),
+                    _ => Err("expected human or json".into()),
+                },
+            ),
+            data_dir,
+        };
+        let mut mistakes = reader.finish();
+        if config.store == StoreEngine::Etcd && config.etcd_endpoints.is_empty() {
+            mistakes.push("etcdEndpoints: needed with the store etcd, such as http://127.0.0.1:2379".into());
+        }
+        if config.service_cidr.overlaps(config.pod_cidr) {
+            mistakes.push(format!(
+                "podCidr: {} overlaps serviceCidr {}",
+                config.pod_cidr, config.service_cidr
+            ));
+        }
+        if mistakes.is_empty() {
+            Ok(config)
+        } else {
+            Err(Mistakes(mistakes))
+        }
+    }
+}
+
+/// Takes settings out of the file and collects what is wrong.
+struct Reader {
+    name: String,
+    file: serde_json::Map<String, Value>,
+    known: Vec<&'static str>,
+    mistakes: Vec<String>,
+}
+
+impl Reader {
+    fn new(flags: &Flags, text: &str) -> Self {
+        let name = flags
+            .config
+            .as_ref()
+            .map_or_else(String::new, |p| p.display().to_string());
+        let mut mistakes = Vec::new();
+        let file = if text.trim().is_empty() {
+            serde_json::Map::new()
+        } else {
+            match serde_saphyr::from_str::<Value>(text) {
+                Ok(Value::Object(map)) => map,
+                Ok(Value::Null) => serde_json::Map::new(),
+                Ok(other) => {
+                    mistakes.push(format!("{name}: expected settings (`listen: …`), found {other}"));
+                    serde_json::Map::new()
+                }
+                Err(e) => {
+                    mistakes.push(format!("{name}: {e}"));
+                    serde_json::Map::new()
+                }
+            }
+        };
+        Reader {
+            name,
+            file,
+            known: Vec::new(),
+            mistakes,
+        }
+    }
+
+    fn given(&mut self, key: &'static str, flag: &str, set: &Option<String>) -> Option<Given> {
+        self.known.push(key);
+        if let Some(text) = set {
+            return Some(Given {
+                text: text.clone(),
+                place: flag.to_string(),
+            });
+        }
+        let value = self.file.get(key)?;
+        let place = format!("{}: {key}", self.name);
+        let text = match value {
+            Value::String(s) => s.clone(),
+            Value::Number(n) => n.to_string(),
+            Value::Array(items) if items.iter().all(Value::is_string) => items
+                .iter()
+                .filter_map(Value::as_str)
+                .collect::<Vec<_>>()
+                .join(","),
+            other => {
+                self.mistakes
+                    .push(format!("{place}: expected text, found {other}"));
+                return None;
+            }
+        };
+        Some(Given { text, place })
+    }
+
+    /// The setting, from the flag, else the file, else its default (whose parse is known to work; a default
+    /// that does not, such as an odd host name, is reported like any other).
+    fn get<T>(
+        &mut self,
+        key: &'static str,
+        flag: &str,
+        set: &Option<String>,
+        default: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> T
+    where
+        T: Fallback,
+    {
+        let given = self.given(key, flag, set).unwrap_or_else(|| Given {
+            text: default.to_string(),
+            place: format!("{key} (its default)"),
+        });
+        match parse(&given.text) {
+            Ok(value) => value,
+            Err(why) => {
+                self.mistakes
+                    .push(format!("{}: {:?}: {why}", given.place, given.text));
+                T::fallback()
+            }
+        }
+    }
+
+    fn finish(mut self) -> Vec<String> {
+        for key in self.file.keys() {
+            if !self.known.contains(&key.as_str()) {
+                let known = self.known.join(", ");
+                self.mistakes.push(format!(
+                    "{}: {key}: there is no such setting (there are {known})",
+                    self.name
+                ));
+            }
+        }
+        self.mistakes
+    }
+}
+
+/// A stand-in for a setting that was refused, so that the rest can be checked too; never used to run.
+trait Fallback {
+    fn fallback() -> Self;
+}
+macro_rules! fallback {
+    ($($t:ty => $e:expr),* $(,)?) => {$(impl Fallback for $t { fn fallback() -> Self { $e } })*};
+}
+fallback! {
+    PathBuf => PathBuf::new(),
+    String => String::new(),
+    Vec<String> => Vec::new(),
+    Option<String> => None,
+    SocketAddr => SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0),
+    Cidr => Cidr { base: [0, 0, 0, 0].into(), prefix: 32 },
+    StoreEngine => StoreEngine::Memory,
+    LogFormat => LogFormat::Human,
+}
+
+fn socket(s: &str) -> Result<SocketAddr, String> {
+    s.parse()
+        .map_err(|_| "expected an address with a port, such as 127.0.0.1:6443".into())
+}
+
+/// A path, made absolute from the working directory (components run in others).
+fn absolute(s: &str) -> Result<PathBuf, String> {
+    if s.is_empty() {
+        return Err("expected a path".into());
+    }
+    std::path::absolute(s).map_err(|e| e.to_string())
+}
+
+fn list(s: &str) -> Result<Vec<String>, String> {
+    Ok(s.split(',')
+        .map(str::trim)
+        .filter(|s| !s.is_empty())
+        .map(str::to_string)
+        .collect())
+}
+
+fn host_name() -> String {
+    nix::unistd::gethostname().map_or_else(|_| "localhost".into(), |n| n.to_string_lossy().to_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags() -> Flags {
+        Flags {
+            config: Some("k.yaml".into()),
+            node_name: Some("n1".into()),
+            ..Flags::default()
+        }
+    }
+
+    #[test]
+    fn flags_outweigh_the_file_and_the_file_the_defaults() {
+        let file = "listen: 127.0.0.1:7000\nbridge: br9\n";
+        let set = Flags {
+            listen: Some("127.0.0.1:8000".into()),
+            ..flags()
+        };
+        let config = Config::parse(&set, file).unwrap();
+        assert_eq!(config.listen.port(), 8000);
+        assert_eq!(config.bridge, "br9");
+        assert_eq!(config.service_cidr.to_string(), "10.96.0.0/16");
+    }
+
+    #[test]
+    fn every_mistake_is_reported_with_its_place() {
+        let file = "listen: here\nstore: floppy\ncolour: red\nserviceCidr: 10.96.0.1/16\n";
+        let set = Flags {
+            pod_cidr: Some("10.244/24".into()),
+            ..flags()
+        };
+        let text = Config::parse(&set, file).unwrap_err().to_string();
+        for part in [
+            "5 mistakes",
+            "k.yaml: listen: \"here\": expected an address with a port",
+            "k.yaml: store: \"floppy\": expected embedded",
+            "k.yaml: colour: there is no such setting",
+            "host bits are set; the network is 10.96.0.0/16",
+            "--pod-cidr: \"10.244/24\": \"10.244\" is not an IPv4 address",
+        ] {
+            assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn networks_that_overlap_are_refused() {
+        let set = Flags {
+            pod_cidr: Some("10.96.4.0/24".into()),
+            ..flags()
+        };
+        assert!(
+            Config::parse(&set, "")
+                .unwrap_err()
+                .to_string()
+                .contains("overlaps")
+        );
+    }
+}

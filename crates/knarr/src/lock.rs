@@ -1,0 +1,84 @@
+//! One knarr for one data directory: a lock that the kernel drops with the process, however that ends.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::command::Failure;
+
+/// The held lock; the file carries the holder's process id.
+pub struct DataDir {
+    _lock: Flock<File>,
+}
+
+fn file(data_dir: &Path) -> PathBuf {
+    data_dir.join("knarr.pid")
+}
+
+impl DataDir {
+    /// Takes the lock, or says who holds it.
+    pub fn lock(data_dir: &Path) -> Result<DataDir, Failure> {
+        std::fs::create_dir_all(data_dir).map_err(|e| {
+            Failure::new(format!("cannot create the data directory {}", data_dir.display())).because(e)
+        })?;
+        let path = file(data_dir);
+        let failed = |e| Failure::new(format!("cannot write {}", path.display())).because(e);
+        let open = File::options()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(failed)?;
+        let mut lock = match Flock::lock(open, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => lock,
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
+                let holder = holder(data_dir)
+                    .map_or_else(|| "another knarr".into(), |pid| format!("knarr process {pid}"));
+                return Err(Failure::new(format!(
+                    "the data directory {} is held by {holder}: end it with `knarr down --data-dir {}`, or choose another directory",
+                    data_dir.display(),
+                    data_dir.display(),
+                )));
+            }
+            Err((_, e)) => return Err(failed(e.into())),
+        };
+        lock.set_len(0).and_then(|()| lock.rewind()).map_err(failed)?;
+        writeln!(lock, "{}", std::process::id()).map_err(failed)?;
+        Ok(DataDir { _lock: lock })
+    }
+}
+
+/// The process that holds the data directory; `None` if nobody does.
+pub fn holder(data_dir: &Path) -> Option<i32> {
+    let mut open = File::options().read(true).write(true).open(file(data_dir)).ok()?;
+    let mut text = String::new();
+    open.read_to_string(&mut text).ok()?;
+    match Flock::lock(open, FlockArg::LockSharedNonblock) {
+        Ok(_) => None,
+        Err(_) => text.trim().parse().ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_directory_names_its_holder_and_a_dropped_lock_frees_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = DataDir::lock(dir.path()).unwrap();
+        let me = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(holder(dir.path()), Some(me));
+        let refused = DataDir::lock(dir.path()).err().unwrap().to_string();
+        assert!(
+            refused.contains(&format!("held by knarr process {me}")),
+            "{refused}"
+        );
+        drop(held);
+        assert_eq!(holder(dir.path()), None);
+        assert!(DataDir::lock(dir.path()).is_ok());
+    }
+}

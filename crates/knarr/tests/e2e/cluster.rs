@@ -1,0 +1,391 @@
+//! A cluster of its own for tests: temporary directory, own ports, own bridge; ended by process id.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Failed;
+
+use crate::Outcome;
+
+/// How long anything in a scenario may take before it counts as never.
+pub const LIMIT: Duration = Duration::from_secs(60);
+/// Between two looks.
+const POLL: Duration = Duration::from_millis(50);
+
+pub type Scenario = fn(&Namespace) -> Outcome;
+
+/// A running `knarr up`.
+pub struct Cluster {
+    dir: tempfile::TempDir,
+    bridge: String,
+    pod_cidr: String,
+    port: u16,
+    kubelet_port: u16,
+    child: std::sync::Mutex<Option<Child>>,
+}
+
+impl Cluster {
+    /// Starts one and waits until its node is Ready.
+    pub fn start(name: &str) -> Result<Cluster, String> {
+        let cluster = Cluster::prepare(name)?;
+        cluster.launch()?;
+        cluster.wait_ready()?;
+        // A second name for the demo image, so that a rollout has somewhere to go.
+        let mut tag = Command::new("ctr");
+        tag.arg("--address")
+            .arg(cluster.containerd_socket())
+            .args(["-n", "k8s.io", "images", "tag", "--force"]);
+        let out = tag
+            .args(["localhost/knarr/busybox:1", "localhost/knarr/web:1"])
+            .output();
+        match out {
+            Ok(out) if out.status.success() => Ok(cluster),
+            Ok(out) => Err(text(&out)),
+            Err(e) => Err(format!("ctr: {e}")),
+        }
+    }
+
+    /// Chooses directory, ports and network without starting anything.
+    pub fn prepare(name: &str) -> Result<Cluster, String> {
+        // Short, because sockets live in it.
+        let dir = tempfile::Builder::new()
+            .prefix(&format!("knarr-{name}-"))
+            .tempdir_in("/tmp")
+            .map_err(|e| e.to_string())?;
+        let port = free_port()?;
+        let kubelet_port = free_port()?;
+        // Different clusters of one test run must not share a network.
+        let unique = port % 250;
+        Ok(Cluster {
+            dir,
+            bridge: format!("knt{port}"),
+            pod_cidr: format!("10.{}.{unique}.0/24", 200 + port % 50),
+            port,
+            kubelet_port,
+            child: std::sync::Mutex::new(None),
+        })
+    }
+
+    fn knarr(&self, command: &str) -> Command {
+        let mut knarr = Command::new(env!("CARGO_BIN_EXE_knarr"));
+        knarr
+            .arg(command)
+            .arg("--data-dir")
+            .arg(self.data_dir())
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig());
+        knarr.args(["--listen", &format!("127.0.0.1:{}", self.port)]);
+        knarr.args(["--kubelet-listen", &format!("127.0.0.1:{}", self.kubelet_port)]);
+        knarr.args([
+            "--bridge",
+            &self.bridge,
+            "--pod-cidr",
+            &self.pod_cidr,
+            "--node-name",
+            "node1",
+        ]);
+        knarr.stdin(Stdio::null());
+        knarr
+    }
+
+    pub fn launch(&self) -> Result<(), String> {
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.log())
+            .map_err(|e| e.to_string())?;
+        let child = self
+            .knarr("up")
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .map_err(|e| e.to_string())?;
+        *self.child.lock().map_err(|e| e.to_string())? = Some(child);
+        Ok(())
+    }
+
+    pub fn wait_ready(&self) -> Result<(), String> {
+        let out = self
+            .knarr("status")
+            .args(["--wait", "60"])
+            .output()
+            .map_err(|e| e.to_string())?;
+        if out.status.success() {
+            return Ok(());
+        }
+        Err(format!("{}\n{}", text(&out), self.log_tail()))
+    }
+
+    /// kill -9, and reaped.
+    pub fn kill(&self) -> Result<(), String> {
+        let child = self.child.lock().map_err(|e| e.to_string())?.take();
+        if let Some(mut child) = child {
+            child.kill().map_err(|e| e.to_string())?;
+            child.wait().map_err(|e| e.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// `knarr down --wipe`, and a look that nothing is left.
+    pub fn end(&self) -> Result<(), String> {
+        let out = self
+            .knarr("down")
+            .arg("--wipe")
+            .output()
+            .map_err(|e| e.to_string())?;
+        let child = self.child.lock().map_err(|e| e.to_string())?.take();
+        if let Some(mut child) = child {
+            child.kill().map_err(|e| e.to_string())?;
+            child.wait().map_err(|e| e.to_string())?;
+        }
+        if !out.status.success() {
+            return Err(format!("{}\n{}", text(&out), self.log_tail()));
+        }
+        let left = self.left_behind();
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("left behind: {}", left.join(", ")))
+        }
+    }
+
+    /// Mounts, interfaces, processes and rules that name this cluster.
+    fn left_behind(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        let dir = self.data_dir().display().to_string();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        left.extend(
+            mounts
+                .lines()
+                .filter(|l| l.contains(&dir))
+                .map(|l| format!("mount {l}")),
+        );
+        if Path::new("/sys/class/net").join(&self.bridge).exists() {
+            left.push(format!("bridge {}", self.bridge));
+        }
+        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let cmdline = String::from_utf8_lossy(&cmdline).replace('\0', " ");
+            if cmdline.contains(&dir) {
+                left.push(format!("process {cmdline}"));
+            }
+        }
+        let subnet = self.pod_cidr.trim_end_matches("0/24");
+        for save in ["iptables-save"] {
+            let rules = Command::new(save).output().map(|o| text(&o)).unwrap_or_default();
+            left.extend(
+                rules
+                    .lines()
+                    .filter(|l| l.contains(subnet))
+                    .map(|l| format!("rule {l}")),
+            );
+        }
+        left
+    }
+
+    pub fn data_dir(&self) -> PathBuf {
+        self.dir.path().join("d")
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.dir.path().join("kubeconfig")
+    }
+
+    pub fn containerd_socket(&self) -> PathBuf {
+        self.data_dir().join("run/containerd.sock")
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.path().join("knarr.log")
+    }
+
+    pub fn log_tail(&self) -> String {
+        let log = std::fs::read_to_string(self.log()).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+
+    pub fn kubectl(&self) -> Command {
+        let mut kubectl = Command::new("kubectl");
+        kubectl
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig())
+            .stdin(Stdio::null());
+        kubectl.env("KUBECACHEDIR", self.dir.path().join("kubecache"));
+        kubectl
+    }
+
+    /// Runs a scenario in a fresh namespace and removes that.
+    pub fn in_namespace(&self, name: &str, run: Scenario) -> Outcome {
+        let ns = Namespace {
+            cluster: self,
+            name: name.replace('_', "-"),
+        };
+        ns.cluster_run(&["create", "namespace", &ns.name])?;
+        ns.eventually("the default service account", || {
+            ns.try_run(&["get", "serviceaccount", "default"]).is_ok()
+        })?;
+        let outcome = run(&ns);
+        if outcome.is_err() {
+            eprintln!("--- {name}: knarr's log ends\n{}\n---", self.log_tail());
+        }
+        ns.cluster_run(&["delete", "namespace", &ns.name, "--wait=false"])?;
+        outcome
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if self.child.lock().is_ok_and(|c| c.is_some())
+            && let Err(e) = self.end()
+        {
+            eprintln!("a test cluster did not end cleanly: {e}");
+        }
+    }
+}
+
+fn free_port() -> Result<u16, String> {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(|e| e.to_string())?;
+    listener.local_addr().map(|a| a.port()).map_err(|e| e.to_string())
+}
+
+/// A scenario's namespace, with kubectl pointed at it.
+pub struct Namespace<'a> {
+    pub cluster: &'a Cluster,
+    pub name: String,
+}
+
+/// Standard output and error of a command.
+pub fn text(out: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr)
+    )
+}
+
+impl Namespace<'_> {
+    pub fn kubectl(&self, args: &[&str]) -> Command {
+        let mut kubectl = self.cluster.kubectl();
+        kubectl.args(["--namespace", &self.name]).args(args);
+        kubectl
+    }
+
+    /// Its output if it succeeds, else all it said.
+    pub fn try_run(&self, args: &[&str]) -> Result<String, String> {
+        let out = self.kubectl(args).output().map_err(|e| format!("kubectl: {e}"))?;
+        if out.status.success() {
+            Ok(text(&out))
+        } else {
+            Err(text(&out))
+        }
+    }
+
+    /// Must succeed.
+    pub fn run(&self, args: &[&str]) -> Result<String, Failed> {
+        self.try_run(args)
+            .map_err(|e| format!("kubectl {} failed:\n{e}", args.join(" ")).into())
+    }
+
+    /// Must fail.
+    pub fn refused(&self, args: &[&str]) -> Result<String, Failed> {
+        match self.try_run(args) {
+            Ok(out) => Err(format!("kubectl {} should have failed, but said:\n{out}", args.join(" ")).into()),
+            Err(out) => Ok(out),
+        }
+    }
+
+    fn cluster_run(&self, args: &[&str]) -> Result<String, Failed> {
+        let out = self.cluster.kubectl().args(args).output()?;
+        if out.status.success() {
+            Ok(text(&out))
+        } else {
+            Err(text(&out).into())
+        }
+    }
+
+    /// Must succeed with this on standard input.
+    pub fn run_with(&self, args: &[&str], input: &str) -> Result<String, Failed> {
+        let mut child = self
+            .kubectl(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(input.as_bytes())?;
+        }
+        let out = child.wait_with_output()?;
+        if out.status.success() {
+            return Ok(text(&out));
+        }
+        Err(format!("kubectl {} failed:\n{}", args.join(" "), text(&out)).into())
+    }
+
+    pub fn apply(&self, manifest: &str) -> Result<String, Failed> {
+        self.run_with(&["apply", "-f", "-"], manifest)
+    }
+
+    /// Waits for a condition, at most [`LIMIT`].
+    pub fn eventually(&self, what: &str, mut holds: impl FnMut() -> bool) -> Outcome {
+        eventually(what, &mut holds)
+    }
+
+    /// Waits until a command's output satisfies, and returns it.
+    pub fn eventually_run(&self, args: &[&str], holds: impl Fn(&str) -> bool) -> Result<String, Failed> {
+        let mut last = String::new();
+        let reached = eventually("", || {
+            last = self.try_run(args).unwrap_or_else(|e| e);
+            holds(&last)
+        });
+        match reached {
+            Ok(()) => Ok(last),
+            Err(_) => Err(format!(
+                "kubectl {} never said what was expected; at last:\n{last}",
+                args.join(" ")
+            )
+            .into()),
+        }
+    }
+}
+
+/// Waits for a condition, at most [`LIMIT`].
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Outcome {
+    let begin = Instant::now();
+    while !holds() {
+        if begin.elapsed() > LIMIT {
+            return Err(format!("waited {} s in vain for {what}", LIMIT.as_secs()).into());
+        }
+        std::thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+/// Fails unless `text` has `part`.
+pub fn has(text: &str, part: &str) -> Outcome {
+    if text.contains(part) {
+        Ok(())
+    } else {
+        Err(format!("{part:?} is missing in:\n{text}").into())
+    }
+}
+
+/// Fails unless the two are equal.
+pub fn same(found: &str, expected: &str) -> Outcome {
+    if found == expected {
+        Ok(())
+    } else {
+        Err(format!("expected {expected:?}, found {found:?}").into())
+    }
+}

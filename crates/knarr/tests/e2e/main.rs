@@ -1,0 +1,60 @@
+//! End to end, as a user: the built `knarr` with real containerd, driven by unmodified kubectl.
+//!
+//! One cluster is started for all scenarios and ended after them; each scenario has a namespace of its own.
+//! Everything waits for conditions with a limit; nothing sleeps in their place.
+
+mod cluster;
+mod crash;
+mod kube_rs;
+mod kubectl;
+mod kubectl_streams;
+mod mistakes;
+mod python;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use cluster::Cluster;
+
+/// What a scenario comes to; the text says what was expected and what was found.
+pub type Outcome = Result<(), Failed>;
+
+fn main() -> ExitCode {
+    let args = Arguments::from_args();
+    let mut trials = Vec::new();
+    let mut shared: Option<Arc<Cluster>> = None;
+    if !args.list {
+        match Cluster::start("e2e") {
+            Ok(cluster) => shared = Some(Arc::new(cluster)),
+            Err(e) => {
+                eprintln!("the end-to-end tests cannot start their cluster: {e}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    let scenarios = kubectl::SCENARIOS
+        .iter()
+        .chain(kubectl_streams::SCENARIOS)
+        .chain(python::SCENARIOS)
+        .chain(kube_rs::SCENARIOS);
+    for (name, run) in scenarios {
+        let cluster = shared.clone();
+        trials.push(Trial::test(*name, move || match cluster {
+            Some(cluster) => cluster.in_namespace(name, *run),
+            None => Ok(()),
+        }));
+    }
+    for (name, run) in crash::SCENARIOS.iter().chain(mistakes::SCENARIOS) {
+        trials.push(Trial::test(*name, run));
+    }
+    let conclusion = libtest_mimic::run(&args, trials);
+    if let Some(cluster) = shared
+        && let Err(e) = cluster.end()
+    {
+        eprintln!("the cluster did not end cleanly: {e}");
+        return ExitCode::FAILURE;
+    }
+    conclusion.exit_code()
+}

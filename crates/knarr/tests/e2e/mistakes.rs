@@ -1,0 +1,92 @@
+//! What goes wrong before a cluster is up: each a clear error that names what to do.
+
+use std::net::TcpListener;
+use std::process::{Command, Output};
+
+use crate::Outcome;
+use crate::cluster::{has, same, text};
+
+pub const SCENARIOS: &[(&str, fn() -> Outcome)] = &[
+    (
+        "a_bad_configuration_file_is_refused_with_every_mistake",
+        bad_config,
+    ),
+    ("a_port_in_use_is_named", port_in_use),
+    (
+        "a_missing_containerd_is_named_with_its_package",
+        missing_containerd,
+    ),
+    ("an_unreadable_kubeconfig_is_named", bad_kubeconfig),
+];
+
+fn knarr(args: &[&str]) -> std::io::Result<Output> {
+    Command::new(env!("CARGO_BIN_EXE_knarr")).args(args).output()
+}
+
+fn bad_config() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("knarr.yaml");
+    std::fs::write(&file, "listen: nowhere\nstore: floppy\ncolour: red\n")?;
+    let out = knarr(&["up", "--config", &file.display().to_string()])?;
+    same(&format!("{:?}", out.status.code()), "Some(2)")?;
+    let said = text(&out);
+    for part in [
+        "3 mistakes",
+        "listen: \"nowhere\": expected an address with a port",
+        "expected embedded, memory or etcd",
+        "colour: there is no such setting",
+    ] {
+        has(&said, part)?;
+    }
+    let out = knarr(&["up", "--config", "/nowhere/knarr.yaml"])?;
+    same(&format!("{:?}", out.status.code()), "Some(2)")?;
+    has(&text(&out), "/nowhere/knarr.yaml: cannot be read")
+}
+
+fn port_in_use() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let taken = TcpListener::bind("127.0.0.1:0")?;
+    let address = taken.local_addr()?.to_string();
+    let out = server(dir.path(), &["server", "--listen", &address])?;
+    same(&format!("{:?}", out.status.code()), "Some(1)")?;
+    has(&text(&out), &address)?;
+    has(&text(&out), "in use")
+}
+
+fn missing_containerd() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let out = server(
+        dir.path(),
+        &[
+            "up",
+            "--listen",
+            "127.0.0.1:0",
+            "--containerd",
+            "/nowhere/containerd",
+        ],
+    )?;
+    same(&format!("{:?}", out.status.code()), "Some(1)")?;
+    has(&text(&out), "apt-get install containerd")
+}
+
+fn bad_kubeconfig() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("kubeconfig");
+    std::fs::write(&file, "clusters: 7")?;
+    let out = server(
+        dir.path(),
+        &["agent", "--server-kubeconfig", &file.display().to_string()],
+    )?;
+    same(&format!("{:?}", out.status.code()), "Some(1)")?;
+    has(&text(&out), &file.display().to_string())
+}
+
+fn server(dir: &std::path::Path, args: &[&str]) -> std::io::Result<Output> {
+    let (data, config) = (
+        dir.join("d").display().to_string(),
+        dir.join("k").display().to_string(),
+    );
+    let mut all = args.to_vec();
+    all.extend(["--data-dir", &data, "--kubeconfig", &config]);
+    knarr(&all)
+}
