@@ -272,7 +272,7 @@ impl World {
         let kind = target.kind;
         let old = self.stored(target, &target.name)?;
         let mut merged = parse(old.json());
-        json_patch::merge(&mut merged, patch);
+        knarr_api::patch::merge::apply(&mut merged, patch);
         let mut object = decode(kind, &merged)?;
         let part = match target.subresource.as_str() {
             "" => Part::Main,
