@@ -57,7 +57,14 @@ pub fn read<T: DeserializeOwned>(json: &[u8]) -> Result<(T, Vec<String>, Vec<Str
     let value = T::deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     match value {
         Ok(value) => Ok((value, reader.unknown_fields, reader.duplicate_fields)),
-        Err(error) => Err(error.into_decode_error()),
+        // What is no JSON is told first, wherever in the document it is.
+        Err(error) => {
+            let mut whole = Reader::new(json);
+            match whole.skip().and_then(|()| whole.end()) {
+                Ok(()) => Err(error.into_decode_error()),
+                Err(broken) => Err(broken.into_decode_error()),
+            }
+        }
     }
 }
 

@@ -83,6 +83,17 @@ impl Kind {
         self.verbs.contains(&"get")
     }
 
+    /// For the `Warning` header of every request to a kind that is on its way out.
+    pub fn deprecation(&self) -> Option<&'static str> {
+        match (self.group, self.version, self.kind) {
+            ("", "v1", "ComponentStatus") => Some("v1 ComponentStatus is deprecated in v1.19+"),
+            ("", "v1", "Endpoints") => {
+                Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
+            }
+            _ => None,
+        }
+    }
+
     /// `pods` or `deployments.apps`.
     pub fn qualified(&self) -> String {
         if self.group.is_empty() {

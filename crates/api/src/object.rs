@@ -101,6 +101,8 @@ pub struct Object {
     revision: u64,
     typed: Box<dyn AnyObject>,
     json: Bytes,
+    /// Where the resourceVersion member stands in `json`, with its comma; empty if it was not put in here.
+    version: std::ops::Range<usize>,
 }
 
 impl Object {
@@ -114,6 +116,7 @@ impl Object {
     ) -> Self {
         let version = revision.to_string();
         let mut json = Vec::with_capacity(stored.len() + version.len() + 21);
+        let mut member = 0..0;
         if let Some(at) = metadata_start(kind, stored) {
             json.extend_from_slice(&stored[..at]);
             json.extend_from_slice(br#""resourceVersion":""#);
@@ -122,6 +125,7 @@ impl Object {
             if stored.get(at) != Some(&b'}') {
                 json.push(b',');
             }
+            member = at..json.len();
             json.extend_from_slice(&stored[at..]);
         }
         typed.metadata_mut().resource_version = Some(version);
@@ -134,6 +138,7 @@ impl Object {
             revision,
             typed,
             json: json.into(),
+            version: member,
         }
     }
 
@@ -160,7 +165,31 @@ impl Object {
             revision,
             typed,
             json: json.into(),
+            version: 0..0,
         }
+    }
+
+    /// Whether `stored` ([`Object::encode_for_store`]) is what this object was made of.
+    pub fn is_of(&self, stored: &[u8]) -> bool {
+        let (head, tail) = (&self.json[..self.version.start], &self.json[self.version.end..]);
+        !self.version.is_empty() && stored.strip_prefix(head) == Some(tail)
+    }
+
+    /// The same object at another revision.
+    pub fn at_revision(&self, revision: u64) -> Object {
+        let mut typed = self.typed.clone_box();
+        let stored = if self.version.is_empty() {
+            Self::encode_for_store(&mut *typed)
+        } else {
+            [&self.json[..self.version.start], &self.json[self.version.end..]].concat()
+        };
+        Object::from_stored(self.kind, typed, &stored, revision)
+    }
+
+    /// The encoding behind apiVersion and kind, as items of a typed list have it: put `{` before it.
+    pub fn json_without_type(&self) -> &[u8] {
+        let type_meta = json_prefix(self.kind).len() - br#""metadata":{"#.len();
+        &self.json[type_meta..]
     }
 
     pub fn kind(&self) -> &'static Kind {

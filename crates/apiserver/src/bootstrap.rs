@@ -25,7 +25,10 @@ impl Server {
             self.ensure(&registry::PRIORITY_CLASS, class).await?;
         }
         for (kind, object) in default_roles::objects()? {
-            self.ensure_object(kind, object).await?;
+            // The server is of use without one of them.
+            if let Err(e) = self.ensure_object(kind, object).await {
+                tracing::error!("passed over a default role: {e}");
+            }
         }
         self.kubernetes_service().await
     }
@@ -47,7 +50,7 @@ impl Server {
         )
         .await?;
         if self.config.address.is_loopback() {
-            // No pod could reach it there, and endpoints may not say so.
+            tracing::info!("pods cannot reach this server: it is on the loopback address {}", self.config.address);
             return Ok(());
         }
         let address = self.config.address.to_string();

@@ -10,6 +10,7 @@ pub mod events;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
 pub mod informer;
+pub mod leader;
 pub mod node;
 pub mod remote;
 pub mod workqueue;

@@ -7,8 +7,8 @@ use futures::future::join_all;
 use k8s_openapi::api::core::v1::ObjectReference;
 use knarr_api::k8s_openapi;
 use knarr_client::{
-    Api, DeleteOptions, Error, EventRecorder, EventType, Kind, ListOptions, ObjectKey, Preconditions, Propagation,
-    Result,
+    Api, DeleteOptions, Error, EventRecorder, EventType, Kind, ListOptions, ObjectKey, Preconditions,
+    Propagation, Result,
 };
 use knarr_controllers::action::{Action, Create, Delete, Dependents, Fact, Failure, Report, Verb};
 use tracing::debug;
@@ -101,7 +101,11 @@ impl Executor {
                 reason,
                 message,
             } => {
-                let type_ = if warning { EventType::Warning } else { EventType::Normal };
+                let type_ = if warning {
+                    EventType::Warning
+                } else {
+                    EventType::Normal
+                };
                 self.events.event(&about, type_, reason, message);
             }
         }
@@ -116,7 +120,11 @@ impl Executor {
             report,
         } = create;
         let meta = object.metadata();
-        let name = meta.name.clone().or_else(|| meta.generate_name.clone()).unwrap_or_default();
+        let name = meta
+            .name
+            .clone()
+            .or_else(|| meta.generate_name.clone())
+            .unwrap_or_default();
         match self.api.create(kind, object).await {
             Ok(created) => {
                 self.done(report, created.name());
@@ -210,6 +218,14 @@ impl Executor {
                     Ok(_) => Ok(()),
                 }
             }
+            Fact::Absent { kind, key } => {
+                let failure = failure(Verb::Require, kind, &key.name);
+                match self.api.get(kind, &key.namespace, &key.name).await {
+                    Err(error) if error.is_not_found() => Ok(()),
+                    Err(error) => Err(failure(error)),
+                    Ok(_) => Err(failure(Error::conflict(kind.about(&key.name), "it is there"))),
+                }
+            }
             Fact::NoneLeft { kind, namespace } => {
                 let failure = failure(Verb::Require, kind, "");
                 let options = ListOptions {
@@ -220,7 +236,10 @@ impl Executor {
                 let list = self.api.list(kind, options).await.map_err(&failure)?;
                 match list.items.first() {
                     None => Ok(()),
-                    Some(left) => Err(failure(Error::conflict(kind.about(left.name()), "it is still there"))),
+                    Some(left) => Err(failure(Error::conflict(
+                        kind.about(left.name()),
+                        "it is still there",
+                    ))),
                 }
             }
         }
@@ -256,11 +275,7 @@ impl Executor {
     }
 }
 
-fn failure<'a>(
-    verb: Verb,
-    kind: &'static Kind,
-    name: &'a str,
-) -> impl Fn(Error) -> Box<Failure> + use<'a> {
+fn failure<'a>(verb: Verb, kind: &'static Kind, name: &'a str) -> impl Fn(Error) -> Box<Failure> + use<'a> {
     move |error| {
         Box::new(Failure {
             verb,
@@ -275,5 +290,7 @@ fn failure<'a>(
 pub fn is_namespace_terminating(error: &Error) -> bool {
     let details = error.status().details.as_ref();
     let causes = details.and_then(|d| d.causes.as_deref()).unwrap_or_default();
-    causes.iter().any(|c| c.reason.as_deref() == Some("NamespaceTerminating"))
+    causes
+        .iter()
+        .any(|c| c.reason.as_deref() == Some("NamespaceTerminating"))
 }

@@ -3,47 +3,84 @@
 //! What is decided is decided in `knarr-controllers` and `knarr-scheduler`; here are loops, queues and requests only.
 
 pub mod executor;
+pub mod garbage_collector;
 pub mod runner;
 pub mod scheduler;
+pub mod sweeper;
 pub mod view;
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use knarr_client::leader::{Election, Terms};
 use knarr_client::{Api, Caches, Clock, EventRecorder};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{debug, warn};
 
-pub use knarr_controllers::Config;
+pub use knarr_controllers::Config as ControllersConfig;
 pub use runner::Base;
+
+/// The lease for which several servers of one cluster compete: namespace and name.
+pub const LEASE: (&str, &str) = ("kube-system", "knarr-control");
+/// How long giving the lease back may take on the way out; after it, it runs out by itself.
+const RELEASE: Duration = Duration::from_secs(2);
+
+/// What the control loops must be told.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    pub controllers: knarr_controllers::Config,
+    /// This process's name, another after each start, where several servers share one store: one of them leads.
+    /// `None` for the only server there is.
+    pub identity: Option<String>,
+}
 
 /// Runs every controller and the scheduler until `cancel`; nothing of it is left running when this returns.
 pub async fn run(api: Arc<dyn Api>, config: Config, clock: Arc<dyn Clock>, cancel: CancellationToken) {
+    let Some(identity) = &config.identity else {
+        tokio::select! {
+            () = cancel.cancelled() => {}
+            () = work(api, &config, clock) => {}
+        }
+        return;
+    };
+    let election = Election::new(api.clone(), clock.clone(), LEASE, identity, Terms::default());
+    tokio::select! {
+        () = cancel.cancelled() => {}
+        () = election.run_while_leading(|| work(api.clone(), &config, clock.clone())) => {}
+    }
+    match timeout(RELEASE, election.release()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) if error.is_not_found() => {}
+        Ok(Err(error)) => debug!(%error, "the lease was not given back"),
+        Err(_) => debug!("the lease was not given back in time"),
+    }
+}
+
+/// All loops. Dropped, it takes them along.
+async fn work(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
     let caches = Arc::new(Caches::new(api.clone()));
     let events = EventRecorder::new(api.clone(), "controller-manager", "", clock.clone());
     let base = Base {
         api,
-        caches: caches.clone(),
+        caches,
         events,
         clock,
     };
     let mut running = JoinSet::new();
-    for controller in knarr_controllers::all(&config) {
+    for controller in knarr_controllers::all(&config.controllers) {
         running.spawn(runner::run(base.clone(), controller));
     }
-    running.spawn(scheduler::run(base, knarr_scheduler::Scheduler::default()));
-    tokio::select! {
-        () = cancel.cancelled() => {}
-        () = watch_over(&mut running) => {}
+    for sweep in knarr_controllers::sweeps(&config.controllers) {
+        running.spawn(sweeper::run(base.clone(), sweep));
     }
-    running.shutdown().await;
-    caches.stop();
-}
-
-async fn watch_over(running: &mut JoinSet<()>) {
+    running.spawn(garbage_collector::run(base.clone()));
+    running.spawn(scheduler::run(base, knarr_scheduler::Scheduler::default()));
     while let Some(ended) = running.join_next().await {
         if let Err(error) = ended {
-            warn!(%error, "a controller ended");
+            // A panic is a bug in one loop; the others go on.
+            warn!(%error, "a control loop ended");
         }
     }
 }

@@ -155,7 +155,12 @@ impl Runner {
     }
 
     fn tell(&self, key: &ObjectKey, failure: &Failure) {
-        let Failure { verb, kind, name, error } = failure;
+        let Failure {
+            verb,
+            kind,
+            name,
+            error,
+        } = failure;
         let controller = self.controller.name();
         // Somebody else was faster: the caches will show it in a moment.
         if error.is_conflict() || error.is_not_found() {

@@ -104,7 +104,9 @@ impl Driver {
             return LOOK_FOR_FORGOTTEN;
         };
         let rest = due.duration_since(self.clock.now());
-        Duration::try_from(rest).unwrap_or_default().min(LOOK_FOR_FORGOTTEN)
+        Duration::try_from(rest)
+            .unwrap_or_default()
+            .min(LOOK_FOR_FORGOTTEN)
     }
 
     async fn carry_out(self, step: Step) {
@@ -131,14 +133,16 @@ impl Driver {
                 self.wake.notify_one();
                 // It has gone, or somebody else has bound it: nothing to report on it.
                 if !error.is_not_found() && !error.is_conflict() {
-                    self.report(&pod, "SchedulerError", format!("binding rejected: {error}")).await;
+                    self.report(&pod, "SchedulerError", format!("binding rejected: {error}"))
+                        .await;
                 }
             }
         }
     }
 
     fn event(&self, pod: &Shared<Pod>, type_: EventType, reason: &str, message: String) {
-        self.events.event(&reference(pod.object()), type_, reason, message);
+        self.events
+            .event(&reference(pod.object()), type_, reason, message);
     }
 
     async fn report(&self, pod: &Shared<Pod>, reason: &str, message: String) {
@@ -181,7 +185,11 @@ fn not_scheduled(
     {
         return None;
     }
-    let since = if flipped { Some(Time(now)) } else { old.and_then(|c| c.last_transition_time.clone()) };
+    let since = if flipped {
+        Some(Time(now))
+    } else {
+        old.and_then(|c| c.last_transition_time.clone())
+    };
     Some(PodCondition {
         type_: "PodScheduled".into(),
         status: "False".into(),

@@ -23,10 +23,14 @@ impl View for CacheView {
     }
 
     fn orphans(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
-        self.0.store(kind).by_index(CONTROLLER.name, &orphans_of(namespace))
+        self.0
+            .store(kind)
+            .by_index(CONTROLLER.name, &orphans_of(namespace))
     }
 
     fn pods_on(&self, node: &str) -> Vec<Arc<Object>> {
-        self.0.store(&knarr_api::registry::POD).by_index(NODE_NAME.name, node)
+        self.0
+            .store(&knarr_api::registry::POD)
+            .by_index(NODE_NAME.name, node)
     }
 }

@@ -18,7 +18,12 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
     let api = Arc::new(FakeApi::new(clock.clone()));
     let cancel = CancellationToken::new();
-    tokio::spawn(knarr_control::run(api.clone(), Default::default(), clock, cancel.clone()));
+    tokio::spawn(knarr_control::run(
+        api.clone(),
+        Default::default(),
+        clock,
+        cancel.clone(),
+    ));
     (api, cancel.drop_guard())
 }
 
@@ -62,7 +67,10 @@ async fn a_set_gets_exactly_its_pods_follows_its_replicas_and_replaces_what_goes
     assert_eq!(pods(&api).await, 40);
     let creates = |api: &FakeApi| {
         let asked = api.requests();
-        asked.iter().filter(|r| r.verb == "create" && r.kind == &registry::POD).count()
+        asked
+            .iter()
+            .filter(|r| r.verb == "create" && r.kind == &registry::POD)
+            .count()
     };
     assert_eq!(creates(&api), 40, "none was created twice and taken back");
 
@@ -75,9 +83,14 @@ async fn a_set_gets_exactly_its_pods_follows_its_replicas_and_replaces_what_goes
     assert_eq!(pods(&api).await, 7);
 
     let list = api.list(&registry::POD, ListOptions::default()).await.unwrap();
-    api.delete(&registry::POD, "default", list.items[0].name(), Default::default())
-        .await
-        .unwrap();
+    api.delete(
+        &registry::POD,
+        "default",
+        list.items[0].name(),
+        Default::default(),
+    )
+    .await
+    .unwrap();
     sleep(Duration::from_secs(5)).await;
     assert_eq!(pods(&api).await, 7);
     assert_eq!(creates(&api), 41);
@@ -102,7 +115,10 @@ async fn a_refused_pod_shows_in_status_and_events_and_is_tried_with_one_at_a_tim
         .iter()
         .filter(|r| r.verb == "create" && r.kind == &registry::POD)
         .count();
-    assert!((3..20).contains(&tries), "{tries} attempts in 2 s of doubling back-off");
+    assert!(
+        (3..20).contains(&tries),
+        "{tries} attempts in 2 s of doubling back-off"
+    );
     let set = api.get_as::<ReplicaSet>("default", "web").await.unwrap();
     let conditions = set.status.as_ref().unwrap().conditions.clone().unwrap();
     assert_eq!(conditions[0].reason.as_deref(), Some("FailedCreate"));
@@ -120,8 +136,17 @@ async fn a_refused_pod_shows_in_status_and_events_and_is_tried_with_one_at_a_tim
     let set = api.get_as::<ReplicaSet>("default", "web").await.unwrap();
     assert_eq!(set.status.as_ref().unwrap().conditions, None);
     let events = api.list(&registry::EVENT, ListOptions::default()).await.unwrap();
-    let created = events.items.iter().filter_map(|e| e.get::<Event>()).find(|e| {
-        e.reason.as_deref() == Some("SuccessfulCreate")
-    });
-    assert!(created.unwrap().message.as_deref().unwrap().starts_with("Created pod: web-"));
+    let created = events
+        .items
+        .iter()
+        .filter_map(|e| e.get::<Event>())
+        .find(|e| e.reason.as_deref() == Some("SuccessfulCreate"));
+    assert!(
+        created
+            .unwrap()
+            .message
+            .as_deref()
+            .unwrap()
+            .starts_with("Created pod: web-")
+    );
 }

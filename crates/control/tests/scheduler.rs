@@ -17,7 +17,12 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
     let api = Arc::new(FakeApi::new(clock.clone()));
     let cancel = CancellationToken::new();
-    tokio::spawn(knarr_control::run(api.clone(), Default::default(), clock, cancel.clone()));
+    tokio::spawn(knarr_control::run(
+        api.clone(),
+        Default::default(),
+        clock,
+        cancel.clone(),
+    ));
     (api, cancel.drop_guard())
 }
 
@@ -60,9 +65,15 @@ async fn a_pod_that_fits_nowhere_says_so_and_is_bound_when_a_node_comes() {
     sleep(Duration::from_secs(3)).await;
     let web = api.get_as::<Pod>("default", "web").await.unwrap();
     let condition = &web.status.as_ref().unwrap().conditions.as_ref().unwrap()[0];
-    assert_eq!((condition.type_.as_str(), condition.status.as_str()), ("PodScheduled", "False"));
+    assert_eq!(
+        (condition.type_.as_str(), condition.status.as_str()),
+        ("PodScheduled", "False")
+    );
     assert_eq!(condition.reason.as_deref(), Some("Unschedulable"));
-    assert_eq!(condition.message.as_deref(), Some("no nodes available to schedule pods"));
+    assert_eq!(
+        condition.message.as_deref(),
+        Some("no nodes available to schedule pods")
+    );
 
     api.create_as(node("n1")).await.unwrap();
     sleep(Duration::from_secs(3)).await;

@@ -45,6 +45,8 @@ pub enum Fact {
         key: ObjectKey,
         uid: String,
     },
+    /// There is no object of this name.
+    Absent { kind: &'static Kind, key: ObjectKey },
     /// No object of the kind is left in the namespace.
     NoneLeft { kind: &'static Kind, namespace: String },
 }
@@ -218,9 +220,11 @@ impl fmt::Display for Action {
             Action::Delete(d) => write!(f, "delete {} {}", d.kind.plural, d.key),
             Action::DeleteMany(all) => {
                 f.write_str("delete")?;
-                all.iter().try_for_each(|d| write!(f, " {} {}", d.kind.plural, d.key))
+                all.iter()
+                    .try_for_each(|d| write!(f, " {} {}", d.kind.plural, d.key))
             }
             Action::Require(Fact::Alive { kind, key, .. }) => write!(f, "require {} {key}", kind.plural),
+            Action::Require(Fact::Absent { kind, key }) => write!(f, "require no {} {key}", kind.plural),
             Action::Require(Fact::NoneLeft { kind, namespace }) => {
                 write!(f, "require no {} in {namespace}", kind.plural)
             }

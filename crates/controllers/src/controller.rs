@@ -66,7 +66,9 @@ impl<'a> Changed<'a> {
 
     /// The object's own key, if it is of this kind.
     pub fn key_of(&self, kind: &Kind) -> Option<ObjectKey> {
-        (self.kind == kind).then(|| self.object().map(ObjectKey::of)).flatten()
+        (self.kind == kind)
+            .then(|| self.object().map(ObjectKey::of))
+            .flatten()
     }
 }
 

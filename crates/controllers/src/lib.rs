@@ -8,12 +8,16 @@ pub mod action;
 pub mod controller;
 pub mod deployment;
 pub mod endpoints;
+pub mod garbagecollector;
 pub mod namespace;
+pub mod node;
 pub mod owner;
 pub mod pod;
+pub mod podgc;
 pub mod replicaset;
 pub mod root_ca;
 pub mod serviceaccount;
+pub mod sweep;
 #[cfg(test)]
 mod world;
 
@@ -21,10 +25,21 @@ pub use action::{Action, Failure};
 pub use controller::{Changed, Context, Controller, View};
 
 /// What the controllers must be told.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// The certificates by which pods know the API server, in PEM; without them no namespace gets any.
     pub root_ca: Option<String>,
+    /// How many finished pods may lie about before the oldest are removed; 0 is any number (SPEC L12).
+    pub terminated_pod_gc_threshold: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            root_ca: None,
+            terminated_pod_gc_threshold: 12_500,
+        }
+    }
 }
 
 /// Every controller that works on keys.
@@ -34,6 +49,8 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(endpoints::legacy::Endpoints),
         Box::new(endpoints::slices::EndpointSlices),
         Box::new(namespace::Namespaces),
+        Box::new(node::eviction::TaintEviction),
+        Box::new(node::taints::NodeTaints),
         Box::new(replicaset::ReplicaSets),
         Box::new(serviceaccount::ServiceAccounts),
     ];
@@ -41,4 +58,12 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         all.push(Box::new(root_ca::RootCa { bundle }));
     }
     all
+}
+
+/// Every controller that looks at everything now and then.
+pub fn sweeps(config: &Config) -> Vec<Box<dyn sweep::Sweep>> {
+    vec![
+        Box::<node::health::NodeHealth>::default(),
+        Box::new(podgc::PodGc::new(config.terminated_pod_gc_threshold)),
+    ]
 }

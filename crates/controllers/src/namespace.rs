@@ -56,7 +56,10 @@ impl Controller for Namespaces {
         };
         let namespace = view.get_as::<Namespace>("", object.namespace());
         let concerned = namespace.is_some_and(|n| is_terminating(&n));
-        concerned.then(|| ObjectKey::new("", object.namespace())).into_iter().collect()
+        concerned
+            .then(|| ObjectKey::new("", object.namespace()))
+            .into_iter()
+            .collect()
     }
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
@@ -90,10 +93,12 @@ impl Controller for Namespaces {
             let mut done = (*namespace).clone();
             let spec = done.spec.get_or_insert_default();
             spec.finalizers.get_or_insert_default().retain(|f| f != FINALIZER);
-            let none_left = |kind| Action::Require(Fact::NoneLeft {
-                kind,
-                namespace: name.clone(),
-            });
+            let none_left = |kind| {
+                Action::Require(Fact::NoneLeft {
+                    kind,
+                    namespace: name.clone(),
+                })
+            };
             actions.extend(contents().map(none_left));
             actions.push(Action::update_part(done, "finalize"));
             return actions;
@@ -102,7 +107,9 @@ impl Controller for Namespaces {
             left.retain(|(kind, _)| *kind == &registry::POD);
         }
         for (_, objects) in left {
-            let living = objects.iter().filter(|o| o.metadata().deletion_timestamp.is_none());
+            let living = objects
+                .iter()
+                .filter(|o| o.metadata().deletion_timestamp.is_none());
             let deletes: Vec<Delete> = living
                 .take(DELETE_AT_ONCE)
                 .map(|object| Delete {
@@ -130,8 +137,14 @@ impl Remaining {
         let mut held: BTreeMap<&str, usize> = BTreeMap::new();
         for (kind, objects) in left {
             let count = objects.len();
-            resources.push(format!("{}.{} has {count} resource instances", kind.plural, kind.group));
-            for finalizer in objects.iter().flat_map(|o| o.metadata().finalizers.iter().flatten()) {
+            resources.push(format!(
+                "{}.{} has {count} resource instances",
+                kind.plural, kind.group
+            ));
+            for finalizer in objects
+                .iter()
+                .flat_map(|o| o.metadata().finalizers.iter().flatten())
+            {
                 *held.entry(finalizer).or_default() += 1;
             }
         }
@@ -188,7 +201,10 @@ fn with_conditions(
         ),
         (
             "NamespaceFinalizersRemaining",
-            ("ContentHasNoFinalizers", "All content-preserving finalizers finished"),
+            (
+                "ContentHasNoFinalizers",
+                "All content-preserving finalizers finished",
+            ),
             (!remaining.finalizers.is_empty()).then(|| {
                 let what = format!(
                     "Some content in the namespace has finalizers remaining: {}",
@@ -286,7 +302,10 @@ mod tests {
         let Action::DeleteMany(deletes) = &actions[1] else {
             panic!("a delete")
         };
-        assert_eq!((deletes[0].uid.as_str(), deletes[0].grace_seconds), ("uid-p", None));
+        assert_eq!(
+            (deletes[0].uid.as_str(), deletes[0].grace_seconds),
+            ("uid-p", None)
+        );
         let remaining = condition(&actions, "NamespaceContentRemaining");
         assert_eq!(
             remaining.message.as_deref(),
@@ -295,7 +314,9 @@ mod tests {
             )
         );
         assert_eq!(
-            condition(&actions, "NamespaceFinalizersRemaining").message.as_deref(),
+            condition(&actions, "NamespaceFinalizersRemaining")
+                .message
+                .as_deref(),
             Some(
                 "Some content in the namespace has finalizers remaining: example.com/hold in 1 resource instances"
             )
@@ -317,6 +338,9 @@ mod tests {
         assert!(last_lines.contains(&"require no secrets in a".to_string()));
         assert_eq!(last_lines.last().unwrap(), "update namespaces/finalize a");
         let finalized = updated::<Namespace>(&last, "finalize").unwrap();
-        assert_eq!(finalized.spec.unwrap().finalizers, Some(vec!["other".to_string()]));
+        assert_eq!(
+            finalized.spec.unwrap().finalizers,
+            Some(vec!["other".to_string()])
+        );
     }
 }

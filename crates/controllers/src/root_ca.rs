@@ -63,7 +63,11 @@ impl Controller for RootCa {
                 })
             })];
         };
-        let described = old.metadata.annotations.as_ref().and_then(|a| a.get(DESCRIPTION.0));
+        let described = old
+            .metadata
+            .annotations
+            .as_ref()
+            .and_then(|a| a.get(DESCRIPTION.0));
         if old.data == data && described.map(String::as_str) == Some(DESCRIPTION.1) {
             return Vec::new();
         }

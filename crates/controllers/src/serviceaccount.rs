@@ -57,5 +57,8 @@ pub(crate) fn in_namespace(changed: Changed<'_>, name: &str) -> Vec<ObjectKey> {
         return vec![key];
     }
     let object = changed.object().filter(|o| o.name() == name);
-    object.map(|o| ObjectKey::new("", o.namespace())).into_iter().collect()
+    object
+        .map(|o| ObjectKey::new("", o.namespace()))
+        .into_iter()
+        .collect()
 }

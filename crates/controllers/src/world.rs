@@ -42,14 +42,14 @@ impl World {
         for action in actions {
             if let Action::Update { kind, object, .. } = action {
                 let object = Arc::new(Object::from_typed(kind, object.clone_box()));
-                self.objects
-                    .insert((kind.plural, ObjectKey::of(&object)), object);
+                self.objects.insert((kind.plural, ObjectKey::of(&object)), object);
             }
         }
     }
 
     pub fn remove(&mut self, kind: &'static Kind, namespace: &str, name: &str) {
-        self.objects.remove(&(kind.plural, ObjectKey::new(namespace, name)));
+        self.objects
+            .remove(&(kind.plural, ObjectKey::new(namespace, name)));
     }
 
     pub fn run(&self, controller: &dyn Controller, key: (&str, &str), now: Timestamp) -> Vec<Action> {

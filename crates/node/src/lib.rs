@@ -15,3 +15,5 @@ pub mod server;
 pub mod streams;
 pub mod teardown;
 pub mod volumes;
+
+pub use kubelet::{Config, Kubelet};

@@ -67,13 +67,25 @@ impl PodInfo {
 
     /// The node affinity a node must meet.
     pub fn required_node_affinity(&self) -> Option<&NodeSelector> {
-        let affinity = self.pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
-        affinity.required_during_scheduling_ignored_during_execution.as_ref()
+        let affinity = self
+            .pod
+            .spec
+            .as_ref()?
+            .affinity
+            .as_ref()?
+            .node_affinity
+            .as_ref()?;
+        affinity
+            .required_during_scheduling_ignored_during_execution
+            .as_ref()
     }
 }
 
 pub fn node_name(pod: &Pod) -> &str {
-    pod.spec.as_ref().and_then(|s| s.node_name.as_deref()).unwrap_or("")
+    pod.spec
+        .as_ref()
+        .and_then(|s| s.node_name.as_deref())
+        .unwrap_or("")
 }
 
 /// Whether its containers have ended, so that it takes no room.
@@ -88,7 +100,11 @@ fn host_ports(pod: &Pod) -> Vec<HostPort> {
     };
     let sidecars = spec.init_containers.iter().flatten();
     let sidecars = sidecars.filter(|c| c.restart_policy.as_deref() == Some("Always"));
-    let ports = spec.containers.iter().chain(sidecars).flat_map(|c| c.ports.iter().flatten());
+    let ports = spec
+        .containers
+        .iter()
+        .chain(sidecars)
+        .flat_map(|c| c.ports.iter().flatten());
     let host_port = |port: &k8s_openapi::api::core::v1::ContainerPort| {
         Some(HostPort {
             port: port.host_port.filter(|p| *p > 0)?,

@@ -199,7 +199,9 @@ impl Queue {
             .pods
             .iter()
             .filter_map(|(key, waiting)| match &waiting.place {
-                Place::Unschedulable { by, .. } if by.is_empty() || helps(&waiting.pod, by) => Some(key.clone()),
+                Place::Unschedulable { by, .. } if by.is_empty() || helps(&waiting.pod, by) => {
+                    Some(key.clone())
+                }
                 _ => None,
             })
             .collect();

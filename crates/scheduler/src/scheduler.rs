@@ -128,7 +128,9 @@ impl Scheduler {
         self.queue.wake_where(now, |pod, by| {
             plugins.iter().filter(|p| by.contains(p.name())).any(|plugin| {
                 let fits = bare.as_ref().is_some_and(|node| plugin.filter(pod, node).is_ok());
-                let fitted = before.as_ref().is_some_and(|node| plugin.filter(pod, node).is_ok());
+                let fitted = before
+                    .as_ref()
+                    .is_some_and(|node| plugin.filter(pod, node).is_ok());
                 fits && (!fitted || (plugin.looks_at_pods() && allocatable_grew))
             })
         });
@@ -145,7 +147,10 @@ impl Scheduler {
         let Some(pod) = new.or(old) else { return };
         let uid = pod.object().uid().to_string();
         let key = ObjectKey::of(pod.object());
-        let stands = new.filter(|p| !is_finished(p)).map(|p| node_name(p)).filter(|n| !n.is_empty());
+        let stands = new
+            .filter(|p| !is_finished(p))
+            .map(|p| node_name(p))
+            .filter(|n| !n.is_empty());
         match (stands, new) {
             (Some(node), Some(new)) => {
                 self.queue.remove(&key);
@@ -155,7 +160,9 @@ impl Scheduler {
             (None, Some(new)) if wants_node(new) => {
                 // What is on its way to its node is not to be placed once more.
                 if !self.assumed.contains(&uid) {
-                    let same = |old: &&Shared<Pod>| old.spec == new.spec && old.metadata.labels == new.metadata.labels;
+                    let same = |old: &&Shared<Pod>| {
+                        old.spec == new.spec && old.metadata.labels == new.metadata.labels
+                    };
                     let changed = old.is_some_and(|old| !same(&old));
                     self.queue.put(PodInfo::new(new.clone()), changed, now);
                 }
@@ -282,7 +289,11 @@ impl Scheduler {
     pub fn bound(&mut self, pod: &Shared<Pod>) {
         let key = ObjectKey::of(pod.object());
         // Another pod may have taken its name meanwhile.
-        if self.queue.get(&key).is_some_and(|p| p.uid() == pod.object().uid()) {
+        if self
+            .queue
+            .get(&key)
+            .is_some_and(|p| p.uid() == pod.object().uid())
+        {
             self.queue.remove(&key);
         }
     }

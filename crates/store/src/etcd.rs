@@ -12,15 +12,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use etcd_client::{
-    Certificate, Client, CompareOp, ConnectOptions, EventType, GetOptions, Identity, KvClient, ResponseHeader,
-    TlsOptions, TxnOp, TxnOpResponse, WatchClient, WatchOptions, WatchResponse, WatchStream,
+    Certificate, Client, CompareOp, ConnectOptions, EventType, GetOptions, Identity, KvClient,
+    ResponseHeader, TlsOptions, TxnOp, TxnOpResponse, WatchClient, WatchOptions, WatchResponse, WatchStream,
 };
 use tokio::sync::{mpsc, watch};
 
 use crate::hub::WATCH_QUEUE_BATCHES;
 use crate::{
-    Compare, Error, Event, KeyRange, KeyValue, Op, Range, RangeResult, Revision, Store, Txn, TxnResult, Watch,
-    WatchItem,
+    Compare, Error, Event, KeyRange, KeyValue, Op, Range, RangeResult, Revision, Store, Txn, TxnResult,
+    Watch, WatchItem,
 };
 
 /// Which etcd, and who we are to it.
@@ -42,7 +42,9 @@ pub struct Credentials {
 
 impl std::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
+        f.debug_struct("Credentials")
+            .field("user", &self.user)
+            .finish_non_exhaustive()
     }
 }
 
@@ -94,9 +96,8 @@ impl EtcdStore {
             }
             options = options.with_tls(wanted);
         }
-        let unreachable = |error: String| {
-            Error::Unavailable(format!("etcd at {}: {error}", config.endpoints.join(", ")))
-        };
+        let unreachable =
+            |error: String| Error::Unavailable(format!("etcd at {}: {error}", config.endpoints.join(", ")));
         let connecting = Client::connect(&config.endpoints, Some(options));
         let client = connecting.await.map_err(|error| unreachable(error.to_string()))?;
         let store = EtcdStore {
@@ -105,7 +106,10 @@ impl EtcdStore {
             prefix: Bytes::from(config.prefix),
         };
         // Connecting is lazy; whoever opens a store wants to know now.
-        store.revision().await.map_err(|error| unreachable(error.to_string()))?;
+        store
+            .revision()
+            .await
+            .map_err(|error| unreachable(error.to_string()))?;
         Ok(store)
     }
 
@@ -117,7 +121,10 @@ impl EtcdStore {
     fn range_of(&self, keys: &KeyRange) -> (Vec<u8>, Option<Vec<u8>>) {
         let start = self.key(&keys.start);
         let end = keys.end.as_ref().map(|end| match &end[..] {
-            [] => KeyRange::prefix(self.prefix.clone()).end.unwrap_or_default().to_vec(),
+            [] => KeyRange::prefix(self.prefix.clone())
+                .end
+                .unwrap_or_default()
+                .to_vec(),
             end => self.key(end),
         });
         // To etcd, NUL is the empty key as a start, and "up to the last key" as an end.
@@ -153,7 +160,12 @@ impl EtcdStore {
         if told.contains("database space exceeded") {
             return Error::NoSpace(told);
         }
-        let malformed = ["duplicate key given", "too many operations", "request is too large", "key is not provided"];
+        let malformed = [
+            "duplicate key given",
+            "too many operations",
+            "request is too large",
+            "key is not provided",
+        ];
         if malformed.iter().any(|words| told.contains(words)) {
             return Error::BadTxn(told);
         }
@@ -164,7 +176,12 @@ impl EtcdStore {
     async fn oldest(&self) -> Result<Revision, Error> {
         let unavailable = |error: etcd_client::Error| Error::Unavailable(error.to_string());
         let options = WatchOptions::new().with_start_revision(1);
-        let mut stream = self.watches.clone().watch(vec![0], Some(options)).await.map_err(unavailable)?;
+        let mut stream = self
+            .watches
+            .clone()
+            .watch(vec![0], Some(options))
+            .await
+            .map_err(unavailable)?;
         while let Some(response) = stream.message().await.map_err(unavailable)? {
             if response.compact_revision() > 0 {
                 return Ok(response.compact_revision() as Revision + 1);
@@ -173,7 +190,9 @@ impl EtcdStore {
                 break;
             }
         }
-        Err(Error::Unavailable("etcd did not say which revision is the oldest".into()))
+        Err(Error::Unavailable(
+            "etcd did not say which revision is the oldest".into(),
+        ))
     }
 }
 
@@ -189,7 +208,9 @@ impl Store for EtcdStore {
             return Err(Error::Compacted { requested, oldest: 1 });
         }
         let (start, end) = self.range_of(&range.keys);
-        let mut options = GetOptions::new().with_limit(range.limit as i64).with_revision(requested as i64);
+        let mut options = GetOptions::new()
+            .with_limit(range.limit as i64)
+            .with_revision(requested as i64);
         if let Some(end) = end {
             options = options.with_range(end);
         }
@@ -212,7 +233,10 @@ impl Store for EtcdStore {
     async fn txn(&self, txn: Txn) -> Result<TxnResult, Error> {
         txn.check()?;
         let asked = txn.compares.len();
-        let compared = txn.compares.iter().map(|Compare::ModRevision { key, .. }| self.key(key));
+        let compared = txn
+            .compares
+            .iter()
+            .map(|Compare::ModRevision { key, .. }| self.key(key));
         let current: Vec<TxnOp> = compared.map(|key| TxnOp::get(key, None)).collect();
         let compares = txn.compares.iter().map(|Compare::ModRevision { key, is }| {
             etcd_client::Compare::mod_revision(self.key(key), CompareOp::Equal, *is as i64)
@@ -243,7 +267,9 @@ impl Store for EtcdStore {
             .collect();
         if current.len() != asked {
             let got = current.len();
-            return Err(Error::Unavailable(format!("etcd answered {got} of {asked} reads of a transaction")));
+            return Err(Error::Unavailable(format!(
+                "etcd answered {got} of {asked} reads of a transaction"
+            )));
         }
         Ok(TxnResult::Failed { revision, current })
     }
@@ -265,8 +291,10 @@ impl Store for EtcdStore {
                 },
             }
         }
-        let mut options =
-            WatchOptions::new().with_start_revision(from as i64).with_prev_key().with_progress_notify();
+        let mut options = WatchOptions::new()
+            .with_start_revision(from as i64)
+            .with_prev_key()
+            .with_progress_notify();
         if let Some(end) = end {
             options = options.with_range(end);
         }
@@ -281,7 +309,11 @@ impl Store for EtcdStore {
             Ok(None) => return Err(Error::Unavailable("etcd ended the watch at once".into())),
             Err(error) => return Err(self.refused(error, from).await),
         };
-        let begins_at = if from == 0 { revision_of(created.header()) } else { from - 1 };
+        let begins_at = if from == 0 {
+            revision_of(created.header())
+        } else {
+            from - 1
+        };
         let (items, receiver) = mpsc::channel(WATCH_QUEUE_BATCHES + 1);
         let (progress, told) = watch::channel(begins_at);
         let joined = Arc::new(AtomicBool::new(true));
@@ -297,7 +329,10 @@ impl Store for EtcdStore {
     async fn compact(&self, revision: Revision) -> Result<(), Error> {
         let newest = self.revision().await?;
         if revision > newest {
-            return Err(Error::FutureRevision { requested: revision, newest });
+            return Err(Error::FutureRevision {
+                requested: revision,
+                newest,
+            });
         }
         // etcd keeps of the revision it compacts to only what is still there, not what was deleted.
         let Some(last_gone) = revision.checked_sub(1).filter(|last_gone| *last_gone > 0) else {
@@ -325,7 +360,10 @@ impl Store for EtcdStore {
 fn ended(response: &WatchResponse, from: Revision) -> Error {
     match response.compact_revision() {
         0 => Error::Unavailable(format!("etcd ended the watch: {}", response.cancel_reason())),
-        compacted => Error::Compacted { requested: from, oldest: compacted as Revision + 1 },
+        compacted => Error::Compacted {
+            requested: from,
+            oldest: compacted as Revision + 1,
+        },
     }
 }
 
@@ -353,7 +391,11 @@ impl EtcdStore {
                 progress.send_replace(revision_of(response.header()));
                 continue;
             }
-            let events: Vec<Event> = response.events().iter().filter_map(|event| self.event(event)).collect();
+            let events: Vec<Event> = response
+                .events()
+                .iter()
+                .filter_map(|event| self.event(event))
+                .collect();
             if items.max_capacity() - items.capacity() >= WATCH_QUEUE_BATCHES {
                 break Error::Lagged;
             }
@@ -368,6 +410,10 @@ impl EtcdStore {
     fn event(&self, event: &etcd_client::Event) -> Option<Event> {
         let kv = event.kv().map(|pair| self.pair(pair))?;
         let prev = event.prev_kv().map(|pair| self.pair(pair));
-        Some(Event { kv, prev, deleted: event.event_type() == EventType::Delete })
+        Some(Event {
+            kv,
+            prev,
+            deleted: event.event_type() == EventType::Delete,
+        })
     }
 }

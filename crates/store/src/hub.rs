@@ -140,7 +140,11 @@ impl Hub {
             group.tell(&events, bytes, revision);
         }
         inner.groups.retain(|group| !group.watchers.is_empty());
-        inner.ring.push_back(Batch { events, bytes, last: revision });
+        inner.ring.push_back(Batch {
+            events,
+            bytes,
+            last: revision,
+        });
         inner.ring_bytes += bytes;
         while inner.ring_bytes > RING_BYTES || inner.ring.len() > RING_BATCHES {
             let Some(gone) = inner.ring.pop_front() else { break };
@@ -167,7 +171,12 @@ impl Hub {
     ) -> Watch {
         let (items, receiver) = mpsc::channel(WATCH_QUEUE_BATCHES + 1);
         let joined = Arc::new(AtomicBool::new(false));
-        let watch = Watch::new(receiver, self.progress.subscribe(), joined.clone(), from.saturating_sub(1));
+        let watch = Watch::new(
+            receiver,
+            self.progress.subscribe(),
+            joined.clone(),
+            from.saturating_sub(1),
+        );
         if !self.join(&keys, from, &items, &joined) {
             tokio::spawn(catch_up(self.clone(), history(), keys, from, items, joined));
         }
@@ -187,15 +196,22 @@ impl Hub {
         if inner.closed {
             return true;
         }
-        let mut watcher = Watcher { items: items.clone(), from, queued: VecDeque::new(), queued_bytes: 0 };
+        let mut watcher = Watcher {
+            items: items.clone(),
+            from,
+            queued: VecDeque::new(),
+            queued_bytes: 0,
+        };
         if from != 0 && from <= inner.revision {
             if from < inner.ring_from {
                 return false;
             }
             let first = inner.ring.partition_point(|batch| batch.last < from);
             let missed = inner.ring.range(first..).flat_map(|batch| batch.events.iter());
-            let missed: Vec<Event> =
-                missed.filter(|e| e.kv.mod_revision >= from && keys.contains(&e.kv.key)).cloned().collect();
+            let missed: Vec<Event> = missed
+                .filter(|e| e.kv.mod_revision >= from && keys.contains(&e.kv.key))
+                .cloned()
+                .collect();
             let bytes = weigh(&missed);
             if !missed.is_empty() && !watcher.offer(&Arc::new(missed), bytes) {
                 return true;
@@ -207,7 +223,10 @@ impl Hub {
         inner.groups.retain(|group| !group.watchers.is_empty());
         match inner.groups.iter_mut().find(|group| group.keys == *keys) {
             Some(group) => group.watchers.push(watcher),
-            None => inner.groups.push(Group { keys: keys.clone(), watchers: vec![watcher] }),
+            None => inner.groups.push(Group {
+                keys: keys.clone(),
+                watchers: vec![watcher],
+            }),
         }
         joined.store(true, Ordering::Release);
         true
@@ -237,7 +256,11 @@ impl Group {
             if from <= first {
                 return watcher.offer(&mine, bytes);
             }
-            let later: Vec<Event> = mine.iter().filter(|e| e.kv.mod_revision >= from).cloned().collect();
+            let later: Vec<Event> = mine
+                .iter()
+                .filter(|e| e.kv.mod_revision >= from)
+                .cloned()
+                .collect();
             let bytes = weigh(&later);
             later.is_empty() || watcher.offer(&Arc::new(later), bytes)
         });
@@ -255,7 +278,9 @@ async fn catch_up(
 ) {
     loop {
         // The place where a slow watcher makes us, and only us, wait.
-        let Ok(permits) = items.reserve_many(WATCH_QUEUE_BATCHES + 1 - CATCH_UP_AHEAD).await else { return };
+        let Ok(permits) = items.reserve_many(WATCH_QUEUE_BATCHES + 1 - CATCH_UP_AHEAD).await else {
+            return;
+        };
         drop(permits);
         if hub.join(&keys, from, &items, &joined) {
             return;
@@ -303,7 +328,11 @@ mod tests {
             mod_revision: revision,
             version: 1,
         };
-        Event { kv, prev: None, deleted: false }
+        Event {
+            kv,
+            prev: None,
+            deleted: false,
+        }
     }
 
     fn watch(hub: &Arc<Hub>, prefix: &'static str, from: Revision) -> Watch {
@@ -349,7 +378,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn watchers_of_one_range_share_what_they_are_told() {
         let hub = Hub::new(1);
-        let mut watches = [watch(&hub, "a", 0), watch(&hub, "a", 0), watch(&hub, "", 0), watch(&hub, "", 0)];
+        let mut watches = [
+            watch(&hub, "a", 0),
+            watch(&hub, "a", 0),
+            watch(&hub, "", 0),
+            watch(&hub, "", 0),
+        ];
         hub.publish(vec![event("a", 2, 1), event("b", 2, 1)], 2);
         let mut shared = Vec::new();
         for watch in &mut watches {
@@ -366,7 +400,8 @@ mod tests {
         let hub = Hub::new(1);
         hub.publish(vec![event("a", 2, 1), event("a", 3, 1)], 3);
         hub.publish(vec![event("b", 4, 1), event("a", 5, 1)], 5);
-        let (mut from_3, mut from_6, mut from_8) = (watch(&hub, "a", 3), watch(&hub, "a", 6), watch(&hub, "a", 8));
+        let (mut from_3, mut from_6, mut from_8) =
+            (watch(&hub, "a", 3), watch(&hub, "a", 6), watch(&hub, "a", 8));
         hub.publish(vec![event("a", 6, 1), event("a", 7, 1), event("a", 8, 1)], 8);
         assert_eq!(told(&mut from_3).await, "a3+a5 a6+a7+a8");
         assert_eq!(told(&mut from_6).await, "a6+a7+a8");
@@ -382,7 +417,9 @@ mod tests {
             let last = 2 * expected as Revision;
             for revision in 2..=last {
                 hub.publish(vec![event("a", revision, bytes)], revision);
-                assert!(matches!(quick.next().await, Some(Ok(WatchItem::Events(e))) if e[0].kv.mod_revision == revision));
+                assert!(
+                    matches!(quick.next().await, Some(Ok(WatchItem::Events(e))) if e[0].kv.mod_revision == revision)
+                );
             }
             let mut got = 0;
             let end = loop {

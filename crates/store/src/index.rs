@@ -4,8 +4,8 @@
 //! Nothing here waits, reads files or tells watchers. Reading at any revision from `oldest` to `revision` sees
 //! exactly what was there; so does asking for the changes in between, each with what it replaced.
 
-use std::collections::btree_map::{BTreeMap, Entry};
 use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::ops::Bound;
 
 use bytes::Bytes;
@@ -61,6 +61,12 @@ impl<V> History<V> {
         newer.checked_sub(1).map(|i| &self.older[i])
     }
 
+    fn push(&mut self, version: Version<V>) {
+        debug_assert!(self.newest.mod_revision < version.mod_revision);
+        let older = std::mem::replace(&mut self.newest, version);
+        self.older.push(older);
+    }
+
     fn get_mut(&mut self, mod_revision: Revision) -> Option<&mut Version<V>> {
         if self.newest.mod_revision == mod_revision {
             return Some(&mut self.newest);
@@ -85,10 +91,19 @@ pub(crate) struct Change<V> {
     pub before: Option<Version<V>>,
 }
 
+/// That a key was written.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Changed {
+    revision: Revision,
+    key: Bytes,
+    /// Whether there was a version before it. Without one there is nothing to forget when this is.
+    replaced: bool,
+}
+
 pub(crate) struct Index<V> {
     keys: BTreeMap<Bytes, History<V>>,
-    /// Every change from `oldest` on, in order.
-    changes: VecDeque<(Revision, Bytes)>,
+    /// Every change from `oldest` on, in order, and those before that were not forgotten yet.
+    changes: VecDeque<Changed>,
     oldest: Revision,
     revision: Revision,
 }
@@ -121,37 +136,75 @@ impl<V: Clone> Index<V> {
     /// Adds a version newer than all there are. Versions of one transaction carry the same revision.
     pub fn insert(&mut self, key: Bytes, version: Version<V>) {
         debug_assert!(version.mod_revision >= self.revision);
-        self.revision = version.mod_revision;
-        self.changes.push_back((version.mod_revision, key.clone()));
-        self.place(key, version);
+        let revision = version.mod_revision;
+        let replaced = self.place(key.clone(), version);
+        self.revision = revision;
+        self.changes.push_back(Changed {
+            revision,
+            key,
+            replaced,
+        });
+    }
+
+    /// Writes or deletes a key at a revision that is not older than the newest. The version that made.
+    pub fn write(&mut self, key: Bytes, revision: Revision, value: Option<V>) -> &Version<V> {
+        debug_assert!(revision >= self.revision);
+        self.revision = revision;
+        let mut changed = Changed {
+            revision,
+            key: key.clone(),
+            replaced: false,
+        };
+        let history = match self.keys.entry(key) {
+            Entry::Vacant(vacant) => {
+                let newest = Version::after(None::<&Version<V>>, revision, value);
+                vacant.insert(History {
+                    older: Vec::new(),
+                    newest,
+                })
+            }
+            Entry::Occupied(occupied) => {
+                changed.replaced = true;
+                let history = occupied.into_mut();
+                history.push(Version::after(Some(&history.newest), revision, value));
+                history
+            }
+        };
+        self.changes.push_back(changed);
+        &history.newest
     }
 
     /// Takes over a version from a snapshot: versions of one key come in order, keys in any.
-    /// [`Index::begin`] must follow.
-    pub fn place(&mut self, key: Bytes, version: Version<V>) {
+    /// [`Index::begin`] must follow. Whether there was one of this key before.
+    pub fn place(&mut self, key: Bytes, version: Version<V>) -> bool {
         match self.keys.entry(key) {
             Entry::Vacant(vacant) => {
-                vacant.insert(History { older: Vec::new(), newest: version });
+                vacant.insert(History {
+                    older: Vec::new(),
+                    newest: version,
+                });
+                false
             }
             Entry::Occupied(mut occupied) => {
-                let history = occupied.get_mut();
-                debug_assert!(history.newest.mod_revision < version.mod_revision);
-                let older = std::mem::replace(&mut history.newest, version);
-                history.older.push(older);
+                occupied.get_mut().push(version);
+                true
             }
         }
     }
 
     /// The snapshot is complete: it reaches from `oldest` to `revision`.
     pub fn begin(&mut self, oldest: Revision, revision: Revision) {
-        let mut changes: Vec<(Revision, Bytes)> = Vec::new();
+        let mut changes: Vec<Changed> = Vec::new();
         for (key, history) in &self.keys {
-            let versions = history.older.iter().chain([&history.newest]);
-            changes.extend(
-                versions.filter(|v| v.mod_revision >= oldest).map(|v| (v.mod_revision, key.clone())),
-            );
+            let versions = history.older.iter().chain([&history.newest]).enumerate();
+            let later = versions.filter(|(_, version)| version.mod_revision >= oldest);
+            changes.extend(later.map(|(n, version)| Changed {
+                revision: version.mod_revision,
+                key: key.clone(),
+                replaced: n > 0 || version.value.is_none(),
+            }));
         }
-        changes.sort();
+        changes.sort_unstable();
         self.changes = changes.into();
         self.oldest = oldest;
         self.revision = revision;
@@ -159,10 +212,16 @@ impl<V: Clone> Index<V> {
 
     fn check_revision(&self, requested: Revision) -> Result<(), Error> {
         if requested < self.oldest {
-            return Err(Error::Compacted { requested, oldest: self.oldest });
+            return Err(Error::Compacted {
+                requested,
+                oldest: self.oldest,
+            });
         }
         if requested > self.revision {
-            return Err(Error::FutureRevision { requested, newest: self.revision });
+            return Err(Error::FutureRevision {
+                requested,
+                newest: self.revision,
+            });
         }
         Ok(())
     }
@@ -170,9 +229,16 @@ impl<V: Clone> Index<V> {
     pub fn range(&self, range: &Range) -> Result<Found<V>, Error> {
         let at = range.at.unwrap_or(self.revision);
         self.check_revision(at)?;
-        let mut found = Found { revision: self.revision, entries: Vec::new(), more: false, count: 0 };
+        let mut found = Found {
+            revision: self.revision,
+            entries: Vec::new(),
+            more: false,
+            count: 0,
+        };
         let mut look = |key: &Bytes, history: &History<V>| {
-            let Some(version) = history.at(at).filter(|v| v.value.is_some()) else { return };
+            let Some(version) = history.at(at).filter(|v| v.value.is_some()) else {
+                return;
+            };
             found.count += 1;
             if range.count_only {
                 return;
@@ -212,12 +278,15 @@ impl<V: Clone> Index<V> {
         enough: usize,
     ) -> Result<(Vec<Change<V>>, Revision), Error> {
         if from < self.oldest {
-            return Err(Error::Compacted { requested: from, oldest: self.oldest });
+            return Err(Error::Compacted {
+                requested: from,
+                oldest: self.oldest,
+            });
         }
         let mut changes = Vec::new();
         let mut upto = from - 1;
-        let first = self.changes.partition_point(|(revision, _)| *revision < from);
-        for (revision, key) in self.changes.range(first..) {
+        let first = self.changes.partition_point(|changed| changed.revision < from);
+        for Changed { revision, key, .. } in self.changes.range(first..) {
             if *revision != upto && changes.len() >= enough {
                 return Ok((changes, upto));
             }
@@ -225,10 +294,18 @@ impl<V: Clone> Index<V> {
             if !keys.contains(key) {
                 continue;
             }
-            let Some(history) = self.keys.get(key) else { continue };
-            let Some(now) = history.at(*revision) else { continue };
+            let Some(history) = self.keys.get(key) else {
+                continue;
+            };
+            let Some(now) = history.at(*revision) else {
+                continue;
+            };
             let before = history.at(*revision - 1).filter(|v| v.value.is_some());
-            changes.push(Change { key: key.clone(), now: now.clone(), before: before.cloned() });
+            changes.push(Change {
+                key: key.clone(),
+                now: now.clone(),
+                before: before.cloned(),
+            });
         }
         Ok((changes, self.revision.max(upto)))
     }
@@ -236,18 +313,49 @@ impl<V: Clone> Index<V> {
     /// Whether compacting to `revision` is possible; `false` if it was done before.
     pub fn can_compact(&self, revision: Revision) -> Result<bool, Error> {
         if revision > self.revision {
-            return Err(Error::FutureRevision { requested: revision, newest: self.revision });
+            return Err(Error::FutureRevision {
+                requested: revision,
+                newest: self.revision,
+            });
         }
         Ok(revision > self.oldest)
     }
 
-    /// Forgets what only readers before `oldest` could see, and tells `dropped` of each version. What a change at
-    /// `oldest` or later replaced is kept until that change itself is forgotten. Costs as much as there are changes to forget.
-    pub fn compact(&mut self, oldest: Revision, mut dropped: impl FnMut(&Bytes, &Version<V>)) {
+    /// Makes `oldest` the oldest revision that can be read. What only earlier readers could see is forgotten by
+    /// [`Index::forget`], a part at a time.
+    pub fn compact(&mut self, oldest: Revision) {
         self.oldest = self.oldest.max(oldest);
-        while self.changes.front().is_some_and(|(revision, _)| *revision < oldest) {
-            let Some((_, key)) = self.changes.pop_front() else { break };
-            let Some(history) = self.keys.get_mut(&key) else { continue };
+    }
+
+    /// Whether there is something to forget.
+    pub fn has_forgettable(&self) -> bool {
+        self.changes
+            .front()
+            .is_some_and(|changed| changed.revision < self.oldest)
+    }
+
+    /// Goes through up to `changes` changes before `oldest`, forgets what nobody can read any more and tells `dropped`
+    /// of each version. What a change at `oldest` or later replaced is kept until that change itself is forgotten.
+    pub fn forget(&mut self, changes: usize, mut dropped: impl FnMut(&Bytes, &Version<V>)) {
+        let oldest = self.oldest;
+        for _ in 0..changes {
+            if !self.has_forgettable() {
+                break;
+            }
+            let Some(Changed {
+                key,
+                replaced,
+                revision: _,
+            }) = self.changes.pop_front()
+            else {
+                break;
+            };
+            if !replaced {
+                continue;
+            }
+            let Some(history) = self.keys.get_mut(&key) else {
+                continue;
+            };
             // The last version before `oldest` is what a reader at `oldest` may see, and what the next change
             // replaced. A deletion is the same as nothing.
             let passed = history.older.partition_point(|v| v.mod_revision < oldest);
@@ -277,7 +385,10 @@ impl<V: Clone> Index<V> {
         walked
             .map(|(key, history)| {
                 let versions = history.older.iter().chain([&history.newest]);
-                (key.clone(), versions.filter(|v| v.mod_revision <= upto).cloned().collect())
+                (
+                    key.clone(),
+                    versions.filter(|v| v.mod_revision <= upto).cloned().collect(),
+                )
             })
             .collect()
     }
@@ -297,15 +408,27 @@ mod tests {
     }
 
     fn write(index: &mut Index<&'static str>, key: &'static str, value: Option<&'static str>) {
-        let version = Version::after(index.get(key.as_bytes()).map(|(_, v)| v), index.revision() + 1, value);
+        let version = Version::after(
+            index.get(key.as_bytes()).map(|(_, v)| v),
+            index.revision() + 1,
+            value,
+        );
         index.insert(Bytes::from_static(key.as_bytes()), version);
     }
 
     fn at(index: &Index<&'static str>, revision: Revision) -> Vec<(String, &'static str)> {
-        let range = Range { keys: KeyRange::prefix(""), at: Some(revision), ..Range::default() };
+        let range = Range {
+            keys: KeyRange::prefix(""),
+            at: Some(revision),
+            ..Range::default()
+        };
         let found = index.range(&range).unwrap();
         let text = |key: &Bytes| String::from_utf8(key.to_vec()).unwrap();
-        found.entries.iter().map(|(k, v)| (text(k), v.value.unwrap())).collect()
+        found
+            .entries
+            .iter()
+            .map(|(k, v)| (text(k), v.value.unwrap()))
+            .collect()
     }
 
     fn render(index: &Index<&'static str>, from: Revision, enough: usize) -> (String, Revision) {
@@ -313,7 +436,13 @@ mod tests {
         let one = |c: &Change<&'static str>| {
             let value = |v: &Version<&'static str>| v.value.unwrap_or("-");
             let before = c.before.as_ref().map_or("", value);
-            format!("{}:{}:{}>{}", c.now.mod_revision, c.key.escape_ascii(), before, value(&c.now))
+            format!(
+                "{}:{}:{}>{}",
+                c.now.mod_revision,
+                c.key.escape_ascii(),
+                before,
+                value(&c.now)
+            )
         };
         (changes.iter().map(one).collect::<Vec<_>>().join(" "), upto)
     }
@@ -332,7 +461,12 @@ mod tests {
     #[test]
     fn reads_at_each_revision_see_what_was_there() {
         let index = example();
-        let pairs = |revision| at(&index, revision).iter().map(|(k, v)| format!("{k}{v}")).collect::<String>();
+        let pairs = |revision| {
+            at(&index, revision)
+                .iter()
+                .map(|(k, v)| format!("{k}{v}"))
+                .collect::<String>()
+        };
         let seen: Vec<String> = (1..=7).map(pairs).collect();
         assert_eq!(seen, ["", "a1", "a1b1", "a2b1", "a2", "a2b2", "b2"]);
     }
@@ -351,15 +485,41 @@ mod tests {
         for oldest in 2..=7 {
             let (whole, mut index) = (example(), example());
             let mut dropped = 0;
-            index.compact(oldest, |_, _| dropped += 1);
-            for revision in oldest..=7 {
-                assert_eq!(at(&index, revision), at(&whole, revision), "compacted {oldest}, read {revision}");
-                assert_eq!(render(&index, revision, 99), render(&whole, revision, 99), "compacted {oldest}");
+            index.compact(oldest);
+            while index.has_forgettable() {
+                index.forget(1, |_, _| dropped += 1);
+                for revision in oldest..=7 {
+                    assert_eq!(
+                        at(&index, revision),
+                        at(&whole, revision),
+                        "compacting {oldest}, read {revision}"
+                    );
+                }
             }
-            let below = Range { keys: KeyRange::prefix(""), at: Some(oldest - 1), ..Range::default() };
+            for revision in oldest..=7 {
+                assert_eq!(
+                    at(&index, revision),
+                    at(&whole, revision),
+                    "compacted {oldest}, read {revision}"
+                );
+                assert_eq!(
+                    render(&index, revision, 99),
+                    render(&whole, revision, 99),
+                    "compacted {oldest}"
+                );
+            }
+            let below = Range {
+                keys: KeyRange::prefix(""),
+                at: Some(oldest - 1),
+                ..Range::default()
+            };
             assert!(matches!(index.range(&below), Err(Error::Compacted { .. })));
             let versions = |index: &Index<_>| -> usize {
-                index.walk(None, 99, 99).iter().map(|(_, versions)| versions.len()).sum()
+                index
+                    .walk(None, 99, 99)
+                    .iter()
+                    .map(|(_, versions)| versions.len())
+                    .sum()
             };
             assert_eq!(versions(&index) + dropped, versions(&whole));
         }
@@ -369,11 +529,13 @@ mod tests {
     fn compacting_everything_leaves_one_version_of_each_key() {
         let mut index = example();
         put(&mut index, "c", "1"); // 8
-        index.compact(8, |_, _| ());
+        index.compact(8);
+        index.forget(99, |_, _| ());
         assert_eq!(index.walk(None, 99, 99).len(), 2);
         put(&mut index, "c", "2"); // 9
         put(&mut index, "c", "3"); // 10
-        index.compact(10, |_, _| ());
+        index.compact(10);
+        index.forget(99, |_, _| ());
         assert_eq!(render(&index, 10, 99), ("10:c:2>3".into(), 10));
     }
 
@@ -390,7 +552,19 @@ mod tests {
 
     #[test]
     fn a_backwards_range_is_empty() {
-        let keys = KeyRange { start: Bytes::from_static(b"b"), end: Some(Bytes::from_static(b"a")) };
-        assert_eq!(example().range(&Range { keys, ..Range::default() }).unwrap().count, 0);
+        let keys = KeyRange {
+            start: Bytes::from_static(b"b"),
+            end: Some(Bytes::from_static(b"a")),
+        };
+        assert_eq!(
+            example()
+                .range(&Range {
+                    keys,
+                    ..Range::default()
+                })
+                .unwrap()
+                .count,
+            0
+        );
     }
 }

@@ -135,11 +135,16 @@ impl Txn {
             return Err(Error::BadTxn("a key is empty".into()));
         }
         if let Some(twice) = written.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(Error::BadTxn(format!("key {} is written twice", twice[0].escape_ascii())));
+            return Err(Error::BadTxn(format!(
+                "key {} is written twice",
+                twice[0].escape_ascii()
+            )));
         }
         let bytes: usize = self.ops.iter().map(Op::bytes).sum();
         if bytes > MAX_TXN_BYTES {
-            return Err(Error::BadTxn(format!("it writes {bytes} bytes, the limit is {MAX_TXN_BYTES}")));
+            return Err(Error::BadTxn(format!(
+                "it writes {bytes} bytes, the limit is {MAX_TXN_BYTES}"
+            )));
         }
         Ok(())
     }
@@ -208,7 +213,12 @@ impl Watch {
         joined: Arc<AtomicBool>,
         told: Revision,
     ) -> Self {
-        Watch { items, progress, joined, told }
+        Watch {
+            items,
+            progress,
+            joined,
+            told,
+        }
     }
 
     /// The next item; `None` once the store is closed. After an error comes nothing more. May be dropped while
@@ -299,7 +309,9 @@ pub enum Config {
     /// Gone with the process.
     Memory,
     /// Files in a directory, which is made if it is missing and held by one process at a time.
-    Embedded { dir: PathBuf },
+    Embedded {
+        dir: PathBuf,
+    },
     Etcd(EtcdConfig),
 }
 

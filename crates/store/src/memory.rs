@@ -24,7 +24,10 @@ impl MemoryStore {
     pub fn new() -> Self {
         let index = Index::new();
         let hub = Hub::new(index.revision());
-        MemoryStore { index: Arc::new(Shared(Mutex::new(index))), hub }
+        MemoryStore {
+            index: Arc::new(Shared(Mutex::new(index))),
+            hub,
+        }
     }
 }
 
@@ -72,7 +75,11 @@ impl Store for MemoryStore {
         let found = self.index.0.lock().range(&range)?;
         Ok(RangeResult {
             revision: found.revision,
-            kvs: found.entries.iter().map(|(key, version)| pair(key, version)).collect(),
+            kvs: found
+                .entries
+                .iter()
+                .map(|(key, version)| pair(key, version))
+                .collect(),
             more: found.more,
             count: found.count,
         })
@@ -91,7 +98,10 @@ impl Store for MemoryStore {
                 index.get(key).map(|(key, version)| pair(key, version))
             });
             let current = current.collect();
-            return Ok(TxnResult::Failed { revision: index.revision(), current });
+            return Ok(TxnResult::Failed {
+                revision: index.revision(),
+                current,
+            });
         }
         let revision = index.revision() + 1;
         let mut events = Vec::new();
@@ -101,7 +111,9 @@ impl Store for MemoryStore {
                 Op::Delete { key } if index.get(&key).is_none() => continue,
                 Op::Delete { key } => (key, None),
             };
-            let before = index.get(&key).map(|(key, version)| (key.clone(), version.clone()));
+            let before = index
+                .get(&key)
+                .map(|(key, version)| (key.clone(), version.clone()));
             // Not the caller's key: that may be a piece of something much larger.
             let (key, before) = match before {
                 Some((key, version)) => (key, Some(version)),
@@ -112,7 +124,9 @@ impl Store for MemoryStore {
             index.insert(key, version);
         }
         if events.is_empty() {
-            return Ok(TxnResult::Committed { revision: index.revision() });
+            return Ok(TxnResult::Committed {
+                revision: index.revision(),
+            });
         }
         // Under the lock, so that watchers are told in the order of the revisions.
         self.hub.publish(events, revision);
@@ -122,7 +136,10 @@ impl Store for MemoryStore {
     async fn watch(&self, keys: KeyRange, from: Revision) -> Result<Watch, Error> {
         let oldest = self.index.0.lock().oldest();
         if from != 0 && from < oldest {
-            return Err(Error::Compacted { requested: from, oldest });
+            return Err(Error::Compacted {
+                requested: from,
+                oldest,
+            });
         }
         Ok(self.hub.watch(keys, from, || self.index.clone()))
     }
@@ -130,7 +147,8 @@ impl Store for MemoryStore {
     async fn compact(&self, revision: Revision) -> Result<(), Error> {
         let mut index = self.index.0.lock();
         if index.can_compact(revision)? {
-            index.compact(revision, |_, _| ());
+            index.compact(revision);
+            index.forget(usize::MAX, |_, _| ());
         }
         Ok(())
     }

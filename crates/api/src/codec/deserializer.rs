@@ -13,8 +13,11 @@ use crate::quantity;
 impl<'de> Reader<'de> {
     /// The type's name for errors: the field's own one, else what `visitor` asks for.
     fn field_type(&self) -> Option<&'static str> {
-        match self.path.last() {
-            Some(Step::Field(field)) => go::named_type(self.inside, field),
+        match self.path.as_slice() {
+            [.., Step::Field(field)] => go::named_type(self.inside, field),
+            [.., Step::Field(field), Step::Index(_)] => {
+                go::named_type(self.inside, field)?.strip_prefix("[]")
+            }
             _ => None,
         }
     }
@@ -250,14 +253,16 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
                 Cow::Borrowed(s) => visitor.visit_borrowed_str(s),
                 Cow::Owned(s) => visitor.visit_string(s),
             },
-            Token::Array => return self.seq(visitor),
-            Token::Object => return self.map(None, visitor),
+            Token::Array => self.seq(visitor),
+            Token::Object => self.map(None, visitor),
         };
-        result.map_err(|_| {
-            self.error(format!(
+        let is_scalar = !matches!(token, Token::Array | Token::Object);
+        result.map_err(|e| match is_scalar || e.is_refusal() {
+            true => self.error(format!(
                 "json: cannot unmarshal {} into Go value of type int32",
                 token.word()
-            ))
+            )),
+            false => e,
         })
     }
 
@@ -421,7 +426,10 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
                 visitor.visit_map(Nothing)
             }
             other => {
-                let of = format!("map[string]{}", asked_for(visitor.visit_map(Ask)));
+                let of = match self.field_type() {
+                    Some(name) => name.to_string(),
+                    None => format!("map[string]{}", asked_for(visitor.visit_map(Ask))),
+                };
                 Err(self.mismatch(other.word(), &of))
             }
         }

@@ -48,7 +48,7 @@ pub(super) fn base64_mistake(text: &str) -> String {
     let data = text.trim_end_matches('=');
     let at = match data.bytes().position(|c| !symbol(c)) {
         Some(at) => at,
-        None if text.len() % 4 == 0 && text.len() - data.len() > 2 => data.len(),
+        None if text.len().is_multiple_of(4) && text.len() - data.len() > 2 => data.len(),
         None => (text.len() / 4 * 4).min(data.len() / 4 * 4),
     };
     format!("illegal base64 data at input byte {at}")

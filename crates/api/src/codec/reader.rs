@@ -30,6 +30,11 @@ impl Error {
         &self.0.message
     }
 
+    /// Whether it is serde's own, about a value that a visitor does not take.
+    pub(super) fn is_refusal(&self) -> bool {
+        self.0.field.is_empty() && self.0.message.starts_with("invalid type")
+    }
+
     pub(super) fn into_decode_error(self) -> DecodeError {
         DecodeError {
             message: self.0.message,

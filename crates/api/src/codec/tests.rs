@@ -94,6 +94,17 @@ fn wrong_types_are_told_in_gos_words() {
             "metadata.creationTimestamp",
         ),
         (
+            r#"{"spec":{"containers":[{"livenessProbe":{"httpGet":{"port":{}}}}]}}"#,
+            "json: cannot unmarshal object into Go value of type int32",
+            "spec.containers[0].livenessProbe.httpGet.port",
+        ),
+        (
+            r#"{"spec":{"containers":[{"resources":{"limits":[]}}]}}"#,
+            "json: cannot unmarshal array into Go struct field ResourceRequirements.spec.containers.resources.limits \
+             of type v1.ResourceList",
+            "spec.containers[0].resources.limits",
+        ),
+        (
             "[]",
             "json: cannot unmarshal array into Go value of type v1.Pod",
             "",

@@ -55,10 +55,6 @@ impl Strategy for Endpoints {
         }
     }
 
-    fn warnings(&self) -> Vec<String> {
-        vec!["v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice".into()]
-    }
-
     const CREATE_ON_UPDATE: bool = true;
 
     fn columns() -> &'static [Column] {

@@ -168,7 +168,8 @@ impl World {
             other => Err(Error::bad_request(format!("{other} is not played"))),
         };
         match result {
-            Ok((code, objects, warnings)) => {
+            Ok((code, objects, mut warnings)) => {
+                warnings.extend(target.kind.deprecation().map(String::from));
                 let single = !target.name.is_empty() || request.method == "POST";
                 let body = if request
                     .headers

@@ -4,7 +4,6 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use knarr_api::object::json_prefix;
 use knarr_api::{Kind, Object, convert, selector};
 
 /// What a watcher is told happened.
@@ -72,7 +71,7 @@ impl Change {
 
     fn departed(&self) -> &Arc<Object> {
         self.departed.get_or_init(|| match &self.prev {
-            Some(prev) => Arc::new(at_revision(prev, self.revision)),
+            Some(prev) => Arc::new(prev.at_revision(self.revision)),
             None => self.object.clone(),
         })
     }
@@ -100,29 +99,6 @@ pub fn frame(told: &str, object: &[u8]) -> Bytes {
     line.extend_from_slice(object);
     line.extend_from_slice(b"}\n");
     line.into()
-}
-
-/// What the store holds of an object: its JSON without resourceVersion, in two pieces.
-pub fn stored_pieces(object: &Object) -> (&[u8], &[u8]) {
-    let json = object.json();
-    let at = json_prefix(object.kind()).len();
-    // Object::from_stored puts `"resourceVersion":"N"` here, with a comma if anything follows.
-    let mut rest = at + br#""resourceVersion":"""#.len() + decimal_digits(object.revision());
-    if json.get(rest) == Some(&b',') {
-        rest += 1;
-    }
-    (&json[..at], &json[rest..])
-}
-
-fn decimal_digits(n: u64) -> usize {
-    n.checked_ilog10().unwrap_or(0) as usize + 1
-}
-
-/// The same object at another revision.
-pub fn at_revision(object: &Object, revision: u64) -> Object {
-    let (head, tail) = stored_pieces(object);
-    let stored = [head, tail].concat();
-    Object::from_stored(object.kind(), object.typed().clone_box(), &stored, revision)
 }
 
 /// Which objects a list or watch is about.
@@ -188,22 +164,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_can_be_cut_out_of_an_object_again() {
-        for revision in [1, 9, 10, 999, 1000, u64::MAX] {
-            let object = config_map(revision);
-            let (head, tail) = stored_pieces(&object);
-            assert_eq!(
-                String::from_utf8([head, tail].concat()).unwrap(),
-                r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}"#
-            );
-            assert_eq!(at_revision(&object, 7).json(), config_map(7).json());
+    fn an_object_knows_what_it_was_made_of() {
+        let mut typed = ConfigMap::default();
+        typed.data = Some([("metadata".to_string(), "\"metadata\":{".to_string())].into());
+        let mut typed: Box<dyn knarr_api::AnyObject> = Box::new(typed);
+        let stored = Object::encode_for_store(&mut *typed);
+        for revision in [1, 9, 10, 999, u64::MAX] {
+            let object = Object::from_stored(&CONFIG_MAP, typed.clone_box(), &stored, revision);
+            assert!(object.is_of(&stored) && !object.is_of(object.json()));
+            let moved = object.at_revision(7);
+            assert!(moved.is_of(&stored) && moved.revision() == 7);
+            assert_eq!(moved.metadata().resource_version.as_deref(), Some("7"));
         }
     }
 
     #[test]
     fn a_deletion_is_told_with_its_own_revision() {
         let old = Arc::new(config_map(3));
-        let change = Change::new(Arc::new(at_revision(&old, 8)), Some(old), true);
+        let change = Change::new(Arc::new(old.at_revision(8)), Some(old), true);
         let all = Filter::everything(&CONFIG_MAP, "");
         assert_eq!(change.seen(&all).map(|(t, o)| (t, o.revision())), Some((Told::Deleted, 8)));
         assert!(change.seen(&Filter::everything(&CONFIG_MAP, "elsewhere")).is_none());

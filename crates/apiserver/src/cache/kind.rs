@@ -165,7 +165,7 @@ impl KindCache {
     pub fn remove(&self, local: &str, revision: u64) {
         let mut state = self.state.write();
         if let Some(prev) = state.objects.remove(local) {
-            let last = Arc::new(super::change::at_revision(&prev, revision));
+            let last = Arc::new(prev.at_revision(revision));
             state.publish(Change::new(last, Some(prev), true));
         }
     }

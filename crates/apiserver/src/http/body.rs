@@ -12,7 +12,6 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use knarr_api::Object;
-use knarr_api::object::json_prefix;
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub type Body = UnsyncBoxBody<Bytes, BoxError>;
@@ -46,7 +45,7 @@ impl ListBody {
     /// `head` ends with `"items":[`.
     pub fn new(head: Vec<u8>, items: Vec<Arc<Object>>, compress: bool) -> Self {
         let commas = items.len().saturating_sub(1);
-        let sizes: usize = items.iter().map(|o| item(o).len() + 1).sum();
+        let sizes: usize = items.iter().map(|o| o.json_without_type().len() + 1).sum();
         let size = head.len() + sizes + commas + END.len();
         let gzip = (compress && size >= GZIP_FROM_BYTES).then(|| GzEncoder::new(Vec::new(), Compression::fast()));
         ListBody {
@@ -83,18 +82,13 @@ impl ListBody {
             }
             self.first = false;
             piece.push(b'{');
-            piece.extend_from_slice(item(&object));
+            piece.extend_from_slice(object.json_without_type());
         }
         Some(piece.into())
     }
 }
 
 const END: &[u8] = b"]}";
-
-/// An object's encoding behind its apiVersion and kind, without the opening brace.
-fn item(object: &Object) -> &[u8] {
-    &object.json()[json_prefix(object.kind()).len() - br#""metadata":{"#.len()..]
-}
 
 impl HttpBody for ListBody {
     type Data = Bytes;

@@ -122,7 +122,7 @@ impl Server {
     async fn remove(&self, object: &Arc<Object>) -> Result<Option<Deleted>, Error> {
         Ok(match self.cache.delete(object).await? {
             Written::Done(revision) => Some(Deleted {
-                object: Arc::new(crate::cache::change::at_revision(object, revision)),
+                object: Arc::new(object.at_revision(revision)),
                 gone: true,
             }),
             Written::Conflict => None,

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::alphabet::URL_SAFE;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use knarr_api::error::About;
 use knarr_api::field::{self, Errors};
 use knarr_api::{Error, Kind, Object, convert, selector};
@@ -16,6 +17,15 @@ use crate::cache::change::Filter;
 use crate::cache::store_error;
 use crate::keys;
 use crate::server::Server;
+
+/// Go's decoder: padding is not wanted, stray last bits are not looked at.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &URL_SAFE,
+    GeneralPurposeConfig::new()
+        .with_encode_padding(false)
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+        .with_decode_allow_trailing_bits(true),
+);
 
 /// How long a read waits for a resourceVersion that has not come yet.
 const FUTURE_REVISION_WAIT: Duration = Duration::from_secs(3);
@@ -222,14 +232,14 @@ impl<'a> Page<'a> {
 impl Continue {
     fn parse(token: &str) -> Result<Self, Error> {
         let invalid = |why: String| Error::bad_request(format!("invalid continue token: continue key is not valid: {why}"));
-        let bytes = URL_SAFE_NO_PAD
-            .decode(token.trim_end_matches('='))
+        let bytes = BASE64
+            .decode(token)
             .map_err(|e| invalid(e.to_string()))?;
         serde_json::from_slice(&bytes).map_err(|e| invalid(not_json(&bytes, &e)))
     }
 
     fn render(&self) -> String {
-        URL_SAFE_NO_PAD.encode(serde_json::json!({"rv": self.rv, "after": self.after}).to_string())
+        BASE64.encode(serde_json::json!({"rv": self.rv, "after": self.after}).to_string())
     }
 }
 

@@ -11,7 +11,6 @@ use super::create::check_namespace;
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS};
 use crate::admission::Change;
 use crate::cache::Written;
-use crate::cache::change::stored_pieces;
 use crate::server::Server;
 
 /// What an update makes of the object there is (as the kind that is served shows it).
@@ -87,6 +86,7 @@ impl Server {
         served.ops.set_defaults(&mut *new)?;
         let mut new = convert::typed(served, kind, new)?;
         carry_over(&mut *new, old);
+        new.metadata_mut().resource_version = old.metadata().resource_version.clone();
         self.admit(
             ctx,
             served,
@@ -108,7 +108,6 @@ impl Server {
                 ctx.warn(warning);
             }
         }
-        new.metadata_mut().resource_version = old.metadata().resource_version.clone();
         if self.ends_with_update(kind, &*new, old) {
             if !ctx.dry_run && matches!(self.cache.delete(old).await?, Written::Conflict) {
                 return Ok(Written::Conflict);
@@ -118,7 +117,7 @@ impl Server {
         if ctx.dry_run {
             return Ok(Written::Done(Arc::new(Object::from_typed(kind, new))));
         }
-        if unchanged(&mut *new, old) {
+        if old.is_of(&Object::encode_for_store(&mut *new)) {
             return Ok(Written::Done(old.clone()));
         }
         let written = self.cache.put(kind, new, old.revision()).await?;
@@ -244,12 +243,9 @@ fn carry_over(new: &mut dyn AnyObject, old: &Object) {
         meta.deletion_grace_period_seconds = was.deletion_grace_period_seconds;
     }
     meta.generation = was.generation;
+    // Checked before; from here on it says what this update is of.
+    meta.resource_version.clone_from(&was.resource_version);
     meta.self_link = None;
     meta.managed_fields.clone_from(&was.managed_fields);
 }
 
-fn unchanged(new: &mut dyn AnyObject, old: &Object) -> bool {
-    let encoded = Object::encode_for_store(new);
-    let (head, tail) = stored_pieces(old);
-    encoded.strip_prefix(head).is_some_and(|rest| rest == tail)
-}

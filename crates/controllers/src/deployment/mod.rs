@@ -77,7 +77,9 @@ impl Controller for Deployments {
         let mut sets = claimed.objects;
         sets.sort_by(|a, b| {
             let (a, b) = (&a.metadata, &b.metadata);
-            a.creation_timestamp.cmp(&b.creation_timestamp).then_with(|| a.name.cmp(&b.name))
+            a.creation_timestamp
+                .cmp(&b.creation_timestamp)
+                .then_with(|| a.name.cmp(&b.name))
         });
         let is_new = |set: &Shared<ReplicaSet>| {
             let template = set.spec.as_ref().and_then(|s| s.template.as_ref());

@@ -53,11 +53,19 @@ impl Set {
     }
 
     pub fn available(&self) -> i32 {
-        self.now.status.as_ref().and_then(|s| s.available_replicas).unwrap_or(0)
+        self.now
+            .status
+            .as_ref()
+            .and_then(|s| s.available_replicas)
+            .unwrap_or(0)
     }
 
     pub fn ready(&self) -> i32 {
-        self.now.status.as_ref().and_then(|s| s.ready_replicas).unwrap_or(0)
+        self.now
+            .status
+            .as_ref()
+            .and_then(|s| s.ready_replicas)
+            .unwrap_or(0)
     }
 
     pub fn created(&self) -> Option<&Time> {
@@ -226,7 +234,11 @@ impl Rollout<'_> {
         let Some(size) = self.new.as_ref().map(Set::replicas) else {
             return;
         };
-        let to = if size > wanted { wanted } else { self.new_size(size) };
+        let to = if size > wanted {
+            wanted
+        } else {
+            self.new_size(size)
+        };
         if let Some(new) = &mut self.new
             && to != size
         {

@@ -33,8 +33,16 @@ pub fn fences(spec: &DeploymentSpec) -> Fences {
     let rolling = rolling.unwrap_or_default();
     let quarter = IntOrString::String("25%".into());
     let surge = scaled(rolling.max_surge.as_ref().unwrap_or(&quarter), replicas, true);
-    let unavailable = scaled(rolling.max_unavailable.as_ref().unwrap_or(&quarter), replicas, false);
-    let unavailable = if surge == 0 && unavailable == 0 { 1 } else { unavailable };
+    let unavailable = scaled(
+        rolling.max_unavailable.as_ref().unwrap_or(&quarter),
+        replicas,
+        false,
+    );
+    let unavailable = if surge == 0 && unavailable == 0 {
+        1
+    } else {
+        unavailable
+    };
     Fences {
         surge,
         unavailable: unavailable.min(replicas),
@@ -48,7 +56,11 @@ fn scaled(value: &IntOrString, total: i32, up: bool) -> i32 {
         IntOrString::String(text) => {
             let percent: i64 = text.strip_suffix('%').and_then(|n| n.parse().ok()).unwrap_or(0);
             let hundredths = percent * i64::from(total);
-            let n = if up { (hundredths + 99).div_euclid(100) } else { hundredths.div_euclid(100) };
+            let n = if up {
+                (hundredths + 99).div_euclid(100)
+            } else {
+                hundredths.div_euclid(100)
+            };
             i32::try_from(n).unwrap_or(i32::MAX)
         }
     }
@@ -64,7 +76,10 @@ pub fn scale(rollout: &mut Rollout<'_>) {
     let active = rollout.all().filter(|s| s.replicas() > 0).count();
     if active <= 1 {
         let has_active = active == 1;
-        let new_is_it = rollout.new.as_ref().is_some_and(|s| s.replicas() > 0 || !has_active);
+        let new_is_it = rollout
+            .new
+            .as_ref()
+            .is_some_and(|s| s.replicas() > 0 || !has_active);
         let set = if new_is_it {
             rollout.new.as_mut()
         } else if has_active {
@@ -89,7 +104,12 @@ pub fn scale(rollout: &mut Rollout<'_>) {
         return;
     }
     let allowed = if wanted > 0 { wanted + fences.surge } else { 0 };
-    let before_fallback = rollout.deployment.status.as_ref().and_then(|s| s.replicas).unwrap_or(0);
+    let before_fallback = rollout
+        .deployment
+        .status
+        .as_ref()
+        .and_then(|s| s.replicas)
+        .unwrap_or(0);
     let mut sets: Vec<&mut Set> = rollout
         .old
         .iter_mut()

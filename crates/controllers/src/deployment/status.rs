@@ -132,7 +132,11 @@ pub fn count(rollout: &mut Rollout<'_>) {
     rollout.status = status;
     let enough = available >= rollout.replicas() - fences(rollout.spec).unavailable;
     let (is, reason, message) = if enough {
-        ("True", "MinimumReplicasAvailable", "Deployment has minimum availability.")
+        (
+            "True",
+            "MinimumReplicasAvailable",
+            "Deployment has minimum availability.",
+        )
     } else {
         (
             "False",
@@ -150,7 +154,10 @@ fn terminating<'a>(mut sets: impl Iterator<Item = &'a Set>) -> Option<i32> {
         let status = set.now.status.as_ref();
         match status.and_then(|s| s.terminating_replicas) {
             Some(n) => Some(sum + n),
-            None => status.and_then(|s| s.observed_generation).is_none().then_some(sum),
+            None => status
+                .and_then(|s| s.observed_generation)
+                .is_none()
+                .then_some(sum),
         }
     })
 }

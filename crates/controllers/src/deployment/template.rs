@@ -65,7 +65,9 @@ impl Fnv32a {
 fn encode_safely(n: u32) -> String {
     const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let digits = n.to_string().into_bytes();
-    let letters = digits.into_iter().map(|d| ALPHABET[usize::from(d) % ALPHABET.len()]);
+    let letters = digits
+        .into_iter()
+        .map(|d| ALPHABET[usize::from(d) % ALPHABET.len()]);
     letters.map(char::from).collect()
 }
 

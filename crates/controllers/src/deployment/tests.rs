@@ -153,7 +153,10 @@ impl Play {
             let mut set = (*set).clone();
             let spec = set.spec.clone().unwrap();
             let replicas = spec.replicas.unwrap();
-            let image = spec.template.unwrap().spec.unwrap().containers[0].image.clone().unwrap();
+            let image = spec.template.unwrap().spec.unwrap().containers[0]
+                .image
+                .clone()
+                .unwrap();
             let ready = if image == self.broken { 0 } else { replicas };
             set.status = Some(ReplicaSetStatus {
                 replicas,
@@ -203,7 +206,10 @@ fn a_new_deployment_gets_one_set_of_its_size_and_becomes_available() {
     let set = play.sets().remove(0);
     let spec = set.spec.clone().unwrap();
     assert_eq!(spec.selector.match_labels.unwrap()["pod-template-hash"], hash);
-    assert_eq!(spec.template.unwrap().metadata.unwrap().labels.unwrap()["pod-template-hash"], hash);
+    assert_eq!(
+        spec.template.unwrap().metadata.unwrap().labels.unwrap()["pod-template-hash"],
+        hash
+    );
     let annotations = set.metadata.annotations.clone().unwrap();
     assert_eq!(annotations["deployment.kubernetes.io/revision"], "1");
     assert_eq!(annotations["deployment.kubernetes.io/desired-replicas"], "3");
@@ -215,8 +221,14 @@ fn a_new_deployment_gets_one_set_of_its_size_and_becomes_available() {
     assert_eq!(play.reason("Available"), "MinimumReplicasAvailable");
     let status = play.deployment().status.unwrap();
     assert_eq!(status.replicas, Some(3));
-    assert_eq!((status.updated_replicas, status.ready_replicas), (Some(3), Some(3)));
-    assert_eq!((status.available_replicas, status.unavailable_replicas), (Some(3), None));
+    assert_eq!(
+        (status.updated_replicas, status.ready_replicas),
+        (Some(3), Some(3))
+    );
+    assert_eq!(
+        (status.available_replicas, status.unavailable_replicas),
+        (Some(3), None)
+    );
     assert_eq!(status.observed_generation, Some(1));
     let revision = &play.deployment().metadata.annotations.unwrap()[REVISION];
     assert_eq!(revision, "1");
@@ -231,9 +243,26 @@ fn a_rolling_update_stays_within_its_fences() {
     let table: [(RollingUpdateDeployment, &[&str]); 3] = [
         (
             fences(1, 0),
-            &["v1=3 v2=1", "v1=2 v2=1", "v1=2 v2=2", "v1=1 v2=2", "v1=1 v2=3", "v1=0 v2=3"],
+            &[
+                "v1=3 v2=1",
+                "v1=2 v2=1",
+                "v1=2 v2=2",
+                "v1=1 v2=2",
+                "v1=1 v2=3",
+                "v1=0 v2=3",
+            ],
         ),
-        (fences(0, 1), &["v1=2 v2=0", "v1=2 v2=1", "v1=1 v2=1", "v1=1 v2=2", "v1=0 v2=2", "v1=0 v2=3"]),
+        (
+            fences(0, 1),
+            &[
+                "v1=2 v2=0",
+                "v1=2 v2=1",
+                "v1=1 v2=1",
+                "v1=1 v2=2",
+                "v1=0 v2=2",
+                "v1=0 v2=3",
+            ],
+        ),
         (fences(3, 3), &["v1=0 v2=3"]),
     ];
     for (rolling, expected) in table {
@@ -265,7 +294,11 @@ fn percentages_round_surge_up_and_unavailable_down() {
             max_unavailable: Some(IntOrString::String(unavailable.into())),
         });
         let fences = scaling::fences(&spec);
-        assert_eq!((fences.surge, fences.unavailable), expected, "{replicas} {surge} {unavailable}");
+        assert_eq!(
+            (fences.surge, fences.unavailable),
+            expected,
+            "{replicas} {surge} {unavailable}"
+        );
     }
 }
 
@@ -418,6 +451,9 @@ fn a_name_that_is_taken_by_another_is_avoided_by_counting_up() {
     let status = updated::<Deployment>(&first, "status").unwrap().status.unwrap();
     assert_eq!(status.collision_count, Some(1));
     let second = play.decide();
-    let expected = format!("create replicasets default/web-{}", template::hash(&template("v1"), 1));
+    let expected = format!(
+        "create replicasets default/web-{}",
+        template::hash(&template("v1"), 1)
+    );
     assert_eq!(lines(&second)[0], expected);
 }

@@ -11,8 +11,8 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use super::{
-    HEADLESS, Port, addresses, hostname, is_addressable, is_headless, ports, publishes_not_ready, selector, selects,
-    target,
+    HEADLESS, Port, addresses, hostname, is_addressable, is_headless, ports, publishes_not_ready, selector,
+    selects, target,
 };
 use crate::action::{Action, Create, Delete};
 use crate::controller::{Changed, Context, Controller, View};
@@ -51,7 +51,12 @@ impl Controller for Endpoints {
         }
         let Some(service) = context.view.get_as::<Service>(&key.namespace, &key.name) else {
             // Only what was made here goes with the Service: others keep Endpoints of their own.
-            let ours = old.filter(|o| o.metadata.labels.as_ref().is_some_and(|l| l.contains_key(MANAGED_BY)));
+            let ours = old.filter(|o| {
+                o.metadata
+                    .labels
+                    .as_ref()
+                    .is_some_and(|l| l.contains_key(MANAGED_BY))
+            });
             return ours
                 .map(|o| Action::Delete(Delete::of(o.object())))
                 .into_iter()
@@ -106,7 +111,10 @@ fn subsets<'a>(
 ) -> (Vec<EndpointSubset>, bool) {
     type Addresses = Vec<EndpointAddress>;
     let publish = publishes_not_ready(service);
-    let no_ports_wanted = service.spec.as_ref().is_none_or(|s| s.ports.as_ref().is_none_or(Vec::is_empty));
+    let no_ports_wanted = service
+        .spec
+        .as_ref()
+        .is_none_or(|s| s.ports.as_ref().is_none_or(Vec::is_empty));
     let mut by_ports: BTreeMap<Vec<Port>, (Addresses, Addresses)> = BTreeMap::new();
     let mut count = 0;
     let mut truncated = false;
@@ -145,11 +153,13 @@ fn subsets<'a>(
             not_ready.push(address);
         }
     }
-    let subsets = by_ports.into_iter().map(|(ports, (ready, not_ready))| EndpointSubset {
-        addresses: sorted(ready),
-        not_ready_addresses: sorted(not_ready),
-        ports: endpoint_ports(ports),
-    });
+    let subsets = by_ports
+        .into_iter()
+        .map(|(ports, (ready, not_ready))| EndpointSubset {
+            addresses: sorted(ready),
+            not_ready_addresses: sorted(not_ready),
+            ports: endpoint_ports(ports),
+        });
     (subsets.collect(), truncated)
 }
 

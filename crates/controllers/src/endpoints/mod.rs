@@ -48,7 +48,8 @@ pub fn selects(selector: &BTreeMap<String, String>, pod: &Pod) -> bool {
 
 pub fn is_headless(service: &Service) -> bool {
     let spec = service.spec.as_ref();
-    spec.and_then(|s| s.cluster_ip.as_deref()).is_none_or(|ip| ip.is_empty() || ip == "None")
+    spec.and_then(|s| s.cluster_ip.as_deref())
+        .is_none_or(|ip| ip.is_empty() || ip == "None")
 }
 
 pub fn publishes_not_ready(service: &Service) -> bool {
@@ -68,7 +69,12 @@ pub fn addresses(pod: &Pod) -> Vec<&str> {
     };
     let all: Vec<&str> = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str()).collect();
     if all.is_empty() {
-        return status.pod_ip.as_deref().filter(|ip| !ip.is_empty()).into_iter().collect();
+        return status
+            .pod_ip
+            .as_deref()
+            .filter(|ip| !ip.is_empty())
+            .into_iter()
+            .collect();
     }
     all
 }

@@ -13,7 +13,8 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use super::{
-    HEADLESS, Port, hostname, is_addressable, is_headless, ports, publishes_not_ready, selector, selects, target,
+    HEADLESS, Port, hostname, is_addressable, is_headless, ports, publishes_not_ready, selector, selects,
+    target,
 };
 use crate::action::{Action, Create, Delete};
 use crate::controller::{Changed, Context, Controller, View};
@@ -52,7 +53,8 @@ impl Controller for EndpointSlices {
             return super::services_of(view, changed);
         }
         if changed.kind == &registry::NODE {
-            let zone = |n: &knarr_api::Object| n.metadata().labels.as_ref().and_then(|l| l.get(ZONE).cloned());
+            let zone =
+                |n: &knarr_api::Object| n.metadata().labels.as_ref().and_then(|l| l.get(ZONE).cloned());
             if let (Some(old), Some(new)) = (changed.old, changed.new)
                 && zone(old) == zone(new)
             {
@@ -65,7 +67,9 @@ impl Controller for EndpointSlices {
         let object = changed.object().filter(|o| is_ours(o.metadata()));
         let labels = object.and_then(|o| o.metadata().labels.as_ref());
         let service = labels.and_then(|l| l.get(SERVICE_NAME));
-        let key = object.zip(service).map(|(o, name)| ObjectKey::new(o.namespace(), name));
+        let key = object
+            .zip(service)
+            .map(|(o, name)| ObjectKey::new(o.namespace(), name));
         key.into_iter().collect()
     }
 
@@ -91,7 +95,10 @@ impl Controller for EndpointSlices {
 
         let families = families(&service);
         let mut actions = Vec::new();
-        for slice in existing.iter().filter(|s| !families.contains(&s.address_type.as_str())) {
+        for slice in existing
+            .iter()
+            .filter(|s| !families.contains(&s.address_type.as_str()))
+        {
             actions.push(Action::Delete(Delete::of(slice.object())));
         }
         for family in families {
@@ -190,7 +197,10 @@ fn labels(service: &Service) -> BTreeMap<String, String> {
     if is_headless(service) {
         labels.insert(HEADLESS.into(), String::new());
     }
-    labels.insert(SERVICE_NAME.into(), service.metadata.name.clone().unwrap_or_default());
+    labels.insert(
+        SERVICE_NAME.into(),
+        service.metadata.name.clone().unwrap_or_default(),
+    );
     labels.insert(MANAGED_BY.into(), MANAGER.into());
     labels
 }
@@ -243,7 +253,10 @@ fn divide(
         // Slices that are written anyway first, of these the fullest.
         let mut open: Vec<&mut Draft<'_>> = drafts
             .iter_mut()
-            .filter(|d| d.before.is_some_and(|b| b.ports.clone().filter(|p| !p.is_empty()) == endpoint_ports(&ports)))
+            .filter(|d| {
+                d.before
+                    .is_some_and(|b| b.ports.clone().filter(|p| !p.is_empty()) == endpoint_ports(&ports))
+            })
             .collect();
         open.sort_by_key(|d| (!d.changes(), usize::MAX - d.endpoints.len()));
         for draft in open {
@@ -263,14 +276,20 @@ fn divide(
     }
     // A Service without endpoints shows that with one empty slice.
     if drafts.iter().all(|d| d.endpoints.is_empty()) {
-        let stays = drafts.iter().position(|d| d.before.is_some_and(|b| b.ports.as_ref().is_none_or(Vec::is_empty)));
+        let stays = drafts.iter().position(|d| {
+            d.before
+                .is_some_and(|b| b.ports.as_ref().is_none_or(Vec::is_empty))
+        });
         match stays {
             Some(at) => drafts.swap(0, at),
-            None => drafts.insert(0, Draft {
-                before: None,
-                ports: Vec::new(),
-                endpoints: Vec::new(),
-            }),
+            None => drafts.insert(
+                0,
+                Draft {
+                    before: None,
+                    ports: Vec::new(),
+                    endpoints: Vec::new(),
+                },
+            ),
         }
         let mut drafts = drafts.into_iter();
         let first = drafts.next().and_then(|d| write(service, family, d));
@@ -305,7 +324,8 @@ fn write(service: &Shared<Service>, family: &str, draft: Draft<'_>) -> Option<Ac
         Some(before) => {
             let wanted = labels(service);
             let none = |e: &Option<Vec<Endpoint>>| e.clone().unwrap_or_default();
-            if none(&before.endpoints) == none(&endpoints) && before.metadata.labels.as_ref() == Some(&wanted) {
+            if none(&before.endpoints) == none(&endpoints) && before.metadata.labels.as_ref() == Some(&wanted)
+            {
                 return None;
             }
             let mut after = (**before).clone();

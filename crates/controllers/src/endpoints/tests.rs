@@ -70,7 +70,8 @@ fn settle(world: &mut World) -> usize {
         for (n, action) in actions.iter().enumerate() {
             match action {
                 Action::Create(c) => {
-                    let mut slice: EndpointSlice = c.object.as_any().downcast_ref::<EndpointSlice>().unwrap().clone();
+                    let mut slice: EndpointSlice =
+                        c.object.as_any().downcast_ref::<EndpointSlice>().unwrap().clone();
                     slice.metadata.name = Some(format!("web-{round}-{n}"));
                     world.put(slice);
                 }
@@ -88,7 +89,10 @@ fn slices(world: &World) -> Vec<Shared<EndpointSlice>> {
 }
 
 fn sizes(world: &World) -> Vec<usize> {
-    let mut sizes: Vec<usize> = slices(world).iter().map(|s| s.endpoints.iter().flatten().count()).collect();
+    let mut sizes: Vec<usize> = slices(world)
+        .iter()
+        .map(|s| s.endpoints.iter().flatten().count())
+        .collect();
     sizes.sort();
     sizes
 }
@@ -101,13 +105,19 @@ fn a_slice_shows_address_port_target_node_and_zone() {
     let slice = slices(&world).remove(0);
     let labels = slice.metadata.labels.clone().unwrap();
     assert_eq!(labels["kubernetes.io/service-name"], "web");
-    assert_eq!(labels["endpointslice.kubernetes.io/managed-by"], "endpointslice-controller.k8s.io");
+    assert_eq!(
+        labels["endpointslice.kubernetes.io/managed-by"],
+        "endpointslice-controller.k8s.io"
+    );
     assert_eq!(labels["team"], "a");
     assert!(!labels.contains_key(HEADLESS));
     assert_eq!(slice.metadata.generate_name.as_deref(), Some("web-"));
     assert_eq!(slice.address_type, "IPv4");
     let ports = slice.ports.clone().unwrap();
-    assert_eq!((ports[0].name.as_deref(), ports[0].port), (Some("http"), Some(8080)));
+    assert_eq!(
+        (ports[0].name.as_deref(), ports[0].port),
+        (Some("http"), Some(8080))
+    );
     let shown = serde_json::to_value(&slice.endpoints.clone().unwrap()[0]).unwrap();
     assert_eq!(
         shown,
@@ -136,14 +146,18 @@ fn t7_a_pod_stops_being_ready_when_its_deletion_is_recorded() {
         let mut world = world(service(json!({"publishNotReadyAddresses": publish})));
         let mut pod = pod_at(1, ready);
         if deleting {
-            pod.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(9)));
+            pod.metadata.deletion_timestamp =
+                Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(9)));
         }
         world.put(pod);
         settle(&mut world);
         let endpoint = slices(&world)[0].endpoints.clone().unwrap().remove(0);
         let c = endpoint.conditions.unwrap();
         let found = (c.ready.unwrap(), c.serving.unwrap(), c.terminating.unwrap());
-        assert_eq!(found, conditions, "ready {ready}, deleting {deleting}, publish {publish}");
+        assert_eq!(
+            found, conditions,
+            "ready {ready}, deleting {deleting}, publish {publish}"
+        );
 
         let actions = world.run(&Endpoints, KEY, at(0));
         let Action::Create(create) = &actions[0] else {
@@ -155,7 +169,10 @@ fn t7_a_pod_stops_being_ready_when_its_deletion_is_recorded() {
             Some([one]) if one.addresses.is_some() => "ready",
             Some(_) => "not ready",
         };
-        assert_eq!(found, place, "ready {ready}, deleting {deleting}, publish {publish}");
+        assert_eq!(
+            found, place,
+            "ready {ready}, deleting {deleting}, publish {publish}"
+        );
     }
 }
 
@@ -186,7 +203,14 @@ fn a_service_without_pods_has_one_empty_slice_and_one_without_a_selector_none() 
     let mut world = world(service(json!({"clusterIP": "None"})));
     assert_eq!(settle(&mut world), 1);
     assert_eq!(sizes(&world), [0]);
-    assert!(slices(&world)[0].metadata.labels.as_ref().unwrap().contains_key(HEADLESS));
+    assert!(
+        slices(&world)[0]
+            .metadata
+            .labels
+            .as_ref()
+            .unwrap()
+            .contains_key(HEADLESS)
+    );
     world.put(pod_at(1, true));
     settle(&mut world);
     assert_eq!(sizes(&world), [1]);
@@ -215,13 +239,26 @@ fn pods_with_other_ports_get_slices_and_subsets_of_their_own() {
     let Action::Create(create) = &actions[0] else {
         panic!("Endpoints are created")
     };
-    let mut object = create.object.as_any().downcast_ref::<EndpointsObject>().unwrap().clone();
-    let ports: Vec<i32> = object.subsets.iter().flatten().map(|s| s.ports.clone().unwrap()[0].port).collect();
+    let mut object = create
+        .object
+        .as_any()
+        .downcast_ref::<EndpointsObject>()
+        .unwrap()
+        .clone();
+    let ports: Vec<i32> = object
+        .subsets
+        .iter()
+        .flatten()
+        .map(|s| s.ports.clone().unwrap()[0].port)
+        .collect();
     assert_eq!(ports, [8080, 9090]);
     // With the Service they go, but nobody else's do.
     world.remove(&registry::SERVICE, "default", "web");
     world.put(object.clone());
-    assert_eq!(lines(&world.run(&Endpoints, KEY, at(0))), ["delete endpoints default/web"]);
+    assert_eq!(
+        lines(&world.run(&Endpoints, KEY, at(0))),
+        ["delete endpoints default/web"]
+    );
     object.metadata.labels = None;
     world.put(object);
     assert_eq!(lines(&world.run(&Endpoints, KEY, at(0))), [""; 0]);
@@ -235,11 +272,22 @@ fn endpoints_follow_a_pod_that_becomes_ready() {
     let Action::Create(create) = &first[0] else {
         panic!("Endpoints are created")
     };
-    world.put(create.object.as_any().downcast_ref::<EndpointsObject>().unwrap().clone());
+    world.put(
+        create
+            .object
+            .as_any()
+            .downcast_ref::<EndpointsObject>()
+            .unwrap()
+            .clone(),
+    );
     assert_eq!(lines(&world.run(&Endpoints, KEY, at(0))), [""; 0]);
     world.put(pod_at(1, true));
     let second = world.run(&Endpoints, KEY, at(0));
-    let subset = updated::<EndpointsObject>(&second, "").unwrap().subsets.unwrap().remove(0);
+    let subset = updated::<EndpointsObject>(&second, "")
+        .unwrap()
+        .subsets
+        .unwrap()
+        .remove(0);
     assert_eq!(subset.addresses.unwrap()[0].ip, "10.0.0.1");
     assert_eq!(subset.not_ready_addresses, None);
 }

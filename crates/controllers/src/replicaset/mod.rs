@@ -76,12 +76,12 @@ impl Controller for ReplicaSets {
             actions.push(Action::update_status(changed));
         }
         let min_ready_seconds = spec.min_ready_seconds.unwrap_or(0);
-        let next = pods.iter().filter_map(|p| {
-            match pod::availability(p, min_ready_seconds, context.now) {
+        let next = pods
+            .iter()
+            .filter_map(|p| match pod::availability(p, min_ready_seconds, context.now) {
                 Availability::In(wait) => Some(wait),
                 Availability::Available | Availability::NotReady => None,
-            }
-        });
+            });
         actions.extend(next.min().map(Action::RequeueAfter));
         actions
     }
@@ -157,9 +157,8 @@ fn status(set: &ReplicaSet, pods: &[Shared<Pod>], context: &Context<'_>) -> Repl
         labels.iter().all(|(k, v)| has.get(k) == Some(v))
     };
     let min_ready_seconds = spec.min_ready_seconds.unwrap_or(0);
-    let available = |p: &&Shared<Pod>| {
-        pod::availability(p, min_ready_seconds, context.now) == Availability::Available
-    };
+    let available =
+        |p: &&Shared<Pod>| pod::availability(p, min_ready_seconds, context.now) == Availability::Available;
     // Kubernetes leaves these out when they are 0.
     let some = |n: usize| (n > 0).then(|| count(n));
     ReplicaSetStatus {
@@ -176,7 +175,11 @@ fn status(set: &ReplicaSet, pods: &[Shared<Pod>], context: &Context<'_>) -> Repl
 /// ReplicaFailure is there while pods cannot be created or deleted.
 fn conditions(set: &ReplicaSet, context: &Context<'_>) -> Option<Vec<ReplicaSetCondition>> {
     const TYPE: &str = "ReplicaFailure";
-    let had = set.status.as_ref().and_then(|s| s.conditions.clone()).unwrap_or_default();
+    let had = set
+        .status
+        .as_ref()
+        .and_then(|s| s.conditions.clone())
+        .unwrap_or_default();
     let old = had.iter().find(|c| c.type_ == TYPE).cloned();
     let mut conditions = had;
     conditions.retain(|c| c.type_ != TYPE);

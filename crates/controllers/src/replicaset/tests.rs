@@ -10,7 +10,10 @@ use crate::world::{World, at, lines, updated};
 const KEY: (&str, &str) = ("default", "web");
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-    pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
+    pairs
+        .iter()
+        .map(|(k, v)| (k.to_string(), v.to_string()))
+        .collect()
 }
 
 fn set(replicas: i32) -> ReplicaSet {
@@ -101,18 +104,27 @@ fn missing_pods_are_created_from_the_template_with_a_controller_reference() {
     let actions = world.run(&ReplicaSets, KEY, at(0));
     assert_eq!(
         lines(&actions),
-        ["create 2 pods default/web-*", "update replicasets/status default/web"]
+        [
+            "create 2 pods default/web-*",
+            "update replicasets/status default/web"
+        ]
     );
     let Action::CreateMany(creates) = &actions[0] else {
         panic!("creates first")
     };
     let pod: &Pod = creates[0].object.as_any().downcast_ref().unwrap();
-    assert_eq!(pod.metadata.owner_references, owned(bare_pod("x")).metadata.owner_references);
+    assert_eq!(
+        pod.metadata.owner_references,
+        owned(bare_pod("x")).metadata.owner_references
+    );
     assert_eq!(pod.metadata.labels, Some(labels(&[("app", "web")])));
     let status = updated::<ReplicaSet>(&actions, "status").unwrap().status.unwrap();
     assert_eq!(status.replicas, 1);
     assert_eq!(status.observed_generation, Some(3));
-    assert_eq!((status.ready_replicas, status.terminating_replicas), (None, Some(0)));
+    assert_eq!(
+        (status.ready_replicas, status.terminating_replicas),
+        (None, Some(0))
+    );
 }
 
 #[test]
@@ -170,7 +182,10 @@ fn an_orphan_is_taken_up_only_after_its_owner_was_asked_for_at_the_api() {
         ]
     );
     let pod = updated::<Pod>(&actions, "").unwrap();
-    assert_eq!(pod.metadata.owner_references, owned(bare_pod("x")).metadata.owner_references);
+    assert_eq!(
+        pod.metadata.owner_references,
+        owned(bare_pod("x")).metadata.owner_references
+    );
     assert_eq!(pod.metadata.resource_version.as_deref(), Some("1"));
 }
 
@@ -245,7 +260,11 @@ fn surplus_pods_go_in_the_order_of_what_they_cost() {
     world.put(created(on(p("b2"), "n1"), 2));
     world.put(created(on(p("c"), "n2"), 999));
     let actions = world.run(&ReplicaSets, KEY, at(1000));
-    assert!(lines(&actions)[0].starts_with("delete pods default/b"), "{:?}", lines(&actions));
+    assert!(
+        lines(&actions)[0].starts_with("delete pods default/b"),
+        "{:?}",
+        lines(&actions)
+    );
 }
 
 #[test]
@@ -260,7 +279,12 @@ fn a_failed_create_shows_as_a_condition_and_goes_with_success() {
     };
     let actions = world.run_after(&ReplicaSets, KEY, at(5), Some(&failure));
     assert_eq!(lines(&actions), ["update replicasets/status default/web"]);
-    let conditions = updated::<ReplicaSet>(&actions, "status").unwrap().status.unwrap().conditions.unwrap();
+    let conditions = updated::<ReplicaSet>(&actions, "status")
+        .unwrap()
+        .status
+        .unwrap()
+        .conditions
+        .unwrap();
     assert_eq!(conditions.len(), 1);
     assert_eq!(conditions[0].type_, "ReplicaFailure");
     assert_eq!(conditions[0].reason.as_deref(), Some("FailedCreate"));
@@ -285,7 +309,10 @@ fn min_ready_seconds_delays_available_and_asks_to_be_looked_at_then() {
     world.put(owned(ready(bare_pod("a"), 0)));
     let actions = world.run(&ReplicaSets, KEY, at(4));
     let status = updated::<ReplicaSet>(&actions, "status").unwrap().status.unwrap();
-    assert_eq!((status.ready_replicas, status.available_replicas), (Some(1), None));
+    assert_eq!(
+        (status.ready_replicas, status.available_replicas),
+        (Some(1), None)
+    );
     assert_eq!(lines(&actions)[1], "requeue after 6s");
     let actions = world.run(&ReplicaSets, KEY, at(10));
     let status = updated::<ReplicaSet>(&actions, "status").unwrap().status.unwrap();

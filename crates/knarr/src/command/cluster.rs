@@ -12,6 +12,7 @@ use knarr_apiserver::seams::SystemEntropy;
 use knarr_apiserver::{Seams, Server, ServiceRange, tls};
 use knarr_client::remote::Remote;
 use knarr_client::{Api, Conn, NodeDialer, SystemClock};
+use knarr_control::ControllersConfig;
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::images;
 use knarr_node::kubelet::{self, Kubelet};
@@ -116,9 +117,7 @@ impl ControlPlane {
         );
         tasks.spawn(knarr_control::run(
             components,
-            knarr_control::Config {
-                root_ca: Some(pki.ca_pem().into()),
-            },
+            control_config(config, pki.ca_pem()),
             Arc::new(SystemClock),
             cancel.clone(),
         ));
@@ -165,6 +164,26 @@ impl NodeDialer for Nodes {
             Some(local) if local.node == node => local.dial(node).await,
             _ => self.remote.dial(node).await,
         }
+    }
+}
+
+fn control_config(config: &Config, ca_pem: &str) -> knarr_control::Config {
+    // Only an etcd is shared by several servers, one of which leads.
+    let shared = config.store == StoreEngine::Etcd;
+    let identity = || {
+        format!(
+            "{}_{}_{}",
+            config.node_name,
+            std::process::id(),
+            Timestamp::now().as_microsecond()
+        )
+    };
+    knarr_control::Config {
+        controllers: ControllersConfig {
+            root_ca: Some(ca_pem.into()),
+            ..ControllersConfig::default()
+        },
+        identity: shared.then(identity),
     }
 }
 

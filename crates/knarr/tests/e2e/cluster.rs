@@ -198,14 +198,6 @@ impl Cluster {
         self.data_dir().join("run/containerd.sock")
     }
 
-    pub fn dir(&self) -> &Path {
-        self.dir.path()
-    }
-
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
     fn log(&self) -> PathBuf {
         self.dir.path().join("knarr.log")
     }

@@ -240,10 +240,12 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
     loop {
         tokio::select! {
             Some((old, new)) = changes.recv() => workers.changed(old.as_deref(), new, &mut picture),
-            Some(event) = exited.recv() => match event {
-                RuntimeEvent::Exited { id } => workers.exited(&id),
-                RuntimeEvent::Resync => {
-                    hearing = !hearing;
+            Some(heard) = exited.recv() => match heard {
+                Heard::Event(RuntimeEvent::Exited { id }) => workers.exited(&id),
+                // What happened while nobody listened is found by looking.
+                Heard::Event(RuntimeEvent::Resync) => next_look = Instant::now(),
+                Heard::Begun | Heard::Ended => {
+                    hearing = matches!(heard, Heard::Begun);
                     next_look = Instant::now();
                 }
             },
@@ -266,23 +268,27 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
     }
 }
 
-/// Hands the runtime's events on; a `Resync` each time listening begins or ends.
-async fn listen(shared: Arc<Shared>, exits: mpsc::UnboundedSender<RuntimeEvent>) {
+/// What listening to the runtime brings.
+enum Heard {
+    Begun,
+    Event(RuntimeEvent),
+    Ended,
+}
+
+/// Hands the runtime's events on, and begins anew when they end.
+async fn listen(shared: Arc<Shared>, exits: mpsc::UnboundedSender<Heard>) {
     loop {
         match shared.runtime.events().await {
-            Ok(mut events) => {
-                if exits.send(RuntimeEvent::Resync).is_err() {
-                    return;
-                }
-                while let Some(event) = events.next().await {
-                    if exits.send(event).is_err() {
+            Ok(events) => {
+                let began = futures::stream::once(std::future::ready(Heard::Begun));
+                let ended = futures::stream::once(std::future::ready(Heard::Ended));
+                let mut heard = std::pin::pin!(began.chain(events.map(Heard::Event)).chain(ended));
+                while let Some(heard) = heard.next().await {
+                    if exits.send(heard).is_err() {
                         return;
                     }
                 }
-                warn!("the container runtime's events have ended");
-                if exits.send(RuntimeEvent::Resync).is_err() {
-                    return;
-                }
+                debug!("the container runtime's events have ended");
             }
             Err(error) => debug!(%error, "cannot hear the container runtime"),
         }

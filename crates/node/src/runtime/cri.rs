@@ -212,7 +212,7 @@ impl Runtime for Cri {
     }
 
     async fn events(&self) -> Result<BoxStream<'static, RuntimeEvent>> {
-        super::events::subscribe(self.channel.clone()).await
+        Ok(super::events::subscribe(self.channel.clone()))
     }
 
     async fn sandboxes(&self) -> Result<Vec<Sandbox>> {

@@ -46,8 +46,19 @@ struct TaskExit {
 /// CRI's containers live in this namespace of containerd.
 const NAMESPACE: &str = "k8s.io";
 
-/// Exits of CRI's containers, as they happen.
-pub async fn subscribe(channel: Channel) -> Result<BoxStream<'static, RuntimeEvent>> {
+/// Exits of CRI's containers, as they happen; ends when containerd cannot be asked or goes.
+///
+/// containerd answers the call only with its first event: the stream is there at once, and waits for both.
+pub fn subscribe(channel: Channel) -> BoxStream<'static, RuntimeEvent> {
+    let events = futures::stream::once(call(channel)).filter_map(|called| std::future::ready(called.ok()));
+    let events = events
+        .flatten()
+        .take_while(|envelope| std::future::ready(envelope.is_ok()))
+        .filter_map(|envelope| std::future::ready(envelope.ok().and_then(exit)));
+    events.boxed()
+}
+
+async fn call(channel: Channel) -> Result<tonic::Streaming<Envelope>> {
     let mut grpc = tonic::client::Grpc::new(channel);
     grpc.ready()
         .await
@@ -57,15 +68,8 @@ pub async fn subscribe(channel: Channel) -> Result<BoxStream<'static, RuntimeEve
     let request = SubscribeRequest {
         filters: vec![format!("namespace=={NAMESPACE},topic==\"/tasks/exit\"")],
     };
-    let stream = grpc
-        .server_streaming(tonic::Request::new(request), path, codec)
-        .await
-        .map_err(super::cri::refusal)?
-        .into_inner();
-    let events = stream
-        .take_while(|envelope| std::future::ready(envelope.is_ok()))
-        .filter_map(|envelope| std::future::ready(envelope.ok().and_then(exit)));
-    Ok(events.boxed())
+    let answer = grpc.server_streaming(tonic::Request::new(request), path, codec).await;
+    answer.map(tonic::Response::into_inner).map_err(super::cri::refusal)
 }
 
 fn exit(envelope: Envelope) -> Option<RuntimeEvent> {

@@ -43,7 +43,10 @@ impl Channels {
     }
 
     pub async fn send(&mut self, channel: u8, data: &[u8]) {
-        self.0.send(Message::Binary([&[channel], data].concat().into())).await.unwrap();
+        self.0
+            .send(Message::Binary([&[channel], data].concat().into()))
+            .await
+            .unwrap();
     }
 
     pub async fn rest(&mut self) -> Ended {
@@ -119,10 +122,16 @@ impl Spdy {
         let (connection, _) = Connection::start(io, Role::Client).unwrap();
         let mut streams = Vec::new();
         for kind in kinds {
-            let stream = connection.open(Headers::from_iter([("streamType", *kind)])).await.unwrap();
+            let stream = connection
+                .open(Headers::from_iter([("streamType", *kind)]))
+                .await
+                .unwrap();
             streams.push((kind.to_string(), stream));
         }
-        Spdy { _connection: connection, streams }
+        Spdy {
+            _connection: connection,
+            streams,
+        }
     }
 
     pub fn take(&mut self, kind: &str) -> Stream {
@@ -157,7 +166,11 @@ pub async fn port_forward(node: &Node) -> Forward {
     tokio::spawn(async move {
         let mut buffer = vec![0; 4096];
         while let Ok(length @ 1..) = read.read(&mut buffer).await {
-            if sink.send(Message::Binary(buffer[..length].to_vec().into())).await.is_err() {
+            if sink
+                .send(Message::Binary(buffer[..length].to_vec().into()))
+                .await
+                .is_err()
+            {
                 return;
             }
         }

@@ -49,13 +49,17 @@ struct OnePod(Mutex<Vec<(String, String, bool)>>);
 
 impl Pods for OnePod {
     fn get(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
-        self.list().into_iter().find(|_| (namespace, name) == ("default", NAME))
+        self.list()
+            .into_iter()
+            .find(|_| (namespace, name) == ("default", NAME))
     }
 
     fn list(&self) -> Vec<Arc<Pod>> {
         let containers = self.0.lock();
-        let specs: Vec<Value> =
-            containers.iter().map(|(name, _, tty)| json!({"name": name, "tty": tty})).collect();
+        let specs: Vec<Value> = containers
+            .iter()
+            .map(|(name, _, tty)| json!({"name": name, "tty": tty}))
+            .collect();
         let statuses: Vec<Value> = containers
             .iter()
             .map(|(name, id, _)| {
@@ -86,7 +90,10 @@ fn labels() -> std::collections::HashMap<String, String> {
 
 impl Node {
     pub async fn start() -> Self {
-        let folder = tempfile::Builder::new().prefix("knarr-streams-").tempdir().unwrap();
+        let folder = tempfile::Builder::new()
+            .prefix("knarr-streams-")
+            .tempdir()
+            .unwrap();
         let at = |name: &str| folder.path().join(name);
         // A pair of interfaces that goes with the pod: no bridge and no rules to clear away.
         let network = json!({
@@ -108,7 +115,10 @@ impl Node {
         let cancel = CancellationToken::new();
         let containerd = Containerd::start(config, cancel.clone()).await.unwrap();
         let socket = containerd.socket().to_path_buf();
-        for image in [images::pause().unwrap(), images::busybox(images::BUSYBOX).unwrap()] {
+        for image in [
+            images::pause().unwrap(),
+            images::busybox(images::BUSYBOX).unwrap(),
+        ] {
             images::import(&socket, &at("images"), &image).await.unwrap();
         }
         let runtime: Arc<dyn Runtime> = Arc::new(Cri::new(&socket.display().to_string()));
@@ -121,7 +131,10 @@ impl Node {
             }),
             log_directory: at("logs").display().to_string(),
             labels: labels(),
-            linux: Some(v1::LinuxPodSandboxConfig::default()),
+            linux: Some(v1::LinuxPodSandboxConfig {
+                cgroup_parent: cgroup(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         std::fs::create_dir_all(at("logs")).unwrap();
@@ -151,8 +164,14 @@ impl Node {
         let mut labels = labels();
         labels.insert("io.kubernetes.container.name".into(), name.into());
         let config = v1::ContainerConfig {
-            metadata: Some(v1::ContainerMetadata { name: name.into(), attempt: 0 }),
-            image: Some(v1::ImageSpec { image: images::BUSYBOX.into(), ..Default::default() }),
+            metadata: Some(v1::ContainerMetadata {
+                name: name.into(),
+                attempt: 0,
+            }),
+            image: Some(v1::ImageSpec {
+                image: images::BUSYBOX.into(),
+                ..Default::default()
+            }),
             command: vec!["sh".into(), "-c".into(), script.into()],
             labels,
             log_path: format!("{name}.log"),
@@ -162,7 +181,11 @@ impl Node {
             linux: Some(v1::LinuxContainerConfig::default()),
             ..Default::default()
         };
-        let id = self.runtime.create_container(&self.sandbox, &config, &self.sandbox_config).await.unwrap();
+        let id = self
+            .runtime
+            .create_container(&self.sandbox, &config, &self.sandbox_config)
+            .await
+            .unwrap();
         self.pods.0.lock().push((name.into(), id.clone(), tty));
         self.runtime.start_container(&id).await.unwrap();
         id
@@ -203,7 +226,17 @@ impl Node {
         if let Some(containerd) = containerd {
             containerd.wait().await;
         }
+        // One in each hierarchy on cgroup v1; none there if it was never made.
+        for hierarchy in std::fs::read_dir("/sys/fs/cgroup").unwrap() {
+            let _ = std::fs::remove_dir(hierarchy.unwrap().path().join(&cgroup()[1..]));
+        }
+        let _ = std::fs::remove_dir(format!("/sys/fs/cgroup{}", cgroup()));
     }
+}
+
+/// Where the pod's containers live, apart from all others.
+fn cgroup() -> String {
+    format!("/knarr-streams-{}", std::process::id())
 }
 
 /// What cannot be cleared away is shown, and the rest still is.

@@ -90,7 +90,11 @@ pub fn default() -> Vec<Box<dyn Plugin>> {
 pub fn normalize(scores: &mut [i64], reverse: bool) {
     let max = scores.iter().copied().max().unwrap_or(0);
     for score in scores {
-        let scaled = if max == 0 { 0 } else { *score * MAX_NODE_SCORE / max };
+        let scaled = if max == 0 {
+            0
+        } else {
+            *score * MAX_NODE_SCORE / max
+        };
         *score = if reverse { MAX_NODE_SCORE - scaled } else { scaled };
     }
 }

@@ -14,7 +14,10 @@ pub struct NodeAffinity;
 
 /// Whether one of its terms matches; no term matches nothing.
 pub fn matches(selector: &NodeSelector, node: &NodeInfo) -> bool {
-    selector.node_selector_terms.iter().any(|term| matches_term(term, node))
+    selector
+        .node_selector_terms
+        .iter()
+        .any(|term| matches_term(term, node))
 }
 
 /// A term without any requirement matches nothing.
@@ -58,7 +61,9 @@ pub fn meets_required(pod: &PodInfo, node: &NodeInfo) -> bool {
     let wanted = spec.and_then(|s| s.node_selector.as_ref());
     let has = |key: &String, value: &String| node.labels().and_then(|l| l.get(key)) == Some(value);
     wanted.is_none_or(|wanted| wanted.iter().all(|(k, v)| has(k, v)))
-        && pod.required_node_affinity().is_none_or(|selector| matches(selector, node))
+        && pod
+            .required_node_affinity()
+            .is_none_or(|selector| matches(selector, node))
 }
 
 impl Plugin for NodeAffinity {
@@ -70,7 +75,9 @@ impl Plugin for NodeAffinity {
         if meets_required(pod, node) {
             return Ok(());
         }
-        Err(Refusal::of_node("node(s) didn't match Pod's node affinity/selector"))
+        Err(Refusal::of_node(
+            "node(s) didn't match Pod's node affinity/selector",
+        ))
     }
 
     fn weight(&self) -> i64 {
@@ -82,7 +89,9 @@ impl Plugin for NodeAffinity {
     }
 
     fn score(&self, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let terms = preferred(pod).iter().filter(|term| matches_term(&term.preference, node));
+        let terms = preferred(pod)
+            .iter()
+            .filter(|term| matches_term(&term.preference, node));
         terms.map(|term| i64::from(term.weight)).sum()
     }
 

@@ -62,7 +62,11 @@ impl Plugin for NodeResourcesFit {
     }
 
     fn score(&self, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let (has, used, asks) = (&node.allocatable, &node.requested_filled_in, &pod.requests_filled_in);
+        let (has, used, asks) = (
+            &node.allocatable,
+            &node.requested_filled_in,
+            &pod.requests_filled_in,
+        );
         let all = [
             (has.milli_cpu, used.milli_cpu + asks.milli_cpu),
             (has.memory_bytes, used.memory_bytes + asks.memory_bytes),

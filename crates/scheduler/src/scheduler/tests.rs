@@ -36,7 +36,10 @@ fn pod(name: &str, spec: Value) -> Shared<Pod> {
 
 fn asking(name: &str, cpu: &str, memory: &str) -> Shared<Pod> {
     let requests = json!({"requests": {"cpu": cpu, "memory": memory}});
-    pod(name, json!({"containers": [{"name": "c", "resources": requests}]}))
+    pod(
+        name,
+        json!({"containers": [{"name": "c", "resources": requests}]}),
+    )
 }
 
 fn overlay(base: &mut Value, with: Value) {
@@ -89,7 +92,8 @@ fn each_rule_refuses_in_kube_schedulers_words() {
     let tolerating = |toleration: Value| pod("p", json!({"tolerations": [toleration]}));
     let affine = |expression: Value| {
         let terms = json!([{"matchExpressions": [expression]}]);
-        let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+        let required =
+            json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
         pod("p", json!({"affinity": {"nodeAffinity": required}}))
     };
     let plain = || node("n", json!({}));
@@ -104,7 +108,11 @@ fn each_rule_refuses_in_kube_schedulers_words() {
     // (node, pod, why not)
     let table = [
         (plain(), pod("p", json!({})), ""),
-        (node("n", json!({"spec": {"unschedulable": true}})), pod("p", json!({})), unschedulable),
+        (
+            node("n", json!({"spec": {"unschedulable": true}})),
+            pod("p", json!({})),
+            unschedulable,
+        ),
         (
             node("n", json!({"spec": {"unschedulable": true}})),
             tolerating(json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists"})),
@@ -113,38 +121,100 @@ fn each_rule_refuses_in_kube_schedulers_words() {
         (tainted("NoSchedule"), pod("p", json!({})), taint),
         (tainted("NoExecute"), pod("p", json!({})), taint),
         (tainted("PreferNoSchedule"), pod("p", json!({})), ""),
-        (tainted("NoSchedule"), tolerating(json!({"key": "gpu", "value": "a"})), ""),
-        (tainted("NoSchedule"), tolerating(json!({"key": "gpu", "value": "b"})), taint),
-        (tainted("NoSchedule"), tolerating(json!({"operator": "Exists"})), ""),
+        (
+            tainted("NoSchedule"),
+            tolerating(json!({"key": "gpu", "value": "a"})),
+            "",
+        ),
+        (
+            tainted("NoSchedule"),
+            tolerating(json!({"key": "gpu", "value": "b"})),
+            taint,
+        ),
+        (
+            tainted("NoSchedule"),
+            tolerating(json!({"operator": "Exists"})),
+            "",
+        ),
         (
             tainted("NoSchedule"),
             tolerating(json!({"key": "gpu", "operator": "Exists", "effect": "NoExecute"})),
             taint,
         ),
         (zoned(), pod("p", json!({"nodeSelector": {"zone": "a"}})), ""),
-        (zoned(), pod("p", json!({"nodeSelector": {"zone": "b"}})), affinity),
-        (zoned(), affine(json!({"key": "zone", "operator": "In", "values": ["b", "a"]})), ""),
-        (zoned(), affine(json!({"key": "zone", "operator": "NotIn", "values": ["a"]})), affinity),
-        (plain(), affine(json!({"key": "zone", "operator": "NotIn", "values": ["a"]})), ""),
-        (plain(), affine(json!({"key": "zone", "operator": "Exists"})), affinity),
-        (zoned(), affine(json!({"key": "zone", "operator": "DoesNotExist"})), affinity),
-        (zoned(), affine(json!({"key": "cores", "operator": "Gt", "values": ["7"]})), ""),
-        (zoned(), affine(json!({"key": "cores", "operator": "Lt", "values": ["8"]})), affinity),
+        (
+            zoned(),
+            pod("p", json!({"nodeSelector": {"zone": "b"}})),
+            affinity,
+        ),
+        (
+            zoned(),
+            affine(json!({"key": "zone", "operator": "In", "values": ["b", "a"]})),
+            "",
+        ),
+        (
+            zoned(),
+            affine(json!({"key": "zone", "operator": "NotIn", "values": ["a"]})),
+            affinity,
+        ),
+        (
+            plain(),
+            affine(json!({"key": "zone", "operator": "NotIn", "values": ["a"]})),
+            "",
+        ),
+        (
+            plain(),
+            affine(json!({"key": "zone", "operator": "Exists"})),
+            affinity,
+        ),
+        (
+            zoned(),
+            affine(json!({"key": "zone", "operator": "DoesNotExist"})),
+            affinity,
+        ),
+        (
+            zoned(),
+            affine(json!({"key": "cores", "operator": "Gt", "values": ["7"]})),
+            "",
+        ),
+        (
+            zoned(),
+            affine(json!({"key": "cores", "operator": "Lt", "values": ["8"]})),
+            affinity,
+        ),
         (plain(), asking("p", "4", "8Gi"), ""),
         (plain(), asking("p", "4001m", "1Gi"), "Insufficient cpu"),
-        (plain(), pod("p", json!({"initContainers": [init("5", None)]})), "Insufficient cpu"),
+        (
+            plain(),
+            pod("p", json!({"initContainers": [init("5", None)]})),
+            "Insufficient cpu",
+        ),
         // One after the other: the larger counts.
-        (plain(), pod("p", json!({"initContainers": [init("3", None), init("3", None)]})), ""),
+        (
+            plain(),
+            pod("p", json!({"initContainers": [init("3", None), init("3", None)]})),
+            "",
+        ),
         // Sidecars stay beside what comes later.
         (
             plain(),
-            pod("p", json!({"initContainers": [init("2", Some("Always")), init("3", None)]})),
+            pod(
+                "p",
+                json!({"initContainers": [init("2", Some("Always")), init("3", None)]}),
+            ),
             "Insufficient cpu",
         ),
-        (plain(), pod("p", json!({"overhead": {"memory": "9Gi"}})), "Insufficient memory"),
         (
             plain(),
-            pod("p", json!({"containers": [{"name": "c", "resources": {"requests": {"example.com/gpu": "1"}}}]})),
+            pod("p", json!({"overhead": {"memory": "9Gi"}})),
+            "Insufficient memory",
+        ),
+        (
+            plain(),
+            pod(
+                "p",
+                json!({"containers": [{"name": "c", "resources": {"requests": {"example.com/gpu": "1"}}}]}),
+            ),
             "Insufficient example.com/gpu",
         ),
         (
@@ -168,13 +238,19 @@ fn the_message_counts_each_reason_over_all_nodes() {
     let nodes = [
         node("a", json!({"spec": {"unschedulable": true}})),
         node("b", json!({"status": {"allocatable": {"cpu": "1"}}})),
-        node("c", json!({"status": {"allocatable": {"cpu": "1", "memory": "1Mi"}}})),
+        node(
+            "c",
+            json!({"status": {"allocatable": {"cpu": "1", "memory": "1Mi"}}}),
+        ),
     ];
     assert_eq!(
         place(&nodes, asking("p", "2", "1Gi")),
         "p: 0/3 nodes are available: 1 Insufficient memory, 1 node(s) were unschedulable, 2 Insufficient cpu."
     );
-    assert_eq!(place(&[], pod("p", json!({}))), "p: no nodes available to schedule pods");
+    assert_eq!(
+        place(&[], pod("p", json!({}))),
+        "p: no nodes available to schedule pods"
+    );
 }
 
 #[test]
@@ -205,7 +281,10 @@ fn the_emptier_the_untainted_and_the_preferred_node_is_the_better_one() {
     assert_eq!(step(&mut full, 0), "p -> b");
 
     let taints = json!([{"key": "k", "effect": "PreferNoSchedule"}]);
-    let nodes = [node("a", json!({"spec": {"taints": taints}})), node("b", json!({}))];
+    let nodes = [
+        node("a", json!({"spec": {"taints": taints}})),
+        node("b", json!({})),
+    ];
     assert_eq!(place(&nodes, pod("p", json!({}))), "p -> b");
 
     let preferred = json!([{
@@ -228,7 +307,10 @@ fn scores_are_kube_schedulers() {
     // Without requests: 100 m and 200 MiB are pictured, and balance is left out: (97 + 97) / 2.
     let nothing = PodInfo::new(self::pod("q", json!({})));
     assert_eq!(scheduler.scores(&nothing, &[0]), [97 + 300]);
-    assert!(matches!(scheduler.schedule(&nothing), Decision::Node { feasible: 1, .. }));
+    assert!(matches!(
+        scheduler.schedule(&nothing),
+        Decision::Node { feasible: 1, .. }
+    ));
 }
 
 #[test]
@@ -251,7 +333,12 @@ fn p3_higher_priority_first_then_age_and_none_blocks_those_behind() {
         pod["spec"]["priority"] = priority.into();
         shared::<Pod>(pod)
     };
-    for p in [with("old", 0, "1"), with("new", 0, "1"), with("high", 10, "1"), with("huge", 99, "64")] {
+    for p in [
+        with("old", 0, "1"),
+        with("new", 0, "1"),
+        with("high", 10, "1"),
+        with("huge", 99, "64"),
+    ] {
         scheduler.pod_changed(None, Some(&p), at(0));
     }
     let steps: Vec<String> = (0..5).map(|_| step(&mut scheduler, 0)).collect();
@@ -268,7 +355,11 @@ fn p3_an_event_that_could_help_brings_a_pod_back_after_its_back_off_and_others_d
     // A heartbeat, a node that does not help, a pod's status: nothing.
     scheduler.node_changed("n", Some(node("n", small())), at(20));
     scheduler.node_changed("m", Some(node("m", small())), at(20));
-    scheduler.pod_changed(Some(&asking("p", "2", "1Mi")), Some(&asking("p", "2", "1Mi")), at(20));
+    scheduler.pod_changed(
+        Some(&asking("p", "2", "1Mi")),
+        Some(&asking("p", "2", "1Mi")),
+        at(20),
+    );
     assert_eq!(step(&mut scheduler, 20), "nothing");
     scheduler.node_changed("big", Some(node("big", json!({}))), at(20));
     assert_eq!(step(&mut scheduler, 20), "p -> big");
@@ -302,7 +393,10 @@ fn room_is_reserved_while_a_pod_is_bound_and_freed_when_that_fails() {
     assert!(step(&mut scheduler, 0).starts_with("b: 0/1"));
     scheduler.not_bound(&a, at(2));
     assert_eq!(step(&mut scheduler, 2), "b -> n");
-    assert!(step(&mut scheduler, 4).starts_with("a: 0/1"), "a came back and finds b there");
+    assert!(
+        step(&mut scheduler, 4).starts_with("a: 0/1"),
+        "a came back and finds b there"
+    );
 }
 
 #[test]

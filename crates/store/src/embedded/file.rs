@@ -47,12 +47,17 @@ pub(super) fn failed(doing: &str, path: &Path, error: io::Error) -> Error {
 }
 
 pub(super) fn corrupt(path: &Path, why: String) -> Error {
-    Error::Corrupt { path: path.display().to_string(), why }
+    Error::Corrupt {
+        path: path.display().to_string(),
+        why,
+    }
 }
 
 /// Makes the names in a directory durable.
 pub(super) fn sync_dir(dir: &Path) -> Result<(), Error> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(|e| failed("cannot sync", dir, e))
+    File::open(dir)
+        .and_then(|dir| dir.sync_all())
+        .map_err(|e| failed("cannot sync", dir, e))
 }
 
 /// Where a value lies, with its checksum: every read is checked.
@@ -104,9 +109,24 @@ impl<'a> Draft<'a> {
         let name = file_name(header.kind, header.number);
         let (temporary, path) = (dir.join(format!("{name}.tmp")), dir.join(name));
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(true).mode(0o600);
-        let file = options.open(&temporary).map_err(|e| failed("cannot create", &temporary, e))?;
-        let mut draft = Draft { disk, file, temporary, path, header, len: 0, finished: false };
+        options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600);
+        let file = options
+            .open(&temporary)
+            .map_err(|e| failed("cannot create", &temporary, e))?;
+        let mut draft = Draft {
+            disk,
+            file,
+            temporary,
+            path,
+            header,
+            len: 0,
+            finished: false,
+        };
         draft.append(&header.encode())?;
         Ok(draft)
     }
@@ -119,17 +139,28 @@ impl<'a> Draft<'a> {
     }
 
     pub fn finish(mut self, id: u32) -> Result<DataFile, Error> {
-        self.disk.sync(&self.file).map_err(|e| failed("cannot sync", &self.temporary, e))?;
+        self.disk
+            .sync(&self.file)
+            .map_err(|e| failed("cannot sync", &self.temporary, e))?;
         fs::rename(&self.temporary, &self.path).map_err(|e| failed("cannot create", &self.path, e))?;
         // From here on it is this name that has to go if something fails.
         self.temporary = self.path.clone();
         if let Some(dir) = self.path.parent() {
             sync_dir(dir)?;
         }
-        let file = self.file.try_clone().map_err(|e| failed("cannot open", &self.path, e))?;
+        let file = self
+            .file
+            .try_clone()
+            .map_err(|e| failed("cannot open", &self.path, e))?;
         self.finished = true;
         let len = AtomicU64::new(self.len);
-        Ok(DataFile { id, path: self.path.clone(), header: self.header, file, len })
+        Ok(DataFile {
+            id,
+            path: self.path.clone(),
+            header: self.header,
+            file,
+            len,
+        })
     }
 }
 
@@ -149,14 +180,24 @@ impl DataFile {
     pub fn open(path: PathBuf, kind: FileKind, id: u32) -> Result<Option<Self>, Error> {
         let opened = OpenOptions::new().read(true).write(true).open(&path);
         let file = opened.map_err(|e| failed("cannot open", &path, e))?;
-        let len = file.metadata().map_err(|e| failed("cannot read", &path, e))?.len();
+        let len = file
+            .metadata()
+            .map_err(|e| failed("cannot read", &path, e))?
+            .len();
         let mut bytes = [0; HEADER_BYTES];
         if len < HEADER_BYTES as u64 {
             return Ok(None);
         }
-        file.read_exact_at(&mut bytes, 0).map_err(|e| failed("cannot read", &path, e))?;
+        file.read_exact_at(&mut bytes, 0)
+            .map_err(|e| failed("cannot read", &path, e))?;
         let header = Header::decode(&bytes, kind).map_err(|why| corrupt(&path, why))?;
-        Ok(Some(DataFile { id, path, header, file, len: AtomicU64::new(len) }))
+        Ok(Some(DataFile {
+            id,
+            path,
+            header,
+            file,
+            len: AtomicU64::new(len),
+        }))
     }
 
     pub fn len(&self) -> u64 {
@@ -171,7 +212,10 @@ impl DataFile {
         let mut value = vec![0; location.len as usize];
         let broken = |why: &str| {
             let key = key.escape_ascii();
-            corrupt(&self.path, format!("the value of {key} at offset {} {why}", location.offset))
+            corrupt(
+                &self.path,
+                format!("the value of {key} at offset {} {why}", location.offset),
+            )
         };
         match self.file.read_exact_at(&mut value, location.offset) {
             Ok(()) if crc32fast::hash(&value) == location.crc => Ok(value.into()),
@@ -189,7 +233,11 @@ pub(super) enum Frame<'a> {
     /// The file ends here.
     End,
     /// No good frame.
-    Bad { place: u64, why: &'static str, torn: bool },
+    Bad {
+        place: u64,
+        why: &'static str,
+        torn: bool,
+    },
 }
 
 /// Reads the frames of a file one after the other, with one bounded buffer.
@@ -206,7 +254,12 @@ const READ_BYTES: usize = 1 << 20;
 
 impl<'a> Frames<'a> {
     pub fn of(file: &'a DataFile) -> Self {
-        Frames { file, place: HEADER_BYTES as u64, buffer: Vec::new(), begins: 0 }
+        Frames {
+            file,
+            place: HEADER_BYTES as u64,
+            buffer: Vec::new(),
+            begins: 0,
+        }
     }
 
     /// `len` bytes at `place`; `None` if the file ends before.
@@ -228,7 +281,9 @@ impl<'a> Frames<'a> {
 
     fn header(&mut self, place: u64) -> Result<Option<(usize, u32)>, Error> {
         let salt = self.file.header.salt;
-        let bytes = self.bytes(place, FRAME_HEADER_BYTES)?.and_then(|bytes| bytes.first_chunk());
+        let bytes = self
+            .bytes(place, FRAME_HEADER_BYTES)?
+            .and_then(|bytes| bytes.first_chunk());
         Ok(bytes.and_then(|bytes| frame_header(bytes, salt, place)))
     }
 
@@ -239,21 +294,38 @@ impl<'a> Frames<'a> {
         }
         let Some((len, crc)) = self.header(place)? else {
             let torn = !self.frame_follows(place)?;
-            return Ok(Frame::Bad { place, why: "there is no valid frame header", torn });
+            return Ok(Frame::Bad {
+                place,
+                why: "there is no valid frame header",
+                torn,
+            });
         };
         let payload = place + FRAME_HEADER_BYTES as u64;
         let next = payload + len as u64;
         if next > end {
-            return Ok(Frame::Bad { place, why: "the frame is cut off", torn: true });
+            return Ok(Frame::Bad {
+                place,
+                why: "the frame is cut off",
+                torn: true,
+            });
         }
-        let good = self.bytes(payload, len)?.is_some_and(|bytes| crc32fast::hash(bytes) == crc);
+        let good = self
+            .bytes(payload, len)?
+            .is_some_and(|bytes| crc32fast::hash(bytes) == crc);
         if !good {
             // Only the last frame may never have reached the disk: one is durable before the next is begun.
-            return Ok(Frame::Bad { place, why: "the frame does not match its checksum", torn: next == end });
+            return Ok(Frame::Bad {
+                place,
+                why: "the frame does not match its checksum",
+                torn: next == end,
+            });
         }
         self.place = next;
         let bytes = self.bytes(payload, len)?.unwrap_or_default();
-        Ok(Frame::Good { place: payload, payload: bytes })
+        Ok(Frame::Good {
+            place: payload,
+            payload: bytes,
+        })
     }
 
     /// Whether a frame begins somewhere after `place`. Then what is at `place` was durable once.
@@ -263,7 +335,9 @@ impl<'a> Frames<'a> {
             return Ok(true);
         }
         for later in place + 1..end {
-            let Some((len, crc)) = self.header(later)? else { continue };
+            let Some((len, crc)) = self.header(later)? else {
+                continue;
+            };
             let payload = later + FRAME_HEADER_BYTES as u64;
             match self.bytes(payload, len)? {
                 None => return Ok(true),

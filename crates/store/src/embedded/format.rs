@@ -73,12 +73,22 @@ impl Header {
         let mut fields = Fields { rest: &bytes[8..] };
         let (number, salt, oldest, revision) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
         if &bytes[..8] != kind.magic() {
-            return Err(format!("it begins with {}, not with {}", bytes[..8].escape_ascii(), kind.magic().escape_ascii()));
+            return Err(format!(
+                "it begins with {}, not with {}",
+                bytes[..8].escape_ascii(),
+                kind.magic().escape_ascii()
+            ));
         }
         if fields.u32()? != crc32fast::hash(&bytes[..40]) {
             return Err("the checksum of its header is wrong".into());
         }
-        Ok(Header { kind, number, salt, oldest, revision })
+        Ok(Header {
+            kind,
+            number,
+            salt,
+            oldest,
+            revision,
+        })
     }
 }
 
@@ -156,7 +166,10 @@ impl Encoder<'_> {
 
     fn value(&mut self, value: &[u8]) -> Span {
         self.bytes(value);
-        Span { start: self.buffer.len() - value.len(), len: value.len() }
+        Span {
+            start: self.buffer.len() - value.len(),
+            len: value.len(),
+        }
     }
 
     pub fn compaction(&mut self, oldest: Revision) {
@@ -186,8 +199,14 @@ impl Encoder<'_> {
 pub(super) enum Record {
     Txn(Vec<(Bytes, Option<Span>)>),
     Compaction(Revision),
-    Version { key: Bytes, numbers: [u64; 3], value: Option<Span> },
-    End { versions: u64 },
+    Version {
+        key: Bytes,
+        numbers: [u64; 3],
+        value: Option<Span>,
+    },
+    End {
+        versions: u64,
+    },
 }
 
 /// Reads the records of a payload.
@@ -198,7 +217,10 @@ pub(super) struct Decoder<'a> {
 
 impl<'a> Decoder<'a> {
     pub fn new(payload: &'a [u8]) -> Self {
-        Decoder { payload, fields: Fields { rest: payload } }
+        Decoder {
+            payload,
+            fields: Fields { rest: payload },
+        }
     }
 
     pub fn u64(&mut self) -> Result<u64, String> {
@@ -225,9 +247,15 @@ impl<'a> Decoder<'a> {
                 let key = Bytes::copy_from_slice(self.fields.bytes()?);
                 let numbers = [self.fields.u64()?, self.fields.u64()?, self.fields.u64()?];
                 let put = self.fields.flag()?;
-                Record::Version { key, numbers, value: if put { Some(self.value()?) } else { None } }
+                Record::Version {
+                    key,
+                    numbers,
+                    value: if put { Some(self.value()?) } else { None },
+                }
             }
-            END => Record::End { versions: self.fields.u64()? },
+            END => Record::End {
+                versions: self.fields.u64()?,
+            },
             other => return Err(format!("there is no record of type {other}")),
         };
         Ok(Some(record))
@@ -235,7 +263,10 @@ impl<'a> Decoder<'a> {
 
     fn value(&mut self) -> Result<Span, String> {
         let len = self.fields.bytes()?.len();
-        Ok(Span { start: self.payload.len() - self.fields.rest.len() - len, len })
+        Ok(Span {
+            start: self.payload.len() - self.fields.rest.len() - len,
+            len,
+        })
     }
 }
 
@@ -246,13 +277,19 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
-        let (taken, rest) = self.rest.split_at_checked(len).ok_or("a record is longer than its frame")?;
+        let (taken, rest) = self
+            .rest
+            .split_at_checked(len)
+            .ok_or("a record is longer than its frame")?;
         self.rest = rest;
         Ok(taken)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
-        let (taken, rest) = self.rest.split_first_chunk().ok_or("a record is longer than its frame")?;
+        let (taken, rest) = self
+            .rest
+            .split_first_chunk()
+            .ok_or("a record is longer than its frame")?;
         self.rest = rest;
         Ok(*taken)
     }
@@ -303,12 +340,19 @@ mod tests {
         while let Some(record) = decoder.record().unwrap() {
             records.push(record);
         }
-        let version = |numbers, value| Record::Version { key: Bytes::from_static(b"k"), numbers, value };
+        let version = |numbers, value| Record::Version {
+            key: Bytes::from_static(b"k"),
+            numbers,
+            value,
+        };
         let empty = Some(Span { start: 75, len: 0 });
         assert_eq!(
             records,
             [
-                Record::Txn(vec![(Bytes::from_static(b"key"), span), (Bytes::from_static(b"gone"), None)]),
+                Record::Txn(vec![
+                    (Bytes::from_static(b"key"), span),
+                    (Bytes::from_static(b"gone"), None)
+                ]),
                 Record::Compaction(7),
                 version([3, 2, 1], empty),
                 version([4, 0, 0], None),
@@ -344,14 +388,23 @@ mod tests {
         buffer.extend_from_slice(b"payload");
         end_frame(&mut buffer, start, 5, 100);
         let header: &[u8; FRAME_HEADER_BYTES] = buffer.first_chunk().unwrap();
-        assert_eq!(frame_header(header, 5, 100), Some((7, crc32fast::hash(b"payload"))));
+        assert_eq!(
+            frame_header(header, 5, 100),
+            Some((7, crc32fast::hash(b"payload")))
+        );
         assert_eq!(frame_header(header, 6, 100), None);
         assert_eq!(frame_header(header, 5, 101), None);
     }
 
     #[test]
     fn every_changed_bit_of_a_file_header_is_noticed() {
-        let header = Header { kind: FileKind::Log, number: 1, salt: 2, oldest: 3, revision: 4 };
+        let header = Header {
+            kind: FileKind::Log,
+            number: 1,
+            salt: 2,
+            oldest: 3,
+            revision: 4,
+        };
         let bytes = header.encode();
         assert_eq!(Header::decode(&bytes, FileKind::Log), Ok(header));
         assert!(Header::decode(&bytes, FileKind::Base).is_err());

@@ -13,10 +13,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::State;
-use super::file::{DataFile, Disk, Draft, Frame, Frames, Location, corrupt, failed, file_name, salt, sync_dir};
+use super::file::{
+    DataFile, Disk, Draft, Frame, Frames, Location, corrupt, failed, file_name, salt, sync_dir,
+};
 use super::format::{Decoder, FileKind, HEADER_BYTES, Header, Record, Span};
-use crate::{Error, Revision};
 use crate::index::Version;
+use crate::{Error, Revision};
 
 /// Holds the directory against other processes until it is dropped.
 pub(super) struct DirLock(#[allow(dead_code, reason = "the open file is the lock")] File);
@@ -26,11 +28,17 @@ pub(super) fn lock(dir: &Path) -> Result<DirLock, Error> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|e| failed("cannot create", dir, e))?;
     let path = dir.join("LOCK");
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path);
     let file = file.map_err(|e| failed("cannot open", &path, e))?;
     match file.try_lock() {
         Ok(()) => Ok(DirLock(file)),
-        Err(fs::TryLockError::WouldBlock) => Err(Error::Locked { path: dir.display().to_string() }),
+        Err(fs::TryLockError::WouldBlock) => Err(Error::Locked {
+            path: dir.display().to_string(),
+        }),
         Err(fs::TryLockError::Error(e)) => Err(failed("cannot lock", &path, e)),
     }
 }
@@ -48,7 +56,9 @@ fn list(dir: &Path) -> Result<Listing, Error> {
     for entry in fs::read_dir(dir).map_err(|e| failed("cannot read", dir, e))? {
         let path = entry.map_err(|e| failed("cannot read", dir, e))?.path();
         let (stem, extension) = (path.file_stem(), path.extension());
-        let number = stem.and_then(|stem| stem.to_str()).and_then(|stem| stem.parse::<u64>().ok());
+        let number = stem
+            .and_then(|stem| stem.to_str())
+            .and_then(|stem| stem.parse::<u64>().ok());
         match (number, extension.and_then(|extension| extension.to_str())) {
             (Some(number), Some("base")) => drop(listing.bases.insert(number, path)),
             (Some(number), Some("log")) => drop(listing.logs.insert(number, path)),
@@ -66,7 +76,11 @@ pub(super) struct Loaded {
 }
 
 pub(super) fn load(dir: &Path, disk: &dyn Disk) -> Result<Loaded, Error> {
-    let Listing { bases, mut logs, mut unfinished } = list(dir)?;
+    let Listing {
+        bases,
+        mut logs,
+        mut unfinished,
+    } = list(dir)?;
     let mut state = State::new();
     let mut covered = 0;
     for (number, path) in bases.into_iter().rev() {
@@ -86,7 +100,10 @@ pub(super) fn load(dir: &Path, disk: &dyn Disk) -> Result<Loaded, Error> {
     for (expected, (number, path)) in (covered + 1..).zip(later) {
         if number != expected {
             let missing = dir.join(file_name(FileKind::Log, expected));
-            return Err(corrupt(&missing, "the file is missing, though later ones are there".into()));
+            return Err(corrupt(
+                &missing,
+                "the file is missing, though later ones are there".into(),
+            ));
         }
         log = load_log(&mut state, path, number, number == newest, disk)?;
     }
@@ -96,7 +113,10 @@ pub(super) fn load(dir: &Path, disk: &dyn Disk) -> Result<Loaded, Error> {
     let log = match log {
         Some(log) => log,
         None => {
-            let (number, begins) = (newest.max(covered + 1), (state.index.oldest(), state.index.revision()));
+            let (number, begins) = (
+                newest.max(covered + 1),
+                (state.index.oldest(), state.index.revision()),
+            );
             let log = create_log(dir, disk, state.next_id(), number, begins)?;
             state.add(log)
         }
@@ -113,7 +133,13 @@ pub(super) fn create_log(
     number: u64,
     (oldest, revision): (Revision, Revision),
 ) -> Result<DataFile, Error> {
-    let header = Header { kind: FileKind::Log, number, salt: salt(), oldest, revision };
+    let header = Header {
+        kind: FileKind::Log,
+        number,
+        salt: salt(),
+        oldest,
+        revision,
+    };
     Draft::new(disk, dir, header)?.finish(id)
 }
 
@@ -145,17 +171,36 @@ pub(super) fn read_base(
         let (place, payload) = match frames.next()? {
             Frame::Good { place, payload } => (place, payload),
             Frame::End if ended => return Ok(()),
-            Frame::End => return Err(corrupt(&file.path, format!("it ends early, at offset {}", file.len()))),
-            Frame::Bad { place, why, .. } => return Err(corrupt(&file.path, format!("{why} at offset {place}"))),
+            Frame::End => {
+                return Err(corrupt(
+                    &file.path,
+                    format!("it ends early, at offset {}", file.len()),
+                ));
+            }
+            Frame::Bad { place, why, .. } => {
+                return Err(corrupt(&file.path, format!("{why} at offset {place}")));
+            }
         };
         let mut decoder = Decoder::new(payload);
         let mut one = || -> Result<bool, String> {
             match decoder.record()? {
                 None => return Ok(false),
-                Some(Record::Version { key, numbers: [mod_revision, create_revision, version], value }) => {
+                Some(Record::Version {
+                    key,
+                    numbers: [mod_revision, create_revision, version],
+                    value,
+                }) => {
                     versions += 1;
                     let value = value.map(|span| location(file, place, payload, span));
-                    each(key, Version { mod_revision, create_revision, version, value })?;
+                    each(
+                        key,
+                        Version {
+                            mod_revision,
+                            create_revision,
+                            version,
+                            value,
+                        },
+                    )?;
                 }
                 Some(Record::End { versions: written }) if written == versions => ended = true,
                 Some(other) => return Err(format!("there is a record that does not belong: {other:?}")),
@@ -167,14 +212,20 @@ pub(super) fn read_base(
 }
 
 fn load_base(state: &mut State, path: PathBuf) -> Result<(), Error> {
-    let number = path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse().ok());
+    let number = path
+        .file_stem()
+        .and_then(|stem| stem.to_str())
+        .and_then(|stem| stem.parse().ok());
     let file = DataFile::open(path.clone(), FileKind::Base, state.next_id())?;
     let file = file.ok_or_else(|| corrupt(&path, "it is shorter than its header".into()))?;
     check_number(&file, number.unwrap_or(0))?;
     let Header { oldest, revision, .. } = file.header;
     read_base(&file, |key, version| {
         if version.mod_revision > revision {
-            return Err(format!("there is a version of revision {}, after {revision}", version.mod_revision));
+            return Err(format!(
+                "there is a version of revision {}, after {revision}",
+                version.mod_revision
+            ));
         }
         state.place(key, version);
         Ok(())
@@ -201,9 +252,13 @@ fn load_log(
     check_number(&file, number)?;
     if file.header.revision != state.index.revision() {
         let (begins, ends) = (file.header.revision, state.index.revision());
-        return Err(corrupt(&path, format!("it begins after revision {begins}, what is before it ends at {ends}")));
+        return Err(corrupt(
+            &path,
+            format!("it begins after revision {begins}, what is before it ends at {ends}"),
+        ));
     }
-    state.compact(file.header.oldest);
+    state.index.compact(file.header.oldest);
+    state.forget(usize::MAX);
     let mut frames = Frames::of(&file);
     let mut good = HEADER_BYTES as u64;
     loop {
@@ -214,7 +269,11 @@ fn load_log(
                 good = place + payload.len() as u64;
             }
             Frame::End => break,
-            Frame::Bad { place, torn: true, why } if last => {
+            Frame::Bad {
+                place,
+                torn: true,
+                why,
+            } if last => {
                 let lost_bytes = file.len() - place;
                 tracing::warn!(
                     file = %path.display(), offset = place, lost_bytes, why,
@@ -223,13 +282,18 @@ fn load_log(
                 break;
             }
             Frame::Bad { place, why, .. } => {
-                return Err(corrupt(&path, format!("{why} at offset {place}, and there is more after it")));
+                return Err(corrupt(
+                    &path,
+                    format!("{why} at offset {place}, and there is more after it"),
+                ));
             }
         }
     }
     if good < file.len() {
-        disk.cut(&file.file, good).map_err(|e| failed("cannot cut", &path, e))?;
-        disk.sync(&file.file).map_err(|e| failed("cannot sync", &path, e))?;
+        disk.cut(&file.file, good)
+            .map_err(|e| failed("cannot cut", &path, e))?;
+        disk.sync(&file.file)
+            .map_err(|e| failed("cannot sync", &path, e))?;
         file.set_len(good);
     }
     Ok(Some(state.add(file)))
@@ -246,12 +310,14 @@ fn apply(state: &mut State, file: &DataFile, place: u64, payload: &[u8]) -> Resu
             Record::Txn(ops) => {
                 for (key, span) in ops {
                     let value = span.map(|span| location(file, place, payload, span));
-                    let version = Version::after(state.index.get(&key).map(|(_, v)| v), revision, value);
-                    state.insert(key, version);
+                    state.write(key, revision, value);
                 }
                 revision += 1;
             }
-            Record::Compaction(oldest) => state.compact(oldest),
+            Record::Compaction(oldest) => {
+                state.index.compact(oldest);
+                state.forget(usize::MAX);
+            }
             other => return Err(format!("there is a record that does not belong: {other:?}")),
         }
     }

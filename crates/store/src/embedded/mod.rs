@@ -45,9 +45,7 @@ use self::file::{DataFile, Disk, Location, RealDisk};
 use self::writer::{Request, Writer};
 use crate::hub::{History, Hub};
 use crate::index::{Index, Version};
-use crate::{
-    Error, Event, KeyRange, KeyValue, Range, RangeResult, Revision, Store, Txn, TxnResult, Watch,
-};
+use crate::{Error, Event, KeyRange, KeyValue, Range, RangeResult, Revision, Store, Txn, TxnResult, Watch};
 
 /// Transactions that may wait for the writer before callers wait to hand theirs in.
 const QUEUE: usize = 4096;
@@ -88,7 +86,12 @@ fn weight(key: &[u8], version: &Version<Location>) -> u64 {
 
 impl State {
     fn new() -> Self {
-        State { index: Index::new(), files: Arc::new([]), live_bytes: 0, ids: 0 }
+        State {
+            index: Index::new(),
+            files: Arc::new([]),
+            live_bytes: 0,
+            ids: 0,
+        }
     }
 
     fn next_id(&mut self) -> u32 {
@@ -112,9 +115,16 @@ impl State {
         self.index.place(key, version);
     }
 
-    fn compact(&mut self, oldest: Revision) {
+    fn write(&mut self, key: Bytes, revision: Revision, value: Option<Location>) {
+        let key_bytes = key.clone();
+        let version = self.index.write(key, revision, value);
+        self.live_bytes += weight(&key_bytes, version);
+    }
+
+    fn forget(&mut self, changes: usize) {
         let mut dropped = 0;
-        self.index.compact(oldest, |key, version| dropped += weight(key, version));
+        self.index
+            .forget(changes, |key, version| dropped += weight(key, version));
         self.live_bytes -= dropped;
     }
 
@@ -131,7 +141,10 @@ fn read_pair(files: &[Arc<DataFile>], key: &Bytes, version: &Version<Location>) 
             Some(file) => file.read_value(location, key)?,
             None => {
                 let why = format!("the file of {} is not open", key.escape_ascii());
-                return Err(Error::Corrupt { path: format!("file {}", location.file), why });
+                return Err(Error::Corrupt {
+                    path: format!("file {}", location.file),
+                    why,
+                });
             }
         },
     };
@@ -159,7 +172,10 @@ impl History for Shared {
         };
         let read = move || {
             let told = changes.iter().map(|change| {
-                let prev = change.before.as_ref().map(|before| read_pair(&files, &change.key, before));
+                let prev = change
+                    .before
+                    .as_ref()
+                    .map(|before| read_pair(&files, &change.key, before));
                 Ok(Event {
                     kv: read_pair(&files, &change.key, &change.now)?,
                     prev: prev.transpose()?,
@@ -178,7 +194,9 @@ impl EmbeddedStore {
     }
 
     async fn open_on(dir: PathBuf, disk: Arc<dyn Disk>) -> Result<Self, Error> {
-        spawn_blocking(move || EmbeddedStore::open_blocking(&dir, disk)).await.map_err(|_| Error::Closed)?
+        spawn_blocking(move || EmbeddedStore::open_blocking(&dir, disk))
+            .await
+            .map_err(|_| Error::Closed)?
     }
 
     fn open_blocking(dir: &Path, disk: Arc<dyn Disk>) -> Result<Self, Error> {
@@ -190,12 +208,23 @@ impl EmbeddedStore {
             "opened the store"
         );
         let hub = Hub::new(revision);
-        let shared = Arc::new(Shared { dir: dir.to_path_buf(), state: RwLock::new(state), hub });
+        let shared = Arc::new(Shared {
+            dir: dir.to_path_buf(),
+            state: RwLock::new(state),
+            hub,
+        });
         let (requests, receiver) = mpsc::channel(QUEUE);
         let writer = Writer::new(shared.clone(), disk, log, receiver);
         let thread = std::thread::Builder::new().name("knarr-store".into());
-        let writer = thread.spawn(move || writer.run()).map_err(|e| Error::Io(Arc::new(e)))?;
-        Ok(EmbeddedStore { shared, requests: Some(requests), writer: Some(writer), _lock: lock })
+        let writer = thread
+            .spawn(move || writer.run())
+            .map_err(|e| Error::Io(Arc::new(e)))?;
+        Ok(EmbeddedStore {
+            shared,
+            requests: Some(requests),
+            writer: Some(writer),
+            _lock: lock,
+        })
     }
 
     async fn ask<T>(
@@ -206,7 +235,9 @@ impl EmbeddedStore {
         let requests = self.requests.as_ref().ok_or(Error::Closed)?;
         requests.send(request(answer)).await.map_err(|_| Error::Closed)?;
         // The writer ends without an answer only by a panic, after which the file may hold the write or not.
-        answered.await.unwrap_or_else(|_| Err(Error::Unavailable("the writer thread died".into())))
+        answered
+            .await
+            .unwrap_or_else(|_| Err(Error::Unavailable("the writer thread died".into())))
     }
 }
 
@@ -231,14 +262,27 @@ impl Store for EmbeddedStore {
         };
         let (revision, more, count) = (found.revision, found.more, found.count);
         if found.entries.is_empty() {
-            return Ok(RangeResult { revision, kvs: Vec::new(), more, count });
+            return Ok(RangeResult {
+                revision,
+                kvs: Vec::new(),
+                more,
+                count,
+            });
         }
         let read = move || {
-            let pairs = found.entries.iter().map(|(key, version)| read_pair(&files, key, version));
+            let pairs = found
+                .entries
+                .iter()
+                .map(|(key, version)| read_pair(&files, key, version));
             pairs.collect::<Result<Vec<KeyValue>, Error>>()
         };
         let kvs = spawn_blocking(read).await.map_err(|_| Error::Closed)??;
-        Ok(RangeResult { revision, kvs, more, count })
+        Ok(RangeResult {
+            revision,
+            kvs,
+            more,
+            count,
+        })
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResult, Error> {
@@ -249,7 +293,10 @@ impl Store for EmbeddedStore {
     async fn watch(&self, keys: KeyRange, from: Revision) -> Result<Watch, Error> {
         let oldest = self.shared.state.read().index.oldest();
         if from != 0 && from < oldest {
-            return Err(Error::Compacted { requested: from, oldest });
+            return Err(Error::Compacted {
+                requested: from,
+                oldest,
+            });
         }
         Ok(self.shared.hub.watch(keys, from, || self.shared.clone()))
     }

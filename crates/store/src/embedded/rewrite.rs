@@ -50,12 +50,22 @@ impl Rewrite {
             if waste < WASTE_BYTES + state.live_bytes / 2 {
                 return Ok(None);
             }
-            (state.files.clone(), (state.index.oldest(), state.index.revision()), state.next_id())
+            (
+                state.files.clone(),
+                (state.index.oldest(), state.index.revision()),
+                state.next_id(),
+            )
         };
         let (number, (oldest, revision)) = (log.header.number, begins);
         let log = create_log(&shared.dir, disk, id, number + 1, begins)?;
         let log = shared.state.write().add(log);
-        let header = Header { kind: FileKind::Base, number, salt: salt(), oldest, revision };
+        let header = Header {
+            kind: FileKind::Base,
+            number,
+            salt: salt(),
+            oldest,
+            revision,
+        };
         Ok(Some((Plan { header, old }, log)))
     }
 
@@ -87,7 +97,9 @@ impl Rewrite {
 
 /// `false` if it was told to stop.
 fn run(shared: &Shared, disk: &dyn Disk, plan: &Plan, stop: &AtomicBool) -> Result<bool, Error> {
-    let Some(draft) = write(shared, disk, plan, stop)? else { return Ok(false) };
+    let Some(draft) = write(shared, disk, plan, stop)? else {
+        return Ok(false);
+    };
     let id = shared.state.write().next_id();
     let base = draft.finish(id)?;
     let base = shared.state.write().add(base);
@@ -114,7 +126,10 @@ fn run(shared: &Shared, disk: &dyn Disk, plan: &Plan, stop: &AtomicBool) -> Resu
     relocate(&mut moved);
     {
         let mut state = shared.state.write();
-        let kept = state.files.iter().filter(|file| plan.old.iter().all(|old| old.id != file.id));
+        let kept = state
+            .files
+            .iter()
+            .filter(|file| plan.old.iter().all(|old| old.id != file.id));
         state.files = kept.cloned().collect();
     }
     for old in plan.old.iter() {

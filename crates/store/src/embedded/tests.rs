@@ -42,7 +42,11 @@ impl Disk for FaultyDisk {
         let left = self.left.load(Ordering::SeqCst).min(bytes.len() as u64) as usize;
         self.left.fetch_sub(left as u64, Ordering::SeqCst);
         RealDisk.write_at(file, &bytes[..left], place)?;
-        if left < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        if left < bytes.len() {
+            Err(io::ErrorKind::StorageFull.into())
+        } else {
+            Ok(())
+        }
     }
 
     fn sync(&self, file: &File) -> io::Result<()> {
@@ -66,9 +70,17 @@ async fn open(dir: &Path) -> Result<EmbeddedStore, Error> {
 }
 
 async fn try_put(store: &EmbeddedStore, key: &str, value: &[u8]) -> Result<Revision, Error> {
-    let ops =
-        vec![Op::Put { key: Bytes::copy_from_slice(key.as_bytes()), value: Bytes::copy_from_slice(value) }];
-    match store.txn(Txn { compares: vec![], ops }).await? {
+    let ops = vec![Op::Put {
+        key: Bytes::copy_from_slice(key.as_bytes()),
+        value: Bytes::copy_from_slice(value),
+    }];
+    match store
+        .txn(Txn {
+            compares: vec![],
+            ops,
+        })
+        .await?
+    {
         TxnResult::Committed { revision } => Ok(revision),
         other => panic!("{other:?}"),
     }
@@ -79,13 +91,24 @@ async fn put(store: &EmbeddedStore, key: &str, value: &[u8]) -> Revision {
 }
 
 async fn pairs(store: &EmbeddedStore) -> Result<BTreeMap<String, Bytes>, Error> {
-    let found = store.range(Range { keys: KeyRange::prefix(""), ..Range::default() }).await?;
-    Ok(found.kvs.into_iter().map(|kv| (kv.key.escape_ascii().to_string(), kv.value)).collect())
+    let found = store
+        .range(Range {
+            keys: KeyRange::prefix(""),
+            ..Range::default()
+        })
+        .await?;
+    Ok(found
+        .kvs
+        .into_iter()
+        .map(|kv| (kv.key.escape_ascii().to_string(), kv.value))
+        .collect())
 }
 
 fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
     let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    let mut paths: Vec<PathBuf> = paths.filter(|path| path.extension().is_some_and(|e| e == extension)).collect();
+    let mut paths: Vec<PathBuf> = paths
+        .filter(|path| path.extension().is_some_and(|e| e == extension))
+        .collect();
     paths.sort();
     paths
 }
@@ -148,7 +171,13 @@ async fn a_torn_last_group_is_left_out_whatever_is_in_it() {
             assert_eq!(revision, 6, "byte {place}");
         }
     }
-    for garbage in [vec![0; 1], vec![0; 5000], vec![0xff; 300], log[..ends[1]].to_vec(), log[ends[0]..].to_vec()] {
+    for garbage in [
+        vec![0; 1],
+        vec![0; 5000],
+        vec![0xff; 300],
+        log[..ends[1]].to_vec(),
+        log[ends[0]..].to_vec(),
+    ] {
         let (revision, pairs) = reopened(&[&log[..], &garbage].concat()).await.unwrap();
         assert_eq!((revision, pairs.len()), (7, 4));
     }
@@ -176,8 +205,15 @@ async fn a_missing_log_is_noticed() {
     let (log, _) = example(dir.path()).await;
     fs::write(dir.path().join("0000000003.log"), &log).unwrap();
     let error = open(dir.path()).await.map(|_| ()).unwrap_err();
-    assert!(matches!(&error, Error::Corrupt { path, .. } if path.ends_with("0000000002.log")), "{error}");
-    assert_eq!(fs::read(dir.path().join("0000000001.log")).unwrap(), log, "nothing was touched");
+    assert!(
+        matches!(&error, Error::Corrupt { path, .. } if path.ends_with("0000000002.log")),
+        "{error}"
+    );
+    assert_eq!(
+        fs::read(dir.path().join("0000000001.log")).unwrap(),
+        log,
+        "nothing was touched"
+    );
 }
 
 #[tokio::test]
@@ -191,7 +227,10 @@ async fn a_value_that_rots_under_a_running_store_is_not_returned() {
     bytes[place] ^= 1;
     fs::write(&log, bytes).unwrap();
     let error = pairs(&store).await.unwrap_err().to_string();
-    assert!(error.contains(log.to_str().unwrap()) && error.contains(&format!("offset {place}")), "{error}");
+    assert!(
+        error.contains(log.to_str().unwrap()) && error.contains(&format!("offset {place}")),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -199,12 +238,17 @@ async fn a_full_disk_takes_nothing_with_it() {
     for left in [0, 1, 11, 12, 13, 40, 100] {
         let dir = TempDir::new().unwrap();
         let disk = Arc::new(FaultyDisk::default());
-        let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone()).await.unwrap();
+        let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone())
+            .await
+            .unwrap();
         put(&store, "a", b"1").await;
         let mut watch = store.watch(KeyRange::prefix(""), 2).await.unwrap();
         disk.limit(left);
         let error = try_put(&store, "b", &[7; 200]).await.unwrap_err();
-        assert!(matches!(&error, Error::NoSpace(told) if told.contains("0000000001.log")), "{error}");
+        assert!(
+            matches!(&error, Error::NoSpace(told) if told.contains("0000000001.log")),
+            "{error}"
+        );
         assert_eq!(store.revision().await.unwrap(), 2);
         assert_eq!(pairs(&store).await.unwrap().len(), 1);
         disk.limited.store(false, Ordering::SeqCst);
@@ -219,7 +263,10 @@ async fn a_full_disk_takes_nothing_with_it() {
         }
         drop(store);
         let store = open(dir.path()).await.unwrap();
-        assert_eq!(pairs(&store).await.unwrap().into_keys().collect::<Vec<_>>(), ["a", "c"]);
+        assert_eq!(
+            pairs(&store).await.unwrap().into_keys().collect::<Vec<_>>(),
+            ["a", "c"]
+        );
     }
 }
 
@@ -227,7 +274,9 @@ async fn a_full_disk_takes_nothing_with_it() {
 async fn a_failed_sync_leaves_nothing_behind() {
     let dir = TempDir::new().unwrap();
     let disk = Arc::new(FaultyDisk::default());
-    let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone()).await.unwrap();
+    let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone())
+        .await
+        .unwrap();
     put(&store, "a", b"1").await;
     disk.sync_fails.store(true, Ordering::SeqCst);
     let error = try_put(&store, "b", b"2").await.unwrap_err();
@@ -235,23 +284,34 @@ async fn a_failed_sync_leaves_nothing_behind() {
     assert_eq!(put(&store, "c", b"3").await, 3);
     drop(store);
     let store = open(dir.path()).await.unwrap();
-    assert_eq!(pairs(&store).await.unwrap().into_keys().collect::<Vec<_>>(), ["a", "c"]);
+    assert_eq!(
+        pairs(&store).await.unwrap().into_keys().collect::<Vec<_>>(),
+        ["a", "c"]
+    );
 }
 
 #[tokio::test]
 async fn a_log_that_cannot_be_cut_back_is_only_read() {
     let dir = TempDir::new().unwrap();
     let disk = Arc::new(FaultyDisk::default());
-    let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone()).await.unwrap();
+    let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone())
+        .await
+        .unwrap();
     put(&store, "a", b"1").await;
     disk.sync_fails.store(true, Ordering::SeqCst);
     disk.cut_fails.store(true, Ordering::SeqCst);
     let error = try_put(&store, "b", b"2").await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable(_)), "it is not known whether it was written: {error}");
+    assert!(
+        matches!(error, Error::Unavailable(_)),
+        "it is not known whether it was written: {error}"
+    );
     disk.cut_fails.store(false, Ordering::SeqCst);
     let error = try_put(&store, "c", b"3").await.unwrap_err();
     assert!(matches!(error, Error::Io(_)), "{error}");
-    assert_eq!(pairs(&store).await.unwrap().into_keys().collect::<Vec<_>>(), ["a"]);
+    assert_eq!(
+        pairs(&store).await.unwrap().into_keys().collect::<Vec<_>>(),
+        ["a"]
+    );
     drop(store);
     let store = open(dir.path()).await.unwrap();
     let pairs = pairs(&store).await.unwrap();
@@ -262,7 +322,9 @@ async fn a_log_that_cannot_be_cut_back_is_only_read() {
 async fn many_writers_share_an_fsync() {
     let dir = TempDir::new().unwrap();
     let disk = Arc::new(FaultyDisk::default());
-    let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone()).await.unwrap();
+    let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone())
+        .await
+        .unwrap();
     let store = Arc::new(store);
     let before = disk.syncs.load(Ordering::SeqCst);
     let writer = |w: usize| {
@@ -289,9 +351,15 @@ async fn a_group_is_a_sequence() {
     let key = Bytes::from_static(b"n");
     let swap = |is: Revision, value: &'static str| Txn {
         compares: vec![Compare::ModRevision { key: key.clone(), is }],
-        ops: vec![Op::Put { key: key.clone(), value: Bytes::from_static(value.as_bytes()) }],
+        ops: vec![Op::Put {
+            key: key.clone(),
+            value: Bytes::from_static(value.as_bytes()),
+        }],
     };
-    let delete = Txn { compares: vec![], ops: vec![Op::Delete { key: key.clone() }] };
+    let delete = Txn {
+        compares: vec![],
+        ops: vec![Op::Delete { key: key.clone() }],
+    };
     // Handed in before the writer can answer the first: joined futures are polled in order, on one thread.
     let (a, b, c, d, e) = tokio::join!(
         store.txn(swap(0, "1")),
@@ -302,7 +370,9 @@ async fn a_group_is_a_sequence() {
     );
     assert!(matches!(a, Ok(TxnResult::Committed { revision: 2 })), "{a:?}");
     assert!(matches!(b, Ok(TxnResult::Committed { revision: 3 })), "{b:?}");
-    let Ok(TxnResult::Failed { revision: 3, current }) = c else { panic!("{c:?}") };
+    let Ok(TxnResult::Failed { revision: 3, current }) = c else {
+        panic!("{c:?}")
+    };
     assert_eq!(current[0].as_ref().unwrap().value, "2");
     assert!(matches!(d, Ok(TxnResult::Committed { revision: 4 })), "{d:?}");
     assert!(matches!(e, Ok(TxnResult::Committed { revision: 5 })), "{e:?}");
@@ -310,17 +380,31 @@ async fn a_group_is_a_sequence() {
     while told.len() < 4 {
         if let WatchItem::Events(events) = watch.next().await.unwrap().unwrap() {
             told.extend(events.iter().map(|e| {
-                let prev = e.prev.as_ref().map(|prev| (prev.mod_revision, prev.value.clone()));
+                let prev = e
+                    .prev
+                    .as_ref()
+                    .map(|prev| (prev.mod_revision, prev.value.clone()));
                 (e.kv.mod_revision, e.kv.version, prev)
             }));
         }
     }
     let prev = |revision, value: &'static str| Some((revision, Bytes::from_static(value.as_bytes())));
-    assert_eq!(told, [(2, 1, None), (3, 2, prev(2, "1")), (4, 0, prev(3, "2")), (5, 1, None)]);
+    assert_eq!(
+        told,
+        [
+            (2, 1, None),
+            (3, 2, prev(2, "1")),
+            (4, 0, prev(3, "2")),
+            (5, 1, None)
+        ]
+    );
 }
 
 fn disk_bytes(dir: &Path) -> u64 {
-    fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+    fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().metadata().unwrap().len())
+        .sum()
 }
 
 async fn until(mut done: impl FnMut() -> bool) {
@@ -329,7 +413,9 @@ async fn until(mut done: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), wait).await.expect("it did not come true");
+    tokio::time::timeout(Duration::from_secs(30), wait)
+        .await
+        .expect("it did not come true");
 }
 
 /// 16 MB of changes to 16 keys, with some deletions, and reads going on.
@@ -337,12 +423,24 @@ async fn churn(store: &EmbeddedStore) -> Revision {
     let value = vec![b'x'; 16 << 10];
     let mut revision = 0;
     for n in 0..64 {
-        let put = |k: usize| Op::Put { key: format!("k{k:02}").into(), value: value.clone().into() };
+        let put = |k: usize| Op::Put {
+            key: format!("k{k:02}").into(),
+            value: value.clone().into(),
+        };
         let mut ops: Vec<Op> = (0..16).map(put).collect();
         if n % 8 == 7 {
-            ops[3] = Op::Delete { key: Bytes::from_static(b"k03") };
+            ops[3] = Op::Delete {
+                key: Bytes::from_static(b"k03"),
+            };
         }
-        match store.txn(Txn { compares: vec![], ops }).await.unwrap() {
+        match store
+            .txn(Txn {
+                compares: vec![],
+                ops,
+            })
+            .await
+            .unwrap()
+        {
             TxnResult::Committed { revision: r } => revision = r,
             other => panic!("{other:?}"),
         }
@@ -361,7 +459,11 @@ async fn compaction_gives_space_back_and_keeps_the_rest() {
         let reads = |store: Arc<EmbeddedStore>| async move {
             let mut seen = Vec::new();
             for at in oldest..=newest {
-                let range = Range { keys: KeyRange::prefix(""), at: Some(at), ..Range::default() };
+                let range = Range {
+                    keys: KeyRange::prefix(""),
+                    at: Some(at),
+                    ..Range::default()
+                };
                 seen.push(store.range(range).await.unwrap().kvs);
             }
             seen
@@ -411,10 +513,18 @@ async fn a_crash_while_giving_space_back_loses_nothing() {
     drop(store);
 
     // A base with its name is whole; one that is not is damage, and nothing is removed because of it.
-    for damaged in [&base_bytes[..base_bytes.len() - 1], &base_bytes[..100], &base_bytes[..10], &[]] {
+    for damaged in [
+        &base_bytes[..base_bytes.len() - 1],
+        &base_bytes[..100],
+        &base_bytes[..10],
+        &[],
+    ] {
         fs::write(&base, damaged).unwrap();
         let error = open(dir.path()).await.map(|_| ()).unwrap_err();
-        assert!(matches!(&error, Error::Corrupt { path, .. } if path.ends_with("0000000001.base")), "{error}");
+        assert!(
+            matches!(&error, Error::Corrupt { path, .. } if path.ends_with("0000000001.base")),
+            "{error}"
+        );
         assert!(dir.path().join("0000000001.log").exists());
     }
 }
@@ -423,7 +533,9 @@ async fn a_crash_while_giving_space_back_loses_nothing() {
 async fn a_disk_too_full_to_give_space_back_keeps_everything() {
     let dir = TempDir::new().unwrap();
     let disk = Arc::new(FaultyDisk::default());
-    let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone()).await.unwrap();
+    let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone())
+        .await
+        .unwrap();
     let newest = churn(&store).await;
     let expected = pairs(&store).await.unwrap();
     // Enough for the compaction and a new log, not for the base.

@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::file::{DataFile, Disk, Location, failed};
 use super::format::{Encoder, begin_frame, end_frame};
@@ -21,6 +23,12 @@ const _: () = assert!(BATCH_BYTES + 2 * MAX_TXN_BYTES <= super::format::MAX_FRAM
 
 /// Transactions taken from the queue at once.
 const BATCH_REQUESTS: usize = 1024;
+
+/// The longest wait for a group to fill, however slow the disk is.
+const GATHER: Duration = Duration::from_millis(1);
+
+/// Changes forgotten at once after a compaction, with all readers locked out: about a millisecond.
+const FORGET_CHANGES: usize = 1000;
 
 /// Buffers larger than this are given back after use; an idle process is to be small.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -73,6 +81,12 @@ pub(super) struct Writer {
     buffer: Vec<u8>,
     /// Set if the end of the log could not be brought in order: nothing may be appended to that.
     broken: Option<Error>,
+    /// There was a compaction, and what it made unreadable is not all forgotten yet.
+    forgetting: bool,
+    /// How many transactions the next group may have.
+    in_flight: usize,
+    /// How long the last fsync took.
+    sync_time: Duration,
     rewrite: Option<Rewrite>,
 }
 
@@ -83,20 +97,83 @@ impl Writer {
         log: Arc<DataFile>,
         requests: mpsc::Receiver<Request>,
     ) -> Self {
-        Writer { shared, disk, log, requests, buffer: Vec::new(), broken: None, rewrite: None }
+        Writer {
+            shared,
+            disk,
+            log,
+            requests,
+            buffer: Vec::new(),
+            broken: None,
+            forgetting: false,
+            in_flight: 0,
+            sync_time: Duration::ZERO,
+            rewrite: None,
+        }
     }
 
     /// Until the store is dropped; what was handed in before is still written.
     pub fn run(mut self) {
         let mut waiting = Vec::with_capacity(BATCH_REQUESTS);
-        while self.requests.blocking_recv_many(&mut waiting, BATCH_REQUESTS) > 0 {
+        while self.take(&mut waiting) {
             let mut requests = waiting.drain(..).peekable();
             while requests.peek().is_some() {
                 self.commit(&mut requests);
             }
+            // Those just answered, and those who came meanwhile.
+            self.in_flight += self.requests.len();
+            self.forget();
         }
         if let Some(rewrite) = self.rewrite.take() {
             rewrite.stop();
+        }
+    }
+
+    /// Takes what waits, and waits for it unless there is something to forget; `false` when the store is dropped.
+    fn take(&mut self, waiting: &mut Vec<Request>) -> bool {
+        if !self.forgetting {
+            let some = self.requests.blocking_recv_many(waiting, BATCH_REQUESTS) > 0;
+            self.gather(waiting);
+            return some;
+        }
+        while waiting.len() < BATCH_REQUESTS {
+            match self.requests.try_recv() {
+                Ok(request) => waiting.push(request),
+                Err(mpsc::error::TryRecvError::Empty) => break,
+                Err(mpsc::error::TryRecvError::Disconnected) => return !waiting.is_empty(),
+            }
+        }
+        true
+    }
+
+    /// Waits a little for those who were answered last: writers under load come back at once. Without this they fall
+    /// into two halves, each waiting for the other's fsync. A lone writer is not waited for.
+    fn gather(&mut self, waiting: &mut Vec<Request>) {
+        let expected = self.in_flight.min(BATCH_REQUESTS);
+        if waiting.len() < expected {
+            let deadline = Instant::now() + (self.sync_time / 4).min(GATHER);
+            while waiting.len() < expected {
+                match self.requests.try_recv() {
+                    Ok(request) => waiting.push(request),
+                    // To the writers' threads, if there are fewer cores than those.
+                    Err(_) if Instant::now() < deadline => std::thread::yield_now(),
+                    Err(_) => break,
+                }
+            }
+        }
+        self.in_flight = waiting.len();
+    }
+
+    /// Does a part of what a compaction left to do.
+    fn forget(&mut self) {
+        if !self.forgetting {
+            return;
+        }
+        let mut state = self.shared.state.write();
+        state.forget(FORGET_CHANGES);
+        self.forgetting = state.index.has_forgettable();
+        drop(state);
+        if !self.forgetting {
+            self.reclaim();
         }
     }
 
@@ -104,8 +181,14 @@ impl Writer {
     fn commit(&mut self, requests: &mut impl Iterator<Item = Request>) {
         self.buffer.clear();
         let frame = begin_frame(&mut self.buffer);
-        let mut group = Group { revision: self.shared.state.read().index.revision(), ..Group::default() };
-        Encoder { buffer: &mut self.buffer }.u64(group.revision + 1);
+        let mut group = Group {
+            revision: self.shared.state.read().index.revision(),
+            ..Group::default()
+        };
+        Encoder {
+            buffer: &mut self.buffer,
+        }
+        .u64(group.revision + 1);
         let empty = self.buffer.len();
         while self.buffer.len() < BATCH_BYTES
             && let Some(request) = requests.next()
@@ -127,18 +210,23 @@ impl Writer {
                 },
             }
         }
-        let outcome = if self.buffer.len() == empty { Ok(()) } else { self.write(frame) };
+        let outcome = if self.buffer.len() == empty {
+            Ok(())
+        } else {
+            self.write(frame)
+        };
         let failure = outcome.err();
         if failure.is_none() {
             self.publish(&mut group);
         }
-        group.answers.drain(..).for_each(|answer| answer.send(failure.as_ref()));
+        group
+            .answers
+            .drain(..)
+            .for_each(|answer| answer.send(failure.as_ref()));
         if self.buffer.capacity() > BUFFER_BYTES {
             self.buffer = Vec::new();
         }
-        if group.compact.is_some() && failure.is_none() {
-            self.reclaim();
-        }
+        self.forgetting |= group.compact.is_some() && failure.is_none();
     }
 
     /// The key as it will be after what is in the group so far.
@@ -164,7 +252,10 @@ impl Writer {
             Some(_) => 0,
             None => {
                 let state = self.shared.state.read();
-                state.index.get(key).map_or(0, |(_, version)| version.mod_revision)
+                state
+                    .index
+                    .get(key)
+                    .map_or(0, |(_, version)| version.mod_revision)
             }
         }
     }
@@ -174,12 +265,22 @@ impl Writer {
             let Compare::ModRevision { key, is } = compare;
             (key.clone(), *is)
         };
-        if !txn.compares.iter().map(key_of).all(|(key, is)| self.mod_revision(group, &key) == is) {
-            let current = txn.compares.iter().map(key_of).map(|(key, _)| {
-                Ok(self.newest(group, &key)?.map(|(_, pair)| pair))
-            });
+        if !txn
+            .compares
+            .iter()
+            .map(key_of)
+            .all(|(key, is)| self.mod_revision(group, &key) == is)
+        {
+            let current = txn
+                .compares
+                .iter()
+                .map(key_of)
+                .map(|(key, _)| Ok(self.newest(group, &key)?.map(|(_, pair)| pair)));
             let current = current.collect::<Result<_, Error>>()?;
-            return Ok(TxnResult::Failed { revision: group.revision, current });
+            return Ok(TxnResult::Failed {
+                revision: group.revision,
+                current,
+            });
         }
         // First everything that can fail, so that a transaction is in the group whole or not at all.
         let mut writes = Vec::with_capacity(txn.ops.len());
@@ -192,11 +293,15 @@ impl Writer {
             }
         }
         if writes.is_empty() {
-            return Ok(TxnResult::Committed { revision: group.revision });
+            return Ok(TxnResult::Committed {
+                revision: group.revision,
+            });
         }
         group.revision += 1;
         let revision = group.revision;
-        let mut encoder = Encoder { buffer: &mut self.buffer };
+        let mut encoder = Encoder {
+            buffer: &mut self.buffer,
+        };
         encoder.txn(writes.len());
         for (key, value, before) in writes {
             let span = encoder.op(&key, value.as_deref());
@@ -210,7 +315,9 @@ impl Writer {
             });
             let version = Version::after(before.as_ref(), revision, location);
             // Not the caller's key: that may be a piece of something much larger.
-            let key = prev.as_ref().map_or_else(|| Bytes::copy_from_slice(&key), |prev| prev.key.clone());
+            let key = prev
+                .as_ref()
+                .map_or_else(|| Bytes::copy_from_slice(&key), |prev| prev.key.clone());
             let pair = KeyValue {
                 key: key.clone(),
                 value: value.unwrap_or_default(),
@@ -218,7 +325,11 @@ impl Writer {
                 mod_revision: revision,
                 version: version.version,
             };
-            group.events.push(Event { kv: pair.clone(), prev, deleted: version.value.is_none() });
+            group.events.push(Event {
+                kv: pair.clone(),
+                prev,
+                deleted: version.value.is_none(),
+            });
             group.inserts.push((key.clone(), version.clone()));
             group.newest.insert(key, Pending { version, pair });
         }
@@ -227,11 +338,20 @@ impl Writer {
 
     fn add_compaction(&mut self, group: &mut Group, revision: Revision) -> Result<(), Error> {
         if revision > group.revision {
-            return Err(Error::FutureRevision { requested: revision, newest: group.revision });
+            return Err(Error::FutureRevision {
+                requested: revision,
+                newest: group.revision,
+            });
         }
-        let done = group.compact.unwrap_or(0).max(self.shared.state.read().index.oldest());
+        let done = group
+            .compact
+            .unwrap_or(0)
+            .max(self.shared.state.read().index.oldest());
         if revision > done {
-            Encoder { buffer: &mut self.buffer }.compaction(revision);
+            Encoder {
+                buffer: &mut self.buffer,
+            }
+            .compaction(revision);
             group.compact = Some(revision);
         }
         Ok(())
@@ -245,8 +365,13 @@ impl Writer {
         let end = self.log.len();
         end_frame(&mut self.buffer, frame, self.log.header.salt, end);
         let file = &self.log.file;
-        let written = self.disk.write_at(file, &self.buffer, end).map_err(|e| ("cannot write", e));
+        let written = self
+            .disk
+            .write_at(file, &self.buffer, end)
+            .map_err(|e| ("cannot write", e));
+        let begin = Instant::now();
         let durable = written.and_then(|()| self.disk.sync(file).map_err(|e| ("cannot sync", e)));
+        self.sync_time = begin.elapsed();
         let Err((doing, error)) = durable else {
             self.log.set_len(end + self.buffer.len() as u64);
             return Ok(());
@@ -273,17 +398,23 @@ impl Writer {
                 state.insert(key, version);
             }
             if let Some(oldest) = group.compact {
-                state.compact(oldest);
+                state.index.compact(oldest);
             }
         }
         if !group.events.is_empty() {
-            self.shared.hub.publish(std::mem::take(&mut group.events), group.revision);
+            self.shared
+                .hub
+                .publish(std::mem::take(&mut group.events), group.revision);
         }
     }
 
     /// Starts to write a new base if enough of the files is not needed any more.
     fn reclaim(&mut self) {
-        if self.rewrite.as_ref().is_some_and(|rewrite| !rewrite.is_finished()) {
+        if self
+            .rewrite
+            .as_ref()
+            .is_some_and(|rewrite| !rewrite.is_finished())
+        {
             return;
         }
         let started = match Rewrite::plan(&self.shared, &*self.disk, &self.log) {

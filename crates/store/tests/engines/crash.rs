@@ -32,8 +32,17 @@ fn child(role: &str, dir: &Path, unshare: bool) -> Command {
     } else {
         Command::new(exe)
     };
-    command.args(["--exact", "crash::child_process", "--nocapture", "--test-threads=1"]);
-    command.env(ROLE, role).env(DIR, dir).stdin(Stdio::null()).stdout(Stdio::piped());
+    command.args([
+        "--exact",
+        "crash::child_process",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
+    command
+        .env(ROLE, role)
+        .env(DIR, dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
     command
 }
 
@@ -51,7 +60,11 @@ async fn child_process() {
 
 /// Each writer counts up in its own key, and prints what was acknowledged.
 async fn write_until_killed(dir: &Path) {
-    let store = open(Config::Embedded { dir: dir.to_path_buf() }).await.unwrap();
+    let store = open(Config::Embedded {
+        dir: dir.to_path_buf(),
+    })
+    .await
+    .unwrap();
     let writer = |w: usize| {
         let store = store.clone();
         tokio::spawn(async move {
@@ -80,7 +93,11 @@ fn kill_after(mut child: Child, acks: usize) -> Vec<(usize, u64, u64)> {
     let mut seen = Vec::new();
     let parse = |line: &str| -> Option<(usize, u64, u64)> {
         let mut words = line.strip_prefix("ack ")?.split(' ');
-        Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+        Some((
+            words.next()?.parse().ok()?,
+            words.next()?.parse().ok()?,
+            words.next()?.parse().ok()?,
+        ))
     };
     while seen.len() < acks {
         let line = lines.next().expect("the child ended by itself").unwrap();
@@ -107,7 +124,11 @@ async fn no_acknowledged_write_is_lost_by_kill_9() {
             newest[w] = n;
             last_revision = revision.max(last_revision);
         }
-        let store = open(Config::Embedded { dir: dir.path().to_path_buf() }).await.unwrap();
+        let store = open(Config::Embedded {
+            dir: dir.path().to_path_buf(),
+        })
+        .await
+        .unwrap();
         assert!(store.revision().await.unwrap() >= last_revision);
         for (w, newest) in newest.iter_mut().enumerate() {
             let kv = get(&*store, format!("writer/{w}")).await;
@@ -115,7 +136,11 @@ async fn no_acknowledged_write_is_lost_by_kill_9() {
                 assert_eq!(*newest, 0, "round {round}, writer {w}: the key is gone");
                 continue;
             };
-            assert!(kv.version >= *newest, "round {round}, writer {w}: {} of {newest}", kv.version);
+            assert!(
+                kv.version >= *newest,
+                "round {round}, writer {w}: {} of {newest}",
+                kv.version
+            );
             assert_eq!(kv.value, value(kv.version), "round {round}, writer {w}");
             // One write may have been durable without being acknowledged any more.
             assert!(kv.version <= *newest + 1);
@@ -126,24 +151,44 @@ async fn no_acknowledged_write_is_lost_by_kill_9() {
 
 /// On a real file system of 4 MB.
 async fn fill_the_disk(dir: &Path) {
-    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "knarr-test"]).arg(dir).status();
+    let mount = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=4m", "knarr-test"])
+        .arg(dir)
+        .status();
     assert!(mount.unwrap().success(), "cannot mount a tmpfs");
-    let config = Config::Embedded { dir: dir.join("data") };
+    let config = Config::Embedded {
+        dir: dir.join("data"),
+    };
     let store = open(config.clone()).await.unwrap();
     let mut acknowledged = Vec::new();
     let full = loop {
         let k = format!("{:06}", acknowledged.len());
-        let ops = vec![Op::Put { key: key(&k), value: value(acknowledged.len() as u64).into() }];
-        match store.txn(Txn { compares: vec![], ops }).await {
+        let ops = vec![Op::Put {
+            key: key(&k),
+            value: value(acknowledged.len() as u64).into(),
+        }];
+        match store
+            .txn(Txn {
+                compares: vec![],
+                ops,
+            })
+            .await
+        {
             Ok(TxnResult::Committed { revision }) => acknowledged.push((k, revision)),
             other => break other,
         }
         assert!(acknowledged.len() < 10_000, "the disk does not fill");
     };
     assert!(matches!(full, Err(Error::NoSpace(_))), "{full:?}");
-    let all = Range { keys: KeyRange::prefix(""), ..Range::default() };
+    let all = Range {
+        keys: KeyRange::prefix(""),
+        ..Range::default()
+    };
     let check = |kvs: Vec<knarr_store::KeyValue>| {
-        let found: Vec<_> = kvs.iter().map(|kv| (kv.key.escape_ascii().to_string(), kv.mod_revision)).collect();
+        let found: Vec<_> = kvs
+            .iter()
+            .map(|kv| (kv.key.escape_ascii().to_string(), kv.mod_revision))
+            .collect();
         assert_eq!(found, acknowledged);
         assert!(kvs.iter().enumerate().all(|(n, kv)| kv.value == value(n as u64)));
     };
@@ -158,9 +203,16 @@ async fn fill_the_disk(dir: &Path) {
 #[tokio::test]
 async fn a_full_disk_is_an_error_and_loses_nothing() {
     let dir = TempDir::new().unwrap();
-    let child = child("fill", dir.path(), true).stderr(Stdio::piped()).spawn().unwrap();
+    let child = child("fill", dir.path(), true)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let output = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
-    let output = tokio::time::timeout(Duration::from_secs(60), output).await.unwrap().unwrap();
-    let told = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let output = tokio::time::timeout(Duration::from_secs(60), output)
+        .await
+        .unwrap()
+        .unwrap();
+    let told =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && told.contains("filled with "), "{told}");
 }

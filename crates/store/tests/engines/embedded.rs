@@ -9,7 +9,11 @@ use tempfile::TempDir;
 use crate::suite::{self, Law};
 
 async fn open_in(dir: &Path) -> Arc<dyn Store> {
-    open(Config::Embedded { dir: dir.to_path_buf() }).await.unwrap()
+    open(Config::Embedded {
+        dir: dir.to_path_buf(),
+    })
+    .await
+    .unwrap()
 }
 
 async fn with_store(law: Law) {
@@ -30,7 +34,11 @@ async fn everything_is_there_after_reopening() {
     let read = |store: Arc<dyn Store>| async move {
         let mut seen = Vec::new();
         for at in 60..=101 {
-            let range = Range { keys: KeyRange::prefix(""), at: Some(at), ..Range::default() };
+            let range = Range {
+                keys: KeyRange::prefix(""),
+                at: Some(at),
+                ..Range::default()
+            };
             seen.push(store.range(range).await.unwrap().kvs);
         }
         let mut watch = store.watch(KeyRange::prefix("k"), 60).await.unwrap();
@@ -40,7 +48,16 @@ async fn everything_is_there_after_reopening() {
     let store = open_in(dir.path()).await;
     assert_eq!(store.revision().await.unwrap(), 101);
     let too_old = store.watch(KeyRange::prefix("k"), 59).await.map(|_| ());
-    assert!(matches!(too_old, Err(Error::Compacted { requested: 59, oldest: 60 })), "{too_old:?}");
+    assert!(
+        matches!(
+            too_old,
+            Err(Error::Compacted {
+                requested: 59,
+                oldest: 60
+            })
+        ),
+        "{too_old:?}"
+    );
     assert_eq!(read(store).await, before);
 }
 
@@ -48,10 +65,17 @@ async fn everything_is_there_after_reopening() {
 async fn a_directory_is_held_by_one_store_at_a_time() {
     let dir = TempDir::new().unwrap();
     let store = open_in(dir.path()).await;
-    let second = open(Config::Embedded { dir: dir.path().to_path_buf() }).await.map(|_| ());
+    let second = open(Config::Embedded {
+        dir: dir.path().to_path_buf(),
+    })
+    .await
+    .map(|_| ());
     let error = second.unwrap_err();
     assert!(matches!(error, Error::Locked { .. }), "{error}");
-    assert!(error.to_string().contains(dir.path().to_str().unwrap()), "{error}");
+    assert!(
+        error.to_string().contains(dir.path().to_str().unwrap()),
+        "{error}"
+    );
     drop(store);
     open_in(dir.path()).await;
 }
@@ -61,6 +85,9 @@ async fn a_path_that_cannot_be_a_directory_is_named() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("file/data");
     std::fs::write(dir.path().join("file"), "").unwrap();
-    let error = open(Config::Embedded { dir: path.clone() }).await.map(|_| ()).unwrap_err();
+    let error = open(Config::Embedded { dir: path.clone() })
+        .await
+        .map(|_| ())
+        .unwrap_err();
     assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
 }

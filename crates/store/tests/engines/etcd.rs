@@ -40,9 +40,26 @@ impl Etcd {
         let child = Command::new("etcd")
             .arg("--data-dir")
             .arg(dir.path())
-            .args(["--name", "knarr", "--listen-client-urls", &client, "--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("knarr={peer}"), "--log-level", "error"])
+            .args([
+                "--name",
+                "knarr",
+                "--listen-client-urls",
+                &client,
+                "--advertise-client-urls",
+                &client,
+            ])
+            .args([
+                "--listen-peer-urls",
+                &peer,
+                "--initial-advertise-peer-urls",
+                &peer,
+            ])
+            .args([
+                "--initial-cluster",
+                &format!("knarr={peer}"),
+                "--log-level",
+                "error",
+            ])
             .args(["--heartbeat-interval", "10", "--election-timeout", "100"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -50,7 +67,11 @@ impl Etcd {
         let child = child.unwrap_or_else(|error| {
             panic!("cannot run `etcd`: {error}. This test needs it: on Debian, apt-get install etcd-server")
         });
-        Etcd { child, url: client, _dir: dir }
+        Etcd {
+            child,
+            url: client,
+            _dir: dir,
+        }
     }
 
     fn config(&self, prefix: &str) -> EtcdConfig {
@@ -92,14 +113,21 @@ crate::laws!(with_store);
 #[tokio::test]
 async fn prefixes_keep_clusters_apart() {
     let etcd = Etcd::start().await;
-    let (one, other, whole) = (etcd.store("/1/").await, etcd.store("/2/").await, etcd.store("").await);
+    let (one, other, whole) = (
+        etcd.store("/1/").await,
+        etcd.store("/2/").await,
+        etcd.store("").await,
+    );
     let mut watch = other.watch(KeyRange::prefix(""), 0).await.unwrap();
     suite::put(&*one, "a", "mine").await;
     suite::put(&*other, "a", "theirs").await;
     assert_eq!(suite::get(&*one, "a").await.unwrap().value, "mine");
     assert_eq!(suite::get(&*whole, "/1/a").await.unwrap().value, "mine");
     assert_eq!(suite::events(&mut watch, 1).await, ["3:a=theirs"]);
-    let range = knarr_store::Range { keys: KeyRange::prefix(""), ..Default::default() };
+    let range = knarr_store::Range {
+        keys: KeyRange::prefix(""),
+        ..Default::default()
+    };
     assert_eq!(whole.range(range).await.unwrap().count, 2);
 }
 
@@ -124,7 +152,15 @@ async fn a_lost_etcd_is_told_to_writers_and_watchers() {
 #[tokio::test]
 async fn an_etcd_that_is_not_there_is_named() {
     let [url, _] = free_urls();
-    let config = EtcdConfig { endpoints: vec![url.clone()], prefix: String::new(), credentials: None, tls: None };
+    let config = EtcdConfig {
+        endpoints: vec![url.clone()],
+        prefix: String::new(),
+        credentials: None,
+        tls: None,
+    };
     let error = open(Config::Etcd(config)).await.map(|_| ()).unwrap_err();
-    assert!(matches!(&error, Error::Unavailable(told) if told.contains(&url)), "{error}");
+    assert!(
+        matches!(&error, Error::Unavailable(told) if told.contains(&url)),
+        "{error}"
+    );
 }

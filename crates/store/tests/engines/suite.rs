@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use knarr_store::{
-    Compare, Error, Event, KeyRange, KeyValue, MAX_TXN_BYTES, Op, Range, Revision, Store, Txn, TxnResult, Watch,
-    WatchItem,
+    Compare, Error, Event, KeyRange, KeyValue, MAX_TXN_BYTES, Op, Range, Revision, Store, Txn, TxnResult,
+    Watch, WatchItem,
 };
 
 /// Long enough for a noisy machine; nothing waits that long when it works.
@@ -20,7 +20,10 @@ pub fn key(key: impl AsRef<[u8]>) -> Bytes {
 }
 
 pub fn put_op(k: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Op {
-    Op::Put { key: key(k), value: key(value) }
+    Op::Put {
+        key: key(k),
+        value: key(value),
+    }
 }
 
 fn delete_op(k: &str) -> Op {
@@ -47,7 +50,10 @@ async fn delete(store: &dyn Store, k: &str) -> Revision {
 }
 
 pub async fn get(store: &dyn Store, k: impl AsRef<[u8]>) -> Option<KeyValue> {
-    let range = Range { keys: KeyRange::one(key(k)), ..Range::default() };
+    let range = Range {
+        keys: KeyRange::one(key(k)),
+        ..Range::default()
+    };
     store.range(range).await.unwrap().kvs.pop()
 }
 
@@ -57,9 +63,19 @@ fn text(bytes: &Bytes) -> String {
 
 /// `a=1 b=2`, or the error.
 async fn read(store: &dyn Store, keys: KeyRange, at: Option<Revision>) -> String {
-    match store.range(Range { keys, at, ..Range::default() }).await {
+    match store
+        .range(Range {
+            keys,
+            at,
+            ..Range::default()
+        })
+        .await
+    {
         Ok(found) => {
-            let pairs = found.kvs.iter().map(|kv| format!("{}={}", text(&kv.key), text(&kv.value)));
+            let pairs = found
+                .kvs
+                .iter()
+                .map(|kv| format!("{}={}", text(&kv.key), text(&kv.value)));
             pairs.collect::<Vec<_>>().join(" ")
         }
         Err(error) => error.to_string(),
@@ -69,13 +85,22 @@ async fn read(store: &dyn Store, keys: KeyRange, at: Option<Revision>) -> String
 /// `3:a=1` for a first write, `4:a=1>2` for a change, `5:a=2>-` for a deletion.
 pub fn render(event: &Event) -> String {
     let value = |kv: &KeyValue| text(&kv.value);
-    let prev = event.prev.as_ref().map_or(String::new(), |prev| value(prev) + ">");
-    let now = if event.deleted { "-".into() } else { value(&event.kv) };
+    let prev = event
+        .prev
+        .as_ref()
+        .map_or(String::new(), |prev| value(prev) + ">");
+    let now = if event.deleted {
+        "-".into()
+    } else {
+        value(&event.kv)
+    };
     format!("{}:{}={prev}{now}", event.kv.mod_revision, text(&event.kv.key))
 }
 
 pub async fn next(watch: &mut Watch) -> Option<Result<WatchItem, Error>> {
-    tokio::time::timeout(PATIENCE, watch.next()).await.expect("the watch told nothing")
+    tokio::time::timeout(PATIENCE, watch.next())
+        .await
+        .expect("the watch told nothing")
 }
 
 /// The next `n` events; the items they came in must be whole transactions.
@@ -107,8 +132,20 @@ pub async fn an_empty_store_is_at_revision_1_and_counts_changes(store: Arc<dyn S
     assert_eq!(s.revision().await.unwrap(), 1);
     assert_eq!(read(s, all(), None).await, "");
     assert_eq!(put(s, "a", "1").await, 2);
-    assert_eq!(commit(s, vec![], vec![put_op("a", "2"), put_op("b", "1"), delete_op("c")]).await, 3);
-    assert_eq!(delete(s, "nothing").await, 3, "what changes nothing costs no revision");
+    assert_eq!(
+        commit(
+            s,
+            vec![],
+            vec![put_op("a", "2"), put_op("b", "1"), delete_op("c")]
+        )
+        .await,
+        3
+    );
+    assert_eq!(
+        delete(s, "nothing").await,
+        3,
+        "what changes nothing costs no revision"
+    );
     assert_eq!(commit(s, vec![], vec![]).await, 3);
     assert_eq!(put(s, "a", "2").await, 4, "the same value again is a change");
     assert_eq!(s.revision().await.unwrap(), 4);
@@ -131,7 +168,10 @@ pub async fn comparisons_decide_all_or_nothing(store: Arc<dyn Store>) {
     assert_eq!(commit(s, vec![is("a", 0)], vec![put_op("a", "1")]).await, 2);
     put(s, "b", "1").await;
     let refused = |compares: Vec<Compare>| async {
-        let txn = Txn { compares, ops: vec![put_op("a", "x"), put_op("z", "x")] };
+        let txn = Txn {
+            compares,
+            ops: vec![put_op("a", "x"), put_op("z", "x")],
+        };
         match s.txn(txn).await.unwrap() {
             TxnResult::Failed { revision, current } => {
                 let current = current.iter().map(|kv| match kv {
@@ -144,10 +184,16 @@ pub async fn comparisons_decide_all_or_nothing(store: Arc<dyn Store>) {
         }
     };
     assert_eq!(refused(vec![is("a", 0)]).await, (3, "a=1@2".into()));
-    assert_eq!(refused(vec![is("a", 2), is("b", 2), is("c", 0)]).await, (3, "a=1@2 b=1@3 -".into()));
+    assert_eq!(
+        refused(vec![is("a", 2), is("b", 2), is("c", 0)]).await,
+        (3, "a=1@2 b=1@3 -".into())
+    );
     assert_eq!(refused(vec![is("c", 3)]).await, (3, "-".into()));
     assert_eq!(read(s, all(), None).await, "a=1 b=1");
-    assert_eq!(commit(s, vec![is("a", 2), is("b", 3), is("c", 0)], vec![delete_op("a")]).await, 4);
+    assert_eq!(
+        commit(s, vec![is("a", 2), is("b", 3), is("c", 0)], vec![delete_op("a")]).await,
+        4
+    );
     assert_eq!(refused(vec![is("a", 2)]).await, (4, "-".into()));
     assert_eq!(commit(s, vec![is("a", 0)], vec![put_op("a", "2")]).await, 5);
 }
@@ -161,7 +207,12 @@ pub async fn malformed_transactions_are_refused(store: Arc<dyn Store>) {
         vec![put_op("a", vec![0; MAX_TXN_BYTES + 1])],
     ];
     for ops in bad {
-        let outcome = s.txn(Txn { compares: vec![], ops }).await;
+        let outcome = s
+            .txn(Txn {
+                compares: vec![],
+                ops,
+            })
+            .await;
         assert!(matches!(outcome, Err(Error::BadTxn(_))), "{outcome:?}");
     }
     assert_eq!(s.revision().await.unwrap(), 1);
@@ -173,7 +224,10 @@ pub async fn ranges_are_in_byte_order_and_half_open(store: Arc<dyn Store>) {
         put(s, k, "").await;
     }
     put(s, b"a/\xff", "").await;
-    let between = |start: &str, end: &str| KeyRange { start: key(start), end: Some(key(end)) };
+    let between = |start: &str, end: &str| KeyRange {
+        start: key(start),
+        end: Some(key(end)),
+    };
     let table = [
         (KeyRange::one("a"), "a="),
         (KeyRange::one("a/"), ""),
@@ -195,12 +249,29 @@ pub async fn limits_cut_and_counts_do_not(store: Arc<dyn Store>) {
         put(s, format!("a/{i}"), "v").await;
     }
     let page = |limit, count_only, start: &str| {
-        let keys = KeyRange { start: key(start), end: Some(key("b")) };
-        s.range(Range { keys, limit, count_only, at: None })
+        let keys = KeyRange {
+            start: key(start),
+            end: Some(key("b")),
+        };
+        s.range(Range {
+            keys,
+            limit,
+            count_only,
+            at: None,
+        })
     };
-    for (limit, start, expected) in [(0, "a", (5, false, 5)), (2, "a", (2, true, 5)), (2, "a/3", (2, false, 2)), (5, "a", (5, false, 5))] {
+    for (limit, start, expected) in [
+        (0, "a", (5, false, 5)),
+        (2, "a", (2, true, 5)),
+        (2, "a/3", (2, false, 2)),
+        (5, "a", (5, false, 5)),
+    ] {
         let found = page(limit, false, start).await.unwrap();
-        assert_eq!((found.kvs.len(), found.more, found.count), expected, "limit {limit} from {start}");
+        assert_eq!(
+            (found.kvs.len(), found.more, found.count),
+            expected,
+            "limit {limit} from {start}"
+        );
         assert_eq!(found.revision, 6);
     }
     let counted = page(0, true, "a").await.unwrap();
@@ -218,8 +289,23 @@ pub async fn old_revisions_can_be_read(store: Arc<dyn Store>) {
         seen.push(read(s, all(), Some(revision)).await);
     }
     assert_eq!(seen, ["", "a=1", "a=2 b=1", "b=1", "a=3 b=1"]);
-    let future = s.range(Range { keys: all(), at: Some(6), ..Range::default() }).await;
-    assert!(matches!(future, Err(Error::FutureRevision { requested: 6, newest: 5 })), "{future:?}");
+    let future = s
+        .range(Range {
+            keys: all(),
+            at: Some(6),
+            ..Range::default()
+        })
+        .await;
+    assert!(
+        matches!(
+            future,
+            Err(Error::FutureRevision {
+                requested: 6,
+                newest: 5
+            })
+        ),
+        "{future:?}"
+    );
 }
 
 pub async fn pages_of_one_revision_stay_consistent(store: Arc<dyn Store>) {
@@ -231,13 +317,26 @@ pub async fn pages_of_one_revision_stay_consistent(store: Arc<dyn Store>) {
     let mut seen = Vec::new();
     let mut start = key("");
     loop {
-        let keys = KeyRange { start: start.clone(), end: Some(Bytes::new()) };
-        let page = s.range(Range { keys, at: Some(at), limit: 2, count_only: false }).await.unwrap();
+        let keys = KeyRange {
+            start: start.clone(),
+            end: Some(Bytes::new()),
+        };
+        let page = s
+            .range(Range {
+                keys,
+                at: Some(at),
+                limit: 2,
+                count_only: false,
+            })
+            .await
+            .unwrap();
         seen.extend(page.kvs.iter().map(|kv| text(&kv.key) + &text(&kv.value)));
         put(s, "0a", "new").await;
         delete(s, "5").await;
         put(s, "3", "new").await;
-        let Some(last) = page.kvs.last().filter(|_| page.more) else { break };
+        let Some(last) = page.kvs.last().filter(|_| page.more) else {
+            break;
+        };
         start = [&last.key[..], b"\0"].concat().into();
     }
     assert_eq!(seen, ["0old", "1old", "2old", "3old", "4old", "5old"]);
@@ -249,9 +348,17 @@ pub async fn a_watch_tells_what_comes_next(store: Arc<dyn Store>) {
     let mut watch = s.watch(KeyRange::prefix("a"), 0).await.unwrap();
     put(s, "b", "not mine").await;
     put(s, "a", "1").await;
-    commit(s, vec![], vec![put_op("a/1", "x"), put_op("c", "x"), delete_op("a")]).await;
+    commit(
+        s,
+        vec![],
+        vec![put_op("a/1", "x"), put_op("c", "x"), delete_op("a")],
+    )
+    .await;
     put(s, "a", "2").await;
-    assert_eq!(events(&mut watch, 4).await, ["4:a=before>1", "5:a/1=x", "5:a=1>-", "6:a=2"]);
+    assert_eq!(
+        events(&mut watch, 4).await,
+        ["4:a=before>1", "5:a/1=x", "5:a=1>-", "6:a=2"]
+    );
 }
 
 pub async fn a_watch_begins_at_any_kept_revision(store: Arc<dyn Store>) {
@@ -264,8 +371,10 @@ pub async fn a_watch_begins_at_any_kept_revision(store: Arc<dyn Store>) {
     delete(s, "b").await;
     for from in 1..=8 {
         let mut watch = s.watch(all(), from).await.unwrap();
-        let expected: Vec<&str> =
-            history.into_iter().filter(|event| event[..1].parse::<Revision>().unwrap() >= from).collect();
+        let expected: Vec<&str> = history
+            .into_iter()
+            .filter(|event| event[..1].parse::<Revision>().unwrap() >= from)
+            .collect();
         assert_eq!(events(&mut watch, expected.len()).await, expected, "from {from}");
     }
     let mut one = s.watch(KeyRange::one("b"), 1).await.unwrap();
@@ -303,7 +412,9 @@ pub async fn watches_miss_nothing_and_repeat_nothing(store: Arc<dyn Store>) {
             let (mut told, last) = (Vec::new(), (WRITERS * WRITES + 1) as Revision);
             while told.last() != Some(&last) {
                 match next(&mut watch).await {
-                    Some(Ok(WatchItem::Events(events))) => told.extend(events.iter().map(|e| e.kv.mod_revision)),
+                    Some(Ok(WatchItem::Events(events))) => {
+                        told.extend(events.iter().map(|e| e.kv.mod_revision))
+                    }
                     Some(Ok(WatchItem::Progress(_))) => {}
                     other => panic!("{other:?}"),
                 }
@@ -316,7 +427,10 @@ pub async fn watches_miss_nothing_and_repeat_nothing(store: Arc<dyn Store>) {
     }
     for watcher in watchers {
         let (from, told) = watcher.await.unwrap();
-        assert_eq!(told, (from..=(WRITERS * WRITES + 1) as Revision).collect::<Vec<_>>());
+        assert_eq!(
+            told,
+            (from..=(WRITERS * WRITES + 1) as Revision).collect::<Vec<_>>()
+        );
     }
 }
 
@@ -329,11 +443,21 @@ pub async fn concurrent_increments_lose_none(store: Arc<dyn Store>) {
             for _ in 0..WRITES {
                 loop {
                     let now = get(&*store, "n").await;
-                    let (seen, n) = now.map_or((0, 0), |kv| (kv.mod_revision, text(&kv.value).parse().unwrap()));
+                    let (seen, n) =
+                        now.map_or((0, 0), |kv| (kv.mod_revision, text(&kv.value).parse().unwrap()));
                     let ops = vec![put_op("n", format!("{}", n + 1u64))];
-                    match store.txn(Txn { compares: vec![is("n", seen)], ops }).await.unwrap() {
+                    match store
+                        .txn(Txn {
+                            compares: vec![is("n", seen)],
+                            ops,
+                        })
+                        .await
+                        .unwrap()
+                    {
                         TxnResult::Committed { .. } => break,
-                        TxnResult::Failed { current, .. } => assert_ne!(current[0].as_ref().unwrap().mod_revision, seen),
+                        TxnResult::Failed { current, .. } => {
+                            assert_ne!(current[0].as_ref().unwrap().mod_revision, seen)
+                        }
                     }
                 }
             }
@@ -343,7 +467,10 @@ pub async fn concurrent_increments_lose_none(store: Arc<dyn Store>) {
         writer.await.unwrap();
     }
     let n = get(&*store, "n").await.unwrap();
-    assert_eq!((text(&n.value), n.version), ((WRITERS * WRITES).to_string(), WRITERS * WRITES));
+    assert_eq!(
+        (text(&n.value), n.version),
+        ((WRITERS * WRITES).to_string(), WRITERS * WRITES)
+    );
 }
 
 pub async fn compaction_forgets_the_past_only(store: Arc<dyn Store>) {
@@ -359,18 +486,47 @@ pub async fn compaction_forgets_the_past_only(store: Arc<dyn Store>) {
     assert_eq!(read(s, all(), Some(6)).await, "a=3");
     assert_eq!(read(s, all(), None).await, "a=3");
     for revision in 1..4 {
-        let read = s.range(Range { keys: all(), at: Some(revision), ..Range::default() }).await;
-        assert!(matches!(read, Err(Error::Compacted { oldest: 5, requested }) if requested == revision), "{read:?}");
+        let read = s
+            .range(Range {
+                keys: all(),
+                at: Some(revision),
+                ..Range::default()
+            })
+            .await;
+        assert!(
+            matches!(read, Err(Error::Compacted { oldest: 5, requested }) if requested == revision),
+            "{read:?}"
+        );
         let watch = s.watch(all(), revision).await.map(|_| ());
-        assert!(matches!(watch, Err(Error::Compacted { oldest: 5, .. })), "{watch:?}");
+        assert!(
+            matches!(watch, Err(Error::Compacted { oldest: 5, .. })),
+            "{watch:?}"
+        );
     }
     let mut late = s.watch(all(), 5).await.unwrap();
     assert_eq!(events(&mut late, 2).await, ["5:b=1>-", "6:a=2>3"]);
-    assert_eq!(events(&mut watch, 1).await, ["6:a=2>3"], "a running watch goes on");
+    assert_eq!(
+        events(&mut watch, 1).await,
+        ["6:a=2>3"],
+        "a running watch goes on"
+    );
     s.compact(3).await.unwrap();
-    assert_eq!(read(s, all(), Some(5)).await, "a=2", "compacting further back does nothing");
+    assert_eq!(
+        read(s, all(), Some(5)).await,
+        "a=2",
+        "compacting further back does nothing"
+    );
     let future = s.compact(99).await;
-    assert!(matches!(future, Err(Error::FutureRevision { requested: 99, newest: 6 })), "{future:?}");
+    assert!(
+        matches!(
+            future,
+            Err(Error::FutureRevision {
+                requested: 99,
+                newest: 6
+            })
+        ),
+        "{future:?}"
+    );
     s.compact(6).await.unwrap();
     assert_eq!(put(s, "b", "2").await, 7);
     assert_eq!(get(s, "b").await.unwrap().version, 1);
@@ -436,7 +592,11 @@ pub async fn a_long_history_equals_the_model(store: Arc<dyn Store>) {
         s.compact(oldest as Revision).await.unwrap();
         for revision in oldest.max(1)..model.len() {
             let pairs: Vec<String> = model[revision].iter().map(|(k, v)| format!("{k}={v}")).collect();
-            assert_eq!(read(s, all(), Some(revision as Revision)).await, pairs.join(" "), "at {revision}");
+            assert_eq!(
+                read(s, all(), Some(revision as Revision)).await,
+                pairs.join(" "),
+                "at {revision}"
+            );
         }
     }
 }

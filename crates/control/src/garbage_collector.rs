@@ -1,0 +1,149 @@
+//! Runs the garbage collector: every cache feeds its graph; what it decides is checked against the API, then done.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use knarr_client::workqueue::Queue;
+use knarr_client::{Api, Error};
+use knarr_controllers::action::{Failure, Verb};
+use knarr_controllers::garbagecollector::{Asked, Graph, Todo, Work, action, kinds};
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tracing::{debug, warn};
+
+use crate::executor::Executor;
+use crate::runner::Base;
+
+/// Objects worked on at the same time (kube-controller-manager: 20).
+const WORKERS: usize = 20;
+
+struct Collector {
+    api: Arc<dyn Api>,
+    executor: Executor,
+    graph: Arc<Mutex<Graph>>,
+    /// Of uids.
+    queue: Arc<Queue<String>>,
+}
+
+/// Runs until dropped.
+pub async fn run(base: Base) {
+    let collector = Arc::new(Collector {
+        executor: Executor::new(
+            base.api.clone(),
+            base.events.with_component("garbage-collector-controller"),
+        ),
+        api: base.api,
+        graph: Arc::default(),
+        queue: Arc::default(),
+    });
+    for kind in kinds() {
+        let (graph, queue) = (collector.graph.clone(), collector.queue.clone());
+        base.caches.store(kind).subscribe(move |change| {
+            let look = match change.new() {
+                Some(object) => graph.lock().put(object),
+                None => graph.lock().remove(change.object().uid()),
+            };
+            look.into_iter().for_each(|uid| queue.add(uid));
+        });
+    }
+    for kind in kinds() {
+        base.caches.store(kind).synced().await;
+    }
+    debug!("garbage collector started");
+    let mut workers = JoinSet::new();
+    for _ in 0..WORKERS {
+        let collector = collector.clone();
+        workers.spawn(async move {
+            while let Some(uid) = collector.queue.get().await {
+                match collector.process(&uid).await {
+                    Ok(()) => collector.queue.forget(&uid),
+                    Err(failure) => {
+                        collector.tell(&failure);
+                        collector.queue.add_rate_limited(uid.clone());
+                    }
+                }
+                collector.queue.done(&uid);
+            }
+        });
+    }
+    while let Some(ended) = workers.join_next().await {
+        if let Err(error) = ended {
+            warn!(%error, "a garbage collection worker died");
+        }
+    }
+}
+
+impl Collector {
+    async fn process(&self, uid: &str) -> Result<(), Box<Failure>> {
+        let mut there = BTreeSet::new();
+        loop {
+            // A statement of its own: the graph is not held while the API is asked.
+            let work = self.graph.lock().look(uid, &there);
+            match work {
+                Work::Nothing => return Ok(()),
+                Work::Ask(asked) => {
+                    let is_there = self.ask(&asked).await?;
+                    self.graph.lock().answered(&asked.uid, is_there);
+                    if is_there {
+                        there.insert(asked.uid);
+                    }
+                }
+                Work::Do(todo) => {
+                    for todo in todo {
+                        self.carry_out(&todo).await?;
+                    }
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    async fn ask(&self, asked: &Asked) -> Result<bool, Box<Failure>> {
+        match self
+            .api
+            .get(asked.kind, &asked.key.namespace, &asked.key.name)
+            .await
+        {
+            Ok(live) => Ok(live.uid() == asked.uid),
+            Err(error) if error.is_not_found() => Ok(false),
+            Err(error) => Err(failure(asked.kind, &asked.key.name, error)),
+        }
+    }
+
+    async fn carry_out(&self, todo: &Todo) -> Result<(), Box<Failure>> {
+        let live = match self.api.get(todo.kind, &todo.key.namespace, &todo.key.name).await {
+            Ok(live) => live,
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => return Err(failure(todo.kind, &todo.key.name, error)),
+        };
+        let Some(action) = action(todo, &live) else {
+            return Ok(());
+        };
+        match self.executor.run(vec![action]).await.failure {
+            // It has gone meanwhile.
+            Some(failure) if failure.error.is_not_found() => Ok(()),
+            Some(failure) => Err(Box::new(failure)),
+            None => Ok(()),
+        }
+    }
+
+    fn tell(&self, failure: &Failure) {
+        let Failure {
+            kind, name, error, ..
+        } = failure;
+        if error.is_conflict() {
+            debug!(kind = kind.plural, name, %error, "again");
+        } else {
+            warn!(kind = kind.plural, name, %error, "garbage collection failed");
+        }
+    }
+}
+
+fn failure(kind: &'static knarr_client::Kind, name: &str, error: Error) -> Box<Failure> {
+    Box::new(Failure {
+        verb: Verb::Require,
+        kind,
+        name: name.to_string(),
+        error,
+    })
+}

@@ -1,0 +1,39 @@
+//! Runs one [`Sweep`]: looks at the caches now and then and carries out what it decides.
+
+use knarr_controllers::sweep::Sweep;
+use tokio::time::sleep;
+use tracing::{debug, warn};
+
+use crate::executor::Executor;
+use crate::runner::Base;
+use crate::view::CacheView;
+
+/// Runs until dropped.
+pub async fn run(base: Base, mut sweep: Box<dyn Sweep>) {
+    // Asked for before the first is waited for, so that they fill side by side.
+    let stores: Vec<_> = sweep
+        .watches()
+        .into_iter()
+        .map(|kind| base.caches.store(kind))
+        .collect();
+    for store in stores {
+        store.synced().await;
+    }
+    let executor = Executor::new(base.api, base.events.with_component(sweep.name()));
+    let view = CacheView(base.caches);
+    loop {
+        for actions in sweep.sweep(&view, base.clock.now()) {
+            let Some(failure) = executor.run(actions).await.failure else {
+                continue;
+            };
+            // The next look decides anew.
+            let (controller, name, error) = (sweep.name(), &failure.name, &failure.error);
+            if error.is_conflict() || error.is_not_found() {
+                debug!(controller, kind = failure.kind.plural, name, %error, "again");
+            } else {
+                warn!(controller, kind = failure.kind.plural, name, %error, "failed");
+            }
+        }
+        sleep(sweep.period()).await;
+    }
+}

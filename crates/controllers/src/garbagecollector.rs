@@ -1,0 +1,547 @@
+//! The garbage collector: who owns whom, and what follows from an owner's end.
+//!
+//! Unlike the other controllers it keeps a picture of its own, [`Graph`], of all objects by uid. A dependent is deleted
+//! only when none of its owners is left, and what the caches do not know is asked for at the API first ([`Work::Ask`]):
+//! a cache that lags never costs an object. Foreground deletion waits for the dependents that block it; orphaning takes
+//! the owner off its dependents before it goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{AnyObject, Kind, Object, ObjectKey};
+
+use crate::action::{Action, Delete, Dependents};
+
+pub const FOREGROUND: &str = "foregroundDeletion";
+pub const ORPHAN: &str = "orphan";
+
+/// uids known to be gone for good that are kept, so that a thousand dependents ask for one owner once. uids do not come
+/// back; the oldest are forgotten.
+const GONE_KEPT: usize = 4096;
+
+/// Every kind that can own or be owned. Events are left out: they come and go in numbers and own nothing.
+pub fn kinds() -> impl Iterator<Item = &'static Kind> {
+    registry::ALL.iter().copied().filter(|kind| {
+        kind.stored_as.is_none()
+            && *kind != &registry::EVENT
+            && ["list", "watch", "delete"].iter().all(|v| kind.verbs.contains(v))
+    })
+}
+
+struct Node {
+    kind: &'static Kind,
+    key: ObjectKey,
+    owners: Vec<OwnerReference>,
+    deleting: bool,
+    foreground: bool,
+    orphaning: bool,
+}
+
+impl Node {
+    /// It waits for its dependents to go first.
+    fn waits_for_dependents(&self) -> bool {
+        self.deleting && self.foreground
+    }
+}
+
+/// What is to be done about one object.
+#[derive(Debug)]
+pub enum Work {
+    Nothing,
+    /// Ask the API whether this object is there, tell [`Graph::answered`], and look again.
+    Ask(Asked),
+    /// Look at the API's own picture of the object, and decide by [`remove_owners`], [`remove_finalizer`] or
+    /// [`delete`] as said.
+    Do(Vec<Todo>),
+}
+
+/// An object that is named as owner but not in the picture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    pub kind: &'static Kind,
+    pub key: ObjectKey,
+    pub uid: String,
+}
+
+/// One change of one object, which is to be read first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Todo {
+    pub kind: &'static Kind,
+    pub key: ObjectKey,
+    pub uid: String,
+    pub change: TodoChange,
+}
+
+/// See [`Todo`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TodoChange {
+    Delete(Dependents),
+    RemoveOwners(BTreeSet<String>),
+    RemoveFinalizer(&'static str),
+}
+
+/// All objects and their owners. See the module.
+#[derive(Default)]
+pub struct Graph {
+    nodes: BTreeMap<String, Node>,
+    /// By owner's uid, whether the owner is known or not.
+    dependents: BTreeMap<String, BTreeSet<String>>,
+    gone: BTreeSet<String>,
+    gone_order: std::collections::VecDeque<String>,
+}
+
+impl Graph {
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Takes in an object as it is; the uids to look at because of it.
+    pub fn put(&mut self, object: &Object) -> Vec<String> {
+        let uid = object.uid().to_string();
+        let meta = object.metadata();
+        let has = |finalizer: &str| meta.finalizers.iter().flatten().any(|f| f == finalizer);
+        let node = Node {
+            kind: object.kind(),
+            key: ObjectKey::of(object),
+            owners: meta.owner_references.clone().unwrap_or_default(),
+            deleting: meta.deletion_timestamp.is_some(),
+            foreground: has(FOREGROUND),
+            orphaning: has(ORPHAN),
+        };
+        let begins_to_wait = node.deleting && (node.foreground || node.orphaning);
+        let mut look = Vec::new();
+        let old = self.nodes.remove(&uid);
+        let had: Vec<String> = old
+            .iter()
+            .flat_map(|n| &n.owners)
+            .map(|o| o.uid.clone())
+            .collect();
+        for owner in &had {
+            self.unlink(owner, &uid);
+        }
+        for owner in &node.owners {
+            self.dependents
+                .entry(owner.uid.clone())
+                .or_default()
+                .insert(uid.clone());
+        }
+        // An owner that waits for this one may wait no longer.
+        look.extend(
+            had.into_iter()
+                .filter(|owner| self.nodes.get(owner).is_some_and(Node::waits_for_dependents)),
+        );
+        if !node.owners.is_empty() || begins_to_wait {
+            look.push(uid.clone());
+        }
+        if node.waits_for_dependents() {
+            look.extend(self.dependents.get(&uid).into_iter().flatten().cloned());
+        }
+        self.nodes.insert(uid, node);
+        look
+    }
+
+    /// An object has gone for good; the uids to look at because of it.
+    pub fn remove(&mut self, uid: &str) -> Vec<String> {
+        let mut look: Vec<String> = self.dependents.get(uid).into_iter().flatten().cloned().collect();
+        if let Some(node) = self.nodes.remove(uid) {
+            for owner in &node.owners {
+                self.unlink(&owner.uid, uid);
+                if self.nodes.get(&owner.uid).is_some_and(Node::waits_for_dependents) {
+                    look.push(owner.uid.clone());
+                }
+            }
+        }
+        self.remember_gone(uid);
+        look
+    }
+
+    /// The API's answer about an owner that was asked for.
+    pub fn answered(&mut self, uid: &str, there: bool) {
+        if !there {
+            self.remember_gone(uid);
+        }
+    }
+
+    fn unlink(&mut self, owner: &str, dependent: &str) {
+        if let Some(dependents) = self.dependents.get_mut(owner) {
+            dependents.remove(dependent);
+            if dependents.is_empty() {
+                self.dependents.remove(owner);
+            }
+        }
+    }
+
+    fn remember_gone(&mut self, uid: &str) {
+        if self.gone.insert(uid.to_string()) {
+            self.gone_order.push_back(uid.to_string());
+        }
+        while self.gone_order.len() > GONE_KEPT {
+            if let Some(oldest) = self.gone_order.pop_front() {
+                self.gone.remove(&oldest);
+            }
+        }
+    }
+
+    /// What is to be done about this object. `there` are owners that the API has just said are there.
+    pub fn look(&self, uid: &str, there: &BTreeSet<String>) -> Work {
+        let Some(node) = self.nodes.get(uid) else {
+            return Work::Nothing;
+        };
+        if node.deleting && node.orphaning {
+            return self.orphan(uid, node);
+        }
+        if node.waits_for_dependents() {
+            return self.foreground(uid, node);
+        }
+        if node.deleting || node.owners.is_empty() {
+            return Work::Nothing;
+        }
+        let mut solid = false;
+        let mut gone = BTreeSet::new();
+        let mut waiting = BTreeSet::new();
+        for owner in &node.owners {
+            match self.nodes.get(&owner.uid) {
+                Some(known) if names(owner, node, known) => {
+                    if known.waits_for_dependents() {
+                        waiting.insert(owner.uid.clone());
+                    } else {
+                        solid = true;
+                    }
+                }
+                _ if there.contains(&owner.uid) => solid = true,
+                _ if self.gone.contains(&owner.uid) => {
+                    gone.insert(owner.uid.clone());
+                }
+                _ => match asked(owner, node) {
+                    Some(asked) => return Work::Ask(asked),
+                    // A kind that is not served here: nobody can say that it is gone.
+                    None => solid = true,
+                },
+            }
+        }
+        let todo = |change| {
+            Work::Do(vec![Todo {
+                kind: node.kind,
+                key: node.key.clone(),
+                uid: uid.to_string(),
+                change,
+            }])
+        };
+        if solid {
+            gone.extend(waiting);
+            if gone.is_empty() {
+                return Work::Nothing;
+            }
+            return todo(TodoChange::RemoveOwners(gone));
+        }
+        let has_dependents = self.dependents.contains_key(uid);
+        // An owner waits for this one, and this one has dependents that must not be overtaken.
+        if !waiting.is_empty() && has_dependents {
+            return todo(TodoChange::Delete(Dependents::Foreground));
+        }
+        let dependents = if node.orphaning {
+            Dependents::Orphan
+        } else if node.foreground {
+            Dependents::Foreground
+        } else {
+            Dependents::Background
+        };
+        todo(TodoChange::Delete(dependents))
+    }
+
+    fn todo(&self, uid: &str, change: TodoChange) -> Option<Todo> {
+        let node = self.nodes.get(uid)?;
+        Some(Todo {
+            kind: node.kind,
+            key: node.key.clone(),
+            uid: uid.to_string(),
+            change,
+        })
+    }
+
+    /// Takes the owner off all its dependents, then its finalizer.
+    fn orphan(&self, uid: &str, _node: &Node) -> Work {
+        let dependents = self.dependents.get(uid).into_iter().flatten();
+        let owner = BTreeSet::from([uid.to_string()]);
+        let mut todo: Vec<Todo> = dependents
+            .filter_map(|d| self.todo(d, TodoChange::RemoveOwners(owner.clone())))
+            .collect();
+        todo.extend(self.todo(uid, TodoChange::RemoveFinalizer(ORPHAN)));
+        Work::Do(todo)
+    }
+
+    /// Takes the finalizer off when no dependent that blocks is left. (The dependents themselves are looked at on their
+    /// own.)
+    fn foreground(&self, uid: &str, _node: &Node) -> Work {
+        let blocks = |dependent: &&String| {
+            self.nodes.get(*dependent).is_some_and(|node| {
+                let mut owners = node.owners.iter();
+                owners.any(|o| o.uid == uid && o.block_owner_deletion == Some(true))
+            })
+        };
+        let mut dependents = self.dependents.get(uid).into_iter().flatten();
+        if dependents.any(|d| blocks(&d)) {
+            return Work::Nothing;
+        }
+        let todo = self.todo(uid, TodoChange::RemoveFinalizer(FOREGROUND));
+        todo.map_or(Work::Nothing, |t| Work::Do(vec![t]))
+    }
+}
+
+/// Whether the reference is to this object: the uid alone can be made up.
+fn names(owner: &OwnerReference, dependent: &Node, known: &Node) -> bool {
+    let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+    owner.kind == known.kind.kind
+        && group == known.kind.group
+        && owner.name == known.key.name
+        && (known.key.namespace.is_empty() || known.key.namespace == dependent.key.namespace)
+}
+
+fn asked(owner: &OwnerReference, dependent: &Node) -> Option<Asked> {
+    let kind = registry::by_kind(&owner.api_version, &owner.kind)?;
+    let namespace = if kind.namespaced() {
+        dependent.key.namespace.clone()
+    } else {
+        String::new()
+    };
+    Some(Asked {
+        kind,
+        key: ObjectKey::new(namespace, &owner.name),
+        uid: owner.uid.clone(),
+    })
+}
+
+/// The action that carries a [`Todo`] out on the object as the API has it; `None` if there is nothing to be done any
+/// more. Its resourceVersion is the precondition: what changes meanwhile is looked at again.
+pub fn action(todo: &Todo, live: &Object) -> Option<Action> {
+    if live.uid() != todo.uid {
+        return None;
+    }
+    let meta = live.metadata();
+    match &todo.change {
+        TodoChange::Delete(dependents) => {
+            if meta.deletion_timestamp.is_some() {
+                return None;
+            }
+            Some(Action::Delete(Delete {
+                dependents: *dependents,
+                resource_version: meta.resource_version.clone(),
+                ..Delete::of(live)
+            }))
+        }
+        TodoChange::RemoveOwners(uids) => {
+            let owned = |meta: &ObjectMeta| {
+                meta.owner_references
+                    .iter()
+                    .flatten()
+                    .any(|o| uids.contains(&o.uid))
+            };
+            owned(meta).then(|| {
+                edit(live, |meta| {
+                    let mut owners = meta.owner_references.take().unwrap_or_default();
+                    owners.retain(|o| !uids.contains(&o.uid));
+                    meta.owner_references = (!owners.is_empty()).then_some(owners);
+                })
+            })
+        }
+        TodoChange::RemoveFinalizer(finalizer) => {
+            let there = meta.finalizers.iter().flatten().any(|f| f == finalizer);
+            there.then(|| {
+                edit(live, |meta| {
+                    let mut finalizers = meta.finalizers.take().unwrap_or_default();
+                    finalizers.retain(|f| f != finalizer);
+                    meta.finalizers = (!finalizers.is_empty()).then_some(finalizers);
+                })
+            })
+        }
+    }
+}
+
+fn edit(live: &Object, edit: impl FnOnce(&mut ObjectMeta)) -> Action {
+    let mut object: Box<dyn AnyObject> = live.typed().clone_box();
+    edit(object.metadata_mut());
+    Action::Update {
+        kind: live.kind(),
+        object,
+        subresource: "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+    use crate::world::at;
+
+    fn owner_of(name: &str) -> OwnerReference {
+        OwnerReference {
+            api_version: "v1".into(),
+            kind: "ConfigMap".into(),
+            name: name.into(),
+            uid: format!("uid-{name}"),
+            block_owner_deletion: Some(true),
+            controller: None,
+        }
+    }
+
+    fn object(name: &str, owners: &[&str], edit: impl FnOnce(&mut ObjectMeta)) -> Arc<Object> {
+        let mut map = ConfigMap::default();
+        map.metadata.namespace = Some("default".into());
+        map.metadata.name = Some(name.into());
+        map.metadata.uid = Some(format!("uid-{name}"));
+        map.metadata.resource_version = Some("7".into());
+        map.metadata.owner_references = Some(owners.iter().map(|o| owner_of(o)).collect());
+        edit(&mut map.metadata);
+        Arc::new(Object::from_typed(&registry::CONFIG_MAP, Box::new(map)))
+    }
+
+    fn deleting(finalizer: &'static str) -> impl FnOnce(&mut ObjectMeta) {
+        move |meta| {
+            meta.deletion_timestamp = Some(Time(at(0)));
+            meta.finalizers = Some(vec![finalizer.to_string()]);
+        }
+    }
+
+    fn plain(_: &mut ObjectMeta) {}
+
+    /// What is to be done, in words.
+    fn look(graph: &Graph, name: &str) -> String {
+        match graph.look(&format!("uid-{name}"), &BTreeSet::new()) {
+            Work::Nothing => "nothing".into(),
+            Work::Ask(asked) => format!("ask {} {}", asked.key, asked.uid),
+            Work::Do(todo) => {
+                let words = todo.iter().map(|t| match &t.change {
+                    TodoChange::Delete(dependents) => format!("delete {} {dependents:?}", t.key.name),
+                    TodoChange::RemoveOwners(uids) => {
+                        let uids: Vec<_> = uids.iter().map(String::as_str).collect();
+                        format!("remove {} from {}", uids.join("+"), t.key.name)
+                    }
+                    TodoChange::RemoveFinalizer(f) => format!("remove {f} from {}", t.key.name),
+                });
+                words.collect::<Vec<_>>().join(", ")
+            }
+        }
+    }
+
+    #[test]
+    fn a_dependent_stays_with_its_owner_and_goes_after_it() {
+        let mut graph = Graph::default();
+        graph.put(&object("owner", &[], plain));
+        assert_eq!(graph.put(&object("child", &["owner"], plain)), ["uid-child"]);
+        assert_eq!(look(&graph, "child"), "nothing");
+        assert_eq!(graph.remove("uid-owner"), ["uid-child"]);
+        assert_eq!(look(&graph, "child"), "delete child Background");
+    }
+
+    #[test]
+    fn an_owner_that_is_not_known_is_asked_for_before_anything_is_deleted() {
+        let mut graph = Graph::default();
+        graph.put(&object("child", &["owner"], plain));
+        assert_eq!(look(&graph, "child"), "ask default/owner uid-owner");
+        let there = BTreeSet::from(["uid-owner".to_string()]);
+        assert!(matches!(graph.look("uid-child", &there), Work::Nothing));
+        graph.answered("uid-owner", false);
+        assert_eq!(look(&graph, "child"), "delete child Background");
+    }
+
+    #[test]
+    fn one_owner_left_keeps_it_and_the_others_are_taken_off() {
+        let mut graph = Graph::default();
+        graph.put(&object("a", &[], plain));
+        graph.put(&object("b", &[], plain));
+        graph.put(&object("child", &["a", "b"], plain));
+        graph.remove("uid-a");
+        assert_eq!(look(&graph, "child"), "remove uid-a from child");
+    }
+
+    #[test]
+    fn an_owner_of_the_same_uid_but_another_name_is_no_owner() {
+        let mut graph = Graph::default();
+        graph.put(&object("other", &[], |meta| meta.uid = Some("uid-owner".into())));
+        graph.put(&object("child", &["owner"], plain));
+        assert_eq!(look(&graph, "child"), "ask default/owner uid-owner");
+    }
+
+    #[test]
+    fn foreground_deletes_the_dependents_first_and_then_lets_the_owner_go() {
+        let mut graph = Graph::default();
+        graph.put(&object("owner", &[], plain));
+        graph.put(&object("child", &["owner"], plain));
+        graph.put(&object("grandchild", &["child"], plain));
+        let wakes = graph.put(&object("owner", &[], deleting(FOREGROUND)));
+        assert_eq!(wakes, ["uid-owner", "uid-child"]);
+        assert_eq!(look(&graph, "owner"), "nothing");
+        assert_eq!(look(&graph, "child"), "delete child Foreground");
+        graph.put(&object("child", &["owner"], deleting(FOREGROUND)));
+        assert_eq!(look(&graph, "grandchild"), "delete grandchild Background");
+        assert_eq!(graph.remove("uid-grandchild"), ["uid-child"]);
+        assert_eq!(look(&graph, "child"), "remove foregroundDeletion from child");
+        assert_eq!(graph.remove("uid-child"), ["uid-owner"]);
+        assert_eq!(look(&graph, "owner"), "remove foregroundDeletion from owner");
+    }
+
+    #[test]
+    fn a_dependent_that_does_not_block_does_not_hold_its_owner_back() {
+        let mut graph = Graph::default();
+        graph.put(&object("child", &["owner"], |meta| {
+            for owner in meta.owner_references.iter_mut().flatten() {
+                owner.block_owner_deletion = None;
+            }
+        }));
+        graph.put(&object("owner", &[], deleting(FOREGROUND)));
+        assert_eq!(look(&graph, "owner"), "remove foregroundDeletion from owner");
+    }
+
+    #[test]
+    fn orphaning_takes_the_owner_off_its_dependents_before_it_goes() {
+        let mut graph = Graph::default();
+        graph.put(&object("a", &["owner"], plain));
+        graph.put(&object("b", &["owner"], plain));
+        assert_eq!(graph.put(&object("owner", &[], deleting(ORPHAN))), ["uid-owner"]);
+        assert_eq!(
+            look(&graph, "owner"),
+            "remove uid-owner from a, remove uid-owner from b, remove orphan from owner"
+        );
+    }
+
+    #[test]
+    fn a_todo_is_carried_out_only_on_the_object_it_was_meant_for() {
+        let todo = |change| Todo {
+            kind: &registry::CONFIG_MAP,
+            key: ObjectKey::new("default", "child"),
+            uid: "uid-child".into(),
+            change,
+        };
+        let child = object("child", &["owner"], plain);
+        let delete = todo(TodoChange::Delete(Dependents::Background));
+        let Some(Action::Delete(d)) = action(&delete, &child) else {
+            panic!("a delete")
+        };
+        assert_eq!(
+            (d.uid.as_str(), d.resource_version.as_deref()),
+            ("uid-child", Some("7"))
+        );
+        let another = object("child", &["owner"], |meta| meta.uid = Some("another".into()));
+        assert!(action(&delete, &another).is_none());
+        let ending = object("child", &["owner"], deleting("x"));
+        assert!(action(&delete, &ending).is_none());
+        let release = todo(TodoChange::RemoveOwners(BTreeSet::from(
+            ["uid-owner".to_string()],
+        )));
+        let Some(Action::Update { object: released, .. }) = action(&release, &child) else {
+            panic!("an update")
+        };
+        assert_eq!(released.metadata().owner_references, None);
+        assert!(action(&release, &object("child", &[], plain)).is_none());
+    }
+}

@@ -1,0 +1,159 @@
+//! Taints with the effect NoExecute: pods that do not tolerate them are asked to end, with their grace, at once or after
+//! the time they tolerate them for (300 s for the node's own, unless they say otherwise).
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod, PodCondition, Taint, Toleration};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey, Shared};
+
+use crate::action::{Action, Delete, reference};
+use crate::controller::{Changed, Context, Controller, View};
+use crate::pod;
+
+const NO_EXECUTE: &str = "NoExecute";
+
+/// See the module. Its keys are nodes.
+pub struct TaintEviction;
+
+impl Controller for TaintEviction {
+    fn name(&self) -> &'static str {
+        "taint-eviction-controller"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::NODE, &registry::POD]
+    }
+
+    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        if let Some(key) = changed.key_of(&registry::NODE) {
+            return vec![key];
+        }
+        let pod: Option<&Pod> = changed.new.and_then(|n| n.get());
+        let node = pod.and_then(|p| view.get_as::<Node>("", pod::node_name(p)));
+        let tainted = node.filter(|n| no_execute(n).next().is_some());
+        tainted.map(|n| ObjectKey::of(n.object())).into_iter().collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let Some(node) = context.view.get_as::<Node>("", &context.key.name) else {
+            return Vec::new();
+        };
+        let taints: Vec<&Taint> = no_execute(&node).collect();
+        if taints.is_empty() || context.failure.is_some() {
+            return Vec::new();
+        }
+        let mut actions = Vec::new();
+        let mut next: Option<Duration> = None;
+        for object in context.view.pods_on(&context.key.name) {
+            let Ok(pod) = Shared::<Pod>::new(object) else {
+                continue;
+            };
+            if !pod::is_active(&pod) {
+                continue;
+            }
+            let Some(rest) = time_left(&pod, &taints, context.now) else {
+                continue;
+            };
+            if !rest.is_zero() {
+                next = Some(next.map_or(rest, |n| n.min(rest)));
+                continue;
+            }
+            let key = ObjectKey::of(pod.object());
+            let message = format!("Marking for deletion Pod {key}");
+            actions.push(Action::event(
+                &reference(pod.object()),
+                "TaintManagerEviction",
+                message,
+            ));
+            actions.push(Action::update_status(disrupted(
+                &pod,
+                "DeletionByTaintManager",
+                "Taint manager: deleting due to NoExecute taint",
+                context.now,
+            )));
+            actions.push(Action::Delete(Delete::of(pod.object())));
+        }
+        actions.extend(next.map(Action::RequeueAfter));
+        actions
+    }
+}
+
+fn no_execute(node: &Node) -> impl Iterator<Item = &Taint> {
+    let taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
+    taints.filter(|t| t.effect == NO_EXECUTE)
+}
+
+/// How long a pod may stay under these taints: `None` is for ever, zero is over.
+fn time_left(pod: &Pod, taints: &[&Taint], now: Timestamp) -> Option<Duration> {
+    let tolerations: Vec<&Toleration> = pod
+        .spec
+        .iter()
+        .flat_map(|s| s.tolerations.iter().flatten())
+        .collect();
+    let mut left: Option<Duration> = None;
+    for taint in taints {
+        let mut seconds: Option<i64> = None;
+        let mut tolerated = false;
+        for toleration in tolerations.iter().filter(|t| tolerates(t, taint)) {
+            tolerated = true;
+            if let Some(limit) = toleration.toleration_seconds {
+                seconds = Some(seconds.map_or(limit, |s: i64| s.min(limit)));
+            }
+        }
+        if !tolerated {
+            return Some(Duration::ZERO);
+        }
+        let Some(seconds) = seconds else { continue };
+        let since = taint.time_added.as_ref().map_or(now, |t| t.0);
+        let rest = SignedDuration::from_secs(seconds.max(0)) - now.duration_since(since);
+        let rest = Duration::try_from(rest).unwrap_or_default();
+        left = Some(left.map_or(rest, |l| l.min(rest)));
+    }
+    left
+}
+
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let effect = toleration.effect.as_deref().unwrap_or("");
+    let key = toleration.key.as_deref().unwrap_or("");
+    if (!effect.is_empty() && effect != taint.effect) || (!key.is_empty() && key != taint.key) {
+        return false;
+    }
+    match toleration.operator.as_deref().unwrap_or("") {
+        "Exists" => true,
+        "" | "Equal" => {
+            key == taint.key
+                && toleration.value.as_deref().unwrap_or("") == taint.value.as_deref().unwrap_or("")
+        }
+        _ => false,
+    }
+}
+
+/// The pod with DisruptionTarget: it is to go through no fault of its own.
+pub fn disrupted(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> Pod {
+    const TYPE: &str = "DisruptionTarget";
+    let mut changed = pod.clone();
+    let conditions = changed
+        .status
+        .get_or_insert_default()
+        .conditions
+        .get_or_insert_default();
+    let old = conditions.iter().find(|c| c.type_ == TYPE && c.status == "True");
+    let since = old
+        .and_then(|c| c.last_transition_time.clone())
+        .unwrap_or(Time(now));
+    conditions.retain(|c| c.type_ != TYPE);
+    conditions.push(PodCondition {
+        type_: TYPE.into(),
+        status: "True".into(),
+        reason: Some(reason.into()),
+        message: Some(message.into()),
+        last_transition_time: Some(since),
+        observed_generation: pod.metadata.generation,
+        last_probe_time: None,
+    });
+    changed
+}

@@ -1,0 +1,156 @@
+//! A node's conditions as taints, which the scheduler and [`super::eviction`] go by; and the pods of a node that cannot be
+//! reached, which lose their readiness.
+
+use k8s_openapi::api::core::v1::{Node, Pod, Taint};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey, Shared};
+
+use super::{NOT_READY, UNREACHABLE, condition};
+use crate::action::Action;
+use crate::controller::{Changed, Context, Controller, View};
+use crate::pod;
+
+const NO_SCHEDULE: &str = "NoSchedule";
+const NO_EXECUTE: &str = "NoExecute";
+
+/// Condition, the status that is bad, the taint that says so.
+const BY_CONDITION: [(&str, &str, &str); 6] = [
+    ("Ready", "False", NOT_READY),
+    ("Ready", "Unknown", UNREACHABLE),
+    ("MemoryPressure", "True", "node.kubernetes.io/memory-pressure"),
+    ("DiskPressure", "True", "node.kubernetes.io/disk-pressure"),
+    ("PIDPressure", "True", "node.kubernetes.io/pid-pressure"),
+    (
+        "NetworkUnavailable",
+        "True",
+        "node.kubernetes.io/network-unavailable",
+    ),
+];
+const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+
+/// See the module. Its keys are nodes.
+pub struct NodeTaints;
+
+impl Controller for NodeTaints {
+    fn name(&self) -> &'static str {
+        "node-controller"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::NODE, &registry::POD]
+    }
+
+    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        if let Some(key) = changed.key_of(&registry::NODE) {
+            return vec![key];
+        }
+        // A pod that is ready matters only on a node that is not.
+        let pod: Option<&Pod> = changed.new.and_then(|n| n.get());
+        let Some(pod) = pod.filter(|p| pod::is_ready(p)) else {
+            return Vec::new();
+        };
+        let node = view.get_as::<Node>("", pod::node_name(pod));
+        let lost = node.filter(|n| is_unreachable(n));
+        lost.map(|n| ObjectKey::of(n.object())).into_iter().collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let Some(node) = context.view.get_as::<Node>("", &context.key.name) else {
+            return Vec::new();
+        };
+        if node.metadata.deletion_timestamp.is_some() || context.failure.is_some() {
+            return Vec::new();
+        }
+        let mut actions = Vec::new();
+        let had = node
+            .spec
+            .as_ref()
+            .and_then(|s| s.taints.clone())
+            .unwrap_or_default();
+        let taints = with_conditions(&node, had.clone(), context.now);
+        if taints != had {
+            let mut changed = (*node).clone();
+            changed.spec.get_or_insert_default().taints = (!taints.is_empty()).then_some(taints);
+            actions.push(Action::update(changed));
+        }
+        if is_unreachable(&node) {
+            for object in context.view.pods_on(&context.key.name) {
+                if let Ok(pod) = Shared::<Pod>::new(object)
+                    && pod::is_ready(&pod)
+                {
+                    actions.push(Action::update_status(not_ready(&pod, context.now)));
+                }
+            }
+        }
+        actions
+    }
+}
+
+fn is_unreachable(node: &Node) -> bool {
+    condition(node, "Ready").is_some_and(|c| c.status == "Unknown")
+}
+
+fn not_ready(pod: &Shared<Pod>, now: Timestamp) -> Pod {
+    let mut changed = (**pod).clone();
+    let conditions = changed
+        .status
+        .iter_mut()
+        .flat_map(|s| s.conditions.iter_mut().flatten());
+    for condition in conditions.filter(|c| c.type_ == "Ready") {
+        condition.status = "False".into();
+        condition.last_transition_time = Some(Time(now));
+    }
+    changed
+}
+
+/// The taints a node is to have: those of its conditions, and whatever others it has.
+fn with_conditions(node: &Node, had: Vec<Taint>, now: Timestamp) -> Vec<Taint> {
+    let mut wanted: Vec<(&str, &str)> = Vec::new();
+    for (type_, bad, key) in BY_CONDITION {
+        // A node that has not reported anything is tainted when it is created, and stays so.
+        if condition(node, type_).is_some_and(|c| c.status == bad) {
+            wanted.push((key, NO_SCHEDULE));
+        }
+    }
+    if node.spec.as_ref().and_then(|s| s.unschedulable) == Some(true) {
+        wanted.push((UNSCHEDULABLE, NO_SCHEDULE));
+    }
+    let lost = wanted
+        .iter()
+        .find(|(key, _)| [NOT_READY, UNREACHABLE].contains(key));
+    wanted.extend(
+        lost.map(|(key, _)| (*key, NO_EXECUTE))
+            .into_iter()
+            .collect::<Vec<_>>(),
+    );
+
+    let never_reported = condition(node, "Ready").is_none();
+    let is_ours = |taint: &Taint| {
+        let key = taint.key.as_str();
+        match taint.effect.as_str() {
+            NO_SCHEDULE => {
+                key == UNSCHEDULABLE
+                    || (BY_CONDITION.iter().any(|(_, _, of)| *of == key)
+                        && !(never_reported && key == NOT_READY))
+            }
+            NO_EXECUTE => [NOT_READY, UNREACHABLE].contains(&key),
+            _ => false,
+        }
+    };
+    let is_wanted = |taint: &Taint| wanted.contains(&(taint.key.as_str(), taint.effect.as_str()));
+    let mut taints: Vec<Taint> = had.into_iter().filter(|t| !is_ours(t) || is_wanted(t)).collect();
+    for (key, effect) in wanted {
+        if !taints.iter().any(|t| t.key == key && t.effect == effect) {
+            taints.push(Taint {
+                key: key.into(),
+                effect: effect.into(),
+                value: None,
+                time_added: Some(Time(now)),
+            });
+        }
+    }
+    taints
+}

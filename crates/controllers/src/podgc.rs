@@ -1,0 +1,253 @@
+//! Pod garbage collection: the only component that removes pods by force, and only where nobody else can (SPEC S2):
+//! pods whose node object no longer exists, pods that were never scheduled and are ending, pods that are ending on a node
+//! with the out-of-service taint. And when too many finished pods lie about, the oldest go (SPEC L12).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey, Shared};
+
+use crate::action::{Action, Delete, Fact};
+use crate::controller::View;
+use crate::node::condition;
+use crate::node::eviction::disrupted;
+use crate::pod;
+use crate::sweep::Sweep;
+
+/// How long a node must have been missing before its pods are released.
+pub const QUARANTINE: SignedDuration = SignedDuration::from_secs(40);
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+const REASON: &str = "DeletionByPodGC";
+
+/// See the module.
+pub struct PodGc {
+    /// Finished pods that may lie about (kube-controller-manager's terminated-pod-gc-threshold).
+    pub threshold: usize,
+    missing_since: BTreeMap<String, Timestamp>,
+}
+
+impl PodGc {
+    pub fn new(threshold: usize) -> Self {
+        PodGc {
+            threshold,
+            missing_since: BTreeMap::new(),
+        }
+    }
+}
+
+impl Sweep for PodGc {
+    fn name(&self) -> &'static str {
+        "pod-garbage-collector-controller"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::POD, &registry::NODE]
+    }
+
+    fn period(&self) -> Duration {
+        Duration::from_secs(20)
+    }
+
+    fn sweep(&mut self, view: &dyn View, now: Timestamp) -> Vec<Vec<Action>> {
+        let pods: Vec<Shared<Pod>> = view.list_as("");
+        let mut lists = too_many(&pods, self.threshold);
+        lists.extend(self.orphaned(view, &pods, now));
+        for pod in &pods {
+            if !pod::is_deleting(pod) {
+                continue;
+            }
+            let node = pod::node_name(pod);
+            if node.is_empty() {
+                // Nothing of it runs anywhere: nobody else would complete this deletion.
+                lists.push(remove(pod, &failed(pod)));
+            } else if let Some(node) = view.get_as::<Node>("", node)
+                && is_out_of_service(&node)
+            {
+                let lost = disrupted(&failed(pod), REASON, "PodGC: node is out-of-service", now);
+                lists.push(remove(pod, &lost));
+            }
+        }
+        lists
+    }
+}
+
+impl PodGc {
+    fn orphaned(&mut self, view: &dyn View, pods: &[Shared<Pod>], now: Timestamp) -> Vec<Vec<Action>> {
+        let mut missing = BTreeMap::new();
+        let mut lists = Vec::new();
+        for pod in pods {
+            let node = pod::node_name(pod);
+            if node.is_empty() || view.get(&registry::NODE, "", node).is_some() {
+                continue;
+            }
+            let since = self.missing_since.get(node).copied().unwrap_or(now);
+            missing.insert(node.to_string(), since);
+            if now.duration_since(since) < QUARANTINE {
+                continue;
+            }
+            // The cache may lag: the API itself has to say that there is no such node.
+            let absent = Action::Require(Fact::Absent {
+                kind: &registry::NODE,
+                key: ObjectKey::new("", node),
+            });
+            let lost = disrupted(&failed(pod), REASON, "PodGC: node no longer exists", now);
+            let mut actions = vec![absent];
+            actions.extend(remove(pod, &lost));
+            lists.push(actions);
+        }
+        self.missing_since = missing;
+        lists
+    }
+}
+
+fn is_out_of_service(node: &Node) -> bool {
+    let ready = condition(node, "Ready").is_some_and(|c| c.status == "True");
+    let mut taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
+    !ready && taints.any(|t| t.key == OUT_OF_SERVICE)
+}
+
+/// The pod with phase Failed, unless it has ended already.
+fn failed(pod: &Shared<Pod>) -> Pod {
+    let mut changed = (**pod).clone();
+    if !pod::is_finished(pod) {
+        changed.status.get_or_insert_default().phase = Some("Failed".into());
+    }
+    changed
+}
+
+fn remove(pod: &Shared<Pod>, last: &Pod) -> Vec<Action> {
+    let mut actions = Vec::new();
+    if **pod != *last && !pod::is_finished(pod) {
+        actions.push(Action::update_status(last.clone()));
+    }
+    actions.push(Action::Delete(Delete {
+        grace_seconds: Some(0),
+        ..Delete::of(pod.object())
+    }));
+    actions
+}
+
+fn too_many(pods: &[Shared<Pod>], threshold: usize) -> Vec<Vec<Action>> {
+    if threshold == 0 {
+        return Vec::new();
+    }
+    let mut finished: Vec<&Shared<Pod>> = pods
+        .iter()
+        .filter(|p| pod::is_finished(p) && !pod::is_deleting(p))
+        .collect();
+    let surplus = finished.len().saturating_sub(threshold);
+    finished.sort_by_key(|p| (p.metadata.creation_timestamp.clone(), ObjectKey::of(p.object())));
+    let oldest = finished.into_iter().take(surplus);
+    oldest
+        .map(|p| {
+            vec![Action::Delete(Delete {
+                grace_seconds: Some(0),
+                ..Delete::of(p.object())
+            })]
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::world::{World, at, lines};
+
+    fn pod(name: &str, node: &str, status: Value, deleting: bool) -> Pod {
+        let mut value = json!({
+            "metadata": {"namespace": "a", "name": name},
+            "spec": {"containers": [], "nodeName": node},
+            "status": status,
+        });
+        if deleting {
+            value["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        }
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn sweep(gc: &mut PodGc, world: &World, second: i64) -> Vec<Vec<String>> {
+        gc.sweep(world, at(second))
+            .iter()
+            .map(|list| lines(list))
+            .collect()
+    }
+
+    #[test]
+    fn s2_a_pod_whose_node_has_gone_is_released_after_a_quarantine_and_a_live_check() {
+        let mut world = World::default();
+        world.put(pod("p", "gone", json!({"phase": "Running"}), false));
+        let mut gc = PodGc::new(0);
+        assert_eq!(sweep(&mut gc, &world, 0), [[""; 0]; 0]);
+        assert_eq!(sweep(&mut gc, &world, 39), [[""; 0]; 0]);
+        assert_eq!(
+            sweep(&mut gc, &world, 40),
+            [[
+                "require no nodes gone",
+                "update pods/status a/p",
+                "delete pods a/p"
+            ]]
+        );
+        // A node that comes back starts the quarantine over.
+        world.put::<Node>(serde_json::from_value(json!({"metadata": {"name": "gone"}})).unwrap());
+        assert_eq!(sweep(&mut gc, &world, 60), [[""; 0]; 0]);
+        world.remove(&registry::NODE, "", "gone");
+        assert_eq!(sweep(&mut gc, &world, 80), [[""; 0]; 0]);
+    }
+
+    #[test]
+    fn s2_force_is_for_pods_that_nobody_else_can_end() {
+        let node = |taint: &str, ready: &str| -> Node {
+            serde_json::from_value(json!({
+                "metadata": {"name": "n"},
+                "spec": {"taints": [{"key": taint, "effect": "NoExecute"}]},
+                "status": {"conditions": [{"type": "Ready", "status": ready}]},
+            }))
+            .unwrap()
+        };
+        let out = OUT_OF_SERVICE;
+        // node's taint and readiness, the pod's node, deleting -> removed
+        let table = [
+            ("other", "True", "", true, true),
+            ("other", "True", "", false, false),
+            ("other", "Unknown", "n", true, false),
+            (out, "Unknown", "n", true, true),
+            (out, "True", "n", true, false),
+            (out, "Unknown", "n", false, false),
+        ];
+        for (taint, ready, on, deleting, removed) in table {
+            let mut world = World::default();
+            world.put(node(taint, ready));
+            world.put(pod("p", on, json!({"phase": "Running"}), deleting));
+            let lists = PodGc::new(0).sweep(&world, at(0));
+            assert_eq!(!lists.is_empty(), removed, "{taint} {ready} {on:?} {deleting}");
+            for action in lists.iter().flatten() {
+                if let Action::Delete(delete) = action {
+                    assert_eq!((delete.grace_seconds, delete.uid.as_str()), (Some(0), "uid-p"));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn l12_of_too_many_finished_pods_the_oldest_go() {
+        let mut world = World::default();
+        for n in 0..5 {
+            let mut finished = pod(&format!("p{n}"), "", json!({"phase": "Succeeded"}), false);
+            finished.metadata.creation_timestamp =
+                Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(10 - n)));
+            world.put(finished);
+        }
+        world.put(pod("running", "", json!({"phase": "Running"}), false));
+        assert_eq!(
+            sweep(&mut PodGc::new(3), &world, 0),
+            [["delete pods a/p4"], ["delete pods a/p3"]]
+        );
+        assert_eq!(sweep(&mut PodGc::new(0), &world, 0), [[""; 0]; 0]);
+    }
+}
