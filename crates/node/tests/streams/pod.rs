@@ -131,7 +131,10 @@ impl Node {
             }),
             log_directory: at("logs").display().to_string(),
             labels: labels(),
-            linux: Some(v1::LinuxPodSandboxConfig::default()),
+            linux: Some(v1::LinuxPodSandboxConfig {
+                cgroup_parent: cgroup(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         std::fs::create_dir_all(at("logs")).unwrap();
@@ -223,7 +226,17 @@ impl Node {
         if let Some(containerd) = containerd {
             containerd.wait().await;
         }
+        // One in each hierarchy on cgroup v1; none there if it was never made.
+        for hierarchy in std::fs::read_dir("/sys/fs/cgroup").unwrap() {
+            let _ = std::fs::remove_dir(hierarchy.unwrap().path().join(&cgroup()[1..]));
+        }
+        let _ = std::fs::remove_dir(format!("/sys/fs/cgroup{}", cgroup()));
     }
+}
+
+/// Where the pod's containers live, apart from all others.
+fn cgroup() -> String {
+    format!("/knarr-streams-{}", std::process::id())
 }
 
 /// What cannot be cleared away is shown, and the rest still is.
