@@ -3,6 +3,9 @@
 //! Needs root, containerd, runc and the CNI plugins; where one is missing the tests say so and pass. Everything
 //! is private to one test (directories, bridge, subnet) and gone afterwards.
 
+// Helpers of tests fail by panicking, as tests do.
+#![allow(clippy::unwrap_used)]
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,8 @@
 //! The kubelet's driver against an API and a runtime in memory, under paused time.
 
+// Helpers of tests fail by panicking, as tests do.
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 use std::time::Duration;
 
