@@ -1,7 +1,7 @@
-//! Bodies to objects: JSON and YAML, strictly or with warnings.
+//! Bodies to objects: JSON, YAML and protobuf, strictly or with warnings.
 
 use knarr_api::strategy::Ops;
-use knarr_api::{AnyObject, Error, Kind, registry};
+use knarr_api::{AnyObject, Error, Kind, protobuf, registry};
 use serde::Deserialize;
 
 use super::Ctx;
@@ -29,12 +29,11 @@ pub(crate) fn to_json(kind: &str, content_type: &str, body: bytes::Bytes) -> Res
                 serde_saphyr::from_str(text).map_err(|e| unrecognized(kind, &format!("yaml: {e}"), &body))?;
             serde_json::to_vec(&value).map(Into::into).map_err(Error::internal)
         }
-        "application/vnd.kubernetes.protobuf" => Err(Error::new(
-            415,
-            "UnsupportedMediaType",
-            "the body of the request was in an unknown format - this server reads application/json and \
-application/yaml, not application/vnd.kubernetes.protobuf",
-        )),
+        "application/vnd.kubernetes.protobuf" => {
+            let read = protobuf::read(&body)
+                .map_err(|e| Error::bad_request(format!("unable to decode the protobuf body of a {kind}: {e}")))?;
+            serde_json::to_vec(&read.object).map(Into::into).map_err(Error::internal)
+        }
         _ => Err(Error::new(415, "UnsupportedMediaType", ACCEPTED)),
     }
 }

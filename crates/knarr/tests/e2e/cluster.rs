@@ -198,14 +198,6 @@ impl Cluster {
         self.data_dir().join("run/containerd.sock")
     }
 
-    pub fn dir(&self) -> &Path {
-        self.dir.path()
-    }
-
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
     fn log(&self) -> PathBuf {
         self.dir.path().join("knarr.log")
     }
@@ -228,9 +220,11 @@ impl Cluster {
 
     /// Runs a scenario in a fresh namespace and removes that.
     pub fn in_namespace(&self, name: &str, run: Scenario) -> Outcome {
+        // At most 63 bytes, and short enough to be read in a failure.
+        let short: Vec<&str> = name.split('_').take(6).collect();
         let ns = Namespace {
             cluster: self,
-            name: name.replace('_', "-"),
+            name: short.join("-"),
         };
         ns.cluster_run(&["create", "namespace", &ns.name])?;
         ns.eventually("the default service account", || {

@@ -271,10 +271,10 @@ fn change(ns: &Namespace) -> Outcome {
         ])?,
         "924",
     )?;
-    let mut edit = ns.kubectl(&["edit", "configmap", "c"]);
-    let out = edit
-        .env("EDITOR", "sed -i s/\\'9\\'/\\\"8\\\"/;s/\\\"9\\\"/\\\"8\\\"/")
-        .output()?;
+    let editor = ns.cluster.data_dir().join("editor");
+    std::fs::write(&editor, "#!/bin/sh\nsed -i 's/a: \"9\"/a: \"8\"/' \"$1\"\n")?;
+    std::fs::set_permissions(&editor, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let out = ns.kubectl(&["edit", "configmap", "c"]).env("EDITOR", &editor).output()?;
     has(&crate::cluster::text(&out), "configmap/c edited")?;
     same(
         &ns.run(&["get", "configmap", "c", "-o", "jsonpath={.data.a}"])?,
@@ -579,7 +579,7 @@ fn missing_image(ns: &Namespace) -> Outcome {
         &ns.run(&["describe", "pod", "never"])?,
         "is not present with pull policy of Never",
     )?;
-    ns.run(&["run", "bad", "--image=UPPER/case"])?;
+    ns.run(&["run", "bad", "--image=case/UPPER"])?;
     ns.eventually_run(&["get", "pod", "bad"], |t| t.contains("InvalidImageName"))
         .map(drop)
 }

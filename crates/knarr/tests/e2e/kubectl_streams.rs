@@ -98,17 +98,8 @@ fn exec_tty(ns: &Namespace) -> Outcome {
 }
 
 fn attach(ns: &Namespace) -> Outcome {
-    ns.run(&[
-        "run",
-        "reader",
-        "--image=localhost/knarr/busybox:1",
-        "--restart=Never",
-        "--stdin",
-        "--",
-        "sh",
-        "-c",
-        "read x; echo got $x",
-    ])?;
+    let listens = WEB.replace("name: web", "name: reader").replace("      image:", "      stdin: true\n      image:");
+    ns.apply(&listens.replace("while :; do sleep 0.1; done", "read x; echo got $x; sleep 1"))?;
     running(ns, "reader")?;
     let said = ns.run_with(&["attach", "-i", "reader"], "salt\n")?;
     has(&said, "got salt")

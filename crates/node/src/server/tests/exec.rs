@@ -177,22 +177,37 @@ async fn a_runtime_that_breaks_off_is_an_internal_error() {
 
 #[tokio::test]
 async fn a_client_that_leaves_takes_the_runtimes_connection_along() {
-    let node = Arc::new(Node {
-        streams: stream_server::start().await,
-        log: PathBuf::new(),
-    });
-    let server = Server::new(node.clone(), node, Arc::new(|| Timestamp::UNIX_EPOCH));
-    let (mut io, theirs) = tokio::io::duplex(1 << 16);
-    let serving = server.clone();
-    tokio::spawn(async move { serving.serve(theirs).await });
-    let path = "GET /exec/ns/p/c?command=sleep&input=1&output=1";
-    let head = ask(&mut io, path, &WEBSOCKET).await;
-    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
-    drop(io);
-    server.streams.close();
-    timeout(Duration::from_secs(5), server.streams.wait())
-        .await
-        .expect("goes on without its client");
+    // Quiet, and with so much input that nobody takes that the client's end cannot be read.
+    for flood in [0, 2_000_000] {
+        let node = Arc::new(Node {
+            streams: stream_server::start().await,
+            log: PathBuf::new(),
+        });
+        let server = Server::new(node.clone(), node, Arc::new(|| Timestamp::UNIX_EPOCH));
+        let (mut io, theirs) = tokio::io::duplex(1 << 16);
+        let serving = server.clone();
+        tokio::spawn(async move { serving.serve(theirs).await });
+        let path = "GET /exec/ns/p/c?command=sleep&input=1&output=1";
+        let head = ask(&mut io, path, &WEBSOCKET).await;
+        assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+        let client = tokio_tungstenite::tungstenite::protocol::Role::Client;
+        let mut socket = WebSocketStream::from_raw_socket(io, client, None).await;
+        for _ in 0..flood / 10_000 {
+            let message = Message::Binary(vec![0; 10_000].into());
+            if timeout(Duration::from_secs(1), socket.send(message))
+                .await
+                .is_err()
+            {
+                break;
+            }
+        }
+        drop(socket);
+        server.streams.close();
+        let limit = Duration::from_secs(120);
+        timeout(limit, server.streams.wait())
+            .await
+            .expect("goes on without its client");
+    }
 }
 
 struct Spdy {
