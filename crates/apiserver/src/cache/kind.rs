@@ -80,6 +80,14 @@ impl KindCache {
         };
     }
 
+    /// Forgets all changes; watches cannot resume before `now`.
+    pub fn forget_history(&self, now: u64) {
+        let mut state = self.state.write();
+        state.window.clear();
+        state.window_bytes = 0;
+        state.window_from = state.newest.max(now);
+    }
+
     pub fn get(&self, local: &str) -> Option<Arc<Object>> {
         self.state.read().objects.get(local).cloned()
     }

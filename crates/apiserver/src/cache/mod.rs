@@ -112,6 +112,15 @@ impl Cache {
         let _ = receiver.await;
     }
 
+    /// Forgets what happened so far: watches and lists of the past have to begin anew.
+    pub async fn forget_history(&self) -> Result<(), knarr_store::Error> {
+        let now = self.revision();
+        for kind in self.kinds.values() {
+            kind.forget_history(now);
+        }
+        self.store.compact(now).await
+    }
+
     fn advance(&self, revision: u64) {
         let mut waiters = self.waiters.lock();
         if revision > self.revision() {

@@ -42,6 +42,8 @@ use crate::user::{UNAUTHENTICATED, User};
 
 /// Largest body of a request, as kube-apiserver's.
 const BODY_MAX_BYTES: usize = 3 * 1024 * 1024;
+/// What is read of a body that is too large, so that most clients come to read the refusal.
+const BODY_READ_BYTES: usize = 2 * BODY_MAX_BYTES;
 /// How long a client may take over the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long requests may go on after the server was told to stop.
@@ -73,11 +75,11 @@ impl Http {
             )
         };
         let announced = self.headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-        if announced.is_some_and(|n| n > BODY_MAX_BYTES) {
+        if announced.is_some_and(|n| n > BODY_READ_BYTES) {
             return Err(too_large());
         }
-        match Limited::new(self.request.body_mut(), BODY_MAX_BYTES).collect().await {
-            Ok(collected) => Ok(collected.to_bytes()),
+        match Limited::new(self.request.body_mut(), BODY_READ_BYTES).collect().await {
+            Ok(collected) => Some(collected.to_bytes()).filter(|b| b.len() <= BODY_MAX_BYTES).ok_or_else(too_large),
             Err(e) if e.is::<LengthLimitError>() => Err(too_large()),
             Err(e) => Err(Error::bad_request(format!("the body could not be read: {e}"))),
         }

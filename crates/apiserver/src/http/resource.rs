@@ -55,6 +55,11 @@ impl Server {
         };
         check_shape(kind, http)?;
         check_timeout(http)?;
+        if *kind == registry::ENDPOINTS {
+            ctx.warn("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice");
+        } else if *kind == registry::COMPONENT_STATUS {
+            ctx.warn("v1 ComponentStatus is deprecated in v1.19+");
+        }
         let namespace = if kind.namespaced() { info.namespace.as_str() } else { "" };
         let target = Target {
             kind,
@@ -121,6 +126,11 @@ impl Server {
                 let options = http.query.write("PatchOptions")?;
                 ctx.dry_run = options.dry_run;
                 let content_type = http.header(CONTENT_TYPE).to_string();
+                if http.query.has("force") && !content_type.starts_with("application/apply-patch") {
+                    let mut mistakes = Errors::new();
+                    mistakes.forbidden(&Path::new("force"), "may not be specified for non-apply patch");
+                    return Err(invalid_options("PatchOptions", &mistakes));
+                }
                 let body = PatchBody::parse(&content_type, &http.body().await?)?;
                 Ok(Answer::Object(StatusCode::OK, self.patch(ctx, target, &body, options.validation).await?))
             }

@@ -320,7 +320,7 @@ fn validate_match(q: &ListQuery) -> Result<(), Error> {
 }
 
 /// The supported values in the order Kubernetes gives them, which is not sorted.
-pub(crate) fn unsupported_match(found: &str) -> field::FieldError {
+fn unsupported_match(found: &str) -> field::FieldError {
     field::FieldError {
         cause: field::Cause::NotSupported,
         field: "resourceVersionMatch".into(),
