@@ -79,7 +79,10 @@ fn schema() -> &'static HashMap<&'static str, Message> {
             };
             if let Ok(number) = number.parse() {
                 let of = parse_type(of);
-                messages.entry(current).or_default().insert(number, Field { name, zero, of });
+                messages
+                    .entry(current)
+                    .or_default()
+                    .insert(number, Field { name, zero, of });
             }
         }
         messages
@@ -114,10 +117,10 @@ fn parse_type(text: &'static str) -> Type {
 
 /// A body as JSON, with the apiVersion and kind it carries.
 pub fn to_json(body: &[u8]) -> Result<Value, String> {
-    let mut envelope = Reader(
-        body.strip_prefix(MAGIC)
-            .ok_or("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")?,
-    );
+    let mut envelope =
+        Reader(body.strip_prefix(MAGIC).ok_or(
+            "provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]",
+        )?);
     let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
     while let Some((number, wire)) = envelope.next()? {
         match (number, wire) {
@@ -137,7 +140,9 @@ pub fn to_json(body: &[u8]) -> Result<Value, String> {
     }
     let name = message_name(&api_version, &kind);
     let Some((name, message)) = schema().get_key_value(name.as_str()) else {
-        return Err(format!("no kind {kind:?} is registered for version {api_version:?} in protobuf"));
+        return Err(format!(
+            "no kind {kind:?} is registered for version {api_version:?} in protobuf"
+        ));
     };
     tracing::trace!(name, "a protobuf body");
     let mut object = Map::new();
@@ -169,7 +174,9 @@ fn read_message(
     let mut reader = Reader(bytes);
     while let Some((number, wire)) = reader.next()? {
         // What this version does not know is dropped, as Go's decoder does.
-        let Some(field) = message.get(&number) else { continue };
+        let Some(field) = message.get(&number) else {
+            continue;
+        };
         match (&field.of, field.name) {
             (Type::Message(name), ".") => read_message(find(name)?, wire.bytes()?, object, depth + 1)?,
             (Type::List(of), name) => {
@@ -207,7 +214,9 @@ fn read_message(
 }
 
 fn find(name: &str) -> Result<&'static Message, String> {
-    schema().get(name).ok_or_else(|| format!("no message {name} is known"))
+    schema()
+        .get(name)
+        .ok_or_else(|| format!("no message {name} is known"))
 }
 
 /// What Go leaves out of JSON. Empty messages stay: they are written as `{}`.
@@ -250,7 +259,11 @@ fn read_value(of: &Type, wire: Wire<'_>, depth: usize) -> Result<Value, String> 
                     quantity = text(wire.bytes()?)?;
                 }
             }
-            if quantity.is_empty() { "0".into() } else { quantity.into() }
+            if quantity.is_empty() {
+                "0".into()
+            } else {
+                quantity.into()
+            }
         }
         Type::IntOrString => {
             let mut reader = Reader(wire.bytes()?);
@@ -263,7 +276,11 @@ fn read_value(of: &Type, wire: Wire<'_>, depth: usize) -> Result<Value, String> 
                     _ => {}
                 }
             }
-            if is_text { text_value.into() } else { number_value.into() }
+            if is_text {
+                text_value.into()
+            } else {
+                number_value.into()
+            }
         }
         Type::Json => {
             let mut reader = Reader(wire.bytes()?);
@@ -412,7 +429,10 @@ mod tests {
         let volume = [field(1, b"v"), field(2, &source)].concat();
         let raw = field(2, &field(1, &volume));
         let pod = to_json(&envelope("v1", "Pod", &raw)).unwrap();
-        assert_eq!(pod["spec"]["volumes"][0], serde_json::json!({"name": "v", "secret": {"secretName": "s"}}));
+        assert_eq!(
+            pod["spec"]["volumes"][0],
+            serde_json::json!({"name": "v", "secret": {"secretName": "s"}})
+        );
     }
 
     #[test]
@@ -424,7 +444,10 @@ mod tests {
                 _ => {}
             }
         }
-        schema().values().flat_map(HashMap::values).for_each(|f| check(&f.of));
+        schema()
+            .values()
+            .flat_map(HashMap::values)
+            .for_each(|f| check(&f.of));
         assert!(schema().len() > 400);
     }
 
