@@ -97,7 +97,11 @@ pub struct Server {
 
 impl Server {
     /// Fills the cache, makes what every cluster has, and is ready to serve.
-    pub async fn new(mut config: Config, seams: Seams, store: Arc<dyn Store>) -> Result<Arc<Self>, StartError> {
+    pub async fn new(
+        mut config: Config,
+        seams: Seams,
+        store: Arc<dyn Store>,
+    ) -> Result<Arc<Self>, StartError> {
         let (pem, point) = &config.service_account_key;
         let tokens = Tokens::new(&config.issuer, pem, point).map_err(StartError::Key)?;
         let cache = Cache::new(store);

@@ -202,18 +202,27 @@ fn validate(query: &WatchQuery) -> Result<(), Error> {
     let m = list.resource_version_match.as_str();
     match query.send_initial_events {
         None if !m.is_empty() => {
-            mistakes.forbidden(&path, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
+            mistakes.forbidden(
+                &path,
+                "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+            );
         }
         None => {}
         Some(_) => {
             if m != "NotOlderThan" {
-                mistakes.forbidden(&path, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
+                mistakes.forbidden(
+                    &path,
+                    "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+                );
             }
             if !m.is_empty() && m != "NotOlderThan" {
                 mistakes.not_supported(&path, m, &["NotOlderThan"]);
             }
             if !list.continue_token.is_empty() {
-                mistakes.forbidden(&Path::new("continue"), "sendInitialEvents is forbidden with continue");
+                mistakes.forbidden(
+                    &Path::new("continue"),
+                    "sendInitialEvents is forbidden with continue",
+                );
             }
         }
     }

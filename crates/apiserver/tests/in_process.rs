@@ -1,5 +1,7 @@
 //! The server as components in its process see it: one server over the memory store, its own clock.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 
@@ -13,8 +15,8 @@ use knarr_api::{Error, Object};
 use knarr_apiserver::seams::{Clock, Entropy};
 use knarr_apiserver::{Config, ISSUER, Seams, Server, ServiceRange};
 use knarr_client::{
-    Api, Conn, DeleteOptions, ListOptions, NodeDialer, Patch, Preconditions, Propagation, TypedApi, WatchEvent,
-    WatchOptions,
+    Api, Conn, DeleteOptions, ListOptions, NodeDialer, Patch, Preconditions, Propagation, TypedApi,
+    WatchEvent, WatchOptions,
 };
 use serde_json::json;
 
@@ -124,13 +126,25 @@ async fn t1_a_repeated_delete_shortens_and_never_lengthens() {
     bound_pod(&*c.api).await;
     let start = c.clock.now().as_second();
     let delete = |options| c.api.delete(&POD, "default", "p", options);
-    assert_eq!(of_pod(&delete(DeleteOptions::default()).await.unwrap()), (Some(60), Some(start + 60)));
+    assert_eq!(
+        of_pod(&delete(DeleteOptions::default()).await.unwrap()),
+        (Some(60), Some(start + 60))
+    );
     c.clock.0.fetch_add(5, Ordering::Relaxed);
-    assert_eq!(of_pod(&delete(grace(100)).await.unwrap()), (Some(60), Some(start + 60)));
-    assert_eq!(of_pod(&delete(grace(20)).await.unwrap()), (Some(20), Some(start + 20)));
+    assert_eq!(
+        of_pod(&delete(grace(100)).await.unwrap()),
+        (Some(60), Some(start + 60))
+    );
+    assert_eq!(
+        of_pod(&delete(grace(20)).await.unwrap()),
+        (Some(20), Some(start + 20))
+    );
     c.clock.0.fetch_add(25, Ordering::Relaxed);
     // Too late for 10 s: what is left is the least there is.
-    assert_eq!(of_pod(&delete(grace(10)).await.unwrap()), (Some(1), Some(start + 30)));
+    assert_eq!(
+        of_pod(&delete(grace(10)).await.unwrap()),
+        (Some(1), Some(start + 30))
+    );
     delete(grace(0)).await.unwrap();
     assert!(c.api.get(&POD, "default", "p").await.unwrap_err().is_not_found());
 }
@@ -163,7 +177,11 @@ async fn t1_preconditions_hold_a_deletion_back() {
         ..DeleteOptions::default()
     };
     for wrong in [options(Some("other"), None), options(None, Some("1"))] {
-        let error = c.api.delete(&CONFIG_MAP, "default", "a", wrong).await.unwrap_err();
+        let error = c
+            .api
+            .delete(&CONFIG_MAP, "default", "a", wrong)
+            .await
+            .unwrap_err();
         assert!(error.is_conflict(), "{error}");
     }
     let there = c.api.get(&CONFIG_MAP, "default", "a").await.unwrap();
@@ -181,14 +199,27 @@ async fn t1_finalizers_hold_an_object_until_the_last_is_gone() {
         propagation: Some(Propagation::Foreground),
         ..DeleteOptions::default()
     };
-    let held = c.api.delete(&CONFIG_MAP, "default", "a", foreground).await.unwrap();
+    let held = c
+        .api
+        .delete(&CONFIG_MAP, "default", "a", foreground)
+        .await
+        .unwrap();
     assert_eq!(
         held.metadata().finalizers.as_deref(),
         Some(&["x.io/y".to_string(), "foregroundDeletion".to_string()][..])
     );
     let drop_them = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-    c.api.patch(&CONFIG_MAP, "default", "a", "", drop_them).await.unwrap();
-    assert!(c.api.get(&CONFIG_MAP, "default", "a").await.unwrap_err().is_not_found());
+    c.api
+        .patch(&CONFIG_MAP, "default", "a", "", drop_them)
+        .await
+        .unwrap();
+    assert!(
+        c.api
+            .get(&CONFIG_MAP, "default", "a")
+            .await
+            .unwrap_err()
+            .is_not_found()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,9 +275,18 @@ async fn a_watch_tells_the_state_then_a_bookmark_then_what_happens() {
     let mut watch = c.api.watch(&CONFIG_MAP, options).await.unwrap();
     let mut told = Vec::new();
     let relabel = |value: &str| Patch::Merge(json!({"metadata": {"labels": {"app": value}}}));
-    c.api.patch(&CONFIG_MAP, "default", "b", "", relabel("y")).await.unwrap();
-    c.api.patch(&CONFIG_MAP, "default", "a", "", relabel("x")).await.unwrap();
-    c.api.delete(&CONFIG_MAP, "default", "a", DeleteOptions::default()).await.unwrap();
+    c.api
+        .patch(&CONFIG_MAP, "default", "b", "", relabel("y"))
+        .await
+        .unwrap();
+    c.api
+        .patch(&CONFIG_MAP, "default", "a", "", relabel("x"))
+        .await
+        .unwrap();
+    c.api
+        .delete(&CONFIG_MAP, "default", "a", DeleteOptions::default())
+        .await
+        .unwrap();
     while told.len() < 5 {
         told.push(match watch.next().await.unwrap().unwrap() {
             WatchEvent::Added(o) => format!("added {}", o.name()),
@@ -267,9 +307,20 @@ async fn a_watch_resumes_where_it_was_and_not_before_history() {
         after: Some(after),
         ..WatchOptions::default()
     };
-    let mut watch = c.api.watch(&CONFIG_MAP, from(seen.object().revision())).await.unwrap();
+    let mut watch = c
+        .api
+        .watch(&CONFIG_MAP, from(seen.object().revision()))
+        .await
+        .unwrap();
     assert!(matches!(watch.next().await, Some(Ok(WatchEvent::Modified(_)))));
-    assert!(c.api.watch(&CONFIG_MAP, from(1)).await.err().unwrap().is_expired());
+    assert!(
+        c.api
+            .watch(&CONFIG_MAP, from(1))
+            .await
+            .err()
+            .unwrap()
+            .is_expired()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -291,10 +342,17 @@ async fn pages_of_a_list_are_of_one_revision() {
     c.api.create_as(config_map("bb", "late")).await.unwrap();
     c.api.update_as(config_map("c", "changed")).await.unwrap();
     let second = page(2, &first.continue_token).await.unwrap();
-    let rest: Vec<_> = second.items.iter().map(|o| (o.name(), o.get::<ConfigMap>().unwrap().data.clone())).collect();
+    let rest: Vec<_> = second
+        .items
+        .iter()
+        .map(|o| (o.name(), o.get::<ConfigMap>().unwrap().data.clone()))
+        .collect();
     let unchanged = Some([("k".to_string(), "1".to_string())].into());
     assert_eq!(rest, [("c", unchanged)]);
-    assert_eq!((second.resource_version, second.continue_token.as_str()), (first.resource_version, ""));
+    assert_eq!(
+        (second.resource_version, second.continue_token.as_str()),
+        (first.resource_version, "")
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -302,13 +360,20 @@ async fn an_ending_namespace_takes_nothing_new() {
     let c = cluster().await;
     let namespace = NAMESPACE.ops.decode(br#"{"metadata":{"name":"old"}}"#).unwrap();
     c.api.create(&NAMESPACE, namespace.object).await.unwrap();
-    c.api.delete(&NAMESPACE, "", "old", DeleteOptions::default()).await.unwrap();
+    c.api
+        .delete(&NAMESPACE, "", "old", DeleteOptions::default())
+        .await
+        .unwrap();
     let mut map = config_map("a", "1");
     map.metadata.namespace = Some("old".into());
     assert_eq!(c.api.create_as(map.clone()).await.unwrap_err().code(), 403);
     map.metadata.namespace = Some("none".into());
     assert_eq!(c.api.create_as(map).await.unwrap_err().code(), 404);
-    let error = c.api.delete(&NAMESPACE, "", "default", DeleteOptions::default()).await.unwrap_err();
+    let error = c
+        .api
+        .delete(&NAMESPACE, "", "default", DeleteOptions::default())
+        .await
+        .unwrap_err();
     assert_eq!(error.code(), 403);
 }
 
@@ -333,8 +398,21 @@ async fn p2_a_pods_priority_comes_from_its_class() {
     };
     let critical = c.api.create_as(pod("system-node-critical")).await.unwrap();
     let spec = critical.spec.as_ref().unwrap();
-    assert_eq!((spec.priority, spec.preemption_policy.as_deref()), (Some(2_000_001_000), Some("PreemptLowerPriority")));
-    assert_eq!(c.api.create_as(pod("")).await.unwrap().spec.as_ref().unwrap().priority, Some(0));
+    assert_eq!(
+        (spec.priority, spec.preemption_policy.as_deref()),
+        (Some(2_000_001_000), Some("PreemptLowerPriority"))
+    );
+    assert_eq!(
+        c.api
+            .create_as(pod(""))
+            .await
+            .unwrap()
+            .spec
+            .as_ref()
+            .unwrap()
+            .priority,
+        Some(0)
+    );
     assert_eq!(c.api.create_as(pod("none")).await.unwrap_err().code(), 403);
 }
 
@@ -344,10 +422,23 @@ async fn a_kubelet_touches_its_own_pods_and_nobody_elses() {
     bound_pod(&*c.api).await;
     let node = |name: &str| c.server.api(&format!("system:node:{name}"), ["system:nodes"]);
     let running = || Patch::Merge(json!({"status": {"phase": "Running"}}));
-    node("n1").patch(&POD, "default", "p", "status", running()).await.unwrap();
-    let error = node("n2").patch(&POD, "default", "p", "status", running()).await.unwrap_err();
+    node("n1")
+        .patch(&POD, "default", "p", "status", running())
+        .await
+        .unwrap();
+    let error = node("n2")
+        .patch(&POD, "default", "p", "status", running())
+        .await
+        .unwrap_err();
     assert_eq!(error.code(), 403);
-    assert_eq!(node("n1").patch(&POD, "default", "p", "", running()).await.unwrap_err().code(), 403);
+    assert_eq!(
+        node("n1")
+            .patch(&POD, "default", "p", "", running())
+            .await
+            .unwrap_err()
+            .code(),
+        403
+    );
     let stranger = c.server.api("bob", [""; 0]);
     assert_eq!(stranger.get(&POD, "default", "p").await.unwrap_err().code(), 403);
 }
@@ -356,7 +447,10 @@ async fn a_kubelet_touches_its_own_pods_and_nobody_elses() {
 async fn l2_what_replaces_an_object_has_another_uid() {
     let c = cluster().await;
     let first = c.api.create_as(config_map("a", "1")).await.unwrap();
-    c.api.delete(&CONFIG_MAP, "default", "a", DeleteOptions::default()).await.unwrap();
+    c.api
+        .delete(&CONFIG_MAP, "default", "a", DeleteOptions::default())
+        .await
+        .unwrap();
     let second = c.api.create_as(config_map("a", "1")).await.unwrap();
     assert_ne!(first.metadata.uid, second.metadata.uid);
     let mut late = (*first).clone();

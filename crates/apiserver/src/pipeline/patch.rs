@@ -34,12 +34,20 @@ impl PatchBody {
                 "error decoding patch: json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
                 json_type(&other)
             ))),
-            Err(e) => Err(Error::bad_request(format!("error decoding patch: {}", syntax(body, &e)))),
+            Err(e) => Err(Error::bad_request(format!(
+                "error decoding patch: {}",
+                syntax(body, &e)
+            ))),
         };
         match media_type {
             "application/json-patch+json" => {
-                let value = read().map_err(|e| Error::bad_request(format!("error decoding patch: {}", syntax(body, &e))))?;
-                if let Some(operations) = value.as_array().map(Vec::len).filter(|n| *n > JSON_PATCH_OPERATIONS_MAX) {
+                let value = read()
+                    .map_err(|e| Error::bad_request(format!("error decoding patch: {}", syntax(body, &e))))?;
+                if let Some(operations) = value
+                    .as_array()
+                    .map(Vec::len)
+                    .filter(|n| *n > JSON_PATCH_OPERATIONS_MAX)
+                {
                     return Err(Error::new(
                         413,
                         "RequestEntityTooLarge",
@@ -182,7 +190,11 @@ fn unprocessable(doc: &Value, error: &Error) -> Error {
         cause: field::Cause::Invalid,
         field: "patch".into(),
         value: Some(format!("{:?}", shown(doc))),
-        detail: error.message().to_string(),
+        // What is wrong with it, without what it should have been.
+        detail: match error.message().split_once(" cannot be handled as a ") {
+            Some((_, rest)) => rest.split_once(": ").map_or(rest, |(_, why)| why).to_string(),
+            None => error.message().to_string(),
+        },
     });
     let about = About {
         group: "",

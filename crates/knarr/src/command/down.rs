@@ -43,6 +43,7 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
             .await
             .map_err(failed)?;
         let runtime = Cri::new(&format!("unix://{}", running.socket().display()));
+        running.serves(&runtime).await.map_err(failed)?;
         println!("ending the pods …");
         let torn = teardown::end_pods(&runtime).await;
         println!("{} pods ended", torn.pods);

@@ -274,7 +274,10 @@ fn change(ns: &Namespace) -> Outcome {
     let editor = ns.cluster.data_dir().join("editor");
     std::fs::write(&editor, "#!/bin/sh\nsed -i 's/a: \"9\"/a: \"8\"/' \"$1\"\n")?;
     std::fs::set_permissions(&editor, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-    let out = ns.kubectl(&["edit", "configmap", "c"]).env("EDITOR", &editor).output()?;
+    let out = ns
+        .kubectl(&["edit", "configmap", "c"])
+        .env("EDITOR", &editor)
+        .output()?;
     has(&crate::cluster::text(&out), "configmap/c edited")?;
     same(
         &ns.run(&["get", "configmap", "c", "-o", "jsonpath={.data.a}"])?,

@@ -98,7 +98,9 @@ fn exec_tty(ns: &Namespace) -> Outcome {
 }
 
 fn attach(ns: &Namespace) -> Outcome {
-    let listens = WEB.replace("name: web", "name: reader").replace("      image:", "      stdin: true\n      image:");
+    let listens = WEB
+        .replace("name: web", "name: reader")
+        .replace("      image:", "      stdin: true\n      image:");
     ns.apply(&listens.replace("while :; do sleep 0.1; done", "read x; echo got $x; sleep 1"))?;
     running(ns, "reader")?;
     let said = ns.run_with(&["attach", "-i", "reader"], "salt\n")?;

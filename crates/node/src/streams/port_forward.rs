@@ -5,8 +5,8 @@
 //! Each side's end is passed on by itself, so protocols that close one half work.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
