@@ -16,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::field::Errors;
 use knarr_api::registry::POD;
 use knarr_api::strategy::{Part, Strategy};
-use knarr_api::{Error, codec, k8s_openapi, meta};
+use knarr_api::{Error, codec, k8s_openapi, meta, patch};
 use serde_json::{Value, json};
 
 const NAMESPACE: &str = "gold";
@@ -164,50 +164,12 @@ fn create(body: &Value) -> (Answer, Option<Pod>) {
     (answer, Some(pod))
 }
 
-/// RFC 7386, and of the strategic merge as much as the scenarios use: lists whose elements have a key.
-fn merge(target: &mut Value, patch: &Value, strategic: bool) {
-    match (target, patch) {
-        (Value::Object(target), Value::Object(patch)) => {
-            for (key, value) in patch.iter().filter(|(key, _)| !key.starts_with('$')) {
-                if value.is_null() {
-                    target.remove(key);
-                } else {
-                    merge(target.entry(key).or_insert(Value::Null), value, strategic);
-                }
-            }
-        }
-        (Value::Array(target), Value::Array(patch)) if strategic => {
-            let key = |v: &Value| ["name", "type", "ip"].iter().find_map(|k| v.get(*k).cloned());
-            for element in patch {
-                let same = key(element).and_then(|k| target.iter_mut().find(|t| key(t) == Some(k.clone())));
-                match same {
-                    Some(_) if element.get("$patch") == Some(&json!("delete")) => {
-                        target.retain(|t| key(t) != key(element));
-                    }
-                    Some(old) => merge(old, element, true),
-                    None => target.push(element.clone()),
-                }
-            }
-        }
-        (target @ Value::Null, Value::Object(_)) => {
-            *target = json!({});
-            merge(target, patch, strategic);
-        }
-        (target, patch) => *target = patch.clone(),
-    }
-}
-
-fn patch(old: &Pod, part: Part, content_type: &str, patch: &Value) -> (Answer, Option<Pod>) {
+fn change(old: &Pod, part: Part, content_type: &str, change: &Value) -> (Answer, Option<Pod>) {
     let mut body = serde_json::to_value(old).unwrap();
     match content_type {
-        "application/json-patch+json" => {
-            json_patch::patch(
-                &mut body,
-                &serde_json::from_value::<json_patch::Patch>(patch.clone()).unwrap(),
-            )
-            .unwrap();
-        }
-        other => merge(&mut body, patch, other.contains("strategic")),
+        "application/json-patch+json" => patch::json::apply(&mut body, change).unwrap(),
+        "application/merge-patch+json" => patch::merge::apply(&mut body, change),
+        _ => patch::strategic::apply(&POD, &mut body, change).unwrap(),
     }
     let (mut pod, warnings) = match decode(&body) {
         Ok(decoded) => decoded,
@@ -254,7 +216,7 @@ fn play(scenario: &Value) -> Option<Result<(), String>> {
                     _ => Part::Main,
                 };
                 let content_type = request["headers"]["Content-Type"].as_str().unwrap();
-                patch(stored.as_ref().unwrap(), part, content_type, &request["body"])
+                change(stored.as_ref().unwrap(), part, content_type, &request["body"])
             }
             _ => return None,
         };

@@ -7,8 +7,30 @@ mod recorded;
 
 use recorded::{Outcome, run};
 
-/// Left out, and why.
-const NOT_HERE: &[(&str, &str)] = &[("other-validation-0005", "the decoder's words")];
+/// Left out, and why. Everything else must pass.
+const NOT_HERE: &[(&str, &str)] = &[
+    // k8s-openapi reads an absent selector and `{}` alike; the absent one was chosen (see kinds/template.rs).
+    ("other-validation-0023", "absent and empty selectors are one here"),
+    // Admission's, not a kind's.
+    ("other-validation-0147", "PodSecurity admission"),
+    ("other-validation-0197", "quota admission and controller"),
+    ("other-validation-0199", "quota admission and controller"),
+    ("other-validation-0201", "quota admission and controller"),
+    ("other-validation-0203", "quota admission and controller"),
+    ("other-validation-0205", "quota admission and controller"),
+    ("other-validation-0215", "LimitRanger admission"),
+    ("other-validation-0217", "LimitRanger admission"),
+    ("other-validation-0219", "LimitRanger admission"),
+    // The request's, not the table's.
+    ("tables-0043", "includeObject is parsed by the request pipeline"),
+    (
+        "tables-0047",
+        "v1beta1 tables are refused by the request pipeline",
+    ),
+    // A controller had written the status before it was read.
+    ("tables-0059", "needs a controller"),
+    ("tables-0081", "needs a controller"),
+];
 
 fn report(file: &str, skipped: &[(&str, &str)], accept: impl Fn(&str) -> bool, least_percent: usize) {
     let mut passed = 0;
@@ -35,15 +57,15 @@ fn report(file: &str, skipped: &[(&str, &str)], accept: impl Fn(&str) -> bool, l
 
 #[test]
 fn defaults_are_as_recorded() {
-    report("defaulting", NOT_HERE, |id| id > "defaulting-0072", 90);
+    report("defaulting", NOT_HERE, |id| id > "defaulting-0072", 100);
 }
 
 #[test]
 fn mistakes_are_told_as_recorded() {
-    report("other-validation", NOT_HERE, |_| true, 90);
+    report("other-validation", NOT_HERE, |_| true, 100);
 }
 
 #[test]
 fn l13_tables_are_as_recorded() {
-    report("tables", NOT_HERE, |_| true, 98);
+    report("tables", NOT_HERE, |_| true, 100);
 }

@@ -17,7 +17,10 @@ struct NoNodes;
 #[async_trait]
 impl NodeDialer for NoNodes {
     async fn dial(&self, node: &str) -> std::io::Result<Box<dyn Conn>> {
-        Err(std::io::Error::new(std::io::ErrorKind::NotFound, format!("no node {node}")))
+        Err(std::io::Error::new(
+            std::io::ErrorKind::NotFound,
+            format!("no node {node}"),
+        ))
     }
 }
 
@@ -44,7 +47,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         entropy: Arc::new(SystemEntropy),
         nodes: Arc::new(NoNodes),
     };
-    let server = Server::new(config, seams, knarr_store::open(knarr_store::Config::Memory).await?).await?;
+    let server = Server::new(
+        config,
+        seams,
+        knarr_store::open(knarr_store::Config::Memory).await?,
+    )
+    .await?;
     let identity = pki.server(&["localhost".into(), "127.0.0.1".into()])?;
     let tls = tls::server_config(&identity, pki.ca_pem())?;
     println!("https://{address}");

@@ -25,9 +25,9 @@ impl ServiceRange {
     /// From `10.96.0.0/12`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let range = Cidr::parse(text).filter(|r| r.next_free(|_| false, 0).is_some());
-        range
-            .map(|r| ServiceRange(r.masked()))
-            .ok_or_else(|| format!("{text:?} is no address range with room for services, such as \"10.96.0.0/12\""))
+        range.map(|r| ServiceRange(r.masked())).ok_or_else(|| {
+            format!("{text:?} is no address range with room for services, such as \"10.96.0.0/12\"")
+        })
     }
 
     /// The address of the `kubernetes` Service.
@@ -101,7 +101,12 @@ impl Allocations {
         self.range
     }
 
-    pub(crate) fn for_create(&self, kind: &Kind, object: &mut dyn AnyObject, cache: &Cache) -> Result<Reserved, Error> {
+    pub(crate) fn for_create(
+        &self,
+        kind: &Kind,
+        object: &mut dyn AnyObject,
+        cache: &Cache,
+    ) -> Result<Reserved, Error> {
         match object.as_any_mut().downcast_mut::<Service>() {
             Some(service) if *kind == registry::SERVICE => self.allocate(service, None, cache),
             _ => Ok(Reserved::default()),
@@ -125,7 +130,12 @@ impl Allocations {
         }
     }
 
-    fn allocate(&self, service: &mut Service, old: Option<&Service>, cache: &Cache) -> Result<Reserved, Error> {
+    fn allocate(
+        &self,
+        service: &mut Service,
+        old: Option<&Service>,
+        cache: &Cache,
+    ) -> Result<Reserved, Error> {
         // Held until what is chosen is entered, so that no two requests choose the same.
         let mut on_their_way = self.on_their_way.lock();
         let own = old.and_then(|o| o.metadata.uid.as_deref());

@@ -14,11 +14,20 @@ const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-no
 impl Server {
     pub(crate) async fn bootstrap(&self) -> Result<(), Error> {
         for name in NAMESPACES {
-            self.ensure(&registry::NAMESPACE, json!({"metadata": {"name": name}})).await?;
+            self.ensure(&registry::NAMESPACE, json!({"metadata": {"name": name}}))
+                .await?;
         }
         let classes = [
-            ("system-cluster-critical", 2_000_000_000, "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary."),
-            ("system-node-critical", 2_000_001_000, "Used for system critical pods that must not be moved from their current node."),
+            (
+                "system-cluster-critical",
+                2_000_000_000,
+                "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary.",
+            ),
+            (
+                "system-node-critical",
+                2_000_001_000,
+                "Used for system critical pods that must not be moved from their current node.",
+            ),
         ];
         for (name, value, description) in classes {
             let class = json!({"metadata": {"name": name}, "value": value, "description": description});
@@ -50,7 +59,10 @@ impl Server {
         )
         .await?;
         if self.config.address.is_loopback() {
-            tracing::info!("pods cannot reach this server: it is on the loopback address {}", self.config.address);
+            tracing::info!(
+                "pods cannot reach this server: it is on the loopback address {}",
+                self.config.address
+            );
             return Ok(());
         }
         let address = self.config.address.to_string();
@@ -68,7 +80,11 @@ impl Server {
             }),
         )
         .await?;
-        let family = if self.config.address.is_ipv4() { "IPv4" } else { "IPv6" };
+        let family = if self.config.address.is_ipv4() {
+            "IPv4"
+        } else {
+            "IPv6"
+        };
         self.replace(
             &registry::ENDPOINT_SLICE,
             json!({
@@ -93,7 +109,10 @@ impl Server {
         if self.cache.get(kind, &namespace, &name).is_some() {
             return Ok(());
         }
-        match self.create(&mut self.myself(), &Target::main(kind, &namespace, ""), object).await {
+        match self
+            .create(&mut self.myself(), &Target::main(kind, &namespace, ""), object)
+            .await
+        {
             // Another server of the same cluster may have been faster.
             Err(e) if !e.is_already_exists() => Err(e),
             _ => Ok(()),
@@ -123,5 +142,8 @@ fn decode(kind: &'static Kind, document: &Value) -> Result<Box<dyn AnyObject>, E
 
 fn place(object: &dyn AnyObject) -> (String, String) {
     let meta = object.metadata();
-    (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
+    (
+        meta.namespace.clone().unwrap_or_default(),
+        meta.name.clone().unwrap_or_default(),
+    )
 }

@@ -86,24 +86,33 @@ impl Api for InProcess {
         let bookmark = options.after.is_none().then(|| watcher.revision());
         let initial = watcher.initial_len();
         let state = (Some(watcher), initial, bookmark);
-        Ok(stream::unfold(state, move |(watcher, initial, bookmark)| async move {
-            let mut watcher = watcher?;
-            if let (0, Some(revision)) = (initial, bookmark) {
-                return Some((Ok(WatchEvent::Bookmark(revision)), (Some(watcher), 0, None)));
-            }
-            let event = match watcher.next().await {
-                // Behind, or the cache starts over: either way there is a gap.
-                None => return Some((Err(Error::expired("the watch fell behind: list again")), (None, 0, None))),
-                Some(Item::Bookmark { revision, .. }) => Ok(WatchEvent::Bookmark(revision)),
-                Some(Item::Event(told, object, _)) => convert::object(&object, kind).map(|object| match told {
-                    Told::Added => WatchEvent::Added(object),
-                    Told::Modified => WatchEvent::Modified(object),
-                    Told::Deleted => WatchEvent::Deleted(object),
-                }),
-            };
-            Some((event, (Some(watcher), initial.saturating_sub(1), bookmark)))
-        })
-        .boxed())
+        Ok(
+            stream::unfold(state, move |(watcher, initial, bookmark)| async move {
+                let mut watcher = watcher?;
+                if let (0, Some(revision)) = (initial, bookmark) {
+                    return Some((Ok(WatchEvent::Bookmark(revision)), (Some(watcher), 0, None)));
+                }
+                let event = match watcher.next().await {
+                    // Behind, or the cache starts over: either way there is a gap.
+                    None => {
+                        return Some((
+                            Err(Error::expired("the watch fell behind: list again")),
+                            (None, 0, None),
+                        ));
+                    }
+                    Some(Item::Bookmark { revision, .. }) => Ok(WatchEvent::Bookmark(revision)),
+                    Some(Item::Event(told, object, _)) => {
+                        convert::object(&object, kind).map(|object| match told {
+                            Told::Added => WatchEvent::Added(object),
+                            Told::Modified => WatchEvent::Modified(object),
+                            Told::Deleted => WatchEvent::Deleted(object),
+                        })
+                    }
+                };
+                Some((event, (Some(watcher), initial.saturating_sub(1), bookmark)))
+            })
+            .boxed(),
+        )
     }
 
     async fn create(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
@@ -113,7 +122,12 @@ impl Api for InProcess {
         self.server.create(&mut self.ctx(), &target, object).await
     }
 
-    async fn update(&self, kind: &'static Kind, object: Box<dyn AnyObject>, subresource: &str) -> Result<Arc<Object>> {
+    async fn update(
+        &self,
+        kind: &'static Kind,
+        object: Box<dyn AnyObject>,
+        subresource: &str,
+    ) -> Result<Arc<Object>> {
         let meta = object.metadata();
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
@@ -143,7 +157,9 @@ impl Api for InProcess {
             Patch::Merge(v) => PatchBody::Merge(v),
             Patch::Strategic(v) => PatchBody::Strategic(v),
         };
-        self.server.patch(&mut self.ctx(), &target, &body, FieldValidation::Warn).await
+        self.server
+            .patch(&mut self.ctx(), &target, &body, FieldValidation::Warn)
+            .await
     }
 
     async fn delete(
@@ -159,7 +175,11 @@ impl Api for InProcess {
             options,
             orphan_dependents: None,
         };
-        Ok(self.server.delete(&mut self.ctx(), &target, &request).await?.object)
+        Ok(self
+            .server
+            .delete(&mut self.ctx(), &target, &request)
+            .await?
+            .object)
     }
 
     async fn create_subresource(
@@ -175,6 +195,8 @@ impl Api for InProcess {
             ..Target::main(kind, namespace, name)
         };
         self.allow("create", &target)?;
-        self.server.create_subresource(&mut self.ctx(), &target, body).await
+        self.server
+            .create_subresource(&mut self.ctx(), &target, body)
+            .await
     }
 }

@@ -55,7 +55,10 @@ mod tests {
         assert_eq!(of(&DEPLOYMENT, "a", "b"), "/registry/apps/deployments/a/b");
         assert_eq!(of(&NODE, "", "n"), "/registry/core/nodes/n");
         assert_eq!(of(&EVENTS_EVENT, "a", "e"), "/registry/core/events/a/e");
-        assert_eq!(split(b"/registry/apps/deployments/a/b"), Some(("apps/deployments", "a/b")));
+        assert_eq!(
+            split(b"/registry/apps/deployments/a/b"),
+            Some(("apps/deployments", "a/b"))
+        );
         assert_eq!(split(b"/registry/core/nodes/n"), Some(("core/nodes", "n")));
         assert_eq!(split(b"/elsewhere/x/y"), None);
         assert_eq!(split(b"/registry/x"), None);

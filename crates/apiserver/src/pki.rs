@@ -14,8 +14,8 @@ use std::time::Duration;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
 };
 use x509_parser::pem::parse_x509_pem;
 
@@ -44,10 +44,7 @@ pub enum PkiError {
         why: String,
     },
     #[error("cannot make {what}: {source}")]
-    Make {
-        what: String,
-        source: rcgen::Error,
-    },
+    Make { what: String, source: rcgen::Error },
 }
 
 /// A certificate and its key, both PEM.
@@ -121,7 +118,11 @@ impl Pki {
 
     /// A kubelet's client certificate.
     pub fn node(&self, name: &str) -> Result<Identity, PkiError> {
-        self.client(&format!("node-{name}"), &format!("system:node:{name}"), &["system:nodes"])
+        self.client(
+            &format!("node-{name}"),
+            &format!("system:node:{name}"),
+            &["system:nodes"],
+        )
     }
 
     /// The key that signs service-account tokens: PKCS#8 PEM and public point.
@@ -172,8 +173,12 @@ impl Pki {
         match whom {
             For::Client { user, groups } => {
                 let subject = certificate.subject();
-                let organizations: Vec<&str> = subject.iter_organization().filter_map(|o| o.as_str().ok()).collect();
-                subject.iter_common_name().next().and_then(|n| n.as_str().ok()) == Some(*user) && organizations == *groups
+                let organizations: Vec<&str> = subject
+                    .iter_organization()
+                    .filter_map(|o| o.as_str().ok())
+                    .collect();
+                subject.iter_common_name().next().and_then(|n| n.as_str().ok()) == Some(*user)
+                    && organizations == *groups
             }
             For::Server { names } => {
                 let Ok(Some(extension)) = certificate.subject_alternative_name() else {
@@ -225,7 +230,10 @@ impl Pki {
             }
         }
         params.distinguished_name = subject;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+        params.key_usages = vec![
+            KeyUsagePurpose::DigitalSignature,
+            KeyUsagePurpose::KeyEncipherment,
+        ];
         params.use_authority_key_identifier_extension = true;
         lifetime(&mut params, self.now, LEAF_LIFE);
         let key = key(file)?;
@@ -379,14 +387,23 @@ mod tests {
         let server = first.server(&names()).unwrap();
         let again = Pki::open(directory.path(), at(2030)).unwrap();
         assert_eq!(again.ca_pem(), first.ca_pem());
-        assert_eq!(again.server(&names()).unwrap().certificate_pem, server.certificate_pem);
+        assert_eq!(
+            again.server(&names()).unwrap().certificate_pem,
+            server.certificate_pem
+        );
         let wider = [names(), vec!["10.0.0.1".into()]].concat();
-        assert_ne!(again.server(&wider).unwrap().certificate_pem, server.certificate_pem);
+        assert_ne!(
+            again.server(&wider).unwrap().certificate_pem,
+            server.certificate_pem
+        );
         let later = Pki::open(directory.path(), at(2031)).unwrap();
         assert_eq!(later.ca_pem(), first.ca_pem());
         let kept = again.admin().unwrap();
         assert_ne!(later.admin().unwrap().certificate_pem, kept.certificate_pem);
-        assert_eq!(later.service_account_key().unwrap().0, first.service_account_key().unwrap().0);
+        assert_eq!(
+            later.service_account_key().unwrap().0,
+            first.service_account_key().unwrap().0
+        );
     }
 
     #[test]
@@ -397,7 +414,10 @@ mod tests {
         let (_, pem) = parse_x509_pem(node.certificate_pem.as_bytes()).unwrap();
         let user = certificate_user(&pem.contents).unwrap();
         assert_eq!(user.node(), Some("n1"));
-        let mode = fs::metadata(directory.path().join("ca.key")).unwrap().permissions().mode();
+        let mode = fs::metadata(directory.path().join("ca.key"))
+            .unwrap()
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o777, 0o600);
     }
 

@@ -38,7 +38,11 @@ impl RequestInfo {
         let decoded: Vec<String> = path
             .split('/')
             .filter(|s| !s.is_empty())
-            .map(|s| percent_encoding::percent_decode_str(s).decode_utf8_lossy().into_owned())
+            .map(|s| {
+                percent_encoding::percent_decode_str(s)
+                    .decode_utf8_lossy()
+                    .into_owned()
+            })
             .collect();
         let mut parts = decoded.iter().map(String::as_str);
         match parts.next() {
@@ -132,11 +136,23 @@ mod tests {
         let table = [
             ("GET", "/api/v1/namespaces", "list //v1/namespaces///"),
             ("GET", "/api/v1/namespaces/a", "get //v1/namespaces/a/a/"),
-            ("PUT", "/api/v1/namespaces/a/finalize", "update //v1/namespaces/a/a/finalize"),
+            (
+                "PUT",
+                "/api/v1/namespaces/a/finalize",
+                "update //v1/namespaces/a/a/finalize",
+            ),
             ("GET", "/api/v1/namespaces/a/pods", "list //v1/pods/a//"),
-            ("DELETE", "/api/v1/namespaces/a/pods", "deletecollection //v1/pods/a//"),
+            (
+                "DELETE",
+                "/api/v1/namespaces/a/pods",
+                "deletecollection //v1/pods/a//",
+            ),
             ("GET", "/api/v1/namespaces/a/pods/p/log", "get //v1/pods/a/p/log"),
-            ("PATCH", "/apis/apps/v1/namespaces/a/deployments/d/scale", "patch /apps/v1/deployments/a/d/scale"),
+            (
+                "PATCH",
+                "/apis/apps/v1/namespaces/a/deployments/d/scale",
+                "patch /apps/v1/deployments/a/d/scale",
+            ),
             ("GET", "/api/v1/watch/namespaces/a/pods", "watch //v1/pods/a//"),
             ("GET", "/api/v1/nodes/n/proxy/x/y", "get //v1/nodes//n/proxy"),
             ("GET", "/healthz", "get //////"),
@@ -154,7 +170,11 @@ mod tests {
 
     #[test]
     fn a_proxied_path_is_kept_as_it_was_sent() {
-        let i = RequestInfo::parse(&Method::GET, "/api/v1/namespaces/a/services/s/proxy/x%20y/z/", false);
+        let i = RequestInfo::parse(
+            &Method::GET,
+            "/api/v1/namespaces/a/services/s/proxy/x%20y/z/",
+            false,
+        );
         assert_eq!((i.rest.as_str(), i.malformed), ("x%20y/z/", false));
         assert!(RequestInfo::parse(&Method::GET, "/api/v1/namespaces/a/pods/p/log/x", false).malformed);
     }

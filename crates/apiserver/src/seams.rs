@@ -74,6 +74,9 @@ mod tests {
     fn a_generated_name_keeps_58_bytes_of_its_prefix() {
         assert_eq!(generated_name(&Zeroes, "web-"), "web-bbbbb");
         assert_eq!(generated_name(&Zeroes, &"x".repeat(90)).len(), 63);
-        assert_eq!(generated_name(&Zeroes, &"é".repeat(40)), format!("{}bbbbb", "é".repeat(29)));
+        assert_eq!(
+            generated_name(&Zeroes, &"é".repeat(40)),
+            format!("{}bbbbb", "é".repeat(29))
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! The server put together: what it is made of and how it starts.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use knarr_api::Error;
 use knarr_client::NodeDialer;
@@ -22,6 +23,27 @@ use crate::user::User;
 
 /// Who issues service-account tokens, by default.
 pub const ISSUER: &str = "https://kubernetes.default.svc";
+
+/// The revision of a store that was never written.
+const EMPTY_STORE: u64 = 1;
+/// How long the store keeps history, for lists that go on; Kubernetes' etcd compaction interval.
+const COMPACT_EVERY: Duration = Duration::from_secs(5 * 60);
+
+/// Lets the store forget what is older than one to two intervals.
+async fn compact(server: Weak<Server>) {
+    let mut before = 0;
+    loop {
+        tokio::time::sleep(COMPACT_EVERY).await;
+        let Some(server) = server.upgrade() else { return };
+        if before > 0
+            && let Err(e) = server.cache.store().compact(before).await
+        {
+            // Another server of the same cluster may have been further.
+            tracing::debug!("compaction to {before}: {e}");
+        }
+        before = server.cache.revision();
+    }
+}
 
 /// What the server is told when it starts.
 pub struct Config {
@@ -75,12 +97,17 @@ pub struct Server {
 
 impl Server {
     /// Fills the cache, makes what every cluster has, and is ready to serve.
-    pub async fn new(mut config: Config, seams: Seams, store: Arc<dyn Store>) -> Result<Arc<Self>, StartError> {
+    pub async fn new(
+        mut config: Config,
+        seams: Seams,
+        store: Arc<dyn Store>,
+    ) -> Result<Arc<Self>, StartError> {
         let (pem, point) = &config.service_account_key;
         let tokens = Tokens::new(&config.issuer, pem, point).map_err(StartError::Key)?;
         let cache = Cache::new(store);
         let (feed, stop) = oneshot::channel();
         cache.start(stop).await?;
+        let fresh = cache.revision() <= EMPTY_STORE;
         let static_tokens = std::mem::take(&mut config.static_tokens);
         let server = Arc::new(Server {
             allocations: Allocations::new(config.service_range, seams.entropy.clone()),
@@ -97,6 +124,11 @@ impl Server {
             _feed: feed,
         });
         server.bootstrap().await.map_err(StartError::Bootstrap)?;
+        if fresh {
+            // Nobody saw the cluster before it had what every cluster has.
+            server.cache.forget_history().await?;
+        }
+        tokio::spawn(compact(Arc::downgrade(&server)));
         Ok(server)
     }
 

@@ -15,18 +15,24 @@ pub fn server_config(identity: &Identity, client_ca_pem: &str) -> Result<Arc<Ser
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
     for certificate in certificates(client_ca_pem, "the client CA")? {
-        roots.add(certificate).map_err(|e| format!("the client CA: {e}"))?;
+        roots
+            .add(certificate)
+            .map_err(|e| format!("the client CA: {e}"))?;
     }
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .allow_unauthenticated()
         .build()
         .map_err(|e| format!("the client CA: {e}"))?;
-    let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).map_err(|e| format!("the server's key: {e}"))?;
+    let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes())
+        .map_err(|e| format!("the server's key: {e}"))?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|e| e.to_string())?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(certificates(&identity.certificate_pem, "the server's certificate")?, key)
+        .with_single_cert(
+            certificates(&identity.certificate_pem, "the server's certificate")?,
+            key,
+        )
         .map_err(|e| format!("the server's certificate: {e}"))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))

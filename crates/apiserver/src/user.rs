@@ -43,7 +43,9 @@ impl User {
 
     /// The node it is, for `system:node:<name>` in group `system:nodes`.
     pub fn node(&self) -> Option<&str> {
-        self.name.strip_prefix("system:node:").filter(|_| self.is_in(NODES))
+        self.name
+            .strip_prefix("system:node:")
+            .filter(|_| self.is_in(NODES))
     }
 
     pub fn service_account(namespace: &str, name: &str, uid: &str) -> Self {

@@ -14,7 +14,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use crate::cache::Cache;
 use crate::cache::change::{Change, Filter, Told};
-use crate::pipeline::read::{ListQuery, bad_revision, invalid_options, unsupported_match};
+use crate::pipeline::read::{ListQuery, bad_revision, invalid_options};
 use crate::server::Server;
 
 /// How often a watcher that asked for bookmarks gets one.
@@ -202,19 +202,27 @@ fn validate(query: &WatchQuery) -> Result<(), Error> {
     let m = list.resource_version_match.as_str();
     match query.send_initial_events {
         None if !m.is_empty() => {
-            mistakes.forbidden(&path, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
+            mistakes.forbidden(
+                &path,
+                "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+            );
         }
         None => {}
         Some(_) => {
-            if m.is_empty() || m != "NotOlderThan" {
-                if m.is_empty() || m == "Exact" {
-                    mistakes.forbidden(&path, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
-                } else {
-                    mistakes.push(unsupported_match(m));
-                }
+            if m != "NotOlderThan" {
+                mistakes.forbidden(
+                    &path,
+                    "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+                );
+            }
+            if !m.is_empty() && m != "NotOlderThan" {
+                mistakes.not_supported(&path, m, &["NotOlderThan"]);
             }
             if !list.continue_token.is_empty() {
-                mistakes.forbidden(&Path::new("continue"), "sendInitialEvents is forbidden with continue");
+                mistakes.forbidden(
+                    &Path::new("continue"),
+                    "sendInitialEvents is forbidden with continue",
+                );
             }
         }
     }

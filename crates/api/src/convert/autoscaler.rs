@@ -61,7 +61,7 @@ fn reference_to_v2(r: v1::CrossVersionObjectReference) -> v2::CrossVersionObject
     }
 }
 
-pub(super) fn to_v1(hpa: v2::HorizontalPodAutoscaler) -> v1::HorizontalPodAutoscaler {
+pub fn to_v1(hpa: v2::HorizontalPodAutoscaler) -> v1::HorizontalPodAutoscaler {
     let v2::HorizontalPodAutoscaler {
         mut metadata,
         spec,
@@ -111,7 +111,7 @@ pub(super) fn to_v1(hpa: v2::HorizontalPodAutoscaler) -> v1::HorizontalPodAutosc
     }
 }
 
-pub(super) fn to_v2(hpa: v1::HorizontalPodAutoscaler) -> v2::HorizontalPodAutoscaler {
+pub fn to_v2(hpa: v1::HorizontalPodAutoscaler) -> v2::HorizontalPodAutoscaler {
     let v1::HorizontalPodAutoscaler {
         mut metadata,
         spec,

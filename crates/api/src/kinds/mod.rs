@@ -1,28 +1,41 @@
 //! The rules of each kind, one file a kind.
 
 use k8s_openapi::api::*;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
 use crate::Strategy;
 
+mod api_service;
+mod certificate_signing_request;
 mod checks;
 mod cluster_role;
 mod cluster_role_binding;
+mod component_status;
 mod config_map;
 mod controller_revision;
 mod cron_job;
+mod csi_driver;
+mod csi_node;
+mod csi_storage_capacity;
+mod custom_resource_definition;
 mod daemon_set;
 mod deployment;
+mod device_class;
 mod endpoint_slice;
 mod endpoints;
 mod event;
 mod events_event;
+mod flow_schema;
+mod horizontal_pod_autoscaler;
+mod horizontal_pod_autoscaler_v1;
 mod ingress;
 mod ingress_class;
+mod ip_address;
 mod job;
 mod lease;
 mod limit_range;
+mod mutating_admission_policy;
+mod mutating_admission_policy_binding;
+mod mutating_webhook_configuration;
 pub mod namespace;
 mod network_policy;
 mod node;
@@ -30,21 +43,34 @@ mod persistent_volume;
 mod persistent_volume_claim;
 pub mod pod;
 mod pod_disruption_budget;
+mod pod_template;
 pub mod priority_class;
+mod priority_level_configuration;
 mod rbac;
 mod replica_set;
 mod replication_controller;
+mod resource_claim;
+mod resource_claim_template;
 mod resource_quota;
+mod resource_slice;
 mod role;
 mod role_binding;
+mod runtime_class;
 mod secret;
 pub mod service;
 mod service_account;
+mod service_cidr;
 pub mod service_ips;
 mod spec_diff;
 mod stateful_set;
 mod storage_class;
 mod template;
+mod validating_admission_policy;
+mod validating_admission_policy_binding;
+mod validating_webhook_configuration;
+mod volume_attachment;
+mod volume_attributes_class;
+mod webhook;
 
 /// Kinds for which the answers that fit most kinds are right.
 macro_rules! plain {
@@ -53,36 +79,10 @@ macro_rules! plain {
 
 plain! {
 core::v1::Binding,
-core::v1::ComponentStatus,
-core::v1::PodTemplate,
-APIService,
 authentication::v1::SelfSubjectReview,
 authentication::v1::TokenReview,
 authorization::v1::LocalSubjectAccessReview,
 authorization::v1::SelfSubjectAccessReview,
 authorization::v1::SelfSubjectRulesReview,
 authorization::v1::SubjectAccessReview,
-autoscaling::v2::HorizontalPodAutoscaler,
-autoscaling::v1::HorizontalPodAutoscaler,
-certificates::v1::CertificateSigningRequest,
-networking::v1::IPAddress,
-networking::v1::ServiceCIDR,
-storage::v1::CSIDriver,
-storage::v1::CSINode,
-storage::v1::CSIStorageCapacity,
-storage::v1::VolumeAttachment,
-storage::v1::VolumeAttributesClass,
-admissionregistration::v1::MutatingAdmissionPolicy,
-admissionregistration::v1::MutatingAdmissionPolicyBinding,
-admissionregistration::v1::MutatingWebhookConfiguration,
-admissionregistration::v1::ValidatingAdmissionPolicy,
-admissionregistration::v1::ValidatingAdmissionPolicyBinding,
-admissionregistration::v1::ValidatingWebhookConfiguration,
-CustomResourceDefinition,
-k8s_openapi::api::node::v1::RuntimeClass,
-resource::v1::DeviceClass,
-resource::v1::ResourceClaim,
-resource::v1::ResourceClaimTemplate,
-resource::v1::ResourceSlice,
-flowcontrol::v1::FlowSchema,
-flowcontrol::v1::PriorityLevelConfiguration,}
+}

@@ -33,7 +33,11 @@ mod tests {
 
     #[test]
     fn what_a_pod_says_about_lost_nodes_stays() {
-        let table: [(Option<&str>, usize); 3] = [(None, 2), (Some("node.kubernetes.io/not-ready"), 2), (Some(""), 1)];
+        let table: [(Option<&str>, usize); 3] = [
+            (None, 2),
+            (Some("node.kubernetes.io/not-ready"), 2),
+            (Some(""), 1),
+        ];
         for (key, expected) in table {
             let mut pod = Pod {
                 spec: Some(Default::default()),

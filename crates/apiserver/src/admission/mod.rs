@@ -19,10 +19,7 @@ use crate::server::Server;
 /// What is about to be written.
 pub(crate) enum Change<'a> {
     Create(&'a mut dyn AnyObject),
-    Update {
-        new: &'a mut dyn AnyObject,
-        part: Part,
-    },
+    Update { new: &'a mut dyn AnyObject, part: Part },
     Delete(&'a Arc<Object>),
 }
 
@@ -47,7 +44,11 @@ impl Server {
                     priority::admit_class(self, *object)?;
                 }
             }
-            Change::Update { new, part: Part::Main, .. } => {
+            Change::Update {
+                new,
+                part: Part::Main,
+                ..
+            } => {
                 if let Some(pod) = new.as_any_mut().downcast_mut::<Pod>() {
                     default_toleration_seconds::admit(pod);
                 } else {
@@ -66,6 +67,10 @@ pub(crate) fn namespace_finalizers(object: &dyn AnyObject) -> usize {
     let Some(namespace) = object.as_any().downcast_ref::<Namespace>() else {
         return 0;
     };
-    let in_spec = namespace.spec.as_ref().and_then(|s| s.finalizers.as_ref()).map_or(0, Vec::len);
+    let in_spec = namespace
+        .spec
+        .as_ref()
+        .and_then(|s| s.finalizers.as_ref())
+        .map_or(0, Vec::len);
     in_spec + namespace.metadata.finalizers.as_ref().map_or(0, Vec::len)
 }

@@ -33,8 +33,9 @@ pub(super) fn admit(
                 return Ok(());
             }
             let name = object.metadata().name.as_deref().unwrap_or("");
-            let why =
-                format!("unable to create new content in namespace {namespace} because it is being terminated");
+            let why = format!(
+                "unable to create new content in namespace {namespace} because it is being terminated"
+            );
             let mut error = Error::forbidden(kind.about(name), &why);
             error.status_mut().details.get_or_insert_default().causes = Some(vec![StatusCause {
                 reason: Some("NamespaceTerminating".into()),

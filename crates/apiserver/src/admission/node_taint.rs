@@ -10,7 +10,10 @@ pub(super) fn admit(object: &mut dyn AnyObject) {
         return;
     };
     let taints = node.spec.get_or_insert_default().taints.get_or_insert_default();
-    if !taints.iter().any(|t| t.key == NOT_READY && t.effect == "NoSchedule") {
+    if !taints
+        .iter()
+        .any(|t| t.key == NOT_READY && t.effect == "NoSchedule")
+    {
         taints.push(Taint {
             key: NOT_READY.into(),
             effect: "NoSchedule".into(),

@@ -1,8 +1,9 @@
 //! ServiceAccount: every pod runs as one, and gets a token for it unless told otherwise.
 
 use k8s_openapi::api::core::v1::{
-    ConfigMapProjection, Container, DownwardAPIProjection, DownwardAPIVolumeFile, KeyToPath, ObjectFieldSelector, Pod,
-    ProjectedVolumeSource, ServiceAccount, ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection,
+    ConfigMapProjection, Container, DownwardAPIProjection, DownwardAPIVolumeFile, KeyToPath,
+    ObjectFieldSelector, Pod, ProjectedVolumeSource, ServiceAccount, ServiceAccountTokenProjection, Volume,
+    VolumeMount, VolumeProjection,
 };
 use knarr_api::{Error, k8s_openapi, registry};
 
@@ -21,7 +22,11 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 pub(super) fn admit(server: &Server, namespace: &str, pod: &mut Pod) -> Result<(), Error> {
     let name = pod.metadata.name.clone().unwrap_or_default();
     let refused = |why: &str| Error::forbidden(registry::POD.about(&name), why);
-    let is_mirror = pod.metadata.annotations.as_ref().is_some_and(|a| a.contains_key(MIRROR));
+    let is_mirror = pod
+        .metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|a| a.contains_key(MIRROR));
     let Some(spec) = &mut pod.spec else { return Ok(()) };
     let named = spec.service_account_name.clone().filter(|n| !n.is_empty());
     if is_mirror {
@@ -42,7 +47,8 @@ pub(super) fn admit(server: &Server, namespace: &str, pod: &mut Pod) -> Result<(
     spec.service_account_name = Some(account.clone());
     spec.service_account = Some(account);
     if spec.image_pull_secrets.as_ref().is_none_or(Vec::is_empty) {
-        spec.image_pull_secrets.clone_from(&service_account.image_pull_secrets);
+        spec.image_pull_secrets
+            .clone_from(&service_account.image_pull_secrets);
     }
     let automount = spec
         .automount_service_account_token
@@ -57,11 +63,18 @@ pub(super) fn admit(server: &Server, namespace: &str, pod: &mut Pod) -> Result<(
 fn mount_token(server: &Server, pod: &mut Pod) {
     let Some(spec) = &mut pod.spec else { return };
     let volumes = spec.volumes.get_or_insert_default();
-    let existing = volumes.iter().find(|v| v.name.starts_with(VOLUME_PREFIX)).map(|v| v.name.clone());
+    let existing = volumes
+        .iter()
+        .find(|v| v.name.starts_with(VOLUME_PREFIX))
+        .map(|v| v.name.clone());
     let has_volume = existing.is_some();
     let volume = existing.unwrap_or_else(|| seams::generated_name(&*server.entropy, VOLUME_PREFIX));
     let mut needed = false;
-    let containers = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
+    let containers = spec
+        .init_containers
+        .iter_mut()
+        .flatten()
+        .chain(&mut spec.containers);
     for container in containers {
         needed |= mount_into(container, &volume);
     }

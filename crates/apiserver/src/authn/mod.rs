@@ -57,9 +57,16 @@ pub fn certificate_user(der: &[u8]) -> Option<User> {
 
 impl Server {
     /// Who asks, by certificate (verified when the connection was made) or token, then by impersonation.
-    pub(crate) fn authenticate(&self, headers: &HeaderMap, certificate: Option<&Arc<User>>) -> Result<User, Error> {
+    pub(crate) fn authenticate(
+        &self,
+        headers: &HeaderMap,
+        certificate: Option<&Arc<User>>,
+    ) -> Result<User, Error> {
         let user = match bearer(headers) {
-            Some(token) => self.token_user(token).ok_or_else(Error::unauthorized)?.authenticated(),
+            Some(token) => self
+                .token_user(token)
+                .ok_or_else(Error::unauthorized)?
+                .authenticated(),
             None => match certificate {
                 Some(user) => (**user).clone(),
                 None => User::anonymous(),
@@ -73,7 +80,9 @@ impl Server {
         if let Some(user) = self.static_tokens.get(token) {
             return Some(user.clone());
         }
-        self.tokens.verify(token, &[], self.clock.now(), &self.cache).map(|v| v.user)
+        self.tokens
+            .verify(token, &[], self.clock.now(), &self.cache)
+            .map(|v| v.user)
     }
 }
 
@@ -86,7 +95,12 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 /// `Impersonate-User` and its fellows: for members of system:masters. Others are refused.
 fn impersonated(headers: &HeaderMap, user: User) -> Result<User, Error> {
-    let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_string);
+    let text = |name: &str| {
+        headers
+            .get(name)
+            .and_then(|v| v.to_str().ok())
+            .map(str::to_string)
+    };
     let groups: Vec<String> = headers
         .get_all("impersonate-group")
         .iter()
@@ -94,7 +108,9 @@ fn impersonated(headers: &HeaderMap, user: User) -> Result<User, Error> {
         .collect();
     let Some(name) = text("impersonate-user") else {
         if !groups.is_empty() || text("impersonate-uid").is_some() {
-            return Err(Error::internal("requested impersonation of groups or a uid without impersonating a user"));
+            return Err(Error::internal(
+                "requested impersonation of groups or a uid without impersonating a user",
+            ));
         }
         return Ok(user);
     };
@@ -107,12 +123,19 @@ fn impersonated(headers: &HeaderMap, user: User) -> Result<User, Error> {
         };
         return Err(crate::authz::forbidden(&user, &request));
     }
-    let mut other = match name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':')) {
+    let mut other = match name
+        .strip_prefix("system:serviceaccount:")
+        .and_then(|rest| rest.split_once(':'))
+    {
         Some((namespace, account)) if groups.is_empty() => User::service_account(namespace, account, ""),
         _ => User::new(name.clone(), groups),
     };
     other.uid = text("impersonate-uid").unwrap_or_default();
-    Ok(if name == "system:anonymous" { other } else { other.authenticated() })
+    Ok(if name == "system:anonymous" {
+        other
+    } else {
+        other.authenticated()
+    })
 }
 
 #[cfg(test)]
@@ -121,7 +144,8 @@ mod tests {
 
     #[test]
     fn token_files_name_users_and_groups() {
-        let tokens = parse_token_file("# admin\nt0ken,admin,1,\"system:masters,ops\"\n\nother,bob,2\n").unwrap();
+        let tokens =
+            parse_token_file("# admin\nt0ken,admin,1,\"system:masters,ops\"\n\nother,bob,2\n").unwrap();
         assert_eq!(tokens["t0ken"].groups, ["system:masters", "ops"]);
         assert!(tokens["other"].groups.is_empty());
         assert!(parse_token_file("a,b").unwrap_err().starts_with("line 1:"));
@@ -133,7 +157,15 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert("impersonate-user", "bob".parse().unwrap());
         let bob = impersonated(&headers, User::new("root", [MASTERS])).unwrap();
-        assert_eq!((bob.name.as_str(), bob.is_in("system:authenticated")), ("bob", true));
-        assert_eq!(impersonated(&headers, User::new("eve", [""; 0])).unwrap_err().code(), 403);
+        assert_eq!(
+            (bob.name.as_str(), bob.is_in("system:authenticated")),
+            ("bob", true)
+        );
+        assert_eq!(
+            impersonated(&headers, User::new("eve", [""; 0]))
+                .unwrap_err()
+                .code(),
+            403
+        );
     }
 }

@@ -75,9 +75,15 @@ impl Tokens {
             return Err("the service-account key is no uncompressed P-256 point".into());
         };
         if xy.len() != 64 {
-            return Err(format!("the service-account key has {} bytes, expected 64", xy.len()));
+            return Err(format!(
+                "the service-account key has {} bytes, expected 64",
+                xy.len()
+            ));
         }
-        let (x, y) = (URL_SAFE_NO_PAD.encode(&xy[..32]), URL_SAFE_NO_PAD.encode(&xy[32..]));
+        let (x, y) = (
+            URL_SAFE_NO_PAD.encode(&xy[..32]),
+            URL_SAFE_NO_PAD.encode(&xy[32..]),
+        );
         Ok(Tokens {
             issuer: issuer.to_string(),
             audiences: vec![issuer.to_string()],
@@ -92,7 +98,14 @@ impl Tokens {
         &self.audiences
     }
 
-    pub fn sign(&self, bound: Bound, audiences: Vec<String>, now: Timestamp, seconds: i64, id: String) -> Result<String, String> {
+    pub fn sign(
+        &self,
+        bound: Bound,
+        audiences: Vec<String>,
+        now: Timestamp,
+        seconds: i64,
+        id: String,
+    ) -> Result<String, String> {
         let mut header = Header::new(Algorithm::ES256);
         header.kid = Some(self.key_id.clone());
         header.typ = None;
@@ -103,7 +116,10 @@ impl Tokens {
             nbf: now.as_second(),
             iss: self.issuer.clone(),
             jti: id,
-            sub: format!("system:serviceaccount:{}:{}", bound.namespace, bound.serviceaccount.name),
+            sub: format!(
+                "system:serviceaccount:{}:{}",
+                bound.namespace, bound.serviceaccount.name
+            ),
             bound,
         };
         jsonwebtoken::encode(&header, &claims, &self.signing).map_err(|e| e.to_string())
@@ -111,7 +127,13 @@ impl Tokens {
 
     /// `None` unless the token is ours, of this time, for one of `audiences` (empty: this server's), and all
     /// it is bound to is still there.
-    pub fn verify(&self, token: &str, audiences: &[String], now: Timestamp, cache: &Cache) -> Option<Verified> {
+    pub fn verify(
+        &self,
+        token: &str,
+        audiences: &[String],
+        now: Timestamp,
+        cache: &Cache,
+    ) -> Option<Verified> {
         let mut validation = Validation::new(Algorithm::ES256);
         // Times are checked below, against the clock that was handed in; audiences too.
         validation.validate_exp = false;
@@ -119,23 +141,44 @@ impl Tokens {
         validation.validate_aud = false;
         validation.set_issuer(&[&self.issuer]);
         validation.set_required_spec_claims(&["exp", "iss"]);
-        let claims = jsonwebtoken::decode::<Claims>(token, &self.verifying, &validation).ok()?.claims;
+        let claims = jsonwebtoken::decode::<Claims>(token, &self.verifying, &validation)
+            .ok()?
+            .claims;
         let at = now.as_second();
         if at >= claims.exp || at < claims.nbf {
             return None;
         }
-        let wanted = if audiences.is_empty() { &self.audiences } else { audiences };
-        let good_for: Vec<String> = wanted.iter().filter(|a| claims.aud.contains(a)).cloned().collect();
+        let wanted = if audiences.is_empty() {
+            &self.audiences
+        } else {
+            audiences
+        };
+        let good_for: Vec<String> = wanted
+            .iter()
+            .filter(|a| claims.aud.contains(a))
+            .cloned()
+            .collect();
         if good_for.is_empty() {
             return None;
         }
         let bound = &claims.bound;
         let there = |kind: &'static Kind, namespace: &str, r: &Reference| {
-            cache.get(kind, namespace, &r.name).is_some_and(|o| o.uid() == r.uid)
+            cache
+                .get(kind, namespace, &r.name)
+                .is_some_and(|o| o.uid() == r.uid)
         };
-        let all_there = there(&registry::SERVICE_ACCOUNT, &bound.namespace, &bound.serviceaccount)
-            && bound.pod.iter().all(|r| there(&registry::POD, &bound.namespace, r))
-            && bound.secret.iter().all(|r| there(&registry::SECRET, &bound.namespace, r));
+        let all_there = there(
+            &registry::SERVICE_ACCOUNT,
+            &bound.namespace,
+            &bound.serviceaccount,
+        ) && bound
+            .pod
+            .iter()
+            .all(|r| there(&registry::POD, &bound.namespace, r))
+            && bound
+                .secret
+                .iter()
+                .all(|r| there(&registry::SECRET, &bound.namespace, r));
         if !all_there {
             return None;
         }
@@ -143,7 +186,10 @@ impl Tokens {
         let mut user = User::service_account(&bound.namespace, &account.name, &account.uid);
         let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let mut add = |key: &str, value: &str| {
-            extra.insert(format!("authentication.kubernetes.io/{key}"), vec![value.to_string()]);
+            extra.insert(
+                format!("authentication.kubernetes.io/{key}"),
+                vec![value.to_string()],
+            );
         };
         add("credential-id", &format!("JTI={}", claims.jti));
         if let Some(pod) = &bound.pod {

@@ -50,10 +50,16 @@ const APPLICATION: [(&str, &[&str]); 8] = [
             "statefulsets/status",
         ],
     ),
-    ("autoscaling", &["horizontalpodautoscalers", "horizontalpodautoscalers/status"]),
+    (
+        "autoscaling",
+        &["horizontalpodautoscalers", "horizontalpodautoscalers/status"],
+    ),
     ("batch", &["cronjobs", "cronjobs/status", "jobs", "jobs/status"]),
     ("policy", &["poddisruptionbudgets", "poddisruptionbudgets/status"]),
-    ("networking.k8s.io", &["ingresses", "ingresses/status", "networkpolicies"]),
+    (
+        "networking.k8s.io",
+        &["ingresses", "ingresses/status", "networkpolicies"],
+    ),
     ("discovery.k8s.io", &["endpointslices"]),
     ("coordination.k8s.io", &["leases"]),
 ];
@@ -89,16 +95,44 @@ fn edit() -> Vec<Value> {
     rules.push(rule(&["coordination.k8s.io"], &["leases"], &READ));
     rules.push(rule(&[""], &["secrets"], &[&READ[..], &WRITE[..]].concat()));
     rules.push(rule(&[""], &["events"], &WRITE));
-    rules.push(rule(&[""], &["pods/attach", "pods/exec", "pods/portforward", "pods/proxy", "services/proxy"], &READ));
-    rules.push(rule(&[""], &["pods/attach", "pods/exec", "pods/portforward", "pods/proxy", "services/proxy"], &WRITE));
-    rules.push(rule(&[""], &["pods/eviction", "serviceaccounts/token"], &["create"]));
+    rules.push(rule(
+        &[""],
+        &[
+            "pods/attach",
+            "pods/exec",
+            "pods/portforward",
+            "pods/proxy",
+            "services/proxy",
+        ],
+        &READ,
+    ));
+    rules.push(rule(
+        &[""],
+        &[
+            "pods/attach",
+            "pods/exec",
+            "pods/portforward",
+            "pods/proxy",
+            "services/proxy",
+        ],
+        &WRITE,
+    ));
+    rules.push(rule(
+        &[""],
+        &["pods/eviction", "serviceaccounts/token"],
+        &["create"],
+    ));
     rules.push(rule(&[""], &["serviceaccounts"], &["impersonate"]));
     rules
 }
 
 fn admin() -> Vec<Value> {
     let mut rules = edit();
-    rules.push(rule(&["authorization.k8s.io"], &["localsubjectaccessreviews"], &["create"]));
+    rules.push(rule(
+        &["authorization.k8s.io"],
+        &["localsubjectaccessreviews"],
+        &["create"],
+    ));
     rules.push(rule(
         &["rbac.authorization.k8s.io"],
         &["rolebindings", "roles"],
@@ -115,12 +149,18 @@ fn roles() -> Vec<(&'static str, Vec<Value>)> {
     vec![
         (
             "cluster-admin",
-            vec![rule(&["*"], &["*"], &["*"]), json!({"nonResourceURLs": ["*"], "verbs": ["*"]})],
+            vec![
+                rule(&["*"], &["*"], &["*"]),
+                json!({"nonResourceURLs": ["*"], "verbs": ["*"]}),
+            ],
         ),
         ("admin", admin()),
         ("edit", edit()),
         ("view", view()),
-        ("system:discovery", vec![urls(&[&discovery[..], &HEALTH[..]].concat())]),
+        (
+            "system:discovery",
+            vec![urls(&[&discovery[..], &HEALTH[..]].concat())],
+        ),
         (
             "system:basic-user",
             vec![
@@ -135,9 +175,25 @@ fn roles() -> Vec<(&'static str, Vec<Value>)> {
         ("system:public-info-viewer", vec![urls(&HEALTH)]),
         (
             "system:service-account-issuer-discovery",
-            vec![urls(&["/.well-known/openid-configuration", "/.well-known/openid-configuration/", "/openid/v1/jwks", "/openid/v1/jwks/"])],
+            vec![urls(&[
+                "/.well-known/openid-configuration",
+                "/.well-known/openid-configuration/",
+                "/openid/v1/jwks",
+                "/openid/v1/jwks/",
+            ])],
         ),
-        ("system:monitoring", vec![urls(&["/metrics", "/healthz", "/healthz/*", "/livez", "/livez/*", "/readyz", "/readyz/*"])]),
+        (
+            "system:monitoring",
+            vec![urls(&[
+                "/metrics",
+                "/healthz",
+                "/healthz/*",
+                "/livez",
+                "/livez/*",
+                "/readyz",
+                "/readyz/*",
+            ])],
+        ),
     ]
 }
 
@@ -146,13 +202,22 @@ const BINDINGS: [(&str, &[&str]); 6] = [
     ("cluster-admin", &["system:masters"]),
     ("system:discovery", &["system:authenticated"]),
     ("system:basic-user", &["system:authenticated"]),
-    ("system:public-info-viewer", &["system:authenticated", "system:unauthenticated"]),
-    ("system:service-account-issuer-discovery", &["system:serviceaccounts"]),
+    (
+        "system:public-info-viewer",
+        &["system:authenticated", "system:unauthenticated"],
+    ),
+    (
+        "system:service-account-issuer-discovery",
+        &["system:serviceaccounts"],
+    ),
     ("system:monitoring", &["system:monitoring"]),
 ];
 
-/// All of them, to be created.
-pub fn objects() -> Result<Vec<(&'static Kind, Box<dyn AnyObject>)>, Error> {
+/// An object to be created.
+pub type Made = (&'static Kind, Box<dyn AnyObject>);
+
+/// All of them.
+pub fn objects() -> Result<Vec<Made>, Error> {
     let meta = |name: &str| {
         json!({
             "name": name,
@@ -162,7 +227,10 @@ pub fn objects() -> Result<Vec<(&'static Kind, Box<dyn AnyObject>)>, Error> {
     };
     let mut documents: Vec<(&'static Kind, Value)> = Vec::new();
     for (name, rules) in roles() {
-        documents.push((&registry::CLUSTER_ROLE, json!({"metadata": meta(name), "rules": rules})));
+        documents.push((
+            &registry::CLUSTER_ROLE,
+            json!({"metadata": meta(name), "rules": rules}),
+        ));
     }
     for (role, groups) in BINDINGS {
         let subjects: Vec<Value> = groups
@@ -178,7 +246,10 @@ pub fn objects() -> Result<Vec<(&'static Kind, Box<dyn AnyObject>)>, Error> {
     documents
         .into_iter()
         .map(|(kind, document)| {
-            let decoded = kind.ops.decode(document.to_string().as_bytes()).map_err(|e| Error::internal(e.message))?;
+            let decoded = kind
+                .ops
+                .decode(document.to_string().as_bytes())
+                .map_err(|e| Error::internal(e.message))?;
             Ok((kind, decoded.object))
         })
         .collect()

@@ -83,7 +83,10 @@ pub fn forbidden(user: &User, request: &Attributes<'_>) -> Error {
             resource: "",
             name: "",
         };
-        return Error::forbidden(about, &format!("User {who:?} cannot {verb} path {:?}", request.path));
+        return Error::forbidden(
+            about,
+            &format!("User {who:?} cannot {verb} path {:?}", request.path),
+        );
     }
     let place = if request.namespace.is_empty() || request.resource == "namespaces" {
         "at the cluster scope".to_string()

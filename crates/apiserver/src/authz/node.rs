@@ -17,12 +17,21 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
         ("", "nodes", "") if r.verb == "create" => r.name.is_empty() || r.name == node,
         ("", "nodes", "" | "status") if ["update", "patch"].contains(&r.verb) => r.name == node,
         ("", "nodes" | "services", "") => reads,
-        ("", "pods", "") => reads || r.verb == "create" || (r.verb == "delete" && is_on(cache, node, r.namespace, r.name)),
-        ("", "pods", "status") => ["update", "patch"].contains(&r.verb) && is_on(cache, node, r.namespace, r.name),
+        ("", "pods", "") => {
+            reads || r.verb == "create" || (r.verb == "delete" && is_on(cache, node, r.namespace, r.name))
+        }
+        ("", "pods", "status") => {
+            ["update", "patch"].contains(&r.verb) && is_on(cache, node, r.namespace, r.name)
+        }
         ("", "pods", "eviction") => r.verb == "create" && is_on(cache, node, r.namespace, r.name),
-        ("", "events", "") | ("events.k8s.io", "events", "") => ["create", "update", "patch"].contains(&r.verb),
+        ("", "events", "") | ("events.k8s.io", "events", "") => {
+            ["create", "update", "patch"].contains(&r.verb)
+        }
         ("", "serviceaccounts", "token") => {
-            r.verb == "create" && any_pod(cache, node, r.namespace, |s| s.service_account_name.as_deref() == Some(r.name))
+            r.verb == "create"
+                && any_pod(cache, node, r.namespace, |s| {
+                    s.service_account_name.as_deref() == Some(r.name)
+                })
         }
         ("", "serviceaccounts", "") => r.verb == "get",
         // One object by name, or a list or watch of that one name; never all of them.
@@ -35,14 +44,15 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
         ("", "persistentvolumeclaims" | "persistentvolumes", "") => r.verb == "get",
         ("coordination.k8s.io", "leases", "") => {
             r.namespace == "kube-node-lease"
-                && (r.verb == "create" || (["get", "update", "patch", "delete"].contains(&r.verb) && r.name == node))
+                && (r.verb == "create"
+                    || (["get", "update", "patch", "delete"].contains(&r.verb) && r.name == node))
         }
         ("storage.k8s.io", "csinodes", "") => r.verb == "create" || r.name == node,
-        ("storage.k8s.io", "volumeattachments" | "csidrivers", "") | ("node.k8s.io", "runtimeclasses", "") => reads,
+        ("storage.k8s.io", "volumeattachments" | "csidrivers", "")
+        | ("node.k8s.io", "runtimeclasses", "") => reads,
         ("certificates.k8s.io", "certificatesigningrequests", "") => reads || r.verb == "create",
-        ("authentication.k8s.io", "tokenreviews", "") | ("authorization.k8s.io", "subjectaccessreviews", "") => {
-            r.verb == "create"
-        }
+        ("authentication.k8s.io", "tokenreviews", "")
+        | ("authorization.k8s.io", "subjectaccessreviews", "") => r.verb == "create",
         _ => false,
     }
 }
@@ -72,17 +82,24 @@ fn uses(spec: &PodSpec, what: &str, name: &str) -> bool {
     let is = |n: &str| n == name;
     let volumes = spec.volumes.iter().flatten().any(|v| {
         let direct = if secret {
-            v.secret.as_ref().and_then(|s| s.secret_name.as_deref()).is_some_and(is)
+            v.secret
+                .as_ref()
+                .and_then(|s| s.secret_name.as_deref())
+                .is_some_and(is)
         } else {
             v.config_map.as_ref().is_some_and(|c| is(&c.name))
         };
-        let projected = v.projected.iter().flat_map(|p| p.sources.iter().flatten()).any(|s| {
-            if secret {
-                s.secret.as_ref().is_some_and(|s| is(&s.name))
-            } else {
-                s.config_map.as_ref().is_some_and(|c| is(&c.name))
-            }
-        });
+        let projected = v
+            .projected
+            .iter()
+            .flat_map(|p| p.sources.iter().flatten())
+            .any(|s| {
+                if secret {
+                    s.secret.as_ref().is_some_and(|s| is(&s.name))
+                } else {
+                    s.config_map.as_ref().is_some_and(|c| is(&c.name))
+                }
+            });
         direct || projected
     });
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -94,13 +111,18 @@ fn uses(spec: &PodSpec, what: &str, name: &str) -> bool {
                 e.config_map_ref.as_ref().is_some_and(|c| is(&c.name))
             }
         });
-        let values = c.env.iter().flatten().filter_map(|e| e.value_from.as_ref()).any(|v| {
-            if secret {
-                v.secret_key_ref.as_ref().is_some_and(|s| is(&s.name))
-            } else {
-                v.config_map_key_ref.as_ref().is_some_and(|c| is(&c.name))
-            }
-        });
+        let values = c
+            .env
+            .iter()
+            .flatten()
+            .filter_map(|e| e.value_from.as_ref())
+            .any(|v| {
+                if secret {
+                    v.secret_key_ref.as_ref().is_some_and(|s| is(&s.name))
+                } else {
+                    v.config_map_key_ref.as_ref().is_some_and(|c| is(&c.name))
+                }
+            });
         from || values
     });
     let pulls = secret && spec.image_pull_secrets.iter().flatten().any(|s| is(&s.name));

@@ -1,6 +1,8 @@
 //! RBAC: roles and bindings out of the cache.
 
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::api::rbac::v1::{
+    ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
+};
 use knarr_api::{k8s_openapi, registry};
 
 use super::Attributes;
@@ -36,30 +38,46 @@ pub(super) fn allows(cache: &Cache, user: &User, request: &Attributes<'_>) -> bo
     allowed
 }
 
-fn with_rules(cache: &Cache, namespace: &str, role: &RoleRef, covers: impl Fn(&[PolicyRule]) -> bool) -> bool {
+fn with_rules(
+    cache: &Cache,
+    namespace: &str,
+    role: &RoleRef,
+    covers: impl Fn(&[PolicyRule]) -> bool,
+) -> bool {
     if role.kind == "Role" {
-        cache
-            .get(&registry::ROLE, namespace, &role.name)
-            .and_then(|o| o.get::<Role>().map(|r| covers(r.rules.as_deref().unwrap_or_default())))
+        cache.get(&registry::ROLE, namespace, &role.name).and_then(|o| {
+            o.get::<Role>()
+                .map(|r| covers(r.rules.as_deref().unwrap_or_default()))
+        })
     } else {
-        cache
-            .get(&registry::CLUSTER_ROLE, "", &role.name)
-            .and_then(|o| o.get::<ClusterRole>().map(|r| covers(r.rules.as_deref().unwrap_or_default())))
+        cache.get(&registry::CLUSTER_ROLE, "", &role.name).and_then(|o| {
+            o.get::<ClusterRole>()
+                .map(|r| covers(r.rules.as_deref().unwrap_or_default()))
+        })
     }
     .unwrap_or(false)
 }
 
 fn is_bound(subjects: Option<&[Subject]>, user: &User, binding_namespace: &str) -> bool {
-    subjects.unwrap_or_default().iter().any(|s| match s.kind.as_str() {
-        "User" => s.name == user.name,
-        "Group" => user.is_in(&s.name),
-        "ServiceAccount" => {
-            let namespace = s.namespace.as_deref().filter(|n| !n.is_empty()).unwrap_or(binding_namespace);
-            user.name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'))
-                == Some((namespace, s.name.as_str()))
-        }
-        _ => false,
-    })
+    subjects
+        .unwrap_or_default()
+        .iter()
+        .any(|s| match s.kind.as_str() {
+            "User" => s.name == user.name,
+            "Group" => user.is_in(&s.name),
+            "ServiceAccount" => {
+                let namespace = s
+                    .namespace
+                    .as_deref()
+                    .filter(|n| !n.is_empty())
+                    .unwrap_or(binding_namespace);
+                user.name
+                    .strip_prefix("system:serviceaccount:")
+                    .and_then(|rest| rest.split_once(':'))
+                    == Some((namespace, s.name.as_str()))
+            }
+            _ => false,
+        })
 }
 
 fn rule_covers(rule: &PolicyRule, request: &Attributes<'_>) -> bool {
@@ -68,18 +86,20 @@ fn rule_covers(rule: &PolicyRule, request: &Attributes<'_>) -> bool {
         return false;
     }
     if request.resource.is_empty() {
-        return rule
-            .non_resource_urls
-            .iter()
-            .flatten()
-            .any(|url| url == request.path || url.strip_suffix('*').is_some_and(|prefix| request.path.starts_with(prefix)));
+        return rule.non_resource_urls.iter().flatten().any(|url| {
+            url == request.path
+                || url
+                    .strip_suffix('*')
+                    .is_some_and(|prefix| request.path.starts_with(prefix))
+        });
     }
     let resource = request.qualified_resource();
     has(&rule.api_groups, request.group)
         && rule.resources.iter().flatten().any(|r| {
             r == "*"
                 || *r == resource
-                || r.strip_prefix("*/").is_some_and(|sub| !sub.is_empty() && sub == request.subresource)
+                || r.strip_prefix("*/")
+                    .is_some_and(|sub| !sub.is_empty() && sub == request.subresource)
         })
         && rule
             .resource_names
@@ -91,7 +111,13 @@ fn rule_covers(rule: &PolicyRule, request: &Attributes<'_>) -> bool {
 mod tests {
     use super::*;
 
-    fn rule(groups: &[&str], resources: &[&str], names: &[&str], urls: &[&str], verbs: &[&str]) -> PolicyRule {
+    fn rule(
+        groups: &[&str],
+        resources: &[&str],
+        names: &[&str],
+        urls: &[&str],
+        verbs: &[&str],
+    ) -> PolicyRule {
         let list = |v: &[&str]| Some(v.iter().map(ToString::to_string).collect());
         PolicyRule {
             api_groups: list(groups),
@@ -119,7 +145,11 @@ mod tests {
         let table = [
             (&read_pods, ask("get", "", "pods", "", "p", ""), true),
             (&read_pods, ask("get", "", "pods", "log", "p", ""), false),
-            (&read_pods, ask("get", "", "replicationcontrollers", "scale", "p", ""), true),
+            (
+                &read_pods,
+                ask("get", "", "replicationcontrollers", "scale", "p", ""),
+                true,
+            ),
             (&read_pods, ask("list", "", "pods", "", "", ""), false),
             (&read_pods, ask("get", "apps", "pods", "", "p", ""), false),
             (&one, ask("delete", "apps", "deployments", "", "web", ""), true),

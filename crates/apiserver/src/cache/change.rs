@@ -165,8 +165,10 @@ mod tests {
 
     #[test]
     fn an_object_knows_what_it_was_made_of() {
-        let mut typed = ConfigMap::default();
-        typed.data = Some([("metadata".to_string(), "\"metadata\":{".to_string())].into());
+        let typed = ConfigMap {
+            data: Some([("metadata".to_string(), "\"metadata\":{".to_string())].into()),
+            ..ConfigMap::default()
+        };
         let mut typed: Box<dyn knarr_api::AnyObject> = Box::new(typed);
         let stored = Object::encode_for_store(&mut *typed);
         for revision in [1, 9, 10, 999, u64::MAX] {
@@ -183,8 +185,19 @@ mod tests {
         let old = Arc::new(config_map(3));
         let change = Change::new(Arc::new(old.at_revision(8)), Some(old), true);
         let all = Filter::everything(&CONFIG_MAP, "");
-        assert_eq!(change.seen(&all).map(|(t, o)| (t, o.revision())), Some((Told::Deleted, 8)));
-        assert!(change.seen(&Filter::everything(&CONFIG_MAP, "elsewhere")).is_none());
-        assert!(change.frame(Told::Deleted).starts_with(br#"{"type":"DELETED","object":{"#));
+        assert_eq!(
+            change.seen(&all).map(|(t, o)| (t, o.revision())),
+            Some((Told::Deleted, 8))
+        );
+        assert!(
+            change
+                .seen(&Filter::everything(&CONFIG_MAP, "elsewhere"))
+                .is_none()
+        );
+        assert!(
+            change
+                .frame(Told::Deleted)
+                .starts_with(br#"{"type":"DELETED","object":{"#)
+        );
     }
 }

@@ -80,11 +80,19 @@ impl KindCache {
         };
     }
 
+    /// Forgets all changes; watches cannot resume before `now`.
+    pub fn forget_history(&self, now: u64) {
+        let mut state = self.state.write();
+        state.window.clear();
+        state.window_bytes = 0;
+        state.window_from = state.newest.max(now);
+    }
+
     pub fn get(&self, local: &str) -> Option<Arc<Object>> {
         self.state.read().objects.get(local).cloned()
     }
 
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.state.read().objects.len()
     }
 
@@ -92,7 +100,11 @@ impl KindCache {
     /// first), in key order, until it says stop. Returns the revision of the kind's last change as of then.
     pub fn scan(&self, namespace: &str, after: &str, mut visit: impl FnMut(&Arc<Object>) -> bool) -> u64 {
         let state = self.state.read();
-        let prefix = if namespace.is_empty() { String::new() } else { format!("{namespace}/") };
+        let prefix = if namespace.is_empty() {
+            String::new()
+        } else {
+            format!("{namespace}/")
+        };
         let start = if after > prefix.as_str() {
             Bound::Excluded(after)
         } else {

@@ -94,7 +94,7 @@ impl Cache {
     }
 
     pub fn objects(&self) -> impl Iterator<Item = (&'static Kind, usize)> {
-        self.kinds.values().map(|k| (k.kind, k.len()))
+        self.kinds.values().map(|k| (k.kind, k.count()))
     }
 
     /// Returns once everything up to `revision` has been taken in.
@@ -110,6 +110,15 @@ impl Cache {
         };
         // The sender is dropped only together with the cache.
         let _ = receiver.await;
+    }
+
+    /// Forgets what happened so far: watches and lists of the past have to begin anew.
+    pub async fn forget_history(&self) -> Result<(), knarr_store::Error> {
+        let now = self.revision();
+        for kind in self.kinds.values() {
+            kind.forget_history(now);
+        }
+        self.store.compact(now).await
     }
 
     fn advance(&self, revision: u64) {
@@ -144,12 +153,16 @@ impl Cache {
             key: key.clone(),
             id,
         };
-        self.deposits.lock().entry(key.clone()).or_default().push(Deposit {
-            id,
-            value: value.clone(),
-            typed: Some(typed),
-            taken_in,
-        });
+        self.deposits
+            .lock()
+            .entry(key.clone())
+            .or_default()
+            .push(Deposit {
+                id,
+                value: value.clone(),
+                typed: Some(typed),
+                taken_in,
+            });
         let txn = Txn {
             compares: vec![Compare::ModRevision {
                 key: key.clone(),
@@ -265,10 +278,12 @@ pub fn store_error(error: knarr_store::Error) -> Error {
     use knarr_store::Error as E;
     match error {
         E::Compacted { .. } => Error::expired("The resourceVersion for the provided list is too old."),
-        E::FutureRevision { requested, newest } => {
-            Error::timeout(format!("Too large resource version: {requested}, current: {newest}"))
-        }
+        E::FutureRevision { requested, newest } => Error::timeout(format!(
+            "Too large resource version: {requested}, current: {newest}"
+        )),
         E::Unavailable(_) | E::Closed | E::Lagged => Error::unavailable(error.to_string()),
-        E::NoSpace(_) | E::Locked { .. } | E::Corrupt { .. } | E::BadTxn(_) | E::Io(_) => Error::internal(error),
+        E::NoSpace(_) | E::Locked { .. } | E::Corrupt { .. } | E::BadTxn(_) | E::Io(_) => {
+            Error::internal(error)
+        }
     }
 }

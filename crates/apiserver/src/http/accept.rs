@@ -50,7 +50,10 @@ struct Clause<'a> {
 
 impl<'a> Clause<'a> {
     fn param(&self, name: &str) -> &'a str {
-        self.params.iter().find(|(k, _)| *k == name).map_or("", |(_, v)| *v)
+        self.params
+            .iter()
+            .find(|(k, _)| *k == name)
+            .map_or("", |(_, v)| *v)
     }
 }
 
@@ -69,7 +72,11 @@ pub fn negotiate(accept: &str, include: &str, discovery: bool, streams: bool) ->
                 .find(|(k, _)| *k == "q")
                 .and_then(|(_, v)| v.parse().ok())
                 .unwrap_or(1.0);
-            Clause { media, params, quality }
+            Clause {
+                media,
+                params,
+                quality,
+            }
         })
         .collect();
     if clauses.is_empty() {
@@ -78,7 +85,11 @@ pub fn negotiate(accept: &str, include: &str, discovery: bool, streams: bool) ->
     let known = |c: &Clause<'_>| {
         matches!(
             c.media,
-            "*/*" | "application/*" | "application/json" | "application/yaml" | "application/vnd.kubernetes.protobuf"
+            "*/*"
+                | "application/*"
+                | "application/json"
+                | "application/yaml"
+                | "application/vnd.kubernetes.protobuf"
         )
     };
     if !clauses.iter().any(known) {
@@ -144,7 +155,10 @@ fn include_of(text: &str) -> Result<Include, Error> {
         "" | "Metadata" => Ok(Include::Metadata),
         "Object" => Ok(Include::Object),
         "None" => Ok(Include::None),
-        other => Err(Error::bad_request(format!("unrecognized includeObject value: {other:?}"))),
+        other => Err(Error::bad_request(format!(
+            "Unable to convert to Table as requested: includeObject: Invalid value: {other:?}: must be 'Metadata', \
+'Object', 'None', or empty"
+        ))),
     }
 }
 
@@ -154,11 +168,21 @@ mod tests {
 
     #[test]
     fn clients_get_the_first_form_that_is_served() {
-        let table = |accept: &str| negotiate(accept, "", false, true).map(|f| (f.media, f.shape)).map_err(|e| e.code());
+        let table = |accept: &str| {
+            negotiate(accept, "", false, true)
+                .map(|f| (f.media, f.shape))
+                .map_err(|e| e.code())
+        };
         let kubectl = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
         assert_eq!(table(kubectl), Ok((Media::Json, Shape::Table(Include::Metadata))));
-        assert_eq!(table("application/vnd.kubernetes.protobuf,application/json"), Ok((Media::Json, Shape::Full)));
-        assert_eq!(table("application/json;q=0.1,application/yaml"), Ok((Media::Yaml, Shape::Full)));
+        assert_eq!(
+            table("application/vnd.kubernetes.protobuf,application/json"),
+            Ok((Media::Json, Shape::Full))
+        );
+        assert_eq!(
+            table("application/json;q=0.1,application/yaml"),
+            Ok((Media::Yaml, Shape::Full))
+        );
         assert_eq!(table("application/vnd.kubernetes.protobuf"), Err(406));
         assert_eq!(table("application/xml"), Err(406));
         assert_eq!(table("application/json;as=Table;v=v2;g=meta.k8s.io"), Err(406));

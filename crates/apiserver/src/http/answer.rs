@@ -50,10 +50,24 @@ impl Answer {
                 let bytes = match wants.form.shape {
                     Shape::Full => object.json().clone(),
                     Shape::Metadata => metadata_only(object.metadata())?.into(),
-                    Shape::MetadataList => return Err(shape_mismatch("PartialObjectMetadataList", "object", object.kind())),
+                    Shape::MetadataList => {
+                        return Err(shape_mismatch(
+                            "PartialObjectMetadataList",
+                            "object",
+                            object.kind(),
+                        ));
+                    }
                     Shape::Table(include) => {
                         let version = object.revision().to_string();
-                        table::render(object.kind(), std::slice::from_ref(&object), include, wants.now, &version, "")?.into()
+                        table::render(
+                            object.kind(),
+                            std::slice::from_ref(&object),
+                            include,
+                            wants.now,
+                            &version,
+                            "",
+                        )?
+                        .into()
                     }
                 };
                 bytes_response(code, bytes, wants)
@@ -82,7 +96,12 @@ pub fn refusal(error: &Error, wants: Wants) -> Response<Body> {
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
         response
     });
-    if let Some(seconds) = error.status().details.as_ref().and_then(|d| d.retry_after_seconds) {
+    if let Some(seconds) = error
+        .status()
+        .details
+        .as_ref()
+        .and_then(|d| d.retry_after_seconds)
+    {
         response.headers_mut().insert(RETRY_AFTER, seconds.into());
     }
     response
@@ -105,7 +124,13 @@ pub fn add_warnings(response: &mut Response<Body>, warnings: &[String]) {
         let quoted: String = warning
             .chars()
             .filter(|c| !c.is_control())
-            .flat_map(|c| if c == '"' || c == '\\' { vec!['\\', c] } else { vec![c] })
+            .flat_map(|c| {
+                if c == '"' || c == '\\' {
+                    vec!['\\', c]
+                } else {
+                    vec![c]
+                }
+            })
             .collect();
         if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
             response.headers_mut().append(WARNING, value);
@@ -118,7 +143,10 @@ pub fn text(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
     let mut response = Response::new(full(text));
     *response.status_mut() = code;
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
     headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
     response
 }
@@ -130,15 +158,28 @@ fn bytes_response(code: StatusCode, json: Bytes, wants: Wants) -> Result<Respons
     } else {
         (bytes, false)
     };
-    Ok(with_headers(code, full(bytes), wants.form.media.content_type(), compressed))
+    Ok(with_headers(
+        code,
+        full(bytes),
+        wants.form.media.content_type(),
+        compressed,
+    ))
 }
 
-fn with_headers(code: StatusCode, body: Body, content_type: &'static str, compressed: bool) -> Response<Body> {
+fn with_headers(
+    code: StatusCode,
+    body: Body,
+    content_type: &'static str,
+    compressed: bool,
+) -> Response<Body> {
     let mut response = Response::new(body);
     *response.status_mut() = code;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(http::header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    headers.insert(
+        http::header::CACHE_CONTROL,
+        HeaderValue::from_static("no-cache, private"),
+    );
     if compressed {
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
@@ -151,11 +192,15 @@ fn in_media(json: Bytes, form: Form) -> Result<Bytes, Error> {
         (Media::Json, false) => Ok(json),
         (Media::Json, true) => {
             let value: Value = serde_json::from_slice(&json).map_err(Error::internal)?;
-            serde_json::to_vec_pretty(&value).map(Into::into).map_err(Error::internal)
+            serde_json::to_vec_pretty(&value)
+                .map(Into::into)
+                .map_err(Error::internal)
         }
         (Media::Yaml, _) => {
             let value: Value = serde_json::from_slice(&json).map_err(Error::internal)?;
-            serde_saphyr::to_string(&value).map(Into::into).map_err(Error::internal)
+            serde_saphyr::to_string(&value)
+                .map(Into::into)
+                .map_err(Error::internal)
         }
     }
 }
@@ -165,11 +210,18 @@ fn shape_mismatch(wanted: &str, what: &str, kind: &Kind) -> Error {
         None | Some("") => "core",
         Some(group) => group,
     };
-    let (article, suffix) = if what == "list" { ("a list", "List") } else { ("not a list", "") };
+    let (article, suffix) = if what == "list" {
+        ("a list", "List")
+    } else {
+        ("not a list", "")
+    };
     Error::new(
         406,
         "NotAcceptable",
-        format!("you requested {wanted}, but the requested object is {article} (*{group}.{}{suffix})", kind.kind),
+        format!(
+            "you requested {wanted}, but the requested object is {article} (*{group}.{}{suffix})",
+            kind.kind
+        ),
     )
 }
 
@@ -190,7 +242,14 @@ fn list(kind: &'static Kind, listed: Listed, wants: Wants) -> Result<Response<Bo
         Shape::Metadata => Err(shape_mismatch("PartialObjectMetadata", "list", kind)),
         Shape::Table(include) => {
             let version = listed.revision.to_string();
-            let bytes = table::render(kind, &listed.items, include, wants.now, &version, &listed.continue_token)?;
+            let bytes = table::render(
+                kind,
+                &listed.items,
+                include,
+                wants.now,
+                &version,
+                &listed.continue_token,
+            )?;
             bytes_response(StatusCode::OK, bytes.into(), wants)
         }
         Shape::MetadataList => {
@@ -216,7 +275,12 @@ fn list(kind: &'static Kind, listed: Listed, wants: Wants) -> Result<Response<Bo
             if wants.form.media == Media::Json && !wants.form.pretty {
                 let body = ListBody::new(head.into_bytes(), listed.items, wants.gzip);
                 let compressed = body.is_compressed();
-                return Ok(with_headers(StatusCode::OK, body.boxed_unsync(), "application/json", compressed));
+                return Ok(with_headers(
+                    StatusCode::OK,
+                    body.boxed_unsync(),
+                    "application/json",
+                    compressed,
+                ));
             }
             let mut items = Vec::with_capacity(listed.items.len());
             for object in &listed.items {
@@ -230,7 +294,11 @@ fn list(kind: &'static Kind, listed: Listed, wants: Wants) -> Result<Response<Bo
             let document = json!({
                 "kind": format!("{}List", kind.kind), "apiVersion": kind.api_version(), "metadata": meta, "items": items,
             });
-            bytes_response(StatusCode::OK, serde_json::to_vec(&document).map_err(Error::internal)?.into(), wants)
+            bytes_response(
+                StatusCode::OK,
+                serde_json::to_vec(&document).map_err(Error::internal)?.into(),
+                wants,
+            )
         }
     }
 }
@@ -259,7 +327,12 @@ fn watch(watcher: Watcher, wants: Wants) -> Response<Body> {
             }
         }
     });
-    with_headers(StatusCode::OK, StreamBody::new(frames).boxed_unsync(), "application/json", false)
+    with_headers(
+        StatusCode::OK,
+        StreamBody::new(frames).boxed_unsync(),
+        "application/json",
+        false,
+    )
 }
 
 /// An `ERROR` event; the watch ends with it.
@@ -294,19 +367,28 @@ impl Feed {
                     ..ObjectMeta::default()
                 };
                 if initial_events_end {
-                    meta.annotations = Some([("k8s.io/initial-events-end".to_string(), "true".to_string())].into());
+                    meta.annotations =
+                        Some([("k8s.io/initial-events-end".to_string(), "true".to_string())].into());
                 }
                 let object = match self.wants.form.shape {
                     Shape::Full => {
-                        let document = json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": meta});
+                        let document =
+                            json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": meta});
                         serde_json::to_vec(&document).map_err(Error::internal)?
                     }
                     Shape::Metadata => metadata_only(&meta)?,
                     Shape::MetadataList => return Ok(None),
                     Shape::Table(_) => {
-                        let mut empty = kind.ops.decode(b"{}").map_err(|e| Error::internal(e.message))?.object;
+                        let mut empty = kind
+                            .ops
+                            .decode(b"{}")
+                            .map_err(|e| Error::internal(e.message))?
+                            .object;
                         *empty.metadata_mut() = meta;
-                        self.table(&Arc::new(Object::from_typed(kind, empty)), table::Include::Metadata)?
+                        self.table(
+                            &Arc::new(Object::from_typed(kind, empty)),
+                            table::Include::Metadata,
+                        )?
                     }
                 };
                 Ok(Some(frame("BOOKMARK", &object)))
@@ -334,7 +416,14 @@ impl Feed {
     /// Only the first table of a watch says its columns.
     fn table(&mut self, object: &Arc<Object>, include: table::Include) -> Result<Vec<u8>, Error> {
         let version = object.revision().to_string();
-        let bytes = table::render(object.kind(), std::slice::from_ref(object), include, self.wants.now, &version, "")?;
+        let bytes = table::render(
+            object.kind(),
+            std::slice::from_ref(object),
+            include,
+            self.wants.now,
+            &version,
+            "",
+        )?;
         if !std::mem::replace(&mut self.columns_told, true) {
             return Ok(bytes);
         }

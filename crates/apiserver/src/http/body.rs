@@ -22,7 +22,9 @@ pub const GZIP_FROM_BYTES: usize = 128 * 1024;
 const PIECE_BYTES: usize = 64 * 1024;
 
 pub fn full(bytes: impl Into<Bytes>) -> Body {
-    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+    Full::new(bytes.into())
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 pub fn gzip(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
@@ -47,7 +49,8 @@ impl ListBody {
         let commas = items.len().saturating_sub(1);
         let sizes: usize = items.iter().map(|o| o.json_without_type().len() + 1).sum();
         let size = head.len() + sizes + commas + END.len();
-        let gzip = (compress && size >= GZIP_FROM_BYTES).then(|| GzEncoder::new(Vec::new(), Compression::fast()));
+        let gzip =
+            (compress && size >= GZIP_FROM_BYTES).then(|| GzEncoder::new(Vec::new(), Compression::fast()));
         ListBody {
             head: Some(head.into()),
             items: items.into_iter(),
@@ -94,7 +97,10 @@ impl HttpBody for ListBody {
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         loop {
             let Some(piece) = self.piece() else {
                 return Poll::Ready(match self.gzip.take().map(GzEncoder::finish) {
@@ -118,7 +124,11 @@ impl HttpBody for ListBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.gzip.is_some() { SizeHint::default() } else { SizeHint::with_exact(self.left) }
+        if self.gzip.is_some() {
+            SizeHint::default()
+        } else {
+            SizeHint::with_exact(self.left)
+        }
     }
 }
 
@@ -157,7 +167,9 @@ mod tests {
         assert!(body.is_compressed());
         let bytes = body.collect().await.unwrap().to_bytes();
         let mut text = String::new();
-        flate2::read::GzDecoder::new(&bytes[..]).read_to_string(&mut text).unwrap();
+        flate2::read::GzDecoder::new(&bytes[..])
+            .read_to_string(&mut text)
+            .unwrap();
         let document: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(document["items"].as_array().unwrap().len(), 5000);
         assert!(!ListBody::new(Vec::new(), objects(2), true).is_compressed());

@@ -31,8 +31,8 @@ use tracing::{debug, warn};
 use self::accept::Form;
 use self::answer::{Wants, add_warnings, refusal};
 use self::body::Body;
-pub use self::raw::Document;
 use self::query::Query;
+pub use self::raw::Document;
 use crate::authn::certificate_user;
 use crate::authz::{Attributes, forbidden};
 use crate::pipeline::Ctx;
@@ -42,6 +42,8 @@ use crate::user::{UNAUTHENTICATED, User};
 
 /// Largest body of a request, as kube-apiserver's.
 const BODY_MAX_BYTES: usize = 3 * 1024 * 1024;
+/// What is read of a body that is too large, so that most clients come to read the refusal.
+const BODY_READ_BYTES: usize = 2 * BODY_MAX_BYTES;
 /// How long a client may take over the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long requests may go on after the server was told to stop.
@@ -72,15 +74,29 @@ impl Http {
                 format!("Request entity too large: limit is {BODY_MAX_BYTES}"),
             )
         };
-        let announced = self.headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-        if announced.is_some_and(|n| n > BODY_MAX_BYTES) {
+        let announced = self
+            .headers
+            .get(CONTENT_LENGTH)
+            .and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+        if announced.is_some_and(|n| n > BODY_READ_BYTES) {
             return Err(too_large());
         }
-        match Limited::new(self.request.body_mut(), BODY_MAX_BYTES).collect().await {
-            Ok(collected) => Ok(collected.to_bytes()),
+        match Limited::new(self.request.body_mut(), BODY_READ_BYTES)
+            .collect()
+            .await
+        {
+            Ok(collected) => Some(collected.to_bytes())
+                .filter(|b| b.len() <= BODY_MAX_BYTES)
+                .ok_or_else(too_large),
             Err(e) if e.is::<LengthLimitError>() => Err(too_large()),
             Err(e) => Err(Error::bad_request(format!("the body could not be read: {e}"))),
         }
+    }
+
+    /// The body as JSON, whatever it came as; `kind` is what it must be.
+    pub async fn json_body(&mut self, kind: &str) -> Result<Bytes, Error> {
+        let body = self.body().await?;
+        crate::pipeline::decode::to_json(kind, self.header(http::header::CONTENT_TYPE), body)
     }
 
     pub fn header(&self, name: impl http::header::AsHeaderName) -> &str {
@@ -90,7 +106,12 @@ impl Http {
 
 impl Server {
     /// Serves TLS connections until `stop`, then gives what runs a moment to end.
-    pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: Arc<rustls::ServerConfig>, stop: CancellationToken) {
+    pub async fn serve(
+        self: Arc<Self>,
+        listener: TcpListener,
+        tls: Arc<rustls::ServerConfig>,
+        stop: CancellationToken,
+    ) {
         let acceptor = TlsAcceptor::from(tls);
         let connections = TaskTracker::new();
         loop {
@@ -123,7 +144,10 @@ impl Server {
             });
         }
         connections.close();
-        if tokio::time::timeout(DRAIN_TIMEOUT, connections.wait()).await.is_err() {
+        if tokio::time::timeout(DRAIN_TIMEOUT, connections.wait())
+            .await
+            .is_err()
+        {
             debug!("connections were still open when the server stopped");
         }
     }
@@ -142,7 +166,10 @@ impl Server {
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new());
-        builder.http2().timer(TokioTimer::new()).max_concurrent_streams(H2_STREAMS);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(H2_STREAMS);
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
         tokio::pin!(connection);
         let ended = tokio::select! {
@@ -161,7 +188,11 @@ impl Server {
         }
     }
 
-    async fn handle(self: Arc<Self>, request: Request<Incoming>, certificate: Option<Arc<User>>) -> Response<Body> {
+    async fn handle(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        certificate: Option<Arc<User>>,
+    ) -> Response<Body> {
         let query = Query::parse(request.uri().query().unwrap_or(""));
         let info = RequestInfo::parse(request.method(), request.uri().path(), query.flag("watch"));
         let headers = request.headers().clone();
@@ -214,10 +245,15 @@ impl Server {
         let mut attributes = Attributes::of(&http.info);
         if ctx.user.is_in(UNAUTHENTICATED) {
             let path = &http.info.path;
-            let public = PUBLIC
-                .iter()
-                .any(|p| path.strip_prefix(p).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')));
-            return if public { Ok(()) } else { Err(Error::unauthorized()) };
+            let public = PUBLIC.iter().any(|p| {
+                path.strip_prefix(p)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            });
+            return if public {
+                Ok(())
+            } else {
+                Err(Error::unauthorized())
+            };
         }
         // A list or watch of one object by its name is asked for as that one.
         let selected = http.query.get("fieldSelector").strip_prefix("metadata.name=");

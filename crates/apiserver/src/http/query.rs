@@ -16,8 +16,14 @@ pub struct Query(Vec<(String, String)>);
 impl Query {
     pub fn parse(text: &str) -> Self {
         let decode = |s: &str| {
-            let s: Cow<'_, str> = if s.contains('+') { s.replace('+', " ").into() } else { s.into() };
-            percent_encoding::percent_decode_str(&s).decode_utf8_lossy().into_owned()
+            let s: Cow<'_, str> = if s.contains('+') {
+                s.replace('+', " ").into()
+            } else {
+                s.into()
+            };
+            percent_encoding::percent_decode_str(&s)
+                .decode_utf8_lossy()
+                .into_owned()
         };
         let pairs = text.split('&').filter(|p| !p.is_empty());
         Query(
@@ -30,7 +36,10 @@ impl Query {
 
     /// The first value; empty if there is none.
     pub fn get(&self, name: &str) -> &str {
-        self.0.iter().find(|(k, _)| k == name).map_or("", |(_, v)| v.as_str())
+        self.0
+            .iter()
+            .find(|(k, _)| k == name)
+            .map_or("", |(_, v)| v.as_str())
     }
 
     pub fn has(&self, name: &str) -> bool {
@@ -38,7 +47,10 @@ impl Query {
     }
 
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        self.0.iter().filter(move |(k, _)| k == name).map(|(_, v)| v.as_str())
+        self.0
+            .iter()
+            .filter(move |(k, _)| k == name)
+            .map(|(_, v)| v.as_str())
     }
 
     /// As Kubernetes reads booleans: present counts, unless it says false.
@@ -71,7 +83,9 @@ impl Query {
             list: self.list()?,
             timeout_seconds: self.int("timeoutSeconds")?.and_then(|s| u64::try_from(s).ok()),
             bookmarks: self.flag("allowWatchBookmarks"),
-            send_initial_events: self.has("sendInitialEvents").then(|| self.flag("sendInitialEvents")),
+            send_initial_events: self
+                .has("sendInitialEvents")
+                .then(|| self.flag("sendInitialEvents")),
         })
     }
 
@@ -87,7 +101,11 @@ impl Query {
             "" | "Warn" => FieldValidation::Warn,
             "Strict" => FieldValidation::Strict,
             other => {
-                mistakes.not_supported(&Path::new("fieldValidation"), other, &["", "Ignore", "Warn", "Strict"]);
+                mistakes.not_supported(
+                    &Path::new("fieldValidation"),
+                    other,
+                    &["", "Ignore", "Warn", "Strict"],
+                );
                 FieldValidation::Warn
             }
         };
@@ -133,12 +151,22 @@ fn bad_manager(name: &str) -> Option<FieldError> {
         })
     };
     if name.len() > MANAGER_MAX_BYTES {
-        return mistake(Cause::TooLong, None, format!("may not be more than {MANAGER_MAX_BYTES} bytes"));
+        return mistake(
+            Cause::TooLong,
+            None,
+            format!("may not be more than {MANAGER_MAX_BYTES} bytes"),
+        );
     }
     let (at, bad) = name.char_indices().find(|(_, c)| c.is_control())?;
     let shown: String = name
         .chars()
-        .map(|c| if c.is_control() { format!("\\x{:02x}", c as u32) } else { c.to_string() })
+        .map(|c| {
+            if c.is_control() {
+                format!("\\x{:02x}", c as u32)
+            } else {
+                c.to_string()
+            }
+        })
         .collect();
     mistake(
         Cause::Invalid,
@@ -159,12 +187,21 @@ mod tests {
         assert_eq!(q.list().unwrap().limit, 5);
         assert!(q.write("CreateOptions").unwrap().dry_run);
         assert_eq!(Query::parse("timeoutSeconds=x").watch().unwrap_err().code(), 400);
-        assert_eq!(Query::parse("dryRun=Some").write("CreateOptions").err().map(|e| e.code()), Some(422));
+        assert_eq!(
+            Query::parse("dryRun=Some")
+                .write("CreateOptions")
+                .err()
+                .map(|e| e.code()),
+            Some(422)
+        );
     }
 
     #[test]
     fn a_field_manager_has_no_control_characters() {
-        let error = Query::parse("fieldManager=a%00b").write("CreateOptions").err().unwrap();
+        let error = Query::parse("fieldManager=a%00b")
+            .write("CreateOptions")
+            .err()
+            .unwrap();
         assert_eq!(
             error.message(),
             "CreateOptions.meta.k8s.io \"\" is invalid: fieldManager: Invalid value: \"a\\x00b\": invalid character U+0000 (at position 1)"

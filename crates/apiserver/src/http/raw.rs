@@ -9,10 +9,10 @@ use knarr_api::{Error, discovery, openapi};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::Http;
 use super::accept::{self, Form};
 use super::answer::{Answer, text};
 use super::body::{Body, full, gzip};
-use super::Http;
 use crate::pipeline::{Ctx, not_allowed, not_served};
 use crate::server::Server;
 
@@ -29,7 +29,10 @@ pub struct Document {
 impl Document {
     pub fn new(value: &Value, content_type: &'static str) -> Result<Self, Error> {
         let plain = serde_json::to_vec(value).map_err(Error::internal)?;
-        let hash: String = Sha256::digest(&plain).iter().map(|b| format!("{b:02X}")).collect();
+        let hash: String = Sha256::digest(&plain)
+            .iter()
+            .map(|b| format!("{b:02X}"))
+            .collect();
         Ok(Document {
             gzip: gzip(&plain).map_err(Error::internal)?.into(),
             plain: plain.into(),
@@ -39,7 +42,10 @@ impl Document {
     }
 
     fn answer(&self, http: &Http) -> Response<Body> {
-        let fresh = http.header(IF_NONE_MATCH).split(',').any(|t| t.trim() == self.etag);
+        let fresh = http
+            .header(IF_NONE_MATCH)
+            .split(',')
+            .any(|t| t.trim() == self.etag);
         let compressed = http.wants.gzip && self.plain.len() > self.gzip.len();
         let mut response = Response::new(match (fresh, compressed) {
             (true, _) => full(Bytes::new()),
@@ -70,7 +76,11 @@ impl Server {
         accepts: &str,
     ) -> Result<Response<Body>, Error> {
         let path = http.info.path.clone();
-        let path = if path.len() > 1 { path.trim_end_matches('/') } else { &path };
+        let path = if path.len() > 1 {
+            path.trim_end_matches('/')
+        } else {
+            &path
+        };
         let segments: Vec<&str> = path.split('/').skip(1).collect();
         if !matches!(http.method, Method::GET | Method::HEAD) {
             return Err(not_allowed());
@@ -98,9 +108,10 @@ impl Server {
             ["apis", group] => discovery::group(group),
             ["apis", group, version] => discovery::resource_list(group, version),
             ["openid", "v1", "jwks"] => Some(self.tokens.jwks()),
-            [".well-known", "openid-configuration"] => {
-                Some(self.tokens.discovery(&format!("https://{}", self.config.advertised)))
-            }
+            [".well-known", "openid-configuration"] => Some(
+                self.tokens
+                    .discovery(&format!("https://{}", self.config.advertised)),
+            ),
             [""] => Some(json!({"paths": root_paths()})),
             _ => None,
         };
@@ -122,16 +133,25 @@ impl Server {
     fn openapi(&self, http: &Http, segments: &[&str]) -> Result<Response<Body>, Error> {
         match segments {
             ["v2"] => {
-                let protobuf = http.header(http::header::ACCEPT).contains("proto") && !http.header(http::header::ACCEPT).contains("json");
+                let protobuf = http.header(http::header::ACCEPT).contains("proto")
+                    && !http.header(http::header::ACCEPT).contains("json");
                 if protobuf {
-                    return Err(Error::new(406, "NotAcceptable", "only application/json is served here"));
+                    return Err(Error::new(
+                        406,
+                        "NotAcceptable",
+                        "only application/json is served here",
+                    ));
                 }
                 self.document(http, "openapi/v2", "application/json", || Some(openapi::v2()))
             }
-            ["v3"] => self.document(http, "openapi/v3", "text/plain; charset=utf-8", || Some(openapi::v3_index())),
+            ["v3"] => self.document(http, "openapi/v3", "text/plain; charset=utf-8", || {
+                Some(openapi::v3_index())
+            }),
             ["v3", rest @ ..] => {
                 let path = rest.join("/");
-                self.document(http, &format!("openapi/v3/{path}"), "application/json", || openapi::v3(&path))
+                self.document(http, &format!("openapi/v3/{path}"), "application/json", || {
+                    openapi::v3(&path)
+                })
             }
             _ => Ok(text(StatusCode::NOT_FOUND, "404 page not found\n")),
         }
@@ -165,17 +185,30 @@ impl Server {
             return text(StatusCode::NOT_FOUND, "404 page not found\n");
         }
         // Alive is who answers; ready is who has something to answer with.
-        let matters = |name: &str| wanted.is_none_or(|w| w == name) && (segments[0] != "livez" || name == "ping" || wanted.is_some());
+        let matters = |name: &str| {
+            wanted.is_none_or(|w| w == name) && (segments[0] != "livez" || name == "ping" || wanted.is_some())
+        };
         let ok = checks.iter().filter(|(n, _)| matters(n)).all(|(_, ok)| *ok);
         if ok && !http.query.has("verbose") {
             return text(StatusCode::OK, "ok");
         }
         let mut report = String::new();
         for (name, ok) in checks.iter().filter(|(n, _)| matters(n)) {
-            report += &if *ok { format!("[+]{name} ok\n") } else { format!("[-]{name} failed: reason withheld\n") };
+            report += &if *ok {
+                format!("[+]{name} ok\n")
+            } else {
+                format!("[-]{name} failed: reason withheld\n")
+            };
         }
         report += &format!("{} check {}\n", segments[0], if ok { "passed" } else { "failed" });
-        text(if ok { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR }, report)
+        text(
+            if ok {
+                StatusCode::OK
+            } else {
+                StatusCode::INTERNAL_SERVER_ERROR
+            },
+            report,
+        )
     }
 
     fn metrics_text(&self) -> String {
@@ -189,7 +222,10 @@ impl Server {
         for (resource, n) in objects {
             out += &format!("apiserver_storage_objects{{resource=\"{resource}\"}} {n}\n");
         }
-        out += &format!("# TYPE knarr_cache_revision gauge\nknarr_cache_revision {}\n", self.cache.revision());
+        out += &format!(
+            "# TYPE knarr_cache_revision gauge\nknarr_cache_revision {}\n",
+            self.cache.revision()
+        );
         out
     }
 }

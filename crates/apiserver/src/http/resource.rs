@@ -42,7 +42,11 @@ const RETURN_DELETED: [&Kind; 17] = [
 ];
 
 impl Server {
-    pub(super) async fn resource(self: &Arc<Self>, ctx: &mut Ctx, http: &mut Http) -> Result<Response<Body>, Error> {
+    pub(super) async fn resource(
+        self: &Arc<Self>,
+        ctx: &mut Ctx,
+        http: &mut Http,
+    ) -> Result<Response<Body>, Error> {
         let info = http.info.clone();
         let Some(kind) = registry::by_resource(&info.group, &info.version, &info.resource) else {
             let served = registry::groups()
@@ -55,7 +59,16 @@ impl Server {
         };
         check_shape(kind, http)?;
         check_timeout(http)?;
-        let namespace = if kind.namespaced() { info.namespace.as_str() } else { "" };
+        if *kind == registry::ENDPOINTS {
+            ctx.warn("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice");
+        } else if *kind == registry::COMPONENT_STATUS {
+            ctx.warn("v1 ComponentStatus is deprecated in v1.19+");
+        }
+        let namespace = if kind.namespaced() {
+            info.namespace.as_str()
+        } else {
+            ""
+        };
         let target = Target {
             kind,
             namespace,
@@ -86,13 +99,19 @@ impl Server {
             "list" => {
                 if http.query.has("sendInitialEvents") {
                     let mut mistakes = Errors::new();
-                    mistakes.forbidden(&Path::new("sendInitialEvents"), "sendInitialEvents is forbidden for list");
+                    mistakes.forbidden(
+                        &Path::new("sendInitialEvents"),
+                        "sendInitialEvents is forbidden for list",
+                    );
                     return Err(invalid_options("ListOptions", &mistakes));
                 }
                 let listed = self.list(kind, target.namespace, &http.query.list()?).await?;
                 Ok(Answer::List(kind, listed))
             }
-            "watch" => match self.watch(kind, target.namespace, target.name, &http.query.watch()?).await {
+            "watch" => match self
+                .watch(kind, target.namespace, target.name, &http.query.watch()?)
+                .await
+            {
                 Ok(watcher) => Ok(Answer::Watch(watcher)),
                 Err(e) if e.code() == 410 => Ok(Answer::Raw(refused_watch(&e))),
                 Err(e) => Err(e),
@@ -100,29 +119,47 @@ impl Server {
             "create" => {
                 let options = http.query.write("CreateOptions")?;
                 ctx.dry_run = options.dry_run;
-                let json = to_json(kind.kind, &http.header(CONTENT_TYPE).to_string(), http.body().await?)?;
+                let json = http.json_body(kind.kind).await?;
                 let object = decode(ctx, kind, &json, options.validation)?;
                 if !kind.is_stored() {
                     let body = serde_json::from_slice(&json).map_err(Error::internal)?;
-                    return Ok(Answer::Document(StatusCode::CREATED, self.review(ctx, target, body, object).await?));
+                    return Ok(Answer::Document(
+                        StatusCode::CREATED,
+                        self.review(ctx, target, body, object).await?,
+                    ));
                 }
-                Ok(Answer::Object(StatusCode::CREATED, self.create(ctx, target, object).await?))
+                Ok(Answer::Object(
+                    StatusCode::CREATED,
+                    self.create(ctx, target, object).await?,
+                ))
             }
             "update" => {
                 let options = http.query.write("UpdateOptions")?;
                 ctx.dry_run = options.dry_run;
-                let json = to_json(kind.kind, &http.header(CONTENT_TYPE).to_string(), http.body().await?)?;
+                let json = http.json_body(kind.kind).await?;
                 let object = decode(ctx, kind, &json, options.validation)?;
                 let updated = self.put(ctx, target, object).await?;
-                let code = if updated.created { StatusCode::CREATED } else { StatusCode::OK };
+                let code = if updated.created {
+                    StatusCode::CREATED
+                } else {
+                    StatusCode::OK
+                };
                 Ok(Answer::Object(code, updated.object))
             }
             "patch" => {
                 let options = http.query.write("PatchOptions")?;
                 ctx.dry_run = options.dry_run;
                 let content_type = http.header(CONTENT_TYPE).to_string();
+                if http.query.has("force") && !content_type.starts_with("application/apply-patch") {
+                    let mut mistakes = Errors::new();
+                    mistakes.forbidden(&Path::new("force"), "may not be specified for non-apply patch");
+                    return Err(invalid_options("PatchOptions", &mistakes));
+                }
                 let body = PatchBody::parse(&content_type, &http.body().await?)?;
-                Ok(Answer::Object(StatusCode::OK, self.patch(ctx, target, &body, options.validation).await?))
+                Ok(Answer::Object(
+                    StatusCode::OK,
+                    self.patch(ctx, target, &body, options.validation).await?,
+                ))
             }
             "delete" => {
                 let request = delete_request(ctx, http).await?;
@@ -132,7 +169,10 @@ impl Server {
             "deletecollection" => {
                 let query = http.query.list()?;
                 let request = delete_request(ctx, http).await?;
-                Ok(Answer::List(kind, self.delete_collection(ctx, target, &query, &request).await?))
+                Ok(Answer::List(
+                    kind,
+                    self.delete_collection(ctx, target, &query, &request).await?,
+                ))
             }
             _ => Err(not_allowed()),
         }
@@ -143,7 +183,9 @@ impl Server {
         match http.query.get("resourceVersion") {
             "" => Ok(()),
             text => {
-                let at = text.parse().map_err(|_| Error::new(500, "", bad_revision(text)))?;
+                let at = text
+                    .parse()
+                    .map_err(|_| Error::new(500, "", bad_revision(text)))?;
                 self.wait_for_revision(at).await
             }
         }
@@ -191,7 +233,9 @@ fn check_timeout(http: &Http) -> Result<(), Error> {
     let fine = text.is_empty()
         || text == "0"
         || (digits.parse::<f64>().is_ok() && matches!(unit, "ns" | "us" | "µs" | "ms" | "s" | "m" | "h"))
-        || text.parse::<f64>().is_err() && text.contains(|c: char| c.is_ascii_digit()) && text.ends_with(['s', 'm', 'h']);
+        || text.parse::<f64>().is_err()
+            && text.contains(|c: char| c.is_ascii_digit())
+            && text.ends_with(['s', 'm', 'h']);
     if fine {
         return Ok(());
     }
@@ -205,7 +249,9 @@ pub(super) async fn delete_request(ctx: &mut Ctx, http: &mut Http) -> Result<Del
     let body = http.body().await?;
     let wire = if body.is_empty() {
         let query = &http.query;
-        let orphan = query.has("orphanDependents").then(|| query.flag("orphanDependents"));
+        let orphan = query
+            .has("orphanDependents")
+            .then(|| query.flag("orphanDependents"));
         let policy = Some(query.get("propagationPolicy").to_string()).filter(|p| !p.is_empty());
         let dry_run: Vec<String> = query.all("dryRun").map(str::to_string).collect();
         WireDeleteOptions {
@@ -216,7 +262,7 @@ pub(super) async fn delete_request(ctx: &mut Ctx, http: &mut Http) -> Result<Del
             ..WireDeleteOptions::default()
         }
     } else {
-        let json = to_json("DeleteOptions", &http.header(CONTENT_TYPE).to_string(), body)?;
+        let json = to_json("DeleteOptions", http.header(CONTENT_TYPE), body)?;
         read_delete_options(&json)?
     };
     let mut mistakes = Errors::new();
@@ -255,8 +301,12 @@ pub(super) async fn delete_request(ctx: &mut Ctx, http: &mut Http) -> Result<Del
 }
 
 fn read_delete_options(json: &[u8]) -> Result<WireDeleteOptions, Error> {
-    let value: serde_json::Value = serde_json::from_slice(json)
-        .map_err(|e| Error::bad_request(format!("couldn't get version/kind; json parse error: {}", syntax(json, &e))))?;
+    let value: serde_json::Value = serde_json::from_slice(json).map_err(|e| {
+        Error::bad_request(format!(
+            "couldn't get version/kind; json parse error: {}",
+            syntax(json, &e)
+        ))
+    })?;
     let text = |field: &str| value.get(field).and_then(|v| v.as_str()).unwrap_or("");
     let (kind, version) = (text("kind"), text("apiVersion"));
     if !kind.is_empty() && kind != "DeleteOptions" {

@@ -26,8 +26,16 @@ impl Server {
         check_namespace(target, &mut *object)?;
         let served = target.kind;
         let meta = object.metadata_mut();
-        if meta.resource_version.as_deref().is_some_and(|v| !v.is_empty() && v != "0") {
-            return Err(Error::new(500, "", "resourceVersion should not be set on objects to be created"));
+        if meta
+            .resource_version
+            .as_deref()
+            .is_some_and(|v| !v.is_empty() && v != "0")
+        {
+            return Err(Error::new(
+                500,
+                "",
+                "resourceVersion should not be set on objects to be created",
+            ));
         }
         meta.resource_version = None;
         meta.self_link = None;
@@ -36,7 +44,10 @@ impl Server {
         meta.deletion_grace_period_seconds = None;
         meta.creation_timestamp = Some(seams::seconds(ctx.now));
         meta.uid = Some(seams::uid(&*self.entropy));
-        let generate = meta.generate_name.clone().filter(|g| !g.is_empty() && meta.name.as_deref().unwrap_or("").is_empty());
+        let generate = meta
+            .generate_name
+            .clone()
+            .filter(|g| !g.is_empty() && meta.name.as_deref().unwrap_or("").is_empty());
         served.ops.set_defaults(&mut *object)?;
         let object = convert::typed(served, stored_kind(served), object)?;
 
@@ -104,7 +115,9 @@ pub(crate) fn check_namespace(target: &Target<'_>, object: &mut dyn AnyObject) -
             }
         }
     } else if meta.namespace.as_deref().is_some_and(|n| !n.is_empty()) {
-        return Err(Error::bad_request("namespace: must be empty for cluster-scoped objects"));
+        return Err(Error::bad_request(
+            "namespace: must be empty for cluster-scoped objects",
+        ));
     }
     if meta.namespace.as_deref() == Some("") {
         meta.namespace = None;

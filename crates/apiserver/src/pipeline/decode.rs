@@ -24,10 +24,13 @@ pub(crate) fn to_json(kind: &str, content_type: &str, body: bytes::Bytes) -> Res
     match media_type {
         "" | "application/json" => Ok(body),
         "application/yaml" => {
-            let text = std::str::from_utf8(&body).map_err(|e| unrecognized(kind, &format!("yaml: {e}"), &body))?;
+            let text =
+                std::str::from_utf8(&body).map_err(|e| unrecognized(kind, &format!("yaml: {e}"), &body))?;
             let value: serde_json::Value =
                 serde_saphyr::from_str(text).map_err(|e| unrecognized(kind, &format!("yaml: {e}"), &body))?;
-            serde_json::to_vec(&value).map(Into::into).map_err(Error::internal)
+            serde_json::to_vec(&value)
+                .map(Into::into)
+                .map_err(Error::internal)
         }
         "application/vnd.kubernetes.protobuf" => {
             let read = protobuf::read(&body)
@@ -66,8 +69,18 @@ pub(crate) fn decode_with(
         }
     };
     let mut strict: Vec<String> = Vec::new();
-    strict.extend(decoded.duplicate_fields.iter().map(|f| format!("duplicate field {f:?}")));
-    strict.extend(decoded.unknown_fields.iter().map(|f| format!("unknown field {f:?}")));
+    strict.extend(
+        decoded
+            .duplicate_fields
+            .iter()
+            .map(|f| format!("duplicate field {f:?}")),
+    );
+    strict.extend(
+        decoded
+            .unknown_fields
+            .iter()
+            .map(|f| format!("unknown field {f:?}")),
+    );
     match validation {
         FieldValidation::Strict if !strict.is_empty() => {
             return Err(cannot_be_handled(
@@ -131,7 +144,10 @@ fn check_type(kind: &str, api_version: &str, json: &[u8]) -> Result<(), Error> {
             _ => return Err(unrecognized(kind, &not_an_object(json), json)),
         },
         Err(e) => {
-            let why = format!("couldn't get version/kind; json parse error: {}", syntax(json, &e));
+            let why = format!(
+                "couldn't get version/kind; json parse error: {}",
+                syntax(json, &e)
+            );
             return Err(unrecognized(kind, &why, json));
         }
     };
@@ -140,7 +156,11 @@ fn check_type(kind: &str, api_version: &str, json: &[u8]) -> Result<(), Error> {
         return Err(unrecognized(kind, &why, json));
     }
     let found_kind = if found.kind.is_empty() { kind } else { &found.kind };
-    let found_version = if found.api_version.is_empty() { api_version } else { &found.api_version };
+    let found_version = if found.api_version.is_empty() {
+        api_version
+    } else {
+        &found.api_version
+    };
     if found_kind == kind && found_version == api_version {
         return Ok(());
     }
@@ -184,7 +204,10 @@ pub(crate) fn syntax(json: &[u8], error: &serde_json::Error) -> String {
     if error.is_eof() {
         return "unexpected end of JSON input".into();
     }
-    let line = json.split(|b| *b == b'\n').nth(error.line().saturating_sub(1)).unwrap_or(json);
+    let line = json
+        .split(|b| *b == b'\n')
+        .nth(error.line().saturating_sub(1))
+        .unwrap_or(json);
     let at = error.column().saturating_sub(1).min(line.len());
     let Some(found) = line.get(at..).and_then(|rest| rest.first()) else {
         return "unexpected end of JSON input".into();
@@ -203,7 +226,10 @@ pub(crate) fn syntax(json: &[u8], error: &serde_json::Error) -> String {
     } else {
         "looking for beginning of value"
     };
-    format!("invalid character '{}' {place}", char::from(*found).escape_debug())
+    format!(
+        "invalid character '{}' {place}",
+        char::from(*found).escape_debug()
+    )
 }
 
 #[cfg(test)]

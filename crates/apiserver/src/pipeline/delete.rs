@@ -40,7 +40,10 @@ enum Plan {
     /// A deletion is under way and this request changes nothing about it.
     Pending,
     /// Write this; then it is gone if `then_remove`.
-    Mark { marked: Box<dyn AnyObject>, then_remove: bool },
+    Mark {
+        marked: Box<dyn AnyObject>,
+        then_remove: bool,
+    },
     Remove,
 }
 
@@ -164,11 +167,17 @@ fn graceful_kind(object: &Object) -> bool {
 
 fn plan(ctx: &Ctx, object: &Object, request: &DeleteRequest) -> Result<Plan, Error> {
     let meta = object.metadata();
-    let requested = request.options.grace_period_seconds.map(|s| if s < 0 { 1 } else { s });
+    let requested = request
+        .options
+        .grace_period_seconds
+        .map(|s| if s < 0 { 1 } else { s });
     let mut marked = object.typed().clone_box();
     let mut mark = None;
     if graceful_kind(object) {
-        match (&meta.deletion_timestamp, meta.deletion_grace_period_seconds.unwrap_or(0)) {
+        match (
+            &meta.deletion_timestamp,
+            meta.deletion_grace_period_seconds.unwrap_or(0),
+        ) {
             (None, _) => {
                 let grace = match object.kind().ops.deletion(object.typed(), requested)? {
                     Deletion::Graceful { grace_seconds } => grace_seconds,
@@ -194,8 +203,13 @@ fn plan(ctx: &Ctx, object: &Object, request: &DeleteRequest) -> Result<Plan, Err
     }
     let old_finalizers = meta.finalizers.clone().unwrap_or_default();
     let finalizers = finalizers(object, request, &old_finalizers);
-    let changed = finalizers.len() != old_finalizers.len() || finalizers.iter().any(|f| !old_finalizers.contains(f));
-    let held = if changed { !finalizers.is_empty() } else { !old_finalizers.is_empty() };
+    let changed =
+        finalizers.len() != old_finalizers.len() || finalizers.iter().any(|f| !old_finalizers.contains(f));
+    let held = if changed {
+        !finalizers.is_empty()
+    } else {
+        !old_finalizers.is_empty()
+    };
     let new_meta = marked.metadata_mut();
     if changed {
         new_meta.finalizers = (!finalizers.is_empty()).then_some(finalizers);
@@ -249,7 +263,12 @@ fn finalizers(object: &Object, request: &DeleteRequest, old: &[String]) -> Vec<S
     let others = old.iter().filter(|f| *f != ORPHAN && *f != FOREGROUND).cloned();
     let wanted = [(orphan, ORPHAN), (foreground, FOREGROUND)];
     others
-        .chain(wanted.into_iter().filter(|(on, _)| *on).map(|(_, f)| f.to_string()))
+        .chain(
+            wanted
+                .into_iter()
+                .filter(|(on, _)| *on)
+                .map(|(_, f)| f.to_string()),
+        )
         .collect()
 }
 
@@ -266,7 +285,15 @@ fn plan_namespace(ctx: &Ctx, object: &Object) -> Result<Plan, Error> {
             then_remove: false,
         });
     }
-    let held = namespace.spec.as_ref().and_then(|s| s.finalizers.as_ref()).is_some_and(|f| !f.is_empty())
-        || namespace.metadata.finalizers.as_ref().is_some_and(|f| !f.is_empty());
+    let held = namespace
+        .spec
+        .as_ref()
+        .and_then(|s| s.finalizers.as_ref())
+        .is_some_and(|f| !f.is_empty())
+        || namespace
+            .metadata
+            .finalizers
+            .as_ref()
+            .is_some_and(|f| !f.is_empty());
     Ok(if held { Plan::Pending } else { Plan::Remove })
 }

@@ -9,7 +9,7 @@ use knarr_client::Preconditions;
 use serde_json::Value;
 
 use super::decode::{FieldValidation, decode, syntax};
-use super::{Ctx, Target};
+use super::{Ctx, Target, with_empty_details};
 use crate::server::Server;
 
 /// A patch, read but not applied.
@@ -34,12 +34,20 @@ impl PatchBody {
                 "error decoding patch: json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
                 json_type(&other)
             ))),
-            Err(e) => Err(Error::bad_request(format!("error decoding patch: {}", syntax(body, &e)))),
+            Err(e) => Err(Error::bad_request(format!(
+                "error decoding patch: {}",
+                syntax(body, &e)
+            ))),
         };
         match media_type {
             "application/json-patch+json" => {
-                let value = read().map_err(|e| Error::bad_request(format!("error decoding patch: {}", syntax(body, &e))))?;
-                if let Some(operations) = value.as_array().map(Vec::len).filter(|n| *n > JSON_PATCH_OPERATIONS_MAX) {
+                let value = read()
+                    .map_err(|e| Error::bad_request(format!("error decoding patch: {}", syntax(body, &e))))?;
+                if let Some(operations) = value
+                    .as_array()
+                    .map(Vec::len)
+                    .filter(|n| *n > JSON_PATCH_OPERATIONS_MAX)
+                {
                     return Err(Error::new(
                         413,
                         "RequestEntityTooLarge",
@@ -52,6 +60,10 @@ impl PatchBody {
                 Ok(PatchBody::Json(value))
             }
             "application/merge-patch+json" => object().map(PatchBody::Merge),
+            // Kubernetes reads this one elsewhere, and says so in fewer words.
+            "application/strategic-merge-patch+json" if body.trim_ascii().is_empty() => {
+                Err(Error::bad_request("unexpected end of JSON input"))
+            }
             "application/strategic-merge-patch+json" => object().map(PatchBody::Strategic),
             "application/apply-patch+yaml" | "application/apply-patch+cbor" => Err(Error::new(
                 415,
@@ -59,13 +71,11 @@ impl PatchBody {
                 "the body of the request was in an unknown format - server-side apply is not served yet; accepted \
 media types include: application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json",
             )),
-            _ => Err(Error::new(
+            _ => Err(with_empty_details(Error::new(
                 415,
                 "UnsupportedMediaType",
-                "the body of the request was in an unknown format - accepted media types include: \
-application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json, \
-application/apply-patch+yaml, application/apply-patch+cbor",
-            )),
+                "415: Unsupported Media Type",
+            ))),
         }
     }
 
@@ -121,7 +131,7 @@ fn apply(
     // The version came from the object and not from the client, unless the patch changed it.
     let given = version_of(&doc);
     let json = serde_json::to_vec(&doc).map_err(Error::internal)?;
-    let mut new = decode(ctx, target.kind, &json, validation).map_err(|e| unprocessable(&json, &e))?;
+    let mut new = decode(ctx, target.kind, &json, validation).map_err(|e| unprocessable(&doc, &e))?;
     if given == was {
         new.metadata_mut().resource_version = None;
         if !target.kind.ops.unconditional_update() {
@@ -135,14 +145,56 @@ fn version_of(doc: &Value) -> Option<String> {
     Some(doc.get("metadata")?.get("resourceVersion")?.as_str()?.to_string())
 }
 
+/// The order in which Kubernetes writes metadata.
+const METADATA: [&str; 15] = [
+    "name",
+    "generateName",
+    "namespace",
+    "selfLink",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "labels",
+    "annotations",
+    "ownerReferences",
+    "finalizers",
+    "managedFields",
+];
+
+/// A patched document as Kubernetes shows it in a refusal: sorted, but for metadata.
+fn shown(doc: &Value) -> String {
+    let Value::Object(members) = doc else {
+        return doc.to_string();
+    };
+    let member = |(key, value): (&String, &Value)| format!("{}:{value}", Value::from(key.as_str()));
+    let shown = members.iter().map(|(key, value)| match value {
+        Value::Object(meta) if key == "metadata" => {
+            let place = |k: &String| METADATA.iter().position(|m| m == k).unwrap_or(METADATA.len());
+            let mut sorted: Vec<_> = meta.iter().collect();
+            sorted.sort_by_key(|(k, _)| place(k));
+            let meta: Vec<String> = sorted.into_iter().map(member).collect();
+            format!("\"metadata\":{{{}}}", meta.join(","))
+        }
+        _ => member((key, value)),
+    });
+    format!("{{{}}}", shown.collect::<Vec<_>>().join(","))
+}
+
 /// 422: what the patch made is no object of its kind.
-fn unprocessable(json: &[u8], error: &Error) -> Error {
+fn unprocessable(doc: &Value, error: &Error) -> Error {
     let mut mistakes = Errors::new();
     mistakes.push(FieldError {
         cause: field::Cause::Invalid,
         field: "patch".into(),
-        value: Some(format!("{:?}", String::from_utf8_lossy(json))),
-        detail: error.message().to_string(),
+        value: Some(format!("{:?}", shown(doc))),
+        // What is wrong with it, without what it should have been.
+        detail: match error.message().split_once(" cannot be handled as a ") {
+            Some((_, rest)) => rest.split_once(": ").map_or(rest, |(_, why)| why).to_string(),
+            None => error.message().to_string(),
+        },
     });
     let about = About {
         group: "",

@@ -61,7 +61,12 @@ struct Continue {
 }
 
 impl Server {
-    pub(crate) fn filter(&self, kind: &'static Kind, namespace: &str, q: &ListQuery) -> Result<Filter, Error> {
+    pub(crate) fn filter(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        q: &ListQuery,
+    ) -> Result<Filter, Error> {
         Ok(Filter {
             kind,
             namespace: namespace.to_string(),
@@ -73,10 +78,18 @@ impl Server {
     /// One object, as `kind` shows it.
     pub(crate) fn get(&self, target: &Target<'_>) -> Result<Arc<Object>, Error> {
         let found = self.cache.get(target.kind, target.namespace, target.name);
-        convert::object(&found.ok_or_else(|| Error::not_found(target.about()))?, target.kind)
+        convert::object(
+            &found.ok_or_else(|| Error::not_found(target.about()))?,
+            target.kind,
+        )
     }
 
-    pub(crate) async fn list(&self, kind: &'static Kind, namespace: &str, q: &ListQuery) -> Result<Listed, Error> {
+    pub(crate) async fn list(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        q: &ListQuery,
+    ) -> Result<Listed, Error> {
         validate_match(q)?;
         let filter = self.filter(kind, namespace, q)?;
         let limit = usize::try_from(q.limit).unwrap_or(0);
@@ -109,7 +122,10 @@ impl Server {
 
     /// Waits a little for a revision that the cache has not come to.
     pub(crate) async fn wait_for_revision(&self, at: u64) -> Result<(), Error> {
-        if tokio::time::timeout(FUTURE_REVISION_WAIT, self.cache.wait_for(at)).await.is_err() {
+        if tokio::time::timeout(FUTURE_REVISION_WAIT, self.cache.wait_for(at))
+            .await
+            .is_err()
+        {
             return Err(too_large(at, self.cache.revision()));
         }
         Ok(())
@@ -151,7 +167,9 @@ impl Server {
                 other => store_error(other),
             })?;
             for kv in &found.kvs {
-                let Some((_, local)) = keys::split(&kv.key) else { continue };
+                let Some((_, local)) = keys::split(&kv.key) else {
+                    continue;
+                };
                 let object = match cache.get(local).filter(|o| o.revision() == kv.mod_revision) {
                     Some(shared) => shared,
                     None => match cache.kind.ops.decode(&kv.value) {
@@ -231,10 +249,12 @@ impl<'a> Page<'a> {
 
 impl Continue {
     fn parse(token: &str) -> Result<Self, Error> {
-        let invalid = |why: String| Error::bad_request(format!("invalid continue token: continue key is not valid: {why}"));
-        let bytes = BASE64
-            .decode(token)
-            .map_err(|e| invalid(e.to_string()))?;
+        let invalid = |why: String| {
+            Error::bad_request(format!(
+                "invalid continue token: continue key is not valid: {why}"
+            ))
+        };
+        let bytes = BASE64.decode(token).map_err(|e| invalid(e.to_string()))?;
         serde_json::from_slice(&bytes).map_err(|e| invalid(not_json(&bytes, &e)))
     }
 
@@ -247,7 +267,10 @@ impl Continue {
 fn not_json(bytes: &[u8], error: &serde_json::Error) -> String {
     match String::from_utf8_lossy(bytes).chars().next() {
         Some(_) if bytes[0] >= 0x80 => {
-            format!("invalid character '\\u{:04x}' looking for beginning of value", bytes[0])
+            format!(
+                "invalid character '\\u{:04x}' looking for beginning of value",
+                bytes[0]
+            )
         }
         Some(c) if !"{[\"-0123456789tfn \n\r\t".contains(c) => {
             format!("invalid character '{c}' looking for beginning of value")
@@ -257,14 +280,18 @@ fn not_json(bytes: &[u8], error: &serde_json::Error) -> String {
 }
 
 fn too_large(requested: u64, newest: u64) -> Error {
-    let mut error = Error::timeout(format!("Too large resource version: {requested}, current: {newest}"));
+    let mut error = Error::timeout(format!(
+        "Too large resource version: {requested}, current: {newest}"
+    ));
     let details = error.status_mut().details.get_or_insert_default();
     details.retry_after_seconds = Some(1);
-    details.causes = Some(vec![knarr_api::k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause {
-        reason: Some("ResourceVersionTooLarge".into()),
-        message: Some("Too large resource version".into()),
-        field: None,
-    }]);
+    details.causes = Some(vec![
+        knarr_api::k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause {
+            reason: Some("ResourceVersionTooLarge".into()),
+            message: Some("Too large resource version".into()),
+            field: None,
+        },
+    ]);
     error
 }
 
@@ -301,16 +328,25 @@ fn validate_match(q: &ListQuery) -> Result<(), Error> {
         return Ok(());
     }
     if q.resource_version.is_empty() {
-        mistakes.forbidden(&path, "resourceVersionMatch is forbidden unless resourceVersion is provided");
+        mistakes.forbidden(
+            &path,
+            "resourceVersionMatch is forbidden unless resourceVersion is provided",
+        );
     }
     if !q.continue_token.is_empty() {
-        mistakes.forbidden(&path, "resourceVersionMatch is forbidden when continue is provided");
+        mistakes.forbidden(
+            &path,
+            "resourceVersionMatch is forbidden when continue is provided",
+        );
     }
     if !MATCHES.contains(&m) {
         mistakes.push(unsupported_match(m));
     }
     if m == "Exact" && q.resource_version == "0" {
-        mistakes.forbidden(&path, "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
+        mistakes.forbidden(
+            &path,
+            "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+        );
     }
     if mistakes.is_empty() {
         Ok(())
@@ -320,7 +356,7 @@ fn validate_match(q: &ListQuery) -> Result<(), Error> {
 }
 
 /// The supported values in the order Kubernetes gives them, which is not sorted.
-pub(crate) fn unsupported_match(found: &str) -> field::FieldError {
+fn unsupported_match(found: &str) -> field::FieldError {
     field::FieldError {
         cause: field::Cause::NotSupported,
         field: "resourceVersionMatch".into(),

@@ -33,17 +33,35 @@ impl Server {
         check_name(target, &*object)?;
         check_namespace(target, &mut *object)?;
         let may_create = target.subresource.is_empty() && target.kind.ops.create_on_update();
-        if may_create && self.cache.get(target.kind, target.namespace, target.name).is_none() {
-            if object.metadata().resource_version.as_deref().is_some_and(|v| !v.is_empty() && v != "0") {
+        if may_create
+            && self
+                .cache
+                .get(target.kind, target.namespace, target.name)
+                .is_none()
+        {
+            if object
+                .metadata()
+                .resource_version
+                .as_deref()
+                .is_some_and(|v| !v.is_empty() && v != "0")
+            {
                 return Err(Error::not_found(target.about()));
             }
             let object = self.create(ctx, target, object).await?;
-            return Ok(Updated { object, created: true });
+            return Ok(Updated {
+                object,
+                created: true,
+            });
         }
         let object = self
-            .update(ctx, target, &Preconditions::default(), &mut |_, _| Ok(object.clone_box()))
+            .update(ctx, target, &Preconditions::default(), &mut |_, _| {
+                Ok(object.clone_box())
+            })
             .await?;
-        Ok(Updated { object, created: false })
+        Ok(Updated {
+            object,
+            created: false,
+        })
     }
 
     /// Changes the object by `step`, again and again until nobody else came in between. A resourceVersion in what
@@ -91,13 +109,12 @@ impl Server {
             ctx,
             served,
             target.namespace,
-            Change::Update {
-                new: &mut *new,
-                part,
-            },
+            Change::Update { new: &mut *new, part },
         )?;
         kind.ops.prepare_for_update(&mut *new, old.typed(), part)?;
-        let reserved = self.allocations.for_update(kind, old, &mut *new, part, &self.cache)?;
+        let reserved = self
+            .allocations
+            .for_update(kind, old, &mut *new, part, &self.cache)?;
         let mut mistakes = meta::validate_update(kind, new.metadata(), old.metadata());
         mistakes.extend(kind.ops.validate_update(&*new, old.typed(), part)?);
         if !mistakes.is_empty() {
@@ -215,9 +232,13 @@ fn check_version(target: &Target<'_>, new: &dyn AnyObject, old: &Object) -> Resu
             Err(Error::invalid(target.kind.about_kind(target.name), &mistakes))
         }
         text => {
-            let version: u64 = text
-                .parse()
-                .map_err(|_| Error::new(500, "", format!("strconv.ParseUint: parsing {text:?}: invalid syntax")))?;
+            let version: u64 = text.parse().map_err(|_| {
+                Error::new(
+                    500,
+                    "",
+                    format!("strconv.ParseUint: parsing {text:?}: invalid syntax"),
+                )
+            })?;
             if version != old.revision() {
                 return Err(Error::conflict(target.about(), MODIFIED));
             }
@@ -248,4 +269,3 @@ fn carry_over(new: &mut dyn AnyObject, old: &Object) {
     meta.self_link = None;
     meta.managed_fields.clone_from(&was.managed_fields);
 }
-

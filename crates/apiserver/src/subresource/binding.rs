@@ -12,7 +12,12 @@ use crate::seams;
 use crate::server::Server;
 
 impl Server {
-    pub(super) async fn bind(&self, ctx: &mut Ctx, target: &Target<'_>, binding: Binding) -> Result<Value, Error> {
+    pub(super) async fn bind(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        binding: Binding,
+    ) -> Result<Value, Error> {
         let node = &binding.target;
         let mut mistakes = Errors::new();
         let path = Path::new("target");
@@ -25,19 +30,21 @@ impl Server {
         }
         let name = binding.metadata.name.clone().unwrap_or_default();
         if !mistakes.is_empty() {
-            let about = knarr_api::error::About {
-                group: "",
-                resource: "Binding",
-                name: &name,
-            };
-            return Err(Error::invalid(about, &mistakes));
+            // As Kubernetes has it: the bare mistakes, and no reason.
+            return Err(Error::new(500, "", mistakes.to_string()));
         }
         if !name.is_empty() && name != target.name {
-            return Err(Error::bad_request("name in URL does not match name in Binding object"));
+            return Err(Error::bad_request(
+                "name in URL does not match name in Binding object",
+            ));
         }
         let preconditions = Preconditions {
             uid: binding.metadata.uid.clone().filter(|u| !u.is_empty()),
-            resource_version: binding.metadata.resource_version.clone().filter(|v| !v.is_empty()),
+            resource_version: binding
+                .metadata
+                .resource_version
+                .clone()
+                .filter(|v| !v.is_empty()),
         };
         let machine = node.name.clone().unwrap_or_default();
         let refused = |why: String| {
@@ -49,13 +56,21 @@ impl Server {
             Err(Error::conflict(about, &why))
         };
         self.update(ctx, &binding_target(target), &preconditions, &mut |ctx, old| {
-            let mut pod: Pod = old.to_typed().ok_or_else(|| Error::internal("a Pod that is none"))?;
+            let mut pod: Pod = old
+                .to_typed()
+                .ok_or_else(|| Error::internal("a Pod that is none"))?;
             if pod.metadata.deletion_timestamp.is_some() {
-                return refused(format!("pod {} is being deleted, cannot be assigned to a host", target.name));
+                return refused(format!(
+                    "pod {} is being deleted, cannot be assigned to a host",
+                    target.name
+                ));
             }
             let spec = pod.spec.get_or_insert_default();
             if let Some(assigned) = spec.node_name.as_deref().filter(|n| !n.is_empty()) {
-                return refused(format!("pod {} is already assigned to node {assigned:?}", target.name));
+                return refused(format!(
+                    "pod {} is already assigned to node {assigned:?}",
+                    target.name
+                ));
             }
             if spec.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty()) {
                 return refused(format!("pod {} has non-empty .spec.schedulingGates", target.name));
@@ -63,7 +78,9 @@ impl Server {
             spec.node_name = Some(machine.clone());
             let meta = &mut pod.metadata;
             if let Some(annotations) = &binding.metadata.annotations {
-                meta.annotations.get_or_insert_default().extend(annotations.clone());
+                meta.annotations
+                    .get_or_insert_default()
+                    .extend(annotations.clone());
             }
             if let Some(labels) = &binding.metadata.labels {
                 meta.labels.get_or_insert_default().extend(labels.clone());

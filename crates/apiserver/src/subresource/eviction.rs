@@ -16,9 +16,16 @@ use crate::seams;
 use crate::server::Server;
 
 impl Server {
-    pub(super) async fn evict(&self, ctx: &mut Ctx, target: &Target<'_>, eviction: Eviction) -> Result<Value, Error> {
+    pub(super) async fn evict(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        eviction: Eviction,
+    ) -> Result<Value, Error> {
         if eviction.metadata.name.as_deref() != Some(target.name) {
-            return Err(Error::bad_request("name in URL does not match name in Eviction object"));
+            return Err(Error::bad_request(
+                "name in URL does not match name in Eviction object",
+            ));
         }
         let options = eviction.delete_options.unwrap_or_default();
         ctx.dry_run |= options.dry_run.is_some_and(|d| d.iter().any(|v| v == "All"));
@@ -42,7 +49,9 @@ impl Server {
         let pod_target = Target::main(target.kind, target.namespace, target.name);
         let object = self.get(&pod_target)?;
         crate::pipeline::update::check_preconditions(target.kind, &request.options.preconditions, &object)?;
-        let pod: &Pod = object.get().ok_or_else(|| Error::internal("a Pod that is none"))?;
+        let pod: &Pod = object
+            .get()
+            .ok_or_else(|| Error::internal("a Pod that is none"))?;
         if !ignores_budgets(pod) {
             let tie = self.ask_budget(ctx, pod, target.namespace).await?;
             if tie && request.options.preconditions.resource_version.is_none() {
@@ -63,7 +72,9 @@ impl Server {
         let all = self.cache.of(kind)?.list(&Filter::everything(kind, namespace));
         let mut covering = Vec::new();
         for object in &all {
-            let Some(budget) = object.get::<PodDisruptionBudget>() else { continue };
+            let Some(budget) = object.get::<PodDisruptionBudget>() else {
+                continue;
+            };
             let selector = budget.spec.as_ref().and_then(|s| s.selector.as_ref());
             let covers = selector.is_some_and(|s| {
                 // A selector that does not parse covers nothing, as for the disruption controller.
@@ -86,7 +97,11 @@ impl Server {
         };
         if !is_ready(pod) {
             let status = budget.status.clone().unwrap_or_default();
-            let always = budget.spec.as_ref().and_then(|s| s.unhealthy_pod_eviction_policy.as_deref()) == Some("AlwaysAllow");
+            let always = budget
+                .spec
+                .as_ref()
+                .and_then(|s| s.unhealthy_pod_eviction_policy.as_deref())
+                == Some("AlwaysAllow");
             let desired = status.desired_healthy.unwrap_or(0);
             if always || (status.current_healthy.unwrap_or(0) >= desired && desired > 0) {
                 return Ok(true);
@@ -123,9 +138,18 @@ impl Server {
         let preconditions = request.options.preconditions.clone();
         let marked = self
             .update(ctx, &status, &preconditions, &mut |ctx, old| {
-                let mut pod: Pod = old.to_typed().ok_or_else(|| Error::internal("a Pod that is none"))?;
-                let conditions = pod.status.get_or_insert_default().conditions.get_or_insert_default();
-                if !conditions.iter().any(|c| c.type_ == "DisruptionTarget" && c.status == "True") {
+                let mut pod: Pod = old
+                    .to_typed()
+                    .ok_or_else(|| Error::internal("a Pod that is none"))?;
+                let conditions = pod
+                    .status
+                    .get_or_insert_default()
+                    .conditions
+                    .get_or_insert_default();
+                if !conditions
+                    .iter()
+                    .any(|c| c.type_ == "DisruptionTarget" && c.status == "True")
+                {
                     conditions.retain(|c| c.type_ != "DisruptionTarget");
                     conditions.push(PodCondition {
                         type_: "DisruptionTarget".into(),
@@ -153,18 +177,27 @@ fn ignores_budgets(pod: &Pod) -> bool {
 
 fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
+    conditions
+        .into_iter()
+        .any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
 /// How many evictions may wait for the disruption controller to confirm them.
 const DISRUPTED_PODS_MAX: usize = 2000;
 
-fn take_one(budget: &mut PodDisruptionBudget, pod: &str, now: k8s_openapi::jiff::Timestamp) -> Result<(), Error> {
+fn take_one(
+    budget: &mut PodDisruptionBudget,
+    pod: &str,
+    now: k8s_openapi::jiff::Timestamp,
+) -> Result<(), Error> {
     let name = budget.metadata.name.clone().unwrap_or_default();
     let generation = budget.metadata.generation.unwrap_or(0);
     let status = budget.status.get_or_insert_default();
     if status.observed_generation.unwrap_or(0) < generation {
-        let mut error = Error::too_many_requests("Cannot evict pod as it would violate the pod's disruption budget.", 10);
+        let mut error = Error::too_many_requests(
+            "Cannot evict pod as it would violate the pod's disruption budget.",
+            10,
+        );
         add_cause(
             &mut error,
             format!("The disruption budget {name} is still being processed by the server."),
@@ -177,24 +210,40 @@ fn take_one(budget: &mut PodDisruptionBudget, pod: &str, now: k8s_openapi::jiff:
         name: &name,
     };
     let allowed = status.disruptions_allowed.unwrap_or(0);
-    let (current, desired) = (status.current_healthy.unwrap_or(0), status.desired_healthy.unwrap_or(0));
+    let (current, desired) = (
+        status.current_healthy.unwrap_or(0),
+        status.desired_healthy.unwrap_or(0),
+    );
     if allowed < 0 {
         return Err(Error::forbidden(about, "pdb disruptions allowed is negative"));
     }
-    if status.disrupted_pods.as_ref().is_some_and(|p| p.len() > DISRUPTED_PODS_MAX) {
+    if status
+        .disrupted_pods
+        .as_ref()
+        .is_some_and(|p| p.len() > DISRUPTED_PODS_MAX)
+    {
         return Err(Error::forbidden(
             about,
             "DisruptedPods map too big - too many evictions not confirmed by PDB controller",
         ));
     }
     if allowed == 0 {
-        let condition = status.conditions.iter().flatten().find(|c| c.type_ == "DisruptionAllowed" && c.status == "False");
+        let condition = status
+            .conditions
+            .iter()
+            .flatten()
+            .find(|c| c.type_ == "DisruptionAllowed" && c.status == "False");
         let why = match condition {
             Some(c) if c.reason == "SyncFailed" && !c.message.is_empty() => {
-                format!("The disruption budget {name} does not allow evicting pods currently because it failed sync: {}", c.message)
+                format!(
+                    "The disruption budget {name} does not allow evicting pods currently because it failed sync: {}",
+                    c.message
+                )
             }
             _ if current <= desired => {
-                format!("The disruption budget {name} needs {desired} healthy pods and has {current} currently")
+                format!(
+                    "The disruption budget {name} needs {desired} healthy pods and has {current} currently"
+                )
             }
             Some(c) if !c.message.is_empty() => format!(
                 "The disruption budget {name} does not allow evicting pods currently ({}): {}",
@@ -202,7 +251,10 @@ fn take_one(budget: &mut PodDisruptionBudget, pod: &str, now: k8s_openapi::jiff:
             ),
             _ => format!("The disruption budget {name} does not allow evicting pods currently"),
         };
-        let mut error = Error::too_many_requests("Cannot evict pod as it would violate the pod's disruption budget.", 0);
+        let mut error = Error::too_many_requests(
+            "Cannot evict pod as it would violate the pod's disruption budget.",
+            0,
+        );
         add_cause(&mut error, why);
         return Err(error);
     }

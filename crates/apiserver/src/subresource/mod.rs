@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::http::Http;
 use crate::http::answer::Answer;
-use crate::pipeline::decode::{decode, to_json};
+use crate::pipeline::decode::decode;
 use crate::pipeline::patch::PatchBody;
 use crate::pipeline::{Ctx, Target, not_allowed, not_served};
 use crate::server::Server;
@@ -46,7 +46,7 @@ impl Server {
             "binding" | "eviction" | "token" => {
                 let options = http.query.write("CreateOptions")?;
                 ctx.dry_run = options.dry_run;
-                let json = to_json(served.kind, &http.header(CONTENT_TYPE).to_string(), http.body().await?)?;
+                let json = http.json_body(served.kind).await?;
                 let body = serde_json::from_slice(&json).map_err(|e| {
                     Error::bad_request(format!(
                         "the object provided is unrecognized (must be of type {}): {e}",
@@ -67,7 +67,7 @@ impl Server {
                 let options = http.query.write("UpdateOptions")?;
                 ctx.dry_run = options.dry_run;
                 let kind = target.kind;
-                let json = to_json(kind.kind, &http.header(CONTENT_TYPE).to_string(), http.body().await?)?;
+                let json = http.json_body(kind.kind).await?;
                 let object = decode(ctx, kind, &json, options.validation)?;
                 self.put(ctx, target, object).await?.object
             }
@@ -90,8 +90,12 @@ impl Server {
         body: Value,
     ) -> Result<Value, Error> {
         match target.subresource {
-            "binding" if *target.kind == registry::POD => self.bind(ctx, target, read("Binding", body)?).await,
-            "eviction" if *target.kind == registry::POD => self.evict(ctx, target, read_eviction(body)?).await,
+            "binding" if *target.kind == registry::POD => {
+                self.bind(ctx, target, read("Binding", body)?).await
+            }
+            "eviction" if *target.kind == registry::POD => {
+                self.evict(ctx, target, read_eviction(body)?).await
+            }
             "token" if *target.kind == registry::SERVICE_ACCOUNT => {
                 self.token(ctx, target, read("TokenRequest", body)?)
             }
@@ -101,8 +105,11 @@ impl Server {
 }
 
 fn read<T: DeserializeOwned>(kind: &str, body: Value) -> Result<T, Error> {
-    serde_json::from_value(body)
-        .map_err(|e| Error::bad_request(format!("{kind} in version \"v1\" cannot be handled as a {kind}: {e}")))
+    serde_json::from_value(body).map_err(|e| {
+        Error::bad_request(format!(
+            "{kind} in version \"v1\" cannot be handled as a {kind}: {e}"
+        ))
+    })
 }
 
 /// The older version says the same.

@@ -41,7 +41,11 @@ impl Server {
     ) -> Result<Answer, Error> {
         let (node, path) = if *target.kind == registry::NODE {
             let object = self.get(&Target::main(target.kind, "", target.name))?;
-            let query = http.request.uri().query().map_or(String::new(), |q| format!("?{q}"));
+            let query = http
+                .request
+                .uri()
+                .query()
+                .map_or(String::new(), |q| format!("?{q}"));
             (object.name().to_string(), format!("/{}{query}", http.info.rest))
         } else if *target.kind == registry::POD && target.subresource != "proxy" {
             match self.pod_path(http, target)? {
@@ -58,7 +62,9 @@ impl Server {
     /// The pod's node, and what to ask it. `None`: a log of a pod that has no node.
     fn pod_path(&self, http: &Http, target: &Target<'_>) -> Result<Option<(String, String)>, Error> {
         let object = self.get(&Target::main(target.kind, target.namespace, target.name))?;
-        let pod: &Pod = object.get().ok_or_else(|| Error::internal("a Pod that is none"))?;
+        let pod: &Pod = object
+            .get()
+            .ok_or_else(|| Error::internal("a Pod that is none"))?;
         let spec = pod.spec.clone().unwrap_or_default();
         let (namespace, name) = (target.namespace, target.name);
         let query = &http.query;
@@ -67,7 +73,12 @@ impl Server {
             "log" => {
                 let container = container(&spec, name, query.get("container"))?;
                 check_log_options(http)?;
-                options.extend(LOG_OPTIONS.iter().filter(|o| query.has(o)).map(|o| (*o, query.get(o))));
+                options.extend(
+                    LOG_OPTIONS
+                        .iter()
+                        .filter(|o| query.has(o))
+                        .map(|o| (*o, query.get(o))),
+                );
                 format!("/containerLogs/{namespace}/{name}/{container}")
             }
             "portforward" => {
@@ -76,7 +87,12 @@ impl Server {
             }
             verb => {
                 let container = container(&spec, name, query.get("container"))?;
-                for (from, to) in [("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty")] {
+                for (from, to) in [
+                    ("stdin", "input"),
+                    ("stdout", "output"),
+                    ("stderr", "error"),
+                    ("tty", "tty"),
+                ] {
                     if query.flag(from) {
                         options.push((to, "1"));
                     }
@@ -88,16 +104,17 @@ impl Server {
         let Some(node) = spec.node_name.filter(|n| !n.is_empty()) else {
             return match target.subresource {
                 "log" => Ok(None),
-                _ => Err(Error::bad_request(format!("pod {name} does not have a host assigned"))),
+                _ => Err(Error::bad_request(format!(
+                    "pod {name} does not have a host assigned"
+                ))),
             };
         };
         Ok(Some((node, with_query(path, &options))))
     }
 
     async fn ask_node(self: &Arc<Self>, http: &mut Http, node: &str, path: &str) -> Result<Answer, Error> {
-        let failed = |e: &dyn std::fmt::Display| {
-            Error::internal(format!("error dialing backend: node {node}: {e}"))
-        };
+        let failed =
+            |e: &dyn std::fmt::Display| Error::internal(format!("error dialing backend: node {node}: {e}"));
         let stream = self.nodes.dial(node).await.map_err(|e| failed(&e))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
@@ -108,7 +125,11 @@ impl Server {
             }
         });
         let upgrades = http.headers.contains_key(UPGRADE);
-        let body = if upgrades { Bytes::new() } else { http.body().await? };
+        let body = if upgrades {
+            Bytes::new()
+        } else {
+            http.body().await?
+        };
         let mut request = Request::builder().method(http.method.clone()).uri(path);
         if let Some(headers) = request.headers_mut() {
             pass_on(&http.headers, headers, upgrades);
@@ -116,7 +137,9 @@ impl Server {
                 headers.insert(HOST, host);
             }
         }
-        let request = request.body(Full::new(body)).map_err(|e| Error::bad_request(e.to_string()))?;
+        let request = request
+            .body(Full::new(body))
+            .map_err(|e| Error::bad_request(e.to_string()))?;
         let mut answer = sender.send_request(request).await.map_err(|e| failed(&e))?;
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
             let (parts, body) = answer.into_parts();
@@ -126,7 +149,10 @@ impl Server {
             hop_by_hop(response.headers_mut());
             return Ok(Answer::Raw(response));
         }
-        let (theirs, ours) = (hyper::upgrade::on(&mut answer), hyper::upgrade::on(&mut http.request));
+        let (theirs, ours) = (
+            hyper::upgrade::on(&mut answer),
+            hyper::upgrade::on(&mut http.request),
+        );
         tokio::spawn(async move {
             match tokio::try_join!(theirs, ours) {
                 Ok((theirs, ours)) => {
@@ -150,7 +176,10 @@ fn pass_on(from: &HeaderMap, to: &mut HeaderMap, upgrades: bool) {
     for (name, value) in from {
         let text = name.as_str();
         let handshake = upgrades
-            && (*name == UPGRADE || *name == CONNECTION || text.starts_with("sec-websocket-") || text == "x-stream-protocol-version");
+            && (*name == UPGRADE
+                || *name == CONNECTION
+                || text.starts_with("sec-websocket-")
+                || text == "x-stream-protocol-version");
         if handshake || matches!(text, "accept" | "content-type" | "accept-encoding" | "origin") {
             to.append(name.clone(), value.clone());
         }
@@ -159,7 +188,13 @@ fn pass_on(from: &HeaderMap, to: &mut HeaderMap, upgrades: bool) {
 
 /// What speaks of one connection only does not pass to the next.
 fn hop_by_hop(headers: &mut HeaderMap) {
-    for name in ["connection", "keep-alive", "transfer-encoding", "upgrade", "proxy-authenticate"] {
+    for name in [
+        "connection",
+        "keep-alive",
+        "transfer-encoding",
+        "upgrade",
+        "proxy-authenticate",
+    ] {
         headers.remove(HeaderName::from_static(name));
     }
 }
@@ -170,24 +205,42 @@ fn with_query(path: String, options: &[(&str, &str)]) -> String {
         .iter()
         .map(|(k, v)| format!("{k}={}", utf8_percent_encode(v, NON_ALPHANUMERIC)))
         .collect();
-    if encoded.is_empty() { path } else { format!("{path}?{}", encoded.join("&")) }
+    if encoded.is_empty() {
+        path
+    } else {
+        format!("{path}?{}", encoded.join("&"))
+    }
 }
 
 /// The container that is meant; of several it must be named.
 fn container(spec: &PodSpec, name: &str, wanted: &str) -> Result<String, Error> {
     let main: Vec<&str> = spec.containers.iter().map(|c| c.name.as_str()).collect();
-    let init: Vec<&str> = spec.init_containers.iter().flatten().map(|c| c.name.as_str()).collect();
-    let ephemeral: Vec<&str> = spec.ephemeral_containers.iter().flatten().map(|c| c.name.as_str()).collect();
+    let init: Vec<&str> = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .map(|c| c.name.as_str())
+        .collect();
+    let ephemeral: Vec<&str> = spec
+        .ephemeral_containers
+        .iter()
+        .flatten()
+        .map(|c| c.name.as_str())
+        .collect();
     if !wanted.is_empty() {
         return if main.contains(&wanted) || init.contains(&wanted) || ephemeral.contains(&wanted) {
             Ok(wanted.to_string())
         } else {
-            Err(Error::bad_request(format!("container {wanted} is not valid for pod {name}")))
+            Err(Error::bad_request(format!(
+                "container {wanted} is not valid for pod {name}"
+            )))
         };
     }
     match main.as_slice() {
         [one] => Ok((*one).to_string()),
-        [] => Err(Error::bad_request(format!("a container name must be specified for pod {name}"))),
+        [] => Err(Error::bad_request(format!(
+            "a container name must be specified for pod {name}"
+        ))),
         _ => {
             let all = [init, main, ephemeral].concat().join(" ");
             Err(Error::bad_request(format!(
@@ -203,12 +256,19 @@ fn check_log_options(http: &Http) -> Result<(), Error> {
     for (name, least) in [("tailLines", 0), ("sinceSeconds", 1), ("limitBytes", 1)] {
         let Some(n) = http.query.int(name)? else { continue };
         if n < least {
-            let detail = if least == 0 { "must be greater than or equal to 0" } else { "must be greater than 0" };
+            let detail = if least == 0 {
+                "must be greater than or equal to 0"
+            } else {
+                "must be greater than 0"
+            };
             mistakes.invalid(&path(name), n, detail);
         }
     }
     if http.query.has("sinceSeconds") && http.query.has("sinceTime") {
-        mistakes.forbidden(&path(""), "at most one of `sinceTime` or `sinceSeconds` may be specified");
+        mistakes.forbidden(
+            &path(""),
+            "at most one of `sinceTime` or `sinceSeconds` may be specified",
+        );
     }
     if mistakes.is_empty() {
         return Ok(());

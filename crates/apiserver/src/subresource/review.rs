@@ -1,9 +1,11 @@
 //! Kinds that are asked and not stored: who am I, whose token is this, may somebody do that.
 
-use k8s_openapi::api::authentication::v1::{SelfSubjectReview, SelfSubjectReviewStatus, TokenReview, TokenReviewStatus, UserInfo};
+use k8s_openapi::api::authentication::v1::{
+    SelfSubjectReview, SelfSubjectReviewStatus, TokenReview, TokenReviewStatus, UserInfo,
+};
 use k8s_openapi::api::authorization::v1::{
-    LocalSubjectAccessReview, NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview, SelfSubjectRulesReview,
-    SubjectAccessReview, SubjectAccessReviewStatus, SubjectRulesReviewStatus,
+    LocalSubjectAccessReview, NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview,
+    SelfSubjectRulesReview, SubjectAccessReview, SubjectAccessReviewStatus, SubjectRulesReviewStatus,
 };
 use knarr_api::error::About;
 use knarr_api::field::{Errors, Path};
@@ -53,7 +55,10 @@ impl Server {
         let any = match any.downcast::<SelfSubjectAccessReview>() {
             Ok(mut review) => {
                 let spec = &review.spec;
-                let (resource, path) = (spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref());
+                let (resource, path) = (
+                    spec.resource_attributes.as_ref(),
+                    spec.non_resource_attributes.as_ref(),
+                );
                 review.status = Some(self.access(&ctx.user, resource, path)?);
                 return document(&*review);
             }
@@ -63,8 +68,16 @@ impl Server {
             Ok(mut review) => {
                 let spec = review.spec.clone();
                 let who = subject(spec.user.clone(), spec.groups.clone(), spec.uid.clone());
-                check(&who, spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref(), None)?;
-                let (resource, path) = (spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref());
+                check(
+                    &who,
+                    spec.resource_attributes.as_ref(),
+                    spec.non_resource_attributes.as_ref(),
+                    None,
+                )?;
+                let (resource, path) = (
+                    spec.resource_attributes.as_ref(),
+                    spec.non_resource_attributes.as_ref(),
+                );
                 review.status = Some(self.access(&who, resource, path)?);
                 return document(&*review);
             }
@@ -75,7 +88,10 @@ impl Server {
                 review.metadata.namespace = Some(target.namespace.to_string());
                 let spec = review.spec.clone();
                 let who = subject(spec.user.clone(), spec.groups.clone(), spec.uid.clone());
-                let (resource, path) = (spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref());
+                let (resource, path) = (
+                    spec.resource_attributes.as_ref(),
+                    spec.non_resource_attributes.as_ref(),
+                );
                 check(&who, resource, path, Some(target.namespace))?;
                 review.status = Some(self.access(&who, resource, path)?);
                 return document(&*review);
@@ -98,11 +114,16 @@ impl Server {
 
     fn token_review(&self, ctx: &Ctx, mut review: TokenReview) -> Result<Value, Error> {
         let Some(token) = Some(review.spec.token.clone()).filter(|t| !t.is_empty()) else {
-            return Err(Error::bad_request("token is required for TokenReview in authentication"));
+            return Err(Error::bad_request(
+                "token is required for TokenReview in authentication",
+            ));
         };
         let wanted = review.spec.audiences.clone().unwrap_or_default();
         let found = match self.static_tokens.get(&token) {
-            Some(user) => Some((user.clone().authenticated(), self.tokens.default_audiences().to_vec())),
+            Some(user) => Some((
+                user.clone().authenticated(),
+                self.tokens.default_audiences().to_vec(),
+            )),
             None => self
                 .tokens
                 .verify(&token, &wanted, ctx.now, &self.cache)
@@ -196,12 +217,19 @@ fn check(
             "must match metadata.namespace",
         );
     }
-    if mistakes.is_empty() { Ok(()) } else { Err(invalid(&mistakes)) }
+    if mistakes.is_empty() {
+        Ok(())
+    } else {
+        Err(invalid(&mistakes))
+    }
 }
 
 fn exactly_one(mistakes: &mut Errors, both: bool) {
     let (field, detail) = if both {
-        ("nonResourceAttributes", "cannot be specified in combination with resourceAttributes")
+        (
+            "nonResourceAttributes",
+            "cannot be specified in combination with resourceAttributes",
+        )
     } else {
         (
             "resourceAttributes",

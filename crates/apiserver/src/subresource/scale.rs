@@ -21,7 +21,12 @@ use crate::pipeline::{Ctx, Target, not_served};
 use crate::server::Server;
 
 impl Server {
-    pub(super) async fn scale(&self, ctx: &mut Ctx, http: &mut Http, target: &Target<'_>) -> Result<Answer, Error> {
+    pub(super) async fn scale(
+        &self,
+        ctx: &mut Ctx,
+        http: &mut Http,
+        target: &Target<'_>,
+    ) -> Result<Answer, Error> {
         let content_type = http.header(CONTENT_TYPE).to_string();
         let body = http.body().await?;
         let main = Target::main(target.kind, target.namespace, target.name);
@@ -75,7 +80,10 @@ application/json-patch+json, application/merge-patch+json, application/strategic
             }
         };
         let scale = scale_of(&object)?;
-        Ok(Answer::Document(StatusCode::OK, serde_json::to_value(scale).map_err(Error::internal)?))
+        Ok(Answer::Document(
+            StatusCode::OK,
+            serde_json::to_value(scale).map_err(Error::internal)?,
+        ))
     }
 
     async fn rescale(
@@ -115,7 +123,9 @@ application/json-patch+json, application/merge-patch+json, application/strategic
 }
 
 fn not_a_scale(error: serde_json::Error) -> Error {
-    Error::bad_request(format!("Scale in version \"v1\" cannot be handled as a Scale: {error}"))
+    Error::bad_request(format!(
+        "Scale in version \"v1\" cannot be handled as a Scale: {error}"
+    ))
 }
 
 fn set_replicas(object: &mut dyn AnyObject, replicas: i32) -> Result<(), Error> {
@@ -137,20 +147,36 @@ fn set_replicas(object: &mut dyn AnyObject, replicas: i32) -> Result<(), Error> 
 fn scale_of(object: &Object) -> Result<Scale, Error> {
     let (wanted, found, selector) = if let Some(o) = object.get::<Deployment>() {
         let spec = o.spec.clone().unwrap_or_default();
-        (spec.replicas, o.status.as_ref().and_then(|s| s.replicas), text(&spec.selector))
+        (
+            spec.replicas,
+            o.status.as_ref().and_then(|s| s.replicas),
+            text(&spec.selector),
+        )
     } else if let Some(o) = object.get::<ReplicaSet>() {
         let spec = o.spec.clone().unwrap_or_default();
-        (spec.replicas, o.status.as_ref().map(|s| s.replicas), text(&spec.selector))
+        (
+            spec.replicas,
+            o.status.as_ref().map(|s| s.replicas),
+            text(&spec.selector),
+        )
     } else if let Some(o) = object.get::<StatefulSet>() {
         let spec = o.spec.clone().unwrap_or_default();
-        (spec.replicas, o.status.as_ref().map(|s| s.replicas), text(&spec.selector))
+        (
+            spec.replicas,
+            o.status.as_ref().map(|s| s.replicas),
+            text(&spec.selector),
+        )
     } else if let Some(o) = object.get::<ReplicationController>() {
         let spec = o.spec.clone().unwrap_or_default();
         let selector = LabelSelector {
             match_labels: spec.selector,
             ..LabelSelector::default()
         };
-        (spec.replicas, o.status.as_ref().map(|s| s.replicas), text(&selector))
+        (
+            spec.replicas,
+            o.status.as_ref().map(|s| s.replicas),
+            text(&selector),
+        )
     } else {
         return Err(not_served());
     };
@@ -211,7 +237,10 @@ mod tests {
         };
         let selector = LabelSelector {
             match_labels: Some([("b".to_string(), "1".to_string())].into()),
-            match_expressions: Some(vec![expression("a", "In", &["y", "x"]), expression("c", "DoesNotExist", &[])]),
+            match_expressions: Some(vec![
+                expression("a", "In", &["y", "x"]),
+                expression("c", "DoesNotExist", &[]),
+            ]),
         };
         assert_eq!(text(&selector), "a in (x,y),b=1,!c");
     }

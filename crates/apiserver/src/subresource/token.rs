@@ -27,7 +27,12 @@ const ABOUT: About<'static> = About {
 };
 
 impl Server {
-    pub(super) fn token(&self, ctx: &Ctx, target: &Target<'_>, mut request: TokenRequest) -> Result<Value, Error> {
+    pub(super) fn token(
+        &self,
+        ctx: &Ctx,
+        target: &Target<'_>,
+        mut request: TokenRequest,
+    ) -> Result<Value, Error> {
         let meta = &mut request.metadata;
         let mut mistakes = Errors::new();
         for (field, given, is) in [
@@ -61,7 +66,11 @@ impl Server {
             mistakes.invalid(&path, seconds, "may not specify a duration less than 10 minutes");
         }
         if seconds > SECONDS_MAX {
-            mistakes.invalid(&path, seconds, "may not specify a duration larger than 2^32 seconds");
+            mistakes.invalid(
+                &path,
+                seconds,
+                "may not specify a duration larger than 2^32 seconds",
+            );
         }
         if !mistakes.is_empty() {
             return Err(Error::invalid(ABOUT, &mistakes));
@@ -79,7 +88,11 @@ impl Server {
         if let Some(to) = &spec.bound_object_ref {
             self.bind_to(&mut bound, to)?;
         }
-        let lives = if bound.pod.is_some() && seconds == PROJECTED_SECONDS { EXTENDED_SECONDS } else { seconds };
+        let lives = if bound.pod.is_some() && seconds == PROJECTED_SECONDS {
+            EXTENDED_SECONDS
+        } else {
+            seconds
+        };
         let id = seams::uid(&*self.entropy);
         let token = self
             .tokens
@@ -100,12 +113,18 @@ impl Server {
 
     fn bind_to(&self, bound: &mut Bound, to: &BoundObjectReference) -> Result<(), Error> {
         let name = to.name.clone().unwrap_or_default();
-        let (version, kind) = (to.api_version.as_deref().unwrap_or(""), to.kind.as_deref().unwrap_or(""));
+        let (version, kind) = (
+            to.api_version.as_deref().unwrap_or(""),
+            to.kind.as_deref().unwrap_or(""),
+        );
         let lookup = |kind: &'static Kind, namespace: &str| self.get(&Target::main(kind, namespace, &name));
         let found = match (version, kind) {
             ("v1", "Pod") => {
                 let object = lookup(&registry::POD, &bound.namespace)?;
-                let spec = object.get::<Pod>().and_then(|p| p.spec.clone()).unwrap_or_default();
+                let spec = object
+                    .get::<Pod>()
+                    .and_then(|p| p.spec.clone())
+                    .unwrap_or_default();
                 let account = &bound.serviceaccount.name;
                 if spec.service_account_name.as_ref() != Some(account) {
                     return Err(Error::bad_request(format!(
@@ -114,7 +133,10 @@ impl Server {
                 }
                 bound.pod = Some(reference(&object));
                 bound.node = spec.node_name.filter(|n| !n.is_empty()).map(|name| Reference {
-                    uid: self.cache.get(&registry::NODE, "", &name).map_or(String::new(), |n| n.uid().to_string()),
+                    uid: self
+                        .cache
+                        .get(&registry::NODE, "", &name)
+                        .map_or(String::new(), |n| n.uid().to_string()),
                     name,
                 });
                 object

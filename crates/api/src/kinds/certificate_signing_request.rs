@@ -1,0 +1,244 @@
+//! CertificateSigningRequest: approved through one subresource, signed through another. Who asks is written by the
+//! pipeline, which knows.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::certificates::v1::{
+    CertificateSigningRequest, CertificateSigningRequestCondition, CertificateSigningRequestStatus,
+};
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{json, text};
+use crate::field::{Errors, Path};
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+const MIN_EXPIRATION_SECONDS: i32 = 600;
+const USAGES: &[&str] = &[
+    "any",
+    "cert sign",
+    "client auth",
+    "code signing",
+    "content commitment",
+    "crl sign",
+    "data encipherment",
+    "decipher only",
+    "digital signature",
+    "email protection",
+    "encipher only",
+    "ipsec end system",
+    "ipsec tunnel",
+    "ipsec user",
+    "key agreement",
+    "key encipherment",
+    "microsoft sgc",
+    "netscape sgc",
+    "ocsp signing",
+    "s/mime",
+    "server auth",
+    "signing",
+    "timestamping",
+];
+
+impl Strategy for CertificateSigningRequest {
+    fn set_defaults(&mut self) {
+        self.status.get_or_insert_default();
+    }
+
+    fn prepare_for_create(&mut self) {
+        self.status = Some(CertificateSigningRequestStatus::default());
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, part: Part) {
+        self.spec = old.spec.clone();
+        match part {
+            Part::Main => self.status = old.status.clone(),
+            // Approval is not the signer's to give or take.
+            Part::Status => {
+                let decided = |c: &CertificateSigningRequestCondition| {
+                    matches!(c.type_.as_str(), "Approved" | "Denied")
+                };
+                let before = old.status.clone().unwrap_or_default();
+                let status = self.status.get_or_insert_default();
+                let mut conditions: Vec<_> = before.conditions.unwrap_or_default();
+                conditions.retain(decided);
+                let own = status.conditions.take().unwrap_or_default();
+                conditions.extend(own.into_iter().filter(|c| !decided(c)));
+                status.conditions = (!conditions.is_empty()).then_some(conditions);
+            }
+            // approval
+            Part::Other(_) => {
+                let conditions = self.status.take().and_then(|s| s.conditions);
+                self.status = old.status.clone();
+                self.status.get_or_insert_default().conditions = conditions;
+            }
+        }
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        let path = Path::new("spec");
+        if !self
+            .spec
+            .request
+            .0
+            .starts_with(b"-----BEGIN CERTIFICATE REQUEST-----")
+        {
+            errors.invalid(
+                &path.child("request"),
+                json(&self.spec.request),
+                "PEM block type must be CERTIFICATE REQUEST",
+            );
+        }
+        let usages = self.spec.usages.as_deref().unwrap_or(&[]);
+        let at = path.child("usages");
+        if usages.is_empty() {
+            errors.required(&at, "");
+        }
+        let mut seen = BTreeSet::new();
+        for (i, usage) in usages.iter().enumerate() {
+            if !USAGES.contains(&usage.as_str()) {
+                errors.not_supported_in_order(&at.index(i), usage, USAGES);
+            }
+            if !seen.insert(usage) {
+                errors.duplicate(&at.index(i), usage);
+            }
+        }
+        signer(&self.spec.signer_name, &path.child("signerName"), &mut errors);
+        if let Some(seconds) = self.spec.expiration_seconds
+            && seconds < MIN_EXPIRATION_SECONDS
+        {
+            errors.invalid(
+                &path.child("expirationSeconds"),
+                seconds,
+                "may not specify a duration less than 600 seconds (10 minutes)",
+            );
+        }
+        errors
+    }
+
+    fn validate_update(&self, _old: &Self, _part: Part) -> Errors {
+        let mut errors = Errors::new();
+        let path = Path::new("status").child("conditions");
+        let conditions = self
+            .status
+            .as_ref()
+            .and_then(|s| s.conditions.as_deref())
+            .unwrap_or(&[]);
+        let has = |of: &str| conditions.iter().any(|c| c.type_ == of);
+        for (i, condition) in conditions.iter().enumerate() {
+            let at = path.index(i);
+            if condition.type_.is_empty() {
+                errors.required(&at.child("type"), "");
+            }
+            let approval = matches!(condition.type_.as_str(), "Approved" | "Denied" | "Failed");
+            match condition.status.as_str() {
+                "" => errors.required(&at.child("status"), ""),
+                "True" => {}
+                status if approval => {
+                    errors.not_supported_in_order(&at.child("status"), status, &["True"]);
+                }
+                "False" | "Unknown" => {}
+                status => {
+                    errors.not_supported_in_order(&at.child("status"), status, &["False", "True", "Unknown"])
+                }
+            }
+            if condition.type_ == "Denied" && has("Approved") {
+                errors.invalid(
+                    &at.child("type"),
+                    &condition.type_,
+                    "Approved and Denied conditions are mutually exclusive",
+                );
+            }
+        }
+        errors
+    }
+
+    const SELECTABLE_FIELDS: &'static [&'static str] = &["spec.signerName"];
+
+    fn field(&self, path: &str) -> String {
+        match path {
+            "spec.signerName" => self.spec.signer_name.clone(),
+            _ => String::new(),
+        }
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            table::NAME,
+            table::AGE,
+            Column::string("SignerName"),
+            Column::string("Requestor"),
+            Column::string("RequestedDuration"),
+            Column::string("Condition"),
+        ];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let duration = self
+            .spec
+            .expiration_seconds
+            .map(|s| table::human_duration(s.into()));
+        vec![
+            table::name(&self.metadata),
+            table::created(&self.metadata, now),
+            table::or(Some(&self.spec.signer_name), "<none>").into(),
+            text(&self.spec.username).into(),
+            table::or(duration.as_deref(), "<none>").into(),
+            shown_condition(&self.status.clone().unwrap_or_default()).into(),
+        ]
+    }
+}
+
+fn shown_condition(status: &CertificateSigningRequestStatus) -> String {
+    let has = |of: &str| status.conditions.iter().flatten().any(|c| c.type_ == of);
+    let mut shown = match (has("Denied"), has("Approved")) {
+        (true, _) => "Denied",
+        (false, true) => "Approved",
+        (false, false) => "Pending",
+    }
+    .to_string();
+    if has("Failed") {
+        shown += ",Failed";
+    }
+    if status.certificate.as_ref().is_some_and(|c| !c.0.is_empty()) {
+        shown += ",Issued";
+    }
+    shown
+}
+
+/// `domain/path`, as signers are called.
+fn signer(name: &str, path: &Path, errors: &mut Errors) {
+    if name.is_empty() {
+        return errors.required(path, "");
+    }
+    if name == "kubernetes.io/legacy-unknown" {
+        return errors.invalid(
+            path,
+            name,
+            "the legacy signerName is not allowed via this API version",
+        );
+    }
+    let Some((domain, rest)) = name.split_once('/').filter(|(_, rest)| !rest.contains('/')) else {
+        return errors.invalid(
+            path,
+            name,
+            "must be a fully qualified domain and path of the form 'example.com/signer-name'",
+        );
+    };
+    let mistakes = crate::names::dns1123_subdomain(domain);
+    for mistake in &mistakes {
+        errors.invalid(path, domain, format!("validating label {domain:?}: {mistake}"));
+    }
+    if !domain.contains('.') {
+        errors.invalid(
+            path,
+            domain,
+            "should be a domain with at least two segments separated by dots",
+        );
+    }
+    for mistake in crate::names::dns1123_subdomain(rest) {
+        errors.invalid(path, rest, format!("validating label {rest:?}: {mistake}"));
+    }
+}

@@ -1,0 +1,71 @@
+//! CSIStorageCapacity: how much room a storage class has somewhere.
+
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{dns_subdomain, immutable, label_selector, not_negative_quantity};
+use crate::field::{Errors, Path};
+use crate::quantity;
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+impl Strategy for CSIStorageCapacity {
+    fn set_defaults(&mut self) {
+        let amounts = [&mut self.capacity, &mut self.maximum_volume_size];
+        amounts.into_iter().flatten().for_each(quantity::canonicalize);
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        dns_subdomain(
+            &mut errors,
+            &Path::new("storageClassName"),
+            &self.storage_class_name,
+        );
+        if let Some(topology) = &self.node_topology {
+            label_selector(&mut errors, &Path::new("nodeTopology"), topology);
+        }
+        for (field, amount) in [
+            ("capacity", &self.capacity),
+            ("maximumVolumeSize", &self.maximum_volume_size),
+        ] {
+            if let Some(amount) = amount {
+                not_negative_quantity(&mut errors, &Path::new(field), amount);
+            }
+        }
+        errors
+    }
+
+    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+        let mut errors = self.validate();
+        let path = Path::new("nodeTopology");
+        immutable(&mut errors, &path, &self.node_topology, &old.node_topology);
+        let path = Path::new("storageClassName");
+        immutable(
+            &mut errors,
+            &path,
+            &self.storage_class_name,
+            &old.storage_class_name,
+        );
+        errors
+    }
+
+    const UNCONDITIONAL_UPDATE: bool = false;
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            table::NAME,
+            Column::string("StorageClassName"),
+            Column::string("Capacity"),
+        ];
+        COLUMNS
+    }
+
+    fn row(&self, _now: Timestamp) -> Vec<Cell> {
+        vec![
+            table::name(&self.metadata),
+            self.storage_class_name.as_str().into(),
+            self.capacity.as_ref().map_or("<unset>", |c| c.0.as_str()).into(),
+        ]
+    }
+}

@@ -1,0 +1,273 @@
+//! CustomResourceDefinition: a kind that users bring. One version is stored, every version has a schema.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceConversion, CustomResourceDefinition, CustomResourceDefinitionNames,
+    CustomResourceDefinitionStatus, CustomResourceDefinitionVersion,
+};
+
+use super::checks::{Json, count_generation, dns_subdomain, each, json, text};
+use crate::field::{Errors, Path};
+use crate::names;
+use crate::strategy::{Part, Strategy};
+
+const SCOPES: &[&str] = &["Cluster", "Namespaced"];
+
+fn empty_status() -> CustomResourceDefinitionStatus {
+    CustomResourceDefinitionStatus {
+        accepted_names: Some(CustomResourceDefinitionNames::default()),
+        ..CustomResourceDefinitionStatus::default()
+    }
+}
+
+/// Every version that is stored now is a version that may be found in the store later.
+fn remember_stored_version(crd: &mut CustomResourceDefinition) {
+    let stored = crd.spec.versions.iter().filter(|v| v.storage);
+    let stored: Vec<String> = stored.map(|v| v.name.clone()).collect();
+    let known = crd.status.get_or_insert_with(empty_status);
+    let known = known.stored_versions.get_or_insert_default();
+    for name in stored {
+        if !known.contains(&name) {
+            known.push(name);
+        }
+    }
+}
+
+impl Strategy for CustomResourceDefinition {
+    fn set_defaults(&mut self) {
+        let names = &mut self.spec.names;
+        if text(&names.singular).is_empty() {
+            names.singular = Some(names.kind.to_lowercase());
+        }
+        if text(&names.list_kind).is_empty() && !names.kind.is_empty() {
+            names.list_kind = Some(format!("{}List", names.kind));
+        }
+        let conversion = self
+            .spec
+            .conversion
+            .get_or_insert_with(|| CustomResourceConversion {
+                strategy: "None".into(),
+                webhook: None,
+            });
+        let client = conversion.webhook.as_mut().and_then(|w| w.client_config.as_mut());
+        if let Some(service) = client.and_then(|c| c.service.as_mut()) {
+            service.port.get_or_insert(443);
+        }
+        let status = self.status.get_or_insert_with(empty_status);
+        status.accepted_names.get_or_insert_default();
+    }
+
+    fn prepare_for_create(&mut self) {
+        self.status = Some(empty_status());
+        self.metadata.generation = Some(1);
+        remember_stored_version(self);
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, part: Part) {
+        let mut changed = false;
+        if part == Part::Status {
+            self.spec = old.spec.clone();
+        } else {
+            self.status = old.status.clone();
+            changed = self.spec != old.spec;
+            remember_stored_version(self);
+        }
+        count_generation(&mut self.metadata, &old.metadata, changed);
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        let spec = &self.spec;
+        let name = text(&self.metadata.name);
+        if name != format!("{}.{}", spec.names.plural, spec.group) {
+            errors.invalid(
+                &Path::new("metadata").child("name"),
+                name,
+                "must be spec.names.plural+\".\"+spec.group",
+            );
+        }
+        let path = Path::new("spec");
+        check_group(&spec.group, &path.child("group"), &mut errors);
+        match spec.scope.as_str() {
+            "" => errors.required(&path.child("scope"), ""),
+            scope if !SCOPES.contains(&scope) => {
+                errors.not_supported_in_order(&path.child("scope"), scope, SCOPES);
+            }
+            _ => {}
+        }
+        check_names(&spec.names, &path.child("names"), &mut errors);
+        check_versions(&spec.versions, &path.child("versions"), &mut errors);
+        if let Some(conversion) = &spec.conversion {
+            let path = path.child("conversion");
+            match (conversion.strategy.as_str(), &conversion.webhook) {
+                ("None", Some(_)) => errors.forbidden(
+                    &path.child("webhookClientConfig"),
+                    "should not be set when strategy is not set to Webhook",
+                ),
+                ("Webhook", None) => errors.required(
+                    &path.child("webhookClientConfig"),
+                    "required when strategy is set to Webhook",
+                ),
+                ("None" | "Webhook", _) => {}
+                ("", _) => errors.required(&path.child("strategy"), ""),
+                (other, _) => {
+                    errors.not_supported_in_order(&path.child("strategy"), other, &["None", "Webhook"]);
+                }
+            }
+        }
+        let stored = self
+            .status
+            .as_ref()
+            .and_then(|s| s.stored_versions.clone())
+            .unwrap_or_default();
+        let at = Path::new("status").child("storedVersions");
+        if stored.is_empty() {
+            errors.invalid(&at, Json("null".into()), "must have at least one stored version");
+        }
+        for (i, version) in stored.iter().enumerate() {
+            if !spec.versions.iter().any(|v| v.name == *version) {
+                errors.invalid(
+                    &at.index(i),
+                    version,
+                    format!(
+                        "missing from spec.versions; {version} was previously a storage version, and must remain in \
+                         spec.versions until a storage migration ensures no data remains persisted in {version} and \
+                         removes {version} from status.storedVersions"
+                    ),
+                );
+            }
+        }
+        errors
+    }
+
+    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+        if part == Part::Status {
+            return Errors::new();
+        }
+        let mut errors = self.validate();
+        let path = Path::new("spec");
+        for (field, new, before) in [
+            ("group", &self.spec.group, &old.spec.group),
+            ("names.plural", &self.spec.names.plural, &old.spec.names.plural),
+            ("scope", &self.spec.scope, &old.spec.scope),
+        ] {
+            super::checks::immutable(&mut errors, &path.child(field), new, before);
+        }
+        errors
+    }
+}
+
+fn check_group(group: &str, path: &Path, errors: &mut Errors) {
+    if group.is_empty() {
+        return errors.required(path, "");
+    }
+    dns_subdomain(errors, path, group);
+    if !group.contains('.') {
+        errors.invalid(path, group, "should be a domain with at least one dot");
+    }
+}
+
+fn check_names(given: &CustomResourceDefinitionNames, path: &Path, errors: &mut Errors) {
+    let required = [
+        ("plural", given.plural.as_str()),
+        ("singular", text(&given.singular)),
+        ("kind", given.kind.as_str()),
+        ("listKind", text(&given.list_kind)),
+    ];
+    for (field, value) in required {
+        if value.is_empty() {
+            errors.required(&path.child(field), "");
+            continue;
+        }
+        let lower = value.to_lowercase();
+        let is_kind = field.to_lowercase().ends_with("kind");
+        let mistakes = names::dns1035_label(if is_kind { &lower } else { value });
+        for mistake in mistakes {
+            let words = match is_kind {
+                true => format!("may have mixed case, but should otherwise match: {mistake}"),
+                false => mistake,
+            };
+            errors.invalid(&path.child(field), value, words);
+        }
+    }
+    for (field, values) in [
+        ("shortNames", &given.short_names),
+        ("categories", &given.categories),
+    ] {
+        for (i, value) in values.iter().flatten().enumerate() {
+            each(
+                errors,
+                &path.child(field).index(i),
+                value.as_str(),
+                names::dns1035_label(value),
+            );
+        }
+    }
+    if !given.kind.is_empty() && given.kind == text(&given.list_kind) {
+        errors.invalid(
+            &path.child("listKind"),
+            text(&given.list_kind),
+            "kind and listKind may not be the same",
+        );
+    }
+}
+
+fn check_versions(versions: &[CustomResourceDefinitionVersion], path: &Path, errors: &mut Errors) {
+    for (i, version) in versions.iter().enumerate() {
+        let at = path.index(i);
+        each(
+            errors,
+            &at.child("name"),
+            version.name.as_str(),
+            names::dns1035_label(&version.name),
+        );
+        let schema = version
+            .schema
+            .as_ref()
+            .and_then(|s| s.open_api_v3_schema.as_ref());
+        let at = at.child("schema").child("openAPIV3Schema");
+        match schema.map(|s| text(&s.type_)) {
+            None => errors.required(&at, ""),
+            Some("object") => {}
+            Some("") => errors.required(&at.child("type"), "must not be empty at the root"),
+            Some(other) => errors.invalid(&at.child("type"), other, "must be object at the root"),
+        }
+    }
+    let mut unique: Vec<&str> = versions.iter().map(|v| v.name.as_str()).collect();
+    unique.sort_unstable();
+    unique.dedup();
+    if unique.len() != versions.len() {
+        errors.invalid(path, shown(versions), "must contain unique version names");
+    }
+    if versions.iter().filter(|v| v.storage).count() != 1 {
+        errors.invalid(
+            path,
+            shown(versions),
+            "must have exactly one version marked as storage version",
+        );
+    }
+}
+
+/// In Go's names; what is nested deeper is shown as it came.
+fn shown(versions: &[CustomResourceDefinitionVersion]) -> Json {
+    let versions: Vec<String> = versions
+        .iter()
+        .map(|v| {
+            format!(
+                concat!(
+                    r#"{{"Name":{},"Served":{},"Storage":{},"Deprecated":{},"DeprecationWarning":{},"Schema":{},"#,
+                    r#""Subresources":{},"AdditionalPrinterColumns":{},"SelectableFields":{}}}"#
+                ),
+                json(&v.name).0,
+                v.served,
+                v.storage,
+                v.deprecated.unwrap_or(false),
+                json(&v.deprecation_warning).0,
+                json(&v.schema).0,
+                json(&v.subresources).0,
+                json(&v.additional_printer_columns).0,
+                json(&v.selectable_fields).0
+            )
+        })
+        .collect();
+    Json(format!("[{}]", versions.join(",")))
+}

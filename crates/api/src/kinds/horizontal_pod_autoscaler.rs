@@ -1,0 +1,480 @@
+//! HorizontalPodAutoscaler (autoscaling/v2): what to scale, between which bounds, by which metrics.
+
+use k8s_openapi::api::autoscaling::v2::{
+    CrossVersionObjectReference, HPAScalingPolicy, HPAScalingRules, HorizontalPodAutoscaler,
+    HorizontalPodAutoscalerSpec, HorizontalPodAutoscalerStatus, MetricIdentifier, MetricSpec, MetricStatus,
+    MetricTarget, MetricValueStatus,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{label_selector, not_negative, not_negative_quantity, positive_quantity, text};
+use super::ingress::named;
+use crate::convert::autoscaler::default_metric;
+use crate::field::{Errors, Path};
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+const MAX_PERIOD_SECONDS: i32 = 1800;
+const MAX_STABILIZATION_SECONDS: i32 = 3600;
+const TYPES: &[&str] = &["ContainerResource", "External", "Object", "Pods", "Resource"];
+/// Most metrics that `kubectl get` shows.
+const SHOWN: usize = 2;
+
+fn policy(of: &str, value: i32) -> HPAScalingPolicy {
+    HPAScalingPolicy {
+        type_: of.into(),
+        value,
+        period_seconds: 15,
+    }
+}
+
+/// Fills in what scaling rules leave out.
+fn complete(
+    rules: &mut Option<HPAScalingRules>,
+    stabilization: Option<i32>,
+    policies: Vec<HPAScalingPolicy>,
+) {
+    let rules = rules.get_or_insert_default();
+    rules.select_policy.get_or_insert_with(|| "Max".into());
+    rules.policies.get_or_insert(policies);
+    if rules.stabilization_window_seconds.is_none() {
+        rules.stabilization_window_seconds = stabilization;
+    }
+}
+
+impl Strategy for HorizontalPodAutoscaler {
+    fn set_defaults(&mut self) {
+        let spec = &mut self.spec;
+        spec.min_replicas.get_or_insert(1);
+        if spec.metrics.as_ref().is_none_or(Vec::is_empty) {
+            spec.metrics = Some(vec![default_metric()]);
+        }
+        if let Some(behavior) = &mut spec.behavior {
+            let up = vec![policy("Pods", 4), policy("Percent", 100)];
+            complete(&mut behavior.scale_up, Some(0), up);
+            complete(&mut behavior.scale_down, None, vec![policy("Percent", 100)]);
+        }
+        self.status.get_or_insert_default();
+    }
+
+    fn prepare_for_create(&mut self) {
+        self.status = Some(HorizontalPodAutoscalerStatus::default());
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, part: Part) {
+        match part {
+            Part::Status => self.spec = old.spec.clone(),
+            Part::Main | Part::Other(_) => self.status = old.status.clone(),
+        }
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        validate_spec(&self.spec, &mut errors);
+        errors
+    }
+
+    fn validate_update(&self, _old: &Self, part: Part) -> Errors {
+        if part != Part::Status {
+            return self.validate();
+        }
+        let mut errors = Errors::new();
+        let status = self.status.clone().unwrap_or_default();
+        let path = Path::new("status");
+        not_negative(
+            &mut errors,
+            &path.child("currentReplicas"),
+            status.current_replicas.unwrap_or(0),
+        );
+        not_negative(
+            &mut errors,
+            &path.child("desiredReplicas"),
+            status.desired_replicas,
+        );
+        errors
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            table::NAME,
+            Column::string("Reference"),
+            Column::string("Targets"),
+            Column::string("MinPods"),
+            Column::string("MaxPods"),
+            Column::string("Replicas"),
+            table::AGE,
+        ];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let spec = &self.spec;
+        let status = self.status.clone().unwrap_or_default();
+        let target = &spec.scale_target_ref;
+        let min = spec.min_replicas.map(|m| m.to_string());
+        vec![
+            table::name(&self.metadata),
+            format!("{}/{}", target.kind, target.name).into(),
+            shown_metrics(
+                spec.metrics.as_deref().unwrap_or(&[]),
+                status.current_metrics.as_deref().unwrap_or(&[]),
+            )
+            .into(),
+            table::or(min.as_deref(), "<unset>").into(),
+            spec.max_replicas.into(),
+            status.current_replicas.unwrap_or(0).into(),
+            table::created(&self.metadata, now),
+        ]
+    }
+}
+
+fn shown_metrics(specs: &[MetricSpec], statuses: &[MetricStatus]) -> String {
+    if specs.is_empty() {
+        return "<none>".into();
+    }
+    let shown: Vec<String> = specs
+        .iter()
+        .enumerate()
+        .map(|(i, spec)| shown_metric(spec, statuses.get(i)))
+        .collect();
+    let text = shown[..shown.len().min(SHOWN)].join(", ");
+    match shown.len() {
+        more if more > SHOWN => format!("{text} + {} more...", more - SHOWN),
+        _ => text,
+    }
+}
+
+fn shown_metric(spec: &MetricSpec, status: Option<&MetricStatus>) -> String {
+    let quantity = |q: Option<Quantity>| q.map_or("<unknown>".to_string(), |q| q.0);
+    let wanted = |q: &Option<Quantity>| q.as_ref().map_or("<nil>".to_string(), |q| q.0.clone());
+    let by_value = |target: &MetricTarget, current: Option<&MetricValueStatus>| match &target.average_value {
+        Some(average) => format!(
+            "{}/{} (avg)",
+            quantity(current.and_then(|c| c.average_value.clone())),
+            average.0
+        ),
+        None => format!(
+            "{}/{}",
+            quantity(current.and_then(|c| c.value.clone())),
+            wanted(&target.value)
+        ),
+    };
+    let by_resource = |name: &str, target: &MetricTarget, current: Option<&MetricValueStatus>| {
+        let percent = |p: Option<i32>, none: &str| p.map_or(none.to_string(), |p| format!("{p}%"));
+        match &target.average_value {
+            Some(average) => format!(
+                "{name}: {}/{}",
+                quantity(current.and_then(|c| c.average_value.clone())),
+                average.0
+            ),
+            None => format!(
+                "{name}: {}/{}",
+                percent(current.and_then(|c| c.average_utilization), "<unknown>"),
+                percent(target.average_utilization, "<auto>")
+            ),
+        }
+    };
+    let unknown = || "<unknown type>".to_string();
+    match spec.type_.as_str() {
+        "External" => spec.external.as_ref().map_or_else(unknown, |m| {
+            by_value(
+                &m.target,
+                status.and_then(|s| s.external.as_ref()).map(|s| &s.current),
+            )
+        }),
+        "Object" => spec.object.as_ref().map_or_else(unknown, |m| {
+            by_value(
+                &m.target,
+                status.and_then(|s| s.object.as_ref()).map(|s| &s.current),
+            )
+        }),
+        "Pods" => spec.pods.as_ref().map_or_else(unknown, |m| {
+            let current = status.and_then(|s| s.pods.as_ref()).map(|s| &s.current);
+            format!(
+                "{}/{}",
+                quantity(current.and_then(|c| c.average_value.clone())),
+                wanted(&m.target.average_value)
+            )
+        }),
+        "Resource" => spec.resource.as_ref().map_or_else(unknown, |m| {
+            let current = status.and_then(|s| s.resource.as_ref()).map(|s| &s.current);
+            by_resource(&m.name, &m.target, current)
+        }),
+        "ContainerResource" => spec.container_resource.as_ref().map_or_else(unknown, |m| {
+            let current = status
+                .and_then(|s| s.container_resource.as_ref())
+                .map(|s| &s.current);
+            by_resource(&m.name, &m.target, current)
+        }),
+        _ => unknown(),
+    }
+}
+
+pub(super) fn validate_spec(spec: &HorizontalPodAutoscalerSpec, errors: &mut Errors) {
+    let path = Path::new("spec");
+    let at = path.child("maxReplicas");
+    if let Some(min) = spec.min_replicas.filter(|m| *m < 1) {
+        errors.invalid(
+            &path.child("minReplicas"),
+            min,
+            "must be greater than or equal to 1",
+        );
+    }
+    match spec.max_replicas {
+        0 => errors.required(&at, "must be set and greater than 0"),
+        max if max < 0 => errors.invalid(&at, max, "must be greater than or equal to 1"),
+        _ => {}
+    }
+    if spec.min_replicas.is_some_and(|min| spec.max_replicas < min) {
+        errors.invalid(
+            &at,
+            spec.max_replicas,
+            "must be greater than or equal to `minReplicas`",
+        );
+    }
+    reference(&spec.scale_target_ref, &path.child("scaleTargetRef"), errors);
+    let metrics = spec.metrics.as_deref().unwrap_or(&[]);
+    let at = path.child("metrics");
+    for (i, metric) in metrics.iter().enumerate() {
+        check_metric(metric, &at.index(i), errors);
+    }
+    let from_outside = metrics
+        .iter()
+        .any(|m| matches!(m.type_.as_str(), "Object" | "External"));
+    if spec.min_replicas == Some(0) && !from_outside {
+        errors.forbidden(
+            &at,
+            "must specify at least one Object or External metric to support scaling to zero replicas",
+        );
+    }
+    if let Some(behavior) = &spec.behavior {
+        for (field, rules) in [
+            ("scaleUp", &behavior.scale_up),
+            ("scaleDown", &behavior.scale_down),
+        ] {
+            if let Some(rules) = rules {
+                check_rules(rules, &path.child("behavior").child(field), errors);
+            }
+        }
+    }
+}
+
+fn reference(reference: &CrossVersionObjectReference, path: &Path, errors: &mut Errors) {
+    named(errors, &path.child("kind"), &reference.kind);
+    named(errors, &path.child("name"), &reference.name);
+    let version = text(&reference.api_version);
+    if version.matches('/').count() > 1 {
+        errors.invalid(
+            &path.child("apiVersion"),
+            version,
+            format!("unexpected GroupVersion string: {version}"),
+        );
+    }
+}
+
+fn check_rules(rules: &HPAScalingRules, path: &Path, errors: &mut Errors) {
+    let at = path.child("stabilizationWindowSeconds");
+    match rules.stabilization_window_seconds {
+        Some(seconds) if seconds < 0 => {
+            errors.invalid(&at, seconds, "must be greater than or equal to zero");
+        }
+        Some(seconds) if seconds > MAX_STABILIZATION_SECONDS => errors.invalid(
+            &at,
+            seconds,
+            format!("must be less than or equal to {MAX_STABILIZATION_SECONDS}"),
+        ),
+        _ => {}
+    }
+    const SELECTIONS: &[&str] = &["Disabled", "Max", "Min"];
+    if let Some(selection) = &rules.select_policy
+        && !SELECTIONS.contains(&selection.as_str())
+    {
+        errors.not_supported_in_order(&path.child("selectPolicy"), selection, SELECTIONS);
+    }
+    let at = path.child("policies");
+    let policies = rules.policies.as_deref().unwrap_or(&[]);
+    if policies.is_empty() {
+        errors.required(&at, "must specify at least one Policy");
+    }
+    for (i, policy) in policies.iter().enumerate() {
+        let at = at.index(i);
+        if !matches!(policy.type_.as_str(), "Pods" | "Percent") {
+            errors.not_supported_in_order(&at.child("type"), &policy.type_, &["Percent", "Pods"]);
+        }
+        for (field, value) in [("value", policy.value), ("periodSeconds", policy.period_seconds)] {
+            if value <= 0 {
+                errors.invalid(&at.child(field), value, "must be greater than zero");
+            }
+        }
+        if policy.period_seconds > MAX_PERIOD_SECONDS {
+            errors.invalid(
+                &at.child("periodSeconds"),
+                policy.period_seconds,
+                format!("must be less than or equal to {MAX_PERIOD_SECONDS}"),
+            );
+        }
+    }
+    if let Some(tolerance) = &rules.tolerance {
+        not_negative_quantity(errors, &path.child("tolerance"), tolerance);
+    }
+}
+
+fn check_metric(metric: &MetricSpec, path: &Path, errors: &mut Errors) {
+    let of = metric.type_.as_str();
+    let at = path.child("type");
+    if of.is_empty() {
+        errors.required(&at, "must specify a metric source type");
+    }
+    if !TYPES.contains(&of) {
+        errors.not_supported_in_order(&at, of, TYPES);
+    }
+    let present: Vec<&str> = [
+        ("object", metric.object.is_some()),
+        ("external", metric.external.is_some()),
+        ("pods", metric.pods.is_some()),
+        ("resource", metric.resource.is_some()),
+        ("containerResource", metric.container_resource.is_some()),
+    ]
+    .iter()
+    .filter(|(_, is)| *is)
+    .map(|(field, _)| *field)
+    .collect();
+    // Only the first source is looked into.
+    match present.first().copied() {
+        Some("object") => {
+            if let Some(source) = &metric.object {
+                let path = path.child("object");
+                reference(&source.described_object, &path.child("describedObject"), errors);
+                identifier(&source.metric, &path.child("metric"), errors);
+                check_target(&source.target, &path.child("target"), errors);
+                if source.target.value.is_none() && source.target.average_value.is_none() {
+                    errors.required(
+                        &path.child("target").child("averageValue"),
+                        "must set either a target value or averageValue",
+                    );
+                }
+            }
+        }
+        Some("external") => {
+            if let Some(source) = &metric.external {
+                let path = path.child("external");
+                identifier(&source.metric, &path.child("metric"), errors);
+                check_target(&source.target, &path.child("target"), errors);
+                match (&source.target.value, &source.target.average_value) {
+                    (None, None) => errors.required(
+                        &path.child("target").child("averageValue"),
+                        "must set either a target value for metric or a per-pod target",
+                    ),
+                    (Some(_), Some(_)) => errors.forbidden(
+                        &path.child("target").child("value"),
+                        "may not set both a target value for metric and a per-pod target",
+                    ),
+                    _ => {}
+                }
+            }
+        }
+        Some("pods") => {
+            if let Some(source) = &metric.pods {
+                let path = path.child("pods");
+                identifier(&source.metric, &path.child("metric"), errors);
+                check_target(&source.target, &path.child("target"), errors);
+                if source.target.average_value.is_none() {
+                    errors.required(
+                        &path.child("target").child("averageValue"),
+                        "must specify a positive target averageValue",
+                    );
+                }
+            }
+        }
+        Some("resource") => {
+            if let Some(source) = &metric.resource {
+                by_resource(&source.name, &source.target, &path.child("resource"), errors);
+            }
+        }
+        Some("containerResource") => {
+            if let Some(source) = &metric.container_resource {
+                let path = path.child("containerResource");
+                if source.container.is_empty() {
+                    errors.required(&path.child("container"), "must specify a container");
+                }
+                by_resource(&source.name, &source.target, &path, errors);
+            }
+        }
+        _ => {}
+    }
+    let expected = match of {
+        "Object" => "object",
+        "Pods" => "pods",
+        "Resource" => "resource",
+        "External" => "external",
+        "ContainerResource" => "containerResource",
+        _ => return errors.not_supported_in_order(&at, of, TYPES),
+    };
+    if !present.contains(&expected) {
+        errors.required(
+            &path.child(expected),
+            "must populate information for the given metric source",
+        );
+    }
+    if present.len() != 1 {
+        for other in present.iter().filter(|p| **p != expected) {
+            errors.forbidden(&path.child(other), "must populate the given metric source only");
+        }
+    }
+}
+
+fn by_resource(name: &str, target: &MetricTarget, path: &Path, errors: &mut Errors) {
+    if name.is_empty() {
+        errors.required(&path.child("name"), "must specify a resource name");
+    }
+    let path = path.child("target");
+    check_target(target, &path, errors);
+    match (target.average_utilization, &target.average_value) {
+        (None, None) => errors.required(
+            &path.child("averageUtilization"),
+            "must set either a target raw value or a target utilization",
+        ),
+        (Some(_), Some(_)) => errors.forbidden(
+            &path.child("averageValue"),
+            "may not set both a target raw value and a target utilization",
+        ),
+        _ => {}
+    }
+}
+
+fn identifier(metric: &MetricIdentifier, path: &Path, errors: &mut Errors) {
+    if metric.name.is_empty() {
+        errors.required(&path.child("name"), "must specify a metric name");
+    } else {
+        named(errors, &path.child("name"), &metric.name);
+    }
+    if let Some(selector) = &metric.selector {
+        label_selector(errors, &path.child("selector"), selector);
+    }
+}
+
+fn check_target(target: &MetricTarget, path: &Path, errors: &mut Errors) {
+    let at = path.child("type");
+    match target.type_.as_str() {
+        "Utilization" | "Value" | "AverageValue" => {}
+        "" => errors.required(&at, "must specify a metric target type"),
+        other => errors.invalid(&at, other, "must be either Utilization, Value, or AverageValue"),
+    }
+    for (field, value) in [("value", &target.value), ("averageValue", &target.average_value)] {
+        if let Some(value) = value {
+            let mut mistakes = Errors::new();
+            positive_quantity(&mut mistakes, path, value);
+            if !mistakes.is_empty() {
+                errors.invalid(&path.child(field), value.0.as_str(), "must be positive");
+            }
+        }
+    }
+    if let Some(percent) = target.average_utilization.filter(|p| *p < 1) {
+        errors.invalid(
+            &path.child("averageUtilization"),
+            percent,
+            "must be greater than 0",
+        );
+    }
+}

@@ -1,0 +1,91 @@
+//! MutatingAdmissionPolicyBinding: where a policy applies, and with which parameters.
+
+use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicyBinding;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{count_generation, dns_subdomain, text};
+use super::webhook::set_match_defaults;
+use crate::field::{Errors, Path};
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+impl Strategy for MutatingAdmissionPolicyBinding {
+    fn set_defaults(&mut self) {
+        let spec = self.spec.get_or_insert_default();
+        if let Some(resources) = &mut spec.match_resources {
+            set_match_defaults(resources);
+        }
+    }
+
+    fn prepare_for_create(&mut self) {
+        self.metadata.generation = Some(1);
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, _part: Part) {
+        let changed = self.spec != old.spec;
+        count_generation(&mut self.metadata, &old.metadata, changed);
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        let spec = self.spec.clone().unwrap_or_default();
+        let path = Path::new("spec");
+        if text(&spec.policy_name).is_empty() {
+            errors.required(&path.child("policyName"), "");
+        } else {
+            dns_subdomain(&mut errors, &path.child("policyName"), text(&spec.policy_name));
+        }
+        if let Some(param) = &spec.param_ref {
+            let path = path.child("paramRef");
+            match (text(&param.name), &param.selector) {
+                ("", None) => errors.required(&path, "one of name or selector must be specified"),
+                (name, Some(_)) if !name.is_empty() => {
+                    errors.forbidden(&path.child("name"), "name and selector are mutually exclusive");
+                }
+                _ => {}
+            }
+            const ACTIONS: &[&str] = &["Allow", "Deny"];
+            match text(&param.parameter_not_found_action) {
+                "" => errors.required(&path.child("parameterNotFoundAction"), ""),
+                action if !ACTIONS.contains(&action) => errors.not_supported_in_order(
+                    &path.child("parameterNotFoundAction"),
+                    action,
+                    &["Deny", "Allow"],
+                ),
+                _ => {}
+            }
+        }
+        errors
+    }
+
+    const UNCONDITIONAL_UPDATE: bool = false;
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            table::NAME,
+            Column::string("PolicyName"),
+            Column::string("ParamRef"),
+            table::AGE,
+        ];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let spec = self.spec.clone().unwrap_or_default();
+        let param = spec.param_ref.as_ref().map(|param| {
+            match (text(&param.namespace), text(&param.name), &param.selector) {
+                // Whether the parameter has a namespace cannot be told from here.
+                ("", name, _) if !name.is_empty() => format!("*/{name}"),
+                (namespace, name, _) if !name.is_empty() => format!("{namespace}/{name}"),
+                (_, _, Some(selector)) => table::selector_text(selector),
+                _ => "<unset>".into(),
+            }
+        });
+        vec![
+            table::name(&self.metadata),
+            text(&spec.policy_name).into(),
+            param.unwrap_or_else(|| "<unset>".into()).into(),
+            table::created(&self.metadata, now),
+        ]
+    }
+}

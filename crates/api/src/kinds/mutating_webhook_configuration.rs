@@ -1,0 +1,57 @@
+//! MutatingWebhookConfiguration: who is asked to change what is written.
+
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::count_generation;
+use super::webhook::{self, hook, hook_defaults};
+use crate::field::{Errors, Path};
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+impl Strategy for MutatingWebhookConfiguration {
+    fn set_defaults(&mut self) {
+        for hook in self.webhooks.iter_mut().flatten() {
+            hook_defaults!(hook);
+            hook.reinvocation_policy.get_or_insert_with(|| "Never".into());
+        }
+    }
+
+    fn prepare_for_create(&mut self) {
+        self.metadata.generation = Some(1);
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, _part: Part) {
+        let changed = self.webhooks != old.webhooks;
+        count_generation(&mut self.metadata, &old.metadata, changed);
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = webhook::validate(self.webhooks.iter().flatten().map(|h| hook!(h)));
+        const POLICIES: &[&str] = &["IfNeeded", "Never"];
+        for (i, hook) in self.webhooks.iter().flatten().enumerate() {
+            if let Some(policy) = &hook.reinvocation_policy
+                && !POLICIES.contains(&policy.as_str())
+            {
+                let path = Path::new("webhooks").index(i).child("reinvocationPolicy");
+                errors.not_supported_in_order(&path, policy, POLICIES);
+            }
+        }
+        errors
+    }
+
+    const UNCONDITIONAL_UPDATE: bool = false;
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[table::NAME, Column::integer("Webhooks"), table::AGE];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        vec![
+            table::name(&self.metadata),
+            self.webhooks.as_ref().map_or(0, |w| w.len()).into(),
+            table::created(&self.metadata, now),
+        ]
+    }
+}

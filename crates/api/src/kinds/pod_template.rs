@@ -1,0 +1,52 @@
+//! PodTemplate: a template that stands alone.
+
+use k8s_openapi::api::core::v1::PodTemplate;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::count_generation;
+use super::template;
+use crate::field::{Errors, Path};
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+impl Strategy for PodTemplate {
+    fn set_defaults(&mut self) {
+        template::set_defaults(self.template.get_or_insert_default());
+    }
+
+    fn prepare_for_create(&mut self) {
+        self.metadata.generation = Some(1);
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, _part: Part) {
+        let changed = self.template != old.template;
+        count_generation(&mut self.metadata, &old.metadata, changed);
+    }
+
+    fn validate(&self) -> Errors {
+        let template = self.template.clone().unwrap_or_default();
+        template::validate(&template, &Path::new("template"))
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            table::NAME,
+            Column::string("Containers"),
+            Column::string("Images"),
+            Column::string("Pod Labels"),
+        ];
+        COLUMNS
+    }
+
+    fn row(&self, _now: Timestamp) -> Vec<Cell> {
+        let [containers, images] = template::cells(self.template.as_ref());
+        let meta = self.template.as_ref().and_then(|t| t.metadata.as_ref());
+        let labels = meta.and_then(|m| m.labels.clone()).unwrap_or_default();
+        vec![
+            table::name(&self.metadata),
+            containers,
+            images,
+            table::labels(&labels).into(),
+        ]
+    }
+}

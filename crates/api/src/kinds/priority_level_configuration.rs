@@ -1,0 +1,94 @@
+//! PriorityLevelConfiguration: how many requests of a level are served at once, and how the others wait.
+
+use k8s_openapi::api::flowcontrol::v1::PriorityLevelConfiguration;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::spec_and_status;
+use crate::field::{Errors, Path};
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+impl Strategy for PriorityLevelConfiguration {
+    fn set_defaults(&mut self) {
+        let spec = self.spec.get_or_insert_default();
+        if let Some(exempt) = &mut spec.exempt {
+            exempt.nominal_concurrency_shares.get_or_insert(0);
+            exempt.lendable_percent.get_or_insert(0);
+        }
+        if let Some(limited) = &mut spec.limited {
+            limited.nominal_concurrency_shares.get_or_insert(30);
+            limited.lendable_percent.get_or_insert(0);
+            if let Some(queuing) = limited.limit_response.as_mut().and_then(|r| r.queuing.as_mut()) {
+                for (field, default) in [
+                    (&mut queuing.queues, 64),
+                    (&mut queuing.hand_size, 8),
+                    (&mut queuing.queue_length_limit, 50),
+                ] {
+                    if field.unwrap_or(0) == 0 {
+                        *field = Some(default);
+                    }
+                }
+            }
+        }
+        self.status.get_or_insert_default();
+    }
+
+    spec_and_status!();
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        let spec = self.spec.clone().unwrap_or_default();
+        let path = Path::new("spec");
+        match (spec.type_.as_str(), &spec.limited) {
+            ("Exempt", Some(_)) => {
+                errors.forbidden(&path.child("limited"), "must be nil if the type is not Limited")
+            }
+            ("Limited", None) => {
+                errors.required(&path.child("limited"), "must not be empty when type is Limited")
+            }
+            ("Exempt" | "Limited", _) => {}
+            (other, _) => {
+                errors.not_supported_in_order(&path.child("type"), other, &["Exempt", "Limited"]);
+            }
+        }
+        errors
+    }
+
+    fn validate_update(&self, _old: &Self, part: Part) -> Errors {
+        match part {
+            Part::Status => Errors::new(),
+            _ => self.validate(),
+        }
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            table::NAME,
+            Column::string("Type"),
+            Column::string("NominalConcurrencyShares"),
+            Column::string("Queues"),
+            Column::string("HandSize"),
+            Column::string("QueueLengthLimit"),
+            table::AGE,
+        ];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let spec = self.spec.clone().unwrap_or_default();
+        let limited = spec.limited;
+        let queuing = limited
+            .as_ref()
+            .and_then(|l| l.limit_response.as_ref()?.queuing.clone());
+        let or_none = |value: Option<i32>| value.map_or("<none>".into(), Cell::from);
+        vec![
+            table::name(&self.metadata),
+            spec.type_.into(),
+            or_none(limited.map(|l| l.nominal_concurrency_shares.unwrap_or(0))),
+            or_none(queuing.as_ref().map(|q| q.queues.unwrap_or(0))),
+            or_none(queuing.as_ref().map(|q| q.hand_size.unwrap_or(0))),
+            or_none(queuing.as_ref().map(|q| q.queue_length_limit.unwrap_or(0))),
+            table::created(&self.metadata, now),
+        ]
+    }
+}

@@ -1,0 +1,59 @@
+//! ResourceClaim: devices asked for. What is asked never changes.
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::immutable;
+use crate::field::{Errors, Path};
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+impl Strategy for ResourceClaim {
+    fn set_defaults(&mut self) {
+        self.status.get_or_insert_default();
+    }
+
+    fn prepare_for_create(&mut self) {
+        self.status = Some(Default::default());
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, part: Part) {
+        match part {
+            Part::Status => self.spec = old.spec.clone(),
+            Part::Main | Part::Other(_) => self.status = old.status.clone(),
+        }
+    }
+
+    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+        let mut errors = Errors::new();
+        immutable(&mut errors, &Path::new("spec"), &self.spec, &old.spec);
+        errors
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[table::NAME, Column::string("State"), table::AGE];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let status = self.status.clone().unwrap_or_default();
+        let deleted = self.metadata.deletion_timestamp.is_some();
+        let allocated = status.allocation.is_some();
+        let reserved = allocated && status.reserved_for.is_some_and(|r| !r.is_empty());
+        let states: Vec<&str> = [
+            (deleted, "deleted"),
+            (!allocated && !deleted, "pending"),
+            (allocated, "allocated"),
+            (reserved, "reserved"),
+        ]
+        .iter()
+        .filter(|(is, _)| *is)
+        .map(|(_, state)| *state)
+        .collect();
+        vec![
+            table::name(&self.metadata),
+            states.join(",").into(),
+            table::created(&self.metadata, now),
+        ]
+    }
+}

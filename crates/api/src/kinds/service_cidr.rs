@@ -1,0 +1,74 @@
+//! ServiceCIDR: a range that services get their addresses from.
+
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::{cidr, json, spec_and_status};
+use super::service_ips::Cidr;
+use crate::field::{Errors, Path};
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+impl Strategy for ServiceCIDR {
+    fn set_defaults(&mut self) {
+        self.status.get_or_insert_default();
+    }
+
+    spec_and_status!();
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        let path = Path::new("spec").child("cidrs");
+        let cidrs = self.spec.clone().unwrap_or_default().cidrs.unwrap_or_default();
+        match cidrs.len() {
+            0 => errors.required(&path, "at least one CIDR required"),
+            1 | 2 => {}
+            _ => errors.invalid(&path, json(&cidrs), "may only hold up to 2 values"),
+        }
+        for (i, value) in cidrs.iter().enumerate() {
+            cidr(&mut errors, &path.index(i), value, &[]);
+        }
+        if let [one, other] = cidrs.as_slice() {
+            let family = |c: &str| Cidr::parse(c).map(|c| c.family());
+            if family(one) == family(other) {
+                errors.invalid(
+                    &path,
+                    json(&cidrs),
+                    "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/96",
+                );
+            }
+        }
+        errors
+    }
+
+    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+        if part == Part::Status {
+            return Errors::new();
+        }
+        let mut errors = self.validate();
+        let cidrs = |s: &ServiceCIDR| s.spec.clone().unwrap_or_default().cidrs.unwrap_or_default();
+        let (new, old) = (cidrs(self), cidrs(old));
+        let path = Path::new("spec").child("cidrs");
+        // A second family may be added; nothing else changes.
+        for (i, before) in old.iter().enumerate() {
+            if new.get(i) != Some(before) {
+                errors.invalid(&path.index(i), json(&new.get(i)), "field is immutable");
+            }
+        }
+        errors
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[table::NAME, Column::string("CIDRs"), table::AGE];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let cidrs = self.spec.clone().unwrap_or_default().cidrs.unwrap_or_default();
+        vec![
+            table::name(&self.metadata),
+            cidrs.join(",").into(),
+            table::created(&self.metadata, now),
+        ]
+    }
+}

@@ -1,0 +1,46 @@
+//! ValidatingWebhookConfiguration: who is asked whether a write may be.
+
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use k8s_openapi::jiff::Timestamp;
+
+use super::checks::count_generation;
+use super::webhook::{self, hook, hook_defaults};
+use crate::field::Errors;
+use crate::strategy::{Part, Strategy};
+use crate::table::{self, Cell, Column};
+
+impl Strategy for ValidatingWebhookConfiguration {
+    fn set_defaults(&mut self) {
+        for hook in self.webhooks.iter_mut().flatten() {
+            hook_defaults!(hook);
+        }
+    }
+
+    fn prepare_for_create(&mut self) {
+        self.metadata.generation = Some(1);
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, _part: Part) {
+        let changed = self.webhooks != old.webhooks;
+        count_generation(&mut self.metadata, &old.metadata, changed);
+    }
+
+    fn validate(&self) -> Errors {
+        webhook::validate(self.webhooks.iter().flatten().map(|h| hook!(h)))
+    }
+
+    const UNCONDITIONAL_UPDATE: bool = false;
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[table::NAME, Column::integer("Webhooks"), table::AGE];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        vec![
+            table::name(&self.metadata),
+            self.webhooks.as_ref().map_or(0, |w| w.len()).into(),
+            table::created(&self.metadata, now),
+        ]
+    }
+}

@@ -1,0 +1,459 @@
+//! The server as components in its process see it: one server over the memory store, its own clock.
+
+#![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_api::registry::{CONFIG_MAP, NAMESPACE, POD, SERVICE_ACCOUNT};
+use knarr_api::{Error, Object};
+use knarr_apiserver::seams::{Clock, Entropy};
+use knarr_apiserver::{Config, ISSUER, Seams, Server, ServiceRange};
+use knarr_client::{
+    Api, Conn, DeleteOptions, ListOptions, NodeDialer, Patch, Preconditions, Propagation, TypedApi,
+    WatchEvent, WatchOptions,
+};
+use serde_json::json;
+
+/// Noon of some day; moved by hand.
+struct TestClock(AtomicI64);
+
+impl Clock for TestClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_second(self.0.load(Ordering::Relaxed)).unwrap()
+    }
+}
+
+/// Counts instead of drawing lots.
+struct Counter(AtomicU8);
+
+impl Entropy for Counter {
+    fn fill(&self, bytes: &mut [u8]) {
+        bytes.fill(0);
+        bytes[0] = self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+struct NoNodes;
+
+#[async_trait]
+impl NodeDialer for NoNodes {
+    async fn dial(&self, _: &str) -> std::io::Result<Box<dyn Conn>> {
+        Err(std::io::ErrorKind::NotFound.into())
+    }
+}
+
+struct Cluster {
+    server: Arc<Server>,
+    api: Arc<dyn Api>,
+    clock: Arc<TestClock>,
+}
+
+async fn cluster() -> Cluster {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Arc::new(TestClock(AtomicI64::new(1_800_000_000)));
+    let pki = knarr_apiserver::pki::Pki::open(directory.path(), clock.now()).unwrap();
+    let config = Config {
+        advertised: "127.0.0.1:6443".into(),
+        address: [192, 0, 2, 1].into(),
+        port: 6443,
+        service_range: ServiceRange::parse("10.96.0.0/16").unwrap(),
+        static_tokens: Default::default(),
+        issuer: ISSUER.into(),
+        service_account_key: pki.service_account_key().unwrap(),
+    };
+    let seams = Seams {
+        clock: clock.clone(),
+        entropy: Arc::new(Counter(AtomicU8::new(0))),
+        nodes: Arc::new(NoNodes),
+    };
+    let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
+    let server = Server::new(config, seams, store).await.unwrap();
+    let api = server.api("system:apiserver-test", ["system:masters"]);
+    let account = SERVICE_ACCOUNT
+        .ops
+        .decode(br#"{"metadata":{"name":"default","namespace":"default"}}"#)
+        .unwrap();
+    api.create(&SERVICE_ACCOUNT, account.object).await.unwrap();
+    Cluster { server, api, clock }
+}
+
+fn config_map(name: &str, value: &str) -> ConfigMap {
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "default"}, "data": {"k": value},
+    }))
+    .unwrap()
+}
+
+/// A pod on a node, with 60 s of grace.
+async fn bound_pod(api: &dyn Api) -> Arc<Object> {
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "default"},
+        "spec": {
+            "containers": [{"name": "c", "image": "img:1"}],
+            "terminationGracePeriodSeconds": 60,
+        },
+    }))
+    .unwrap();
+    let pod = api.create_as(pod).await.unwrap();
+    api.bind(&pod, "n1").await.unwrap();
+    api.get(&POD, "default", "p").await.unwrap()
+}
+
+fn grace(seconds: i64) -> DeleteOptions {
+    DeleteOptions {
+        grace_period_seconds: Some(seconds),
+        ..DeleteOptions::default()
+    }
+}
+
+fn of_pod(object: &Object) -> (Option<i64>, Option<i64>) {
+    let meta = object.metadata();
+    (
+        meta.deletion_grace_period_seconds,
+        meta.deletion_timestamp.as_ref().map(|t| t.0.as_second()),
+    )
+}
+
+#[tokio::test(start_paused = true)]
+async fn t1_a_repeated_delete_shortens_and_never_lengthens() {
+    let c = cluster().await;
+    bound_pod(&*c.api).await;
+    let start = c.clock.now().as_second();
+    let delete = |options| c.api.delete(&POD, "default", "p", options);
+    assert_eq!(
+        of_pod(&delete(DeleteOptions::default()).await.unwrap()),
+        (Some(60), Some(start + 60))
+    );
+    c.clock.0.fetch_add(5, Ordering::Relaxed);
+    assert_eq!(
+        of_pod(&delete(grace(100)).await.unwrap()),
+        (Some(60), Some(start + 60))
+    );
+    assert_eq!(
+        of_pod(&delete(grace(20)).await.unwrap()),
+        (Some(20), Some(start + 20))
+    );
+    c.clock.0.fetch_add(25, Ordering::Relaxed);
+    // Too late for 10 s: what is left is the least there is.
+    assert_eq!(
+        of_pod(&delete(grace(10)).await.unwrap()),
+        (Some(1), Some(start + 30))
+    );
+    delete(grace(0)).await.unwrap();
+    assert!(c.api.get(&POD, "default", "p").await.unwrap_err().is_not_found());
+}
+
+#[tokio::test(start_paused = true)]
+async fn t1_an_unscheduled_pod_goes_at_once_and_a_negative_grace_is_one() {
+    let c = cluster().await;
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "q", "namespace": "default"},
+        "spec": {"containers": [{"name": "c", "image": "img:1"}]},
+    }))
+    .unwrap();
+    c.api.create_as(pod).await.unwrap();
+    c.api.delete(&POD, "default", "q", grace(5)).await.unwrap();
+    assert!(c.api.get(&POD, "default", "q").await.unwrap_err().is_not_found());
+    bound_pod(&*c.api).await;
+    let marked = c.api.delete(&POD, "default", "p", grace(-7)).await.unwrap();
+    assert_eq!(of_pod(&marked).0, Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn t1_preconditions_hold_a_deletion_back() {
+    let c = cluster().await;
+    c.api.create_as(config_map("a", "1")).await.unwrap();
+    let options = |uid: Option<&str>, version: Option<&str>| DeleteOptions {
+        preconditions: Preconditions {
+            uid: uid.map(Into::into),
+            resource_version: version.map(Into::into),
+        },
+        ..DeleteOptions::default()
+    };
+    for wrong in [options(Some("other"), None), options(None, Some("1"))] {
+        let error = c
+            .api
+            .delete(&CONFIG_MAP, "default", "a", wrong)
+            .await
+            .unwrap_err();
+        assert!(error.is_conflict(), "{error}");
+    }
+    let there = c.api.get(&CONFIG_MAP, "default", "a").await.unwrap();
+    let right = options(Some(there.uid()), there.metadata().resource_version.as_deref());
+    c.api.delete(&CONFIG_MAP, "default", "a", right).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn t1_finalizers_hold_an_object_until_the_last_is_gone() {
+    let c = cluster().await;
+    let mut map = config_map("a", "1");
+    map.metadata.finalizers = Some(vec!["x.io/y".into()]);
+    c.api.create_as(map).await.unwrap();
+    let foreground = DeleteOptions {
+        propagation: Some(Propagation::Foreground),
+        ..DeleteOptions::default()
+    };
+    let held = c
+        .api
+        .delete(&CONFIG_MAP, "default", "a", foreground)
+        .await
+        .unwrap();
+    assert_eq!(
+        held.metadata().finalizers.as_deref(),
+        Some(&["x.io/y".to_string(), "foregroundDeletion".to_string()][..])
+    );
+    let drop_them = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    c.api
+        .patch(&CONFIG_MAP, "default", "a", "", drop_them)
+        .await
+        .unwrap();
+    assert!(
+        c.api
+            .get(&CONFIG_MAP, "default", "a")
+            .await
+            .unwrap_err()
+            .is_not_found()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_writers_who_saw_the_same_only_one_wins() {
+    let c = cluster().await;
+    let seen = c.api.create_as(config_map("a", "1")).await.unwrap();
+    let change = |value: &str| {
+        let mut map = (*seen).clone();
+        map.data = Some([("k".to_string(), value.to_string())].into());
+        map
+    };
+    let (one, two) = tokio::join!(c.api.update_as(change("2")), c.api.update_as(change("3")));
+    let lost: Vec<Error> = [one.err(), two.err()].into_iter().flatten().collect();
+    assert_eq!(lost.len(), 1);
+    assert!(lost[0].is_conflict());
+}
+
+#[tokio::test(start_paused = true)]
+async fn writers_who_saw_nothing_all_get_their_turn() {
+    let c = cluster().await;
+    c.api.create_as(config_map("a", "1")).await.unwrap();
+    let patches = (0..20).map(|i| {
+        let patch = Patch::Merge(json!({"data": {format!("k{i}"): "v"}}));
+        c.api.patch(&CONFIG_MAP, "default", "a", "", patch)
+    });
+    for done in futures::future::join_all(patches).await {
+        done.unwrap();
+    }
+    let map = c.api.get_as::<ConfigMap>("default", "a").await.unwrap();
+    assert_eq!(map.data.as_ref().unwrap().len(), 21);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_that_changes_nothing_writes_nothing() {
+    let c = cluster().await;
+    let made = c.api.create_as(config_map("a", "1")).await.unwrap();
+    let again = c.api.update_as(config_map("a", "1")).await.unwrap();
+    assert!(Arc::ptr_eq(made.object(), again.object()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_tells_the_state_then_a_bookmark_then_what_happens() {
+    let c = cluster().await;
+    c.api.create_as(config_map("a", "1")).await.unwrap();
+    let options = WatchOptions {
+        namespace: "default".into(),
+        label_selector: "app=x".into(),
+        ..WatchOptions::default()
+    };
+    let mut labelled = config_map("b", "1");
+    labelled.metadata.labels = Some([("app".to_string(), "x".to_string())].into());
+    c.api.create_as(labelled).await.unwrap();
+    let mut watch = c.api.watch(&CONFIG_MAP, options).await.unwrap();
+    let mut told = Vec::new();
+    let relabel = |value: &str| Patch::Merge(json!({"metadata": {"labels": {"app": value}}}));
+    c.api
+        .patch(&CONFIG_MAP, "default", "b", "", relabel("y"))
+        .await
+        .unwrap();
+    c.api
+        .patch(&CONFIG_MAP, "default", "a", "", relabel("x"))
+        .await
+        .unwrap();
+    c.api
+        .delete(&CONFIG_MAP, "default", "a", DeleteOptions::default())
+        .await
+        .unwrap();
+    while told.len() < 5 {
+        told.push(match watch.next().await.unwrap().unwrap() {
+            WatchEvent::Added(o) => format!("added {}", o.name()),
+            WatchEvent::Modified(o) => format!("modified {}", o.name()),
+            WatchEvent::Deleted(o) => format!("deleted {}", o.name()),
+            WatchEvent::Bookmark(_) => "bookmark".to_string(),
+        });
+    }
+    assert_eq!(told, ["added b", "bookmark", "deleted b", "added a", "deleted a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_resumes_where_it_was_and_not_before_history() {
+    let c = cluster().await;
+    let seen = c.api.create_as(config_map("a", "1")).await.unwrap();
+    c.api.update_as(config_map("a", "2")).await.unwrap();
+    let from = |after| WatchOptions {
+        after: Some(after),
+        ..WatchOptions::default()
+    };
+    let mut watch = c
+        .api
+        .watch(&CONFIG_MAP, from(seen.object().revision()))
+        .await
+        .unwrap();
+    assert!(matches!(watch.next().await, Some(Ok(WatchEvent::Modified(_)))));
+    assert!(
+        c.api
+            .watch(&CONFIG_MAP, from(1))
+            .await
+            .err()
+            .unwrap()
+            .is_expired()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_of_a_list_are_of_one_revision() {
+    let c = cluster().await;
+    for name in ["a", "b", "c"] {
+        c.api.create_as(config_map(name, "1")).await.unwrap();
+    }
+    let page = |limit, token: &str| {
+        let options = ListOptions {
+            namespace: "default".into(),
+            limit,
+            continue_token: token.into(),
+            ..ListOptions::default()
+        };
+        c.api.list(&CONFIG_MAP, options)
+    };
+    let first = page(2, "").await.unwrap();
+    c.api.create_as(config_map("bb", "late")).await.unwrap();
+    c.api.update_as(config_map("c", "changed")).await.unwrap();
+    let second = page(2, &first.continue_token).await.unwrap();
+    let rest: Vec<_> = second
+        .items
+        .iter()
+        .map(|o| (o.name(), o.get::<ConfigMap>().unwrap().data.clone()))
+        .collect();
+    let unchanged = Some([("k".to_string(), "1".to_string())].into());
+    assert_eq!(rest, [("c", unchanged)]);
+    assert_eq!(
+        (second.resource_version, second.continue_token.as_str()),
+        (first.resource_version, "")
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ending_namespace_takes_nothing_new() {
+    let c = cluster().await;
+    let namespace = NAMESPACE.ops.decode(br#"{"metadata":{"name":"old"}}"#).unwrap();
+    c.api.create(&NAMESPACE, namespace.object).await.unwrap();
+    c.api
+        .delete(&NAMESPACE, "", "old", DeleteOptions::default())
+        .await
+        .unwrap();
+    let mut map = config_map("a", "1");
+    map.metadata.namespace = Some("old".into());
+    assert_eq!(c.api.create_as(map.clone()).await.unwrap_err().code(), 403);
+    map.metadata.namespace = Some("none".into());
+    assert_eq!(c.api.create_as(map).await.unwrap_err().code(), 404);
+    let error = c
+        .api
+        .delete(&NAMESPACE, "", "default", DeleteOptions::default())
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), 403);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_is_bound_once() {
+    let c = cluster().await;
+    let pod = bound_pod(&*c.api).await;
+    let pod: Pod = pod.to_typed().unwrap();
+    let error = c.api.bind(&pod, "n2").await.unwrap_err();
+    assert!(error.is_conflict(), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn p2_a_pods_priority_comes_from_its_class() {
+    let c = cluster().await;
+    let pod = |class: &str| -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"generateName": "p-", "namespace": "default"},
+            "spec": {"containers": [{"name": "c", "image": "i"}], "priorityClassName": class},
+        }))
+        .unwrap()
+    };
+    let critical = c.api.create_as(pod("system-node-critical")).await.unwrap();
+    let spec = critical.spec.as_ref().unwrap();
+    assert_eq!(
+        (spec.priority, spec.preemption_policy.as_deref()),
+        (Some(2_000_001_000), Some("PreemptLowerPriority"))
+    );
+    assert_eq!(
+        c.api
+            .create_as(pod(""))
+            .await
+            .unwrap()
+            .spec
+            .as_ref()
+            .unwrap()
+            .priority,
+        Some(0)
+    );
+    assert_eq!(c.api.create_as(pod("none")).await.unwrap_err().code(), 403);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kubelet_touches_its_own_pods_and_nobody_elses() {
+    let c = cluster().await;
+    bound_pod(&*c.api).await;
+    let node = |name: &str| c.server.api(&format!("system:node:{name}"), ["system:nodes"]);
+    let running = || Patch::Merge(json!({"status": {"phase": "Running"}}));
+    node("n1")
+        .patch(&POD, "default", "p", "status", running())
+        .await
+        .unwrap();
+    let error = node("n2")
+        .patch(&POD, "default", "p", "status", running())
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), 403);
+    assert_eq!(
+        node("n1")
+            .patch(&POD, "default", "p", "", running())
+            .await
+            .unwrap_err()
+            .code(),
+        403
+    );
+    let stranger = c.server.api("bob", [""; 0]);
+    assert_eq!(stranger.get(&POD, "default", "p").await.unwrap_err().code(), 403);
+}
+
+#[tokio::test(start_paused = true)]
+async fn l2_what_replaces_an_object_has_another_uid() {
+    let c = cluster().await;
+    let first = c.api.create_as(config_map("a", "1")).await.unwrap();
+    c.api
+        .delete(&CONFIG_MAP, "default", "a", DeleteOptions::default())
+        .await
+        .unwrap();
+    let second = c.api.create_as(config_map("a", "1")).await.unwrap();
+    assert_ne!(first.metadata.uid, second.metadata.uid);
+    let mut late = (*first).clone();
+    late.metadata.resource_version = None;
+    assert!(c.api.update_as(late).await.unwrap_err().is_conflict());
+}
