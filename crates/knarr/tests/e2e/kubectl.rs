@@ -582,7 +582,10 @@ fn missing_image(ns: &Namespace) -> Outcome {
         &ns.run(&["describe", "pod", "never"])?,
         "is not present with pull policy of Never",
     )?;
-    ns.run(&["run", "bad", "--image=case/UPPER"])?;
+    ns.apply(
+        &WEB.replace("name: web\n  labels", "name: bad\n  labels")
+            .replace("localhost/knarr/busybox:1", "case/UPPER"),
+    )?;
     ns.eventually_run(&["get", "pod", "bad"], |t| t.contains("InvalidImageName"))
         .map(drop)
 }
