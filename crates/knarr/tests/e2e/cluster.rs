@@ -174,15 +174,16 @@ impl Cluster {
             }
         }
         let subnet = self.pod_cidr.trim_end_matches("0/24");
-        for save in ["iptables-save"] {
-            let rules = Command::new(save).output().map(|o| text(&o)).unwrap_or_default();
-            left.extend(
-                rules
-                    .lines()
-                    .filter(|l| l.contains(subnet))
-                    .map(|l| format!("rule {l}")),
-            );
-        }
+        let rules = Command::new("iptables-save")
+            .output()
+            .map(|o| text(&o))
+            .unwrap_or_default();
+        left.extend(
+            rules
+                .lines()
+                .filter(|l| l.contains(subnet))
+                .map(|l| format!("rule {l}")),
+        );
         left
     }
 

@@ -5,11 +5,11 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::Outcome;
 use crate::cluster::{Cluster, eventually, same, text};
 use crate::kubectl::WEB;
+use crate::{Alone, Outcome};
 
-pub const SCENARIOS: &[(&str, fn() -> Outcome)] = &[(
+pub const SCENARIOS: &[Alone] = &[(
     "s1_kill_9_under_load_loses_nothing_and_runs_nothing_twice",
     kill_nine,
 )];

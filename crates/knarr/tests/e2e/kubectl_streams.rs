@@ -90,7 +90,7 @@ fn exec_tty(ns: &Namespace) -> Outcome {
         "--",
         "sh",
         "-c",
-        "tty; until stty size 2>/dev/null | grep -v '^0 0'; do sleep 0.1; done",
+        "tty; until stty size 2>/dev/null | grep -v \"^0 0\"; do sleep 0.1; done",
     ]);
     let line = std::iter::once(kubectl.get_program()).chain(kubectl.get_args());
     let line: Vec<String> = line.map(|a| format!("'{}'", a.to_string_lossy())).collect();

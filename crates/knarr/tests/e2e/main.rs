@@ -3,6 +3,8 @@
 //! One cluster is started for all scenarios and ended after them; each scenario has a namespace of its own.
 //! Everything waits for conditions with a limit; nothing sleeps in their place.
 
+#![allow(clippy::disallowed_methods, reason = "real processes run on the real clock")]
+
 mod cluster;
 mod crash;
 mod kube_rs;
@@ -20,6 +22,9 @@ use cluster::Cluster;
 
 /// What a scenario comes to; the text says what was expected and what was found.
 pub type Outcome = Result<(), Failed>;
+
+/// A scenario that starts what it needs by itself.
+pub type Alone = (&'static str, fn() -> Outcome);
 
 fn main() -> ExitCode {
     let args = Arguments::from_args();

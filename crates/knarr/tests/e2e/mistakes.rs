@@ -3,10 +3,10 @@
 use std::net::TcpListener;
 use std::process::{Command, Output};
 
-use crate::Outcome;
 use crate::cluster::{has, same, text};
+use crate::{Alone, Outcome};
 
-pub const SCENARIOS: &[(&str, fn() -> Outcome)] = &[
+pub const SCENARIOS: &[Alone] = &[
     (
         "a_bad_configuration_file_is_refused_with_every_mistake",
         bad_config,
