@@ -8,6 +8,7 @@
 //! Nothing that comes from outside makes it panic; nesting is bounded by [`DEPTH_MAX`].
 
 mod deserializer;
+mod encode;
 mod go;
 mod reader;
 mod time;
@@ -17,6 +18,7 @@ use serde::de::DeserializeOwned;
 use crate::object::AnyObject;
 use crate::strategy::Strategy;
 
+pub(crate) use encode::WithNulls;
 pub use reader::DEPTH_MAX;
 use reader::Reader;
 

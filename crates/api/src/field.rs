@@ -123,13 +123,42 @@ pub trait Shown {
 
 impl Shown for str {
     fn shown(&self) -> String {
-        format!("{self:?}")
+        quoted(self)
     }
 }
 impl Shown for String {
     fn shown(&self) -> String {
-        format!("{self:?}")
+        quoted(self)
     }
+}
+
+/// A string as Go's `%q` writes it, which differs from Rust's `{:?}` in what cannot be printed.
+pub fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        let invisible = c.is_control()
+            || (c.is_whitespace() && c != ' ')
+            || matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+            || matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{feff}' | '\u{f0000}'..);
+        // Writing to a String cannot fail.
+        let _ = match c {
+            '"' | '\\' => write!(out, "\\{c}"),
+            '\u{7}' => out.write_str("\\a"),
+            '\u{8}' => out.write_str("\\b"),
+            '\u{c}' => out.write_str("\\f"),
+            '\n' => out.write_str("\\n"),
+            '\r' => out.write_str("\\r"),
+            '\t' => out.write_str("\\t"),
+            '\u{b}' => out.write_str("\\v"),
+            c if c.is_ascii() && invisible => write!(out, "\\x{:02x}", c as u32),
+            c if invisible && (c as u32) < 0x10000 => write!(out, "\\u{:04x}", c as u32),
+            c if invisible => write!(out, "\\U{:08x}", c as u32),
+            c => out.write_char(c),
+        };
+    }
+    out.push('"');
+    out
 }
 impl<T: Shown + ?Sized> Shown for &T {
     fn shown(&self) -> String {
@@ -281,6 +310,24 @@ impl Display for Errors {
         match seen.as_slice() {
             [one] => f.write_str(one),
             many => write!(f, "[{}]", many.join(", ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn strings_are_quoted_as_go_quotes_them() {
+        for (text, want) in [
+            ("a b", r#""a b""#),
+            ("it's \"x\" \\", r#""it's \"x\" \\""#),
+            ("\t\n\u{0}\u{7f}", r#""\t\n\x00\x7f""#),
+            ("é\u{301}😀", "\"é\u{301}😀\""),
+            ("\u{200b}\u{a0}\u{100000}", r#""\u200b\u00a0\U00100000""#),
+        ] {
+            assert_eq!(quoted(text), want);
         }
     }
 }

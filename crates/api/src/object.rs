@@ -48,7 +48,7 @@ where
     }
     fn encode_into(&self, out: &mut Vec<u8>) {
         // Writing to a Vec cannot fail, and k8s-openapi's types have no map with keys other than strings.
-        if let Err(e) = serde_json::to_writer(out, self) {
+        if let Err(e) = serde_json::to_writer(out, &crate::codec::WithNulls(self)) {
             unreachable!("a typed object always encodes: {e}");
         }
     }

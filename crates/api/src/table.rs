@@ -11,6 +11,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::selector::label::Selector;
+
 /// A column's definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
@@ -143,28 +145,10 @@ pub fn label_selector(selector: Option<&LabelSelector>) -> String {
 
 /// As [`label_selector`], empty if it has no requirement.
 pub fn selector_text(selector: &LabelSelector) -> String {
-    let mut requirements: Vec<(&str, String)> = Vec::new();
-    for (key, value) in selector.match_labels.iter().flatten() {
-        requirements.push((key, format!("{key}={value}")));
+    match Selector::from_label_selector(selector) {
+        Ok(selector) => selector.to_string(),
+        Err(_) => "<error>".into(),
     }
-    for e in selector.match_expressions.iter().flatten() {
-        let mut values = e.values.clone().unwrap_or_default();
-        values.sort_unstable();
-        let values = values.join(",");
-        requirements.push((
-            &e.key,
-            match e.operator.as_str() {
-                "In" => format!("{} in ({values})", e.key),
-                "NotIn" => format!("{} notin ({values})", e.key),
-                "Exists" => e.key.clone(),
-                "DoesNotExist" => format!("!{}", e.key),
-                _ => return "<error>".into(),
-            },
-        ));
-    }
-    requirements.sort_by(|a, b| a.0.cmp(b.0));
-    let texts: Vec<String> = requirements.into_iter().map(|(_, text)| text).collect();
-    texts.join(",")
 }
 
 /// At the most `max` of `items`, with `… + 2 more...` for the rest.

@@ -16,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::field::Errors;
 use knarr_api::registry::POD;
 use knarr_api::strategy::{Part, Strategy};
-use knarr_api::{Error, codec, k8s_openapi, meta, patch};
+use knarr_api::{AnyObject, Error, codec, k8s_openapi, meta, patch};
 use serde_json::{Value, json};
 
 const NAMESPACE: &str = "gold";
@@ -97,6 +97,13 @@ fn decode(body: &Value) -> Result<(Pod, Vec<String>), Answer> {
     }
 }
 
+/// A pod as clients see it.
+fn encoded(pod: &Pod) -> Value {
+    let mut json = Vec::new();
+    AnyObject::encode_into(pod, &mut json);
+    serde_json::from_slice(&json).unwrap()
+}
+
 /// What admission puts into pods: service account, priority, two tolerations.
 fn admit(pod: &mut Pod) {
     let spec = pod.spec.as_mut().unwrap();
@@ -158,7 +165,7 @@ fn create(body: &Value) -> (Answer, Option<Pod>) {
     warnings.extend(pod.warnings());
     let answer = Answer {
         status: 201,
-        body: serde_json::to_value(&pod).unwrap(),
+        body: encoded(&pod),
         warnings,
     };
     (answer, Some(pod))
@@ -186,7 +193,7 @@ fn change(old: &Pod, part: Part, content_type: &str, change: &Value) -> (Answer,
     }
     let answer = Answer {
         status: 200,
-        body: serde_json::to_value(&pod).unwrap(),
+        body: encoded(&pod),
         warnings,
     };
     (answer, Some(pod))
@@ -239,8 +246,7 @@ fn normalized(value: &Value) -> Value {
         Value::Object(map) => {
             let mut out = serde_json::Map::new();
             for (key, value) in map {
-                // Typed objects cannot say null; it means the same as nothing.
-                if value.is_null() || matches!(key.as_str(), "resourceVersion" | "managedFields") {
+                if matches!(key.as_str(), "resourceVersion" | "managedFields") {
                     continue;
                 }
                 let mut value = normalized(value);

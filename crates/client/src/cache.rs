@@ -22,14 +22,14 @@ pub enum Change {
 }
 
 impl Change {
-    pub fn old(&self) -> Option<&Arc<Object>> {
+    pub fn before(&self) -> Option<&Arc<Object>> {
         match self {
             Change::Added(_) => None,
             Change::Modified { old, .. } | Change::Deleted(old) => Some(old),
         }
     }
 
-    pub fn new(&self) -> Option<&Arc<Object>> {
+    pub fn after(&self) -> Option<&Arc<Object>> {
         match self {
             Change::Added(new) | Change::Modified { new, .. } => Some(new),
             Change::Deleted(_) => None,

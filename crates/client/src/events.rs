@@ -305,14 +305,14 @@ async fn write_all(
     let mut correlator = Correlator::default();
     while let Some(recorded) = recorded.recv().await {
         let event = new_event(recorded, &host);
-        if let Some(write) = correlator.correlate(event, clock.now()) {
-            if let Err(error) = write_one(&*api, write).await {
-                // A namespace that is going refuses them; that is no news.
-                if error.code() == 403 {
-                    debug!(%error, "event not recorded");
-                } else {
-                    warn!(%error, "event not recorded");
-                }
+        if let Some(write) = correlator.correlate(event, clock.now())
+            && let Err(error) = write_one(&*api, write).await
+        {
+            // A namespace that is going refuses them; that is no news.
+            if error.code() == 403 {
+                debug!(%error, "event not recorded");
+            } else {
+                warn!(%error, "event not recorded");
             }
         }
     }
@@ -460,5 +460,35 @@ mod tests {
         assert!(!written(&mut correlator, 290));
         assert!(written(&mut correlator, 301));
         assert!(!written(&mut correlator, 302));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_repeated_event_is_one_object_whose_count_goes_up_and_comes_back_if_it_was_removed() {
+        use crate::api::{DeleteOptions, ListOptions};
+        use crate::{clock::TokioClock, fake::FakeApi};
+
+        let clock = Arc::new(TokioClock::new(at(0)));
+        let api = Arc::new(FakeApi::new(clock.clone()));
+        let recorder = EventRecorder::new(api.clone(), "kubelet", "n1", clock);
+        let about = event("").involved_object;
+        let list = async || {
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            let list = api.list(&registry::EVENT, ListOptions::default()).await.unwrap();
+            let events: Vec<Event> = list.items.iter().filter_map(|e| e.to_typed()).collect();
+            events
+        };
+        for count in 1..=3 {
+            recorder.event(&about, EventType::Warning, "BackOff", "again");
+            let events = list().await;
+            assert_eq!(events.len(), 1);
+            assert_eq!(events[0].count, Some(count));
+            assert_eq!(events[0].source.as_ref().unwrap().host.as_deref(), Some("n1"));
+        }
+        let name = list().await[0].metadata.name.clone().unwrap();
+        api.delete(&registry::EVENT, "default", &name, DeleteOptions::default())
+            .await
+            .unwrap();
+        recorder.event(&about, EventType::Warning, "BackOff", "again");
+        assert_eq!(list().await[0].count, Some(4));
     }
 }

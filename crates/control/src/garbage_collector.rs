@@ -39,7 +39,7 @@ pub async fn run(base: Base) {
     for kind in kinds() {
         let (graph, queue) = (collector.graph.clone(), collector.queue.clone());
         base.caches.store(kind).subscribe(move |change| {
-            let look = match change.new() {
+            let look = match change.after() {
                 Some(object) => graph.lock().put(object),
                 None => graph.lock().remove(change.object().uid()),
             };

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use crate::executor::{Executor, Outcome, Written};
+use crate::executor::{Executor, Outcome, Written, is_namespace_terminating};
 use crate::view::CacheView;
 
 /// How long a key waits for the caches to show its own writes, as long as client-go's expectations.
@@ -54,8 +54,8 @@ pub async fn run(base: Base, controller: Box<dyn Controller>) {
             let Some(caches) = caches.upgrade() else { return };
             let changed = Changed {
                 kind,
-                old: change.old().map(|o| &**o),
-                new: change.new().map(|o| &**o),
+                old: change.before().map(|o| &**o),
+                new: change.after().map(|o| &**o),
             };
             for key in controller.keys(&CacheView(caches), changed) {
                 queue.add(key);
@@ -102,6 +102,11 @@ impl Runner {
             }
             return;
         };
+        if is_namespace_terminating(&failure.error) {
+            // The object is about to go, and with it what it wanted.
+            self.queue.forget(key);
+            return;
+        }
         self.tell(key, &failure);
         // The object's status is to say so; whether that succeeds or not, the key comes back.
         if let Some(again) = self.decide_and_do(key, Some(&failure)).await.failure {

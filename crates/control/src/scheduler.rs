@@ -54,7 +54,7 @@ pub async fn run(base: Base, scheduler: Scheduler) {
     let pods = base.caches.store(&registry::POD);
     let d = driver.clone();
     nodes.subscribe(move |change| {
-        let node = change.new().and_then(|n| Shared::<Node>::new(n.clone()).ok());
+        let node = change.after().and_then(|n| Shared::<Node>::new(n.clone()).ok());
         let now = d.clock.now();
         d.scheduler.lock().node_changed(change.object().name(), node, now);
         d.wake.notify_one();
@@ -64,7 +64,7 @@ pub async fn run(base: Base, scheduler: Scheduler) {
     let d = driver.clone();
     pods.subscribe(move |change| {
         let typed = |pod: Option<&Arc<_>>| pod.and_then(|p| Shared::<Pod>::new(Arc::clone(p)).ok());
-        let (old, new) = (typed(change.old()), typed(change.new()));
+        let (old, new) = (typed(change.before()), typed(change.after()));
         let now = d.clock.now();
         d.scheduler.lock().pod_changed(old.as_ref(), new.as_ref(), now);
         d.wake.notify_one();

@@ -1,5 +1,7 @@
 //! What goes when something is deleted, with all controllers running on an in-memory API, in paused time.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! ReplicaSets on an in-memory API, in paused time.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 use std::time::Duration;
 

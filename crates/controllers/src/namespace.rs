@@ -161,6 +161,13 @@ impl Remaining {
     }
 }
 
+/// A condition: its type, reason and message when all is well, and what is wrong otherwise.
+type Said = (
+    &'static str,
+    (&'static str, &'static str),
+    Option<(&'static str, String)>,
+);
+
 fn with_conditions(
     namespace: &Shared<Namespace>,
     remaining: &Remaining,
@@ -168,8 +175,7 @@ fn with_conditions(
     now: Timestamp,
 ) -> Namespace {
     let failed = failure.filter(|f| f.verb == Verb::Delete);
-    // Type, what it says when all is well, what is wrong otherwise.
-    let all: [(&str, (&str, &str), Option<(&str, String)>); 5] = [
+    let all: [Said; 5] = [
         (
             "NamespaceDeletionDiscoveryFailure",
             ("ResourcesDiscovered", "All resources successfully discovered"),

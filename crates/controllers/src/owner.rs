@@ -61,16 +61,15 @@ pub fn claim<T: Registered>(owner: &Object, selector: &Selector, candidates: Vec
         match controller_of(meta) {
             Some(controller) if controller.uid != owner.uid() => {}
             Some(_) if matches => claimed.objects.push(object),
-            Some(_) => {
-                if owner_lives {
-                    let mut released = (*object).clone();
-                    let owners = &mut released.metadata_mut().owner_references;
-                    let mut others = owners.take().unwrap_or_default();
-                    others.retain(|o| o.uid != owner.uid());
-                    *owners = (!others.is_empty()).then_some(others);
-                    claimed.actions.push(Action::update(released));
-                }
+            Some(_) if owner_lives => {
+                let mut released = (*object).clone();
+                let owners = &mut released.metadata_mut().owner_references;
+                let mut others = owners.take().unwrap_or_default();
+                others.retain(|o| o.uid != owner.uid());
+                *owners = (!others.is_empty()).then_some(others);
+                claimed.actions.push(Action::update(released));
             }
+            Some(_) => {}
             None if matches && lives && owner_lives => {
                 if claimed.actions.is_empty() {
                     claimed.actions.push(Action::Require(Fact::Alive {

@@ -26,7 +26,9 @@ impl BackOff {
     /// An attempt begins after a failure at `failed_at`: the next wait is longer.
     pub fn next(&mut self, failed_at: Timestamp, now: Timestamp) {
         let delay = match self.entry {
-            Some((delay, updated)) if failed_at.duration_since(updated) <= RESET_AFTER => (delay * 2).min(MAX),
+            Some((delay, updated)) if failed_at.duration_since(updated) <= RESET_AFTER => {
+                (delay * 2).min(MAX)
+            }
             _ => BASE,
         };
         self.entry = Some((delay, now));
@@ -82,7 +84,9 @@ mod tests {
     fn l5_waits_double_from_nothing_over_10_s_to_300_s() {
         let (mut b, mut now, mut waits) = (BackOff::default(), 0, Vec::new());
         for _ in 0..8 {
-            let wait = b.until(at(now)).map_or(0, |u| u.duration_since(at(now)).as_secs());
+            let wait = b
+                .until(at(now))
+                .map_or(0, |u| u.duration_since(at(now)).as_secs());
             waits.push(wait);
             b.next(at(now), at(now + wait));
             now += wait;

@@ -70,7 +70,9 @@ fn is_digest(digest: &str) -> bool {
 fn is_domain(domain: &str) -> bool {
     let (host, port) = domain.split_once(':').unwrap_or((domain, "0"));
     !host.is_empty()
-        && host.chars().all(|c| c.is_ascii_alphanumeric() || c == '.' || c == '-')
+        && host
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || c == '.' || c == '-')
         && !port.is_empty()
         && port.chars().all(|c| c.is_ascii_digit())
 }

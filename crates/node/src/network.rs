@@ -21,13 +21,25 @@ pub struct PodNetwork {
 impl PodNetwork {
     /// Name of the network in CNI's own records.
     pub const NAME: &str = "knarr";
+    const FILE: &str = "10-knarr.conflist";
+
+    /// The bridge of the network that was last configured here; `None` if none was.
+    pub fn configured_bridge(cni_conf: &Path) -> io::Result<Option<String>> {
+        let text = match std::fs::read(cni_conf.join(Self::FILE)) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let conflist: serde_json::Value = serde_json::from_slice(&text)?;
+        Ok(conflist["plugins"][0]["bridge"].as_str().map(str::to_string))
+    }
 
     /// Writes the configuration list; containerd picks it up by itself.
     pub fn write(&self) -> io::Result<()> {
         std::fs::create_dir_all(&self.cni_conf)?;
         std::fs::create_dir_all(&self.ipam_dir)?;
         let text = serde_json::to_vec_pretty(&self.conflist())?;
-        write_atomically(&self.cni_conf.join("10-knarr.conflist"), &text)
+        write_atomically(&self.cni_conf.join(Self::FILE), &text)
     }
 
     fn conflist(&self) -> serde_json::Value {

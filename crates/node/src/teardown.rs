@@ -65,7 +65,7 @@ pub async fn end_pods(runtime: &dyn Runtime) -> Torn {
 }
 
 /// Frees what is left on the machine once no pod runs: mounts under `data_dir`, the bridge, rules, cgroups.
-pub async fn free_machine(data_dir: &Path, bridge: &str) -> Vec<String> {
+pub async fn free_machine(data_dir: &Path, bridge: Option<&str>) -> Vec<String> {
     let mut faults = Vec::new();
     match std::fs::read_to_string("/proc/self/mountinfo") {
         Ok(mountinfo) => {
@@ -77,7 +77,9 @@ pub async fn free_machine(data_dir: &Path, bridge: &str) -> Vec<String> {
         }
         Err(e) => faults.push(format!("the mounts cannot be read: {e}")),
     }
-    if let Err(e) = network::remove_bridge(bridge).await {
+    if let Some(bridge) = bridge
+        && let Err(e) = network::remove_bridge(bridge).await
+    {
         faults.push(format!("bridge {bridge}: {e}"));
     }
     if let Err(e) = network::remove_unused_chains().await {

@@ -3,6 +3,9 @@
 //! Needs root, containerd, runc and the CNI plugins; where one is missing the tests say so and pass. Everything
 //! is private to one test (directories, bridge, subnet) and gone afterwards.
 
+// Helpers of tests fail by panicking, as tests do.
+#![allow(clippy::unwrap_used)]
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +48,9 @@ fn what_is_missing() -> Option<String> {
     };
     let program = ["containerd", "runc", "ctr"].into_iter().find(|p| !on_path(p));
     let plugins = CNI.iter().all(|dir| !Path::new(dir).join("bridge").exists());
-    program.map(String::from).or_else(|| plugins.then(|| "CNI plugins".into()))
+    program
+        .map(String::from)
+        .or_else(|| plugins.then(|| "CNI plugins".into()))
 }
 
 impl Machine {
@@ -70,9 +75,14 @@ impl Machine {
             kubelet: None,
         };
         machine.start_containerd().await;
-        for image in [images::pause().unwrap(), images::busybox(images::BUSYBOX).unwrap()] {
+        for image in [
+            images::pause().unwrap(),
+            images::busybox(images::BUSYBOX).unwrap(),
+        ] {
             let socket = machine.runtime.socket().to_path_buf();
-            images::import(&socket, &machine.dir.path().join("w"), &image).await.unwrap();
+            images::import(&socket, &machine.dir.path().join("w"), &image)
+                .await
+                .unwrap();
         }
         machine.start_kubelet();
         Some(machine)
@@ -164,7 +174,10 @@ impl Machine {
 
     async fn delete(&self, name: &str) {
         let kind = Pod::kind_of();
-        self.api.delete(kind, "default", name, DeleteOptions::default()).await.unwrap();
+        self.api
+            .delete(kind, "default", name, DeleteOptions::default())
+            .await
+            .unwrap();
     }
 
     /// Waits until the pod is as described, and says how long it took.
@@ -178,18 +191,31 @@ impl Machine {
             if began.elapsed() > Duration::from_secs(30) {
                 let status = pod.map(|p| serde_json::to_string_pretty(&p.status).unwrap());
                 let events = self.events(name).await.join("\n");
-                panic!("{name} is not {what} after 30 s:\n{}\n{events}", status.unwrap_or_default());
+                panic!(
+                    "{name} is not {what} after 30 s:\n{}\n{events}",
+                    status.unwrap_or_default()
+                );
             }
             sleep(Duration::from_millis(2)).await;
         }
     }
 
     async fn events(&self, name: &str) -> Vec<String> {
-        let events = self.api.list(Event::kind_of(), ListOptions::default()).await.unwrap();
+        let events = self
+            .api
+            .list(Event::kind_of(), ListOptions::default())
+            .await
+            .unwrap();
         let events = events.items.iter().filter_map(|o| o.to_typed::<Event>());
         let of = events.filter(|e| e.involved_object.name.as_deref() == Some(name));
-        of.map(|e| format!("{} {}", e.reason.unwrap_or_default(), e.message.unwrap_or_default()))
-            .collect()
+        of.map(|e| {
+            format!(
+                "{} {}",
+                e.reason.unwrap_or_default(),
+                e.message.unwrap_or_default()
+            )
+        })
+        .collect()
     }
 
     async fn containers(&self) -> usize {
@@ -207,7 +233,10 @@ impl std::ops::Deref for Machine {
 fn mounts_below(dir: &Path) -> Vec<String> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let points = table.lines().filter_map(|l| l.split(' ').nth(4));
-    points.filter(|p| Path::new(p).starts_with(dir)).map(String::from).collect()
+    points
+        .filter(|p| Path::new(p).starts_with(dir))
+        .map(String::from)
+        .collect()
 }
 
 fn shell(script: &str) -> Value {
@@ -218,7 +247,8 @@ fn shell(script: &str) -> Value {
 const OBEDIENT: &str = "trap 'exit 0' TERM; while :; do sleep 0.05; done";
 
 fn phase(pod: Option<&Pod>) -> &str {
-    pod.and_then(|p| p.status.as_ref()?.phase.as_deref()).unwrap_or("")
+    pod.and_then(|p| p.status.as_ref()?.phase.as_deref())
+        .unwrap_or("")
 }
 
 fn ready(pod: Option<&Pod>) -> bool {
@@ -233,25 +263,47 @@ fn first(pod: &Pod) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_runs_and_ends_and_leaves_nothing() {
-    let Some(machine) = Machine::start(1).await else { return };
-    machine.create("warm", json!({"containers": shell(OBEDIENT)})).await;
+    let Some(machine) = Machine::start(1).await else {
+        return;
+    };
+    machine
+        .create("warm", json!({"containers": shell(OBEDIENT)}))
+        .await;
     machine.wait("warm", "ready", ready).await;
     let (mut ups, mut downs) = (Vec::new(), Vec::new());
     for i in 0..5 {
         let name = format!("p{i}");
-        machine.create(&name, json!({"containers": shell(OBEDIENT)})).await;
+        machine
+            .create(&name, json!({"containers": shell(OBEDIENT)}))
+            .await;
         ups.push(machine.wait(&name, "ready", ready).await);
         let pod = machine.get(&name).await.unwrap();
         assert_eq!(phase(Some(&pod)), "Running");
-        assert!(pod.status.as_ref().unwrap().pod_ip.as_deref().unwrap().starts_with("10.211.1."));
+        assert!(
+            pod.status
+                .as_ref()
+                .unwrap()
+                .pod_ip
+                .as_deref()
+                .unwrap()
+                .starts_with("10.211.1.")
+        );
         machine.delete(&name).await;
         downs.push(machine.wait(&name, "gone", |p| p.is_none()).await);
     }
     eprintln!("create to Running: {ups:?}\ndelete to gone: {downs:?}");
     assert_eq!(machine.containers().await, 1, "only the first is left");
     let events = machine.events("p0").await;
-    for wanted in ["Pulled", "Created Container created", "Started Container started", "Killing Stopping container c"] {
-        assert!(events.iter().any(|e| e.starts_with(wanted)), "{wanted} is missing: {events:#?}");
+    for wanted in [
+        "Pulled",
+        "Created Container created",
+        "Started Container started",
+        "Killing Stopping container c",
+    ] {
+        assert!(
+            events.iter().any(|e| e.starts_with(wanted)),
+            "{wanted} is missing: {events:#?}"
+        );
     }
     machine.delete("warm").await;
     machine.wait("warm", "gone", |p| p.is_none()).await;
@@ -260,17 +312,39 @@ async fn a_pod_runs_and_ends_and_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l4_l5_ends_are_shown_with_codes_messages_and_restarts() {
-    let Some(machine) = Machine::start(2).await else { return };
+    let Some(machine) = Machine::start(2).await else {
+        return;
+    };
     let say = "echo said >/dev/termination-log; exit 3";
-    machine.create("never", json!({"containers": shell(say), "restartPolicy": "Never"})).await;
-    machine.create("again", json!({"containers": shell(say), "restartPolicy": "OnFailure"})).await;
-    machine.create("fine", json!({"containers": shell("exit 0"), "restartPolicy": "OnFailure"})).await;
+    machine
+        .create(
+            "never",
+            json!({"containers": shell(say), "restartPolicy": "Never"}),
+        )
+        .await;
+    machine
+        .create(
+            "again",
+            json!({"containers": shell(say), "restartPolicy": "OnFailure"}),
+        )
+        .await;
+    machine
+        .create(
+            "fine",
+            json!({"containers": shell("exit 0"), "restartPolicy": "OnFailure"}),
+        )
+        .await;
     machine.create("bad", json!({"containers": [{"name": "c", "image": images::BUSYBOX, "command": ["/no/such"]}], "restartPolicy": "Never"})).await;
     machine.wait("never", "failed", |p| phase(p) == "Failed").await;
     let status = first(&machine.get("never").await.unwrap());
     let end = &status["state"]["terminated"];
-    assert_eq!((&end["exitCode"], &end["reason"], &end["message"]), (&json!(3), &json!("Error"), &json!("said\n")));
-    machine.wait("fine", "succeeded", |p| phase(p) == "Succeeded").await;
+    assert_eq!(
+        (&end["exitCode"], &end["reason"], &end["message"]),
+        (&json!(3), &json!("Error"), &json!("said\n"))
+    );
+    machine
+        .wait("fine", "succeeded", |p| phase(p) == "Succeeded")
+        .await;
     machine.wait("bad", "failed", |p| phase(p) == "Failed").await;
     let status = first(&machine.get("bad").await.unwrap());
     assert_eq!(status["state"]["terminated"]["reason"], "StartError");
@@ -284,13 +358,18 @@ async fn l4_l5_ends_are_shown_with_codes_messages_and_restarts() {
     assert_eq!(status["restartCount"], 1);
     assert_eq!(status["lastState"]["terminated"]["exitCode"], 3);
     let message = status["state"]["waiting"]["message"].as_str().unwrap();
-    assert!(message.starts_with("back-off 10s restarting failed container=c pod=again_default("), "{message}");
+    assert!(
+        message.starts_with("back-off 10s restarting failed container=c pod=again_default("),
+        "{message}"
+    );
     machine.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t4_what_runs_is_found_again_after_restarts_and_never_runs_twice() {
-    let Some(mut machine) = Machine::start(3).await else { return };
+    let Some(mut machine) = Machine::start(3).await else {
+        return;
+    };
     machine.create("p", json!({"containers": shell(OBEDIENT)})).await;
     machine.create("q", json!({"containers": shell(OBEDIENT)})).await;
     machine.wait("p", "ready", ready).await;
@@ -300,7 +379,10 @@ async fn t4_what_runs_is_found_again_after_restarts_and_never_runs_twice() {
     machine.stop_kubelet().await;
     // Gone while nobody looked: an orphan now.
     let kind = Pod::kind_of();
-    let at_once = DeleteOptions { grace_period_seconds: Some(0), ..DeleteOptions::default() };
+    let at_once = DeleteOptions {
+        grace_period_seconds: Some(0),
+        ..DeleteOptions::default()
+    };
     machine.api.delete(kind, "default", "q", at_once).await.unwrap();
     machine.start_kubelet();
     let began = Instant::now();
@@ -324,7 +406,9 @@ async fn t4_what_runs_is_found_again_after_restarts_and_never_runs_twice() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thirty_pods_at_once_run_and_go() {
-    let Some(machine) = Machine::start(4).await else { return };
+    let Some(machine) = Machine::start(4).await else {
+        return;
+    };
     let names: Vec<String> = (0..30).map(|i| format!("p{i}")).collect();
     let began = Instant::now();
     for name in &names {
@@ -341,7 +425,10 @@ async fn thirty_pods_at_once_run_and_go() {
     for name in &names {
         machine.wait(name, "gone", |p| p.is_none()).await;
     }
-    eprintln!("30 pods: all Running after {up:?}, all gone after {:?}", began.elapsed());
+    eprintln!(
+        "30 pods: all Running after {up:?}, all gone after {:?}",
+        began.elapsed()
+    );
     assert_eq!(machine.containers().await, 0);
     assert!(machine.runtime.sandboxes().await.unwrap().is_empty());
     machine.end().await;
@@ -349,23 +436,51 @@ async fn thirty_pods_at_once_run_and_go() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t2_t6_hooks_graces_and_force() {
-    let Some(machine) = Machine::start(5).await else { return };
+    let Some(machine) = Machine::start(5).await else {
+        return;
+    };
     let mut containers = shell("trap '' TERM; while :; do sleep 0.05; done");
     containers[0]["lifecycle"] = json!({"preStop": {"exec": {"command": ["sh", "-c", "sleep 1; exit 4"]}}});
-    machine.create("stubborn", json!({"containers": containers, "terminationGracePeriodSeconds": 3})).await;
-    machine.create("forced", json!({"containers": shell("trap '' TERM; while :; do sleep 0.05; done")})).await;
+    machine
+        .create(
+            "stubborn",
+            json!({"containers": containers, "terminationGracePeriodSeconds": 3}),
+        )
+        .await;
+    machine
+        .create(
+            "forced",
+            json!({"containers": shell("trap '' TERM; while :; do sleep 0.05; done")}),
+        )
+        .await;
     machine.wait("stubborn", "ready", ready).await;
     machine.wait("forced", "ready", ready).await;
     machine.delete("stubborn").await;
     let took = machine.wait("stubborn", "gone", |p| p.is_none()).await;
-    assert!((2900..4500).contains(&took.as_millis()), "the grace is 3 s: {took:?}");
+    assert!(
+        (2900..4500).contains(&took.as_millis()),
+        "the grace is 3 s: {took:?}"
+    );
     let events = machine.events("stubborn").await;
-    assert!(events.iter().any(|e| e == "FailedPreStopHook PreStopHook failed"), "{events:#?}");
-    let at_once = DeleteOptions { grace_period_seconds: Some(0), ..DeleteOptions::default() };
-    machine.api.delete(Pod::kind_of(), "default", "forced", at_once).await.unwrap();
+    assert!(
+        events.iter().any(|e| e == "FailedPreStopHook PreStopHook failed"),
+        "{events:#?}"
+    );
+    let at_once = DeleteOptions {
+        grace_period_seconds: Some(0),
+        ..DeleteOptions::default()
+    };
+    machine
+        .api
+        .delete(Pod::kind_of(), "default", "forced", at_once)
+        .await
+        .unwrap();
     let began = Instant::now();
     while machine.containers().await > 0 {
-        assert!(began.elapsed() < Duration::from_secs(6), "what was forced away still runs");
+        assert!(
+            began.elapsed() < Duration::from_secs(6),
+            "what was forced away still runs"
+        );
         sleep(Duration::from_millis(20)).await;
     }
     machine.end().await;
@@ -373,9 +488,15 @@ async fn t2_t6_hooks_graces_and_force() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l10_l9_l8_init_containers_hooks_probes_and_volumes() {
-    let Some(machine) = Machine::start(6).await else { return };
+    let Some(machine) = Machine::start(6).await else {
+        return;
+    };
     let map = json!({"metadata": {"name": "m", "namespace": "default"}, "data": {"k": "from-map"}});
-    machine.api.create_as::<ConfigMap>(serde_json::from_value(map).unwrap()).await.unwrap();
+    machine
+        .api
+        .create_as::<ConfigMap>(serde_json::from_value(map).unwrap())
+        .await
+        .unwrap();
     let spec = json!({
         "initContainers": [
             {"name": "i", "image": images::BUSYBOX, "command": ["sh", "-c", "echo init >/e/log"], "volumeMounts": [{"name": "e", "mountPath": "/e"}]},
@@ -401,7 +522,10 @@ async fn l10_l9_l8_init_containers_hooks_probes_and_volumes() {
     machine.wait("p", "ready", ready).await;
     machine.wait("p", "succeeded", |p| phase(p) == "Succeeded").await;
     let pod = machine.get("p").await.unwrap();
-    assert_eq!(first(&pod)["state"]["terminated"]["message"], "p from-map from-map init side p\n");
+    assert_eq!(
+        first(&pod)["state"]["terminated"]["message"],
+        "p from-map from-map init side p\n"
+    );
     machine.delete("p").await;
     machine.wait("p", "gone", |p| p.is_none()).await;
     machine.end().await;
@@ -409,14 +533,18 @@ async fn l10_l9_l8_init_containers_hooks_probes_and_volumes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_node_is_registered_and_its_lease_renewed() {
-    let Some(machine) = Machine::start(7).await else { return };
+    let Some(machine) = Machine::start(7).await else {
+        return;
+    };
     let began = Instant::now();
     let node = loop {
         let node = machine.api.get(&registry::NODE, "", "n1").await.ok();
         let node = node.map(|n| serde_json::from_slice::<Value>(n.json()).unwrap());
         let is_ready = |n: &Value| {
             let conditions = n["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
+            conditions
+                .iter()
+                .any(|c| c["type"] == "Ready" && c["status"] == "True")
         };
         if let Some(node) = node.filter(is_ready) {
             break node;
@@ -425,12 +553,26 @@ async fn the_node_is_registered_and_its_lease_renewed() {
         sleep(Duration::from_millis(10)).await;
     };
     assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "n1");
-    assert!(node["status"]["nodeInfo"]["containerRuntimeVersion"].as_str().unwrap().starts_with("containerd://1."));
-    let lease = machine.api.get(&registry::LEASE, "kube-node-lease", "n1").await.unwrap();
+    assert!(
+        node["status"]["nodeInfo"]["containerRuntimeVersion"]
+            .as_str()
+            .unwrap()
+            .starts_with("containerd://1.")
+    );
+    let lease = machine
+        .api
+        .get(&registry::LEASE, "kube-node-lease", "n1")
+        .await
+        .unwrap();
     let lease: Value = serde_json::from_slice(lease.json()).unwrap();
     assert_eq!(lease["spec"]["leaseDurationSeconds"], 40);
     let mut events = machine.runtime.events().await.unwrap();
-    machine.create("p", json!({"containers": shell("exit 0"), "restartPolicy": "Never"})).await;
+    machine
+        .create(
+            "p",
+            json!({"containers": shell("exit 0"), "restartPolicy": "Never"}),
+        )
+        .await;
     let heard = tokio::time::timeout(Duration::from_secs(10), events.next()).await;
     assert!(heard.unwrap().is_some(), "containerd tells of exits");
     machine.wait("p", "succeeded", |p| phase(p) == "Succeeded").await;

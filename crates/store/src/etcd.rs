@@ -85,7 +85,8 @@ impl EtcdStore {
             .with_connect_timeout(TIMEOUT)
             .with_keep_alive(KEEP_ALIVE, TIMEOUT)
             .with_keep_alive_while_idle(true)
-            .with_require_leader(true);
+            .with_require_leader(true)
+            .with_auto_token_refresh(true);
         if let Some(Credentials { user, password }) = config.credentials {
             options = options.with_user(user, password);
         }
@@ -179,7 +180,7 @@ impl EtcdStore {
         let mut stream = self
             .watches
             .clone()
-            .watch(vec![0], Some(options))
+            .watch(self.key(b"\0"), Some(options))
             .await
             .map_err(unavailable)?;
         while let Some(response) = stream.message().await.map_err(unavailable)? {

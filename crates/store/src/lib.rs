@@ -157,11 +157,14 @@ impl Op {
         }
     }
 
+    /// About what it takes in a log.
     fn bytes(&self) -> usize {
-        match self {
-            Op::Put { key, value } => key.len() + value.len(),
-            Op::Delete { key } => key.len(),
-        }
+        const LENGTHS: usize = 16;
+        LENGTHS
+            + match self {
+                Op::Put { key, value } => key.len() + value.len(),
+                Op::Delete { key } => key.len(),
+            }
     }
 }
 

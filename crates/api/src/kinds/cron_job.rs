@@ -53,7 +53,8 @@ impl Strategy for CronJob {
     fn warnings(&self) -> Vec<String> {
         let mut warnings = job::name_warning(text(&self.metadata.name));
         if let Some(spec) = &self.spec.job_template.spec {
-            warnings.extend(job::spec_warning(spec, "spec.jobTemplate.spec"));
+            let path = Path::new("spec").child("jobTemplate").child("spec");
+            warnings.extend(job::spec_warnings(spec, &path));
         }
         warnings
     }

@@ -99,6 +99,11 @@ impl Strategy for Deployment {
         errors
     }
 
+    fn warnings(&self) -> Vec<String> {
+        let template = self.spec.as_ref().map(|s| &s.template);
+        template.map(template::warnings).unwrap_or_default()
+    }
+
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             table::NAME,

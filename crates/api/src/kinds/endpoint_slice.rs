@@ -121,13 +121,11 @@ fn check_endpoint(endpoint: &Endpoint, of: &str, path: &Path, errors: &mut Error
     for (i, address) in endpoint.addresses.iter().enumerate() {
         let indexed = at.index(i);
         match of {
-            "IPv4" | "IPv6" => {
-                if ip(errors, &indexed, address, &[]) {
-                    if address.contains(':') != (of == "IPv6") {
-                        errors.invalid(&at, address, format!("must be an {of} address"));
-                    }
-                    endpoint_ip(errors, &indexed, address);
+            "IPv4" | "IPv6" if ip(errors, &indexed, address, &[]) => {
+                if address.contains(':') != (of == "IPv6") {
+                    errors.invalid(&at, address, format!("must be an {of} address"));
                 }
+                endpoint_ip(errors, &indexed, address);
             }
             "FQDN" => fully_qualified(errors, &indexed, address),
             _ => {}

@@ -8,6 +8,7 @@ use k8s_openapi::api::batch::v1::{Job, JobSpec, JobStatus};
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{Json, count_generation, drop_empty, json, json_selector, label_selector, text};
+use super::pod::pod_template_warnings;
 use super::template;
 use crate::field::{Errors, Path};
 use crate::names;
@@ -67,7 +68,7 @@ impl Strategy for Job {
     fn warnings(&self) -> Vec<String> {
         let mut warnings = name_warning(text(&self.metadata.name));
         if let Some(spec) = &self.spec {
-            warnings.extend(spec_warning(spec, "spec"));
+            warnings.extend(spec_warnings(spec, &Path::new("spec")));
         }
         warnings
     }
@@ -318,15 +319,19 @@ pub(super) fn name_warning(name: &str) -> Vec<String> {
     )]
 }
 
-/// Completed indexes are kept as a text that must not grow without bound.
-pub(super) fn spec_warning(spec: &JobSpec, path: &str) -> Option<String> {
+/// What a Job's or a CronJob's template at `path` should rather not say.
+pub(super) fn spec_warnings(spec: &JobSpec, path: &Path) -> Vec<String> {
+    // Completed indexes are kept as a text that must not grow without bound.
     let too_many = text(&spec.completion_mode) == "Indexed"
         && spec.completions.unwrap_or(0) > spec::MANY_COMPLETIONS
         && spec.parallelism.unwrap_or(0) > spec::MAX_PARALLELISM_OF_MANY;
-    too_many.then(|| {
-        format!(
+    let mut warnings = Vec::new();
+    if too_many {
+        warnings.push(format!(
             "{path}: In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, \
              Kubernetes might not be able to track completedIndexes when a big number of indexes fail"
-        )
-    })
+        ));
+    }
+    warnings.extend(pod_template_warnings(&spec.template, &path.child("template")));
+    warnings
 }

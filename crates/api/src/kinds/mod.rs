@@ -86,3 +86,6 @@ authorization::v1::SelfSubjectAccessReview,
 authorization::v1::SelfSubjectRulesReview,
 authorization::v1::SubjectAccessReview,
 }
+
+#[cfg(test)]
+mod tests;

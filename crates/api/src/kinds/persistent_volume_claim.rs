@@ -9,7 +9,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{dns_subdomain, drop_empty, immutable, label_selector, positive_quantity, text};
+use super::checks::{immutable, text};
+use super::pod::{set_claim_spec_defaults, validate_claim_spec};
 use crate::field::{Errors, Path};
 use crate::quantity;
 use crate::strategy::{Part, Strategy};
@@ -30,15 +31,7 @@ const FIXED: &str = "spec is immutable after creation except resources.requests 
 impl Strategy for PersistentVolumeClaim {
     fn set_defaults(&mut self) {
         let spec = self.spec.get_or_insert_default();
-        spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
-        let resources = spec.resources.get_or_insert_default();
-        drop_empty(&mut resources.requests);
-        for quantities in [&mut resources.requests, &mut resources.limits] {
-            quantities
-                .iter_mut()
-                .flatten()
-                .for_each(|(_, quantity)| quantity::canonicalize(quantity));
-        }
+        set_claim_spec_defaults(spec);
         let status = self.status.get_or_insert_default();
         if text(&status.phase).is_empty() {
             status.phase = Some("Pending".into());
@@ -78,10 +71,8 @@ impl Strategy for PersistentVolumeClaim {
     }
 
     fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
         let spec = self.spec.clone().unwrap_or_default();
-        validate_spec(&spec, &Path::new("spec"), &mut errors);
-        errors
+        validate_claim_spec(&spec, &Path::new("spec"))
     }
 
     fn validate_update(&self, old: &Self, part: Part) -> Errors {
@@ -180,71 +171,7 @@ pub(super) fn access_modes(modes: &[String], path: &Path, errors: &mut Errors) {
 /// A claim that a StatefulSet makes for each pod.
 pub(super) fn validate_template(claim: &PersistentVolumeClaim, path: &Path, errors: &mut Errors) {
     let spec = claim.spec.clone().unwrap_or_default();
-    validate_spec(&spec, &path.child("spec"), errors);
-}
-
-fn validate_spec(spec: &PersistentVolumeClaimSpec, path: &Path, errors: &mut Errors) {
-    let modes = spec.access_modes.as_deref().unwrap_or(&[]);
-    if modes.is_empty() {
-        errors.required(&path.child("accessModes"), "at least 1 access mode is required");
-    }
-    if let Some(selector) = &spec.selector {
-        label_selector(errors, &path.child("selector"), selector);
-    }
-    access_modes(modes, &path.child("accessModes"), errors);
-    let at = path.child("resources").key(STORAGE);
-    match storage(spec) {
-        None => errors.required(&at, ""),
-        Some(quantity) => positive_quantity(errors, &at, &quantity),
-    }
-    for (field, class) in [
-        ("storageClassName", &spec.storage_class_name),
-        ("volumeAttributesClassName", &spec.volume_attributes_class_name),
-    ] {
-        if !text(class).is_empty() {
-            dns_subdomain(errors, &path.child(field), text(class));
-        }
-    }
-    if let Some(mode) = &spec.volume_mode
-        && !VOLUME_MODES.contains(&mode.as_str())
-    {
-        errors.not_supported_in_order(&path.child("volumeMode"), mode, VOLUME_MODES);
-    }
-    let sources = [
-        (
-            "dataSource",
-            spec.data_source
-                .as_ref()
-                .map(|s| (&s.name, &s.kind, &s.api_group)),
-        ),
-        (
-            "dataSourceRef",
-            spec.data_source_ref
-                .as_ref()
-                .map(|s| (&s.name, &s.kind, &s.api_group)),
-        ),
-    ];
-    for (field, source) in sources {
-        let Some((name, kind, group)) = source else {
-            continue;
-        };
-        let path = path.child(field);
-        if name.is_empty() {
-            errors.required(&path.child("name"), "");
-        }
-        if kind.is_empty() {
-            errors.required(&path.child("kind"), "");
-        }
-        match text(group) {
-            "" if kind != "PersistentVolumeClaim" => errors.invalid(
-                &path,
-                kind,
-                "must be 'PersistentVolumeClaim' when referencing the default apiGroup",
-            ),
-            "" => {}
-            group => dns_subdomain(errors, &path.child("apiGroup"), group),
-        }
-    }
+    errors.extend(validate_claim_spec(&spec, &path.child("spec")));
 }
 
 fn storage(spec: &PersistentVolumeClaimSpec) -> Option<Quantity> {

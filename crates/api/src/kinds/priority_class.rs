@@ -95,11 +95,11 @@ impl Strategy for PriorityClass {
                 format!("maximum allowed value of a user defined priority is {HIGHEST_USER_VALUE}"),
             );
         }
-        const POLICIES: &[&str] = &["Never", PREEMPT];
-        if let Some(policy) = &self.preemption_policy
-            && !POLICIES.contains(&policy.as_str())
-        {
-            errors.not_supported_in_order(&Path::new("preemptionPolicy"), policy, &[PREEMPT, "Never"]);
+        let path = Path::new("preemptionPolicy");
+        match self.preemption_policy.as_deref() {
+            None | Some(PREEMPT | "Never") => {}
+            Some("") => errors.required(&path, ""),
+            Some(other) => errors.not_supported_in_order(&path, other, &[PREEMPT, "Never"]),
         }
         errors
     }

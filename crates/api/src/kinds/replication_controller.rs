@@ -83,6 +83,11 @@ impl Strategy for ReplicationController {
         }
     }
 
+    fn warnings(&self) -> Vec<String> {
+        let template = self.spec.as_ref().and_then(|s| s.template.as_ref());
+        template.map(template::warnings).unwrap_or_default()
+    }
+
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             table::NAME,

@@ -149,7 +149,7 @@ fn unified(old: &[String], new: &[String]) -> String {
     while next < changed.len() {
         let first = changed[next].saturating_sub(CONTEXT);
         let mut end = changed[next] + 1;
-        while next < changed.len() && changed[next] <= end + 2 * CONTEXT - 1 {
+        while next < changed.len() && changed[next] < end + 2 * CONTEXT {
             end = changed[next] + 1;
             next += 1;
         }

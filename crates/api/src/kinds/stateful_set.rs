@@ -114,13 +114,14 @@ impl Strategy for StatefulSet {
 
     fn warnings(&self) -> Vec<String> {
         let spec = self.spec.as_ref();
+        let mut warnings = spec.map(|s| template::warnings(&s.template)).unwrap_or_default();
         if spec.and_then(|s| s.revision_history_limit).unwrap_or(0) < 0 {
-            return vec![
+            warnings.push(
                 "spec.revisionHistoryLimit: a negative value retains all historical revisions; a value >= 0 is recommended"
                     .into(),
-            ];
+            );
         }
-        Vec::new()
+        warnings
     }
 
     /// Pods are named after it and have that name as their hostname.

@@ -7,14 +7,23 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::checks::{Json, is_empty, json, json_selector, label_selector, text};
-use super::pod::{set_pod_spec_defaults, validate_pod_template};
+use super::pod::{drop_disabled_fields, pod_template_warnings, set_pod_spec_defaults, validate_pod_template};
 use crate::field::{Errors, Path};
+use crate::selector::label::Selector;
 use crate::table::{self, Cell};
 
-/// Defaults of a template: metadata and a pod spec are always there.
+/// Defaults of a template: metadata and a pod spec are always there. What v1.36 has switched off is dropped on the
+/// way; no stored template can have it, so it makes no difference that this is earlier than there.
 pub fn set_defaults(template: &mut PodTemplateSpec) {
     template.metadata.get_or_insert_default();
-    set_pod_spec_defaults(template.spec.get_or_insert_default());
+    let spec = template.spec.get_or_insert_default();
+    set_pod_spec_defaults(spec);
+    drop_disabled_fields(spec);
+}
+
+/// Warnings about the pods of a workload whose template is at `spec.template`.
+pub fn warnings(template: &PodTemplateSpec) -> Vec<String> {
+    pod_template_warnings(template, &Path::new("spec").child("template"))
 }
 
 /// What is in the template's pod, if there is a template.
@@ -128,25 +137,9 @@ pub fn no_deadline(template: Option<&PodTemplateSpec>, kind: &str, errors: &mut 
     }
 }
 
-/// Whether labels satisfy a selector whose requirements have been checked.
+/// Whether labels satisfy a selector. One that does not parse selects nothing.
 pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
-    let expressions = selector.match_expressions.iter().flatten();
-    selector
-        .match_labels
-        .iter()
-        .flatten()
-        .all(|(k, v)| labels.get(k) == Some(v))
-        && expressions.into_iter().all(|e| {
-            let value = labels.get(&e.key);
-            let listed = value.is_some_and(|v| e.values.iter().flatten().any(|l| l == v));
-            match e.operator.as_str() {
-                "In" => listed,
-                "NotIn" => !listed,
-                "Exists" => value.is_some(),
-                "DoesNotExist" => value.is_none(),
-                _ => false,
-            }
-        })
+    Selector::from_label_selector(selector).is_ok_and(|s| s.matches(Some(labels)))
 }
 
 /// The cells of [`table::CONTAINERS`] and [`table::IMAGES`].

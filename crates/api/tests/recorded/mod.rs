@@ -159,7 +159,10 @@ fn now() -> Timestamp {
     "2026-01-01T00:00:00Z".parse().expect("a time")
 }
 
+/// Code, body, warnings.
 type Answer = (u16, Value, Vec<String>);
+/// Code, objects, warnings.
+type Found = (u16, Vec<Arc<Object>>, Vec<String>);
 
 impl World {
     /// The namespace of the scenarios and the two system classes.
@@ -265,11 +268,7 @@ impl World {
         table
     }
 
-    fn create(
-        &mut self,
-        target: &Target,
-        body: Value,
-    ) -> Result<(u16, Vec<Arc<Object>>, Vec<String>), Error> {
+    fn create(&mut self, target: &Target, body: Value) -> Result<Found, Error> {
         let kind = target.kind;
         let ops = kind.ops;
         let mut object = decode(kind, &body)?;
@@ -320,11 +319,7 @@ impl World {
         convert::object(found, target.kind)
     }
 
-    fn patch(
-        &mut self,
-        target: &Target,
-        patch: &Value,
-    ) -> Result<(u16, Vec<Arc<Object>>, Vec<String>), Error> {
+    fn patch(&mut self, target: &Target, patch: &Value) -> Result<Found, Error> {
         let kind = target.kind;
         let old = self.stored(target, &target.name)?;
         let mut merged = parse(old.json());
@@ -347,14 +342,14 @@ impl World {
     }
 
     /// A graceful deletion's mark; nobody completes it here.
-    fn mark(&mut self, target: &Target) -> Result<(u16, Vec<Arc<Object>>, Vec<String>), Error> {
+    fn mark(&mut self, target: &Target) -> Result<Found, Error> {
         let object = self.stored(target, &target.name)?;
         let mut typed = object.typed().clone_box();
         typed.metadata_mut().deletion_timestamp = Some(Time(now()));
         Ok((200, vec![self.store(target, typed)?], Vec::new()))
     }
 
-    fn read(&self, target: &Target) -> Result<(u16, Vec<Arc<Object>>, Vec<String>), Error> {
+    fn read(&self, target: &Target) -> Result<Found, Error> {
         if !target.name.is_empty() {
             return Ok((200, vec![self.stored(target, &target.name)?], Vec::new()));
         }

@@ -116,10 +116,24 @@ impl Server {
                         gone: false,
                     }));
                 }
-                // It was marked for this moment; should somebody write in between, what they left is removed.
-                self.remove(&marked).await
+                self.remove_marked(marked).await
             }
         }
+    }
+
+    /// Removes what was marked for this moment. Should somebody write in between (a kubelet its last status), what
+    /// they left is removed; should somebody remove it first, it is gone as asked.
+    async fn remove_marked(&self, mut object: Arc<Object>) -> Result<Option<Deleted>, Error> {
+        for _ in 0..WRITE_ATTEMPTS {
+            if let Some(done) = self.remove(&object).await? {
+                return Ok(Some(done));
+            }
+            match self.cache.get(object.kind(), object.namespace(), object.name()) {
+                Some(newer) if newer.uid() == object.uid() => object = newer,
+                _ => return Ok(Some(Deleted { object, gone: true })),
+            }
+        }
+        Ok(None)
     }
 
     async fn remove(&self, object: &Arc<Object>) -> Result<Option<Deleted>, Error> {

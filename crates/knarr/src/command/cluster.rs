@@ -305,6 +305,7 @@ impl PreparedNode {
             .await
             .map_err(failed)?;
         let runtime = Cri::new(&format!("unix://{}", running.socket().display()));
+        running.serves(&runtime).await.map_err(failed)?;
         bring_images(config, &running, &runtime).await?;
         Ok(PreparedNode {
             containerd: running,

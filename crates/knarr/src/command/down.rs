@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use knarr_node::containerd::{Containerd, end_leftover};
+use knarr_node::network::PodNetwork;
 use knarr_node::runtime::cri::Cri;
 use knarr_node::teardown;
 use nix::sys::signal::{Signal, kill};
@@ -43,6 +44,7 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
             .await
             .map_err(failed)?;
         let runtime = Cri::new(&format!("unix://{}", running.socket().display()));
+        running.serves(&runtime).await.map_err(failed)?;
         println!("ending the pods …");
         let torn = teardown::end_pods(&runtime).await;
         println!("{} pods ended", torn.pods);
@@ -53,7 +55,10 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
             .await
             .map_err(|e| Failure::new("containerd does not end").because(e))?;
     }
-    faults.extend(teardown::free_machine(&config.data_dir, &config.bridge).await);
+    // As it was set up, whatever the flags say now.
+    let bridge = PodNetwork::configured_bridge(&containerd.cni_conf)
+        .map_err(|e| Failure::new("cannot read the pod network's configuration").because(e))?;
+    faults.extend(teardown::free_machine(&config.data_dir, bridge.as_deref()).await);
     if args.wipe {
         let remove = std::fs::remove_dir_all(&config.data_dir);
         remove

@@ -220,9 +220,11 @@ impl Cluster {
 
     /// Runs a scenario in a fresh namespace and removes that.
     pub fn in_namespace(&self, name: &str, run: Scenario) -> Outcome {
+        // At most 63 bytes, and short enough to be read in a failure.
+        let short: Vec<&str> = name.split('_').take(6).collect();
         let ns = Namespace {
             cluster: self,
-            name: name.replace('_', "-"),
+            name: short.join("-"),
         };
         ns.cluster_run(&["create", "namespace", &ns.name])?;
         ns.eventually("the default service account", || {

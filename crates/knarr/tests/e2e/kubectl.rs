@@ -271,9 +271,12 @@ fn change(ns: &Namespace) -> Outcome {
         ])?,
         "924",
     )?;
-    let mut edit = ns.kubectl(&["edit", "configmap", "c"]);
-    let out = edit
-        .env("EDITOR", "sed -i s/\\'9\\'/\\\"8\\\"/;s/\\\"9\\\"/\\\"8\\\"/")
+    let editor = ns.cluster.data_dir().join("editor");
+    std::fs::write(&editor, "#!/bin/sh\nsed -i 's/a: \"9\"/a: \"8\"/' \"$1\"\n")?;
+    std::fs::set_permissions(&editor, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let out = ns
+        .kubectl(&["edit", "configmap", "c"])
+        .env("EDITOR", &editor)
         .output()?;
     has(&crate::cluster::text(&out), "configmap/c edited")?;
     same(
@@ -579,7 +582,10 @@ fn missing_image(ns: &Namespace) -> Outcome {
         &ns.run(&["describe", "pod", "never"])?,
         "is not present with pull policy of Never",
     )?;
-    ns.run(&["run", "bad", "--image=UPPER/case"])?;
+    ns.apply(
+        &WEB.replace("name: web\n  labels", "name: bad\n  labels")
+            .replace("localhost/knarr/busybox:1", "case/UPPER"),
+    )?;
     ns.eventually_run(&["get", "pod", "bad"], |t| t.contains("InvalidImageName"))
         .map(drop)
 }

@@ -83,7 +83,15 @@ fn exec_tty(ns: &Namespace) -> Outcome {
     ns.apply(WEB)?;
     running(ns, "web")?;
     // `script` gives kubectl a terminal, as a person would have.
-    let kubectl = ns.kubectl(&["exec", "-it", "web", "--", "sh", "-c", "tty; stty size"]);
+    let kubectl = ns.kubectl(&[
+        "exec",
+        "-it",
+        "web",
+        "--",
+        "sh",
+        "-c",
+        "tty; until stty size 2>/dev/null | grep -v '^0 0'; do sleep 0.1; done",
+    ]);
     let line = std::iter::once(kubectl.get_program()).chain(kubectl.get_args());
     let line: Vec<String> = line.map(|a| format!("'{}'", a.to_string_lossy())).collect();
     let line = format!("stty rows 33 cols 111; {}", line.join(" "));
@@ -98,17 +106,11 @@ fn exec_tty(ns: &Namespace) -> Outcome {
 }
 
 fn attach(ns: &Namespace) -> Outcome {
-    ns.run(&[
-        "run",
-        "reader",
-        "--image=localhost/knarr/busybox:1",
-        "--restart=Never",
-        "--stdin",
-        "--",
-        "sh",
-        "-c",
-        "read x; echo got $x",
-    ])?;
+    let listens = WEB.replace("name: web", "name: reader").replace(
+        "      image:",
+        "      stdin: true\n      stdinOnce: true\n      image:",
+    );
+    ns.apply(&listens.replace("while :; do sleep 0.1; done", "read x; echo got $x; sleep 1"))?;
     running(ns, "reader")?;
     let said = ns.run_with(&["attach", "-i", "reader"], "salt\n")?;
     has(&said, "got salt")

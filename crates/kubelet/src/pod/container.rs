@@ -105,6 +105,8 @@ pub struct Container {
     pub(super) hash: String,
     /// It ended before its start was answered.
     pub(super) early_exit: Option<Exit>,
+    /// What it was doing by the API's memory, until the runtime has been looked at.
+    pub(super) lost: Option<Run>,
     /// Its runs that were removed at the pod's end.
     pub(super) taken_away: Vec<String>,
 }
@@ -129,6 +131,7 @@ impl Container {
             remains: Vec::new(),
             hash: String::new(),
             early_exit: None,
+            lost: None,
             taken_away: Vec::new(),
         }
     }
@@ -207,7 +210,9 @@ pub fn definition_hash(container: &core::Container) -> String {
     // FNV-1a, 32 bits: short, and the same everywhere.
     let hash = format!("{}\0{image}", container.name)
         .bytes()
-        .fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+        .fold(0x811c_9dc5_u32, |h, b| {
+            (h ^ u32::from(b)).wrapping_mul(0x0100_0193)
+        });
     format!("{hash:x}")
 }
 
@@ -257,7 +262,21 @@ pub(super) fn time(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }
 
-pub(super) fn terminated(id: &str, exit: &Exit, started_at: Option<Timestamp>) -> core::ContainerStateTerminated {
+/// An end of which there is no record.
+pub(super) fn lost_without_a_trace() -> core::ContainerStateTerminated {
+    core::ContainerStateTerminated {
+        exit_code: 137,
+        reason: Some("ContainerStatusUnknown".into()),
+        message: Some("The container could not be located when the pod was terminated".into()),
+        ..core::ContainerStateTerminated::default()
+    }
+}
+
+pub(super) fn terminated(
+    id: &str,
+    exit: &Exit,
+    started_at: Option<Timestamp>,
+) -> core::ContainerStateTerminated {
     core::ContainerStateTerminated {
         container_id: Some(format!("containerd://{id}")),
         exit_code: exit.code,
@@ -309,24 +328,35 @@ impl Pod {
         let last = known.last_state.as_ref().and_then(|s| s.terminated.clone());
         let ran = known.state.as_ref().is_some_and(|s| s.running.is_some());
         let count = u32::try_from(known.restart_count).unwrap_or(0);
-        if let Some(t) = ended {
-            container.run = Some(Run {
-                id: known
-                    .container_id
-                    .as_deref()
-                    .and_then(|id| id.split_once("://"))
-                    .map_or_else(String::new, |(_, id)| id.to_string()),
-                attempt: count,
-                state: RunState::Exited(Box::new(t)),
-                image: known.image.clone(),
-                image_id: known.image_id.clone(),
-                hash: container.hash.clone(),
-            });
-            container.previous = last;
-            container.attempts = count + 1;
-        } else {
-            container.attempts = count + u32::from(ran || last.is_some());
-            container.previous = last;
+        let run = |end| Run {
+            id: known
+                .container_id
+                .as_deref()
+                .and_then(|id| id.split_once("://"))
+                .map_or_else(String::new, |(_, id)| id.to_string()),
+            attempt: count,
+            state: RunState::Exited(Box::new(end)),
+            image: known.image.clone(),
+            image_id: known.image_id.clone(),
+            hash: container.hash.clone(),
+        };
+        let (end, lost) = match ended {
+            Some(end) => (Some(run(end)), None),
+            None => (None, ran.then(|| run(lost_without_a_trace()))),
+        };
+        container.attempts = count + u32::from(ran || end.is_some() || last.is_some());
+        container.previous = last;
+        container.run = end;
+        container.lost = lost;
+    }
+
+    /// What ran by the API's memory, and was not found when the runtime was first looked at, has ended.
+    pub(super) fn take_losses(&mut self) {
+        for container in &mut self.containers {
+            let lost = container.lost.take();
+            if container.run.is_none() && container.work == Work::None {
+                container.run = lost;
+            }
         }
     }
 
@@ -440,14 +470,13 @@ impl Pod {
         self.adopt(i, runs, newest, now);
     }
 
-    fn adopt(
-        &mut self,
-        i: usize,
-        runs: &[&runtime::Container],
-        newest: &runtime::Container,
-        now: Timestamp,
-    ) {
-        let known = self.object.status.as_ref().and_then(|s| status_of(s, &self.containers[i])).cloned();
+    fn adopt(&mut self, i: usize, runs: &[&runtime::Container], newest: &runtime::Container, now: Timestamp) {
+        let known = self
+            .object
+            .status
+            .as_ref()
+            .and_then(|s| status_of(s, &self.containers[i]))
+            .cloned();
         let container = &mut self.containers[i];
         let older: Vec<&&runtime::Container> = runs.iter().filter(|r| r.id != newest.id).collect();
         container.remains = older.iter().map(|r| r.id.clone()).collect();
@@ -535,7 +564,10 @@ impl Pod {
         let container = &mut self.containers[i];
         match std::mem::take(&mut container.work) {
             Work::PostStart { run } if run.id == id => self.begin_run(i, run, now),
-            Work::Starting { id: starting, attempt } if starting == id => {
+            Work::Starting {
+                id: starting,
+                attempt,
+            } if starting == id => {
                 // It ended before its start was answered: take it as started.
                 container.work = Work::Starting {
                     id: starting,
@@ -650,9 +682,9 @@ impl Pod {
         let told = match &answer {
             probe::Answer::Success => None,
             probe::Answer::Failure(heard) => Some(format!("{title} probe failed: {heard}")),
-            probe::Answer::Unknown(why) => {
-                Some(format!("{title} probe errored and resulted in unknown state: {why}"))
-            }
+            probe::Answer::Unknown(why) => Some(format!(
+                "{title} probe errored and resulted in unknown state: {why}"
+            )),
         };
         if let Some(message) = told {
             self.record(Some(i), true, "Unhealthy", message);

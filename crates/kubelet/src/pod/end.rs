@@ -118,7 +118,11 @@ impl Pod {
         let given = self.eviction.as_ref().and_then(|(_, _, grace)| *grace);
         let grace_seconds = grace::effective_seconds(Graces {
             in_force: None,
-            deletion: if self.removed { Some(0) } else { self.object.metadata.deletion_grace_period_seconds },
+            deletion: if self.removed {
+                Some(0)
+            } else {
+                self.object.metadata.deletion_grace_period_seconds
+            },
             given,
             pod: self.spec().termination_grace_period_seconds,
         });
@@ -180,7 +184,9 @@ impl Pod {
                     && done(i)
                     && self.containers[i].exited().is_some_and(|t| t.exit_code != 0)
             });
-        let mut apps = indices.filter(|i| self.containers[*i].role == Role::App).peekable();
+        let mut apps = indices
+            .filter(|i| self.containers[*i].role == Role::App)
+            .peekable();
         init_failed || (apps.peek().is_some() && apps.all(done))
     }
 
@@ -192,7 +198,9 @@ impl Pod {
         let name = container.name.clone();
         let spec = find_spec(self.spec(), &name);
         let probe_grace = spec.as_ref().and_then(|s| match reason {
-            StopReason::Probe(probe::Kind::Startup) => s.startup_probe.as_ref()?.termination_grace_period_seconds,
+            StopReason::Probe(probe::Kind::Startup) => {
+                s.startup_probe.as_ref()?.termination_grace_period_seconds
+            }
             StopReason::Probe(_) => s.liveness_probe.as_ref()?.termination_grace_period_seconds,
             _ => None,
         });
@@ -372,7 +380,8 @@ impl Pod {
             return;
         }
         self.containers.iter_mut().for_each(|c| c.work = Work::None);
-        if self.ending.as_ref().is_some_and(|e| !e.freed && e.why == Why::Completed) {
+        let completed = self.ending.as_ref().is_some_and(|e| e.why == Why::Completed);
+        if completed && matches!(self.sandbox, Sandbox::Ready { .. }) {
             // What has run is told before what it ran in is taken away.
             self.tell(now);
         }

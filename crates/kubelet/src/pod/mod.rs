@@ -164,7 +164,11 @@ pub enum Action {
     /// → `ImagePulled`.
     PullImage { container: String, image: String },
     /// → `ContainerCreated` or `ContainerCreateFailed`.
-    CreateContainer { container: String, sandbox: String, attempt: u32 },
+    CreateContainer {
+        container: String,
+        sandbox: String,
+        attempt: u32,
+    },
     /// → `ContainerStarted` or `ContainerStartFailed`.
     StartContainer { container: String, id: String },
     /// → `ContainerExited` or `StopFailed`. A later one with less grace overtakes.
@@ -172,17 +176,31 @@ pub enum Action {
     /// → `ContainerRemoved` (the doer tries until it is so).
     RemoveContainer { id: String },
     /// → `HookDone`. Not longer than `timeout_seconds`, if any.
-    RunHook { container: String, id: String, hook: Hook, timeout_seconds: Option<i64> },
+    RunHook {
+        container: String,
+        id: String,
+        hook: Hook,
+        timeout_seconds: Option<i64>,
+    },
     /// The hook's answer is no longer waited for.
     CancelHook { id: String, hook: Hook },
     /// → `Probed`.
-    Probe { container: String, id: String, kind: probe::Kind },
+    Probe {
+        container: String,
+        id: String,
+        kind: probe::Kind,
+    },
     /// The status as it is now; only the newest counts.
     WriteStatus(Box<core::PodStatus>),
     /// After the last status is written: delete with grace 0 and this pod's uid. → `FinalDeleteFailed` if it was not.
     FinalDelete,
     /// An event for the user. `container` is none for those of the pod.
-    Record { container: Option<(Role, String)>, warning: bool, reason: &'static str, message: String },
+    Record {
+        container: Option<(Role, String)>,
+        warning: bool,
+        reason: &'static str,
+        message: String,
+    },
     /// `Timer` is wanted then. Only the newest counts.
     SetTimer(Timestamp),
     /// Nothing is left of the pod here, and it is gone from the API.
@@ -206,11 +224,18 @@ enum Volumes {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Sandbox {
-    Wanted { not_before: Option<Timestamp> },
+    Wanted {
+        not_before: Option<Timestamp>,
+    },
     Creating,
-    Ready { id: String, ips: Vec<String> },
+    Ready {
+        id: String,
+        ips: Vec<String>,
+    },
     /// It is broken or no longer wanted: its processes and network must go.
-    Stopping { id: String },
+    Stopping {
+        id: String,
+    },
     Stopped,
 }
 
@@ -300,6 +325,7 @@ impl Pod {
     pub fn step(&mut self, event: Event, now: Timestamp) -> Vec<Action> {
         self.timer = None;
         self.take(event, now);
+        self.take_losses();
         self.decide(now);
         if let Some(at) = self.timer {
             self.out.push(Action::SetTimer(at));

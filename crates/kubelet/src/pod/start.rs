@@ -240,7 +240,8 @@ impl Pod {
             let message = format!("Back-off pulling image {:?}", self.image_of(i));
             self.record(Some(i), false, "BackOff", message.clone());
             self.record(Some(i), true, "Failed", "Error: ImagePullBackOff".into());
-            self.containers[i].waiting = Some(("ImagePullBackOff", format!("{message}: ErrImagePull: {why}")));
+            self.containers[i].waiting =
+                Some(("ImagePullBackOff", format!("{message}: ErrImagePull: {why}")));
             self.tell(now);
         }
         true
@@ -268,7 +269,10 @@ impl Pod {
     }
 
     pub(super) fn image_inspected(&mut self, name: &str, present: Result<bool, String>, now: Timestamp) {
-        let Some(i) = self.by_name(name).filter(|i| self.containers[*i].work == Work::Inspecting) else {
+        let Some(i) = self
+            .by_name(name)
+            .filter(|i| self.containers[*i].work == Work::Inspecting)
+        else {
             return;
         };
         if self.ending.is_some() {
@@ -292,8 +296,9 @@ impl Pod {
                 });
             }
             (_, Ok(true)) => {
-                let message =
-                    format!("Container image {image:?} already present on machine and can be accessed by the pod");
+                let message = format!(
+                    "Container image {image:?} already present on machine and can be accessed by the pod"
+                );
                 self.record(Some(i), false, "Pulled", message);
                 self.create(i, now);
             }
@@ -306,7 +311,10 @@ impl Pod {
     }
 
     pub(super) fn image_pulled(&mut self, name: &str, result: Result<Pulled, String>, now: Timestamp) {
-        let Some(i) = self.by_name(name).filter(|i| self.containers[*i].work == Work::Pulling) else {
+        let Some(i) = self
+            .by_name(name)
+            .filter(|i| self.containers[*i].work == Work::Pulling)
+        else {
             return;
         };
         self.containers[i].work = Work::None;
@@ -358,7 +366,13 @@ impl Pod {
         });
     }
 
-    pub(super) fn create_failed(&mut self, name: &str, reason: &'static str, message: String, now: Timestamp) {
+    pub(super) fn create_failed(
+        &mut self,
+        name: &str,
+        reason: &'static str,
+        message: String,
+        now: Timestamp,
+    ) {
         let creating = |c: &Container| matches!(c.work, Work::Creating { .. });
         let Some(i) = self.by_name(name).filter(|i| creating(&self.containers[*i])) else {
             return;
@@ -398,7 +412,10 @@ impl Pod {
     fn take_starting(&mut self, name: &str, id: &str) -> Option<(usize, u32)> {
         let i = self.by_name(name)?;
         match &self.containers[i].work {
-            Work::Starting { id: starting, attempt } if starting == id => {
+            Work::Starting {
+                id: starting,
+                attempt,
+            } if starting == id => {
                 let attempt = *attempt;
                 self.containers[i].work = Work::None;
                 Some((i, attempt))
@@ -491,7 +508,12 @@ impl Pod {
         };
         self.begin_run(i, run, now);
         if result.is_err() && self.ending.is_none() {
-            self.record(Some(i), true, "FailedPostStartHook", "PostStartHook failed".into());
+            self.record(
+                Some(i),
+                true,
+                "FailedPostStartHook",
+                "PostStartHook failed".into(),
+            );
             self.containers[i].waiting = Some(("PostStartHookError", "PostStartHook failed".into()));
             self.stop(i, StopReason::PostStart, "FailedPostStartHook".into(), now);
             return;
@@ -512,7 +534,10 @@ impl Pod {
                     .as_ref()
                     .is_some_and(|run| !run.hash.is_empty() && run.hash != container.hash);
             if changed {
-                let message = format!("Container {} definition changed, will be restarted", container.name);
+                let message = format!(
+                    "Container {} definition changed, will be restarted",
+                    container.name
+                );
                 self.stop(i, StopReason::Changed, message, now);
             }
         }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::container::{find_spec, status_of, time};
+use super::container::{find_spec, lost_without_a_trace, status_of, time};
 use super::{Action, Container, Pod, Role, RunState, Sandbox, Why};
 
 /// The conditions this node writes; all others are somebody else's.
@@ -26,10 +26,14 @@ pub fn merge(there: &PodStatus, ours: &PodStatus) -> PodStatus {
     let mut merged = ours.clone();
     let own = merged.conditions.take().unwrap_or_default();
     let others = there.conditions.iter().flatten();
-    let others = others.filter(|c| !own.iter().any(|o| o.type_ == c.type_)).cloned();
+    let others = others
+        .filter(|c| !own.iter().any(|o| o.type_ == c.type_))
+        .cloned();
     merged.conditions = Some(own.iter().cloned().chain(others).collect());
     merged.nominated_node_name.clone_from(&there.nominated_node_name);
-    merged.resource_claim_statuses.clone_from(&there.resource_claim_statuses);
+    merged
+        .resource_claim_statuses
+        .clone_from(&there.resource_claim_statuses);
     merged
         .extended_resource_claim_status
         .clone_from(&there.extended_resource_claim_status);
@@ -59,7 +63,10 @@ impl Pod {
                 .as_ref()
                 .is_some_and(|s| s.waiting.as_ref().is_some_and(|w| w.message.is_some()))
         };
-        let lists = [&self.status.init_container_statuses, &self.status.container_statuses];
+        let lists = [
+            &self.status.init_container_statuses,
+            &self.status.container_statuses,
+        ];
         if lists.into_iter().flatten().flatten().any(waited) {
             self.tell(now);
         }
@@ -125,7 +132,10 @@ impl Pod {
             pod_ip: ips.first().cloned(),
             pod_ips: some_vec(ips.iter().map(|ip| core::PodIP { ip: ip.clone() })),
             qos_class: self.object.status.as_ref().and_then(|s| s.qos_class.clone()),
-            reason: failed.as_ref().map(|f| f.0.clone()).or_else(|| self.status.reason.clone()),
+            reason: failed
+                .as_ref()
+                .map(|f| f.0.clone())
+                .or_else(|| self.status.reason.clone()),
             message: failed.map(|f| f.1).or_else(|| self.status.message.clone()),
             start_time: self.start_time.map(time),
             ..PodStatus::default()
@@ -134,7 +144,10 @@ impl Pod {
 
     fn container_status(&self, container: &Container) -> ContainerStatus {
         let spec = find_spec(self.spec(), &container.name);
-        let initializing = self.containers.iter().any(|c| matches!(c.role, Role::Init | Role::Sidecar));
+        let initializing = self
+            .containers
+            .iter()
+            .any(|c| matches!(c.role, Role::Init | Role::Sidecar));
         let fallback = if initializing {
             "PodInitializing"
         } else {
@@ -213,7 +226,9 @@ impl Pod {
         let (mut init_pending, mut init_failed) = (0, 0);
         let (mut n_running, mut n_waiting, mut n_stopped, mut n_good, mut n_final) = (0, 0, 0, 0, 0);
         for status in init {
-            let Some(i) = self.by_name(&status.name) else { continue };
+            let Some(i) = self.by_name(&status.name) else {
+                continue;
+            };
             let sidecar = self.containers[i].role == Role::Sidecar;
             if sidecar {
                 match (running(status), ended(status), last(status)) {
@@ -237,7 +252,9 @@ impl Pod {
             }
         }
         for status in apps {
-            let Some(i) = self.by_name(&status.name) else { continue };
+            let Some(i) = self.by_name(&status.name) else {
+                continue;
+            };
             match (running(status), ended(status), last(status)) {
                 (true, ..) => n_running += 1,
                 (_, Some(t), _) => {
@@ -250,17 +267,28 @@ impl Pod {
             }
         }
         let app_ran = n_running + n_stopped > 0
-            && self.containers.iter().any(|c| c.role == Role::App && c.run.is_some());
+            && self
+                .containers
+                .iter()
+                .any(|c| c.role == Role::App && c.run.is_some());
         match () {
             () if init_failed > 0 && !app_ran => "Failed",
             () if init_pending > 0 && !app_ran => "Pending",
             () if n_waiting > 0 => "Pending",
             () if self.ending.is_some() && n_stopped > 0 && n_stopped == apps.len() => {
-                if n_good == n_stopped { "Succeeded" } else { "Failed" }
+                if n_good == n_stopped {
+                    "Succeeded"
+                } else {
+                    "Failed"
+                }
             }
             () if n_running > 0 => "Running",
             () if n_stopped > 0 && n_final == n_stopped => {
-                if n_good == n_stopped { "Succeeded" } else { "Failed" }
+                if n_good == n_stopped {
+                    "Succeeded"
+                } else {
+                    "Failed"
+                }
             }
             () if n_stopped > 0 => "Running",
             () => "Pending",
@@ -290,7 +318,12 @@ impl Pod {
         ];
         let known = self.status.conditions.iter().flatten();
         let known: Vec<&PodCondition> = known
-            .chain(self.object.status.iter().flat_map(|s| s.conditions.iter().flatten()))
+            .chain(
+                self.object
+                    .status
+                    .iter()
+                    .flat_map(|s| s.conditions.iter().flatten()),
+            )
             .collect();
         let mut conditions = Vec::new();
         for (type_, (good, reason, message)) in OWN_CONDITIONS.into_iter().zip(answers) {
@@ -359,7 +392,12 @@ impl Pod {
         no("ReadinessGatesNotReady", Some(unready.join(", ")))
     }
 
-    fn initialized_condition(&self, init: &[ContainerStatus], apps: &[ContainerStatus], phase: &str) -> Answer {
+    fn initialized_condition(
+        &self,
+        init: &[ContainerStatus],
+        apps: &[ContainerStatus],
+        phase: &str,
+    ) -> Answer {
         if phase == "Succeeded" {
             return (true, Some("PodCompleted".into()), None);
         }
@@ -374,7 +412,11 @@ impl Pod {
                 let sidecar = self
                     .by_name(&s.name)
                     .is_some_and(|i| self.containers[i].role == Role::Sidecar);
-                if sidecar { s.started != Some(true) } else { !s.ready }
+                if sidecar {
+                    s.started != Some(true)
+                } else {
+                    !s.ready
+                }
             })
             .map(|s| s.name.as_str())
             .collect();
@@ -415,12 +457,7 @@ fn mark_lost(init: &mut [ContainerStatus], apps: &mut [ContainerStatus], spec: &
     let last_ended = |s: &ContainerStatus| s.last_state.as_ref().is_some_and(|s| s.terminated.is_some());
     let lose = |s: &mut ContainerStatus| {
         s.state = Some(ContainerState {
-            terminated: Some(ContainerStateTerminated {
-                exit_code: 137,
-                reason: Some("ContainerStatusUnknown".into()),
-                message: Some("The container could not be located when the pod was terminated".into()),
-                ..ContainerStateTerminated::default()
-            }),
+            terminated: Some(lost_without_a_trace()),
             ..ContainerState::default()
         });
     };

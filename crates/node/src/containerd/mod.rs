@@ -16,6 +16,8 @@ use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
+use crate::runtime::{Runtime, RuntimeError};
+
 pub use config::{ContainerdConfig, can_lower_oom_score};
 
 /// How long containerd gets to end before it is killed.
@@ -59,6 +61,12 @@ pub enum ContainerdError {
         log: PathBuf,
         tail: String,
     },
+    #[error("containerd does not serve CRI within {} s of its start", limit.as_secs())]
+    Cri {
+        limit: Duration,
+        #[source]
+        error: RuntimeError,
+    },
     #[error("an earlier containerd (process {pid}) does not end")]
     Stuck { pid: i32 },
 }
@@ -84,6 +92,23 @@ impl Containerd {
         let child = launch(&config).await?;
         let task = tokio::spawn(supervise(config, child, cancel));
         Ok(Containerd { socket, task })
+    }
+
+    /// Returns when it serves CRI: its socket takes connections before its CRI plugin is initialised.
+    pub async fn serves(&self, runtime: &dyn Runtime) -> Result<(), ContainerdError> {
+        let limit = tokio::time::Instant::now() + START_LIMIT;
+        loop {
+            let Err(error) = runtime.sandboxes().await else {
+                return Ok(());
+            };
+            if tokio::time::Instant::now() >= limit {
+                return Err(ContainerdError::Cri {
+                    limit: START_LIMIT,
+                    error,
+                });
+            }
+            tokio::time::sleep(START_POLL).await;
+        }
     }
 
     /// Where it listens.

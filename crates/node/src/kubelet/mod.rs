@@ -217,7 +217,7 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
     let (changed, mut changes) = mpsc::unbounded_channel();
     pods.subscribe(move |change| {
         // The receiver goes only with the whole kubelet.
-        let _ = changed.send((change.old().cloned(), change.new().cloned()));
+        let _ = changed.send((change.before().cloned(), change.after().cloned()));
     });
     let scope = Scope {
         field_selector: format!("spec.nodeName={}", shared.config.node_name),

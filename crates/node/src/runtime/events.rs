@@ -68,8 +68,12 @@ async fn call(channel: Channel) -> Result<tonic::Streaming<Envelope>> {
     let request = SubscribeRequest {
         filters: vec![format!("namespace=={NAMESPACE},topic==\"/tasks/exit\"")],
     };
-    let answer = grpc.server_streaming(tonic::Request::new(request), path, codec).await;
-    answer.map(tonic::Response::into_inner).map_err(super::cri::refusal)
+    let answer = grpc
+        .server_streaming(tonic::Request::new(request), path, codec)
+        .await;
+    answer
+        .map(tonic::Response::into_inner)
+        .map_err(super::cri::refusal)
 }
 
 fn exit(envelope: Envelope) -> Option<RuntimeEvent> {

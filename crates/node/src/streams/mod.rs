@@ -13,7 +13,13 @@ pub mod spdy;
 pub mod upgrade;
 pub mod websocket;
 
+use std::time::Duration;
+
 use tokio::io::{AsyncRead, AsyncWrite};
+
+/// How long a server stays silent before it pings its client. A client whose input is held up (its command does not
+/// read) cannot be seen to leave by reading; writing to it fails.
+const PING_PERIOD: Duration = Duration::from_secs(30);
 
 /// One readable half, of whatever protocol.
 pub type Reader = Box<dyn AsyncRead + Send + Unpin>;

@@ -5,6 +5,7 @@
 //! Each side's end is passed on by itself, so protocols that close one half work.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -213,10 +214,11 @@ async fn forward<S: AsyncRead + AsyncWrite + Unpin>(
             failed(std::io::Error::new(error.kind(), connect))
         })?;
     socket.set_nodelay(true).map_err(failed)?;
-    copy_bidirectional_with_sizes(data, &mut socket, COPY_BUFFER_BYTES, COPY_BUFFER_BYTES)
-        .await
-        .map(drop)
-        .map_err(failed)
+    match copy_bidirectional_with_sizes(data, &mut socket, COPY_BUFFER_BYTES, COPY_BUFFER_BYTES).await {
+        // A server that closes with input unread resets the connection: its way to end it, and not our failure.
+        Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => Ok(()),
+        copied => copied.map(drop).map_err(failed),
+    }
 }
 
 async fn forward_channels<T>(io: T, form: Form, ports: Vec<u16>, target: Arc<Target>)

@@ -8,19 +8,51 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Component, Path};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_client::Api;
 use nix::mount::{MsFlags, mount};
+use parking_lot::Mutex;
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::mounts;
 use crate::kubelet::downward::{self, Place};
 
 /// Tokens live this long unless the volume says otherwise.
 const TOKEN_SECONDS: i64 = 3600;
+
+/// A token is asked for anew after four fifths of its life, or after a day.
+const TOKEN_RENEW_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Which token: the pod's uid, the file's path, the audience.
+type TokenKey = (String, String, String);
+
+/// The tokens handed to pods, until they are to be renewed.
+#[derive(Default)]
+pub(super) struct Tokens(Mutex<BTreeMap<TokenKey, (String, Instant)>>);
+
+impl Tokens {
+    fn get(&self, key: &TokenKey) -> Option<String> {
+        let held = self.0.lock();
+        let (token, until) = held.get(key)?;
+        (Instant::now() < *until).then(|| token.clone())
+    }
+
+    fn put(&self, key: TokenKey, token: &str, lives: Duration) {
+        let renew = (lives * 4 / 5).min(TOKEN_RENEW_MAX);
+        let until = Instant::now() + renew;
+        self.0.lock().insert(key, (token.to_string(), until));
+    }
+
+    /// A pod is gone, and its tokens with it.
+    pub(super) fn forget(&self, uid: &str) {
+        self.0.lock().retain(|(of, ..), _| of != uid);
+    }
+}
 
 /// One file: its bytes and mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +103,7 @@ pub(super) async fn newest(api: &dyn Api, pod: core::Pod) -> core::Pod {
 /// What a volume is to show.
 pub(super) async fn gather(
     api: &dyn Api,
+    tokens: &Tokens,
     pod: &core::Pod,
     volume: &core::Volume,
     place: &Place,
@@ -122,7 +155,7 @@ pub(super) async fn gather(
         } else if let Some(own) = &source.downward_api {
             downward_files(pod, own.items.as_deref().unwrap_or_default(), default, place)?
         } else if let Some(wanted) = &source.service_account_token {
-            token(api, pod, wanted, default).await?
+            token(api, tokens, pod, wanted, default).await?
         } else {
             return Err("this projected source is not supported by knarr yet".into());
         };
@@ -224,6 +257,7 @@ fn downward_files(
 /// A token for the pod's service account, bound to the pod.
 async fn token(
     api: &dyn Api,
+    tokens: &Tokens,
     pod: &core::Pod,
     wanted: &core::ServiceAccountTokenProjection,
     default: u32,
@@ -233,13 +267,48 @@ async fn token(
     let account = account
         .filter(|a| !a.is_empty())
         .unwrap_or_else(|| "default".into());
-    let audiences: Vec<&String> = wanted.audience.iter().filter(|a| !a.is_empty()).collect();
+    let audience = wanted.audience.clone().unwrap_or_default();
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    let key = (uid, wanted.path.clone(), audience.clone());
+    let token = match tokens.get(&key) {
+        Some(token) => token,
+        None => {
+            let seconds = wanted.expiration_seconds.unwrap_or(TOKEN_SECONDS);
+            let audiences: Vec<String> = [audience].into_iter().filter(|a| !a.is_empty()).collect();
+            let token = ask_token(api, pod, namespace, &account, &audiences, seconds).await?;
+            tokens.put(
+                key,
+                &token,
+                Duration::from_secs(u64::try_from(seconds).unwrap_or(0)),
+            );
+            token
+        }
+    };
+    let user = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
+    // Who does not run as root could not read it otherwise.
+    let grouped = user.is_some_and(|c| c.fs_group.is_some());
+    let mode = if grouped { 0o640 } else { default };
+    let file = File {
+        bytes: token.as_bytes().to_vec(),
+        mode,
+    };
+    Ok(Content::from([(wanted.path.clone(), file)]))
+}
+
+async fn ask_token(
+    api: &dyn Api,
+    pod: &core::Pod,
+    namespace: &str,
+    account: &str,
+    audiences: &[String],
+    seconds: i64,
+) -> Result<String, String> {
     let request = json!({
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
         "spec": {
             "audiences": audiences,
-            "expirationSeconds": wanted.expiration_seconds.unwrap_or(TOKEN_SECONDS),
+            "expirationSeconds": seconds,
             "boundObjectRef": {
                 "apiVersion": "v1",
                 "kind": "Pod",
@@ -250,20 +319,11 @@ async fn token(
     });
     let kind = core::ServiceAccount::kind_of();
     let answer = api
-        .create_subresource(kind, namespace, &account, "token", request)
-        .await
-        .map_err(|e| format!("failed to fetch token: {e}"))?;
-    let token = answer["status"]["token"].as_str();
-    let token = token.ok_or("failed to fetch token: the answer holds none")?;
-    let user = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
-    // Who does not run as root could not read it otherwise.
-    let grouped = user.is_some_and(|c| c.fs_group.is_some());
-    let mode = if grouped { 0o640 } else { default };
-    let file = File {
-        bytes: token.as_bytes().to_vec(),
-        mode,
-    };
-    Ok(Content::from([(wanted.path.clone(), file)]))
+        .create_subresource(kind, namespace, account, "token", request)
+        .await;
+    let answer = answer.map_err(|e| format!("failed to fetch token: {e}"))?;
+    let token = answer["status"]["token"].as_str().map(String::from);
+    token.ok_or_else(|| "failed to fetch token: the answer holds none".into())
 }
 
 /// Makes a directory show this content, in one step. Nothing is touched when it does already.
@@ -413,6 +473,20 @@ mod tests {
         for bad in ["../x", "/x", "a/../../x", "..x"] {
             assert!(write(dir.path(), &content(&[(bad, "1")]), None).is_err(), "{bad}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_is_kept_for_four_fifths_of_its_life() {
+        let tokens = Tokens::default();
+        let key = ("u".to_string(), "token".to_string(), String::new());
+        tokens.put(key.clone(), "t", Duration::from_secs(1000));
+        tokio::time::sleep(Duration::from_secs(799)).await;
+        assert_eq!(tokens.get(&key).as_deref(), Some("t"));
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(tokens.get(&key), None);
+        tokens.put(key.clone(), "t", Duration::from_secs(1000));
+        tokens.forget("u");
+        assert_eq!(tokens.get(&key), None);
     }
 
     #[test]

@@ -46,6 +46,7 @@ pub struct Volumes {
     api: Arc<dyn Api>,
     /// The tasks that keep pods' files current, by uid.
     refreshers: Mutex<BTreeMap<String, AbortHandle>>,
+    tokens: Arc<files::Tokens>,
 }
 
 /// The directory names of a volume's plugin.
@@ -66,6 +67,7 @@ impl Volumes {
             root,
             api,
             refreshers: Mutex::default(),
+            tokens: Arc::default(),
         }
     }
 
@@ -95,7 +97,7 @@ impl Volumes {
             } else if let Some(host) = &volume.host_path {
                 host_path::check(&host.path, host.type_.as_deref().unwrap_or("")).map_err(failed)?;
             } else if files::is_files(volume) {
-                let content = files::gather(&*self.api, pod, volume, place)
+                let content = files::gather(&*self.api, &self.tokens, pod, volume, place)
                     .await
                     .map_err(failed)?;
                 files::tmpfs_if_secret(&path, volume).map_err(|e| failed(e.to_string()))?;
@@ -115,6 +117,7 @@ impl Volumes {
     fn keep_current(&self, pod: &core::Pod, place: &Place) {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let (api, pod, place) = (self.api.clone(), pod.clone(), place.clone());
+        let tokens = self.tokens.clone();
         let volumes: Vec<(core::Volume, PathBuf)> = pod
             .spec
             .iter()
@@ -128,7 +131,7 @@ impl Volumes {
                 tokio::time::sleep(REFRESH).await;
                 pod = files::newest(&*api, pod).await;
                 for (volume, path) in &volumes {
-                    let refreshed = match files::gather(&*api, &pod, volume, &place).await {
+                    let refreshed = match files::gather(&*api, &tokens, &pod, volume, &place).await {
                         Ok(content) => {
                             files::write(path, &content, fs_group(&pod)).map_err(|e| e.to_string())
                         }
@@ -190,6 +193,7 @@ impl Volumes {
         if let Some(task) = self.refreshers.lock().remove(uid) {
             task.abort();
         }
+        self.tokens.forget(uid);
         let directory = self.pod_dir(uid);
         if uid.is_empty() || !directory.exists() {
             return Ok(());

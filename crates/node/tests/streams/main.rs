@@ -1,6 +1,8 @@
 //! Logs, exec, attach and port-forward through the kubelet's server into real containers: a containerd of the test's
 //! own, one pod, clients that speak as kubectl does. Needs root, containerd, runc, CNI plugins and busybox-static.
 
+#![allow(clippy::unwrap_used)] // a test may stop where it stands; clippy knows that only inside test functions
+
 mod client;
 mod pod;
 

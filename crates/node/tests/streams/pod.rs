@@ -146,7 +146,7 @@ impl Node {
             runtime,
             server,
             folder,
-            sandbox: sandbox.as_ref().map(String::clone).unwrap_or_default(),
+            sandbox: sandbox.clone().unwrap_or_default(),
             sandbox_config,
             pods,
             containerd: Mutex::new(Some(containerd)),
@@ -213,7 +213,8 @@ impl Node {
 
     /// Ends and removes everything.
     pub async fn stop(&self) {
-        for (_, id, _) in std::mem::take(&mut *self.pods.0.lock()) {
+        let containers = std::mem::take(&mut *self.pods.0.lock());
+        for (_, id, _) in containers {
             report(self.runtime.stop_container(&id, Duration::ZERO).await);
             report(self.runtime.remove_container(&id).await);
         }

@@ -21,12 +21,30 @@ use crate::index::Version;
 use crate::{Error, Revision};
 
 /// Holds the directory against other processes until it is dropped.
-pub(super) struct DirLock(#[allow(dead_code, reason = "the open file is the lock")] File);
+pub(super) struct DirLock {
+    file: File,
+    path: PathBuf,
+}
+
+impl Drop for DirLock {
+    fn drop(&mut self) {
+        // Closing alone would not do while a child process that is just being started still has the file open.
+        if let Err(error) = self.file.unlock() {
+            tracing::warn!(file = %self.path.display(), %error, "cannot unlock");
+        }
+    }
+}
 
 /// Makes the directory if it is missing, and takes it.
 pub(super) fn lock(dir: &Path) -> Result<DirLock, Error> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    made.map_err(|e| failed("cannot create", dir, e))?;
+    if !dir.exists() {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        made.map_err(|e| failed("cannot create", dir, e))?;
+        // What is durable in a directory is worth nothing if the directory itself is not.
+        if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            sync_dir(parent)?;
+        }
+    }
     let path = dir.join("LOCK");
     let file = File::options()
         .create(true)
@@ -35,7 +53,7 @@ pub(super) fn lock(dir: &Path) -> Result<DirLock, Error> {
         .open(&path);
     let file = file.map_err(|e| failed("cannot open", &path, e))?;
     match file.try_lock() {
-        Ok(()) => Ok(DirLock(file)),
+        Ok(()) => Ok(DirLock { file, path }),
         Err(fs::TryLockError::WouldBlock) => Err(Error::Locked {
             path: dir.display().to_string(),
         }),

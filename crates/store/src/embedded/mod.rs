@@ -22,6 +22,13 @@
 //!
 //! The first two also have to be taught revisions, and so write a key for each version and an index over them; the
 //! log already is the history. What it needs besides is in this folder.
+//!
+//! The whole engine behind its trait (conditions, revisions, previous values read back, events), in one minute on
+//! the same machine while it also compiled: 98 300 and 97 900 durable writes/s, p50 0.61 ms, p99 1.1 ms, where redb
+//! did 24 500, fjall 98 100 and the bare log 135 100. Letting groups fill ([`writer`]) came after that and was worth a
+//! factor of 1.3 to 4, alternating with the build before it on a busier machine. A store of a million 1 KB values opens in
+//! 1.7 s (4 to 5 s with eight other processes on the two cores) and holds about 260 bytes of memory per key;
+//! compacting it takes the caller 50 µs. `knarr_bench::store` measures all of this.
 
 mod file;
 mod format;
@@ -249,7 +256,6 @@ impl Drop for EmbeddedStore {
         {
             tracing::error!("the store's writer thread had panicked");
         }
-        self.shared.hub.close();
     }
 }
 

@@ -152,7 +152,7 @@ async fn a_log_cut_at_any_byte_has_all_groups_before_it() {
         assert_eq!(revision, 1 + whole as Revision, "cut at {len}");
         assert_eq!(pairs.len(), whole.min(4), "cut at {len}");
         for n in 0..whole {
-            let newest = (n..whole).step_by(4).last().unwrap() as u8;
+            let newest = (n..whole).step_by(4).next_back().unwrap() as u8;
             assert_eq!(pairs[&format!("k{}", n % 4)], vec![newest; 20], "cut at {len}");
         }
     }

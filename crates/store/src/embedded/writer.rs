@@ -90,6 +90,13 @@ pub(super) struct Writer {
     rewrite: Option<Rewrite>,
 }
 
+impl Drop for Writer {
+    /// However the thread ends: without it nothing more will be told.
+    fn drop(&mut self) {
+        self.shared.hub.close();
+    }
+}
+
 impl Writer {
     pub fn new(
         shared: Arc<Shared>,

@@ -1,11 +1,14 @@
 //! The etcd engine, against a real etcd that each test starts for itself on loopback.
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use knarr_store::{Config, Error, EtcdConfig, KeyRange, Store, open};
+use etcd_client::{Client, Permission};
+use knarr_store::{Config, Credentials, Error, EtcdConfig, KeyRange, Range, Store, Tls, open};
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
 use crate::suite::{self, Law};
@@ -17,6 +20,7 @@ const START: Duration = Duration::from_secs(60);
 struct Etcd {
     child: Child,
     url: String,
+    tls: Option<Tls>,
     _dir: TempDir,
 }
 
@@ -27,19 +31,47 @@ impl Drop for Etcd {
     }
 }
 
-/// Two free ports. Another process may take one before etcd does; then starting is tried again.
-fn free_urls() -> [String; 2] {
+/// Two free addresses. Another process may take one before etcd does; then starting is tried again.
+fn free_addresses() -> [String; 2] {
     let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| format!("http://{}", listener.local_addr().unwrap()))
+    listeners.map(|listener| listener.local_addr().unwrap().to_string())
+}
+
+/// Writes a CA, and a certificate for 127.0.0.1 with its key, to the directory. The same certificate is the client's.
+fn write_certificates(dir: &Path) -> Tls {
+    let ca_key = KeyPair::generate().unwrap();
+    let mut ca = CertificateParams::new(vec![]).unwrap();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    ca.distinguished_name.push(DnType::CommonName, "knarr test CA");
+    let ca_certificate = ca.self_signed(&ca_key).unwrap().pem();
+    let issuer = Issuer::new(ca, ca_key);
+    let key = KeyPair::generate().unwrap();
+    let mut leaf = CertificateParams::new(vec!["127.0.0.1".into()]).unwrap();
+    leaf.distinguished_name.push(DnType::CommonName, "knarr test");
+    leaf.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    let certificate = leaf.signed_by(&key, &issuer).unwrap().pem();
+    std::fs::write(dir.join("ca.pem"), &ca_certificate).unwrap();
+    std::fs::write(dir.join("certificate.pem"), &certificate).unwrap();
+    std::fs::write(dir.join("key.pem"), key.serialize_pem()).unwrap();
+    Tls {
+        ca: ca_certificate.into(),
+        identity: Some((certificate.into(), key.serialize_pem().into())),
+    }
 }
 
 impl Etcd {
-    fn spawn() -> Etcd {
+    fn spawn(with_tls: bool) -> Etcd {
         let dir = TempDir::new().unwrap();
-        let [client, peer] = free_urls();
-        let child = Command::new("etcd")
+        let [client, peer] = free_addresses();
+        let scheme = if with_tls { "https" } else { "http" };
+        let (client, peer) = (format!("{scheme}://{client}"), format!("http://{peer}"));
+        let mut command = Command::new("etcd");
+        command
             .arg("--data-dir")
-            .arg(dir.path())
+            .arg(dir.path().join("data"))
             .args([
                 "--name",
                 "knarr",
@@ -62,14 +94,26 @@ impl Etcd {
             ])
             .args(["--heartbeat-interval", "10", "--election-timeout", "100"])
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let child = child.unwrap_or_else(|error| {
+            .stderr(Stdio::null());
+        let tls = with_tls.then(|| write_certificates(dir.path()));
+        if with_tls {
+            let flags = [
+                ("--trusted-ca-file", "ca.pem"),
+                ("--cert-file", "certificate.pem"),
+                ("--key-file", "key.pem"),
+            ];
+            for (flag, file) in flags {
+                command.arg(flag).arg(dir.path().join(file));
+            }
+            command.arg("--client-cert-auth");
+        }
+        let child = command.spawn().unwrap_or_else(|error| {
             panic!("cannot run `etcd`: {error}. This test needs it: on Debian, apt-get install etcd-server")
         });
         Etcd {
             child,
             url: client,
+            tls,
             _dir: dir,
         }
     }
@@ -79,20 +123,28 @@ impl Etcd {
             endpoints: vec![self.url.clone()],
             prefix: prefix.into(),
             credentials: None,
-            tls: None,
+            tls: self.tls.clone(),
         }
     }
 
     async fn start() -> Etcd {
+        Etcd::start_with(false).await
+    }
+
+    async fn start_with(tls: bool) -> Etcd {
         let deadline = tokio::time::Instant::now() + START;
-        let mut etcd = Etcd::spawn();
+        let mut etcd = Etcd::spawn(tls);
         loop {
-            if open(Config::Etcd(etcd.config(""))).await.is_ok() {
-                return etcd;
-            }
-            assert!(tokio::time::Instant::now() < deadline, "etcd did not start");
+            let error = match open(Config::Etcd(etcd.config(""))).await {
+                Ok(_) => return etcd,
+                Err(error) => error,
+            };
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "etcd did not start: {error}"
+            );
             if etcd.child.try_wait().unwrap().is_some() {
-                etcd = Etcd::spawn();
+                etcd = Etcd::spawn(tls);
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -151,7 +203,8 @@ async fn a_lost_etcd_is_told_to_writers_and_watchers() {
 
 #[tokio::test]
 async fn an_etcd_that_is_not_there_is_named() {
-    let [url, _] = free_urls();
+    let [address, _] = free_addresses();
+    let url = format!("http://{address}");
     let config = EtcdConfig {
         endpoints: vec![url.clone()],
         prefix: String::new(),
@@ -163,4 +216,66 @@ async fn an_etcd_that_is_not_there_is_named() {
         matches!(&error, Error::Unavailable(told) if told.contains(&url)),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn tls_with_client_certificates() {
+    let etcd = Etcd::start_with(true).await;
+    let store = etcd.store("/knarr/").await;
+    suite::put(&*store, "a", "1").await;
+    assert_eq!(suite::get(&*store, "a").await.unwrap().value, "1");
+
+    let mut anonymous = etcd.config("/knarr/");
+    anonymous.tls.as_mut().unwrap().identity = None;
+    let mut distrusting = etcd.config("/knarr/");
+    let other = TempDir::new().unwrap();
+    distrusting.tls.as_mut().unwrap().ca = write_certificates(other.path()).ca;
+    for refused in [anonymous, distrusting] {
+        let error = open(Config::Etcd(refused)).await.map(|_| ()).unwrap_err();
+        assert!(matches!(error, Error::Unavailable(_)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_user_that_may_use_the_prefix_only() {
+    let etcd = Etcd::start().await;
+    let mut admin = Client::connect([&etcd.url], None).await.unwrap();
+    admin.user_add("root", "secret", None).await.unwrap();
+    admin.user_grant_role("root", "root").await.unwrap();
+    admin.role_add("knarr").await.unwrap();
+    let everything = Permission::read_write("/knarr/").with_prefix();
+    admin.role_grant_permission("knarr", everything).await.unwrap();
+    admin.user_add("knarr", "password", None).await.unwrap();
+    admin.user_grant_role("knarr", "knarr").await.unwrap();
+    admin.auth_enable().await.unwrap();
+
+    let with = |password: &str, prefix: &str| {
+        let credentials = Credentials {
+            user: "knarr".into(),
+            password: password.into(),
+        };
+        open(Config::Etcd(EtcdConfig {
+            credentials: Some(credentials),
+            ..etcd.config(prefix)
+        }))
+    };
+    let store = with("password", "/knarr/").await.unwrap();
+    let mut watch = store.watch(KeyRange::prefix(""), 0).await.unwrap();
+    for value in ["1", "2", "3", "4"] {
+        suite::put(&*store, "a", value).await;
+    }
+    assert_eq!(suite::events(&mut watch, 2).await, ["2:a=1", "3:a=1>2"]);
+    store.compact(5).await.unwrap();
+    let old = store
+        .range(Range {
+            keys: KeyRange::one("a"),
+            at: Some(3),
+            ..Range::default()
+        })
+        .await;
+    assert!(matches!(old, Err(Error::Compacted { oldest: 5, .. })), "{old:?}");
+    for (password, prefix) in [("wrong", "/knarr/"), ("password", "/other/")] {
+        let error = with(password, prefix).await.map(|_| ()).unwrap_err();
+        assert!(matches!(error, Error::Unavailable(_)), "{error}");
+    }
 }

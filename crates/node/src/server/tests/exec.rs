@@ -190,7 +190,8 @@ async fn a_client_that_leaves_takes_the_runtimes_connection_along() {
     assert!(head.starts_with("HTTP/1.1 101"), "{head}");
     drop(io);
     server.streams.close();
-    timeout(Duration::from_secs(5), server.streams.wait())
+    let limit = Duration::from_secs(5);
+    timeout(limit, server.streams.wait())
         .await
         .expect("goes on without its client");
 }

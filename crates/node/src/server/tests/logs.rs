@@ -40,3 +40,46 @@ async fn a_log_file_that_is_not_there_is_told() {
         "{text}"
     );
 }
+
+#[tokio::test]
+async fn a_follower_that_hangs_up_is_not_served_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("endless.log");
+    std::fs::write(&log, "2026-01-01T00:00:00Z stdout F first\n").unwrap();
+    for half in [false, true] {
+        let node = Arc::new(Node {
+            streams: String::new(),
+            log: log.clone(),
+        });
+        let server = Server::new(node.clone(), node, Arc::new(|| Timestamp::UNIX_EPOCH));
+        let (mut io, theirs) = tokio::io::duplex(1 << 16);
+        let serving = server.clone();
+        let connection = tokio::spawn(async move { serving.serve(theirs).await });
+        let head = ask(&mut io, "GET /containerLogs/ns/p/c?follow=true", &[]).await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        let mut first = [0; "6\r\nfirst\n\r\n".len()];
+        io.read_exact(&mut first).await.unwrap();
+        assert_eq!(&first, b"6\r\nfirst\n\r\n");
+        // Nothing more is written to the log: only the client's end can be noticed.
+        let still_there = match half {
+            true => {
+                io.shutdown().await.unwrap();
+                Some(io)
+            }
+            false => {
+                drop(io);
+                None
+            }
+        };
+        server.streams.close();
+        let limit = std::time::Duration::from_secs(5);
+        tokio::time::timeout(limit, server.streams.wait())
+            .await
+            .expect("the log is still followed");
+        tokio::time::timeout(limit, connection)
+            .await
+            .expect("the connection is still there")
+            .unwrap();
+        drop(still_there);
+    }
+}

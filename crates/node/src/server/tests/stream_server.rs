@@ -78,7 +78,10 @@ async fn run(command: &str, io: TokioIo<hyper::upgrade::Upgraded>) {
             json!({"status": "Success"})
         }
         // Reads nothing and says nothing until its client is gone.
-        "sleep" => return connection.gone().await,
+        "sleep" => {
+            let _unread = (take("stdin").await, take("stdout").await);
+            return connection.gone().await;
+        }
         // Breaks off in the middle.
         "die" => return,
         other => panic!("no such command: {other}"),

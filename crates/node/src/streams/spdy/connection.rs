@@ -15,6 +15,7 @@ use super::frame::{Control, HEAD_BYTES, Head, Malformed, Reset, write_data_head}
 use super::headers::{HeaderError, Headers, MAX_BLOCK_BYTES, Opener, Packer};
 use super::outbox::{Out, Outbox};
 use super::stream::Stream;
+use crate::streams::PING_PERIOD;
 
 /// Streams open at once; more are refused. A forwarded connection takes two.
 const MAX_STREAMS: usize = 1000;
@@ -38,6 +39,13 @@ const LINGER: Duration = Duration::from_secs(2);
 pub enum Role {
     Client,
     Server,
+}
+
+impl Role {
+    /// Is this a number that we give out?
+    fn owns(self, number: u32) -> bool {
+        number % 2 == u32::from(self == Role::Client)
+    }
 }
 
 /// Why a connection ended, or a stream did not come to be.
@@ -138,9 +146,9 @@ impl Shared {
                 reply,
             },
         );
-        match (self.role, stream % 2) {
-            (Role::Client, 1) | (Role::Server, 0) => table.last_own = stream,
-            _ => table.last_peer = stream,
+        match self.role.owns(stream) {
+            true => table.last_own = stream,
+            false => table.last_peer = stream,
         }
         rx
     }
@@ -425,8 +433,7 @@ async fn take_control(
             let headers = opener.open(&block)?;
             let added = {
                 let mut table = shared.table.lock();
-                let peers = stream % 2 == if shared.role == Role::Server { 1 } else { 0 };
-                if !peers || stream == 0 || stream <= table.last_peer {
+                if shared.role.owns(stream) || stream == 0 || stream <= table.last_peer {
                     return Err(SpdyError::Protocol("stream number that is not the peer's next"));
                 }
                 if table.streams.len() >= MAX_STREAMS {
@@ -475,10 +482,9 @@ async fn take_control(
             }
         }
         Control::RstStream { stream, reset } => shared.torn_down(stream, reset),
-        Control::Ping(id) => {
-            // We send none, so each is the peer's, to be sent back.
-            push(shared, Out::Ping(id))?;
-        }
+        // The peer's go back; our own come back.
+        Control::Ping(id) if shared.role.owns(id) => {}
+        Control::Ping(id) => push(shared, Out::Ping(id))?,
         // The peer opens nothing more and lets running streams end; so do we.
         Control::GoAway { .. } | Control::Ignored(_) => {}
     }
@@ -495,7 +501,16 @@ async fn write_frames<W: AsyncWrite + Unpin>(
     shared: &Shared,
     mut packer: Packer,
 ) -> Result<(), SpdyError> {
-    while let Some(out) = shared.outbox.pop().await {
+    let mut pings = (2..u32::MAX).step_by(2).cycle();
+    loop {
+        let out = match shared.role {
+            Role::Client => shared.outbox.pop().await,
+            Role::Server => match tokio::time::timeout(PING_PERIOD, shared.outbox.pop()).await {
+                Ok(out) => out,
+                Err(_) => pings.next().map(Out::OwnPing),
+            },
+        };
+        let Some(out) = out else { break };
         let mut bytes = BytesMut::new();
         match out {
             Out::Open { stream, headers } => {
@@ -528,7 +543,7 @@ async fn write_frames<W: AsyncWrite + Unpin>(
                 io.write_all(&data).await?;
             }
             Out::Reset { stream, reset } => Control::RstStream { stream, reset }.write(&mut bytes),
-            Out::Ping(id) => Control::Ping(id).write(&mut bytes),
+            Out::Ping(id) | Out::OwnPing(id) => Control::Ping(id).write(&mut bytes),
             Out::GoAway { last_stream } => Control::GoAway {
                 last_stream,
                 status: 0,

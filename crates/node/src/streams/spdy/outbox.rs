@@ -21,12 +21,28 @@ const MAX_PINGS: usize = 64;
 
 #[derive(Debug)]
 pub(super) enum Out {
-    Open { stream: u32, headers: Headers },
-    Reply { stream: u32 },
-    Data { stream: u32, bytes: Bytes, fin: bool },
-    Reset { stream: u32, reset: Reset },
+    Open {
+        stream: u32,
+        headers: Headers,
+    },
+    Reply {
+        stream: u32,
+    },
+    Data {
+        stream: u32,
+        bytes: Bytes,
+        fin: bool,
+    },
+    Reset {
+        stream: u32,
+        reset: Reset,
+    },
+    /// The answer to the peer's.
     Ping(u32),
-    GoAway { last_stream: u32 },
+    OwnPing(u32),
+    GoAway {
+        last_stream: u32,
+    },
 }
 
 #[derive(Default)]

@@ -121,7 +121,7 @@ impl AsyncWrite for Stream {
                 bytes: Bytes::new(),
                 fin: true,
             };
-            if !self.shared.reset(self.id).is_some() && self.shared.outbox.push(fin).is_err() {
+            if self.shared.reset(self.id).is_none() && self.shared.outbox.push(fin).is_err() {
                 return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
             }
         }

@@ -197,3 +197,15 @@ proptest::proptest! {
         });
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_client_is_pinged_and_nothing_echoes_for_ever() {
+    let (mut raw, io) = tokio::io::duplex(1 << 16);
+    let (_server, _incoming) = Connection::start(io, Role::Server).unwrap();
+    for id in [2, 4] {
+        let mut ping = [0; 12];
+        raw.read_exact(&mut ping).await.unwrap();
+        assert_eq!(ping, [0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, id]);
+        raw.write_all(&ping).await.unwrap();
+    }
+}

@@ -24,7 +24,7 @@ use tokio_util::sync::{CancellationToken, PollSender};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{normal_closure, server};
-use crate::streams::{Reader, Writer};
+use crate::streams::{PING_PERIOD, Reader, Writer};
 
 /// The channel whose messages close others.
 const CLOSE_CHANNEL: u8 = 255;
@@ -118,7 +118,12 @@ impl Channels {
         let writing = tokio::spawn({
             let gone = gone.clone();
             async move {
-                while let Some(message) = queue.recv().await {
+                loop {
+                    let message = match tokio::time::timeout(PING_PERIOD, queue.recv()).await {
+                        Ok(Some(message)) => message,
+                        Ok(None) => break,
+                        Err(_) => Message::Ping(Bytes::new()),
+                    };
                     if let Err(error) = sink.send(message).await {
                         tracing::debug!(%error, "WebSocket cannot be written");
                         gone.cancel();

@@ -37,6 +37,8 @@ pub use volumes::validate_claim_spec;
 
 /// Marks a pod that the kubelet made from a file of its own.
 const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+/// How Kubernetes prints the path of what is wrong with an object as a whole.
+const NOWHERE: &str = "[]";
 
 /// Each mistake's words at one field, about one value.
 fn all_invalid(errors: &mut Errors, path: &Path, value: &str, words: Vec<String>) {

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{MIRROR_ANNOTATION, all_invalid, text};
+use super::{MIRROR_ANNOTATION, NOWHERE, all_invalid, text};
 use crate::field::{Cause, Errors, FieldError, Path};
 use crate::kinds::pod::internal;
 use crate::kinds::pod::resources::{
@@ -266,7 +266,7 @@ pub(super) fn pod_claims<'a>(
     for (i, claim) in spec.resource_claims.iter().flatten().enumerate() {
         let at = path.index(i);
         if is_static {
-            errors.forbidden(&Path::new(""), "static pods do not support resource claims");
+            errors.forbidden(&Path::new(NOWHERE), "static pods do not support resource claims");
             continue;
         }
         let name = claim.name.as_str();

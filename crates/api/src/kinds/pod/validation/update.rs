@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 
 use super::security::shown_or_null;
-use super::{MIRROR_ANNOTATION, annotations, pod_and_spec, text};
+use super::{MIRROR_ANNOTATION, NOWHERE, annotations, pod_and_spec, text};
 use crate::field::{Cause, Errors, FieldError, Path};
 use crate::kinds::pod::internal;
 use crate::kinds::pod::resources::{is_sidecar, qos_class};
@@ -264,7 +264,10 @@ pub(in crate::kinds::pod) fn validate_ephemeral_containers_update(pod: &Pod, old
     let mut errors = still_valid(pod, old);
     if is_mirror(old) {
         let mut only = Errors::new();
-        only.forbidden(&Path::new(""), "static pods do not support ephemeral containers");
+        only.forbidden(
+            &Path::new(NOWHERE),
+            "static pods do not support ephemeral containers",
+        );
         return only;
     }
     let path = Path::new("spec").child("ephemeralContainers");
@@ -302,7 +305,7 @@ fn is_mirror(pod: &Pod) -> bool {
 }
 
 pub(in crate::kinds::pod) fn validate_resize(pod: &Pod, old: &Pod) -> Errors {
-    let nowhere = Path::new("");
+    let nowhere = Path::new(NOWHERE);
     let path = Path::new("spec");
     let (spec, before) = (spec_of(pod), spec_of(old));
     let only = |words: &str| {

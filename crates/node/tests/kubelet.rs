@@ -1,0 +1,182 @@
+//! The kubelet's driver against an API and a runtime in memory, under paused time.
+
+// Helpers of tests fail by panicking, as tests do.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use knarr_api::k8s_openapi;
+use knarr_api::k8s_openapi::jiff::Timestamp;
+use knarr_api::registry::Registered;
+use knarr_client::fake::FakeApi;
+use knarr_client::{Api, Clock, DeleteOptions, Error, TokioClock, TypedApi};
+use knarr_node::runtime::fake::FakeRuntime;
+use knarr_node::{Config, Kubelet};
+use serde_json::json;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+const IMAGE: &str = "docker.io/library/app:latest";
+
+struct World {
+    dir: tempfile::TempDir,
+    api: Arc<FakeApi>,
+    runtime: Arc<FakeRuntime>,
+    clock: Arc<dyn Clock>,
+}
+
+impl World {
+    fn new() -> Self {
+        let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::from_second(1_800_000_000).unwrap()));
+        World {
+            dir: tempfile::tempdir().unwrap(),
+            api: Arc::new(FakeApi::new(clock.clone())),
+            runtime: Arc::new(FakeRuntime::new(clock.clone(), &[IMAGE])),
+            clock,
+        }
+    }
+
+    fn kubelet(&self) -> (Kubelet, CancellationToken) {
+        let config = Config {
+            node_name: "n1".into(),
+            root_dir: self.dir.path().join("kubelet"),
+            log_dir: self.dir.path().join("logs"),
+            node_ips: vec!["192.0.2.1".into()],
+            ..Config::default()
+        };
+        let cancel = CancellationToken::new();
+        let kubelet = Kubelet::start(
+            config,
+            self.api.clone(),
+            self.runtime.clone(),
+            self.clock.clone(),
+            cancel.clone(),
+        );
+        (kubelet, cancel)
+    }
+
+    async fn create(&self, name: &str) {
+        let pod = json!({
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"nodeName": "n1", "restartPolicy": "Always", "terminationGracePeriodSeconds": 30,
+                     "containers": [{"name": name, "image": "app", "imagePullPolicy": "IfNotPresent"}]},
+        });
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        self.api.create_as(pod).await.unwrap();
+    }
+
+    async fn phase(&self, name: &str) -> Option<String> {
+        let pod = self.api.get_as::<Pod>("default", name).await.ok()?;
+        Some(pod.status.as_ref()?.phase.clone().unwrap_or_default())
+    }
+
+    async fn delete(&self, name: &str) {
+        let kind = Pod::kind_of();
+        self.api
+            .delete(kind, "default", name, DeleteOptions::default())
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn s1_a_kubelet_that_comes_back_adopts_and_ends_what_it_must() {
+    let world = World::new();
+    let (kubelet, cancel) = world.kubelet();
+    world.create("a").await;
+    world.create("b").await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.phase("a").await.as_deref(), Some("Running"));
+    cancel.cancel();
+    kubelet.wait().await;
+    // While it is away one pod goes by force, and one is told to end.
+    let at_once = DeleteOptions {
+        grace_period_seconds: Some(0),
+        ..DeleteOptions::default()
+    };
+    world
+        .api
+        .delete(Pod::kind_of(), "default", "b", at_once)
+        .await
+        .unwrap();
+    let (_kubelet, _cancel) = world.kubelet();
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(
+        world.runtime.starts().len(),
+        2,
+        "nothing was started a second time"
+    );
+    assert_eq!(world.runtime.running().len(), 1, "what has no pod was ended");
+    world.delete("a").await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.phase("a").await, None);
+    assert!(world.runtime.running().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn t4_a_runtime_that_goes_and_comes_back_neither_loses_nor_doubles() {
+    let world = World::new();
+    let (_kubelet, _cancel) = world.kubelet();
+    world.create("a").await;
+    world.runtime.ignore_term("stubborn");
+    world.create("stubborn").await;
+    sleep(Duration::from_secs(1)).await;
+    world.runtime.set_down(true);
+    world.delete("stubborn").await;
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(world.phase("stubborn").await.as_deref(), Some("Running"));
+    let id = world
+        .runtime
+        .running()
+        .into_iter()
+        .find(|(_, key)| key.ends_with("/a"));
+    // It ends while nobody can see it.
+    assert!(world.runtime.exit(&id.unwrap().0, 1));
+    world.runtime.set_down(false);
+    sleep(Duration::from_secs(5)).await;
+    let starts: Vec<_> = world.runtime.starts().into_iter().map(|(_, key)| key).collect();
+    assert_eq!(
+        starts.iter().filter(|k| k.ends_with("/a")).count(),
+        2,
+        "it was started again: {starts:?}"
+    );
+    sleep(Duration::from_secs(40)).await;
+    assert_eq!(world.phase("stubborn").await, None);
+    assert_eq!(world.runtime.running().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn l6_statuses_survive_conflicts_and_an_api_that_fails() {
+    let world = World::new();
+    let mut refusals = 0;
+    world.api.intercept(move |request| {
+        let write = request.kind == Pod::kind_of() && request.subresource == "status";
+        refusals += i32::from(write);
+        match refusals {
+            _ if !write => None,
+            1..=3 => Some(Error::unavailable(
+                "the server is currently unable to handle the request",
+            )),
+            4 => Some(Error::conflict(
+                request.kind.about(&request.name),
+                "the object has been modified",
+            )),
+            _ => None,
+        }
+    });
+    let (_kubelet, _cancel) = world.kubelet();
+    world.create("a").await;
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(world.phase("a").await.as_deref(), Some("Running"));
+    world.api.break_watches(true);
+    world.delete("a").await;
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(
+        world.phase("a").await,
+        None,
+        "what was said while nobody heard is heard later"
+    );
+    assert!(world.runtime.running().is_empty());
+}
