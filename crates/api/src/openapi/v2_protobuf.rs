@@ -385,7 +385,9 @@ fn unexpected(expected: &'static str, found: &Value, at: &At<'_>) -> Error {
 }
 
 fn members<'a>(value: &'a Value, at: &At<'_>) -> Result<&'a Map<String, Value>, Error> {
-    value.as_object().ok_or_else(|| unexpected("an object", value, at))
+    value
+        .as_object()
+        .ok_or_else(|| unexpected("an object", value, at))
 }
 
 fn is_extension(name: &str) -> bool {
@@ -427,7 +429,9 @@ fn field<'a>(
 ) -> Result<(), Error> {
     if let Repeated(of) = form {
         let list = value.as_array().ok_or_else(|| unexpected("a list", value, at))?;
-        return list.iter().try_for_each(|item| present(number, of, item, at, out));
+        return list
+            .iter()
+            .try_for_each(|item| present(number, of, item, at, out));
     }
     let zero = match form {
         Text => value == "",
@@ -455,12 +459,16 @@ fn present<'a>(
             delimited(number, text.as_bytes(), out);
         }
         Bool => {
-            let value = value.as_bool().ok_or_else(|| unexpected("true or false", value, at))?;
+            let value = value
+                .as_bool()
+                .ok_or_else(|| unexpected("true or false", value, at))?;
             tag(number, VARINT, out);
             varint(value.into(), out);
         }
         Integer => {
-            let value = value.as_i64().ok_or_else(|| unexpected("an integer", value, at))?;
+            let value = value
+                .as_i64()
+                .ok_or_else(|| unexpected("an integer", value, at))?;
             tag(number, VARINT, out);
             varint(value.cast_unsigned(), out);
         }
@@ -506,8 +514,8 @@ fn content<'a>(form: &Form, value: &'a Value, at: &mut At<'a>, out: &mut Vec<u8>
             value => present(1, of, value, at, out),
         },
         OneOf(choose) => {
-            let (number, form) =
-                choose(value).ok_or_else(|| unexpected("a kind of parameter or security that is known", value, at))?;
+            let (number, form) = choose(value)
+                .ok_or_else(|| unexpected("a kind of parameter or security that is known", value, at))?;
             present(number, &form, value, at, out)
         }
         // Scalars and lists are no messages; fields of them never come here.

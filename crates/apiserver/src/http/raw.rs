@@ -144,7 +144,9 @@ impl Server {
                 None => {
                     let mut response = Response::new(full(Bytes::new()));
                     *response.status_mut() = StatusCode::NOT_ACCEPTABLE;
-                    response.headers_mut().insert(VARY, HeaderValue::from_static("Accept"));
+                    response
+                        .headers_mut()
+                        .insert(VARY, HeaderValue::from_static("Accept"));
                     Ok(response)
                 }
             },

@@ -99,7 +99,9 @@ media types include: application/json-patch+json, application/merge-patch+json, 
         match validation {
             FieldValidation::Strict if !self.mistakes.is_empty() => Some(self.mistakes.join(", ")),
             FieldValidation::Warn => {
-                self.mistakes.iter().for_each(|mistake| ctx.warn(mistake.as_str()));
+                self.mistakes
+                    .iter()
+                    .for_each(|mistake| ctx.warn(mistake.as_str()));
                 None
             }
             _ => None,
@@ -239,8 +241,18 @@ mod tests {
     #[test]
     fn patches_that_cannot_be_read_are_told_so() {
         for (media, body, code, message) in [
-            ("json-patch", "", 400, "error decoding patch: unexpected end of JSON input"),
-            ("merge-patch", "", 400, "error decoding patch: unexpected end of JSON input"),
+            (
+                "json-patch",
+                "",
+                400,
+                "error decoding patch: unexpected end of JSON input",
+            ),
+            (
+                "merge-patch",
+                "",
+                400,
+                "error decoding patch: unexpected end of JSON input",
+            ),
             ("strategic-merge-patch", "", 400, "unexpected end of JSON input"),
             ("yaml-patch", "{}", 415, "415: Unsupported Media Type"),
         ] {
@@ -253,12 +265,19 @@ mod tests {
     #[test]
     fn what_a_patch_says_twice_or_for_nothing_is_known() {
         for (media, body, mistakes) in [
-            ("merge-patch", r#"{"data":{"a":"1","a":"2"},"b":null}"#, vec![r#"duplicate field "data.a""#]),
+            (
+                "merge-patch",
+                r#"{"data":{"a":"1","a":"2"},"b":null}"#,
+                vec![r#"duplicate field "data.a""#],
+            ),
             ("strategic-merge-patch", r#"{"data":{"a":"1"}}"#, vec![]),
             (
                 "json-patch",
                 r#"[{"op":"test","op":"add","path":"/a","value":1,"vale":2}]"#,
-                vec![r#"json patch duplicate field "[0].op""#, r#"json patch unknown field "[0].vale""#],
+                vec![
+                    r#"json patch duplicate field "[0].op""#,
+                    r#"json patch unknown field "[0].vale""#,
+                ],
             ),
         ] {
             let body = PatchBody::parse(&format!("application/{media}+json"), body.as_bytes()).expect(body);

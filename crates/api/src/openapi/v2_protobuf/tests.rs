@@ -95,7 +95,13 @@ fn what_has_no_number_is_named_and_never_left_out() {
 
 #[test]
 fn extensions_go_everywhere() {
-    for pointer in ["", "/info", "/paths", "/paths/~1a~1/get/responses", "/definitions/A/properties/n"] {
+    for pointer in [
+        "",
+        "/info",
+        "/paths",
+        "/paths/~1a~1/get/responses",
+        "/definitions/A/properties/n",
+    ] {
         let mut document = small();
         document.pointer_mut(pointer).expect(pointer)["x-kubernetes-test"] = json!({"a": [1]});
         let encoded = encode(&document).expect(pointer);
@@ -112,6 +118,9 @@ fn the_whole_document_goes_into_the_message() {
     for name in document["definitions"].as_object().expect("definitions").keys() {
         let length = u8::try_from(name.len()).expect("a short name");
         let entry: Vec<u8> = [&[0x0a, length], name.as_bytes()].concat();
-        assert!(encoded.windows(entry.len()).any(|window| window == entry), "{name}");
+        assert!(
+            encoded.windows(entry.len()).any(|window| window == entry),
+            "{name}"
+        );
     }
 }
