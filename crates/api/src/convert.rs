@@ -64,8 +64,8 @@ pub fn event_to_core(event: events::Event) -> core::Event {
         metadata: event.metadata,
         reason: event.reason,
         related: event.related,
-        reporting_component: event.reporting_controller,
-        reporting_instance: event.reporting_instance,
+        reporting_component: Some(event.reporting_controller.unwrap_or_default()),
+        reporting_instance: Some(event.reporting_instance.unwrap_or_default()),
         series: event.series.map(|s| core::EventSeries {
             count: Some(s.count),
             last_observed_time: Some(s.last_observed_time),
@@ -89,8 +89,9 @@ pub fn event_from_core(event: core::Event) -> events::Event {
         reason: event.reason,
         regarding: Some(event.involved_object),
         related: event.related,
-        reporting_controller: event.reporting_component,
-        reporting_instance: event.reporting_instance,
+        // Always there in the older form, if only empty; not so here.
+        reporting_controller: event.reporting_component.filter(|name| !name.is_empty()),
+        reporting_instance: event.reporting_instance.filter(|name| !name.is_empty()),
         series: event.series.and_then(|s| {
             Some(events::EventSeries {
                 count: s.count.unwrap_or(0),

@@ -152,11 +152,7 @@ impl Api for InProcess {
             ..Target::main(kind, namespace, name)
         };
         self.allow("patch", &target)?;
-        let body = match patch {
-            Patch::Json(v) => PatchBody::Json(v),
-            Patch::Merge(v) => PatchBody::Merge(v),
-            Patch::Strategic(v) => PatchBody::Strategic(v),
-        };
+        let body = PatchBody::from(patch);
         self.server
             .patch(&mut self.ctx(), &target, &body, FieldValidation::Warn)
             .await

@@ -1,4 +1,4 @@
-//! Typed objects to JSON, with the nulls that Kubernetes writes.
+//! Typed objects to JSON, with the nulls and numbers that Kubernetes writes.
 //!
 //! In Go a time that is no pointer is written as null where it is not set (`lastProbeTime` of a condition), and so
 //! is a list without omitempty (`rules` of a Role). The typed objects leave such fields out; here they are put back.
@@ -13,6 +13,7 @@ const NULLS: &[(&str, &[&str])] = &[
     ("ClusterRole", &["rules"]),
     ("ContainerStateRunning", &["startedAt"]),
     ("ContainerStateTerminated", &["startedAt", "finishedAt"]),
+    ("CustomResourceDefinitionStatus", &["conditions"]),
     ("JobCondition", &["lastProbeTime", "lastTransitionTime"]),
     ("NodeCondition", &["lastHeartbeatTime", "lastTransitionTime"]),
     (
@@ -22,6 +23,9 @@ const NULLS: &[(&str, &[&str])] = &[
     ("PodCondition", &["lastProbeTime", "lastTransitionTime"]),
     ("Role", &["rules"]),
 ];
+
+/// Up to here every whole number is a double's exact value: 2^53.
+const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 
 /// A value that is written with its nulls.
 pub(crate) struct WithNulls<'a, T: ?Sized>(pub(crate) &'a T);
@@ -73,7 +77,6 @@ impl<S: Serializer> Serializer for Writer<S> {
         serialize_u32(v: u32);
         serialize_u64(v: u64);
         serialize_f32(v: f32);
-        serialize_f64(v: f64);
         serialize_char(v: char);
         serialize_str(v: &str);
         serialize_bytes(v: &[u8]);
@@ -81,6 +84,14 @@ impl<S: Serializer> Serializer for Writer<S> {
         serialize_unit();
         serialize_unit_struct(name: &'static str);
         serialize_unit_variant(name: &'static str, index: u32, variant: &'static str);
+    }
+
+    /// Go writes a whole number as one, whatever its type.
+    fn serialize_f64(self, v: f64) -> Result<S::Ok, S::Error> {
+        match v.fract() == 0.0 && v.abs() <= WHOLE_MAX {
+            true => self.0.serialize_i64(v as i64),
+            false => self.0.serialize_f64(v),
+        }
     }
 
     fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {
@@ -279,5 +290,12 @@ mod tests {
                 .unwrap()
                 .contains_key("rules")
         );
+    }
+
+    #[test]
+    fn whole_numbers_have_no_fraction() {
+        let numbers = [1.0, -3.0, 0.5, 9_007_199_254_740_992.0, 1e300, 0.0];
+        let written = serde_json::to_string(&WithNulls(&numbers)).unwrap();
+        assert_eq!(written, "[1,-3,0.5,9007199254740992,1e+300,0]");
     }
 }

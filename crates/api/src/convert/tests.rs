@@ -33,6 +33,20 @@ fn events_keep_everything_in_both_forms() {
     assert_eq!(new["reportingController"], "c");
 }
 
+/// The older form always has them, if only empty; the newer only has what is told.
+#[test]
+fn events_without_a_reporter_have_none_in_the_newer_form_only() {
+    let old = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "n"},
+        "involvedObject": {"kind": "Pod", "name": "p"}, "reportingComponent": "", "reportingInstance": ""});
+    let (new, back) = round_trip(&EVENT, &EVENTS_EVENT, &old);
+    for field in ["reportingController", "reportingInstance"] {
+        assert_eq!(new.get(field), None, "{field}");
+    }
+    for field in ["reportingComponent", "reportingInstance"] {
+        assert_eq!(back[field], "", "{field}");
+    }
+}
+
 #[test]
 fn autoscalers_carry_in_annotations_what_v1_has_no_field_for() {
     let v2 = json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",

@@ -9,6 +9,7 @@ mod parameters;
 mod root_documents;
 mod schemas;
 mod v2;
+pub mod v2_protobuf;
 mod v3;
 
 use std::io;
@@ -50,6 +51,12 @@ impl Version {
 /// `GET /openapi/v2` (swagger 2.0).
 pub fn v2() -> Value {
     v2::document()
+}
+
+/// A document of [`v2`] as gnostic's protobuf message, which clients in Go ask for. Fails only where the document
+/// holds what swagger 2.0 does not have.
+pub fn v2_protobuf(document: &Value) -> Result<Vec<u8>, v2_protobuf::Error> {
+    v2_protobuf::encode(document)
 }
 
 /// `GET /openapi/v3`: the paths with their documents' URLs (with a hash for caching). Makes every document once, to

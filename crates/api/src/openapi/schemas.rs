@@ -236,6 +236,10 @@ fn publish(name: &str, schema: &mut Value, version: Version) {
     if name == ANYTHING {
         schema.remove("type");
     }
+    // Types of several forms are published without any.
+    if version == Version::V2 || !matches!(name, QUANTITY | INT_OR_STRING) {
+        schema.remove("oneOf");
+    }
     if rules::is_atomic(name) {
         schema.insert("x-kubernetes-map-type".into(), "atomic".into());
     }

@@ -57,8 +57,8 @@ impl<'a> Clause<'a> {
     }
 }
 
-/// Reads `Accept`. `streams`: whether the resource can be watched (it shows in one error's words).
-pub fn negotiate(accept: &str, include: &str, discovery: bool, streams: bool) -> Result<Form, Error> {
+/// What a client names, most wanted first; of equals, what is named exactly before what has a `*`.
+fn clauses(accept: &str) -> Vec<Clause<'_>> {
     let mut clauses: Vec<Clause<'_>> = accept
         .split(',')
         .map(str::trim)
@@ -79,6 +79,17 @@ pub fn negotiate(accept: &str, include: &str, discovery: bool, streams: bool) ->
             }
         })
         .collect();
+    let stars = |c: &Clause<'_>| c.media.matches('*').count();
+    clauses.sort_by(|a, b| {
+        let better = b.quality.total_cmp(&a.quality);
+        better.then_with(|| stars(a).cmp(&stars(b)))
+    });
+    clauses
+}
+
+/// Reads `Accept`. `streams`: whether the resource can be watched (it shows in one error's words).
+pub fn negotiate(accept: &str, include: &str, discovery: bool, streams: bool) -> Result<Form, Error> {
+    let clauses = clauses(accept);
     if clauses.is_empty() {
         return Ok(Form::default());
     }
@@ -107,7 +118,6 @@ application/vnd.kubernetes.protobuf{watched}"
             ),
         )));
     }
-    clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality));
     for clause in &clauses {
         let media = match clause.media {
             "*/*" | "application/*" | "application/json" => Media::Json,
@@ -150,6 +160,28 @@ application/vnd.kubernetes.protobuf",
     ))
 }
 
+/// How OpenAPI documents are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenApiMedia {
+    Json,
+    Protobuf,
+}
+
+/// The form in which a client takes `/openapi/v2`; `None` if it takes none that there is.
+pub fn openapi_v2(accept: &str) -> Option<OpenApiMedia> {
+    let form = |clause: &Clause<'_>| match clause.media {
+        "*/*" | "application/*" | "application/json" => Some(OpenApiMedia::Json),
+        // The first is no valid media type, and what client-go asks for all the same.
+        "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+        | "application/com.github.proto-openapi.spec.v2.v1.0+protobuf" => Some(OpenApiMedia::Protobuf),
+        _ => None,
+    };
+    match clauses(accept).as_slice() {
+        [] => Some(OpenApiMedia::Json),
+        clauses => clauses.iter().find_map(form),
+    }
+}
+
 fn include_of(text: &str) -> Result<Include, Error> {
     match text {
         "" | "Metadata" => Ok(Include::Metadata),
@@ -187,5 +219,35 @@ mod tests {
         assert_eq!(table("application/xml"), Err(406));
         assert_eq!(table("application/json;as=Table;v=v2;g=meta.k8s.io"), Err(406));
         assert_eq!(table(""), Ok((Media::Json, Shape::Full)));
+    }
+
+    #[test]
+    fn clients_get_the_openapi_document_in_the_form_they_want_most() {
+        let (json, protobuf) = (Some(OpenApiMedia::Json), Some(OpenApiMedia::Protobuf));
+        for (accept, form) in [
+            ("", json),
+            ("*/*", json),
+            ("application/json, */*", json),
+            (
+                "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+                protobuf,
+            ),
+            (
+                "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+                protobuf,
+            ),
+            (
+                "application/json;q=0.5,application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+                protobuf,
+            ),
+            (
+                "*/*,application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+                protobuf,
+            ),
+            ("application/com.github.proto-openapi.spec.v3.v1.0+protobuf", None),
+            ("text/html", None),
+        ] {
+            assert_eq!(openapi_v2(accept), form, "{accept}");
+        }
     }
 }

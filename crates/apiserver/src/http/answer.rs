@@ -242,14 +242,13 @@ fn list(kind: &'static Kind, listed: Listed, wants: Wants) -> Result<Response<Bo
         Shape::Metadata => Err(shape_mismatch("PartialObjectMetadata", "list", kind)),
         Shape::Table(include) => {
             let version = listed.revision.to_string();
-            let bytes = table::render(
-                kind,
-                &listed.items,
-                include,
-                wants.now,
-                &version,
-                &listed.continue_token,
-            )?;
+            let head = table::Head {
+                resource_version: &version,
+                continue_token: &listed.continue_token,
+                remaining_item_count: listed.remaining,
+                no_headers: false,
+            };
+            let bytes = table::render_with(kind, &listed.items, include, wants.now, &head)?;
             bytes_response(StatusCode::OK, bytes.into(), wants)
         }
         Shape::MetadataList => {

@@ -3,20 +3,22 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, VARY};
+use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, VARY};
 use http::{Method, Response, StatusCode};
 use knarr_api::{Error, discovery, openapi};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use super::Http;
-use super::accept::{self, Form};
+use super::accept::{self, Form, OpenApiMedia};
 use super::answer::{Answer, text};
 use super::body::{Body, full, gzip};
 use crate::pipeline::{Ctx, not_allowed, not_served};
 use crate::server::Server;
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
+/// What is answered for either of its two names.
+const OPENAPI_V2_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
 /// A document that never changes while the server runs, in both encodings.
 pub struct Document {
@@ -29,14 +31,15 @@ pub struct Document {
 impl Document {
     pub fn new(value: &Value, content_type: &'static str) -> Result<Self, Error> {
         let plain = serde_json::to_vec(value).map_err(Error::internal)?;
-        let hash: String = Sha256::digest(&plain)
-            .iter()
-            .map(|b| format!("{b:02X}"))
-            .collect();
+        let etag = format!("\"{}\"", openapi::hash(value));
+        Document::encoded(plain, etag, content_type)
+    }
+
+    fn encoded(plain: Vec<u8>, etag: String, content_type: &'static str) -> Result<Self, Error> {
         Ok(Document {
             gzip: gzip(&plain).map_err(Error::internal)?.into(),
             plain: plain.into(),
-            etag: format!("\"{hash}\""),
+            etag,
             content_type,
         })
     }
@@ -132,18 +135,21 @@ impl Server {
 
     fn openapi(&self, http: &Http, segments: &[&str]) -> Result<Response<Body>, Error> {
         match segments {
-            ["v2"] => {
-                let protobuf = http.header(http::header::ACCEPT).contains("proto")
-                    && !http.header(http::header::ACCEPT).contains("json");
-                if protobuf {
-                    return Err(Error::new(
-                        406,
-                        "NotAcceptable",
-                        "only application/json is served here",
-                    ));
+            ["v2"] => match accept::openapi_v2(http.header(ACCEPT)) {
+                Some(OpenApiMedia::Json) => {
+                    self.document(http, "openapi/v2", "application/json", || Some(openapi::v2()))
                 }
-                self.document(http, "openapi/v2", "application/json", || Some(openapi::v2()))
-            }
+                Some(OpenApiMedia::Protobuf) => self.openapi_v2_protobuf(http),
+                // Kubernetes says nothing more either.
+                None => {
+                    let mut response = Response::new(full(Bytes::new()));
+                    *response.status_mut() = StatusCode::NOT_ACCEPTABLE;
+                    response
+                        .headers_mut()
+                        .insert(VARY, HeaderValue::from_static("Accept"));
+                    Ok(response)
+                }
+            },
             ["v3"] => self.document(http, "openapi/v3", "text/plain; charset=utf-8", || {
                 Some(openapi::v3_index())
             }),
@@ -157,7 +163,17 @@ impl Server {
         }
     }
 
-    /// A document made on first use and kept.
+    /// The document in its other form, with the ETag of the JSON that it is made of.
+    fn openapi_v2_protobuf(&self, http: &Http) -> Result<Response<Body>, Error> {
+        self.kept(http, "openapi/v2 protobuf", || {
+            let document = openapi::v2();
+            let etag = format!("\"{}\"", openapi::hash(&document));
+            let encoded = openapi::v2_protobuf(&document).map_err(Error::internal)?;
+            Document::encoded(encoded, etag, OPENAPI_V2_PROTOBUF).map(Some)
+        })
+    }
+
+    /// A JSON document made on first use and kept.
     fn document(
         &self,
         http: &Http,
@@ -165,13 +181,26 @@ impl Server {
         content_type: &'static str,
         make: impl FnOnce() -> Option<Value>,
     ) -> Result<Response<Body>, Error> {
+        self.kept(http, key, || {
+            make()
+                .map(|value| Document::new(&value, content_type))
+                .transpose()
+        })
+    }
+
+    /// Whatever document is kept under `key`; made on first use, and 404 if there is none.
+    fn kept(
+        &self,
+        http: &Http,
+        key: &str,
+        make: impl FnOnce() -> Result<Option<Document>, Error>,
+    ) -> Result<Response<Body>, Error> {
         if let Some(document) = self.documents.lock().get(key).cloned() {
             return Ok(document.answer(http));
         }
-        let Some(value) = make() else {
+        let Some(document) = make()?.map(Arc::new) else {
             return Ok(text(StatusCode::NOT_FOUND, "404 page not found\n"));
         };
-        let document = Arc::new(Document::new(&value, content_type)?);
         self.documents.lock().insert(key.to_string(), document.clone());
         Ok(document.answer(http))
     }

@@ -33,9 +33,12 @@ pub(crate) fn to_json(kind: &str, content_type: &str, body: bytes::Bytes) -> Res
                 .map_err(Error::internal)
         }
         "application/vnd.kubernetes.protobuf" => {
-            let read = protobuf::read(&body)
-                .map_err(|e| Error::bad_request(format!("unable to decode the protobuf body of a {kind}: {e}")))?;
-            serde_json::to_vec(&read.object).map(Into::into).map_err(Error::internal)
+            let read = protobuf::read(&body).map_err(|e| {
+                Error::bad_request(format!("unable to decode the protobuf body of a {kind}: {e}"))
+            })?;
+            serde_json::to_vec(&read.object)
+                .map(Into::into)
+                .map_err(Error::internal)
         }
         _ => Err(Error::new(415, "UnsupportedMediaType", ACCEPTED)),
     }

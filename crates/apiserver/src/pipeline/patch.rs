@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use knarr_api::error::About;
 use knarr_api::field::{Errors, FieldError};
-use knarr_api::{AnyObject, Error, Object, field, patch};
-use knarr_client::Preconditions;
+use knarr_api::{AnyObject, Error, Object, codec, field, patch};
+use knarr_client::{Patch, Preconditions};
 use serde_json::Value;
 
 use super::decode::{FieldValidation, decode, syntax};
@@ -13,92 +13,120 @@ use super::{Ctx, Target, with_empty_details};
 use crate::server::Server;
 
 /// A patch, read but not applied.
-pub(crate) enum PatchBody {
-    Json(Value),
-    Merge(Value),
-    Strategic(Value),
+pub(crate) struct PatchBody {
+    patch: Patch,
+    /// What the strict reader has against the patch itself, whatever it is applied to.
+    mistakes: Vec<String>,
 }
 
-/// How many operations a JSON patch may have.
-const JSON_PATCH_OPERATIONS_MAX: usize = 10_000;
+impl From<Patch> for PatchBody {
+    fn from(patch: Patch) -> Self {
+        PatchBody {
+            patch,
+            mistakes: Vec::new(),
+        }
+    }
+}
 
 impl PatchBody {
     /// By content type; 415 for one that is not served.
     pub(crate) fn parse(content_type: &str, body: &[u8]) -> Result<Self, Error> {
-        let media_type = content_type.split(';').next().unwrap_or("").trim();
-        let read = || serde_json::from_slice::<Value>(body);
-        let object = || match read() {
-            Ok(value @ Value::Object(_)) => Ok(value),
-            Ok(Value::Null) => Err(Error::bad_request("Invalid JSON Patch")),
-            Ok(other) => Err(Error::bad_request(format!(
-                "error decoding patch: json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
-                json_type(&other)
-            ))),
-            Err(e) => Err(Error::bad_request(format!(
-                "error decoding patch: {}",
-                syntax(body, &e)
-            ))),
+        let read = |prefix: &str| {
+            serde_json::from_slice::<Value>(body)
+                .map_err(|e| Error::bad_request(format!("{prefix}{}", syntax(body, &e))))
         };
-        match media_type {
-            "application/json-patch+json" => {
-                let value = read()
-                    .map_err(|e| Error::bad_request(format!("error decoding patch: {}", syntax(body, &e))))?;
-                if let Some(operations) = value
-                    .as_array()
-                    .map(Vec::len)
-                    .filter(|n| *n > JSON_PATCH_OPERATIONS_MAX)
-                {
-                    return Err(Error::new(
-                        413,
-                        "RequestEntityTooLarge",
-                        format!(
-                            "Request entity too large: The allowed maximum operations in a JSON patch is \
-{JSON_PATCH_OPERATIONS_MAX}, got {operations}"
-                        ),
-                    ));
-                }
-                Ok(PatchBody::Json(value))
-            }
-            "application/merge-patch+json" => object().map(PatchBody::Merge),
+        let patch = match content_type.split(';').next().unwrap_or("").trim() {
+            "application/json-patch+json" => Patch::Json(read("error decoding patch: ")?),
+            "application/merge-patch+json" => Patch::Merge(read("error decoding patch: ")?),
             // Kubernetes reads this one elsewhere, and says so in fewer words.
-            "application/strategic-merge-patch+json" if body.trim_ascii().is_empty() => {
-                Err(Error::bad_request("unexpected end of JSON input"))
-            }
-            "application/strategic-merge-patch+json" => object().map(PatchBody::Strategic),
-            "application/apply-patch+yaml" | "application/apply-patch+cbor" => Err(Error::new(
-                415,
-                "UnsupportedMediaType",
-                "the body of the request was in an unknown format - server-side apply is not served yet; accepted \
+            "application/strategic-merge-patch+json" => Patch::Strategic(read("")?),
+            "application/apply-patch+yaml" | "application/apply-patch+cbor" => {
+                return Err(Error::new(
+                    415,
+                    "UnsupportedMediaType",
+                    "the body of the request was in an unknown format - server-side apply is not served yet; accepted \
 media types include: application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json",
-            )),
-            _ => Err(with_empty_details(Error::new(
-                415,
-                "UnsupportedMediaType",
-                "415: Unsupported Media Type",
-            ))),
+                ));
+            }
+            _ => {
+                return Err(with_empty_details(Error::new(
+                    415,
+                    "UnsupportedMediaType",
+                    "415: Unsupported Media Type",
+                )));
+            }
+        };
+        let duplicates = match codec::read::<Value>(body) {
+            Ok((_, _, duplicates)) => duplicates,
+            Err(e) => return Err(Error::bad_request(format!("error decoding patch: {e}"))),
+        };
+        let mut mistakes: Vec<String> = duplicates
+            .into_iter()
+            .map(|field| format!("duplicate field {field:?}"))
+            .collect();
+        if let Patch::Json(operations) = &patch {
+            let unknown = patch::json::unknown_fields(operations).into_iter();
+            mistakes.extend(unknown.map(|field| format!("unknown field {field:?}")));
+            for mistake in &mut mistakes {
+                mistake.insert_str(0, "json patch ");
+            }
         }
+        Ok(PatchBody { patch, mistakes })
     }
 
     fn apply(&self, target: &Target<'_>, doc: &mut Value) -> Result<(), Error> {
-        match self {
-            PatchBody::Json(patch) => patch::json::apply(doc, patch),
-            PatchBody::Merge(patch) => {
+        match &self.patch {
+            Patch::Strategic(patch) => patch::strategic::apply(target.kind, doc, patch),
+            _ => self.apply_to_scale(doc),
+        }
+    }
+
+    /// Applies the patch to the scale of whatever kind.
+    pub(crate) fn apply_to_scale(&self, doc: &mut Value) -> Result<(), Error> {
+        match &self.patch {
+            Patch::Json(patch) => patch::json::apply(doc, patch),
+            Patch::Merge(patch) => {
+                patch::merge::check(patch)?;
                 patch::merge::apply(doc, patch);
                 Ok(())
             }
-            PatchBody::Strategic(patch) => patch::strategic::apply(target.kind, doc, patch),
+            Patch::Strategic(patch) => patch::strategic::apply_to_scale(doc, patch),
         }
     }
-}
 
-fn json_type(value: &Value) -> &'static str {
-    match value {
-        Value::Array(_) => "array",
-        Value::String(_) => "string",
-        Value::Bool(_) => "bool",
-        Value::Number(_) => "number",
-        Value::Object(_) => "object",
-        Value::Null => "null",
+    /// Warns of the patch's own mistakes, or gives them if they are to be refused.
+    fn judge(&self, ctx: &mut Ctx, validation: FieldValidation) -> Option<String> {
+        match validation {
+            FieldValidation::Strict if !self.mistakes.is_empty() => Some(self.mistakes.join(", ")),
+            FieldValidation::Warn => {
+                self.mistakes
+                    .iter()
+                    .for_each(|mistake| ctx.warn(mistake.as_str()));
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// 422: what the patch made, `doc`, is no object of its kind.
+    pub(crate) fn unprocessable(&self, doc: &Value, why: &str) -> Error {
+        let value = match &self.patch {
+            Patch::Strategic(patch) => patch::go_value(patch),
+            Patch::Json(_) | Patch::Merge(_) => shown(doc),
+        };
+        let mut mistakes = Errors::new();
+        mistakes.push(FieldError {
+            cause: field::Cause::Invalid,
+            field: "patch".into(),
+            value: Some(format!("{value:?}")),
+            detail: why.to_string(),
+        });
+        let about = About {
+            group: "",
+            resource: "",
+            name: "",
+        };
+        Error::invalid(about, &mistakes)
     }
 }
 
@@ -131,7 +159,19 @@ fn apply(
     // The version came from the object and not from the client, unless the patch changed it.
     let given = version_of(&doc);
     let json = serde_json::to_vec(&doc).map_err(Error::internal)?;
-    let mut new = decode(ctx, target.kind, &json, validation).map_err(|e| unprocessable(&doc, &e))?;
+    let own = body.judge(ctx, validation);
+    let new = match (decode(ctx, target.kind, &json, validation), own) {
+        (Ok(new), None) => Ok(new),
+        (Ok(_), Some(own)) => Err(format!("{STRICT}{own}")),
+        (Err(e), own) => {
+            let why = reason(e.message());
+            Err(match (why.strip_prefix(STRICT), own) {
+                (Some(more), Some(own)) => format!("{STRICT}{own}, {more}"),
+                _ => why.to_string(),
+            })
+        }
+    };
+    let mut new = new.map_err(|why| body.unprocessable(&doc, &why))?;
     if given == was {
         new.metadata_mut().resource_version = None;
         if !target.kind.ops.unconditional_update() {
@@ -183,23 +223,65 @@ fn shown(doc: &Value) -> String {
     format!("{{{}}}", shown.collect::<Vec<_>>().join(","))
 }
 
-/// 422: what the patch made is no object of its kind.
-fn unprocessable(doc: &Value, error: &Error) -> Error {
-    let mut mistakes = Errors::new();
-    mistakes.push(FieldError {
-        cause: field::Cause::Invalid,
-        field: "patch".into(),
-        value: Some(format!("{:?}", shown(doc))),
-        // What is wrong with it, without what it should have been.
-        detail: match error.message().split_once(" cannot be handled as a ") {
-            Some((_, rest)) => rest.split_once(": ").map_or(rest, |(_, why)| why).to_string(),
-            None => error.message().to_string(),
-        },
-    });
-    let about = About {
-        group: "",
-        resource: "",
-        name: "",
-    };
-    Error::invalid(about, &mistakes)
+/// How a list of what only a strict reader minds begins.
+const STRICT: &str = "strict decoding error: ";
+
+/// What is wrong with an object, without what it should have been.
+fn reason(message: &str) -> &str {
+    match message.split_once(" cannot be handled as a ") {
+        Some((_, rest)) => rest.split_once(": ").map_or(rest, |(_, why)| why),
+        None => message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patches_that_cannot_be_read_are_told_so() {
+        for (media, body, code, message) in [
+            (
+                "json-patch",
+                "",
+                400,
+                "error decoding patch: unexpected end of JSON input",
+            ),
+            (
+                "merge-patch",
+                "",
+                400,
+                "error decoding patch: unexpected end of JSON input",
+            ),
+            ("strategic-merge-patch", "", 400, "unexpected end of JSON input"),
+            ("yaml-patch", "{}", 415, "415: Unsupported Media Type"),
+        ] {
+            let media = format!("application/{media}+json; charset=utf-8");
+            let error = PatchBody::parse(&media, body.as_bytes()).err().expect(message);
+            assert_eq!((error.code(), error.message()), (code, message), "{media}");
+        }
+    }
+
+    #[test]
+    fn what_a_patch_says_twice_or_for_nothing_is_known() {
+        for (media, body, mistakes) in [
+            (
+                "merge-patch",
+                r#"{"data":{"a":"1","a":"2"},"b":null}"#,
+                vec![r#"duplicate field "data.a""#],
+            ),
+            ("strategic-merge-patch", r#"{"data":{"a":"1"}}"#, vec![]),
+            (
+                "json-patch",
+                r#"[{"op":"test","op":"add","path":"/a","value":1,"vale":2}]"#,
+                vec![
+                    r#"json patch duplicate field "[0].op""#,
+                    r#"json patch unknown field "[0].vale""#,
+                ],
+            ),
+        ] {
+            let body = PatchBody::parse(&format!("application/{media}+json"), body.as_bytes()).expect(body);
+            assert_eq!(body.mistakes, mistakes, "{media}");
+        }
+    }
 }

@@ -10,13 +10,13 @@ use k8s_openapi::api::core::v1::ReplicationController;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use knarr_api::error::About;
 use knarr_api::field::{Errors, Path};
-use knarr_api::{AnyObject, Error, Object, k8s_openapi, patch};
+use knarr_api::{AnyObject, Error, Object, codec, k8s_openapi};
 use knarr_client::Preconditions;
-use serde_json::Value;
 
 use crate::http::Http;
 use crate::http::answer::Answer;
 use crate::pipeline::decode::to_json;
+use crate::pipeline::patch::PatchBody;
 use crate::pipeline::{Ctx, Target, not_served};
 use crate::server::Server;
 
@@ -46,31 +46,14 @@ impl Server {
             }
             _ => {
                 ctx.dry_run = http.query.write("PatchOptions")?.dry_run;
-                let media_type = content_type.split(';').next().unwrap_or("").trim();
-                let change: Value = serde_json::from_slice(&body)
-                    .map_err(|e| Error::bad_request(format!("error decoding patch: {e}")))?;
-                let is_json_patch = match media_type {
-                    "application/json-patch+json" => true,
-                    // Scale has no lists, so the two are one.
-                    "application/merge-patch+json" | "application/strategic-merge-patch+json" => false,
-                    _ => {
-                        return Err(Error::new(
-                            415,
-                            "UnsupportedMediaType",
-                            "the body of the request was in an unknown format - accepted media types include: \
-application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json",
-                        ));
-                    }
-                };
+                let patch = PatchBody::parse(&content_type, &body)?;
                 self.rescale(ctx, &main, &mut |old| {
                     let mut document = serde_json::to_value(old).map_err(Error::internal)?;
                     let was = document["metadata"]["resourceVersion"].clone();
-                    if is_json_patch {
-                        patch::json::apply(&mut document, &change)?;
-                    } else {
-                        patch::merge::apply(&mut document, &change);
-                    }
-                    let mut new: Scale = serde_json::from_value(document).map_err(not_a_scale)?;
+                    patch.apply_to_scale(&mut document)?;
+                    let json = serde_json::to_vec(&document).map_err(Error::internal)?;
+                    let (mut new, ..) = codec::read::<Scale>(&json)
+                        .map_err(|e| patch.unprocessable(&document, &e.message))?;
                     if new.metadata.resource_version.as_deref() == was.as_str() {
                         new.metadata.resource_version = None;
                     }
