@@ -192,7 +192,7 @@ mod tests {
             .kubernetes(576.0);
         let text = table(&[report]);
         assert!(
-            text.contains("size  70.0 MB   ≤ 60.0  NO             576 MB"),
+            text.contains("size  70.0 MB   ≤ 60.0  NO              576 MB"),
             "{text}"
         );
     }

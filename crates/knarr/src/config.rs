@@ -298,14 +298,15 @@ impl Config {
             data_dir,
         };
         let mut mistakes = reader.finish();
-        if config.store == StoreEngine::Etcd && config.etcd_endpoints.is_empty() {
-            mistakes.push("etcdEndpoints: needed with the store etcd, such as http://127.0.0.1:2379".into());
-        }
-        if config.service_cidr.overlaps(config.pod_cidr) {
+        // What could not be read has been named; it is not compared.
+        if mistakes.is_empty() && config.service_cidr.overlaps(config.pod_cidr) {
             mistakes.push(format!(
                 "podCidr: {} overlaps serviceCidr {}",
                 config.pod_cidr, config.service_cidr
             ));
+        }
+        if config.store == StoreEngine::Etcd && config.etcd_endpoints.is_empty() {
+            mistakes.push("etcdEndpoints: needed with the store etcd, such as http://127.0.0.1:2379".into());
         }
         if mistakes.is_empty() {
             Ok(config)
