@@ -41,8 +41,7 @@ impl Cluster {
         let dir = tempfile::Builder::new()
             .prefix("knarr-bench-")
             .tempdir_in("/tmp")?;
-        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let kubelet = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let (port, kubelet) = two_free_ports()?;
         let path = |name: &str| dir.path().join(name).display().to_string();
         let args = [
             "--data-dir",
@@ -415,4 +414,11 @@ async fn keep(pods: &Api<Pod>, names: &[String]) -> Result<()> {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     Ok(())
+}
+
+/// Held both at once, or the second could be the first again.
+fn two_free_ports() -> Result<(u16, u16)> {
+    let one = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let other = std::net::TcpListener::bind("127.0.0.1:0")?;
+    Ok((one.local_addr()?.port(), other.local_addr()?.port()))
 }

@@ -1,3 +1,5 @@
+//! The documents that are served: complete, without loose references, and as kubectl reads them.
+
 use std::collections::HashSet;
 
 use super::*;

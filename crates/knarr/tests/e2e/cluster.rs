@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
@@ -55,8 +56,7 @@ impl Cluster {
             .prefix(&format!("knarr-{name}-"))
             .tempdir_in("/tmp")
             .map_err(|e| e.to_string())?;
-        let port = free_port()?;
-        let kubelet_port = free_port()?;
+        let (port, kubelet_port) = free_ports()?;
         // Different clusters of one test run must not share a network.
         let unique = port % 250;
         Ok(Cluster {
@@ -92,13 +92,26 @@ impl Cluster {
     }
 
     pub fn launch(&self) -> Result<(), String> {
+        self.spawn(self.knarr("up"))
+    }
+
+    /// The control plane alone, without a node.
+    pub fn launch_server(&self) -> Result<(), String> {
+        let mut server = Command::new(env!("CARGO_BIN_EXE_knarr"));
+        server.arg("server").arg("--data-dir").arg(self.data_dir());
+        server.arg("--kubeconfig").arg(self.kubeconfig());
+        server.args(["--listen", &format!("127.0.0.1:{}", self.port)]);
+        server.stdin(Stdio::null());
+        self.spawn(server)
+    }
+
+    fn spawn(&self, mut knarr: Command) -> Result<(), String> {
         let log = std::fs::File::options()
             .create(true)
             .append(true)
             .open(self.log())
             .map_err(|e| e.to_string())?;
-        let child = self
-            .knarr("up")
+        let child = knarr
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
@@ -117,6 +130,12 @@ impl Cluster {
             return Ok(());
         }
         Err(format!("{}\n{}", text(&out), self.log_tail()))
+    }
+
+    /// The running knarr's process id.
+    pub fn pid(&self) -> Result<u32, String> {
+        let child = self.child.lock().map_err(|e| e.to_string())?;
+        child.as_ref().map(Child::id).ok_or_else(|| "not running".into())
     }
 
     /// kill -9, and reaped.
@@ -250,9 +269,20 @@ impl Drop for Cluster {
     }
 }
 
-fn free_port() -> Result<u16, String> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(|e| e.to_string())?;
-    listener.local_addr().map(|a| a.port()).map_err(|e| e.to_string())
+/// Two neighbouring ports that nobody listens on. Below those that the kernel gives to connections (a connection
+/// could take one between the look and the start) and below node ports.
+fn free_ports() -> Result<(u16, u16), String> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = u16::try_from(std::process::id() % 9_000).unwrap_or(0);
+    for _ in 0..500 {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 10_000 + (2 * (first + step)) % 18_000;
+        let free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
+        if free(port) && free(port + 1) {
+            return Ok((port, port + 1));
+        }
+    }
+    Err("no two free ports between 10000 and 28000".into())
 }
 
 /// A scenario's namespace, with kubectl pointed at it.

@@ -7,6 +7,7 @@
 
 mod cluster;
 mod crash;
+mod disk;
 mod kube_rs;
 mod kubectl;
 mod kubectl_streams;
@@ -51,7 +52,11 @@ fn main() -> ExitCode {
             None => Ok(()),
         }));
     }
-    for (name, run) in crash::SCENARIOS.iter().chain(mistakes::SCENARIOS) {
+    let alone = crash::SCENARIOS
+        .iter()
+        .chain(disk::SCENARIOS)
+        .chain(mistakes::SCENARIOS);
+    for (name, run) in alone {
         trials.push(Trial::test(*name, run));
     }
     let conclusion = libtest_mimic::run(&args, trials);

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::process::{Command, Output};
 
-use crate::cluster::{has, same, text};
+use crate::cluster::{Cluster, eventually, has, same, text};
 use crate::{Alone, Outcome};
 
 pub const SCENARIOS: &[Alone] = &[
@@ -17,6 +17,7 @@ pub const SCENARIOS: &[Alone] = &[
         missing_containerd,
     ),
     ("an_unreadable_kubeconfig_is_named", bad_kubeconfig),
+    ("a_data_directory_in_use_names_its_holder", directory_in_use),
 ];
 
 fn knarr(args: &[&str]) -> std::io::Result<Output> {
@@ -79,6 +80,28 @@ fn bad_kubeconfig() -> Outcome {
     )?;
     same(&format!("{:?}", out.status.code()), "Some(1)")?;
     has(&text(&out), &file.display().to_string())
+}
+
+fn directory_in_use() -> Outcome {
+    let cluster = Cluster::prepare("held")?;
+    cluster.launch_server()?;
+    let second = || -> Result<String, libtest_mimic::Failed> {
+        let data = cluster.data_dir().display().to_string();
+        let mut args = vec!["server", "--listen", "127.0.0.1:0", "--data-dir", &data];
+        let config = cluster.data_dir().with_file_name("second").display().to_string();
+        args.extend(["--kubeconfig", &config]);
+        let out = knarr(&args)?;
+        same(&format!("{:?}", out.status.code()), "Some(1)")?;
+        Ok(text(&out))
+    };
+    // The kubeconfig is written when the directory is held and the server is up.
+    eventually("the first server", || cluster.kubeconfig().exists())?;
+    let refused = second();
+    let holder = cluster.pid()?;
+    cluster.kill()?;
+    let refused = refused?;
+    has(&refused, &format!("held by knarr process {holder}"))?;
+    has(&refused, "knarr down --data-dir")
 }
 
 fn server(dir: &std::path::Path, args: &[&str]) -> std::io::Result<Output> {

@@ -1,3 +1,5 @@
+//! The v2 document as gnostic's protobuf: against bytes that protoc made.
+
 use serde_json::json;
 
 use super::*;

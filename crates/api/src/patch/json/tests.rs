@@ -1,3 +1,5 @@
+//! JSON patches: the RFC's rules as Kubernetes bends them, and any patch at all.
+
 use proptest::prelude::*;
 use serde_json::json;
 

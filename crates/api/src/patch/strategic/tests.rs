@@ -1,3 +1,5 @@
+//! Strategic merge patches: merge keys, directives and orders by kind, and laws that all patches keep.
+
 use proptest::prelude::{Just, prop, prop_assert_eq, prop_oneof, proptest};
 use proptest::strategy::Strategy as _;
 use serde_json::json;

@@ -1,3 +1,5 @@
+//! Field selectors: what each kind can be selected by, and how mistakes are said.
+
 use k8s_openapi::api::core::v1::ConfigMap;
 use proptest::prelude::*;
 

@@ -1,3 +1,5 @@
+//! Label selectors: their grammar, what they match, and how mistakes are said.
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use proptest::prelude::*;
 
