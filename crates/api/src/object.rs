@@ -1,10 +1,14 @@
 //! An object as it lives in one process: parsed once, encoded once, shared by everybody.
+//!
+//! A typed value takes several times the memory of its encoding (a `Volume` alone has 3 KB, whatever is in it). Caches
+//! hold what nobody looks at any more as a [slim](Object::slim) object: its encoding, its metadata and what field
+//! selectors ask for; the typed value is read from the encoding again when somebody does ask.
 
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -99,13 +103,84 @@ fn metadata_start(kind: &Kind, json: &[u8]) -> Option<usize> {
 pub struct Object {
     kind: &'static Kind,
     revision: u64,
-    typed: Box<dyn AnyObject>,
     json: Bytes,
     /// Where the resourceVersion member stands in `json`, with its comma; empty if it was not put in here.
     version: std::ops::Range<usize>,
+    /// At first unset in a slim object.
+    typed: OnceLock<Box<dyn AnyObject>>,
+    /// Of a slim object only.
+    brief: Option<Box<Brief>>,
+    /// This object as a slim one, made at most once, so that all caches hold the same.
+    slim: OnceLock<Arc<Object>>,
 }
 
+/// What lists and watches look at in every object.
+#[derive(Clone)]
+struct Brief {
+    /// Without managedFields.
+    metadata: ObjectMeta,
+    /// In the order of the kind's selectable fields.
+    fields: Box<[String]>,
+}
+
+/// Objects with less JSON than this are left as they are: the typed value is hardly larger than what a slim object keeps.
+const SLIM_FROM_BYTES: usize = 1024;
+
 impl Object {
+    fn new(
+        kind: &'static Kind,
+        revision: u64,
+        json: Bytes,
+        version: std::ops::Range<usize>,
+        typed: Box<dyn AnyObject>,
+    ) -> Self {
+        Object {
+            kind,
+            revision,
+            json,
+            version,
+            typed: typed.into(),
+            brief: None,
+            slim: OnceLock::new(),
+        }
+    }
+
+    /// The same object in little memory, for caches. Small objects and slim ones are returned as they are.
+    pub fn slim(self: &Arc<Self>) -> Arc<Object> {
+        let Some(typed) = self.typed.get().filter(|_| self.json.len() >= SLIM_FROM_BYTES) else {
+            return self.clone();
+        };
+        let made = self.slim.get_or_init(|| {
+            let brief = self.brief.clone().unwrap_or_else(|| {
+                let mut metadata = typed.metadata().clone();
+                metadata.managed_fields = None;
+                let ops = self.kind.ops;
+                let fields = ops.selectable_fields().iter();
+                // An object of another type than its kind's has none; what cannot be asked for is not missed.
+                let fields = fields.map(|path| ops.field(&**typed, path).unwrap_or_default());
+                Box::new(Brief {
+                    metadata,
+                    fields: fields.collect(),
+                })
+            });
+            Arc::new(Object {
+                kind: self.kind,
+                revision: self.revision,
+                json: self.json.clone(),
+                version: self.version.clone(),
+                typed: OnceLock::new(),
+                brief: Some(brief),
+                slim: OnceLock::new(),
+            })
+        });
+        made.clone()
+    }
+
+    /// Whether it takes more memory than it would [slim](Object::slim).
+    pub fn is_slim(&self) -> bool {
+        self.json.len() < SLIM_FROM_BYTES || self.typed.get().is_none()
+    }
+
     /// From a typed value and what the store holds of it (JSON without resourceVersion) at `revision`.
     /// The bytes are copied once, to put the resourceVersion in.
     pub fn from_stored(
@@ -133,13 +208,7 @@ impl Object {
             // Not as this version writes it: encoded anew, which is always right.
             typed.encode_into(&mut json);
         }
-        Object {
-            kind,
-            revision,
-            typed,
-            json: json.into(),
-            version: member,
-        }
+        Object::new(kind, revision, json.into(), member, typed)
     }
 
     /// What the store keeps of a typed value: its JSON without resourceVersion.
@@ -160,13 +229,7 @@ impl Object {
             .as_deref()
             .and_then(|v| v.parse().ok())
             .unwrap_or(0);
-        Object {
-            kind,
-            revision,
-            typed,
-            json: json.into(),
-            version: 0..0,
-        }
+        Object::new(kind, revision, json.into(), 0..0, typed)
     }
 
     /// Whether `stored` ([`Object::encode_for_store`]) is what this object was made of.
@@ -177,7 +240,7 @@ impl Object {
 
     /// The same object at another revision.
     pub fn at_revision(&self, revision: u64) -> Object {
-        let mut typed = self.typed.clone_box();
+        let mut typed = self.typed().clone_box();
         let stored = if self.version.is_empty() {
             Self::encode_for_store(&mut *typed)
         } else {
@@ -201,8 +264,25 @@ impl Object {
         self.revision
     }
 
+    /// Without managedFields where the object is slim: those are the typed value's.
     pub fn metadata(&self) -> &ObjectMeta {
-        self.typed.metadata()
+        match (self.typed.get(), &self.brief) {
+            (None, Some(brief)) => &brief.metadata,
+            _ => self.typed().metadata(),
+        }
+    }
+
+    /// A field that its kind can be selected by; empty where it is not set. Fails (500) only where
+    /// the object is of another type than its kind's.
+    pub fn field(&self, path: &str) -> Result<String, Error> {
+        if let (None, Some(brief)) = (self.typed.get(), &self.brief) {
+            let selectable = self.kind.ops.selectable_fields();
+            let known = selectable.iter().position(|p| *p == path);
+            if let Some(found) = known.and_then(|at| brief.fields.get(at)) {
+                return Ok(found.clone());
+            }
+        }
+        self.kind.ops.field(self.typed(), path)
     }
 
     /// Empty for cluster-scoped objects.
@@ -223,12 +303,17 @@ impl Object {
         &self.json
     }
 
+    /// Of a slim object it is read from the encoding, once.
     pub fn typed(&self) -> &dyn AnyObject {
-        &*self.typed
+        &**self.typed.get_or_init(|| match self.kind.ops.decode(&self.json) {
+            Ok(decoded) => decoded.object,
+            // The very bytes were decoded, or encoded by this process, before the object became slim.
+            Err(e) => unreachable!("{self:?} cannot be read any more: {e}"),
+        })
     }
 
     pub fn get<T: 'static>(&self) -> Option<&T> {
-        self.typed.as_any().downcast_ref()
+        self.typed().as_any().downcast_ref()
     }
 
     /// A copy to be changed.
@@ -322,6 +407,34 @@ mod tests {
                 assert_eq!(json["metadata"]["resourceVersion"], "42", "{kind:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_slim_object_is_the_same_object() {
+        let written = serde_json::json!({
+            "metadata": {"name": "a", "namespace": "b", "labels": {"c": "d"},
+                "managedFields": [{"manager": "e", "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {}}}]},
+            "spec": {"nodeName": "f", "containers": [{"name": "g", "image": "h".repeat(SLIM_FROM_BYTES)}]},
+            "status": {"phase": "Running"},
+        });
+        let kind = &registry::POD;
+        let mut typed = kind.ops.decode(written.to_string().as_bytes()).unwrap().object;
+        let stored = Object::encode_for_store(&mut *typed);
+        let full = Arc::new(Object::from_stored(kind, typed, &stored, 7));
+        let slim = full.slim();
+        assert!(slim.is_slim() && !full.is_slim());
+        assert!(Arc::ptr_eq(&slim, &full.slim()) && Arc::ptr_eq(&slim, &slim.slim()));
+        assert_eq!(slim.json(), full.json());
+        assert!(slim.is_of(&stored));
+        for path in kind.ops.selectable_fields() {
+            assert_eq!(slim.field(path).unwrap(), full.field(path).unwrap(), "{path}");
+        }
+        assert_eq!(slim.metadata().labels, full.metadata().labels);
+        assert!(slim.is_slim(), "all of this was known without reading it again");
+        use k8s_openapi::api::core::v1::Pod;
+        assert_eq!(slim.get::<Pod>().unwrap(), full.get::<Pod>().unwrap());
+        assert!(!slim.is_slim() && slim.metadata().managed_fields.is_some());
+        assert!(slim.slim().is_slim());
     }
 
     #[test]

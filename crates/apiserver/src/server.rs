@@ -45,6 +45,17 @@ async fn compact(server: Weak<Server>) {
     }
 }
 
+/// How often typed values that somebody asked for, and most likely nobody needs any more, are let go.
+const SLIM_EVERY: Duration = Duration::from_secs(30);
+
+async fn slim(server: Weak<Server>) {
+    loop {
+        tokio::time::sleep(SLIM_EVERY).await;
+        let Some(server) = server.upgrade() else { return };
+        server.cache.slim();
+    }
+}
+
 /// What the server is told when it starts.
 pub struct Config {
     /// Where clients reach it: `host:port`.
@@ -129,6 +140,7 @@ impl Server {
             server.cache.forget_history().await?;
         }
         tokio::spawn(compact(Arc::downgrade(&server)));
+        tokio::spawn(slim(Arc::downgrade(&server)));
         Ok(server)
     }
 

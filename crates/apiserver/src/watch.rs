@@ -186,6 +186,22 @@ impl Watcher {
         }
     }
 
+    /// The next item, if it is there already.
+    pub fn waiting(&mut self) -> Option<Item> {
+        if let Some(item) = self.pending.pop_front() {
+            return Some(item);
+        }
+        loop {
+            let change = match self.missed.pop_front() {
+                Some(change) => change,
+                None => self.changes.try_recv().ok()?,
+            };
+            if let Some(item) = self.told(change) {
+                return Some(item);
+            }
+        }
+    }
+
     fn told(&self, change: Arc<Change>) -> Option<Item> {
         if change.revision <= self.after && self.after > 0 {
             return None;

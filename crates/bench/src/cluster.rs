@@ -1,22 +1,18 @@
 //! The one-node benchmarks: a `knarr up` with real containerd, driven through its HTTPS API by kube-rs.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::json;
 use tokio::time::Instant;
 
+use crate::process::{Knarr, LIMIT, Result, kube_client};
 use crate::report::{Report, Target, percentile};
 
-/// How long anything may take before the benchmark gives up.
-const LIMIT: Duration = Duration::from_secs(120);
 /// Single pods created and deleted one after the other.
 const SINGLES: usize = 20;
 /// Pods created at once.
@@ -24,189 +20,20 @@ const MANY: usize = 30;
 /// How long idle CPU is measured.
 const IDLE: Duration = Duration::from_secs(20);
 
-type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
-
-/// A running `knarr up` in a temporary directory.
-struct Cluster {
-    dir: tempfile::TempDir,
-    child: Child,
-    args: Vec<String>,
-    knarr: PathBuf,
-    port: u16,
-}
-
-impl Cluster {
-    fn start() -> Result<Cluster> {
-        let knarr = std::env::current_exe()?.with_file_name("knarr");
-        let dir = tempfile::Builder::new()
-            .prefix("knarr-bench-")
-            .tempdir_in("/tmp")?;
-        let (port, kubelet) = two_free_ports()?;
-        let path = |name: &str| dir.path().join(name).display().to_string();
-        let args = [
-            "--data-dir",
-            &path("d"),
-            "--kubeconfig",
-            &path("kubeconfig"),
-            "--listen",
-            &format!("127.0.0.1:{port}"),
-            "--kubelet-listen",
-            &format!("127.0.0.1:{kubelet}"),
-            "--bridge",
-            &format!("knb{port}"),
-            "--pod-cidr",
-            "10.199.0.0/24",
-            "--node-name",
-            "bench",
-        ]
-        .map(str::to_string)
-        .to_vec();
-        let log = std::fs::File::create(dir.path().join("log"))?;
-        let child = Command::new(&knarr)
-            .arg("up")
-            .args(&args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()?;
-        Ok(Cluster {
-            dir,
-            child,
-            args,
-            knarr,
-            port,
-        })
-    }
-
-    fn kubeconfig(&self) -> PathBuf {
-        self.dir.path().join("kubeconfig")
-    }
-
-    /// kill -9, and the same again: for a start with everything in place.
-    fn restart(&mut self) -> Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
-        let log = std::fs::File::options()
-            .append(true)
-            .open(self.dir.path().join("log"))?;
-        self.child = Command::new(&self.knarr)
-            .arg("up")
-            .args(&self.args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()?;
-        Ok(())
-    }
-
-    /// Until the API answers its port and is ready; then until the node is. In ms.
-    async fn ready(&mut self, since: Instant) -> Result<(f64, f64)> {
-        let begun = Timestamp::now();
-        let port = self.port;
-        self.wait("the API's port", || async move {
-            tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok()
-        })
-        .await?;
-        let client = loop {
-            if let Ok(client) = client(&self.kubeconfig()).await
-                && client
-                    .request_text(http::Request::get("/readyz").body(Vec::new())?)
-                    .await
-                    .is_ok_and(|t| t == "ok")
-            {
-                break client;
-            }
-            self.alive(since)?;
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        };
-        let api_ready = ms(since);
-        let nodes: Api<Node> = Api::all(client);
-        loop {
-            let listed = nodes.list(&ListParams::default()).await?;
-            let ready = listed.items.iter().any(|n| is_ready_since(n, begun));
-            if ready {
-                return Ok((api_ready, ms(since)));
-            }
-            self.alive(since)?;
-            tokio::time::sleep(Duration::from_millis(5)).await;
+/// Until the API is ready; then until the node is. In ms.
+async fn ready(cluster: &mut Knarr, since: Instant) -> Result<(f64, f64)> {
+    let begun = Timestamp::now();
+    let client = cluster.ready(since).await?;
+    let api_ready = ms(since);
+    let nodes: Api<Node> = Api::all(client);
+    loop {
+        let listed = nodes.list(&ListParams::default()).await?;
+        if listed.items.iter().any(|n| is_ready_since(n, begun)) {
+            return Ok((api_ready, ms(since)));
         }
+        cluster.alive(since)?;
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
-
-    fn alive(&mut self, since: Instant) -> Result<()> {
-        if let Some(status) = self.child.try_wait()? {
-            return Err(format!("knarr ended ({status}):\n{}", self.log()).into());
-        }
-        if since.elapsed() > LIMIT {
-            return Err(format!("not ready within {} s:\n{}", LIMIT.as_secs(), self.log()).into());
-        }
-        Ok(())
-    }
-
-    async fn wait<F: Future<Output = bool>>(
-        &mut self,
-        _what: &str,
-        mut holds: impl FnMut() -> F,
-    ) -> Result<()> {
-        let since = Instant::now();
-        while !holds().await {
-            self.alive(since)?;
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        Ok(())
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
-    }
-
-    /// Resident memory of knarr itself (without containerd), MB.
-    fn memory_mb(&self) -> Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let kib = status
-            .lines()
-            .find_map(|l| l.strip_prefix("VmRSS:"))
-            .and_then(|v| v.trim().trim_end_matches(" kB").parse::<f64>().ok());
-        Ok(kib.ok_or("no VmRSS")? * 1024.0 / 1e6)
-    }
-
-    /// CPU time used so far by knarr itself, seconds.
-    fn cpu_seconds(&self) -> Result<f64> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-        // utime and stime, in ticks of 1/100 s (USER_HZ).
-        let ticks = |i: usize| {
-            fields
-                .get(i)
-                .and_then(|f| f.parse::<f64>().ok())
-                .ok_or("no CPU time")
-        };
-        Ok((ticks(11)? + ticks(12)?) / 100.0)
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let ended = Command::new(&self.knarr)
-            .arg("down")
-            .args(&self.args)
-            .arg("--wipe")
-            .output();
-        if !ended.is_ok_and(|out| out.status.success()) {
-            eprintln!("the benchmark's cluster did not end cleanly");
-        }
-        // Gone already is what is wanted.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-async fn client(kubeconfig: &Path) -> Result<kube::Client> {
-    let config = kube::Config::from_custom_kubeconfig(
-        Kubeconfig::read_from(kubeconfig)?,
-        &KubeConfigOptions::default(),
-    )
-    .await?;
-    Ok(kube::Client::try_from(config)?)
 }
 
 /// Ready by a heartbeat of this run: after a restart the node's status of the earlier run is still there. Times in
@@ -301,8 +128,8 @@ pub async fn start() -> Result<Vec<Report>> {
         "process start to /readyz ok and to node Ready, embedded store; first start makes the CA, later ones (p50 of 5, after kill -9) find everything in place",
     );
     let begin = Instant::now();
-    let mut cluster = Cluster::start()?;
-    let (api, node) = cluster.ready(begin).await?;
+    let mut cluster = Knarr::start("up")?;
+    let (api, node) = ready(&mut cluster, begin).await?;
     report
         .figure("first start to API ready", api, "ms")
         .target(Target::AtMost(300.0))
@@ -316,7 +143,7 @@ pub async fn start() -> Result<Vec<Report>> {
         tokio::time::sleep(Duration::from_millis(1100)).await;
         let begin = Instant::now();
         cluster.restart()?;
-        let (api, node) = cluster.ready(begin).await?;
+        let (api, node) = ready(&mut cluster, begin).await?;
         apis.push(api);
         nodes.push(node);
     }
@@ -335,9 +162,9 @@ pub async fn start() -> Result<Vec<Report>> {
 
 /// Pods on one node: singly, thirty at once, and what knarr itself costs.
 pub async fn pods() -> Result<Vec<Report>> {
-    let mut cluster = Cluster::start()?;
+    let mut cluster = Knarr::start("up")?;
     cluster.ready(Instant::now()).await?;
-    let pods: Api<Pod> = Api::namespaced(client(&cluster.kubeconfig()).await?, "default");
+    let pods: Api<Pod> = Api::namespaced(kube_client(&cluster.kubeconfig()).await?, "default");
 
     let mut cost = Report::new(
         "cost",
@@ -414,11 +241,4 @@ async fn keep(pods: &Api<Pod>, names: &[String]) -> Result<()> {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     Ok(())
-}
-
-/// Held both at once, or the second could be the first again.
-fn two_free_ports() -> Result<(u16, u16)> {
-    let one = std::net::TcpListener::bind("127.0.0.1:0")?;
-    let other = std::net::TcpListener::bind("127.0.0.1:0")?;
-    Ok((one.local_addr()?.port(), other.local_addr()?.port()))
 }

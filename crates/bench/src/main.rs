@@ -1,6 +1,8 @@
 //! `./dev bench`: measures knarr on this machine, beside what Kubernetes v1.36.2 measured on one like it.
 
+mod api;
 mod cluster;
+mod process;
 mod report;
 mod store;
 
@@ -29,6 +31,8 @@ enum Name {
     Start,
     /// Pods singly and thirty at once; memory and idle CPU.
     Pods,
+    /// The API server over HTTPS: creates, reads, lists, watches, leases; memory as it fills.
+    Api,
     /// The embedded store alone: durable writes, opening.
     Store,
 }
@@ -58,6 +62,10 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     if wanted(Name::Pods) {
         eprintln!("measuring pods …");
         reports.extend(cluster::pods().await?);
+    }
+    if wanted(Name::Api) {
+        eprintln!("measuring the API server (about a minute) …");
+        reports.extend(api::all().await?);
     }
     if let Some(path) = &cli.json {
         std::fs::write(path, serde_json::to_vec_pretty(&reports)?)

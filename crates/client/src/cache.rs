@@ -4,7 +4,7 @@
 //! a change is an edge ("look again"), what is then done follows from what the store holds. When
 //! [`Store::reached`] says a revision, its changes have been shown *and* told.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -71,9 +71,8 @@ pub fn orphans_of(namespace: &str) -> String {
 pub const NODE_NAME: Index = Index {
     name: "spec.nodeName",
     value: |object| {
-        let pod: &knarr_api::k8s_openapi::api::core::v1::Pod = object.get()?;
-        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-        Some(node.unwrap_or_default())
+        // An error where it is no pod.
+        object.field("spec.nodeName").ok()
     },
 };
 
@@ -85,6 +84,25 @@ struct Content {
     objects: BTreeMap<ObjectKey, Arc<Object>>,
     /// In the order of [`Store::indexes`].
     indexes: Vec<Buckets>,
+    /// The last changes; the objects of older ones are kept slim.
+    fresh: VecDeque<(ObjectKey, u64)>,
+}
+
+/// How many of the last changes keep their typed values: what comes of a change comes soon after it.
+const FRESH_CHANGES: usize = 512;
+
+impl Content {
+    /// Notes a change, and makes slim what no longer is one of the last.
+    fn age(&mut self, key: ObjectKey, revision: u64) {
+        self.fresh.push_back((key, revision));
+        if self.fresh.len() > FRESH_CHANGES
+            && let Some((key, revision)) = self.fresh.pop_front()
+            && let Some(object) = self.objects.get_mut(&key)
+            && object.revision() == revision
+        {
+            *object = object.slim();
+        }
+    }
 }
 
 /// The objects of one kind. See the module.
@@ -107,6 +125,7 @@ impl Store {
             content: RwLock::new(Content {
                 objects: BTreeMap::new(),
                 indexes: vec![Buckets::new(); indexes.len()],
+                fresh: VecDeque::new(),
             }),
             indexes,
             handlers: Mutex::new(Vec::new()),
@@ -208,6 +227,7 @@ impl Store {
             let mut content = self.content.write();
             let old = content.objects.insert(key.clone(), new.clone());
             self.reindex(&mut content, &key, old.as_deref(), Some(new));
+            content.age(key, new.revision());
             old
         };
         let tell = |change: Change| handlers.iter().for_each(|handler| handler(&change));
@@ -238,6 +258,17 @@ impl Store {
         if let Some(old) = old {
             let change = Change::Deleted(last.cloned().unwrap_or(old));
             handlers.iter().for_each(|handler| handler(&change));
+        }
+    }
+
+    /// Makes all but the last changes' objects slim again: somebody asked for their typed values a while ago.
+    pub(crate) fn slim(&self) {
+        let mut content = self.content.write();
+        let fresh = content.fresh.front().map_or(u64::MAX, |(_, revision)| *revision);
+        for object in content.objects.values_mut() {
+            if object.revision() < fresh && !object.is_slim() {
+                *object = object.slim();
+            }
         }
     }
 

@@ -91,7 +91,7 @@ impl Filter {
     fn matches(&self, object: &Object) -> bool {
         (self.namespace.is_empty() || self.namespace == object.namespace())
             && self.labels.matches(object.metadata().labels.as_ref())
-            && self.fields.matches(object.kind(), object.typed())
+            && self.fields.matches(object)
     }
 
     /// What a watcher with this filter hears.

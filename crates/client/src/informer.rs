@@ -23,6 +23,16 @@ const RECONNECT: Backoff = Backoff {
     max: Duration::from_secs(30),
 };
 
+/// How often typed values that nobody needs any more, most likely, are let go.
+const SLIM_EVERY: Duration = Duration::from_secs(30);
+
+async fn keep_slim(store: Arc<Store>) {
+    loop {
+        sleep(SLIM_EVERY).await;
+        store.slim();
+    }
+}
+
 /// Which objects an informer follows; everything by default.
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
@@ -150,7 +160,9 @@ impl Caches {
             let indexes: &[Index] = if kind == &registry::POD { &[NODE_NAME] } else { &[] };
             let store = Arc::new(Store::new(kind, indexes));
             let informer = run(self.api.clone(), kind, Scope::default(), store.clone());
-            self.informers.lock().spawn(informer);
+            let mut tasks = self.informers.lock();
+            tasks.spawn(informer);
+            tasks.spawn(keep_slim(store.clone()));
             store
         });
         store.clone()

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::kind::Kind;
-use crate::object::AnyObject;
+use crate::object::Object;
 
 const NAME: &str = "metadata.name";
 const NAMESPACE: &str = "metadata.namespace";
@@ -37,13 +37,13 @@ impl Selector {
         Ok(Selector { terms })
     }
 
-    pub fn matches(&self, kind: &Kind, object: &dyn AnyObject) -> bool {
+    pub fn matches(&self, object: &Object) -> bool {
         self.terms.iter().all(|term| {
             let equal = match term.field.as_str() {
-                NAME => object.metadata().name.as_deref().unwrap_or("") == term.value,
-                NAMESPACE => object.metadata().namespace.as_deref().unwrap_or("") == term.value,
+                NAME => object.name() == term.value,
+                NAMESPACE => object.namespace() == term.value,
                 // An object of another type than its kind's is selected by nothing.
-                field => match kind.ops.field(object, field) {
+                field => match object.field(field) {
                     Ok(found) => found == term.value,
                     Err(_) => return false,
                 },

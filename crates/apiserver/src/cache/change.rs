@@ -36,12 +36,17 @@ pub struct Change {
     /// `prev` at this change's revision, for those who lose sight of the object by it.
     departed: OnceLock<Arc<Object>>,
     frames: [OnceLock<Bytes>; 3],
+    weight_bytes: usize,
 }
 
 impl Change {
     pub fn new(object: Arc<Object>, prev: Option<Arc<Object>>, deleted: bool) -> Self {
+        // A typed value takes some four times its encoding; the frames have that once more.
+        let weight = |o: &Arc<Object>| o.json().len() * if o.is_slim() { 1 } else { 5 };
+        let weight_bytes = weight(&object) + prev.as_ref().map_or(0, weight) + object.json().len();
         Change {
             revision: object.revision(),
+            weight_bytes,
             object,
             prev,
             deleted,
@@ -50,10 +55,15 @@ impl Change {
         }
     }
 
+    /// The same change in little memory.
+    pub fn slim(&self) -> Self {
+        let prev = self.prev.as_ref().map(Object::slim);
+        Change::new(self.object.slim(), prev, self.deleted)
+    }
+
     /// About how much memory it holds on to.
     pub fn weight_bytes(&self) -> usize {
-        // An object's typed value is about as large again as its encoding.
-        2 * (self.object.json().len() + self.prev.as_ref().map_or(0, |p| p.json().len()))
+        self.weight_bytes
     }
 
     /// How `filter` sees the change; `None` if not at all.
@@ -137,9 +147,9 @@ impl Filter {
             return true;
         }
         if object.kind() == self.kind {
-            return self.fields.matches(self.kind, object.typed());
+            return self.fields.matches(object);
         }
-        convert::object(object, self.kind).is_ok_and(|o| self.fields.matches(self.kind, o.typed()))
+        convert::object(object, self.kind).is_ok_and(|o| self.fields.matches(&o))
     }
 
     /// The one name it can match, if the field selector says so.

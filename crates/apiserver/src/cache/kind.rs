@@ -9,11 +9,17 @@ use parking_lot::RwLock;
 use tokio::sync::mpsc;
 
 use super::change::{Change, Filter};
+use crate::keys;
 
 /// How many changes of a kind are kept for watches that resume.
 const WINDOW_CHANGES: usize = 4096;
 /// How much memory the kept changes of a kind may hold on to.
-const WINDOW_BYTES: usize = 16 << 20;
+const WINDOW_BYTES: usize = 32 << 20;
+/// How many of the newest changes keep their typed values: components of this process look at those at once. What is
+/// older is kept slim.
+const FRESH_CHANGES: usize = 512;
+/// How many objects are made slim before others get the lock.
+const SLIM_BATCH: usize = 1000;
 /// How many changes may wait for one watcher; one that falls further behind is dropped and has to resume.
 pub const WATCHER_BUFFER: usize = 1024;
 
@@ -71,7 +77,10 @@ impl KindCache {
     }
 
     /// Starts over with this state, as of `revision`. Watchers are let go: they have to list again.
-    pub fn load(&self, objects: BTreeMap<String, Arc<Object>>, revision: u64) {
+    pub fn load(&self, mut objects: BTreeMap<String, Arc<Object>>, revision: u64) {
+        if objects.len() > FRESH_CHANGES {
+            objects.values_mut().for_each(|o| *o = o.slim());
+        }
         *self.state.write() = State {
             objects,
             window_from: revision,
@@ -183,7 +192,58 @@ impl KindCache {
     }
 }
 
+impl KindCache {
+    /// Makes the objects slim again whose typed values somebody has asked for since.
+    pub fn slim(&self) {
+        let mut after = Bound::Unbounded;
+        loop {
+            let mut state = self.state.write();
+            let fresh = state.fresh_from();
+            let range = (after, Bound::<String>::Unbounded);
+            let mut last = None;
+            for (key, object) in state.objects.range_mut(range).take(SLIM_BATCH) {
+                if object.revision() < fresh && !object.is_slim() {
+                    *object = object.slim();
+                }
+                last = Some(key);
+            }
+            match last {
+                Some(key) => after = Bound::Excluded(key.clone()),
+                None => return,
+            }
+        }
+    }
+}
+
 impl State {
+    /// The revision of the oldest change that keeps its typed value.
+    fn fresh_from(&self) -> u64 {
+        let at = self.window.len().saturating_sub(FRESH_CHANGES);
+        self.window.get(at).map_or(u64::MAX, |c| c.revision)
+    }
+
+    /// Makes the change slim that is just no longer among the newest, and its object.
+    fn age(&mut self) {
+        let Some(at) = self.window.len().checked_sub(FRESH_CHANGES + 1) else {
+            return;
+        };
+        let old = self.window[at].clone();
+        let slim = Arc::new(old.slim());
+        self.forget_typed(&slim);
+        self.window_bytes = self.window_bytes + slim.weight_bytes() - old.weight_bytes();
+        self.window[at] = slim;
+    }
+
+    /// Keeps the object slim, if `change` was its last.
+    fn forget_typed(&mut self, change: &Change) {
+        let key = keys::local(change.object.namespace(), change.object.name());
+        if let Some(current) = self.objects.get_mut(&key)
+            && current.revision() == change.revision
+        {
+            *current = change.object.slim();
+        }
+    }
+
     fn publish(&mut self, change: Change) {
         let change = Arc::new(change);
         // A watcher that is gone or has no room is let go: its receiver ends after what it was given.
@@ -197,9 +257,11 @@ impl State {
         self.newest = change.revision;
         self.window_bytes += change.weight_bytes();
         self.window.push_back(change);
+        self.age();
         while self.window.len() > WINDOW_CHANGES || self.window_bytes > WINDOW_BYTES {
             let Some(old) = self.window.pop_front() else { break };
             self.window_bytes -= old.weight_bytes();
+            self.forget_typed(&old);
             self.window_from = old.revision;
         }
     }

@@ -93,6 +93,11 @@ impl Cache {
         self.in_step.load(Ordering::Acquire)
     }
 
+    /// Lets go of typed values that were asked for a while ago, see [`Object::slim`].
+    pub fn slim(&self) {
+        self.kinds.values().for_each(KindCache::slim);
+    }
+
     pub fn objects(&self) -> impl Iterator<Item = (&'static Kind, usize)> {
         self.kinds.values().map(|k| (k.kind, k.count()))
     }

@@ -49,7 +49,7 @@ impl Answer {
             Answer::Object(code, object) => {
                 let bytes = match wants.form.shape {
                     Shape::Full => object.json().clone(),
-                    Shape::Metadata => metadata_only(object.metadata())?.into(),
+                    Shape::Metadata => metadata_only(object.typed().metadata())?.into(),
                     Shape::MetadataList => {
                         return Err(shape_mismatch(
                             "PartialObjectMetadataList",
@@ -260,7 +260,7 @@ fn list(kind: &'static Kind, listed: Listed, wants: Wants) -> Result<Response<Bo
                 if i > 0 {
                     bytes.push(b',');
                 }
-                bytes.extend_from_slice(&metadata_only(object.metadata())?);
+                bytes.extend_from_slice(&metadata_only(object.typed().metadata())?);
             }
             bytes.extend_from_slice(b"]}");
             bytes_response(StatusCode::OK, bytes.into(), wants)
@@ -317,14 +317,8 @@ fn watch(watcher: Watcher, wants: Wants) -> Response<Body> {
     });
     let frames = stream::unfold(state, |state| async move {
         let mut feed = state?;
-        loop {
-            let item = feed.watcher.next().await?;
-            match feed.line(item) {
-                Ok(Some(line)) => return Some((Ok::<_, BoxError>(Frame::data(line)), Some(feed))),
-                Ok(None) => {}
-                Err(e) => return Some((Ok(Frame::data(error_line(&e))), None)),
-            }
-        }
+        let (piece, goes_on) = feed.piece().await?;
+        Some((Ok::<_, BoxError>(Frame::data(piece)), goes_on.then_some(feed)))
     });
     with_headers(
         StatusCode::OK,
@@ -353,7 +347,43 @@ struct Feed {
     columns_told: bool,
 }
 
+/// What waits is sent in pieces of about this size.
+const PIECE_BYTES: usize = 32 * 1024;
+
 impl Feed {
+    /// The next events as lines, and whether more may follow. All that waits goes out at once: a write and a TLS record
+    /// for each would be most of the cost. One event alone is sent as it is shared, without a copy.
+    async fn piece(&mut self) -> Option<(Bytes, bool)> {
+        let mut lines: Vec<Bytes> = Vec::new();
+        let mut bytes = 0;
+        let mut goes_on = true;
+        while goes_on && bytes < PIECE_BYTES {
+            let item = if lines.is_empty() {
+                self.watcher.next().await?
+            } else {
+                match self.watcher.waiting() {
+                    Some(item) => item,
+                    None => break,
+                }
+            };
+            let line = match self.line(item) {
+                Ok(Some(line)) => line,
+                Ok(None) => continue,
+                Err(e) => {
+                    goes_on = false;
+                    error_line(&e)
+                }
+            };
+            bytes += line.len();
+            lines.push(line);
+        }
+        let piece = match <[Bytes; 1]>::try_from(lines) {
+            Ok([one]) => one,
+            Err(many) => many.concat().into(),
+        };
+        Some((piece, goes_on))
+    }
+
     fn line(&mut self, item: Item) -> Result<Option<Bytes>, Error> {
         let kind = self.watcher.filter.kind;
         match item {
@@ -403,7 +433,7 @@ impl Feed {
                 let object = knarr_api::convert::object(&object, kind)?;
                 let bytes = match self.wants.form.shape {
                     Shape::Full => object.json().to_vec(),
-                    Shape::Metadata => metadata_only(object.metadata())?,
+                    Shape::Metadata => metadata_only(object.typed().metadata())?,
                     Shape::MetadataList => return Ok(None),
                     Shape::Table(include) => self.table(&object, include)?,
                 };

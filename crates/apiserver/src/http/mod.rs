@@ -162,7 +162,8 @@ impl Server {
     ) {
         let service = service_fn(move |request| {
             let (server, user) = (self.clone(), user.clone());
-            async move { Ok::<_, Infallible>(server.handle(request, user).await) }
+            // A connection keeps the place of its request's future as long as it is open; this one is large.
+            Box::pin(async move { Ok::<_, Infallible>(server.handle(request, user).await) })
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new());

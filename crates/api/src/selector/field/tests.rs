@@ -26,6 +26,7 @@ fn names_and_namespaces_are_selected_for_every_kind() {
     object.metadata.name = Some("a".into());
     object.metadata.namespace = Some("ns,1".into());
     let kind = kind("v1", "ConfigMap");
+    let object = Object::from_typed(kind, Box::new(object));
     for (text, matches) in [
         ("", true),
         ("=", true),
@@ -39,7 +40,7 @@ fn names_and_namespaces_are_selected_for_every_kind() {
         (r"metadata.name=a,metadata.namespace=ns\=1", false),
     ] {
         let selector = Selector::parse(kind, text).unwrap_or_else(|e| panic!("{text}: {e}"));
-        assert_eq!(selector.matches(kind, &object), matches, "{text}");
+        assert_eq!(selector.matches(&object), matches, "{text}");
     }
     let selector = Selector::parse(kind, "metadata.name=a,metadata.namespace!=b").unwrap();
     assert_eq!(selector.required("metadata.name"), Some("a"));

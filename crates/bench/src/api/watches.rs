@@ -1,0 +1,133 @@
+//! A thousand watchers over HTTPS, each on a connection of its own.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::Method;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde_json::json;
+
+use super::load::{Connection, Server};
+use super::start;
+use crate::process::{LIMIT, Result};
+use crate::report::{Report, Target};
+
+const WATCHERS: usize = 1_000;
+/// Of one ConfigMap, each told to every watcher.
+const UPDATES: usize = 3_000;
+/// Updates that may be on their way to the slowest reader: less than what the server keeps for one.
+const AHEAD: usize = 400;
+
+const COLLECTION: &str = "/api/v1/namespaces/default/configmaps";
+
+pub async fn report() -> Result<Report> {
+    let mut report = Report::new(
+        "api, watches",
+        format!(
+            "{WATCHERS} watches of ConfigMaps over HTTPS, one a connection; a small one is updated {UPDATES} times by 8 \
+connections, at most {AHEAD} updates ahead of the slowest reader; one watcher reads nothing"
+        ),
+    );
+    let (knarr, server) = start().await?;
+    let before = knarr.memory_mb()?;
+    let mut watches = Vec::with_capacity(WATCHERS);
+    for _ in 0..WATCHERS {
+        watches.push(watch(&server).await?);
+    }
+    report
+        .figure(
+            "memory of an idle watch",
+            (knarr.memory_mb()? - before) * 1000.0 / WATCHERS as f64,
+            "KB",
+        )
+        .target(Target::AtMost(30.0));
+    // Kept, and never read.
+    let _slow = watch(&server).await?;
+
+    let told: Vec<Cell<usize>> = vec![Cell::new(0); WATCHERS];
+    let progress = tokio::sync::Notify::new();
+    let begin = Instant::now();
+    let readers = watches
+        .iter_mut()
+        .zip(&told)
+        .map(|((_, body), told)| read(body, told, &progress));
+    let writers = write(&server, &told, &progress);
+    let (read, written) = tokio::time::timeout(
+        LIMIT,
+        futures::future::join(futures::future::try_join_all(readers), writers),
+    )
+    .await?;
+    written?;
+    read?;
+    let took = begin.elapsed().as_secs_f64();
+    let events: usize = told.iter().map(Cell::get).sum();
+    report
+        .figure("events delivered", events as f64 / took, "/s")
+        .target(Target::AtLeast(300_000.0));
+    report.figure("updates", UPDATES as f64 / took, "/s");
+    let behind = told.iter().filter(|t| t.get() < UPDATES).count();
+    report
+        .figure("watchers that fell behind", behind as f64, "")
+        .target(Target::AtMost(0.0));
+    Ok(report)
+}
+
+async fn watch(server: &Server) -> Result<(Connection, Incoming)> {
+    let mut connection = server.connect().await?;
+    let body = connection
+        .stream(
+            Method::GET,
+            &format!("{COLLECTION}?watch=1&resourceVersion=0&fieldSelector=metadata.name=changing"),
+            Bytes::new(),
+        )
+        .await?;
+    Ok((connection, body))
+}
+
+/// Counts events, which are lines, until all were told. Ends early where the server ends the watch.
+async fn read(body: &mut Incoming, told: &Cell<usize>, progress: &tokio::sync::Notify) -> Result<()> {
+    while told.get() < UPDATES {
+        let Some(frame) = body.frame().await else { break };
+        if let Some(data) = frame?.data_ref() {
+            told.set(told.get() + data.iter().filter(|b| **b == b'\n').count());
+            progress.notify_one();
+        }
+    }
+    Ok(())
+}
+
+async fn write(server: &Server, told: &[Cell<usize>], progress: &tokio::sync::Notify) -> Result<()> {
+    let config_map = |n: usize| {
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "changing"}, "data": {"n": n.to_string()}})
+            .to_string()
+            .into()
+    };
+    let mut connections = server.connections(8).await?;
+    connections[0]
+        .send(Method::POST, COLLECTION, config_map(0))
+        .await?;
+    let next = Cell::new(1);
+    let path = format!("{COLLECTION}/changing");
+    let writers = connections.iter_mut().map(|c| {
+        let (next, path) = (&next, &path);
+        async move {
+            loop {
+                let n = next.get();
+                if n >= UPDATES {
+                    return Ok::<_, Box<dyn std::error::Error>>(());
+                }
+                let slowest = told.iter().map(Cell::get).min().unwrap_or(0);
+                if n >= slowest + AHEAD {
+                    // Whoever reads says so; the pause covers a word that came before this wait.
+                    let _ = tokio::time::timeout(Duration::from_millis(5), progress.notified()).await;
+                    continue;
+                }
+                next.set(n + 1);
+                c.send(Method::PUT, path, config_map(n)).await?;
+            }
+        }
+    });
+    futures::future::try_join_all(writers).await.map(drop)
+}

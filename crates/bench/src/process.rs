@@ -1,0 +1,200 @@
+//! A knarr of its own for a benchmark: the release build beside this program, ended by process id.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+/// How long anything may take before a benchmark gives up.
+pub const LIMIT: Duration = Duration::from_secs(120);
+
+pub type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
+
+/// A running knarr in a temporary directory.
+pub struct Knarr {
+    dir: tempfile::TempDir,
+    child: Child,
+    role: &'static str,
+    args: Vec<String>,
+    knarr: PathBuf,
+    port: u16,
+}
+
+impl Knarr {
+    /// `role` is `up` (with a node) or `server`.
+    pub fn start(role: &'static str) -> Result<Knarr> {
+        let knarr = std::env::current_exe()?.with_file_name("knarr");
+        let dir = tempfile::Builder::new()
+            .prefix("knarr-bench-")
+            .tempdir_in("/tmp")?;
+        let (port, kubelet) = two_free_ports()?;
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let args = [
+            "--data-dir",
+            &path("d"),
+            "--kubeconfig",
+            &path("kubeconfig"),
+            "--listen",
+            &format!("127.0.0.1:{port}"),
+            "--kubelet-listen",
+            &format!("127.0.0.1:{kubelet}"),
+            "--bridge",
+            &format!("knb{port}"),
+            "--pod-cidr",
+            "10.199.0.0/24",
+            "--node-name",
+            "bench",
+        ]
+        .map(str::to_string)
+        .to_vec();
+        let log = std::fs::File::create(dir.path().join("log"))?;
+        let child = Command::new(&knarr)
+            .arg(role)
+            .args(&args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()?;
+        Ok(Knarr {
+            dir,
+            child,
+            role,
+            args,
+            knarr,
+            port,
+        })
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.dir.path().join("kubeconfig")
+    }
+
+    /// kill -9, and the same again: for a start with everything in place.
+    pub fn restart(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        let log = std::fs::File::options()
+            .append(true)
+            .open(self.dir.path().join("log"))?;
+        self.child = Command::new(&self.knarr)
+            .arg(self.role)
+            .args(&self.args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()?;
+        Ok(())
+    }
+
+    /// Until the API answers its port and is ready: a client for it.
+    pub async fn ready(&mut self, since: Instant) -> Result<kube::Client> {
+        while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
+            self.alive(since)?;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        loop {
+            if let Ok(client) = kube_client(&self.kubeconfig()).await
+                && client
+                    .request_text(http::Request::get("/readyz").body(Vec::new())?)
+                    .await
+                    .is_ok_and(|t| t == "ok")
+            {
+                return Ok(client);
+            }
+            self.alive(since)?;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// An error if it ended or took too long.
+    pub fn alive(&mut self, since: Instant) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            return Err(format!("knarr ended ({status}):\n{}", self.log()).into());
+        }
+        if since.elapsed() > LIMIT {
+            return Err(format!("not ready within {} s:\n{}", LIMIT.as_secs(), self.log()).into());
+        }
+        Ok(())
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// Resident memory of knarr itself (without containerd), MB.
+    pub fn memory_mb(&self) -> Result<f64> {
+        self.memory("VmRSS:")
+    }
+
+    fn memory(&self, name: &str) -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let kib = status
+            .lines()
+            .find_map(|l| l.strip_prefix(name))
+            .and_then(|v| v.trim().trim_end_matches(" kB").parse::<f64>().ok());
+        Ok(kib.ok_or_else(|| format!("/proc shows no {name}"))? * 1024.0 / 1e6)
+    }
+
+    /// Begins a new measurement of [`Knarr::peak_memory_mb`].
+    pub fn forget_peak(&self) -> Result<()> {
+        // proc(5): 5 resets the peak resident set size to the current one.
+        Ok(std::fs::write(
+            format!("/proc/{}/clear_refs", self.child.id()),
+            "5",
+        )?)
+    }
+
+    /// The most that was resident since then, MB.
+    pub fn peak_memory_mb(&self) -> Result<f64> {
+        self.memory("VmHWM:")
+    }
+
+    /// CPU time used so far by knarr itself, seconds.
+    pub fn cpu_seconds(&self) -> Result<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+        // utime and stime, in ticks of 1/100 s (USER_HZ).
+        let ticks = |i: usize| {
+            fields
+                .get(i)
+                .and_then(|f| f.parse::<f64>().ok())
+                .ok_or("no CPU time")
+        };
+        Ok((ticks(11)? + ticks(12)?) / 100.0)
+    }
+}
+
+impl Drop for Knarr {
+    fn drop(&mut self) {
+        let ended = Command::new(&self.knarr)
+            .arg("down")
+            .args(&self.args)
+            .arg("--wipe")
+            .output();
+        if !ended.is_ok_and(|out| out.status.success()) {
+            eprintln!("the benchmark's cluster did not end cleanly");
+        }
+        // Gone already is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub async fn kube_client(kubeconfig: &Path) -> Result<kube::Client> {
+    let config = kube::Config::from_custom_kubeconfig(
+        Kubeconfig::read_from(kubeconfig)?,
+        &KubeConfigOptions::default(),
+    )
+    .await?;
+    Ok(kube::Client::try_from(config)?)
+}
+
+/// Held both at once, or the second could be the first again.
+fn two_free_ports() -> Result<(u16, u16)> {
+    let one = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let other = std::net::TcpListener::bind("127.0.0.1:0")?;
+    Ok((one.local_addr()?.port(), other.local_addr()?.port()))
+}
