@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::end::Stop;
+use super::end::{Stop, StopReason};
 use super::{Action, Pod, Sandbox};
 use crate::backoff::BackOff;
 use crate::probe::{self, Probe};
@@ -96,6 +96,8 @@ pub struct Container {
     pub(super) pull_failed: Option<(Timestamp, String)>,
     /// When back-off was last told of, so that each wait is told once.
     pub(super) told_back_off: Option<Timestamp>,
+    /// Not shown as being in back-off yet; it is then, if nothing else happens before.
+    pub(super) show_back_off_at: Option<Timestamp>,
     pub probes: Vec<Probe>,
     /// Runs made so far, by what the runtime and the API remember.
     pub(super) attempts: u32,
@@ -107,6 +109,8 @@ pub struct Container {
     pub(super) early_exit: Option<Exit>,
     /// What it was doing by the API's memory, until the runtime has been looked at.
     pub(super) lost: Option<Run>,
+    /// The newest run was ended by this node, for the container's own sake.
+    pub(super) ended_here: bool,
     /// Its runs that were removed at the pod's end.
     pub(super) taken_away: Vec<String>,
 }
@@ -126,12 +130,14 @@ impl Container {
             pull: BackOff::default(),
             pull_failed: None,
             told_back_off: None,
+            show_back_off_at: None,
             probes: Vec::new(),
             attempts: 0,
             remains: Vec::new(),
             hash: String::new(),
             early_exit: None,
             lost: None,
+            ended_here: false,
             taken_away: Vec::new(),
         }
     }
@@ -576,7 +582,10 @@ impl Pod {
                 container.early_exit = Some(exit);
                 return;
             }
-            Work::Stopping(stop) => self.stop_answered(stop, id),
+            Work::Stopping(stop) => {
+                self.containers[i].ended_here = matches!(stop.reason, StopReason::Probe(_) | StopReason::Changed);
+                self.stop_answered(stop, id);
+            }
             work => container.work = work,
         }
         let container = &mut self.containers[i];
@@ -616,6 +625,8 @@ impl Pod {
         }
         container.attempts = run.attempt + 1;
         container.run = Some(run);
+        container.ended_here = false;
+        container.show_back_off_at = None;
         container.waiting = None;
         container.retries = 0;
         container.retry_at = None;
@@ -681,13 +692,15 @@ impl Pod {
         let title = kind.title();
         let told = match &answer {
             probe::Answer::Success => None,
-            probe::Answer::Failure(heard) => Some(format!("{title} probe failed: {heard}")),
-            probe::Answer::Unknown(why) => Some(format!(
-                "{title} probe errored and resulted in unknown state: {why}"
+            probe::Answer::Warning(heard) => Some(("ProbeWarning", format!("{title} probe warning: {heard}"))),
+            probe::Answer::Failure(heard) => Some(("Unhealthy", format!("{title} probe failed: {heard}"))),
+            probe::Answer::Unknown(why) => Some((
+                "Unhealthy",
+                format!("{title} probe errored and resulted in unknown state: {why}"),
             )),
         };
-        if let Some(message) = told {
-            self.record(Some(i), true, "Unhealthy", message);
+        if let Some((reason, message)) = told {
+            self.record(Some(i), true, reason, message);
         }
         match changed {
             Some(false) if kind != probe::Kind::Readiness && self.ending.is_none() => {

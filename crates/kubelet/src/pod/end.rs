@@ -7,6 +7,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
 use super::container::find_spec;
+use super::status::was_initialized;
 use super::{Action, Hook, Pod, Role, Sandbox, Volumes, Work};
 use crate::grace::{self, Graces, MINIMUM_SECONDS};
 use crate::probe;
@@ -37,6 +38,10 @@ pub struct Ending {
     pub grace_seconds: i64,
     /// Processes, sandbox and volumes are gone: the final status is out.
     pub freed: bool,
+    /// As the end began, the init containers were behind it.
+    pub(super) initialized: bool,
+    /// The sandbox's end is told once on its own, before the phase that follows from it.
+    pub(super) held: bool,
     final_delete: FinalDelete,
     forgotten: bool,
 }
@@ -132,28 +137,35 @@ impl Pod {
             began: now,
             grace_seconds,
             freed: false,
+            initialized: was_initialized(&self.status, self.spec()),
+            held: false,
             final_delete: FinalDelete::NotYet,
             forgotten: false,
         });
-        // What kept a container from starting no longer matters.
+        let asked = self.wants_removal();
+        if let Some(ending) = &mut self.ending {
+            // What is ended by this node is first told to have ended; so is what never got to run.
+            let ended_here = completed && self.containers.iter().any(|c| c.running_since().is_some() || c.ended_here);
+            ending.held = ended_here;
+        }
+        if !asked {
+            self.show_back_offs(now);
+        }
         for i in 0..self.containers.len() {
             let container = &mut self.containers[i];
-            container.waiting = None;
+            // What kept a container from starting no longer matters to those who asked.
+            if asked {
+                container.waiting = None;
+            }
             match std::mem::take(&mut container.work) {
                 Work::Inspecting | Work::Pulling => {}
                 Work::Created { id, .. } => container.remains.push(id),
-                Work::PostStart { run } => {
-                    let id = run.id.clone();
-                    self.out.push(Action::CancelHook {
-                        id,
-                        hook: Hook::PostStart,
-                    });
-                    self.begin_run(i, run, now);
-                }
                 work => container.work = work,
             }
         }
-        if !completed || self.containers.iter().any(|c| c.running_since().is_some()) {
+        if matches!(self.ending.as_ref().map(|e| &e.why), Some(Why::Failed { .. })) {
+            self.tell(now);
+        } else if !completed || self.containers.iter().any(|c| c.running_since().is_some()) {
             // A pod that is told to end keeps its last shown state until it has ended.
             self.tell_waiting(now);
         }
@@ -169,6 +181,11 @@ impl Pod {
             self.wake_at(deadline);
         }
         now >= deadline
+    }
+
+    fn is_past_deadline(&self) -> bool {
+        let why = self.ending.as_ref().map(|e| &e.why);
+        matches!(why, Some(Why::Failed { reason, .. }) if reason == "DeadlineExceeded")
     }
 
     /// Whether no container will run any more (sidecars do not count).
@@ -365,6 +382,7 @@ impl Pod {
 
     /// Takes the pod's end as far as it goes now.
     pub(super) fn end(&mut self, now: Timestamp) {
+        self.end_post_starts(now);
         for i in 0..self.containers.len() {
             if self.containers[i].running_since().is_some() && self.containers[i].work == Work::None {
                 let message = format!("Stopping container {}", self.containers[i].name);
@@ -390,15 +408,63 @@ impl Pod {
         if self.sandbox != Sandbox::Stopped || !old_ones_stopped || self.volumes != Volumes::Gone {
             return;
         }
-        if let Some(ending) = &mut self.ending
-            && !ending.freed
-        {
-            ending.freed = true;
-            if !self.removed {
-                self.tell(now);
-            }
+        let due = self.ending.as_ref().is_some_and(|e| !e.freed);
+        if due {
+            self.tell_the_end(now);
         }
         self.finish(now);
+    }
+
+    /// The last statuses: that nothing runs any more, and what has become of the pod by that.
+    fn tell_the_end(&mut self, now: Timestamp) {
+        let gone = self.removed;
+        // Each is told only if it differs from the one before. First what the node's own hand has ended, …
+        if !gone {
+            self.tell(now);
+        }
+        if let Some(ending) = &mut self.ending {
+            ending.held = false;
+        }
+        // … then what has become of the pod, …
+        if !gone {
+            self.tell(now);
+            // Every look at a pod past its deadline says so.
+            if self.is_past_deadline() {
+                self.record(None, false, "DeadlineExceeded", DEADLINE_EXCEEDED.into());
+                self.record(None, false, "DeadlineExceeded", DEADLINE_EXCEEDED.into());
+            }
+        }
+        // … then what never got to run, or was lost.
+        if let Some(ending) = &mut self.ending {
+            ending.freed = true;
+        }
+        if !gone {
+            self.tell(now);
+        }
+    }
+
+    /// A hook of a container that has just started has its time, but no longer than the pod has.
+    fn end_post_starts(&mut self, now: Timestamp) {
+        let Some(deadline) = self
+            .ending
+            .as_ref()
+            .map(|e| e.began + SignedDuration::from_secs(e.grace_seconds))
+        else {
+            return;
+        };
+        for i in 0..self.containers.len() {
+            if !matches!(self.containers[i].work, Work::PostStart { .. }) {
+                continue;
+            }
+            if now < deadline {
+                self.wake_at(deadline);
+            } else if let Work::PostStart { run } = std::mem::take(&mut self.containers[i].work) {
+                let id = run.id.clone();
+                let hook = Hook::PostStart;
+                self.out.push(Action::CancelHook { id, hook });
+                self.begin_run(i, run, now);
+            }
+        }
     }
 
     /// Sandbox and volumes, side by side; and what ran, where nobody will ask for its log.

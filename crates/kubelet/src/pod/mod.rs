@@ -259,6 +259,8 @@ pub struct Pod {
     /// The object is gone from the API.
     removed: bool,
     start_time: Option<Timestamp>,
+    /// The address is not shown yet, and is then.
+    show_address_at: Option<Timestamp>,
     eviction: Option<(String, String, Option<i64>)>,
     /// As last told.
     status: core::PodStatus,
@@ -285,6 +287,7 @@ impl Pod {
             containers: Vec::new(),
             ending: None,
             removed: false,
+            show_address_at: None,
             eviction: None,
             status,
             timer: None,
@@ -324,6 +327,9 @@ impl Pod {
     /// [`Action::RemoveContainer`] and [`Action::StopSandbox`] is safe as soon as it is given.
     pub fn step(&mut self, event: Event, now: Timestamp) -> Vec<Action> {
         self.timer = None;
+        if self.is_news(&event) {
+            self.show_back_offs(now);
+        }
         self.take(event, now);
         self.take_losses();
         self.decide(now);
@@ -331,6 +337,18 @@ impl Pod {
             self.out.push(Action::SetTimer(at));
         }
         std::mem::take(&mut self.out)
+    }
+
+    /// Whether an event makes the whole pod be looked at anew: what is in back-off is then shown as such.
+    fn is_news(&self, event: &Event) -> bool {
+        match event {
+            Event::Updated(new) => {
+                let (old, new) = (&self.object.metadata, &new.metadata);
+                old.generation != new.generation || old.labels != new.labels || old.annotations != new.annotations
+            }
+            Event::ContainerExited { .. } | Event::ContainerStarted { .. } | Event::Evict { .. } => true,
+            _ => false,
+        }
     }
 
     fn decide(&mut self, now: Timestamp) {
@@ -341,6 +359,7 @@ impl Pod {
             self.end(now);
         } else {
             self.start(now);
+            self.show_address(now);
             // A container that cannot start may have been the last one.
             self.look_for_the_end(now);
             if self.ending.is_some() {
@@ -436,7 +455,7 @@ impl Pod {
                     self.sandbox = Sandbox::Ready { id, ips };
                     self.sandbox_made_at = Some(now);
                     if self.ending.is_none() {
-                        self.tell(now);
+                        self.tell_sandbox_ready(now);
                     }
                 } else {
                     self.old_sandboxes.insert(id.clone(), false);

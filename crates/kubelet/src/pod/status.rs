@@ -6,11 +6,14 @@ use k8s_openapi::api::core::v1::{
     self as core, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
     ContainerStatus, PodCondition, PodStatus,
 };
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
 use super::container::{find_spec, lost_without_a_trace, status_of, time};
 use super::{Action, Container, Pod, Role, RunState, Sandbox, Why};
+
+/// How long a sandbox's address may wait for other news to be told with.
+const SHOW_ADDRESS_AFTER: SignedDuration = SignedDuration::from_secs(1);
 
 /// The conditions this node writes; all others are somebody else's.
 const OWN_CONDITIONS: [&str; 5] = [
@@ -49,10 +52,39 @@ pub fn merge(there: &PodStatus, ours: &PodStatus) -> PodStatus {
 impl Pod {
     /// Tells the status, if it has changed.
     pub(super) fn tell(&mut self, now: Timestamp) {
+        self.show_address_at = None;
         let status = self.rollup(now);
         if status != self.status {
             self.status = status.clone();
             self.out.push(Action::WriteStatus(Box::new(status)));
+        }
+    }
+
+    /// The sandbox is there: only that is told, at once; its address comes with whatever is told next.
+    pub(super) fn tell_sandbox_ready(&mut self, now: Timestamp) {
+        let mut status = self.status.clone();
+        let conditions = status.conditions.get_or_insert_default();
+        let Some(ready) = conditions
+            .iter_mut()
+            .find(|c| c.type_ == "PodReadyToStartContainers")
+        else {
+            return self.tell(now);
+        };
+        if ready.status != "True" {
+            ready.status = "True".into();
+            ready.last_transition_time = Some(time(now));
+            self.status = status.clone();
+            self.out.push(Action::WriteStatus(Box::new(status)));
+        }
+        self.show_address_at = Some(now + SHOW_ADDRESS_AFTER);
+    }
+
+    /// An image that takes long to come must not keep the address back.
+    pub(super) fn show_address(&mut self, now: Timestamp) {
+        match self.show_address_at {
+            Some(at) if at <= now => self.tell(now),
+            Some(at) => self.wake_at(at),
+            None => {}
         }
     }
 
@@ -93,23 +125,27 @@ impl Pod {
         let stopped = self.ending.is_some()
             && self.sandbox == Sandbox::Stopped
             && !self.containers.iter().any(Container::has_processes);
+        let held = self.ending.as_ref().is_some_and(|e| e.held);
         let before = self.status.phase.clone().unwrap_or_else(|| "Pending".into());
         let terminal = matches!(target, "Succeeded" | "Failed");
         let mut phase = match target {
             _ if matches!(before.as_str(), "Succeeded" | "Failed") => before.clone(),
             // A pod is not over before its processes and their sandbox are.
-            "Succeeded" | "Failed" if !stopped => before.clone(),
+            "Succeeded" | "Failed" if !stopped || held => before.clone(),
             // And never goes back.
             "Pending" if before == "Running" => before.clone(),
             phase => phase.to_string(),
         };
         let conditions = self.conditions(&init, &apps, if terminal { target } else { &phase }, now);
         if freed {
-            mark_lost(&mut init, &mut apps, self.spec());
+            let initialized = self.ending.as_ref().is_some_and(|e| e.initialized);
+            mark_lost(&mut init, &mut apps, initialized);
             if !matches!(phase.as_str(), "Succeeded" | "Failed") {
                 phase = "Failed".into();
             }
         }
+        // Why it failed stands beside the phase that says so, not before.
+        let over = failed.filter(|_| matches!(phase.as_str(), "Succeeded" | "Failed"));
         let some = |list: Vec<ContainerStatus>| (!list.is_empty()).then_some(list);
         let ips = match &self.sandbox {
             Sandbox::Wanted { .. } | Sandbox::Creating if self.status.pod_ips.is_none() => Vec::new(),
@@ -132,11 +168,11 @@ impl Pod {
             pod_ip: ips.first().cloned(),
             pod_ips: some_vec(ips.iter().map(|ip| core::PodIP { ip: ip.clone() })),
             qos_class: self.object.status.as_ref().and_then(|s| s.qos_class.clone()),
-            reason: failed
+            reason: over
                 .as_ref()
                 .map(|f| f.0.clone())
                 .or_else(|| self.status.reason.clone()),
-            message: failed.map(|f| f.1).or_else(|| self.status.message.clone()),
+            message: over.map(|f| f.1).or_else(|| self.status.message.clone()),
             start_time: self.start_time.map(time),
             ..PodStatus::default()
         }
@@ -164,7 +200,10 @@ impl Pod {
             terminated: Some(t.clone()),
             ..ContainerState::default()
         };
-        let (state, last) = match (&container.waiting, &container.run) {
+        let ephemeral = container.role == Role::Ephemeral;
+        // Why an ephemeral container does not start is told by events only.
+        let kept_waiting = container.waiting.as_ref().filter(|_| !ephemeral);
+        let (state, last) = match (kept_waiting, &container.run) {
             (Some((reason, message)), _) => {
                 let last = container.exited().or(container.previous.as_ref());
                 (waiting(reason, Some(message)), last.map(ended))
@@ -189,8 +228,9 @@ impl Pod {
             Some(run) => i32::try_from(run.attempt).unwrap_or(i32::MAX),
             None => known.map_or(0, |k| k.restart_count),
         };
-        let ephemeral = container.role == Role::Ephemeral;
         let resources = spec.as_ref().and_then(|s| s.resources.clone());
+        // What is not made yet has been given nothing.
+        let made = !ephemeral && run.is_some_and(|r| !r.id.is_empty());
         let mounts = spec.as_ref().and_then(|s| s.volume_mounts.as_ref());
         ContainerStatus {
             name: container.name.clone(),
@@ -198,7 +238,7 @@ impl Pod {
             // Shown as {} where there is none.
             last_state: Some(last.unwrap_or_default()),
             ready: container.ready(),
-            started: Some(container.started()),
+            started: (!ephemeral).then(|| container.started()),
             restart_count: counted,
             image: run
                 .map(|r| r.image.clone())
@@ -211,9 +251,9 @@ impl Pod {
                 .map(|r| format!("containerd://{}", r.id)),
             allocated_resources: resources
                 .as_ref()
-                .filter(|_| !ephemeral)
+                .filter(|_| made)
                 .and_then(|r| r.requests.clone()),
-            resources: resources.filter(|_| !ephemeral),
+            resources: resources.filter(|_| made),
             volume_mounts: mounts.map(|mounts| mounts.iter().map(mount_status).collect()),
             ..ContainerStatus::default()
         }
@@ -452,7 +492,7 @@ fn mount_status(mount: &core::VolumeMount) -> core::VolumeMountStatus {
 
 /// What never got to run, or was lost, is shown as failed once the pod is over. Init containers that were
 /// never reached, and app containers behind them, stay as they are.
-fn mark_lost(init: &mut [ContainerStatus], apps: &mut [ContainerStatus], spec: &core::PodSpec) {
+fn mark_lost(init: &mut [ContainerStatus], apps: &mut [ContainerStatus], initialized: bool) {
     let ended = |s: &ContainerStatus| s.state.as_ref().is_some_and(|s| s.terminated.is_some());
     let last_ended = |s: &ContainerStatus| s.last_state.as_ref().is_some_and(|s| s.terminated.is_some());
     let lose = |s: &mut ContainerStatus| {
@@ -461,13 +501,6 @@ fn mark_lost(init: &mut [ContainerStatus], apps: &mut [ContainerStatus], spec: &
             ..ContainerState::default()
         });
     };
-    let exit_zero = |s: &ContainerStatus| {
-        let codes = [&s.state, &s.last_state].map(|s| s.as_ref()?.terminated.as_ref().map(|t| t.exit_code));
-        codes.contains(&Some(0))
-    };
-    let initialized = spec.init_containers.as_ref().is_none_or(Vec::is_empty)
-        || apps.iter().any(|s| ended(s) || last_ended(s))
-        || init.last().is_some_and(exit_zero);
     if initialized {
         apps.iter_mut().filter(|s| !ended(s)).for_each(lose);
     }
@@ -475,4 +508,29 @@ fn mark_lost(init: &mut [ContainerStatus], apps: &mut [ContainerStatus], spec: &
     if let Some(reached) = reached {
         init[..=reached].iter_mut().filter(|s| !ended(s)).for_each(lose);
     }
+}
+
+/// Whether a pod, as it was last shown, had got past its init containers.
+pub(super) fn was_initialized(shown: &PodStatus, spec: &core::PodSpec) -> bool {
+    let Some(last) = spec.init_containers.as_ref().and_then(|list| list.last()) else {
+        return true;
+    };
+    let has = |state: &Option<ContainerState>| {
+        state
+            .as_ref()
+            .is_some_and(|s| s.running.is_some() || s.terminated.is_some())
+    };
+    let apps = shown.container_statuses.iter().flatten();
+    if apps.clone().any(|s| has(&s.state) || has(&s.last_state)) {
+        return true;
+    }
+    let Some(status) = shown.init_container_statuses.iter().flatten().next_back() else {
+        return false;
+    };
+    if last.restart_policy.as_deref() == Some("Always") {
+        let running = status.state.as_ref().is_some_and(|s| s.running.is_some());
+        return running && status.started == Some(true);
+    }
+    let codes = [&status.state, &status.last_state].map(|s| s.as_ref()?.terminated.as_ref().map(|t| t.exit_code));
+    codes.contains(&Some(0))
 }

@@ -320,12 +320,17 @@ fn l5_restarts_wait_longer_each_time_and_say_so() {
     life.exit("c1", 1);
     assert_eq!(life.status(), "Running c=Error:1/1");
     life.wait(2);
-    assert_eq!(life.status(), "Running c=CrashLoopBackOff/1");
     let log = life.take_log();
     assert!(
         log.contains(&"event !BackOff: Back-off restarting failed container c in pod p_n(u)".to_string()),
         "{log:#?}"
     );
+    // It is shown so by whatever happens to the pod next, and when the wait is over at the latest.
+    assert_eq!(life.status(), "Running c=Error:1/1");
+    life.object.metadata.generation = Some(2);
+    let object = Arc::new(life.object.clone());
+    life.step(Event::Updated(object));
+    assert_eq!(life.status(), "Running c=CrashLoopBackOff/1");
     let status = life.pod.status().container_statuses.as_ref().unwrap()[0].clone();
     let message = status.state.unwrap().waiting.unwrap().message.unwrap();
     assert_eq!(message, "back-off 10s restarting failed container=c pod=p_n(u)");
@@ -336,8 +341,57 @@ fn l5_restarts_wait_longer_each_time_and_say_so() {
     life.exit("c2", 1);
     life.wait(19);
     assert!(life.running.is_empty());
+    life.take_log();
     life.wait(1);
     assert_eq!(life.status(), "Running c=running/3");
+    let log = life.take_log();
+    assert_eq!(log.first().unwrap(), "status Running c=CrashLoopBackOff/2", "{log:#?}");
+}
+
+#[test]
+fn l8_what_a_probe_ends_starts_again_at_once_the_first_times() {
+    let probe = json!({"exec": {"command": ["x"]}, "periodSeconds": 1, "failureThreshold": 1});
+    let mut spec = container("c");
+    spec["livenessProbe"] = probe;
+    let mut life = Life::new(json!({"containers": [spec]}));
+    life.settle();
+    let end = |life: &mut Life, id: &str| {
+        life.step(Event::Probed {
+            id: id.into(),
+            kind: Kind::Liveness,
+            answer: Answer::Failure(String::new()),
+        });
+        life.open.retain(|a| !matches!(a, Action::StopContainer { .. }));
+        life.exit(id, 0);
+    };
+    end(&mut life, "c0");
+    assert_eq!(life.status(), "Running c=running/1", "nothing had ended before");
+    end(&mut life, "c1");
+    assert_eq!(life.status(), "Running c=running/2", "the first that counts");
+    end(&mut life, "c2");
+    assert_eq!(life.status(), "Running c=Completed:0/2", "now it waits");
+    life.wait(10);
+    assert_eq!(life.status(), "Running c=running/3");
+}
+
+#[test]
+fn l4_a_sandbox_is_told_of_before_its_address() {
+    let mut life = Life::new(json!({}));
+    life.step(Event::Timer);
+    life.step(Event::VolumesReady);
+    life.open.clear();
+    life.step(Event::SandboxCreated {
+        id: "s0".into(),
+        ips: vec!["10.0.0.1".into()],
+    });
+    let ready = |life: &Life| {
+        let status = life.pod.status();
+        let ready = |c: &&core::PodCondition| c.type_ == "PodReadyToStartContainers" && c.status == "True";
+        (status.conditions.iter().flatten().any(|c| ready(&c)), status.pod_ip.clone())
+    };
+    assert_eq!(ready(&life), (true, None));
+    life.wait(1);
+    assert_eq!(ready(&life), (true, Some("10.0.0.1".into())));
 }
 
 #[test]
@@ -643,7 +697,7 @@ fn l4_pulls_fail_back_off_and_are_tried_again() {
         },
     );
     assert_eq!(life.status(), "Pending c=ErrImagePull/0");
-    life.wait(1);
+    life.wait(9);
     assert_eq!(life.status(), "Pending c=ImagePullBackOff/0");
     let log = life.take_log();
     for wanted in [
@@ -655,7 +709,7 @@ fn l4_pulls_fail_back_off_and_are_tried_again() {
     ] {
         assert!(log.contains(&wanted.to_string()), "{wanted}: {log:#?}");
     }
-    life.wait(9);
+    life.wait(1);
     assert_eq!(
         life.status(),
         "Running c=running/0",

@@ -450,8 +450,18 @@ impl Doer {
                     };
                     probe::run_hook(&target, handler, limit).await
                 }
-                _ => Ok(()),
+                _ => Ok(None),
             };
+            let result = result.map(|fell_back| {
+                if let Some(host) = fell_back {
+                    let about = reference_to(pod_kind(), &*pod as &dyn AnyObject);
+                    let message = format!(
+                        "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
+                    );
+                    let warning = EventType::Warning;
+                    shared.recorder.event(&about, warning, "LifecycleHTTPFallback", message);
+                }
+            });
             if let Err(why) = &result {
                 debug!(container = name, why, "a lifecycle hook failed");
             }
