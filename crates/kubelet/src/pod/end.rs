@@ -105,7 +105,7 @@ impl Pod {
             Why::Removed
         } else if meta.deletion_timestamp.is_some() {
             Why::Deleted
-        } else if matches!(phase, Some("Succeeded" | "Failed")) {
+        } else if self.rejected || matches!(phase, Some("Succeeded" | "Failed")) {
             Why::Completed
         } else if let Some((reason, message, _)) = self.eviction.clone() {
             Why::Failed { reason, message }

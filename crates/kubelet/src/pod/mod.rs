@@ -14,6 +14,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ pub use container::{Container, Role, Run, RunState, Work, definition_hash, find_
 pub use end::{Ending, Why};
 pub use status::merge;
 
+use crate::admission::Rejection;
 use crate::probe;
 use crate::runtime::{self, Exit};
 
@@ -124,6 +126,8 @@ pub enum Event {
         message: String,
         grace_seconds: Option<i64>,
     },
+    /// The node does not take the pod: it ends as failed, and nothing of it runs.
+    Reject(Rejection),
     /// The final deletion was refused or could not be sent.
     FinalDeleteFailed,
     /// Time has passed.
@@ -198,7 +202,7 @@ pub enum Action {
     Record {
         container: Option<(Role, String)>,
         warning: bool,
-        reason: &'static str,
+        reason: Cow<'static, str>,
         message: String,
     },
     /// `Timer` is wanted then. Only the newest counts.
@@ -256,6 +260,8 @@ pub struct Pod {
     removing: Vec<String>,
     containers: Vec<Container>,
     ending: Option<Ending>,
+    /// The node did not take it: what is told of it was told with that.
+    rejected: bool,
     /// The object is gone from the API.
     removed: bool,
     start_time: Option<Timestamp>,
@@ -286,6 +292,8 @@ impl Pod {
             removing: Vec::new(),
             containers: Vec::new(),
             ending: None,
+            // A node that comes back still does not take it.
+            rejected: status.phase.as_deref() == Some("Failed") && status.container_statuses.is_none(),
             removed: false,
             show_address_at: None,
             eviction: None,
@@ -402,12 +410,18 @@ impl Pod {
         self.timer = Some(self.timer.map_or(at, |t| t.min(at)));
     }
 
-    fn record(&mut self, index: Option<usize>, warning: bool, reason: &'static str, message: String) {
+    fn record(
+        &mut self,
+        index: Option<usize>,
+        warning: bool,
+        reason: impl Into<Cow<'static, str>>,
+        message: String,
+    ) {
         let container = index.map(|i| (self.containers[i].role, self.containers[i].name.clone()));
         self.out.push(Action::Record {
             container,
             warning,
-            reason,
+            reason: reason.into(),
             message,
         });
     }
@@ -515,6 +529,7 @@ impl Pod {
                 message,
                 grace_seconds,
             } => self.eviction = Some((reason, message, grace_seconds)),
+            Event::Reject(rejection) => self.reject(rejection, now),
             Event::FinalDeleteFailed => self.final_delete_failed(now),
             Event::Timer => {}
         }

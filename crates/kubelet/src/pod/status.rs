@@ -9,6 +9,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
+use crate::admission::Rejection;
+
 use super::container::{find_spec, lost_without_a_trace, status_of, time};
 use super::{Action, Container, Pod, Role, RunState, Sandbox, Why};
 
@@ -53,11 +55,32 @@ impl Pod {
     /// Tells the status, if it has changed.
     pub(super) fn tell(&mut self, now: Timestamp) {
         self.show_address_at = None;
+        if self.rejected {
+            return;
+        }
         let status = self.rollup(now);
         if status != self.status {
             self.status = status.clone();
             self.out.push(Action::WriteStatus(Box::new(status)));
         }
+    }
+
+    pub(super) fn reject(&mut self, rejection: Rejection, now: Timestamp) {
+        let Rejection { reason, message } = rejection;
+        self.rejected = true;
+        self.start_time.get_or_insert(now);
+        let shown = self.object.status.as_ref();
+        self.status = PodStatus {
+            phase: Some("Failed".into()),
+            reason: Some(reason.clone()),
+            message: Some(format!("Pod was rejected: {message}")),
+            qos_class: shown.and_then(|s| s.qos_class.clone()),
+            start_time: self.start_time.map(time),
+            observed_generation: self.object.metadata.generation,
+            ..PodStatus::default()
+        };
+        self.out.push(Action::WriteStatus(Box::new(self.status.clone())));
+        self.record(None, true, reason, message);
     }
 
     /// The sandbox is there: only that is told, at once; its address comes with whatever is told next.

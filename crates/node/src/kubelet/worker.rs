@@ -14,6 +14,7 @@ use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, k8s_openapi};
 use knarr_client::Error;
 use knarr_client::events::{EventType, reference_to};
+use knarr_kubelet::admission::Rejection;
 use knarr_kubelet::pod::{Action, Event, Hook, Node, Pod, find_spec};
 use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
 use tokio::sync::mpsc;
@@ -61,10 +62,17 @@ impl Worker {
         shared: Arc<Shared>,
         pod: Arc<core::Pod>,
         found: Option<(Timestamp, Vec<Sandbox>, Vec<Container>)>,
+        admitted: Result<(), Rejection>,
         cancel: CancellationToken,
     ) -> Self {
         let (inbox, messages) = mpsc::unbounded_channel();
-        let task = tokio::spawn(run(shared, pod, found, inbox.clone(), messages, cancel));
+        if let Err(rejection) = admitted {
+            // Whatever else it is told comes later.
+            let _ = inbox.send(Msg::Event(Event::Reject(rejection)));
+            let task = tokio::spawn(run(shared, pod, None, true, inbox.clone(), messages, cancel));
+            return Worker { inbox, task };
+        }
+        let task = tokio::spawn(run(shared, pod, found, false, inbox.clone(), messages, cancel));
         Worker { inbox, task }
     }
 
@@ -96,6 +104,7 @@ async fn run(
     shared: Arc<Shared>,
     pod: Arc<core::Pod>,
     found: Option<(Timestamp, Vec<Sandbox>, Vec<Container>)>,
+    rejected: bool,
     inbox: mpsc::UnboundedSender<Msg>,
     mut messages: mpsc::UnboundedReceiver<Msg>,
     cancel: CancellationToken,
@@ -117,11 +126,12 @@ async fn run(
         sandbox_attempt: 0,
         done: false,
     };
-    let first = match found {
-        Some((since, sandboxes, containers)) => doer.complete(since, sandboxes, containers, true).await,
-        None => Event::Timer,
-    };
-    doer.step(first);
+    if let Some((since, sandboxes, containers)) = found {
+        let first = doer.complete(since, sandboxes, containers, true).await;
+        doer.step(first);
+    } else if !rejected {
+        doer.step(Event::Timer);
+    }
     while !doer.done {
         let timer = doer.timer;
         let wait = timer.map(|at| {
@@ -287,7 +297,7 @@ impl Doer {
                 warning,
                 reason,
                 message,
-            } => self.record(container, warning, reason, message),
+            } => self.record(container, warning, &reason, message),
             Action::SetUpVolumes => {
                 let place = self.place();
                 tokio::spawn(async move {
