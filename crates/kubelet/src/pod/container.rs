@@ -111,6 +111,12 @@ pub struct Container {
     pub(super) lost: Option<Run>,
     /// The newest run was ended by this node, for the container's own sake.
     pub(super) ended_here: bool,
+    /// Ended to run again, whatever the policy says.
+    pub(super) anew: bool,
+    /// What the node has set aside for it, and what its newest run really has.
+    pub(super) allocated: Option<core::ResourceRequirements>,
+    pub(super) actual: Option<core::ResourceRequirements>,
+    pub(super) resizing: bool,
     /// Its runs that were removed at the pod's end.
     pub(super) taken_away: Vec<String>,
 }
@@ -138,6 +144,10 @@ impl Container {
             early_exit: None,
             lost: None,
             ended_here: false,
+            anew: false,
+            allocated: None,
+            actual: None,
+            resizing: false,
             taken_away: Vec::new(),
         }
     }
@@ -509,6 +519,12 @@ impl Pod {
                 let same = known.filter(|k| {
                     k.container_id.as_deref().and_then(|id| id.rsplit('/').next()) == Some(&newest.id)
                 });
+                let shown = same.as_ref().and_then(|k| k.resources.clone());
+                self.containers[i].actual.clone_from(&shown);
+                self.containers[i].allocated = shown.or_else(|| {
+                    let spec = find_spec(self.spec(), &self.containers[i].name)?;
+                    Some(spec.resources.clone().unwrap_or_default())
+                });
                 if let Some(known) = same {
                     for probe in &mut self.containers[i].probes {
                         match probe.kind {
@@ -603,7 +619,8 @@ impl Pod {
         if container.waiting.is_some() && !self.restarts(i) {
             self.containers[i].waiting = None;
         }
-        if self.ending.is_none() {
+        // One that runs again at once has not been away: users see the next run.
+        if self.ending.is_none() && !self.restarts_at_once(i, now) {
             self.tell(now);
         }
     }
@@ -626,6 +643,8 @@ impl Pod {
         container.attempts = run.attempt + 1;
         container.run = Some(run);
         container.ended_here = false;
+        container.anew = false;
+        container.resizing = false;
         container.show_back_off_at = None;
         container.waiting = None;
         container.retries = 0;

@@ -9,6 +9,7 @@
 
 mod container;
 mod end;
+mod resize;
 mod start;
 mod status;
 #[cfg(test)]
@@ -128,6 +129,12 @@ pub enum Event {
     },
     /// The node does not take the pod: it ends as failed, and nothing of it runs.
     Reject(Rejection),
+    /// Whether there is room for what the pod now asks for.
+    ResizeAdmitted(Result<(), Rejection>),
+    ContainerResized {
+        id: String,
+        result: Result<(), String>,
+    },
     /// The final deletion was refused or could not be sent.
     FinalDeleteFailed,
     /// Time has passed.
@@ -177,6 +184,10 @@ pub enum Action {
     StartContainer { container: String, id: String },
     /// → `ContainerExited` or `StopFailed`. A later one with less grace overtakes.
     StopContainer { id: String, grace_seconds: i64 },
+    /// → `ResizeAdmitted`: is there room on the node for what the pod asks for now?
+    AdmitResize,
+    /// → `ContainerResized`: it is given what the spec says now.
+    ResizeContainer { container: String, id: String },
     /// → `ContainerRemoved` (the doer tries until it is so).
     RemoveContainer { id: String },
     /// → `HookDone`. Not longer than `timeout_seconds`, if any.
@@ -265,8 +276,9 @@ pub struct Pod {
     /// The object is gone from the API.
     removed: bool,
     start_time: Option<Timestamp>,
-    /// The address is not shown yet, and is then.
-    show_address_at: Option<Timestamp>,
+    /// The sandbox's address waits for other news to be told with.
+    address_waits: bool,
+    resize: resize::Resize,
     eviction: Option<(String, String, Option<i64>)>,
     /// As last told.
     status: core::PodStatus,
@@ -295,7 +307,8 @@ impl Pod {
             // A node that comes back still does not take it.
             rejected: status.phase.as_deref() == Some("Failed") && status.container_statuses.is_none(),
             removed: false,
-            show_address_at: None,
+            address_waits: false,
+            resize: resize::Resize::default(),
             eviction: None,
             status,
             timer: None,
@@ -367,7 +380,7 @@ impl Pod {
             self.end(now);
         } else {
             self.start(now);
-            self.show_address(now);
+            self.resize(now);
             // A container that cannot start may have been the last one.
             self.look_for_the_end(now);
             if self.ending.is_some() {
@@ -442,7 +455,7 @@ impl Pod {
                 self.update_containers();
                 if self.ending.is_some() {
                     self.shrink_grace(now);
-                } else {
+                } else if self.has_news(now) {
                     self.tell(now);
                 }
             }
@@ -529,6 +542,8 @@ impl Pod {
                 message,
                 grace_seconds,
             } => self.eviction = Some((reason, message, grace_seconds)),
+            Event::ResizeAdmitted(answer) => self.resize_admitted(answer, now),
+            Event::ContainerResized { id, result } => self.container_resized(&id, result, now),
             Event::Reject(rejection) => self.reject(rejection, now),
             Event::FinalDeleteFailed => self.final_delete_failed(now),
             Event::Timer => {}

@@ -134,7 +134,7 @@ impl Pod {
         let run_hash = container.run.as_ref().map_or("", |r| r.hash.as_str());
         let changed = !run_hash.is_empty() && run_hash != container.hash;
         // What was ended to run anew does, whatever the policy.
-        let anew = changed && matches!(container.role, Role::App | Role::Sidecar);
+        let anew = (changed || container.anew) && matches!(container.role, Role::App | Role::Sidecar);
         anew || self.restarts_after(i, end.exit_code)
     }
 
@@ -208,6 +208,14 @@ impl Pod {
             false => container.exited()?,
         };
         Some(end.finished_at.as_ref().map_or(now, |t| t.0))
+    }
+
+    /// It was ended by this node, runs again, and need not wait for that.
+    pub(super) fn restarts_at_once(&self, i: usize, now: Timestamp) -> bool {
+        let container = &self.containers[i];
+        let since = self.waits_since(i, now);
+        let until = since.and_then(|since| container.crash.until(since));
+        container.ended_here && self.restarts(i) && until.is_none_or(|until| until <= now)
     }
 
     fn in_crash_back_off(&mut self, i: usize, now: Timestamp) -> bool {
@@ -290,6 +298,11 @@ impl Pod {
                 SHOW_PULL_BACK_OFF_AFTER.1
             };
             self.containers[i].show_back_off_at = Some(failed_at + wait);
+            if self.containers[i].role != Role::Ephemeral {
+                let message = format!("Back-off pulling image {:?}", self.image_of(i));
+                self.record(Some(i), false, "BackOff", message);
+                self.record(Some(i), true, "Failed", "Error: ImagePullBackOff".into());
+            }
         }
         match self.containers[i].show_back_off_at {
             Some(at) if at <= now => {
@@ -307,10 +320,6 @@ impl Pod {
             return;
         };
         let message = format!("Back-off pulling image {:?}", self.image_of(i));
-        if self.containers[i].role != Role::Ephemeral {
-            self.record(Some(i), false, "BackOff", message.clone());
-            self.record(Some(i), true, "Failed", "Error: ImagePullBackOff".into());
-        }
         let container = &mut self.containers[i];
         container.waiting = Some(("ImagePullBackOff", format!("{message}: ErrImagePull: {why}")));
         container.show_back_off_at = None;
@@ -426,6 +435,9 @@ impl Pod {
             self.containers[i].crash.next(since, now);
         }
         let attempt = self.containers[i].attempts;
+        let resources = find_spec(self.spec(), &self.containers[i].name).and_then(|c| c.resources.clone());
+        self.containers[i].allocated = Some(resources.clone().unwrap_or_default());
+        self.containers[i].actual = resources;
         self.containers[i].work = Work::Creating { attempt };
         self.out.push(Action::CreateContainer {
             container: self.containers[i].name.clone(),
@@ -586,9 +598,8 @@ impl Pod {
             self.stop(i, StopReason::PostStart, "FailedPostStartHook".into(), now);
             return;
         }
-        if self.ending.is_none() {
-            self.tell(now);
-        }
+        // It ran before its end began, and users see that it did.
+        self.tell(now);
     }
 
     /// Ends containers whose definition has changed; they are started again from the new one.
@@ -614,7 +625,9 @@ impl Pod {
     pub(super) fn stop_unhealthy(&mut self, i: usize, kind: probe::Kind, now: Timestamp) {
         let name = &self.containers[i].name;
         let sidecar = self.containers[i].role == Role::Sidecar;
-        let restarts = self.restarts_after(i, 137);
+        // Its own exit code is not known yet: rules on those have no say.
+        let own = find_spec(self.spec(), &self.containers[i].name).and_then(|c| c.restart_policy.clone());
+        let restarts = own.as_deref().unwrap_or(self.restart_policy()) != "Never";
         let message = match kind {
             _ if !restarts => format!("Stopping container {name}"),
             probe::Kind::Startup if sidecar => format!("Init container {name} failed startup probe"),

@@ -6,16 +6,13 @@ use k8s_openapi::api::core::v1::{
     self as core, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
     ContainerStatus, PodCondition, PodStatus,
 };
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
 use crate::admission::Rejection;
 
 use super::container::{find_spec, lost_without_a_trace, status_of, time};
 use super::{Action, Container, Pod, Role, RunState, Sandbox, Why};
-
-/// How long a sandbox's address may wait for other news to be told with.
-const SHOW_ADDRESS_AFTER: SignedDuration = SignedDuration::from_secs(1);
 
 /// The conditions this node writes; all others are somebody else's.
 const OWN_CONDITIONS: [&str; 5] = [
@@ -26,13 +23,16 @@ const OWN_CONDITIONS: [&str; 5] = [
     "PodScheduled",
 ];
 
+/// Likewise, but there only while they hold.
+const PASSING_CONDITIONS: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
+
 /// Our status over what the API has: what others have written there is kept.
 pub fn merge(there: &PodStatus, ours: &PodStatus) -> PodStatus {
     let mut merged = ours.clone();
     let own = merged.conditions.take().unwrap_or_default();
     let others = there.conditions.iter().flatten();
     let others = others
-        .filter(|c| !own.iter().any(|o| o.type_ == c.type_))
+        .filter(|c| !own.iter().any(|o| o.type_ == c.type_) && !PASSING_CONDITIONS.contains(&c.type_.as_str()))
         .cloned();
     merged.conditions = Some(own.iter().cloned().chain(others).collect());
     merged.nominated_node_name.clone_from(&there.nominated_node_name);
@@ -54,11 +54,11 @@ pub fn merge(there: &PodStatus, ours: &PodStatus) -> PodStatus {
 impl Pod {
     /// Tells the status, if it has changed.
     pub(super) fn tell(&mut self, now: Timestamp) {
-        self.show_address_at = None;
         if self.rejected {
             return;
         }
         let status = self.rollup(now);
+        self.address_waits = false;
         if status != self.status {
             self.status = status.clone();
             self.out.push(Action::WriteStatus(Box::new(status)));
@@ -99,16 +99,17 @@ impl Pod {
             self.status = status.clone();
             self.out.push(Action::WriteStatus(Box::new(status)));
         }
-        self.show_address_at = Some(now + SHOW_ADDRESS_AFTER);
+        self.address_waits = true;
     }
 
-    /// An image that takes long to come must not keep the address back.
-    pub(super) fn show_address(&mut self, now: Timestamp) {
-        match self.show_address_at {
-            Some(at) if at <= now => self.tell(now),
-            Some(at) => self.wake_at(at),
-            None => {}
+    /// Whether there is more to tell than an address that waits.
+    pub(super) fn has_news(&self, now: Timestamp) -> bool {
+        let mut status = self.rollup(now);
+        if self.address_waits {
+            status.pod_ip.clone_from(&self.status.pod_ip);
+            status.pod_ips.clone_from(&self.status.pod_ips);
         }
+        status != self.status
     }
 
     /// As an end begins: containers that waited for something are told, the others keep what was shown.
@@ -251,9 +252,13 @@ impl Pod {
             Some(run) => i32::try_from(run.attempt).unwrap_or(i32::MAX),
             None => known.map_or(0, |k| k.restart_count),
         };
-        let resources = spec.as_ref().and_then(|s| s.resources.clone());
         // What is not made yet has been given nothing.
         let made = !ephemeral && run.is_some_and(|r| !r.id.is_empty());
+        let in_spec = spec.as_ref().and_then(|s| s.resources.clone());
+        let given = |r: &Option<core::ResourceRequirements>| {
+            let given = r.clone().or_else(|| in_spec.clone());
+            given.filter(|_| made)
+        };
         let mounts = spec.as_ref().and_then(|s| s.volume_mounts.as_ref());
         ContainerStatus {
             name: container.name.clone(),
@@ -272,11 +277,8 @@ impl Pod {
             container_id: run
                 .filter(|r| !r.id.is_empty())
                 .map(|r| format!("containerd://{}", r.id)),
-            allocated_resources: resources
-                .as_ref()
-                .filter(|_| made)
-                .and_then(|r| r.requests.clone()),
-            resources: resources.filter(|_| made),
+            allocated_resources: given(&container.allocated).and_then(|r| r.requests),
+            resources: given(&container.actual),
             volume_mounts: mounts.map(|mounts| mounts.iter().map(mount_status).collect()),
             ..ContainerStatus::default()
         }
@@ -389,7 +391,11 @@ impl Pod {
             )
             .collect();
         let mut conditions = Vec::new();
-        for (type_, (good, reason, message)) in OWN_CONDITIONS.into_iter().zip(answers) {
+        let passing = self
+            .resize_conditions()
+            .into_iter()
+            .map(|(type_, reason, message)| (type_, (true, reason, message)));
+        for (type_, (good, reason, message)) in OWN_CONDITIONS.into_iter().zip(answers).chain(passing) {
             let status = if good { "True" } else { "False" };
             let before = known.iter().find(|c| c.type_ == type_);
             let flipped = before.is_none_or(|c| c.status != status);

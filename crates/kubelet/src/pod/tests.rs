@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
@@ -390,8 +391,55 @@ fn l4_a_sandbox_is_told_of_before_its_address() {
         (status.conditions.iter().flatten().any(|c| ready(&c)), status.pod_ip.clone())
     };
     assert_eq!(ready(&life), (true, None));
-    life.wait(1);
+    // Its own echo is no news; the next container's is.
+    life.step(Event::Updated(Arc::new(life.object.clone())));
+    assert_eq!(ready(&life), (true, None));
+    life.settle();
     assert_eq!(ready(&life), (true, Some("10.0.0.1".into())));
+}
+
+#[test]
+fn l4_a_resize_is_allocated_then_brought_about() {
+    let resources = |cpu: &str| json!({"requests": {"cpu": cpu}});
+    let mut spec = container("c");
+    spec["resources"] = resources("20m");
+    let mut life = Life::new(json!({"containers": [spec]}));
+    life.settle();
+    let shown = |life: &Life| {
+        let status = life.pod.status();
+        let c = status.container_statuses.as_ref().unwrap()[0].clone();
+        let cpu = |l: Option<BTreeMap<String, Quantity>>| l.unwrap()["cpu"].0.clone();
+        let progress = |c: &&core::PodCondition| c.type_ == "PodResizeInProgress";
+        let busy = status.conditions.iter().flatten().any(|c| progress(&c));
+        (cpu(c.allocated_resources), cpu(c.resources.unwrap().requests), busy)
+    };
+    assert_eq!(shown(&life), ("20m".into(), "20m".into(), false));
+    life.object.metadata.generation = Some(2);
+    life.object.spec.as_mut().unwrap().containers[0].resources = serde_json::from_value(resources("40m")).unwrap();
+    life.step(Event::Updated(Arc::new(life.object.clone())));
+    assert_eq!(life.open, [Action::AdmitResize]);
+    life.open.clear();
+    let full = Rejection {
+        reason: "OutOfcpu".into(),
+        message: "full".into(),
+    };
+    life.step(Event::ResizeAdmitted(Err(full)));
+    assert_eq!(shown(&life), ("20m".into(), "20m".into(), false), "no room yet");
+    life.now += SignedDuration::from_secs(10);
+    life.step(Event::Timer);
+    life.open.clear();
+    life.take_log();
+    life.step(Event::ResizeAdmitted(Ok(())));
+    assert_eq!(shown(&life), ("40m".into(), "20m".into(), true));
+    life.open.clear();
+    let result = Ok(());
+    life.step(Event::ContainerResized { id: "c0".into(), result });
+    assert_eq!(shown(&life), ("40m".into(), "40m".into(), false));
+    let log = life.take_log();
+    let what = r#"{"containers":[{"name":"c","resources":{"requests":{"cpu":"40m"}}}],"generation":2}"#;
+    for wanted in ["event ResizeStarted: Pod resize started: ", "event ResizeCompleted: Pod resize completed: "] {
+        assert!(log.contains(&format!("{wanted}{what}")), "{log:#?}");
+    }
 }
 
 #[test]

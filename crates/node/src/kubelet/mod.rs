@@ -350,25 +350,15 @@ impl Workers {
     /// Whether the node takes a pod that is new to it, beside those it has taken.
     fn admit(&self, pod: &core::Pod) -> Result<(), Rejection> {
         let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-        let fresh = matches!(phase, None | Some("Pending")) && pod.metadata.deletion_timestamp.is_none();
-        let node = self.shared.node.lock().clone();
-        // Until the node has an object of its own nobody was asked to run here.
-        let (true, Some(node)) = (fresh, node) else {
+        if !matches!(phase, None | Some("Pending")) || pod.metadata.deletion_timestamp.is_some() {
             return Ok(());
-        };
-        let active = |other: &core::Pod| {
+        }
+        admit(&self.shared, pod, |other| {
             let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
             let uid = other.metadata.uid.as_deref().unwrap_or("");
             let taken = self.admitted.contains(uid) || phase == Some("Running");
-            other.metadata.uid != pod.metadata.uid && taken && !matches!(phase, Some("Succeeded" | "Failed"))
-        };
-        let objects = self.shared.pods.list("");
-        let others: Vec<core::Pod> = objects
-            .iter()
-            .filter_map(|o| o.to_typed::<core::Pod>())
-            .filter(active)
-            .collect();
-        admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
+            taken && !matches!(phase, Some("Succeeded" | "Failed"))
+        })
     }
 
     fn exited(&self, id: &str) {
@@ -402,6 +392,21 @@ impl Workers {
             ));
         }
     }
+}
+
+/// Whether there is room on the node for a pod, as it is now, beside the others that count.
+fn admit(shared: &Shared, pod: &core::Pod, counts: impl Fn(&core::Pod) -> bool) -> Result<(), Rejection> {
+    // Until the node has an object of its own nobody was asked to run here.
+    let Some(node) = shared.node.lock().clone() else {
+        return Ok(());
+    };
+    let objects = shared.pods.list("");
+    let others: Vec<core::Pod> = objects
+        .iter()
+        .filter_map(|o| o.to_typed::<core::Pod>())
+        .filter(|other| other.metadata.uid != pod.metadata.uid && counts(other))
+        .collect();
+    admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
 }
 
 /// Ends what no pod in the API accounts for. What fails is tried again after the next look.

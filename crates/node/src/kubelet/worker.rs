@@ -408,6 +408,19 @@ impl Doer {
                     }
                 });
             }
+            Action::AdmitResize => {
+                let answer = super::admit(&shared, &pod, |other| {
+                    let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
+                    !matches!(phase, Some("Failed" | "Succeeded"))
+                });
+                tell(&inbox, Event::ResizeAdmitted(answer));
+            }
+            Action::ResizeContainer { container, id } => {
+                tokio::spawn(async move {
+                    let result = resize_container(&shared, &pod, &container, &id).await;
+                    tell(&inbox, Event::ContainerResized { id, result });
+                });
+            }
             Action::RemoveContainer { id } => {
                 tokio::spawn(async move {
                     until_done("remove a container", || shared.runtime.remove_container(&id)).await;
@@ -665,6 +678,23 @@ async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id
             image_id: String::new(),
         },
     }
+}
+
+/// The pod's own limits make room first, and are tightened last.
+async fn resize_container(shared: &Shared, pod: &core::Pod, name: &str, id: &str) -> Result<(), String> {
+    let spec = pod.spec.as_ref().and_then(|s| find_spec(s, name));
+    let spec = spec.ok_or_else(|| format!("the pod has no container {name:?} any more"))?;
+    let wanted = super::resources::of_container(pod, &spec, shared.memory_bytes);
+    let parent = super::resources::cgroup_parent(pod);
+    let of_pod = super::resources::of_pod(pod);
+    // Where the pod's limits shrink, the kernel takes them only once the container's have.
+    let first = cgroup::ensure(&parent, &of_pod);
+    let resized = shared.runtime.update_container(id, &wanted).await;
+    resized.map_err(|e| e.to_string())?;
+    if first.is_err() {
+        cgroup::ensure(&parent, &of_pod).map_err(|e| format!("the pod's limits: {e}"))?;
+    }
+    Ok(())
 }
 
 /// Fetches what the container's environment comes from.
