@@ -431,7 +431,7 @@ impl Pod {
             runs.sort_by_key(|c| (c.attempt, c.created_at));
             self.observe_container(i, &runs, since, now);
         }
-        if self.ending.is_none() {
+        if self.ending.is_none() && self.has_news(now) {
             self.tell(now);
         }
     }

@@ -8,7 +8,7 @@ use knarr_api::k8s_openapi;
 
 use super::container::find_spec;
 use super::status::was_initialized;
-use super::{Action, Hook, Pod, Role, Sandbox, Volumes, Work};
+use super::{Action, Hook, Pod, Role, Sandbox, TerminationResume, Volumes, Work};
 use crate::grace::{self, Graces, MINIMUM_SECONDS};
 use crate::probe;
 
@@ -38,6 +38,8 @@ pub struct Ending {
     pub grace_seconds: i64,
     /// Processes, sandbox and volumes are gone: the final status is out.
     pub freed: bool,
+    /// It goes on from where a kubelet before this one left off: what hooks had to do is theirs.
+    pub(super) resumed: bool,
     /// As the end began, the init containers were behind it.
     pub(super) initialized: bool,
     /// The sandbox's end is told once on its own, before the phase that follows from it.
@@ -131,8 +133,11 @@ impl Pod {
             given,
             pod: self.spec().termination_grace_period_seconds,
         });
+        let left = self.left_until_deadline(&why, now);
+        let grace_seconds = left.map_or(grace_seconds, |left| grace_seconds.min(left));
         let completed = why == Why::Completed;
         self.ending = Some(Ending {
+            resumed: left.is_some(),
             why,
             began: now,
             grace_seconds,
@@ -181,6 +186,15 @@ impl Pod {
             self.wake_at(deadline);
         }
         now >= deadline
+    }
+
+    /// What is left of an end that began before this kubelet, where that counts; never under a second.
+    fn left_until_deadline(&self, why: &Why, now: Timestamp) -> Option<i64> {
+        if *why != Why::Deleted || !self.met_ending || self.node.resume != TerminationResume::Deadline {
+            return None;
+        }
+        let deadline = self.object.metadata.deletion_timestamp.as_ref()?.0;
+        Some(deadline.duration_since(now).as_secs().max(1))
     }
 
     fn is_past_deadline(&self) -> bool {
@@ -237,7 +251,8 @@ impl Pod {
             grace_seconds,
             stage: Stage::Turn,
         };
-        if hooked && grace_seconds > 0 {
+        let resumed = self.ending.as_ref().is_some_and(|e| e.resumed);
+        if hooked && grace_seconds > 0 && !resumed {
             stop.stage = Stage::PreStop;
             self.out.push(Action::RunHook {
                 container: name,

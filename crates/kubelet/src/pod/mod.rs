@@ -226,6 +226,17 @@ pub enum Action {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
     pub ips: Vec<String>,
+    pub resume: TerminationResume,
+}
+
+/// What a pod is left with that was already ending when this kubelet began to know it (T4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TerminationResume {
+    /// Its whole grace again, hooks included: no process gets less than it was promised.
+    #[default]
+    Full,
+    /// What is left until the deadline first set, and no second hook.
+    Deadline,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -271,6 +282,8 @@ pub struct Pod {
     removing: Vec<String>,
     containers: Vec<Container>,
     ending: Option<Ending>,
+    /// It was ending already when this kubelet began to know it.
+    met_ending: bool,
     /// The node did not take it: what is told of it was told with that.
     rejected: bool,
     /// The object is gone from the API.
@@ -291,6 +304,7 @@ impl Pod {
     /// without one, nothing is assumed to run.
     pub fn new(object: Arc<core::Pod>, node: Node) -> Self {
         let status = object.status.clone().unwrap_or_default();
+        let object_ends = object.metadata.deletion_timestamp.is_some();
         let mut pod = Pod {
             start_time: status.start_time.as_ref().map(|t| t.0),
             object,
@@ -304,6 +318,7 @@ impl Pod {
             removing: Vec::new(),
             containers: Vec::new(),
             ending: None,
+            met_ending: object_ends,
             // A node that comes back still does not take it.
             rejected: status.phase.as_deref() == Some("Failed") && status.container_statuses.is_none(),
             removed: false,

@@ -47,6 +47,7 @@ impl Life {
     fn of(object: core::Pod) -> Self {
         let node = Node {
             ips: vec!["192.0.2.1".into()],
+            ..Node::default()
         };
         Life {
             pod: Pod::new(Arc::new(object.clone()), node),
@@ -1020,5 +1021,58 @@ fn s1_t5_no_order_of_answers_runs_anything_twice_or_deletes_too_early() {
             life.open,
             &life.log[life.log.len().saturating_sub(12)..]
         );
+    }
+}
+
+#[test]
+fn t4_an_end_met_halfway_has_its_grace_again_or_keeps_its_deadline() {
+    let mut spec = container("c");
+    spec["lifecycle"] = json!({"preStop": {"exec": {"command": ["x"]}}});
+    for (resume, since_deletion, want) in [
+        (TerminationResume::Full, 20, "hook PreStop c0"),
+        (TerminationResume::Deadline, 20, "stop c0 10"),
+        // The deadline has passed: what every process is left with.
+        (TerminationResume::Deadline, 50, "stop c0 2"),
+    ] {
+        let mut before = Life::new(json!({"containers": [spec.clone()]}));
+        before.settle();
+        let mut object = before.object.clone();
+        object.metadata.deletion_timestamp = Some(Time(before.now + SignedDuration::from_secs(30)));
+        object.metadata.deletion_grace_period_seconds = Some(30);
+        let mut life = Life::of(object.clone());
+        let node = Node {
+            ips: vec!["192.0.2.1".into()],
+            resume,
+        };
+        life.pod = Pod::new(Arc::new(object), node);
+        life.now = before.now + SignedDuration::from_secs(since_deletion);
+        let pod = PodRef {
+            uid: "u".into(),
+            namespace: "n".into(),
+            name: "p".into(),
+        };
+        life.step(Event::Observed {
+            since: life.now,
+            sandboxes: vec![runtime::Sandbox {
+                id: "s0".into(),
+                pod: pod.clone(),
+                ready: true,
+                ..runtime::Sandbox::default()
+            }],
+            containers: vec![runtime::Container {
+                id: "c0".into(),
+                sandbox_id: "s0".into(),
+                pod,
+                name: "c".into(),
+                attempt: 0,
+                hash: String::new(),
+                state: ContainerState::Running { started_at: before.now },
+                created_at: before.now,
+                image: String::new(),
+                image_id: String::new(),
+            }],
+        });
+        let log = life.take_log();
+        assert!(log.contains(&want.to_string()), "{resume:?} {since_deletion}: {log:#?}");
     }
 }

@@ -30,6 +30,7 @@ use knarr_client::informer::{self, Scope};
 use knarr_client::{Api, Clock, EventRecorder, Store};
 use knarr_kubelet::admission::{self, Rejection};
 use knarr_kubelet::pod::Event;
+pub use knarr_kubelet::pod::TerminationResume;
 use knarr_kubelet::runtime::{Container, Sandbox};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
@@ -74,6 +75,8 @@ pub struct Config {
     pub max_pods: u32,
     /// The node's resolver settings.
     pub resolv_conf: PathBuf,
+    /// For pods that were ending while no kubelet was there.
+    pub termination_resume: TerminationResume,
 }
 
 impl Default for Config {
@@ -91,6 +94,7 @@ impl Default for Config {
             node_labels: BTreeMap::new(),
             max_pods: 110,
             resolv_conf: "/etc/resolv.conf".into(),
+            termination_resume: TerminationResume::Full,
         }
     }
 }

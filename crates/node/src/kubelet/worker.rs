@@ -111,6 +111,7 @@ async fn run(
 ) {
     let node = Node {
         ips: shared.config.node_ips.clone(),
+        resume: shared.config.termination_resume,
     };
     let (writes, to_write) = mpsc::unbounded_channel();
     let writer = tokio::spawn(status::run(shared.clone(), pod.clone(), to_write, inbox.clone()));
