@@ -280,7 +280,11 @@ mod tests {
         };
         for (pod, others, want) in [
             (asks("cpu", "500m"), vec![&busy], None),
-            (asks("cpu", "501m"), vec![&busy], Some(("OutOfcpu", message("cpu", 501, 1500, 2000)))),
+            (
+                asks("cpu", "501m"),
+                vec![&busy],
+                Some(("OutOfcpu", message("cpu", 501, 1500, 2000))),
+            ),
             (
                 asks("memory", "2Gi"),
                 vec![],
@@ -308,15 +312,26 @@ mod tests {
     #[test]
     fn l1_a_node_refuses_what_does_not_belong_on_it() {
         let affinity = |expression: Value| {
-            pod(json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
-                {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}}))
+            pod(
+                json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+                {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}}),
+            )
         };
         let none_of_it = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
         for (pod, want) in [
             (pod(json!({"nodeSelector": {"disk": "ssd"}})), None),
-            (pod(json!({"nodeSelector": {"disk": "hdd"}})), Some(("NodeAffinity", none_of_it))),
-            (affinity(json!({"key": "disk", "operator": "In", "values": ["ssd", "nvme"]})), None),
-            (affinity(json!({"key": "cores", "operator": "Gt", "values": ["4"]})), None),
+            (
+                pod(json!({"nodeSelector": {"disk": "hdd"}})),
+                Some(("NodeAffinity", none_of_it)),
+            ),
+            (
+                affinity(json!({"key": "disk", "operator": "In", "values": ["ssd", "nvme"]})),
+                None,
+            ),
+            (
+                affinity(json!({"key": "cores", "operator": "Gt", "values": ["4"]})),
+                None,
+            ),
             (
                 affinity(json!({"key": "cores", "operator": "Lt", "values": ["8"]})),
                 Some(("NodeAffinity", none_of_it)),
@@ -341,7 +356,9 @@ mod tests {
     #[test]
     fn l1_host_ports_and_taints_that_evict_keep_pods_out() {
         let with_port = |port: i32, ip: &str| {
-            pod(json!({"containers": [{"name": "c", "ports": [{"containerPort": 1, "hostPort": port, "hostIP": ip}]}]}))
+            pod(
+                json!({"containers": [{"name": "c", "ports": [{"containerPort": 1, "hostPort": port, "hostIP": ip}]}]}),
+            )
         };
         let there = with_port(80, "127.0.0.1");
         let admits = |pod: &Pod, node: &Node| admit(pod, node, &[&there]).map_err(|r| r.reason);

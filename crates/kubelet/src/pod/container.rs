@@ -599,7 +599,8 @@ impl Pod {
                 return;
             }
             Work::Stopping(stop) => {
-                self.containers[i].ended_here = matches!(stop.reason, StopReason::Probe(_) | StopReason::Changed);
+                self.containers[i].ended_here =
+                    matches!(stop.reason, StopReason::Probe(_) | StopReason::Changed);
                 self.stop_answered(stop, id);
             }
             work => container.work = work,
@@ -711,7 +712,9 @@ impl Pod {
         let title = kind.title();
         let told = match &answer {
             probe::Answer::Success => None,
-            probe::Answer::Warning(heard) => Some(("ProbeWarning", format!("{title} probe warning: {heard}"))),
+            probe::Answer::Warning(heard) => {
+                Some(("ProbeWarning", format!("{title} probe warning: {heard}")))
+            }
             probe::Answer::Failure(heard) => Some(("Unhealthy", format!("{title} probe failed: {heard}"))),
             probe::Answer::Unknown(why) => Some((
                 "Unhealthy",

@@ -150,7 +150,11 @@ impl Pod {
         let asked = self.wants_removal();
         if let Some(ending) = &mut self.ending {
             // What is ended by this node is first told to have ended; so is what never got to run.
-            let ended_here = completed && self.containers.iter().any(|c| c.running_since().is_some() || c.ended_here);
+            let ended_here = completed
+                && self
+                    .containers
+                    .iter()
+                    .any(|c| c.running_since().is_some() || c.ended_here);
             ending.held = ended_here;
         }
         if !asked {

@@ -34,6 +34,8 @@ use crate::runtime::{self, Exit};
 /// Waits between attempts to set volumes up: 0.5 s, doubled up to about two minutes.
 const VOLUME_RETRY: (SignedDuration, SignedDuration) =
     (SignedDuration::from_millis(500), SignedDuration::from_secs(122));
+/// Before a volume is asked for again that somebody else has to provide.
+const OTHERS_TURN: SignedDuration = SignedDuration::from_secs(12);
 /// Wait between attempts to make a sandbox.
 const SANDBOX_RETRY: SignedDuration = SignedDuration::from_secs(10);
 
@@ -53,6 +55,8 @@ pub enum Event {
     VolumesReady,
     VolumesFailed {
         message: String,
+        /// It takes somebody else to make it good: trying at once is of no use.
+        others_turn: bool,
     },
     VolumesGone,
     SandboxCreated {
@@ -380,7 +384,9 @@ impl Pod {
         match event {
             Event::Updated(new) => {
                 let (old, new) = (&self.object.metadata, &new.metadata);
-                old.generation != new.generation || old.labels != new.labels || old.annotations != new.annotations
+                old.generation != new.generation
+                    || old.labels != new.labels
+                    || old.annotations != new.annotations
             }
             Event::ContainerExited { .. } | Event::ContainerStarted { .. } | Event::Evict { .. } => true,
             _ => false,
@@ -490,7 +496,9 @@ impl Pod {
                     self.volumes = Volumes::Ready;
                 }
             }
-            Event::VolumesFailed { message } => self.volumes_failed(message, now),
+            Event::VolumesFailed { message, others_turn } => {
+                self.volumes_failed(message, others_turn, now);
+            }
             Event::VolumesGone => self.volumes = Volumes::Gone,
             Event::SandboxCreated { id, ips } => {
                 if self.sandbox == Sandbox::Creating {
@@ -565,15 +573,20 @@ impl Pod {
         }
     }
 
-    fn volumes_failed(&mut self, message: String, now: Timestamp) {
+    fn volumes_failed(&mut self, message: String, others_turn: bool, now: Timestamp) {
         if self.volumes != Volumes::SettingUp {
             return;
         }
         if self.ending.is_none() {
             self.record(None, true, "FailedMount", message);
         }
+        let wait = self.volume_wait.max(if others_turn {
+            OTHERS_TURN
+        } else {
+            SignedDuration::ZERO
+        });
         self.volumes = Volumes::Wanted {
-            not_before: Some(now + self.volume_wait),
+            not_before: Some(now + wait),
         };
         self.volume_wait = (self.volume_wait * 2).min(VOLUME_RETRY.1);
     }

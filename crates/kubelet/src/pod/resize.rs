@@ -71,7 +71,11 @@ impl Pod {
             return;
         }
         if let Err(why) = answer {
-            let news = self.resize.pending.as_ref().is_none_or(|(before, _)| *before != why);
+            let news = self
+                .resize
+                .pending
+                .as_ref()
+                .is_none_or(|(before, _)| *before != why);
             if news {
                 let message = self.summary(&format!("Pod resize {}", why.reason), Some(&why.message));
                 self.record(None, true, "ResizeDeferred", message);
@@ -84,7 +88,9 @@ impl Pod {
         self.resize.progress = Some((self.object.metadata.generation, None));
         let message = self.summary("Pod resize started", None);
         self.record(None, false, "ResizeStarted", message);
-        let resized: Vec<usize> = (0..self.containers.len()).filter(|i| self.is_resized(*i)).collect();
+        let resized: Vec<usize> = (0..self.containers.len())
+            .filter(|i| self.is_resized(*i))
+            .collect();
         let mut told = false;
         for i in resized {
             let wanted = self.wanted(i);
@@ -119,7 +125,11 @@ impl Pod {
         let policies = spec.as_ref().and_then(|c| c.resize_policy.as_deref());
         let changed = |name: &str| {
             let of = |r: &core::ResourceRequirements| {
-                [&r.requests, &r.limits].map(|l| l.as_ref().and_then(|l| l.get(name)).map(|q| resources::amount(name, q)))
+                [&r.requests, &r.limits].map(|l| {
+                    l.as_ref()
+                        .and_then(|l| l.get(name))
+                        .map(|q| resources::amount(name, q))
+                })
             };
             of(given) != of(wanted)
         };

@@ -235,7 +235,9 @@ impl Pod {
         }
         // From now on it is measured by its own end, as one that has ended by itself.
         self.containers[i].ended_here = false;
-        let until = self.waits_since(i, now).and_then(|since| self.containers[i].crash.until(since));
+        let until = self
+            .waits_since(i, now)
+            .and_then(|since| self.containers[i].crash.until(since));
         let Some(until) = until.filter(|at| *at > now) else {
             return false;
         };
@@ -269,7 +271,8 @@ impl Pod {
     /// Whatever else happens to a pod, its containers in back-off are shown so by the way.
     pub(super) fn show_back_offs(&mut self, now: Timestamp) {
         for i in 0..self.containers.len() {
-            let waits = self.containers[i].show_back_off_at.is_some() && self.containers[i].work == Work::None;
+            let waits =
+                self.containers[i].show_back_off_at.is_some() && self.containers[i].work == Work::None;
             if !waits {
                 continue;
             }

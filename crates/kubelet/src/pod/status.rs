@@ -32,7 +32,9 @@ pub fn merge(there: &PodStatus, ours: &PodStatus) -> PodStatus {
     let own = merged.conditions.take().unwrap_or_default();
     let others = there.conditions.iter().flatten();
     let others = others
-        .filter(|c| !own.iter().any(|o| o.type_ == c.type_) && !PASSING_CONDITIONS.contains(&c.type_.as_str()))
+        .filter(|c| {
+            !own.iter().any(|o| o.type_ == c.type_) && !PASSING_CONDITIONS.contains(&c.type_.as_str())
+        })
         .cloned();
     merged.conditions = Some(own.iter().cloned().chain(others).collect());
     merged.nominated_node_name.clone_from(&there.nominated_node_name);
@@ -560,6 +562,7 @@ pub(super) fn was_initialized(shown: &PodStatus, spec: &core::PodSpec) -> bool {
         let running = status.state.as_ref().is_some_and(|s| s.running.is_some());
         return running && status.started == Some(true);
     }
-    let codes = [&status.state, &status.last_state].map(|s| s.as_ref()?.terminated.as_ref().map(|t| t.exit_code));
+    let codes =
+        [&status.state, &status.last_state].map(|s| s.as_ref()?.terminated.as_ref().map(|t| t.exit_code));
     codes.contains(&Some(0))
 }

@@ -347,7 +347,11 @@ fn l5_restarts_wait_longer_each_time_and_say_so() {
     life.wait(1);
     assert_eq!(life.status(), "Running c=running/3");
     let log = life.take_log();
-    assert_eq!(log.first().unwrap(), "status Running c=CrashLoopBackOff/2", "{log:#?}");
+    assert_eq!(
+        log.first().unwrap(),
+        "status Running c=CrashLoopBackOff/2",
+        "{log:#?}"
+    );
 }
 
 #[test]
@@ -389,7 +393,10 @@ fn l4_a_sandbox_is_told_of_before_its_address() {
     let ready = |life: &Life| {
         let status = life.pod.status();
         let ready = |c: &&core::PodCondition| c.type_ == "PodReadyToStartContainers" && c.status == "True";
-        (status.conditions.iter().flatten().any(|c| ready(&c)), status.pod_ip.clone())
+        (
+            status.conditions.iter().flatten().any(|c| ready(&c)),
+            status.pod_ip.clone(),
+        )
     };
     assert_eq!(ready(&life), (true, None));
     // Its own echo is no news; the next container's is.
@@ -412,11 +419,16 @@ fn l4_a_resize_is_allocated_then_brought_about() {
         let cpu = |l: Option<BTreeMap<String, Quantity>>| l.unwrap()["cpu"].0.clone();
         let progress = |c: &&core::PodCondition| c.type_ == "PodResizeInProgress";
         let busy = status.conditions.iter().flatten().any(|c| progress(&c));
-        (cpu(c.allocated_resources), cpu(c.resources.unwrap().requests), busy)
+        (
+            cpu(c.allocated_resources),
+            cpu(c.resources.unwrap().requests),
+            busy,
+        )
     };
     assert_eq!(shown(&life), ("20m".into(), "20m".into(), false));
     life.object.metadata.generation = Some(2);
-    life.object.spec.as_mut().unwrap().containers[0].resources = serde_json::from_value(resources("40m")).unwrap();
+    life.object.spec.as_mut().unwrap().containers[0].resources =
+        serde_json::from_value(resources("40m")).unwrap();
     life.step(Event::Updated(Arc::new(life.object.clone())));
     assert_eq!(life.open, [Action::AdmitResize]);
     life.open.clear();
@@ -434,11 +446,17 @@ fn l4_a_resize_is_allocated_then_brought_about() {
     assert_eq!(shown(&life), ("40m".into(), "20m".into(), true));
     life.open.clear();
     let result = Ok(());
-    life.step(Event::ContainerResized { id: "c0".into(), result });
+    life.step(Event::ContainerResized {
+        id: "c0".into(),
+        result,
+    });
     assert_eq!(shown(&life), ("40m".into(), "40m".into(), false));
     let log = life.take_log();
     let what = r#"{"containers":[{"name":"c","resources":{"requests":{"cpu":"40m"}}}],"generation":2}"#;
-    for wanted in ["event ResizeStarted: Pod resize started: ", "event ResizeCompleted: Pod resize completed: "] {
+    for wanted in [
+        "event ResizeStarted: Pod resize started: ",
+        "event ResizeCompleted: Pod resize completed: ",
+    ] {
         assert!(log.contains(&format!("{wanted}{what}")), "{log:#?}");
     }
 }
@@ -774,6 +792,7 @@ fn l4_a_pod_deleted_before_anything_ran_ends_as_failed() {
     assert_eq!(setup, Action::SetUpVolumes);
     life.step(Event::VolumesFailed {
         message: "MountVolume.SetUp failed".into(),
+        others_turn: false,
     });
     life.delete(30);
     assert_eq!(life.status(), "Failed c=ContainerStatusUnknown:137/0");
@@ -948,7 +967,10 @@ fn s1_t5_no_order_of_answers_runs_anything_twice_or_deletes_too_early() {
                     let action = life.open[at].clone();
                     let fails = next(6) == 0;
                     let event = match action {
-                        Action::SetUpVolumes if fails => Event::VolumesFailed { message: "x".into() },
+                        Action::SetUpVolumes if fails => Event::VolumesFailed {
+                            message: "x".into(),
+                            others_turn: false,
+                        },
                         Action::CreateSandbox { .. } if fails => Event::SandboxFailed { message: "x".into() },
                         Action::CreateContainer { container, .. } if fails => Event::ContainerCreateFailed {
                             container,
@@ -1066,13 +1088,18 @@ fn t4_an_end_met_halfway_has_its_grace_again_or_keeps_its_deadline() {
                 name: "c".into(),
                 attempt: 0,
                 hash: String::new(),
-                state: ContainerState::Running { started_at: before.now },
+                state: ContainerState::Running {
+                    started_at: before.now,
+                },
                 created_at: before.now,
                 image: String::new(),
                 image_id: String::new(),
             }],
         });
         let log = life.take_log();
-        assert!(log.contains(&want.to_string()), "{resume:?} {since_deletion}: {log:#?}");
+        assert!(
+            log.contains(&want.to_string()),
+            "{resume:?} {since_deletion}: {log:#?}"
+        );
     }
 }

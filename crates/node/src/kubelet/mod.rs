@@ -331,11 +331,7 @@ impl Workers {
             Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new(pod)))),
             None => {
                 let found = picture.pods.remove(&uid).map(|(s, c)| (picture.since, s, c));
-                let admitted = if found.is_some() {
-                    Ok(())
-                } else {
-                    self.admit(&pod)
-                };
+                let admitted = if found.is_some() { Ok(()) } else { self.admit(&pod) };
                 if admitted.is_ok() {
                     self.admitted.insert(uid.clone());
                 }

@@ -30,6 +30,7 @@ use super::{Shared, container, env, exit, pod_kind, pull, sandbox, status};
 use crate::cgroup;
 use crate::probe::{self, Target};
 use crate::runtime::RuntimeError;
+use crate::volumes::VolumeError;
 
 /// Between attempts at what cannot be given up.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -305,6 +306,7 @@ impl Doer {
                     let event = match shared.volumes.setup(&pod, &place).await {
                         Ok(()) => Event::VolumesReady,
                         Err(error) => Event::VolumesFailed {
+                            others_turn: matches!(error, VolumeError::Claim { .. }),
                             message: error.to_string(),
                         },
                     };
@@ -454,29 +456,30 @@ impl Doer {
         let (shared, inbox, pod) = self.parts();
         let ips = self.machine.ips().to_vec();
         let key = (id.clone(), hook);
-        let task = tokio::spawn(async move {
-            let spec = pod.spec.as_ref().and_then(|s| find_spec(s, &name));
-            let lifecycle = spec.as_ref().and_then(|c| c.lifecycle.as_ref());
-            let handler = lifecycle.and_then(|l| match hook {
-                Hook::PostStart => l.post_start.as_ref(),
-                Hook::PreStop => l.pre_stop.as_ref(),
-            });
-            let limit = timeout_seconds
-                .and_then(|s| u64::try_from(s).ok())
-                .map(Duration::from_secs);
-            let result = match (handler, spec.as_deref()) {
-                (Some(handler), Some(container)) => {
-                    let target = Target {
-                        runtime: &*shared.runtime,
-                        container,
-                        id: &id,
-                        ips: &ips,
-                    };
-                    probe::run_hook(&target, handler, limit).await
-                }
-                _ => Ok(None),
-            };
-            let result = result.map(|fell_back| {
+        let task =
+            tokio::spawn(async move {
+                let spec = pod.spec.as_ref().and_then(|s| find_spec(s, &name));
+                let lifecycle = spec.as_ref().and_then(|c| c.lifecycle.as_ref());
+                let handler = lifecycle.and_then(|l| match hook {
+                    Hook::PostStart => l.post_start.as_ref(),
+                    Hook::PreStop => l.pre_stop.as_ref(),
+                });
+                let limit = timeout_seconds
+                    .and_then(|s| u64::try_from(s).ok())
+                    .map(Duration::from_secs);
+                let result = match (handler, spec.as_deref()) {
+                    (Some(handler), Some(container)) => {
+                        let target = Target {
+                            runtime: &*shared.runtime,
+                            container,
+                            id: &id,
+                            ips: &ips,
+                        };
+                        probe::run_hook(&target, handler, limit).await
+                    }
+                    _ => Ok(None),
+                };
+                let result = result.map(|fell_back| {
                 if let Some(host) = fell_back {
                     let about = reference_to(pod_kind(), &*pod as &dyn AnyObject);
                     let message = format!(
@@ -486,11 +489,11 @@ impl Doer {
                     shared.recorder.event(&about, warning, "LifecycleHTTPFallback", message);
                 }
             });
-            if let Err(why) = &result {
-                debug!(container = name, why, "a lifecycle hook failed");
-            }
-            tell(&inbox, Event::HookDone { id, hook, result });
-        });
+                if let Err(why) = &result {
+                    debug!(container = name, why, "a lifecycle hook failed");
+                }
+                tell(&inbox, Event::HookDone { id, hook, result });
+            });
         self.hooks.insert(key, task.abort_handle());
     }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::GRPCAction;
-use knarr_api::k8s_openapi;
 use k8s_openapi::jiff::SignedDuration;
+use knarr_api::k8s_openapi;
 use knarr_kubelet::backoff::go_seconds;
 use knarr_kubelet::probe::Answer;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -82,7 +82,9 @@ async fn connect(at: &str) -> Result<Channel, String> {
 
 async fn call(channel: Channel, service: String) -> Result<i32, Status> {
     let mut grpc = tonic::client::Grpc::new(channel);
-    grpc.ready().await.map_err(|e| Status::unavailable(e.to_string()))?;
+    grpc.ready()
+        .await
+        .map_err(|e| Status::unavailable(e.to_string()))?;
     let codec = tonic_prost::ProstCodec::<HealthCheckRequest, HealthCheckResponse>::default();
     let path = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
     let request = tonic::Request::new(HealthCheckRequest { service });

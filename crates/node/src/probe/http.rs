@@ -130,10 +130,7 @@ pub(super) async fn get(
         if url.tls {
             let name =
                 rustls::pki_types::ServerName::try_from(url.host.clone()).map_err(|e| e.to_string())?;
-            let stream = connector()?
-                .connect(name, stream)
-                .await
-                .map_err(tls_error)?;
+            let stream = connector()?.connect(name, stream).await.map_err(tls_error)?;
             exchange(url, action, purpose, stream).await
         } else {
             exchange(url, action, purpose, stream).await
@@ -151,7 +148,9 @@ pub(super) async fn get(
 fn tls_error(error: std::io::Error) -> String {
     let tls = error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
     match tls {
-        Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)) => PLAIN_ANSWER.into(),
+        Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)) => {
+            PLAIN_ANSWER.into()
+        }
         _ => error.to_string(),
     }
 }
@@ -320,7 +319,13 @@ mod tests {
             port,
             path: "/".into(),
         };
-        let got = get(&url, &HTTPGetAction::default(), "lifecycle", Duration::from_secs(5)).await;
+        let got = get(
+            &url,
+            &HTTPGetAction::default(),
+            "lifecycle",
+            Duration::from_secs(5),
+        )
+        .await;
         let why = got.err().unwrap();
         assert!(why.ends_with(PLAIN_ANSWER), "{why}");
     }

@@ -18,18 +18,24 @@ pub(super) async fn local_path(api: &dyn Api, namespace: &str, name: &str) -> Re
     }
     let bound = claim.status.as_ref().and_then(|s| s.phase.as_deref()) == Some("Bound");
     let volume = claim.spec.as_ref().and_then(|s| s.volume_name.as_deref());
-    let volume = volume.filter(|v| bound && !v.is_empty()).ok_or("PVC is not bound")?;
+    let volume = volume
+        .filter(|v| bound && !v.is_empty())
+        .ok_or("PVC is not bound")?;
     let volume = api
         .get_as::<PersistentVolume>("", volume)
         .await
         .map_err(|e| format!("failed to fetch PV {volume} from API server: {}", e.message()))?;
     let spec = volume.spec.as_ref();
-    let holder = spec.and_then(|s| s.claim_ref.as_ref()).and_then(|r| r.uid.as_deref());
+    let holder = spec
+        .and_then(|s| s.claim_ref.as_ref())
+        .and_then(|r| r.uid.as_deref());
     if holder != claim.metadata.uid.as_deref() {
         return Err("the PV is bound to another claim".into());
     }
     let local = spec.and_then(|s| s.local.as_ref()).map(|l| &l.path);
     let host = spec.and_then(|s| s.host_path.as_ref()).map(|h| &h.path);
-    let path = local.or(host).ok_or("its kind of volume is not supported by knarr yet")?;
+    let path = local
+        .or(host)
+        .ok_or("its kind of volume is not supported by knarr yet")?;
     Ok(PathBuf::from(path))
 }
