@@ -449,6 +449,7 @@ macro_rules! fallback {
 }
 fallback! {
     PathBuf => PathBuf::new(),
+    TerminationResume => TerminationResume::Full,
     String => String::new(),
     Vec<String> => Vec::new(),
     Option<String> => None,

@@ -45,11 +45,21 @@ fn recorded_lives(ns: &Namespace) -> Outcome {
     ] {
         let mut tag = Command::new("ctr");
         tag.arg("--address").arg(ns.cluster.containerd_socket());
-        tag.args(["-n", "k8s.io", "images", "tag", "--force", "localhost/knarr/busybox:1", name]);
+        tag.args([
+            "-n",
+            "k8s.io",
+            "images",
+            "tag",
+            "--force",
+            "localhost/knarr/busybox:1",
+            name,
+        ]);
         run(&mut tag)?;
     }
     let dir = tempfile::tempdir()?;
-    let user = |field: &str| format!("{{{{range .users}}}}{{{{index .user \"{field}\" | base64decode}}}}{{{{end}}}}");
+    let user = |field: &str| {
+        format!("{{{{range .users}}}}{{{{index .user \"{field}\" | base64decode}}}}{{{{end}}}}")
+    };
     for (file, template) in [
         ("crt", user("client-certificate-data")),
         ("key", user("client-key-data")),
