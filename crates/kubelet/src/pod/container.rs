@@ -621,7 +621,9 @@ impl Pod {
             self.containers[i].waiting = None;
         }
         // One that runs again at once has not been away: users see the next run.
-        if self.ending.is_none() && !self.restarts_at_once(i, now) {
+        // Nor is a last one told apart from the pod's end, where this node has made both.
+        let last = self.containers[i].ended_here && self.is_complete();
+        if self.ending.is_none() && !last && !self.restarts_at_once(i, now) {
             self.tell(now);
         }
     }

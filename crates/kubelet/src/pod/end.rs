@@ -207,7 +207,7 @@ impl Pod {
     }
 
     /// Whether no container will run any more (sidecars do not count).
-    fn is_complete(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         let done = |i: usize| {
             let c = &self.containers[i];
             c.work == Work::None && c.exited().is_some() && !self.restarts(i)
@@ -418,7 +418,8 @@ impl Pod {
         }
         self.containers.iter_mut().for_each(|c| c.work = Work::None);
         let completed = self.ending.as_ref().is_some_and(|e| e.why == Why::Completed);
-        if completed && matches!(self.sandbox, Sandbox::Ready { .. }) {
+        let held = self.ending.as_ref().is_some_and(|e| e.held);
+        if completed && !held && matches!(self.sandbox, Sandbox::Ready { .. }) {
             // What has run is told before what it ran in is taken away.
             self.tell(now);
         }

@@ -384,6 +384,9 @@ impl Pod {
         match event {
             Event::Updated(new) => {
                 let (old, new) = (&self.object.metadata, &new.metadata);
+                if new.deletion_timestamp.is_some() {
+                    return false;
+                }
                 old.generation != new.generation
                     || old.labels != new.labels
                     || old.annotations != new.annotations

@@ -18,7 +18,7 @@ use crate::{image, probe};
 const SHOW_BACK_OFF_AFTER: SignedDuration = SignedDuration::from_secs(60);
 /// Likewise for images: after the first failure, and after later ones.
 const SHOW_PULL_BACK_OFF_AFTER: (SignedDuration, SignedDuration) =
-    (SignedDuration::from_millis(8500), SignedDuration::from_secs(1));
+    (SignedDuration::from_secs(9), SignedDuration::from_secs(1));
 /// A start that failed for a reason that may pass is tried again after the first of these, then the second.
 const START_RETRY: (SignedDuration, SignedDuration) =
     (SignedDuration::from_secs(1), SignedDuration::from_secs(12));
