@@ -2,7 +2,7 @@
 //!
 //! An action that takes time runs in a task of its own and answers with an event; the worker itself never waits.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,8 +84,8 @@ struct Doer {
     inbox: mpsc::UnboundedSender<Msg>,
     writes: mpsc::UnboundedSender<Write>,
     timer: Option<Timestamp>,
-    hooks: HashMap<(String, Hook), AbortHandle>,
-    looking: HashSet<String>,
+    hooks: BTreeMap<(String, Hook), AbortHandle>,
+    looking: BTreeSet<String>,
     /// The sandbox in use, as it was asked for.
     sandbox: Option<Arc<PodSandboxConfig>>,
     sandbox_attempt: u32,
@@ -111,8 +111,8 @@ async fn run(
         inbox,
         writes,
         timer: None,
-        hooks: HashMap::new(),
-        looking: HashSet::new(),
+        hooks: BTreeMap::new(),
+        looking: BTreeSet::new(),
         sandbox: None,
         sandbox_attempt: 0,
         done: false,
@@ -129,6 +129,8 @@ async fn run(
             Duration::try_from(left).unwrap_or(Duration::ZERO)
         });
         tokio::select! {
+            biased;
+            () = cancel.cancelled() => break,
             message = messages.recv() => match message {
                 Some(Msg::Event(event)) => doer.step(event),
                 Some(Msg::Look { id }) => doer.look(id),
@@ -143,7 +145,6 @@ async fn run(
                 doer.timer = None;
                 doer.step(Event::Timer);
             }
-            () = cancel.cancelled() => break,
         }
     }
     writer.abort();
@@ -331,7 +332,9 @@ impl Doer {
                 let parent = super::resources::cgroup_parent(&pod);
                 tokio::spawn(async move {
                     until_done("remove a sandbox", || shared.runtime.remove_sandbox(&id)).await;
-                    cgroup::remove(&parent);
+                    if shared.config.machine.is_host() {
+                        cgroup::remove(&parent);
+                    }
                     shared.owners.lock().remove(&id);
                     tell(&inbox, Event::SandboxRemoved { id });
                 });
@@ -522,7 +525,8 @@ async fn create_sandbox(
     let internal = |e: std::io::Error| RuntimeError::new("Internal", e.to_string());
     std::fs::create_dir_all(&config.log_directory).map_err(internal)?;
     let parent = super::resources::cgroup_parent(pod);
-    if let Err(error) = cgroup::ensure(&parent, &super::resources::of_pod(pod)) {
+    if shared.config.machine.is_host()
+        && let Err(error) = cgroup::ensure(&parent, &super::resources::of_pod(pod)) {
         // The runtime makes the cgroup itself; only the pod's own limit would be missing.
         debug!(parent, %error, "cannot set up a pod's cgroup");
     }
