@@ -611,7 +611,9 @@ async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id
         let _turn = shared.starts.acquire().await;
         shared.runtime.start_container(&id).await
     };
-    if let Err(error) = started {
+    if let Err(error) = started
+        && !runs_all_the_same(shared, &id).await
+    {
         return Event::ContainerStartFailed {
             container,
             id,
@@ -648,6 +650,28 @@ async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id
             image: fallback,
             image_id: String::new(),
         },
+    }
+}
+
+/// Whether a container whose start was answered with an error has been started: the answer may have been lost, and
+/// taking it for an end would start a second one (SPEC S1). Only the runtime's own record says; it is waited for.
+async fn runs_all_the_same(shared: &Shared, id: &str) -> bool {
+    let mut wait = RETRY.0;
+    loop {
+        match shared.runtime.container(id).await {
+            Ok(detail) => {
+                return match &detail.container.state {
+                    ContainerState::Running { .. } => true,
+                    // containerd's record of a start that failed.
+                    ContainerState::Exited(exit) => exit.started_at.is_some() && exit.reason != "StartError",
+                    ContainerState::Created | ContainerState::Unknown => false,
+                };
+            }
+            Err(error) if error.is_not_found() => return false,
+            Err(error) => warn!(container = id, %error, "cannot tell yet whether a container was started"),
+        }
+        sleep(wait).await;
+        wait = (wait * 2).min(RETRY.1);
     }
 }
 
