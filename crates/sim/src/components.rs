@@ -106,7 +106,9 @@ impl Node {
         if running.is_some() {
             return;
         }
-        self.ground.observer.note(&format!("kubelet of {} starts", self.name));
+        self.ground
+            .observer
+            .note(&format!("kubelet of {} starts", self.name));
         let directory = self.ground.directory.join(&self.name);
         let config = Config {
             node_name: self.name.clone(),
@@ -121,7 +123,10 @@ impl Node {
             ..Config::default()
         };
         let user = format!("system:node:{}", self.name);
-        let api = self.ground.server.api(&user, ["system:nodes", "system:authenticated"]);
+        let api = self
+            .ground
+            .server
+            .api(&user, ["system:nodes", "system:authenticated"]);
         let dead = CancellationToken::new();
         let line = Line {
             inner: self.runtime.clone(),
@@ -143,7 +148,9 @@ impl Node {
     /// As `kill -9`: nothing more of it is done, processes go on.
     pub fn crash(&self) {
         if let Some((dead, _)) = self.kubelet.lock().take() {
-            self.ground.observer.note(&format!("kubelet of {} dies", self.name));
+            self.ground
+                .observer
+                .note(&format!("kubelet of {} dies", self.name));
             dead.cancel();
         }
     }
@@ -187,7 +194,10 @@ impl Control {
         let identity = format!("{}-{}", self.network.name, running.0);
         self.ground.observer.note(&format!("{identity} starts"));
         let user = "system:kube-controller-manager";
-        let api = self.ground.server.api(user, ["system:masters", "system:authenticated"]);
+        let api = self
+            .ground
+            .server
+            .api(user, ["system:masters", "system:authenticated"]);
         let dead = CancellationToken::new();
         let mut config = knarr_control::Config::default();
         config.controllers.root_ca = Some("the simulation's".into());

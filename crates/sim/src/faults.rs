@@ -21,7 +21,9 @@ pub(crate) struct Faults {
 impl Faults {
     fn networks(&self) -> Vec<Arc<Network>> {
         let nodes = self.nodes.iter().map(|n| n.network.clone());
-        nodes.chain(self.controls.iter().map(|c| c.network.clone())).collect()
+        nodes
+            .chain(self.controls.iter().map(|c| c.network.clone()))
+            .collect()
     }
 
     /// How bad the rest of this history is going to be.
@@ -51,10 +53,19 @@ impl Faults {
             self.chance.millis(100, 12_000)
         };
         let networks = self.networks();
-        let Some(network) = self.chance.pick(&networks).cloned() else { return };
-        let Some(node) = self.chance.pick(&self.nodes).cloned() else { return };
-        let Some(control) = self.chance.pick(&self.controls).cloned() else { return };
-        let note = |what: String| self.observer.note(&format!("fault: {what} for {} ms", length.as_millis()));
+        let Some(network) = self.chance.pick(&networks).cloned() else {
+            return;
+        };
+        let Some(node) = self.chance.pick(&self.nodes).cloned() else {
+            return;
+        };
+        let Some(control) = self.chance.pick(&self.controls).cloned() else {
+            return;
+        };
+        let note = |what: String| {
+            self.observer
+                .note(&format!("fault: {what} for {} ms", length.as_millis()))
+        };
         match self.chance.between(0, 99) {
             0..20 => {
                 note(format!("partition of {}", network.name));

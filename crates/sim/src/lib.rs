@@ -3,7 +3,7 @@
 //! The real API server over the memory store, the real controllers and scheduler, the real kubelets over a container
 //! runtime in memory, on one thread and tokio's paused clock, with every choice drawn from one seed. Users work, faults
 //! strike at three seams (the API as a component reaches it, the runtime, a component's being there), and after every
-//! commit and every start and end of a process all of [`rules`] are asked. At last the faults end, and what was
+//! commit and every start and end of a process every rule in `rules` is asked. At last the faults end, and what was
 //! wanted has to come about within bounded time.
 //!
 //! What cannot be found here: anything between threads, processes or machines that is not a message.

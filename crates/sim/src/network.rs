@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
+use knarr_api::{AnyObject, registry};
 use knarr_client::{
     Api, DeleteOptions, Error, Kind, List, ListOptions, Object, Patch, Result, WatchEvent, WatchOptions,
     WatchStream,
 };
-use knarr_api::{AnyObject, registry};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
@@ -272,7 +272,8 @@ impl Api for Wire {
 
     async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
         let inner = self.inner.clone();
-        self.send(false, async move { inner.list(kind, options).await }).await
+        self.send(false, async move { inner.list(kind, options).await })
+            .await
     }
 
     async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
@@ -296,7 +297,8 @@ impl Api for Wire {
 
     async fn create(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
         let inner = self.inner.clone();
-        self.send(true, async move { inner.create(kind, object).await }).await
+        self.send(true, async move { inner.create(kind, object).await })
+            .await
     }
 
     async fn update(
@@ -319,8 +321,11 @@ impl Api for Wire {
                 return inner.delete(kind, &namespace, &name, options).await;
             }
         }
-        self.send(true, async move { inner.update(kind, object, &subresource).await })
-            .await
+        self.send(
+            true,
+            async move { inner.update(kind, object, &subresource).await },
+        )
+        .await
     }
 
     async fn patch(

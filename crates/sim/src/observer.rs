@@ -137,14 +137,21 @@ impl Observer {
             return;
         }
         let verb = if value.is_some() { "put" } else { "gone" };
-        inner.history.add(now, &format!("{revision} {verb} {path}"), content);
+        inner
+            .history
+            .add(now, &format!("{revision} {verb} {path}"), content);
         if let Some(name) = path.strip_prefix("core/nodes/") {
             match value.and_then(|v| serde_json::from_slice::<Node>(v).ok()) {
                 Some(node) => drop(inner.world.nodes.insert(name.to_string(), node)),
                 None => {
                     inner.world.nodes.remove(name);
                     let of_node = |life: &&mut Life| life.node() == name;
-                    inner.world.pods.values_mut().filter(of_node).for_each(|life| life.released = true);
+                    inner
+                        .world
+                        .pods
+                        .values_mut()
+                        .filter(of_node)
+                        .for_each(|life| life.released = true);
                 }
             }
         }

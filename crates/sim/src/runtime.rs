@@ -50,7 +50,11 @@ impl Condition {
         let (health, chance) = &mut *state;
         let slow = health.slowest_millis > 0 && chance.per_mille(300);
         let delay = chance.millis(0, if slow { health.slowest_millis } else { 3 });
-        (delay, chance.per_mille(health.failing), chance.per_mille(health.failing))
+        (
+            delay,
+            chance.per_mille(health.failing),
+            chance.per_mille(health.failing),
+        )
     }
 }
 

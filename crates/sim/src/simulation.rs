@@ -144,7 +144,10 @@ impl Simulation {
             };
             let Err(missing) = missing else { break };
             if healed.elapsed() > CONVERGE_WITHIN {
-                observer.violate("S9", format!("{} s after the last fault: {missing}", CONVERGE_WITHIN.as_secs()));
+                observer.violate(
+                    "S9",
+                    format!("{} s after the last fault: {missing}", CONVERGE_WITHIN.as_secs()),
+                );
                 break;
             }
         }
@@ -167,9 +170,9 @@ fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), String> {
         for (id, whose) in node.runtime.running() {
             let uid = whose.split('/').next().unwrap_or_default();
             let accounted = observer.world(|w| {
-                w.pods
-                    .get(uid)
-                    .is_some_and(|life| !life.removed && life.node() == node.name && !world::is_finished(&life.pod))
+                w.pods.get(uid).is_some_and(|life| {
+                    !life.removed && life.node() == node.name && !world::is_finished(&life.pod)
+                })
             });
             if !accounted {
                 return Err(format!("{id} ({whose}) runs on {} for no pod", node.name));
@@ -180,7 +183,8 @@ fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), String> {
 }
 
 fn server_config(directory: &std::path::Path, clock: &dyn Clock) -> std::io::Result<Config> {
-    let pki = knarr_apiserver::pki::Pki::open(&directory.join("pki"), clock.now()).map_err(std::io::Error::other)?;
+    let pki = knarr_apiserver::pki::Pki::open(&directory.join("pki"), clock.now())
+        .map_err(std::io::Error::other)?;
     Ok(Config {
         advertised: "192.0.2.1:6443".into(),
         address: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
@@ -224,7 +228,9 @@ impl fmt::Display for Report {
         }
         match &self.violation {
             None => write!(f, "seed {}: every rule held", self.seed)?,
-            Some(Violation { rule, what, at }) => write!(f, "seed {}: {rule} broken at {at}: {what}", self.seed)?,
+            Some(Violation { rule, what, at }) => {
+                write!(f, "seed {}: {rule} broken at {at}: {what}", self.seed)?
+            }
         }
         write!(
             f,

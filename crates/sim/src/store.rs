@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use knarr_store::{
-    Error, KeyRange, Op, Range, RangeResult, Revision, Store, Txn, TxnResult, Watch,
-};
+use knarr_store::{Error, KeyRange, Op, Range, RangeResult, Revision, Store, Txn, TxnResult, Watch};
 
 use crate::observer::Observer;
 

@@ -71,7 +71,9 @@ impl Users {
         let replicas = self.chance.between(1, REPLICAS);
         let manners = self.manners();
         let grace = self.grace();
-        self.observer.note(&format!("user: deploy {name}, {replicas} replicas that {manners}"));
+        self.observer.note(&format!(
+            "user: deploy {name}, {replicas} replicas that {manners}"
+        ));
         let deployment = json!({
             "metadata": {"namespace": NAMESPACE, "name": name},
             "spec": {
@@ -105,7 +107,9 @@ impl Users {
     }
 
     async fn scale(&mut self) -> Result<(), Error> {
-        let Some(name) = self.some_deployment() else { return Ok(()) };
+        let Some(name) = self.some_deployment() else {
+            return Ok(());
+        };
         let replicas = self.chance.between(0, REPLICAS);
         self.observer.note(&format!("user: scale {name} to {replicas}"));
         let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
@@ -117,7 +121,9 @@ impl Users {
     }
 
     async fn roll(&mut self) -> Result<(), Error> {
-        let Some(name) = self.some_deployment() else { return Ok(()) };
+        let Some(name) = self.some_deployment() else {
+            return Ok(());
+        };
         let version = self.chance.between(1, 3);
         self.observer.note(&format!("user: roll {name} to v{version}"));
         let patch = Patch::Merge(json!({"spec": {"template": {"metadata": {"annotations": {
@@ -130,11 +136,18 @@ impl Users {
     }
 
     async fn delete_deployment(&mut self) -> Result<(), Error> {
-        let Some(name) = self.some_deployment() else { return Ok(()) };
+        let Some(name) = self.some_deployment() else {
+            return Ok(());
+        };
         let foreground = self.chance.per_mille(400);
-        self.observer.note(&format!("user: delete {name}, foreground: {foreground}"));
+        self.observer
+            .note(&format!("user: delete {name}, foreground: {foreground}"));
         let options = DeleteOptions {
-            propagation: Some(if foreground { Propagation::Foreground } else { Propagation::Background }),
+            propagation: Some(if foreground {
+                Propagation::Foreground
+            } else {
+                Propagation::Background
+            }),
             ..DeleteOptions::default()
         };
         self.deployments.remove(&name);
@@ -163,7 +176,8 @@ impl Users {
         if self.chance.per_mille(200) {
             pod["metadata"]["finalizers"] = json!([FINALIZER]);
         }
-        self.observer.note(&format!("user: create {name}, which {container} ({restart})"));
+        self.observer
+            .note(&format!("user: create {name}, which {container} ({restart})"));
         self.create(&registry::POD, pod).await?;
         self.bare_pods.insert(name);
         Ok(())
@@ -178,7 +192,8 @@ impl Users {
     }
 
     async fn delete(&mut self, pod: &Object, grace: Option<i64>) -> Result<(), Error> {
-        self.observer.note(&format!("user: delete {} grace {grace:?}", pod.name()));
+        self.observer
+            .note(&format!("user: delete {} grace {grace:?}", pod.name()));
         self.bare_pods.remove(pod.name());
         if grace == Some(0) {
             self.observer.release(pod.uid());
@@ -196,7 +211,9 @@ impl Users {
 
     async fn delete_some_pod(&mut self) -> Result<(), Error> {
         let pods = self.pods().await?;
-        let Some(pod) = self.chance.pick(&pods).cloned() else { return Ok(()) };
+        let Some(pod) = self.chance.pick(&pods).cloned() else {
+            return Ok(());
+        };
         let grace = self.chance.between(1, 20);
         let shorter = self.chance.per_mille(350);
         let grace = i64::try_from(grace).ok().filter(|_| shorter);
@@ -205,14 +222,18 @@ impl Users {
 
     async fn force(&mut self) -> Result<(), Error> {
         let pods = self.pods().await?;
-        let Some(pod) = self.chance.pick(&pods).cloned() else { return Ok(()) };
+        let Some(pod) = self.chance.pick(&pods).cloned() else {
+            return Ok(());
+        };
         self.delete(&pod, Some(0)).await
     }
 
     /// Takes a name again as soon as it is free.
     async fn replace_pod(&mut self) -> Result<(), Error> {
         let bare: Vec<String> = self.bare_pods.iter().cloned().collect();
-        let Some(name) = self.chance.pick(&bare).cloned() else { return Ok(()) };
+        let Some(name) = self.chance.pick(&bare).cloned() else {
+            return Ok(());
+        };
         let pod = self.api.get(&registry::POD, NAMESPACE, &name).await?;
         self.delete(&pod, None).await?;
         for _ in 0..50 {
@@ -258,7 +279,11 @@ impl Users {
             };
             let status = deployment.status.clone().unwrap_or_default();
             let replicas = i32::try_from(*replicas).unwrap_or(i32::MAX);
-            let counts = [status.replicas, status.updated_replicas, status.available_replicas];
+            let counts = [
+                status.replicas,
+                status.updated_replicas,
+                status.available_replicas,
+            ];
             let counts = counts.map(Option::unwrap_or_default);
             if counts != [replicas; 3] || status.observed_generation != deployment.metadata.generation {
                 return Ok(Err(format!(
@@ -292,9 +317,7 @@ impl Users {
 }
 
 fn pod_spec(main: &str, grace: u64, restart: &str, init: bool) -> Value {
-    let container = |name: &str| {
-        json!({"name": name, "image": "docker.io/library/app:v1", "imagePullPolicy": "IfNotPresent"})
-    };
+    let container = |name: &str| json!({"name": name, "image": "docker.io/library/app:v1", "imagePullPolicy": "IfNotPresent"});
     let mut spec = json!({
         "terminationGracePeriodSeconds": grace,
         "restartPolicy": restart,

@@ -12,7 +12,11 @@ const SEEDS: u64 = 40;
 
 fn number(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name}={value}: expected a number")))
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("{name}={value}: expected a number")),
+    )
 }
 
 /// Runs them on as many threads as there are cores, each history on one.
@@ -29,6 +33,7 @@ fn run(seeds: std::ops::Range<u64>) -> Vec<Report> {
                 }
                 let report = Simulation::new(seed).run().unwrap();
                 if report.violation.is_some() {
+                    eprintln!("{report}\n");
                     broken.push(report);
                 }
             }
@@ -62,10 +67,10 @@ fn s9_every_rule_holds_in_every_history() {
         return;
     }
     let broken = run(0..number("KNARR_SIM_SEEDS").unwrap_or(SEEDS));
-    for report in &broken {
-        eprintln!("{report}\n");
-    }
-    let seeds: Vec<_> = broken.iter().map(|r| (r.seed, r.violation.as_ref().map(|v| v.rule))).collect();
+    let seeds: Vec<_> = broken
+        .iter()
+        .map(|r| (r.seed, r.violation.as_ref().map(|v| v.rule)))
+        .collect();
     assert!(broken.is_empty(), "broken: {seeds:?}");
 }
 

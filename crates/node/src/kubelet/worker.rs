@@ -526,7 +526,8 @@ async fn create_sandbox(
     std::fs::create_dir_all(&config.log_directory).map_err(internal)?;
     let parent = super::resources::cgroup_parent(pod);
     if shared.config.machine.is_host()
-        && let Err(error) = cgroup::ensure(&parent, &super::resources::of_pod(pod)) {
+        && let Err(error) = cgroup::ensure(&parent, &super::resources::of_pod(pod))
+    {
         // The runtime makes the cgroup itself; only the pod's own limit would be missing.
         debug!(parent, %error, "cannot set up a pod's cgroup");
     }

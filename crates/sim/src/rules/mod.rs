@@ -9,6 +9,8 @@ mod s3_order;
 mod t1_deletion;
 mod t3_grace;
 mod t5_last_step;
+#[cfg(test)]
+mod tests;
 
 use crate::world::{Seen, World};
 

@@ -8,7 +8,9 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
         return Ok(());
     };
     let Some(uid) = &options.preconditions.uid else {
-        return Err(format!("{by} deletes pod {name} without saying which uid it means"));
+        return Err(format!(
+            "{by} deletes pod {name} without saying which uid it means"
+        ));
     };
     if options.grace_period_seconds != Some(0) {
         return Ok(());
@@ -17,9 +19,10 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
         return Err(format!("{by} deletes pod {name} of a uid that never was: {uid}"));
     };
     match by.strip_prefix("node/") {
-        Some(node) if life.node() != node => {
-            Err(format!("{by} completes the deletion of {name}, which is bound to {:?}", life.node()))
-        }
+        Some(node) if life.node() != node => Err(format!(
+            "{by} completes the deletion of {name}, which is bound to {:?}",
+            life.node()
+        )),
         Some(_) => match world.of_pod(uid).next() {
             Some(process) if !life.released => Err(format!(
                 "{by} completes the deletion of {name} while its container {} runs",
@@ -28,6 +31,9 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
             _ => Ok(()),
         },
         None if life.node().is_empty() || life.released || is_finished(&life.pod) => Ok(()),
-        None => Err(format!("{by} removes {name} by force, which {} answers for", life.node())),
+        None => Err(format!(
+            "{by} removes {name} by force, which {} answers for",
+            life.node()
+        )),
     }
 }

@@ -18,7 +18,9 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
         ));
     }
     if life.removed && !life.released {
-        return Err(format!("container {container} was started after its pod had left the store"));
+        return Err(format!(
+            "container {container} was started after its pod had left the store"
+        ));
     }
     let Some(spec) = &life.pod.spec else { return Ok(()) };
     if !spec.containers.iter().any(|c| c.name == *container) {

@@ -28,7 +28,10 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
             if now.0 > deadline.0.max(world.now) {
                 return Err(format!("a deletion was put off from {} to {}", deadline.0, now.0));
             }
-            let (was, is) = (was.deletion_grace_period_seconds, is.deletion_grace_period_seconds);
+            let (was, is) = (
+                was.deletion_grace_period_seconds,
+                is.deletion_grace_period_seconds,
+            );
             if is > was || is.is_none() {
                 return Err(format!("a deletion's grace went from {was:?} to {is:?}"));
             }

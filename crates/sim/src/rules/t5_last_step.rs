@@ -17,12 +17,17 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
             process.container, process.node
         ));
     }
-    let statuses = pod.status.iter().flat_map(|s| s.container_statuses.iter().flatten());
+    let statuses = pod
+        .status
+        .iter()
+        .flat_map(|s| s.container_statuses.iter().flatten());
     let running = statuses.filter(|c| c.state.as_ref().is_some_and(|s| s.running.is_some()));
     if let Some(running) = running.map(|c| &c.name).next()
         && !node_of(pod).is_empty()
     {
-        return Err(format!("the pod {what}, its last status says that {running} runs"));
+        return Err(format!(
+            "the pod {what}, its last status says that {running} runs"
+        ));
     }
     Ok(())
 }
