@@ -355,8 +355,11 @@ impl Pod {
     pub(super) fn stop_failed(&mut self, id: &str, now: Timestamp) {
         let Some(i) = self.by_id(id) else { return };
         if let Work::Stopping(stop) = &mut self.containers[i].work {
-            stop.stage = Stage::RetryAt(now + RETRY);
-            self.wake_at(now + RETRY);
+            let again = now + RETRY;
+            stop.stage = Stage::RetryAt(again);
+            // Nobody knows whether it was told to end: it has its full grace again (T4).
+            stop.began = again;
+            self.wake_at(again);
         }
     }
 

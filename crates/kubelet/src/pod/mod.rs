@@ -155,7 +155,7 @@ pub struct Pulled {
     pub size_bytes: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
     PostStart,
     PreStop,

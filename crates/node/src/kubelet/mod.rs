@@ -9,6 +9,7 @@ pub mod downward;
 pub mod env;
 mod exit;
 pub mod labels;
+mod machine;
 mod node;
 mod pull;
 pub mod resources;
@@ -16,7 +17,7 @@ pub mod sandbox;
 mod status;
 mod worker;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +42,7 @@ use tracing::{debug, info, warn};
 
 use crate::runtime::{Runtime, RuntimeEvent};
 use crate::volumes::Volumes;
+pub use machine::Machine;
 use worker::{Msg, Worker};
 
 /// Between looks at all that runs, while the runtime tells of exits by itself; else [`RELIST_BLIND`].
@@ -77,6 +79,7 @@ pub struct Config {
     pub resolv_conf: PathBuf,
     /// For pods that were ending while no kubelet was there.
     pub termination_resume: TerminationResume,
+    pub machine: Machine,
 }
 
 impl Default for Config {
@@ -95,6 +98,7 @@ impl Default for Config {
             max_pods: 110,
             resolv_conf: "/etc/resolv.conf".into(),
             termination_resume: TerminationResume::Full,
+            machine: Machine::default(),
         }
     }
 }
@@ -111,7 +115,7 @@ pub(crate) struct Shared {
     /// The pods bound to this node.
     pub pods: Arc<Store>,
     /// Whose a sandbox or container is.
-    pub owners: Mutex<HashMap<String, mpsc::UnboundedSender<Msg>>>,
+    pub owners: Mutex<BTreeMap<String, mpsc::UnboundedSender<Msg>>>,
     pub pulls: Semaphore,
     pub starts: Semaphore,
     pub memory_bytes: i64,
@@ -135,11 +139,16 @@ impl Kubelet {
         clock: Arc<dyn Clock>,
         cancel: CancellationToken,
     ) -> Self {
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let memory_bytes = container::memory_bytes(&meminfo).unwrap_or(0);
+        let memory_bytes = match config.machine {
+            Machine::Host => {
+                let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+                container::memory_bytes(&meminfo).unwrap_or(0)
+            }
+            Machine::Hollow { memory_bytes, .. } => memory_bytes,
+        };
         let capacity = node::capacity(&config, memory_bytes);
         let shared = Arc::new(Shared {
-            volumes: Volumes::new(config.root_dir.clone(), api.clone()),
+            volumes: Volumes::new(config.root_dir.clone(), api.clone(), config.machine),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
             pods: Arc::new(Store::new(core::Pod::kind_of(), &[])),
@@ -158,8 +167,9 @@ impl Kubelet {
         let task = tokio::spawn(async move {
             let running = run(shared, cancel.clone());
             tokio::select! {
-                () = running => {}
+                biased;
                 () = cancel.cancelled() => {}
+                () = running => {}
             }
         });
         Kubelet { task, pods }
@@ -183,14 +193,14 @@ impl Kubelet {
 /// What the runtime holds, by pod.
 struct Picture {
     since: Timestamp,
-    pods: HashMap<String, (Vec<Sandbox>, Vec<Container>)>,
+    pods: BTreeMap<String, (Vec<Sandbox>, Vec<Container>)>,
 }
 
 async fn look(shared: &Shared) -> crate::runtime::Result<Picture> {
     let since = shared.clock.now();
     let sandboxes = shared.runtime.sandboxes().await?;
     let containers = shared.runtime.containers().await?;
-    let mut pods: HashMap<String, (Vec<Sandbox>, Vec<Container>)> = HashMap::new();
+    let mut pods: BTreeMap<String, (Vec<Sandbox>, Vec<Container>)> = BTreeMap::new();
     for sandbox in sandboxes {
         pods.entry(sandbox.pod.uid.clone()).or_default().0.push(sandbox);
     }
@@ -236,10 +246,10 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
 
     let mut workers = Workers {
         shared: shared.clone(),
-        by_uid: HashMap::new(),
+        by_uid: BTreeMap::new(),
         cancel,
-        admitted: HashSet::new(),
-        orphans: HashSet::new(),
+        admitted: BTreeSet::new(),
+        orphans: BTreeSet::new(),
     };
     let (exits, mut exited) = mpsc::unbounded_channel();
     tasks.spawn(listen(shared.clone(), exits));
@@ -248,6 +258,7 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
     let mut next_look = Instant::now() + RELIST_BLIND;
     loop {
         tokio::select! {
+            biased;
             Some((old, new)) = changes.recv() => workers.changed(old.as_deref(), new, &mut picture),
             Some(heard) = exited.recv() => match heard {
                 Heard::Event(RuntimeEvent::Exited { id }) => workers.exited(&id),
@@ -309,12 +320,12 @@ async fn listen(shared: Arc<Shared>, exits: mpsc::UnboundedSender<Heard>) {
 
 struct Workers {
     shared: Arc<Shared>,
-    by_uid: HashMap<String, Worker>,
+    by_uid: BTreeMap<String, Worker>,
     cancel: CancellationToken,
     /// Taken by this node.
-    admitted: HashSet<String>,
+    admitted: BTreeSet<String>,
     /// Being ended.
-    orphans: HashSet<String>,
+    orphans: BTreeSet<String>,
 }
 
 impl Workers {

@@ -2,7 +2,7 @@
 //!
 //! An action that takes time runs in a task of its own and answers with an event; the worker itself never waits.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,8 +93,8 @@ struct Doer {
     inbox: mpsc::UnboundedSender<Msg>,
     writes: mpsc::UnboundedSender<Write>,
     timer: Option<Timestamp>,
-    hooks: HashMap<(String, Hook), AbortHandle>,
-    looking: HashSet<String>,
+    hooks: BTreeMap<(String, Hook), AbortHandle>,
+    looking: BTreeSet<String>,
     /// The sandbox in use, as it was asked for.
     sandbox: Option<Arc<PodSandboxConfig>>,
     sandbox_attempt: u32,
@@ -122,8 +122,8 @@ async fn run(
         inbox,
         writes,
         timer: None,
-        hooks: HashMap::new(),
-        looking: HashSet::new(),
+        hooks: BTreeMap::new(),
+        looking: BTreeSet::new(),
         sandbox: None,
         sandbox_attempt: 0,
         done: false,
@@ -141,6 +141,8 @@ async fn run(
             Duration::try_from(left).unwrap_or(Duration::ZERO)
         });
         tokio::select! {
+            biased;
+            () = cancel.cancelled() => break,
             message = messages.recv() => match message {
                 Some(Msg::Event(event)) => doer.step(event),
                 Some(Msg::Look { id }) => doer.look(id),
@@ -155,7 +157,6 @@ async fn run(
                 doer.timer = None;
                 doer.step(Event::Timer);
             }
-            () = cancel.cancelled() => break,
         }
     }
     writer.abort();
@@ -344,7 +345,9 @@ impl Doer {
                 let parent = super::resources::cgroup_parent(&pod);
                 tokio::spawn(async move {
                     until_done("remove a sandbox", || shared.runtime.remove_sandbox(&id)).await;
-                    cgroup::remove(&parent);
+                    if shared.config.machine.is_host() {
+                        cgroup::remove(&parent);
+                    }
                     shared.owners.lock().remove(&id);
                     tell(&inbox, Event::SandboxRemoved { id });
                 });
@@ -559,7 +562,9 @@ async fn create_sandbox(
     let internal = |e: std::io::Error| RuntimeError::new("Internal", e.to_string());
     std::fs::create_dir_all(&config.log_directory).map_err(internal)?;
     let parent = super::resources::cgroup_parent(pod);
-    if let Err(error) = cgroup::ensure(&parent, &super::resources::of_pod(pod)) {
+    if shared.config.machine.is_host()
+        && let Err(error) = cgroup::ensure(&parent, &super::resources::of_pod(pod))
+    {
         // The runtime makes the cgroup itself; only the pod's own limit would be missing.
         debug!(parent, %error, "cannot set up a pod's cgroup");
     }
@@ -644,7 +649,9 @@ async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id
         let _turn = shared.starts.acquire().await;
         shared.runtime.start_container(&id).await
     };
-    if let Err(error) = started {
+    if let Err(error) = started
+        && !runs_all_the_same(shared, &id).await
+    {
         return Event::ContainerStartFailed {
             container,
             id,
@@ -699,6 +706,28 @@ async fn resize_container(shared: &Shared, pod: &core::Pod, name: &str, id: &str
         cgroup::ensure(&parent, &of_pod).map_err(|e| format!("the pod's limits: {e}"))?;
     }
     Ok(())
+}
+
+/// Whether a container whose start was answered with an error has been started: the answer may have been lost, and
+/// taking it for an end would start a second one (SPEC S1). Only the runtime's own record says; it is waited for.
+async fn runs_all_the_same(shared: &Shared, id: &str) -> bool {
+    let mut wait = RETRY.0;
+    loop {
+        match shared.runtime.container(id).await {
+            Ok(detail) => {
+                return match &detail.container.state {
+                    ContainerState::Running { .. } => true,
+                    // containerd's record of a start that failed.
+                    ContainerState::Exited(exit) => exit.started_at.is_some() && exit.reason != "StartError",
+                    ContainerState::Created | ContainerState::Unknown => false,
+                };
+            }
+            Err(error) if error.is_not_found() => return false,
+            Err(error) => warn!(container = id, %error, "cannot tell yet whether a container was started"),
+        }
+        sleep(wait).await;
+        wait = (wait * 2).min(RETRY.1);
+    }
 }
 
 /// Fetches what the container's environment comes from.

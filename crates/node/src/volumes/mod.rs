@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 use tracing::warn;
 
+use crate::kubelet::Machine;
 use crate::kubelet::downward::Place;
 use crate::kubelet::env::expand;
 
@@ -49,6 +50,7 @@ pub enum VolumeError {
 pub struct Volumes {
     root: PathBuf,
     api: Arc<dyn Api>,
+    machine: Machine,
     /// The tasks that keep pods' files current, by uid.
     refreshers: Mutex<BTreeMap<String, AbortHandle>>,
     tokens: Arc<files::Tokens>,
@@ -69,10 +71,11 @@ fn plugin(volume: &core::Volume) -> &'static str {
 }
 
 impl Volumes {
-    pub fn new(root: PathBuf, api: Arc<dyn Api>) -> Self {
+    pub fn new(root: PathBuf, api: Arc<dyn Api>, machine: Machine) -> Self {
         Volumes {
             root,
             api,
+            machine,
             refreshers: Mutex::default(),
             tokens: Arc::default(),
             claimed: Mutex::default(),
@@ -222,11 +225,14 @@ impl Volumes {
         if uid.is_empty() || !directory.exists() {
             return Ok(());
         }
-        let gone = tokio::task::spawn_blocking({
-            let directory = directory.clone();
-            move || remove_all(&directory)
-        });
-        let gone = gone.await.unwrap_or_else(|e| Err(std::io::Error::other(e)));
+        let gone = match self.machine {
+            Machine::Host => {
+                let directory = directory.clone();
+                let gone = tokio::task::spawn_blocking(move || remove_all(&directory));
+                gone.await.unwrap_or_else(|e| Err(std::io::Error::other(e)))
+            }
+            Machine::Hollow { .. } => remove_all(&directory),
+        };
         gone.map_err(|e| VolumeError::TearDown {
             path: directory.display().to_string(),
             why: e.to_string(),
