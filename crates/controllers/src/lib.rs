@@ -9,6 +9,7 @@ pub mod controller;
 pub mod deployment;
 pub mod endpoints;
 pub mod garbagecollector;
+pub mod history;
 pub mod namespace;
 pub mod node;
 pub mod owner;
@@ -17,6 +18,7 @@ pub mod podgc;
 pub mod replicaset;
 pub mod root_ca;
 pub mod serviceaccount;
+pub mod statefulset;
 pub mod sweep;
 #[cfg(test)]
 mod world;
@@ -53,6 +55,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(node::taints::NodeTaints),
         Box::new(replicaset::ReplicaSets),
         Box::new(serviceaccount::ServiceAccounts),
+        Box::new(statefulset::StatefulSets),
     ];
     if let Some(bundle) = config.root_ca.clone() {
         all.push(Box::new(root_ca::RootCa { bundle }));
