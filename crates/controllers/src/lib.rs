@@ -6,10 +6,12 @@
 
 pub mod action;
 pub mod controller;
+pub mod daemonset;
 pub mod deployment;
 pub mod endpoints;
 pub mod garbagecollector;
 pub mod history;
+pub mod job;
 pub mod namespace;
 pub mod node;
 pub mod owner;
@@ -47,9 +49,11 @@ impl Default for Config {
 /// Every controller that works on keys.
 pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     let mut all: Vec<Box<dyn Controller>> = vec![
+        Box::new(daemonset::DaemonSets),
         Box::new(deployment::Deployments),
         Box::new(endpoints::legacy::Endpoints),
         Box::new(endpoints::slices::EndpointSlices),
+        Box::new(job::Jobs),
         Box::new(namespace::Namespaces),
         Box::new(node::eviction::TaintEviction),
         Box::new(node::taints::NodeTaints),

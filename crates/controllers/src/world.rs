@@ -16,6 +16,8 @@ use crate::owner::controller_of;
 #[derive(Default)]
 pub struct World {
     objects: BTreeMap<(&'static str, ObjectKey), Arc<Object>>,
+    /// How many were created, for the names of the next.
+    created: usize,
 }
 
 /// The test's second `n`.
@@ -63,7 +65,8 @@ impl World {
 
     fn create(&mut self, create: &Create) {
         let mut object = create.object.clone_box();
-        let count = self.objects.len();
+        self.created += 1;
+        let count = self.created;
         let meta = object.metadata_mut();
         let generated = meta.generate_name.clone().unwrap_or_default();
         let name = meta
