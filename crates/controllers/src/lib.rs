@@ -8,6 +8,7 @@ pub mod action;
 pub mod controller;
 pub mod daemonset;
 pub mod deployment;
+pub mod disruption;
 pub mod endpoints;
 pub mod garbagecollector;
 pub mod history;
@@ -22,6 +23,7 @@ pub mod root_ca;
 pub mod serviceaccount;
 pub mod statefulset;
 pub mod sweep;
+pub mod ttlafterfinished;
 #[cfg(test)]
 mod world;
 
@@ -51,6 +53,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     let mut all: Vec<Box<dyn Controller>> = vec![
         Box::new(daemonset::DaemonSets),
         Box::new(deployment::Deployments),
+        Box::new(disruption::Disruptions),
         Box::new(endpoints::legacy::Endpoints),
         Box::new(endpoints::slices::EndpointSlices),
         Box::new(job::Jobs),
@@ -60,6 +63,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(replicaset::ReplicaSets),
         Box::new(serviceaccount::ServiceAccounts),
         Box::new(statefulset::StatefulSets),
+        Box::new(ttlafterfinished::TtlAfterFinished),
     ];
     if let Some(bundle) = config.root_ca.clone() {
         all.push(Box::new(root_ca::RootCa { bundle }));

@@ -57,6 +57,9 @@ impl World {
                 Action::Create(create) => self.create(create),
                 Action::CreateMany(all) => all.iter().for_each(|create| self.create(create)),
                 Action::Delete(delete) => self.delete(delete),
+                Action::Release(release) => {
+                    self.objects.remove(&("pods", release.key().clone()));
+                }
                 Action::DeleteMany(all) => all.iter().for_each(|delete| self.delete(delete)),
                 _ => self.take_updates(std::slice::from_ref(action)),
             }

@@ -220,14 +220,14 @@ fn s2_what_runs_when_a_job_ends_is_asked_to_end_and_the_job_waits_for_it() {
         lines(&actions)
     );
     let actions = world.run(&Jobs, KEY, at(30));
-    let deletes: Vec<(&str, Option<i64>)> = actions
+    let deletes: Vec<&str> = actions
         .iter()
         .flat_map(|a| match a {
-            Action::DeleteMany(all) => all.iter().map(|d| (d.uid.as_str(), d.grace_seconds)).collect(),
+            Action::DeleteMany(all) => all.iter().map(|d| d.uid.as_str()).collect(),
             _ => Vec::new(),
         })
         .collect();
-    let uids: Vec<(&str, Option<i64>)> = running.iter().map(|p| (p.object().uid(), None)).collect();
+    let uids: Vec<&str> = running.iter().map(|p| p.object().uid()).collect();
     assert_eq!(deletes, uids);
     settle(&mut world, 30);
     assert_eq!(conditions(&world), ["FailureTarget=True:DeadlineExceeded"]);

@@ -136,7 +136,7 @@ fn s1_a_pod_that_ends_or_is_cut_off_is_not_replaced_before_its_object_is_gone() 
 }
 
 #[test]
-fn s2_every_delete_carries_the_uid_and_leaves_the_grace_to_the_pod() {
+fn s2_every_delete_carries_the_uid_it_was_decided_on() {
     let mut world = World::default();
     world.put(set(json!({"replicas": 1})));
     look(&mut world, 0);
@@ -145,11 +145,11 @@ fn s2_every_delete_carries_the_uid_and_leaves_the_grace_to_the_pod() {
     let deletes: Vec<_> = actions
         .iter()
         .filter_map(|a| match a {
-            Action::Delete(d) => Some((d.key.name.as_str(), d.uid.as_str(), d.grace_seconds)),
+            Action::Delete(d) => Some((d.key.name.as_str(), d.uid.as_str())),
             _ => None,
         })
         .collect();
-    assert_eq!(deletes, [("db-0", "uid-db-0", None)]);
+    assert_eq!(deletes, [("db-0", "uid-db-0")]);
 }
 
 #[test]
