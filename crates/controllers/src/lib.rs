@@ -6,6 +6,7 @@
 
 pub mod action;
 pub mod controller;
+pub mod cronjob;
 pub mod daemonset;
 pub mod deployment;
 pub mod disruption;
@@ -27,6 +28,9 @@ pub mod ttlafterfinished;
 #[cfg(test)]
 mod world;
 
+use k8s_openapi::jiff::tz::TimeZone;
+use knarr_api::k8s_openapi;
+
 pub use action::{Action, Failure};
 pub use controller::{Changed, Context, Controller, View};
 
@@ -37,6 +41,8 @@ pub struct Config {
     pub root_ca: Option<String>,
     /// How many finished pods may lie about before the oldest are removed; 0 is any number (SPEC L12).
     pub terminated_pod_gc_threshold: usize,
+    /// Looks a time zone up by its IANA name, for CronJobs; the database is the driver's.
+    pub time_zone: fn(&str) -> Option<TimeZone>,
 }
 
 impl Default for Config {
@@ -44,6 +50,7 @@ impl Default for Config {
         Config {
             root_ca: None,
             terminated_pod_gc_threshold: 12_500,
+            time_zone: |name| (name == "UTC").then_some(TimeZone::UTC),
         }
     }
 }
@@ -51,6 +58,9 @@ impl Default for Config {
 /// Every controller that works on keys.
 pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     let mut all: Vec<Box<dyn Controller>> = vec![
+        Box::new(cronjob::CronJobs {
+            time_zone: config.time_zone,
+        }),
         Box::new(daemonset::DaemonSets),
         Box::new(deployment::Deployments),
         Box::new(disruption::Disruptions),
