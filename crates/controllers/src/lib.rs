@@ -20,6 +20,7 @@ pub mod owner;
 pub mod pod;
 pub mod podgc;
 pub mod replicaset;
+pub mod replicationcontroller;
 pub mod root_ca;
 pub mod serviceaccount;
 pub mod statefulset;
@@ -71,6 +72,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(node::eviction::TaintEviction),
         Box::new(node::taints::NodeTaints),
         Box::new(replicaset::ReplicaSets),
+        Box::new(replicationcontroller::ReplicationControllers),
         Box::new(serviceaccount::ServiceAccounts),
         Box::new(statefulset::StatefulSets),
         Box::new(ttlafterfinished::TtlAfterFinished),
