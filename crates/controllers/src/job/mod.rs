@@ -224,8 +224,7 @@ impl<'a> Look<'a> {
                 self.tell_suspended(suspended);
             }
         }
-        let some = |n: usize| (n > 0).then(|| count(n));
-        self.status.active = some(numbers.active);
+        self.status.active = (numbers.active > 0).then(|| count(numbers.active));
         self.status.ready = Some(count(numbers.ready));
         self.status.terminating = Some(count(numbers.terminating));
         self.track(end, numbers.terminating);
