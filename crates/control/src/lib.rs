@@ -71,10 +71,14 @@ async fn work(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
         clock,
     };
     let mut running = JoinSet::new();
-    for controller in knarr_controllers::all(&config.controllers) {
+    let controllers = knarr_controllers::Config {
+        time_zone: |name| jiff::tz::TimeZone::get(name).ok(),
+        ..config.controllers.clone()
+    };
+    for controller in knarr_controllers::all(&controllers) {
         running.spawn(runner::run(base.clone(), controller));
     }
-    for sweep in knarr_controllers::sweeps(&config.controllers) {
+    for sweep in knarr_controllers::sweeps(&controllers) {
         running.spawn(sweeper::run(base.clone(), sweep));
     }
     running.spawn(garbage_collector::run(base.clone()));
