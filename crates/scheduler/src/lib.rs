@@ -5,6 +5,7 @@
 //! randomness: among nodes that are equally good the choice goes round.
 //! To add a plugin: one file under [`plugins`], one line in [`plugins::default`].
 
+pub mod config;
 pub mod node_info;
 pub mod plugins;
 pub mod pod_info;
