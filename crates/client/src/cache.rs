@@ -89,7 +89,7 @@ struct Content {
 }
 
 /// How many of the last changes keep their typed values: what comes of a change comes soon after it.
-const FRESH_CHANGES: usize = 512;
+const FRESH_CHANGES: usize = 128;
 
 impl Content {
     /// Notes a change, and makes slim what no longer is one of the last.

@@ -1,15 +1,19 @@
 //! Pod garbage collection: the only component that removes pods by force, and only where nobody else can (SPEC S2):
 //! pods whose node object no longer exists, pods that were never scheduled and are ending, pods that are ending on a node
 //! with the out-of-service taint. And when too many finished pods lie about, the oldest go (SPEC L12).
+//!
+//! It looks over all pods again and again, so it looks only at what caches know of each without reading it
+//! ([`Object::slim`](knarr_api::Object::slim)).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_api::{Kind, Object, ObjectKey};
 
 use crate::action::{Action, Delete, Fact};
 use crate::controller::View;
@@ -53,22 +57,18 @@ impl Sweep for PodGc {
     }
 
     fn sweep(&mut self, view: &dyn View, now: Timestamp) -> Vec<Vec<Action>> {
-        let pods: Vec<Shared<Pod>> = view.list_as("");
+        let pods: Vec<Seen> = view.list(&registry::POD, "").into_iter().map(Seen::of).collect();
         let mut lists = too_many(&pods, self.threshold);
         lists.extend(self.orphaned(view, &pods, now));
-        for pod in &pods {
-            if !pod::is_deleting(pod) {
-                continue;
-            }
-            let node = pod::node_name(pod);
-            if node.is_empty() {
+        for pod in pods.iter().filter(|p| p.deleting) {
+            if pod.node.is_empty() {
                 // Nothing of it runs anywhere: nobody else would complete this deletion.
-                lists.push(remove(pod, &failed(pod)));
-            } else if let Some(node) = view.get_as::<Node>("", node)
+                lists.extend(pod.remove(failed));
+            } else if let Some(node) = view.get_as::<Node>("", &pod.node)
                 && is_out_of_service(&node)
             {
-                let lost = disrupted(&failed(pod), REASON, "PodGC: node is out-of-service", now);
-                lists.push(remove(pod, &lost));
+                let lost = |p: &Pod| disrupted(&failed(p), REASON, "PodGC: node is out-of-service", now);
+                lists.extend(pod.remove(lost));
             }
         }
         lists
@@ -76,11 +76,11 @@ impl Sweep for PodGc {
 }
 
 impl PodGc {
-    fn orphaned(&mut self, view: &dyn View, pods: &[Shared<Pod>], now: Timestamp) -> Vec<Vec<Action>> {
+    fn orphaned(&mut self, view: &dyn View, pods: &[Seen], now: Timestamp) -> Vec<Vec<Action>> {
         let mut missing = BTreeMap::new();
         let mut lists = Vec::new();
         for pod in pods {
-            let node = pod::node_name(pod);
+            let node = pod.node.as_str();
             if node.is_empty() || view.get(&registry::NODE, "", node).is_some() {
                 continue;
             }
@@ -94,10 +94,11 @@ impl PodGc {
                 kind: &registry::NODE,
                 key: ObjectKey::new("", node),
             });
-            let lost = disrupted(&failed(pod), REASON, "PodGC: node no longer exists", now);
-            let mut actions = vec![absent];
-            actions.extend(remove(pod, &lost));
-            lists.push(actions);
+            let lost = |p: &Pod| disrupted(&failed(p), REASON, "PodGC: node no longer exists", now);
+            lists.extend(pod.remove(lost).map(|mut actions| {
+                actions.insert(0, absent);
+                actions
+            }));
         }
         self.missing_since = missing;
         lists
@@ -110,46 +111,67 @@ fn is_out_of_service(node: &Node) -> bool {
     !ready && taints.any(|t| t.key == OUT_OF_SERVICE)
 }
 
+/// A pod as far as it is looked at.
+struct Seen {
+    object: Arc<Object>,
+    node: String,
+    deleting: bool,
+    finished: bool,
+}
+
+impl Seen {
+    fn of(object: Arc<Object>) -> Self {
+        // An object that is no pod has neither and is left alone.
+        let field = |path| object.field(path).unwrap_or_default();
+        Seen {
+            node: field("spec.nodeName"),
+            deleting: object.metadata().deletion_timestamp.is_some(),
+            finished: matches!(&*field("status.phase"), "Succeeded" | "Failed"),
+            object,
+        }
+    }
+
+    /// Its end by force, with the status that `last` makes of it unless it has ended already.
+    fn remove(&self, last: impl Fn(&Pod) -> Pod) -> Option<Vec<Action>> {
+        let pod: &Pod = self.object.get()?;
+        let mut actions = Vec::new();
+        let last = last(pod);
+        if *pod != last && !self.finished {
+            actions.push(Action::update_status(last));
+        }
+        actions.push(self.delete());
+        Some(actions)
+    }
+
+    fn delete(&self) -> Action {
+        Action::Delete(Delete {
+            grace_seconds: Some(0),
+            ..Delete::of(&self.object)
+        })
+    }
+}
+
 /// The pod with phase Failed, unless it has ended already.
-fn failed(pod: &Shared<Pod>) -> Pod {
-    let mut changed = (**pod).clone();
+fn failed(pod: &Pod) -> Pod {
+    let mut changed = pod.clone();
     if !pod::is_finished(pod) {
         changed.status.get_or_insert_default().phase = Some("Failed".into());
     }
     changed
 }
 
-fn remove(pod: &Shared<Pod>, last: &Pod) -> Vec<Action> {
-    let mut actions = Vec::new();
-    if **pod != *last && !pod::is_finished(pod) {
-        actions.push(Action::update_status(last.clone()));
-    }
-    actions.push(Action::Delete(Delete {
-        grace_seconds: Some(0),
-        ..Delete::of(pod.object())
-    }));
-    actions
-}
-
-fn too_many(pods: &[Shared<Pod>], threshold: usize) -> Vec<Vec<Action>> {
+fn too_many(pods: &[Seen], threshold: usize) -> Vec<Vec<Action>> {
     if threshold == 0 {
         return Vec::new();
     }
-    let mut finished: Vec<&Shared<Pod>> = pods
-        .iter()
-        .filter(|p| pod::is_finished(p) && !pod::is_deleting(p))
-        .collect();
+    let mut finished: Vec<&Seen> = pods.iter().filter(|p| p.finished && !p.deleting).collect();
     let surplus = finished.len().saturating_sub(threshold);
-    finished.sort_by_key(|p| (p.metadata.creation_timestamp.clone(), ObjectKey::of(p.object())));
+    finished.sort_by_key(|p| {
+        let created = p.object.metadata().creation_timestamp.clone();
+        (created, ObjectKey::of(&p.object))
+    });
     let oldest = finished.into_iter().take(surplus);
-    oldest
-        .map(|p| {
-            vec![Action::Delete(Delete {
-                grace_seconds: Some(0),
-                ..Delete::of(p.object())
-            })]
-        })
-        .collect()
+    oldest.map(|p| vec![p.delete()]).collect()
 }
 
 #[cfg(test)]

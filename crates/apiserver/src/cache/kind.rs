@@ -17,7 +17,7 @@ const WINDOW_CHANGES: usize = 4096;
 const WINDOW_BYTES: usize = 32 << 20;
 /// How many of the newest changes keep their typed values: components of this process look at those at once. What is
 /// older is kept slim.
-const FRESH_CHANGES: usize = 512;
+const FRESH_CHANGES: usize = 128;
 /// How many objects are made slim before others get the lock.
 const SLIM_BATCH: usize = 1000;
 /// How many changes may wait for one watcher; one that falls further behind is dropped and has to resume.

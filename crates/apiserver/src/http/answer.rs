@@ -352,14 +352,17 @@ const PIECE_BYTES: usize = 32 * 1024;
 
 impl Feed {
     /// The next events as lines, and whether more may follow. All that waits goes out at once: a write and a TLS record
-    /// for each would be most of the cost. One event alone is sent as it is shared, without a copy.
+    /// for each would be most of the cost. Others have their turn before the look at what waits, so a busy server
+    /// sends more at once and an idle one sends without delay. One event alone is sent as it is shared, without a copy.
     async fn piece(&mut self) -> Option<(Bytes, bool)> {
         let mut lines: Vec<Bytes> = Vec::new();
         let mut bytes = 0;
         let mut goes_on = true;
         while goes_on && bytes < PIECE_BYTES {
             let item = if lines.is_empty() {
-                self.watcher.next().await?
+                let first = self.watcher.next().await?;
+                tokio::task::yield_now().await;
+                first
             } else {
                 match self.watcher.waiting() {
                     Some(item) => item,

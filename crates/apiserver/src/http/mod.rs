@@ -9,6 +9,7 @@ mod resource;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,9 +18,9 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH};
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
 use knarr_api::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -53,6 +54,13 @@ const H2_STREAMS: u32 = 250;
 
 /// Paths that answer clients nobody knows.
 const PUBLIC: [&str; 4] = ["/healthz", "/livez", "/readyz", "/version"];
+
+/// What a connection speaks, as was agreed in the TLS handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Http1,
+    Http2,
+}
 
 /// One request on its way.
 pub(crate) struct Http {
@@ -104,6 +112,23 @@ impl Http {
     }
 }
 
+/// Runs a connection to its end; once `stop` is said, what is under way gets a moment.
+async fn until<C: Future<Output = hyper::Result<()>>>(
+    stop: CancellationToken,
+    connection: C,
+    shut_down: impl FnOnce(Pin<&mut C>),
+) -> hyper::Result<()> {
+    let mut connection = pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            shut_down(connection.as_mut());
+            // Watches do not end by themselves.
+            tokio::time::timeout(DRAIN_TIMEOUT / 2, connection).await.unwrap_or(Ok(()))
+        }
+    }
+}
+
 impl Server {
     /// Serves TLS connections until `stop`, then gives what runs a moment to end.
     pub async fn serve(
@@ -132,15 +157,23 @@ impl Server {
             }
             let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
             connections.spawn(async move {
-                let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await;
-                let stream = match handshake {
-                    Ok(Ok(stream)) => stream,
+                // Boxed, both: a task is as large as the largest of what it ever holds, as long as it lives.
+                let handshake = Box::pin(tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)));
+                let stream = match handshake.await {
+                    Ok(Ok(stream)) => Box::new(stream),
                     Ok(Err(e)) => return debug!(%peer, "TLS handshake failed: {e}"),
                     Err(_) => return debug!(%peer, "TLS handshake took too long"),
                 };
-                let certificate = stream.get_ref().1.peer_certificates().and_then(|c| c.first());
+                let tls = stream.get_ref().1;
+                let certificate = tls.peer_certificates().and_then(|c| c.first());
                 let user = certificate.and_then(|c| certificate_user(c)).map(Arc::new);
-                server.serve_connection(stream, user, Some(peer), stop).await;
+                let protocol = match tls.alpn_protocol() {
+                    Some(b"h2") => Protocol::Http2,
+                    _ => Protocol::Http1,
+                };
+                server
+                    .serve_connection(stream, protocol, user, Some(peer), stop)
+                    .await;
             });
         }
         connections.close();
@@ -152,10 +185,11 @@ impl Server {
         }
     }
 
-    /// Speaks HTTP/1.1 or HTTP/2 over a stream whose client, if it showed a certificate, is `user`.
+    /// Speaks HTTP over a stream whose client, if it showed a certificate, is `user`.
     pub async fn serve_connection(
         self: Arc<Self>,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        protocol: Protocol,
         user: Option<Arc<User>>,
         peer: Option<SocketAddr>,
         stop: CancellationToken,
@@ -165,23 +199,22 @@ impl Server {
             // A connection keeps the place of its request's future as long as it is open; this one is large.
             Box::pin(async move { Ok::<_, Infallible>(server.handle(request, user).await) })
         });
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new());
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .max_concurrent_streams(H2_STREAMS);
-        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-        tokio::pin!(connection);
-        let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
-            () = stop.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                // Watches do not end by themselves.
-                match tokio::time::timeout(DRAIN_TIMEOUT / 2, connection).await {
-                    Ok(ended) => ended,
-                    Err(_) => Ok(()),
-                }
+        let io = TokioIo::new(stream);
+        let ended = match protocol {
+            Protocol::Http1 => {
+                let mut builder = http1::Builder::new();
+                let connection = builder.timer(TokioTimer::new()).serve_connection(io, service);
+                until(stop, connection.with_upgrades(), |c| c.graceful_shutdown()).await
+            }
+            Protocol::Http2 => {
+                let mut builder = http2::Builder::new(TokioExecutor::new());
+                let builder = builder
+                    .timer(TokioTimer::new())
+                    .max_concurrent_streams(H2_STREAMS);
+                until(stop, builder.serve_connection(io, service), |c| {
+                    c.graceful_shutdown()
+                })
+                .await
             }
         };
         if let Err(e) = ended {

@@ -51,7 +51,7 @@ async fn start() -> Result<(Knarr, Server)> {
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
-/// A pod as users have them: about 3 KB as it is stored. No scheduler looks at it.
+/// A pod as users have them: about 5 KB as it is stored. No scheduler looks at it.
 fn pod(n: usize) -> Bytes {
     let env: Vec<_> = (0..12)
         .map(|i| json!({"name": format!("SETTING_{i}"), "value": format!("the value of setting number {i}")}))
@@ -147,7 +147,7 @@ async fn pods() -> Result<Vec<Report>> {
     let mut creates = Report::new(
         "api, pods",
         format!(
-            "HTTPS, embedded store with fsync: pods of about 3 KB created by {MANY} connections into an empty cluster, then by one"
+            "HTTPS, embedded store with fsync: pods of about 5 KB created by {MANY} connections into an empty cluster; by one at last"
         ),
     );
     let (knarr, server) = start().await?;
@@ -176,15 +176,6 @@ async fn pods() -> Result<Vec<Report>> {
                 .figure("creates, p99", load.p99_ms, "ms")
                 .target(Target::AtMost(20.0))
                 .kubernetes(218.0);
-            let one = vec![connections.remove(0)];
-            let (load, back) = run(one, Until::Elapsed(SPAN), async |c, n| {
-                create_pod(c, 900_000 + n).await
-            })
-            .await?;
-            connections.extend(back);
-            creates
-                .figure("creates, one connection", load.per_second, "/s")
-                .target(Target::AtLeast(1_000.0));
         }
         let memory = knarr.memory_mb()?;
         let figure = growth.figure(format!("memory with {level} pods"), memory, "MB");
@@ -214,6 +205,13 @@ async fn pods() -> Result<Vec<Report>> {
                 .append(&mut parallel_lists(&knarr, &server).await?.figures);
         }
     }
+    let (load, _) = run(vec![connections.remove(0)], Until::Elapsed(SPAN), async |c, n| {
+        create_pod(c, there + n).await
+    })
+    .await?;
+    creates
+        .figure("creates, one connection", load.per_second, "/s")
+        .target(Target::AtLeast(1_000.0));
     Ok(vec![creates, growth])
 }
 

@@ -15,8 +15,10 @@ use crate::process::{LIMIT, Result};
 use crate::report::{Report, Target};
 
 const WATCHERS: usize = 1_000;
-/// Of one ConfigMap, each told to every watcher.
-const UPDATES: usize = 3_000;
+/// Connections that write, each a ConfigMap of its own.
+const WRITERS: usize = 64;
+/// In all, each told to every watcher.
+const UPDATES: usize = 6_000;
 /// Updates that may be on their way to the slowest reader: less than what the server keeps for one.
 const AHEAD: usize = 400;
 
@@ -26,8 +28,8 @@ pub async fn report() -> Result<Report> {
     let mut report = Report::new(
         "api, watches",
         format!(
-            "{WATCHERS} watches of ConfigMaps over HTTPS, one a connection; a small one is updated {UPDATES} times by 8 \
-connections, at most {AHEAD} updates ahead of the slowest reader; one watcher reads nothing"
+            "{WATCHERS} watches of ConfigMaps over HTTPS, one a connection; {WRITERS} connections update small ones of their \
+own, {UPDATES} times in all, at most {AHEAD} updates ahead of the slowest reader; one watcher more reads nothing"
         ),
     );
     let (knarr, server) = start().await?;
@@ -79,7 +81,7 @@ async fn watch(server: &Server) -> Result<(Connection, Incoming)> {
     let body = connection
         .stream(
             Method::GET,
-            &format!("{COLLECTION}?watch=1&resourceVersion=0&fieldSelector=metadata.name=changing"),
+            &format!("{COLLECTION}?watch=1&resourceVersion=0&labelSelector=bench=watches"),
             Bytes::new(),
         )
         .await?;
@@ -99,19 +101,21 @@ async fn read(body: &mut Incoming, told: &Cell<usize>, progress: &tokio::sync::N
 }
 
 async fn write(server: &Server, told: &[Cell<usize>], progress: &tokio::sync::Notify) -> Result<()> {
-    let config_map = |n: usize| {
-        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "changing"}, "data": {"n": n.to_string()}})
-            .to_string()
-            .into()
+    let config_map = |writer: usize, n: usize| {
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": format!("changing-{writer}"), "labels": {"bench": "watches"}},
+            "data": {"n": n.to_string()},
+        })
+        .to_string()
+        .into()
     };
-    let mut connections = server.connections(8).await?;
-    connections[0]
-        .send(Method::POST, COLLECTION, config_map(0))
-        .await?;
-    let next = Cell::new(1);
-    let path = format!("{COLLECTION}/changing");
-    let writers = connections.iter_mut().map(|c| {
-        let (next, path) = (&next, &path);
+    let mut connections = server.connections(WRITERS).await?;
+    // The next update's number: an update, or the creation before a writer's first.
+    let next = Cell::new(0);
+    let writers = connections.iter_mut().enumerate().map(|(writer, c)| {
+        let next = &next;
+        let mut made = false;
         async move {
             loop {
                 let n = next.get();
@@ -125,7 +129,12 @@ async fn write(server: &Server, told: &[Cell<usize>], progress: &tokio::sync::No
                     continue;
                 }
                 next.set(n + 1);
-                c.send(Method::PUT, path, config_map(n)).await?;
+                if std::mem::replace(&mut made, true) {
+                    let path = format!("{COLLECTION}/changing-{writer}");
+                    c.send(Method::PUT, &path, config_map(writer, n)).await?;
+                } else {
+                    c.send(Method::POST, COLLECTION, config_map(writer, n)).await?;
+                }
             }
         }
     });
