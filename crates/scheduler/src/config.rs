@@ -6,6 +6,7 @@
 
 mod args;
 mod plugins;
+mod profile;
 mod reader;
 mod v1alpha1;
 mod version;

@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use crate::cluster::{Cluster, Place};
 use crate::node_info::NodeInfo;
-use crate::pod_info::{ClassId, PodClass, PodInfo};
 use crate::plugins::default_preemption::Candidates;
 use crate::plugins::inter_pod_affinity::{self, InterPodAffinity};
 use crate::plugins::pod_topology_spread::{self, Spread};
 use crate::plugins::{
-    self, MAX_NODE_SCORE, Refusal, image_locality, node_affinity, node_name, node_resources_balanced_allocation,
-    node_resources_fit, taint_toleration,
+    self, MAX_NODE_SCORE, Refusal, image_locality, node_affinity, node_name,
+    node_resources_balanced_allocation, node_resources_fit, taint_toleration,
 };
+use crate::pod_info::{ClassId, PodClass, PodInfo};
 use crate::profile::Profile;
 
 /// What no node is looked at for.
@@ -194,7 +194,12 @@ impl ClassState {
             self.images_version = cluster.images_version;
             self.nodes = cluster.len();
             let has_images = |name: &String| cluster.image(name).is_some();
-            let any = self.class.images.iter().chain(&self.class.image_volumes).any(has_images);
+            let any = self
+                .class
+                .images
+                .iter()
+                .chain(&self.class.image_volumes)
+                .any(has_images);
             let weight = profile.weight(image_locality::NAME);
             for place in 0..Place::try_from(places).unwrap_or(Place::MAX) {
                 let score = if any && weight != 0 {
@@ -434,10 +439,11 @@ impl ClassState {
             let matters = node.nominated.iter().any(|n| n.priority() >= pod.priority());
             let open = own == Some(place) || self.local.get(at) == Some(&FEASIBLE);
             if matters && open && scratch.verdicts.get(at).is_some_and(|v| *v != NO_NODE) {
-                scratch.verdicts[at] = match self.judge_with_nominated(profile, cluster, pod, place, node, &[]) {
-                    Ok(()) => FEASIBLE,
-                    Err(refusal) => self.refusals.number(refusal),
-                };
+                scratch.verdicts[at] =
+                    match self.judge_with_nominated(profile, cluster, pod, place, node, &[]) {
+                        Ok(()) => FEASIBLE,
+                        Err(refusal) => self.refusals.number(refusal),
+                    };
             }
         }
         scratch.feasible.clear();
@@ -449,7 +455,8 @@ impl ClassState {
     pub fn takes(&mut self, profile: &Profile, cluster: &mut Cluster, pod: &PodInfo, place: Place) -> bool {
         self.learn_nominated(cluster, place);
         let node = cluster.at(place);
-        self.judge_with_nominated(profile, cluster, pod, place, node, &[]).is_ok()
+        self.judge_with_nominated(profile, cluster, pod, place, node, &[])
+            .is_ok()
     }
 
     /// What stands against a node; `None`: nothing.

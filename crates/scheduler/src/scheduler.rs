@@ -175,6 +175,11 @@ impl Scheduler {
         self.profiles.iter().position(|p| p.scheduler_name == name)
     }
 
+    /// Whether the scheduler that the pod names is this one.
+    pub fn knows_profile(&self, pod: &Pod) -> bool {
+        self.profile_of(pod).is_some()
+    }
+
     /// Whether this scheduler is to find the pod a node, some time.
     fn is_mine(&self, pod: &Pod) -> bool {
         self.profile_of(pod).is_some()
@@ -370,7 +375,12 @@ impl Scheduler {
         let settings = &self.profiles[profile];
         let mut state = match known {
             Some(state) => state,
-            None => Box::new(ClassState::new(settings, &mut self.cluster, pod.class.clone(), wanted)?),
+            None => Box::new(ClassState::new(
+                settings,
+                &mut self.cluster,
+                pod.class.clone(),
+                wanted,
+            )?),
         };
         state.catch_up(settings, &mut self.cluster);
         Ok(state)
@@ -558,7 +568,9 @@ impl Scheduler {
             let names = || scratch.feasible.iter().map(|p| self.cluster.at(*p).name.clone());
             explanation.totals = names().zip(scratch.totals.iter().copied()).collect();
             let apart = apart.into_iter();
-            explanation.scores = apart.map(|(name, of)| (name, names().zip(of).collect())).collect();
+            explanation.scores = apart
+                .map(|(name, of)| (name, names().zip(of).collect()))
+                .collect();
         }
         self.put_back(profile, pod, state);
         explanation
@@ -571,7 +583,8 @@ impl Scheduler {
             let pod = self.queue.pop(now)?;
             // Its victims are not told yet: it must not choose others.
             if self.preempting.contains(pod.uid()) {
-                self.queue.park(&pod.key(), hints::LOOK_AT_PODS.iter().copied().collect(), now);
+                self.queue
+                    .park(&pod.key(), hints::LOOK_AT_PODS.iter().copied().collect(), now);
                 continue;
             }
             return Some(self.place(pod, now));
@@ -609,7 +622,11 @@ impl Scheduler {
             return Step::Report {
                 pod: pod.pod.clone(),
                 message,
-                nomination: if clears { Nomination::Clear } else { Nomination::Keep },
+                nomination: if clears {
+                    Nomination::Clear
+                } else {
+                    Nomination::Keep
+                },
                 is_error: diagnosis.is_error,
             };
         };

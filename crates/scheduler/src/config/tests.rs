@@ -460,3 +460,53 @@ profiles:
         ]
     );
 }
+
+#[test]
+fn p6_the_default_configuration_is_the_default_profile() {
+    let read = parse(&v1("")).unwrap();
+    let of = crate::Profile::from(&read.profiles[0]);
+    let expected = crate::Profile::default();
+    // Plugins that score nothing here have weights too.
+    let weights = |p: &crate::Profile| {
+        let names: Vec<&str> = expected.weights.keys().copied().collect();
+        names.into_iter().map(|n| (n, p.weight(n))).collect::<Vec<_>>()
+    };
+    assert_eq!(weights(&of), weights(&expected));
+    let rest = |p: crate::Profile| crate::Profile {
+        weights: Default::default(),
+        ..p
+    };
+    assert_eq!(rest(of), rest(expected.clone()));
+}
+
+#[test]
+fn p6_a_profile_is_in_force_for_the_pods_that_name_it() {
+    let text = v1("
+profiles:
+- schedulerName: default-scheduler
+- schedulerName: packing
+  plugins:
+    filter: {disabled: [{name: NodePorts}]}
+    postFilter: {disabled: [{name: '*'}]}
+    score: {enabled: [{name: NodeResourcesFit, weight: 4}], disabled: [{name: '*'}]}
+  pluginConfig:
+  - name: NodeResourcesFit
+    args: {scoringStrategy: {type: MostAllocated, resources: [{name: cpu, weight: 2}]}}
+  - name: PodTopologySpread
+    args:
+      defaultingType: List
+      defaultConstraints: [{maxSkew: 2, topologyKey: rack, whenUnsatisfiable: DoNotSchedule}]
+");
+    let read = parse(&text).unwrap();
+    let packing = crate::Profile::from(&read.profiles[1]);
+    assert_eq!(packing.scheduler_name, "packing");
+    assert!(!packing.filters("NodePorts") && packing.filters("NodeAffinity"));
+    assert!(!packing.preemption);
+    assert_eq!(packing.weight("NodeResourcesFit"), 4);
+    assert_eq!(packing.weight("TaintToleration"), 0);
+    assert_eq!(packing.fit.strategy, crate::profile::Strategy::MostAllocated);
+    assert_eq!(packing.fit.resources[0].weight, 2);
+    assert!(!packing.spread.system);
+    let constraint = &packing.spread.default_constraints[0];
+    assert!(constraint.hard && constraint.max_skew == 2 && constraint.topology_key == "rack");
+}

@@ -147,7 +147,11 @@ impl InterPodAffinity {
     pub fn interaction(&self, cluster: &mut Cluster, pod: &PodClass, other: &PodClass) -> Interaction {
         let mut adds = Vec::new();
         if !self.required.is_empty() && self.required.iter().all(|(t, _)| is_for(t, other)) {
-            adds.extend(self.required.iter().map(|(_, column)| (Sum::Affinity, *column, 1)));
+            adds.extend(
+                self.required
+                    .iter()
+                    .map(|(_, column)| (Sum::Affinity, *column, 1)),
+            );
         }
         let met = |terms: &Terms| -> Vec<(ColumnId, i64)> {
             let met = terms.iter().filter(|(t, _)| is_for(t, other));
@@ -165,7 +169,8 @@ impl InterPodAffinity {
                 let met = terms
                     .iter()
                     .filter(|t| t.matches(pod.namespace(), own_labels.as_ref(), pod.labels()));
-                met.map(|t| (cluster.column_of(&t.topology_key), t.weight)).collect()
+                met.map(|t| (cluster.column_of(&t.topology_key), t.weight))
+                    .collect()
             };
             let existing = met(&theirs.required_anti);
             adds.extend(existing.into_iter().map(|(column, _)| (Sum::Existing, column, 1)));
@@ -177,7 +182,11 @@ impl InterPodAffinity {
             score.extend(met(&theirs.preferred_anti).into_iter().map(|(c, w)| (c, -w)));
         }
         if self.weighs {
-            adds.extend(score.into_iter().map(|(column, weight)| (Sum::Score, column, weight)));
+            adds.extend(
+                score
+                    .into_iter()
+                    .map(|(column, weight)| (Sum::Score, column, weight)),
+            );
         }
         Interaction { adds }
     }
@@ -361,7 +370,10 @@ pub fn node_change_helps(pod: &PodClass, before: Option<&NodeInfo>, after: Optio
     let Some(after) = after else { return false };
     let Some(before) = before else {
         return !terms.required_anti.is_empty()
-            || terms.required.iter().any(|t| after.label(&t.topology_key).is_some())
+            || terms
+                .required
+                .iter()
+                .any(|t| after.label(&t.topology_key).is_some())
             || (terms.required.is_empty() && terms.required_anti.is_empty());
     };
     let changed = |t: &&AffinityTerm| before.label(&t.topology_key) != after.label(&t.topology_key);
@@ -375,9 +387,7 @@ pub fn node_change_helps(pod: &PodClass, before: Option<&NodeInfo>, after: Optio
             .iter()
             .filter(changed)
             .any(|t| before.label(&t.topology_key).is_some())
-        || (terms.required.is_empty()
-            && terms.required_anti.is_empty()
-            && before.labels() != after.labels())
+        || (terms.required.is_empty() && terms.required_anti.is_empty() && before.labels() != after.labels())
 }
 
 /// Whether the coming (`came`) or going of a pod on a node may help one that it kept off.
