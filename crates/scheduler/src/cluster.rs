@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
-use k8s_openapi::api::core::v1::{Namespace, Node, ReplicationController, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ReplicationController, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
@@ -477,6 +477,18 @@ impl Cluster {
             None => self.budgets.remove(&key),
         };
         self.budgets_version += 1;
+    }
+
+    /// Whether a budget allows no eviction of the pod at this moment. Other than in preemption, a budget with an empty
+    /// selector is for all pods of its namespace.
+    pub fn forbids_eviction(&self, pod: &Shared<Pod>) -> bool {
+        let (namespace, name) = (pod.object().namespace(), pod.object().name());
+        self.budgets.values().any(|budget| {
+            budget.namespace == namespace
+                && budget.disruptions_allowed <= 0
+                && budget.selector.matches(pod.metadata.labels.as_ref())
+                && !budget.disrupted.contains(name)
+        })
     }
 
     pub fn budgets(&self) -> impl Iterator<Item = &Budget> {

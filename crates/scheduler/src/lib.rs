@@ -18,6 +18,7 @@ pub mod queue;
 pub mod queueing_hints;
 pub mod resources;
 pub mod scheduler;
+pub mod whatif;
 pub mod why;
 
 pub use cluster::Cluster;
