@@ -309,7 +309,7 @@ fn read_plugin<'a>(item: &'a Value, path: Path, report: &mut Report) -> Option<(
     let is_object = item.is_object();
     let name = fields.text("name", report);
     let weight = fields.integer("weight", report);
-    if name.is_none_or(str::is_empty) && is_object && !item.get("name").is_some_and(|n| !n.is_string()) {
+    if name.is_none_or(str::is_empty) && is_object && item.get("name").is_none_or(Value::is_string) {
         report.errors.required(&fields.at("name"), "");
     }
     fields.finish(report);
