@@ -34,6 +34,11 @@ impl Column {
         self.at.get(place as usize).copied().unwrap_or(NO_VALUE)
     }
 
+    /// The numbers of all nodes' values, by place.
+    pub fn all(&self) -> &[u32] {
+        &self.at
+    }
+
     /// How many values were ever seen.
     pub fn values(&self) -> usize {
         self.numbers.len()
@@ -379,13 +384,23 @@ impl Cluster {
     pub fn set_replica_set(&mut self, namespace: &str, name: &str, set: Option<&ReplicaSet>) {
         let selector = set.and_then(|s| s.spec.as_ref()).map(|s| &s.selector);
         let workload = selector.and_then(|s| Selector::from_label_selector(s).ok());
-        self.set_owner(REPLICA_SET, namespace, name, workload.map(|s| Workload::Selector(Some(s))));
+        self.set_owner(
+            REPLICA_SET,
+            namespace,
+            name,
+            workload.map(|s| Workload::Selector(Some(s))),
+        );
     }
 
     pub fn set_stateful_set(&mut self, namespace: &str, name: &str, set: Option<&StatefulSet>) {
         let selector = set.and_then(|s| s.spec.as_ref()).map(|s| &s.selector);
         let workload = selector.and_then(|s| Selector::from_label_selector(s).ok());
-        self.set_owner(STATEFUL_SET, namespace, name, workload.map(|s| Workload::Selector(Some(s))));
+        self.set_owner(
+            STATEFUL_SET,
+            namespace,
+            name,
+            workload.map(|s| Workload::Selector(Some(s))),
+        );
     }
 
     pub fn set_replication_controller(
@@ -394,8 +409,18 @@ impl Cluster {
         name: &str,
         controller: Option<&ReplicationController>,
     ) {
-        let labels = controller.map(|c| c.spec.as_ref().and_then(|s| s.selector.clone()).unwrap_or_default());
-        self.set_owner(REPLICATION_CONTROLLER, namespace, name, labels.map(Workload::Labels));
+        let labels = controller.map(|c| {
+            c.spec
+                .as_ref()
+                .and_then(|s| s.selector.clone())
+                .unwrap_or_default()
+        });
+        self.set_owner(
+            REPLICATION_CONTROLLER,
+            namespace,
+            name,
+            labels.map(Workload::Labels),
+        );
     }
 
     /// What the default spread constraints select for a pod: the selectors of the Services that select it and of what
@@ -403,7 +428,12 @@ impl Cluster {
     pub fn default_selector(&self, pod: &PodClass) -> Option<Selector> {
         let namespace = pod.namespace();
         let mut labels = Labels::new();
-        for selector in self.services.get(namespace).into_iter().flat_map(BTreeMap::values) {
+        for selector in self
+            .services
+            .get(namespace)
+            .into_iter()
+            .flat_map(BTreeMap::values)
+        {
             if Selector::from_map(selector).matches(pod.labels()) {
                 labels.extend(selector.clone());
             }
@@ -440,7 +470,11 @@ impl Cluster {
                 namespace: namespace.to_string(),
                 selector: Selector::from_label_selector(selector).ok()?,
                 disruptions_allowed: status.and_then(|s| s.disruptions_allowed).unwrap_or(0),
-                disrupted: disrupted.into_iter().flatten().map(|(pod, _)| pod.clone()).collect(),
+                disrupted: disrupted
+                    .into_iter()
+                    .flatten()
+                    .map(|(pod, _)| pod.clone())
+                    .collect(),
             })
         });
         match read {

@@ -7,6 +7,7 @@
 //! To add a plugin: one file under [`plugins`], one line in its list.
 
 pub mod cluster;
+pub mod configuration;
 pub mod diagnosis;
 pub mod evaluation;
 pub mod node_info;

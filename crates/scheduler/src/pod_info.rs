@@ -69,11 +69,12 @@ impl SpreadConstraint {
         if let Some(of) = &mut of {
             for key in constraint.match_label_keys.iter().flatten() {
                 if let Some(value) = labels.and_then(|l| l.get(key)) {
-                    let requirement = k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement {
-                        key: key.clone(),
-                        operator: "In".into(),
-                        values: Some(vec![value.clone()]),
-                    };
+                    let requirement =
+                        k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement {
+                            key: key.clone(),
+                            operator: "In".into(),
+                            values: Some(vec![value.clone()]),
+                        };
                     of.match_expressions.get_or_insert_default().push(requirement);
                 }
             }
@@ -118,7 +119,12 @@ impl AffinityTerm {
     }
 
     /// Whether it means a pod of this namespace (with these labels of its own) and these labels.
-    pub fn matches(&self, namespace: &str, namespace_labels: Option<&Labels>, labels: Option<&Labels>) -> bool {
+    pub fn matches(
+        &self,
+        namespace: &str,
+        namespace_labels: Option<&Labels>,
+        labels: Option<&Labels>,
+    ) -> bool {
         (self.namespaces.contains(namespace) || selects(&self.namespace_selector, namespace_labels))
             && selects(&self.selector, labels)
     }
@@ -228,7 +234,9 @@ impl PodClass {
     }
 
     pub fn tolerations(&self) -> &[Toleration] {
-        self.spec().and_then(|s| s.tolerations.as_deref()).unwrap_or_default()
+        self.spec()
+            .and_then(|s| s.tolerations.as_deref())
+            .unwrap_or_default()
     }
 
     pub fn node_affinity(&self) -> Option<&NodeAffinity> {
@@ -246,7 +254,9 @@ impl PodClass {
     /// How many containers its images are of.
     pub fn containers(&self) -> usize {
         let spec = self.spec();
-        spec.map_or(0, |s| s.containers.len() + s.init_containers.as_ref().map_or(0, Vec::len))
+        spec.map_or(0, |s| {
+            s.containers.len() + s.init_containers.as_ref().map_or(0, Vec::len)
+        })
     }
 
     pub fn may_preempt(&self) -> bool {
@@ -465,7 +475,10 @@ fn class_key(pod: &Pod) -> Vec<u8> {
             put(&volume.image);
             put(&claim.map(|c| &c.claim_name));
             put(&volume.ephemeral);
-            put(&volume.ephemeral.as_ref().map(|_| (&pod.metadata.name, &volume.name)));
+            put(&volume
+                .ephemeral
+                .as_ref()
+                .map(|_| (&pod.metadata.name, &volume.name)));
         }
     }
     key

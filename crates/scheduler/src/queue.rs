@@ -269,7 +269,9 @@ impl Queue {
         let Some(waiting) = self.pods.get(key) else {
             return;
         };
-        let until = now.checked_add(self.backoffs.after(waiting.attempts)).unwrap_or(now);
+        let until = now
+            .checked_add(self.backoffs.after(waiting.attempts))
+            .unwrap_or(now);
         self.set(key, Place::Backoff(until));
     }
 

@@ -53,7 +53,9 @@ pub fn pod_changed(plugin: &str, pod: &PodInfo, other: &PodClass, came: bool) ->
             !came && class.host_ports.iter().any(frees)
         }
         pod_topology_spread::NAME => {
-            let Ok(constraints) = &class.spread else { return true };
+            let Ok(constraints) = &class.spread else {
+                return true;
+            };
             class.namespace() == other.namespace()
                 // The default constraints select what belongs together, which is not known here.
                 && (constraints.is_empty()

@@ -230,7 +230,10 @@ fn pod_requests(pod: &Pod) -> Option<&ResourceList> {
 
 fn names(pod: &Pod, resource: &str) -> bool {
     let Some(spec) = &pod.spec else { return false };
-    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let containers = spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten());
     let mut lists = containers.filter_map(|c| c.resources.as_ref()?.requests.as_ref());
     lists.any(|l| l.contains_key(resource))
         || pod_requests(pod).is_some_and(|l| l.contains_key(resource))
@@ -312,9 +315,7 @@ impl Requests {
         pod.status.as_ref().is_some_and(|s| {
             let mut all = s.container_statuses.iter().flatten();
             let mut init = s.init_container_statuses.iter().flatten();
-            s.resources.is_some()
-                || all.any(|c| c.resources.is_some())
-                || init.any(|c| c.resources.is_some())
+            s.resources.is_some() || all.any(|c| c.resources.is_some()) || init.any(|c| c.resources.is_some())
         })
     }
 }

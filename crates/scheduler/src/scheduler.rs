@@ -13,7 +13,7 @@ use crate::cluster::{Cluster, Place};
 use crate::diagnosis::Diagnosis;
 use crate::evaluation::{ClassState, PluginScores, Rejection, Scratch};
 use crate::node_info::NodeInfo;
-use crate::plugins::default_preemption::{self, Candidate, Outcome};
+use crate::plugins::default_preemption::{self, Candidate, Outcome, Wanted};
 use crate::plugins::{Refusal, inter_pod_affinity, pod_topology_spread};
 use crate::pod_info::{ClassId, Classes, PodInfo, is_finished, node_name, nominated_node_name};
 use crate::profile::Profile;
@@ -370,7 +370,12 @@ impl Scheduler {
         let settings = &self.profiles[profile];
         let mut state = match known {
             Some(state) => state,
-            None => Box::new(ClassState::new(settings, &mut self.cluster, pod.class.clone(), wanted)?),
+            None => Box::new(ClassState::new(
+                settings,
+                &mut self.cluster,
+                pod.class.clone(),
+                wanted,
+            )?),
         };
         state.catch_up(settings, &mut self.cluster);
         Ok(state)
@@ -441,13 +446,20 @@ impl Scheduler {
             feasible,
         };
         // Room was made for it there.
-        if let Some(place) = self.cluster.place(pod.nominated_node_name())
+        let own = self.own_nomination(pod);
+        if let Some(place) = own
             && state.takes(&settings, &mut self.cluster, pod, place)
         {
             return (node(&self.cluster, place, 1), None);
         }
+        if own.is_none()
+            && let Some((place, feasible)) = state.best_by_sum(&settings, self.rotation)
+        {
+            self.rotation = self.rotation.wrapping_add(1);
+            return (node(&self.cluster, place, feasible), None);
+        }
         let mut scratch = std::mem::take(&mut self.scratch);
-        state.filter(&settings, &mut self.cluster, pod, &mut scratch);
+        state.filter(&settings, &mut self.cluster, pod, own, &mut scratch);
         let result = match scratch.feasible.as_slice() {
             [] => {
                 let (diagnosis, candidate) = self.make_room(&settings, pod, state, &scratch);
@@ -462,6 +474,12 @@ impl Scheduler {
         };
         self.scratch = scratch;
         result
+    }
+
+    /// Where the pod is nominated to: what was decided here is newer than its status.
+    fn own_nomination(&self, pod: &PodInfo) -> Option<Place> {
+        let known = self.nominated.get(pod.uid()).map(String::as_str);
+        self.cluster.place(known.unwrap_or(pod.nominated_node_name()))
     }
 
     /// One of the best, in turn.
@@ -504,9 +522,16 @@ impl Scheduler {
         if !profile.preemption {
             return (diagnosis, None);
         }
-        let outcome = default_preemption::preempt(profile, &self.cluster, state, pod, scratch);
-        let best = outcome.best();
-        let candidate = best.get(self.rotation % best.len().max(1)).map(|c| (*c).clone());
+        let outcome = default_preemption::preempt(
+            profile,
+            &self.cluster,
+            state,
+            pod,
+            self.own_nomination(pod),
+            scratch,
+            Wanted::OneOfTheBest(self.rotation),
+        );
+        let candidate = outcome.best().first().map(|c| (*c).clone());
         if candidate.is_some() {
             self.rotation = self.rotation.wrapping_add(1);
         }
@@ -538,7 +563,8 @@ impl Scheduler {
             }
         };
         let mut scratch = Scratch::default();
-        state.filter(&settings, &mut self.cluster, pod, &mut scratch);
+        let own = self.own_nomination(pod);
+        state.filter(&settings, &mut self.cluster, pod, own, &mut scratch);
         explanation.named = state.named().cloned();
         for (place, node) in self.cluster.iter() {
             let refusal = state.refusal(&scratch, place).cloned();
@@ -547,8 +573,15 @@ impl Scheduler {
         if scratch.feasible.is_empty() {
             explanation.diagnosis = self.diagnose(&state, &scratch);
             if settings.preemption && !self.cluster.is_empty() {
-                let outcome =
-                    default_preemption::preempt(&settings, &self.cluster, &mut state, pod, &scratch);
+                let outcome = default_preemption::preempt(
+                    &settings,
+                    &self.cluster,
+                    &mut state,
+                    pod,
+                    own,
+                    &scratch,
+                    Wanted::All,
+                );
                 explanation.diagnosis.preemption = preemption_message(&outcome);
                 explanation.preemption = Some(outcome);
             }
@@ -558,7 +591,9 @@ impl Scheduler {
             let names = || scratch.feasible.iter().map(|p| self.cluster.at(*p).name.clone());
             explanation.totals = names().zip(scratch.totals.iter().copied()).collect();
             let apart = apart.into_iter();
-            explanation.scores = apart.map(|(name, of)| (name, names().zip(of).collect())).collect();
+            explanation.scores = apart
+                .map(|(name, of)| (name, names().zip(of).collect()))
+                .collect();
         }
         self.put_back(profile, pod, state);
         explanation
@@ -571,7 +606,8 @@ impl Scheduler {
             let pod = self.queue.pop(now)?;
             // Its victims are not told yet: it must not choose others.
             if self.preempting.contains(pod.uid()) {
-                self.queue.park(&pod.key(), hints::LOOK_AT_PODS.iter().copied().collect(), now);
+                self.queue
+                    .park(&pod.key(), hints::LOOK_AT_PODS.iter().copied().collect(), now);
                 continue;
             }
             return Some(self.place(pod, now));
@@ -609,7 +645,11 @@ impl Scheduler {
             return Step::Report {
                 pod: pod.pod.clone(),
                 message,
-                nomination: if clears { Nomination::Clear } else { Nomination::Keep },
+                nomination: if clears {
+                    Nomination::Clear
+                } else {
+                    Nomination::Keep
+                },
                 is_error: diagnosis.is_error,
             };
         };

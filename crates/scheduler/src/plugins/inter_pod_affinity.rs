@@ -6,6 +6,7 @@
 
 use super::{MAX_NODE_SCORE, Refusal};
 use crate::cluster::{Cluster, ColumnId, NO_VALUE, Place};
+use crate::evaluation::FEASIBLE;
 use crate::node_info::NodeInfo;
 use crate::pod_info::{AffinityTerm, AffinityTerms, PodClass};
 use crate::profile::Profile;
@@ -147,7 +148,11 @@ impl InterPodAffinity {
     pub fn interaction(&self, cluster: &mut Cluster, pod: &PodClass, other: &PodClass) -> Interaction {
         let mut adds = Vec::new();
         if !self.required.is_empty() && self.required.iter().all(|(t, _)| is_for(t, other)) {
-            adds.extend(self.required.iter().map(|(_, column)| (Sum::Affinity, *column, 1)));
+            adds.extend(
+                self.required
+                    .iter()
+                    .map(|(_, column)| (Sum::Affinity, *column, 1)),
+            );
         }
         let met = |terms: &Terms| -> Vec<(ColumnId, i64)> {
             let met = terms.iter().filter(|(t, _)| is_for(t, other));
@@ -165,7 +170,8 @@ impl InterPodAffinity {
                 let met = terms
                     .iter()
                     .filter(|t| t.matches(pod.namespace(), own_labels.as_ref(), pod.labels()));
-                met.map(|t| (cluster.column_of(&t.topology_key), t.weight)).collect()
+                met.map(|t| (cluster.column_of(&t.topology_key), t.weight))
+                    .collect()
             };
             let existing = met(&theirs.required_anti);
             adds.extend(existing.into_iter().map(|(column, _)| (Sum::Existing, column, 1)));
@@ -177,7 +183,11 @@ impl InterPodAffinity {
             score.extend(met(&theirs.preferred_anti).into_iter().map(|(c, w)| (c, -w)));
         }
         if self.weighs {
-            adds.extend(score.into_iter().map(|(column, weight)| (Sum::Score, column, weight)));
+            adds.extend(
+                score
+                    .into_iter()
+                    .map(|(column, weight)| (Sum::Score, column, weight)),
+            );
         }
         Interaction { adds }
     }
@@ -226,6 +236,41 @@ impl InterPodAffinity {
                 self.adds.resize_with(at + 1, Vec::new);
             }
             self.adds[at] = now;
+        }
+    }
+
+    /// Judges all places that no rule has refused yet; `number` is how a refusal is written down.
+    pub fn filter_all(
+        &self,
+        cluster: &Cluster,
+        verdicts: &mut [u16],
+        mut number: impl FnMut(Refusal) -> u16,
+    ) {
+        if !self.required.is_empty() {
+            let anywhere = self.matches_itself && self.affinity.pairs == 0;
+            let mut refusal = None;
+            for (place, verdict) in (0..).zip(verdicts.iter_mut()) {
+                let near = |column: ColumnId| {
+                    let value = cluster.column(column).at(place);
+                    value != NO_VALUE && (anywhere || self.affinity.get(column, value) > 0)
+                };
+                if *verdict == FEASIBLE && !self.required.iter().all(|(_, column)| near(*column)) {
+                    *verdict = *refusal.get_or_insert_with(|| number(refused(AFFINITY)));
+                }
+            }
+        }
+        for (sums, reason) in [(&self.anti_affinity, ANTI_AFFINITY), (&self.existing, EXISTING)] {
+            let mut refusal = None;
+            for (column, sums, _) in sums.columns.iter().filter(|(.., pairs)| *pairs > 0) {
+                let values = cluster.column(*column).all();
+                for (verdict, value) in verdicts.iter_mut().zip(values) {
+                    // No value is past the end.
+                    let there = sums.get(*value as usize).is_some_and(|n| *n > 0);
+                    if there && *verdict == FEASIBLE {
+                        *verdict = *refusal.get_or_insert_with(|| number(refused(reason)));
+                    }
+                }
+            }
         }
     }
 
@@ -361,7 +406,10 @@ pub fn node_change_helps(pod: &PodClass, before: Option<&NodeInfo>, after: Optio
     let Some(after) = after else { return false };
     let Some(before) = before else {
         return !terms.required_anti.is_empty()
-            || terms.required.iter().any(|t| after.label(&t.topology_key).is_some())
+            || terms
+                .required
+                .iter()
+                .any(|t| after.label(&t.topology_key).is_some())
             || (terms.required.is_empty() && terms.required_anti.is_empty());
     };
     let changed = |t: &&AffinityTerm| before.label(&t.topology_key) != after.label(&t.topology_key);
@@ -375,9 +423,7 @@ pub fn node_change_helps(pod: &PodClass, before: Option<&NodeInfo>, after: Optio
             .iter()
             .filter(changed)
             .any(|t| before.label(&t.topology_key).is_some())
-        || (terms.required.is_empty()
-            && terms.required_anti.is_empty()
-            && before.labels() != after.labels())
+        || (terms.required.is_empty() && terms.required_anti.is_empty() && before.labels() != after.labels())
 }
 
 /// Whether the coming (`came`) or going of a pod on a node may help one that it kept off.

@@ -9,7 +9,10 @@ pub const NAME: &str = "NodeResourcesBalancedAllocation";
 
 /// A pod that asks for nothing changes no balance.
 pub fn scores(profile: &Profile, pod: &PodClass) -> bool {
-    profile.balanced.iter().any(|r| pod.requests.room.get(&r.name) != 0)
+    profile
+        .balanced
+        .iter()
+        .any(|r| pod.requests.room.get(&r.name) != 0)
 }
 
 pub fn score(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> i64 {

@@ -78,9 +78,15 @@ fn step(scheduler: &mut Scheduler, second: i64) -> String {
             let message = message.split(" no new claims").next().unwrap();
             format!("{}: {message}", pod.object().name())
         }
-        Some(Step::Preempt { pod, node, victims, .. }) => {
+        Some(Step::Preempt {
+            pod, node, victims, ..
+        }) => {
             let victims: Vec<&str> = victims.iter().map(|v| v.object().name()).collect();
-            format!("{} preempts {} on {node}", pod.object().name(), victims.join(", "))
+            format!(
+                "{} preempts {} on {node}",
+                pod.object().name(),
+                victims.join(", ")
+            )
         }
     }
 }
