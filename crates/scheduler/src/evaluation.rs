@@ -12,8 +12,8 @@ use crate::plugins::default_preemption::Candidates;
 use crate::plugins::inter_pod_affinity::{self, InterPodAffinity};
 use crate::plugins::pod_topology_spread::{self, Spread};
 use crate::plugins::{
-    self, MAX_NODE_SCORE, Refusal, image_locality, node_affinity, node_name,
-    node_resources_balanced_allocation, node_resources_fit, taint_toleration,
+    self, Refusal, image_locality, node_affinity, node_name, node_resources_balanced_allocation,
+    node_resources_fit, taint_toleration,
 };
 use crate::pod_info::{ClassId, PodClass, PodInfo};
 use crate::profile::Profile;
@@ -542,6 +542,7 @@ impl ClassState {
                 column(node_resources_balanced_allocation::NAME, &columns.balanced);
             }
         }
+        let apart_wanted = apart.is_some();
         let mut add = |name: &'static str, scores: &[i64], totals: &mut [i64]| {
             let weight = profile.weight(name);
             for (total, score) in totals.iter_mut().zip(scores) {
@@ -553,15 +554,13 @@ impl ClassState {
                 apart.push((name, scores.to_vec()));
             }
         };
-        // Without soft taints all are alike.
-        scores.clear();
-        if columns.tainted > 0 {
+        // Without soft taints all are alike, which chooses nothing.
+        if columns.tainted > 0 || apart_wanted {
+            scores.clear();
             scores.extend(feasible.iter().map(|p| of(&columns.taints, p)));
             plugins::normalize(scores, true);
-        } else {
-            scores.resize(feasible.len(), MAX_NODE_SCORE);
+            add(taint_toleration::NAME, scores, totals);
         }
-        add(taint_toleration::NAME, scores, totals);
         if node_affinity::scores(profile, &self.class) {
             scores.clear();
             scores.extend(feasible.iter().map(|p| of(&columns.affinity, p)));
