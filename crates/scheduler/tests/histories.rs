@@ -1,6 +1,8 @@
 //! Random histories: what is kept and brought up to date must be what is worked out anew, nothing stands on a node that
 //! has no room for it, and no victim is as important as who comes in its place.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

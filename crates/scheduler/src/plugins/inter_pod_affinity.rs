@@ -297,7 +297,8 @@ impl InterPodAffinity {
             }
         }
         // The first of a group that wants to be together goes anywhere.
-        if !near && !(self.matches_itself && self.nowhere(&value, &more)) {
+        let goes_anywhere = || self.matches_itself && self.nowhere(&value, &more);
+        if !near && !goes_anywhere() {
             return Err(refused(AFFINITY));
         }
         for (_, column) in &self.required_anti {
