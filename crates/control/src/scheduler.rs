@@ -124,7 +124,11 @@ impl Driver {
                 nomination,
                 is_error,
             } => {
-                let reason = if is_error { "SchedulerError" } else { "Unschedulable" };
+                let reason = if is_error {
+                    "SchedulerError"
+                } else {
+                    "Unschedulable"
+                };
                 self.report(&pod, reason, message, nomination).await;
             }
             Step::Preempt {
@@ -161,7 +165,8 @@ impl Driver {
                 // It has gone, or somebody else has bound it: nothing to report on it.
                 if !error.is_not_found() && !error.is_conflict() {
                     let message = format!("binding rejected: {error}");
-                    self.report(&pod, "SchedulerError", message, Nomination::Keep).await;
+                    self.report(&pod, "SchedulerError", message, Nomination::Keep)
+                        .await;
                 }
             }
         }
@@ -192,8 +197,12 @@ impl Driver {
             _ => {}
         }
         if !status.is_empty() {
-            self.patch_status(pod, status.into(), "cannot say in its status that the pod is not scheduled")
-                .await;
+            self.patch_status(
+                pod,
+                status.into(),
+                "cannot say in its status that the pod is not scheduled",
+            )
+            .await;
         }
     }
 
@@ -224,7 +233,8 @@ impl Driver {
     ) -> bool {
         for lower in cleared {
             let status = json!({"nominatedNodeName": null});
-            self.patch_status(lower, status, "cannot take back a nomination").await;
+            self.patch_status(lower, status, "cannot take back a nomination")
+                .await;
         }
         let mut all = true;
         let ending = |victim: &&Shared<Pod>| victim.metadata.deletion_timestamp.is_some();

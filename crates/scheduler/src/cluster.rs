@@ -34,6 +34,11 @@ impl Column {
         self.at.get(place as usize).copied().unwrap_or(NO_VALUE)
     }
 
+    /// The numbers of all nodes' values, by place.
+    pub fn all(&self) -> &[u32] {
+        &self.at
+    }
+
     /// How many values were ever seen.
     pub fn values(&self) -> usize {
         self.numbers.len()

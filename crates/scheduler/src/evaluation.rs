@@ -12,8 +12,8 @@ use crate::plugins::default_preemption::Candidates;
 use crate::plugins::inter_pod_affinity::{self, InterPodAffinity};
 use crate::plugins::pod_topology_spread::{self, Spread};
 use crate::plugins::{
-    self, MAX_NODE_SCORE, Refusal, image_locality, node_affinity, node_name,
-    node_resources_balanced_allocation, node_resources_fit, taint_toleration,
+    self, Refusal, image_locality, node_affinity, node_name, node_resources_balanced_allocation,
+    node_resources_fit, taint_toleration,
 };
 use crate::pod_info::{ClassId, PodClass, PodInfo};
 use crate::profile::Profile;
@@ -30,7 +30,10 @@ pub enum Rejection {
 /// Verdict on a place without a node.
 const NO_NODE: u16 = u16::MAX;
 /// Verdict on a node that takes the pod.
-const FEASIBLE: u16 = 0;
+pub(crate) const FEASIBLE: u16 = 0;
+
+/// In [`Columns::ready`]; sums are not negative.
+const NOT_READY: i32 = -1;
 
 /// How a pod of one class and what stands bear on each other across nodes.
 #[derive(Clone, Debug, Default)]
@@ -72,6 +75,8 @@ struct Columns {
     image: Vec<i64>,
     /// Both of the above and images, weighted.
     sum: Vec<i64>,
+    /// The sum where the rules on one node take the pod, else [`NOT_READY`]: small, so that a pass over it is short.
+    ready: Vec<i32>,
     /// Not yet normalised.
     taints: Vec<i64>,
     affinity: Vec<i64>,
@@ -176,6 +181,7 @@ impl ClassState {
         ] {
             column.resize(places, 0);
         }
+        columns.ready.resize(places, NOT_READY);
         let changed: Option<Vec<Place>> = cluster.changes_since(self.seen).map(<[Place]>::to_vec);
         match changed {
             Some(changed) if changed.len() < places => {
@@ -210,6 +216,7 @@ impl ClassState {
                 let at = place as usize;
                 self.columns.sum[at] += (score - self.columns.image[at]) * weight;
                 self.columns.image[at] = score;
+                self.ready(at);
             }
         }
     }
@@ -243,6 +250,7 @@ impl ClassState {
             }
         }
         columns.tainted = columns.tainted + usize::from(columns.taints[at] != 0) - usize::from(was != 0);
+        self.ready(at);
         let of = |id| match self.interactions.get(&id) {
             Some(Some(interaction)) => interaction,
             _ => &self.nothing,
@@ -254,6 +262,34 @@ impl ClassState {
         self.spread.refresh(cluster, &self.class, place, live);
         let all = groups.map(|g| (&of(g.class.id).affinity, g.count));
         self.affinity.refresh(cluster, place, all);
+    }
+
+    fn ready(&mut self, at: usize) {
+        self.columns.ready[at] = if self.local[at] == FEASIBLE {
+            i32::try_from(self.columns.sum[at]).unwrap_or(i32::MAX).max(0)
+        } else {
+            NOT_READY
+        };
+    }
+
+    /// The best node where the sum of the rules on one node is all there is: one of the equally good, which one is
+    /// `turn`'s; and how many nodes would do. `None`: it takes all rules to say, or no node will do.
+    pub fn best_by_sum(&self, profile: &Profile, turn: usize) -> Option<(Place, usize)> {
+        let plain = self.is_local()
+            && self.columns.tainted == 0
+            && !self.spread.scores()
+            && !self.affinity.scores()
+            && !node_affinity::scores(profile, &self.class);
+        if !plain {
+            return None;
+        }
+        let ready = &self.columns.ready;
+        let best = ready.iter().copied().max().filter(|best| *best != NOT_READY)?;
+        let equals: usize = ready.iter().map(|r| usize::from(*r == best)).sum();
+        let feasible: usize = ready.iter().map(|r| usize::from(*r != NOT_READY)).sum();
+        let mut places = (0..).zip(ready).filter(|(_, r)| **r == best);
+        let (place, _) = places.nth(turn % equals.max(1))?;
+        Some((place, feasible))
     }
 
     /// Works out how pods there bear on the class, where that is not known.
@@ -402,8 +438,15 @@ impl ClassState {
     }
 
     /// Judges all nodes for a pod of the class. Afterwards `scratch` has the feasible ones.
-    pub fn filter(&mut self, profile: &Profile, cluster: &mut Cluster, pod: &PodInfo, scratch: &mut Scratch) {
-        let own = cluster.place(pod.nominated_node_name());
+    /// `own` is where the pod itself is nominated to.
+    pub fn filter(
+        &mut self,
+        profile: &Profile,
+        cluster: &mut Cluster,
+        pod: &PodInfo,
+        own: Option<Place>,
+        scratch: &mut Scratch,
+    ) {
         // Where the rules on one node are all there is, the columns know of nominations already.
         let nominations: Vec<Place> = if self.is_local() {
             own.into_iter().collect()
@@ -416,22 +459,14 @@ impl ClassState {
         let (spread, affinity) = (self.spread.filters(), self.affinity.filters());
         scratch.verdicts.clear();
         scratch.verdicts.extend_from_slice(&self.local);
-        if spread || affinity {
-            for (place, verdict) in (0..).zip(scratch.verdicts.iter_mut()) {
-                if *verdict != FEASIBLE {
-                    continue;
-                }
-                let mut result = Ok(());
-                if spread {
-                    result = self.spread.filter(cluster, place, std::iter::empty());
-                }
-                if affinity && result.is_ok() {
-                    result = self.affinity.filter(cluster, place, std::iter::empty());
-                }
-                if let Err(refusal) = result {
-                    *verdict = self.refusals.number(refusal);
-                }
-            }
+        let verdicts = scratch.verdicts.as_mut_slice();
+        let refusals = &mut self.refusals;
+        if spread {
+            self.spread.filter_all(cluster, verdicts, |r| refusals.number(r));
+        }
+        if affinity {
+            self.affinity
+                .filter_all(cluster, verdicts, |r| refusals.number(r));
         }
         for place in nominations {
             let node = cluster.at(place);
@@ -507,6 +542,7 @@ impl ClassState {
                 column(node_resources_balanced_allocation::NAME, &columns.balanced);
             }
         }
+        let apart_wanted = apart.is_some();
         let mut add = |name: &'static str, scores: &[i64], totals: &mut [i64]| {
             let weight = profile.weight(name);
             for (total, score) in totals.iter_mut().zip(scores) {
@@ -518,15 +554,13 @@ impl ClassState {
                 apart.push((name, scores.to_vec()));
             }
         };
-        // Without soft taints all are alike.
-        scores.clear();
-        if columns.tainted > 0 {
+        // Without soft taints all are alike, which chooses nothing.
+        if columns.tainted > 0 || apart_wanted {
+            scores.clear();
             scores.extend(feasible.iter().map(|p| of(&columns.taints, p)));
             plugins::normalize(scores, true);
-        } else {
-            scores.resize(feasible.len(), MAX_NODE_SCORE);
+            add(taint_toleration::NAME, scores, totals);
         }
-        add(taint_toleration::NAME, scores, totals);
         if node_affinity::scores(profile, &self.class) {
             scores.clear();
             scores.extend(feasible.iter().map(|p| of(&columns.affinity, p)));

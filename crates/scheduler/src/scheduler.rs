@@ -13,7 +13,7 @@ use crate::cluster::{Cluster, Place};
 use crate::diagnosis::Diagnosis;
 use crate::evaluation::{ClassState, PluginScores, Rejection, Scratch};
 use crate::node_info::NodeInfo;
-use crate::plugins::default_preemption::{self, Candidate, Outcome};
+use crate::plugins::default_preemption::{self, Candidate, Outcome, Wanted};
 use crate::plugins::{Refusal, inter_pod_affinity, pod_topology_spread};
 use crate::pod_info::{ClassId, Classes, PodInfo, is_finished, node_name, nominated_node_name};
 use crate::profile::Profile;
@@ -451,13 +451,20 @@ impl Scheduler {
             feasible,
         };
         // Room was made for it there.
-        if let Some(place) = self.cluster.place(pod.nominated_node_name())
+        let own = self.own_nomination(pod);
+        if let Some(place) = own
             && state.takes(&settings, &mut self.cluster, pod, place)
         {
             return (node(&self.cluster, place, 1), None);
         }
+        if own.is_none()
+            && let Some((place, feasible)) = state.best_by_sum(&settings, self.rotation)
+        {
+            self.rotation = self.rotation.wrapping_add(1);
+            return (node(&self.cluster, place, feasible), None);
+        }
         let mut scratch = std::mem::take(&mut self.scratch);
-        state.filter(&settings, &mut self.cluster, pod, &mut scratch);
+        state.filter(&settings, &mut self.cluster, pod, own, &mut scratch);
         let result = match scratch.feasible.as_slice() {
             [] => {
                 let (diagnosis, candidate) = self.make_room(&settings, pod, state, &scratch);
@@ -472,6 +479,12 @@ impl Scheduler {
         };
         self.scratch = scratch;
         result
+    }
+
+    /// Where the pod is nominated to: what was decided here is newer than its status.
+    fn own_nomination(&self, pod: &PodInfo) -> Option<Place> {
+        let known = self.nominated.get(pod.uid()).map(String::as_str);
+        self.cluster.place(known.unwrap_or(pod.nominated_node_name()))
     }
 
     /// One of the best, in turn.
@@ -514,9 +527,16 @@ impl Scheduler {
         if !profile.preemption {
             return (diagnosis, None);
         }
-        let outcome = default_preemption::preempt(profile, &self.cluster, state, pod, scratch);
-        let best = outcome.best();
-        let candidate = best.get(self.rotation % best.len().max(1)).map(|c| (*c).clone());
+        let outcome = default_preemption::preempt(
+            profile,
+            &self.cluster,
+            state,
+            pod,
+            self.own_nomination(pod),
+            scratch,
+            Wanted::OneOfTheBest(self.rotation),
+        );
+        let candidate = outcome.best().first().map(|c| (*c).clone());
         if candidate.is_some() {
             self.rotation = self.rotation.wrapping_add(1);
         }
@@ -548,7 +568,8 @@ impl Scheduler {
             }
         };
         let mut scratch = Scratch::default();
-        state.filter(&settings, &mut self.cluster, pod, &mut scratch);
+        let own = self.own_nomination(pod);
+        state.filter(&settings, &mut self.cluster, pod, own, &mut scratch);
         explanation.named = state.named().cloned();
         for (place, node) in self.cluster.iter() {
             let refusal = state.refusal(&scratch, place).cloned();
@@ -557,8 +578,15 @@ impl Scheduler {
         if scratch.feasible.is_empty() {
             explanation.diagnosis = self.diagnose(&state, &scratch);
             if settings.preemption && !self.cluster.is_empty() {
-                let outcome =
-                    default_preemption::preempt(&settings, &self.cluster, &mut state, pod, &scratch);
+                let outcome = default_preemption::preempt(
+                    &settings,
+                    &self.cluster,
+                    &mut state,
+                    pod,
+                    own,
+                    &scratch,
+                    Wanted::All,
+                );
                 explanation.diagnosis.preemption = preemption_message(&outcome);
                 explanation.preemption = Some(outcome);
             }

@@ -60,6 +60,14 @@ pub struct Candidates {
     found: Vec<Option<Result<Candidate, Refusal>>>,
 }
 
+/// Which of the candidates are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    All,
+    /// One of the best, which of them is this turn's.
+    OneOfTheBest(usize),
+}
+
 /// What preemption comes to.
 #[derive(Clone, Debug)]
 pub enum Outcome {
@@ -85,13 +93,13 @@ pub fn eligible(
     cluster: &Cluster,
     state: &ClassState,
     pod: &PodInfo,
+    own: Option<Place>,
     scratch: &Scratch,
 ) -> Result<(), &'static str> {
     if !pod.class.may_preempt() {
         return Err("not eligible due to preemptionPolicy=Never.");
     }
-    let nominated = cluster.place(pod.nominated_node_name());
-    if let Some(place) = nominated {
+    if let Some(place) = own {
         let refusal = state.refusal(scratch, place);
         let hopeless = refusal.is_none_or(|r| !r.pods_in_the_way);
         let ending = |p: &Arc<PodInfo>| p.priority() < pod.priority() && is_ending_for_another(p);
@@ -110,15 +118,17 @@ fn is_ending_for_another(pod: &PodInfo) -> bool {
         && condition.is_some_and(|c| c.status == "True" && c.reason.as_deref() == Some(REASON))
 }
 
-/// Looks at all nodes that were refused for pods on them.
+/// Looks at all nodes that were refused for pods on them. `own` is where the pod itself is nominated to.
 pub fn preempt(
     profile: &Profile,
     cluster: &Cluster,
     state: &mut ClassState,
     pod: &PodInfo,
+    own: Option<Place>,
     scratch: &Scratch,
+    wanted: Wanted,
 ) -> Outcome {
-    if let Err(why) = eligible(cluster, state, pod, scratch) {
+    if let Err(why) = eligible(cluster, state, pod, own, scratch) {
         return Outcome::Nothing(why.into());
     }
     let mut kept = std::mem::take(&mut state.candidates);
@@ -136,8 +146,8 @@ pub fn preempt(
     kept.found.resize_with(cluster.places(), || None);
     kept.seen = cluster.now();
     kept.budgets_version = cluster.budgets_version;
-    let own = cluster.place(pod.nominated_node_name());
-    let mut candidates = Vec::new();
+    let mut places: Vec<(Cost, Place)> = Vec::new();
+    let mut own_candidate = None;
     let mut reasons = crate::diagnosis::Reasons::default();
     let mut tried = 0;
     for place in 0..Place::try_from(cluster.places()).unwrap_or(Place::MAX) {
@@ -150,16 +160,35 @@ pub fn preempt(
             // Its own nomination is nothing to the pod, but is to others of its class.
             _ if own == Some(place) => {
                 fresh = dry_run(profile, cluster, state, pod, place);
+                own_candidate = fresh.as_ref().ok().cloned();
                 &fresh
             }
             Some(found) => &*found,
             empty => empty.insert(dry_run(profile, cluster, state, pod, place)),
         };
         match found {
-            Ok(candidate) => candidates.push(candidate.clone()),
+            Ok(candidate) => places.push((candidate.cost, place)),
             Err(refusal) => reasons.add(&refusal.reasons, 1),
         }
     }
+    if let Wanted::OneOfTheBest(turn) = wanted
+        && let Some(best) = places.iter().map(|(cost, _)| *cost).min()
+    {
+        let equals = places.iter().filter(|(cost, _)| *cost == best).count();
+        let one = places
+            .iter()
+            .filter(|(cost, _)| *cost == best)
+            .nth(turn % equals.max(1));
+        places = one.copied().into_iter().collect();
+    }
+    let candidate = |place: Place| {
+        let kept = kept.found.get(place as usize).and_then(Option::as_ref);
+        let own_candidate = own_candidate.as_ref().filter(|_| own == Some(place));
+        own_candidate
+            .or(kept.and_then(|found| found.as_ref().ok()))
+            .cloned()
+    };
+    let candidates: Vec<Candidate> = places.iter().filter_map(|(_, place)| candidate(*place)).collect();
     state.candidates = kept;
     if !candidates.is_empty() {
         return Outcome::Candidates(candidates);

@@ -6,6 +6,7 @@
 
 use super::{MAX_NODE_SCORE, Refusal};
 use crate::cluster::{Cluster, ColumnId, NO_VALUE, Place};
+use crate::evaluation::FEASIBLE;
 use crate::node_info::NodeInfo;
 use crate::pod_info::{AffinityTerm, AffinityTerms, PodClass};
 use crate::profile::Profile;
@@ -238,6 +239,41 @@ impl InterPodAffinity {
         }
     }
 
+    /// Judges all places that no rule has refused yet; `number` is how a refusal is written down.
+    pub fn filter_all(
+        &self,
+        cluster: &Cluster,
+        verdicts: &mut [u16],
+        mut number: impl FnMut(Refusal) -> u16,
+    ) {
+        if !self.required.is_empty() {
+            let anywhere = self.matches_itself && self.affinity.pairs == 0;
+            let mut refusal = None;
+            for (place, verdict) in (0..).zip(verdicts.iter_mut()) {
+                let near = |column: ColumnId| {
+                    let value = cluster.column(column).at(place);
+                    value != NO_VALUE && (anywhere || self.affinity.get(column, value) > 0)
+                };
+                if *verdict == FEASIBLE && !self.required.iter().all(|(_, column)| near(*column)) {
+                    *verdict = *refusal.get_or_insert_with(|| number(refused(AFFINITY)));
+                }
+            }
+        }
+        for (sums, reason) in [(&self.anti_affinity, ANTI_AFFINITY), (&self.existing, EXISTING)] {
+            let mut refusal = None;
+            for (column, sums, _) in sums.columns.iter().filter(|(.., pairs)| *pairs > 0) {
+                let values = cluster.column(*column).all();
+                for (verdict, value) in verdicts.iter_mut().zip(values) {
+                    // No value is past the end.
+                    let there = sums.get(*value as usize).is_some_and(|n| *n > 0);
+                    if there && *verdict == FEASIBLE {
+                        *verdict = *refusal.get_or_insert_with(|| number(refused(reason)));
+                    }
+                }
+            }
+        }
+    }
+
     /// Whether a pod of the class may go to a node, were these pods (one more, one less) there.
     pub fn filter<'a>(
         &self,
@@ -261,7 +297,8 @@ impl InterPodAffinity {
             }
         }
         // The first of a group that wants to be together goes anywhere.
-        if !near && !(self.matches_itself && self.nowhere(&value, &more)) {
+        let goes_anywhere = || self.matches_itself && self.nowhere(&value, &more);
+        if !near && !goes_anywhere() {
             return Err(refused(AFFINITY));
         }
         for (_, column) in &self.required_anti {

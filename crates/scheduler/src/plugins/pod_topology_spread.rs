@@ -10,6 +10,7 @@ use super::node_affinity::meets_required;
 use super::taint_toleration::untolerated;
 use super::{MAX_NODE_SCORE, Refusal};
 use crate::cluster::{Cluster, ColumnId, NO_VALUE, Place};
+use crate::evaluation::FEASIBLE;
 use crate::node_info::NodeInfo;
 use crate::pod_info::{PodClass, SpreadConstraint, selects};
 use crate::profile::Profile;
@@ -240,6 +241,31 @@ impl Spread {
             };
             let pods = counted.on_node[at];
             counted.set(place, domain, pods);
+        }
+    }
+
+    /// Judges all places that no rule has refused yet; `number` is how a refusal is written down.
+    pub fn filter_all(
+        &self,
+        cluster: &Cluster,
+        verdicts: &mut [u16],
+        mut number: impl FnMut(Refusal) -> u16,
+    ) {
+        for counted in &self.constraints[..self.hard] {
+            let domains = cluster.column(counted.column).all();
+            let itself = i64::from(counted.selects_itself);
+            let most = counted.constraint.max_skew + counted.minimum(NO_VALUE, 0) - itself;
+            let (mut missing, mut skewed) = (None, None);
+            for (verdict, domain) in verdicts.iter_mut().zip(domains) {
+                if *verdict != FEASIBLE {
+                    continue;
+                }
+                if *domain == NO_VALUE {
+                    *verdict = *missing.get_or_insert_with(|| number(missing_label()));
+                } else if counted.count(*domain) > most {
+                    *verdict = *skewed.get_or_insert_with(|| number(too_skewed()));
+                }
+            }
         }
     }
 
