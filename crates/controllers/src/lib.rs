@@ -18,6 +18,7 @@ pub mod replicaset;
 pub mod root_ca;
 pub mod serviceaccount;
 pub mod sweep;
+pub mod volume_protection;
 #[cfg(test)]
 mod world;
 
@@ -53,6 +54,9 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(node::taints::NodeTaints),
         Box::new(replicaset::ReplicaSets),
         Box::new(serviceaccount::ServiceAccounts),
+        Box::new(volume_protection::PvProtection),
+        Box::new(volume_protection::PvcProtection),
+        Box::new(volume_protection::VacProtection),
     ];
     if let Some(bundle) = config.root_ca.clone() {
         all.push(Box::new(root_ca::RootCa { bundle }));

@@ -5,7 +5,9 @@ mod default_toleration_seconds;
 mod namespace_lifecycle;
 mod node_taint;
 mod priority;
+mod runtime_class;
 mod service_account;
+mod storage_protection;
 
 use std::sync::Arc;
 
@@ -39,8 +41,10 @@ impl Server {
                     service_account::admit(self, namespace, pod)?;
                     default_toleration_seconds::admit(pod);
                     priority::admit_pod(self, pod)?;
+                    runtime_class::admit(self, pod)?;
                 } else {
                     node_taint::admit(*object);
+                    storage_protection::admit(*object);
                     priority::admit_class(self, *object)?;
                 }
             }

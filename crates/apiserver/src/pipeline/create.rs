@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use knarr_api::field::{self, Errors};
-use knarr_api::{AnyObject, Error, Kind, Object, convert, meta};
+use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry};
 
 use super::{Ctx, Target};
 use crate::admission::Change;
@@ -82,7 +82,10 @@ impl Server {
         let reserved = self.allocations.for_create(kind, &mut *object, &self.cache)?;
         let name = object.metadata().name.clone().unwrap_or_default();
         let mut mistakes = validate_metadata(kind, &*object);
-        mistakes.extend(kind.ops.validate(&*object)?);
+        mistakes.extend(validate_as_served(served, kind, &*object)?);
+        for warning in kind.ops.early_warnings(&*object)? {
+            ctx.warn(warning);
+        }
         if !mistakes.is_empty() {
             return Err(Error::invalid(served.about_kind(&name), &mistakes));
         }
@@ -123,6 +126,19 @@ pub(crate) fn check_namespace(target: &Target<'_>, object: &mut dyn AnyObject) -
         meta.namespace = None;
     }
     Ok(())
+}
+
+/// An event is judged by the rules of the form in which it was sent: the newer form is stricter.
+fn validate_as_served(
+    served: &'static Kind,
+    kind: &'static Kind,
+    object: &dyn AnyObject,
+) -> Result<Errors, Error> {
+    if *served == registry::EVENTS_EVENT {
+        let sent = convert::typed(kind, served, object.clone_box())?;
+        return served.ops.validate(&*sent);
+    }
+    kind.ops.validate(object)
 }
 
 fn validate_metadata(kind: &Kind, object: &dyn AnyObject) -> Errors {

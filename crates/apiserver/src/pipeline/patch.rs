@@ -156,6 +156,14 @@ fn apply(
     let mut doc: Value = serde_json::from_slice(old.json()).map_err(Error::internal)?;
     let was = version_of(&doc);
     body.apply(target, &mut doc)?;
+    // Without its version a document means the type that Kubernetes keeps to itself, which has no metadata.
+    let typed = doc.get("apiVersion").and_then(Value::as_str);
+    if typed.is_none_or(str::is_empty) && !matches!(body.patch, Patch::Strategic(_)) {
+        return Err(Error::bad_request(format!(
+            "the name of the object ({} based on URL) was undeterminable: name must be provided",
+            target.name
+        )));
+    }
     // The version came from the object and not from the client, unless the patch changed it.
     let given = version_of(&doc);
     let json = serde_json::to_vec(&doc).map_err(Error::internal)?;
