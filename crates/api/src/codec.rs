@@ -64,7 +64,8 @@ pub fn read<T: DeserializeOwned>(json: &[u8]) -> Result<(T, Vec<String>, Vec<Str
         // What is given twice adds up where it is an object, as in Go; so it is read again, put together.
         Ok(_) => {
             let merged = repeated::merged(json);
-            let value = T::deserialize(&mut Reader::new(&merged)).map_err(reader::Error::into_decode_error)?;
+            let value =
+                T::deserialize(&mut Reader::new(&merged)).map_err(reader::Error::into_decode_error)?;
             Ok((value, reader.unknown_fields, reader.duplicate_fields))
         }
         // What is no JSON is told first, wherever in the document it is.

@@ -85,8 +85,9 @@ impl Controller for PvcProtection {
         protect::<PersistentVolumeClaim>(context, "kubernetes.io/pvc-protection", |_| {
             // A pod that has no node yet does not count: no kubelet starts it with a claim that is being deleted.
             let pods = context.view.list_as::<Pod>(&context.key.namespace);
-            pods.iter()
-                .any(|pod| !crate::pod::node_name(pod).is_empty() && claims_of(pod).contains(&context.key.name))
+            pods.iter().any(|pod| {
+                !crate::pod::node_name(pod).is_empty() && claims_of(pod).contains(&context.key.name)
+            })
         })
     }
 }
@@ -147,14 +148,19 @@ impl Controller for VacProtection {
             let claims = context.view.list_as::<PersistentVolumeClaim>("");
             let volumes = context.view.list_as::<PersistentVolume>("");
             claims.iter().any(|claim| classes_of_claim(claim).contains(name))
-                || volumes.iter().any(|volume| class_of_volume(volume).as_ref() == Some(name))
+                || volumes
+                    .iter()
+                    .any(|volume| class_of_volume(volume).as_ref() == Some(name))
         })
     }
 }
 
 /// The class that a claim wants, has, or is on its way to.
 fn classes_of_claim(claim: &PersistentVolumeClaim) -> Vec<String> {
-    let wanted = claim.spec.as_ref().and_then(|s| s.volume_attributes_class_name.clone());
+    let wanted = claim
+        .spec
+        .as_ref()
+        .and_then(|s| s.volume_attributes_class_name.clone());
     let status = claim.status.as_ref();
     let has = status.and_then(|s| s.current_volume_attributes_class_name.clone());
     let target = status
@@ -236,7 +242,8 @@ mod tests {
         };
         for (phase, expected) in [("Bound", 0), ("Released", 1)] {
             let mut world = World::default();
-            let volume = json!({"metadata": meta("v", "kubernetes.io/pv-protection"), "status": {"phase": phase}});
+            let volume =
+                json!({"metadata": meta("v", "kubernetes.io/pv-protection"), "status": {"phase": phase}});
             world.put::<PersistentVolume>(of(volume));
             let actions = world.run(&PvProtection, ("", "v"), at(0));
             assert_eq!(actions.len(), expected, "{phase}: {:?}", lines(&actions));

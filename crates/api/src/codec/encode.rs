@@ -36,11 +36,9 @@ fn nulls(name: &str, path: &str) -> &'static [&'static str] {
         "CustomResourceDefinitionStatus" => &["conditions", "storedVersions"],
         "DeviceClaim" => &["requests"],
         "EndpointSlice" => &["endpoints", "ports"],
-        "Event" if path.contains("::events::") => &[
-            "eventTime",
-            "deprecatedFirstTimestamp",
-            "deprecatedLastTimestamp",
-        ],
+        "Event" if path.contains("::events::") => {
+            &["eventTime", "deprecatedFirstTimestamp", "deprecatedLastTimestamp"]
+        }
         "Event" => &["eventTime", "firstTimestamp", "lastTimestamp"],
         "EventSeries" => &["lastObservedTime"],
         "HorizontalPodAutoscalerStatus" if path.contains("::v2::") => &["currentMetrics"],
@@ -382,11 +380,7 @@ impl Serializer for IsEmptyList {
     fn serialize_tuple(self, _: usize) -> Result<Self::SerializeTuple, Other> {
         Err(Other)
     }
-    fn serialize_tuple_struct(
-        self,
-        _: &'static str,
-        _: usize,
-    ) -> Result<Self::SerializeTupleStruct, Other> {
+    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Self::SerializeTupleStruct, Other> {
         Err(Other)
     }
     fn serialize_tuple_variant(
@@ -435,14 +429,24 @@ mod tests {
             json!({"drivers": null})
         );
         let hpa = autoscaling::v2::HorizontalPodAutoscalerStatus::default();
-        assert!(encoded(&Some(hpa)).get("currentMetrics").is_some_and(Value::is_null));
+        assert!(
+            encoded(&Some(hpa))
+                .get("currentMetrics")
+                .is_some_and(Value::is_null)
+        );
         let hpa = autoscaling::v1::HorizontalPodAutoscalerStatus::default();
         assert_eq!(encoded(&hpa).get("currentMetrics"), None);
         let null = Some(&Value::Null);
         let old = encoded(&core::v1::Event::default());
-        assert_eq!((old.get("firstTimestamp"), old.get("deprecatedFirstTimestamp")), (null, None));
+        assert_eq!(
+            (old.get("firstTimestamp"), old.get("deprecatedFirstTimestamp")),
+            (null, None)
+        );
         let new = encoded(&events::v1::Event::default());
-        assert_eq!((new.get("firstTimestamp"), new.get("deprecatedFirstTimestamp")), (None, null));
+        assert_eq!(
+            (new.get("firstTimestamp"), new.get("deprecatedFirstTimestamp")),
+            (None, null)
+        );
     }
 
     #[test]

@@ -82,13 +82,20 @@ mod tests {
     #[test]
     fn objects_given_twice_add_up_and_all_else_is_replaced() {
         for (json, expected) in [
-            (r#"{"a":{"x":1},"b":1,"a":{"y":2,"x":3}}"#, r#"{"a":{"x":3,"y":2},"b":1}"#),
+            (
+                r#"{"a":{"x":1},"b":1,"a":{"y":2,"x":3}}"#,
+                r#"{"a":{"x":3,"y":2},"b":1}"#,
+            ),
             (r#"{"a":[1,2],"a":[3]}"#, r#"{"a":[3]}"#),
             (r#"{"a":{"x":1},"a":null}"#, r#"{"a":null}"#),
             (r#"[{"a":{"b":1},"a":{"c":2}}]"#, r#"[{"a":{"b":1,"c":2}}]"#),
             ("{", "{"),
         ] {
-            assert_eq!(String::from_utf8_lossy(&merged(json.as_bytes())), expected, "{json}");
+            assert_eq!(
+                String::from_utf8_lossy(&merged(json.as_bytes())),
+                expected,
+                "{json}"
+            );
         }
     }
 }

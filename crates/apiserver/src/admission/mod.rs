@@ -4,6 +4,7 @@
 mod default_toleration_seconds;
 mod namespace_lifecycle;
 mod node_taint;
+mod pod_security;
 mod priority;
 mod runtime_class;
 mod service_account;
@@ -45,6 +46,7 @@ impl Server {
                 } else {
                     node_taint::admit(*object);
                     storage_protection::admit(*object);
+                    pod_security::admit(self, *object, false)?;
                     priority::admit_class(self, *object)?;
                 }
             }
@@ -57,6 +59,7 @@ impl Server {
                     default_toleration_seconds::admit(pod);
                 } else {
                     priority::admit_class(self, *new)?;
+                    pod_security::admit(self, *new, true)?;
                 }
             }
             Change::Update { .. } | Change::Delete(_) => {}

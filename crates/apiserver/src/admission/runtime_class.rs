@@ -39,7 +39,9 @@ fn complete(spec: &mut PodSpec, class: Option<&RuntimeClass>) -> Result<(), Stri
         Some(overhead) => {
             let given = spec.overhead.as_ref().filter(|o| !o.is_empty());
             if given.is_some_and(|given| !same_amounts(given, overhead.pod_fixed.as_ref())) {
-                return Err("pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead".into());
+                return Err(
+                    "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead".into(),
+                );
             }
             spec.overhead.clone_from(&overhead.pod_fixed);
         }
@@ -57,7 +59,10 @@ fn same_amounts(given: &BTreeMap<String, Wire>, class: Option<&BTreeMap<String, 
         (Ok(a), Ok(b)) => a == b,
         _ => a == b,
     };
-    given.len() == class.len() && given.iter().all(|(k, v)| class.get(k).is_some_and(|c| same(v, c)))
+    given.len() == class.len()
+        && given
+            .iter()
+            .all(|(k, v)| class.get(k).is_some_and(|c| same(v, c)))
 }
 
 fn schedule(spec: &mut PodSpec, scheduling: &Scheduling) -> Result<(), String> {
@@ -84,7 +89,10 @@ fn merge(all: Vec<Toleration>) -> Vec<Toleration> {
     let mut merged: Vec<Toleration> = Vec::new();
     for (i, one) in all.iter().enumerate() {
         let covered = merged.iter().any(|other| covers(other, one))
-            || all.iter().skip(i + 1).any(|later| later != one && covers(later, one));
+            || all
+                .iter()
+                .skip(i + 1)
+                .any(|later| later != one && covers(later, one));
         if !covered {
             merged.push(one.clone());
         }
@@ -138,19 +146,33 @@ mod tests {
         let plain = json!({"handler": "runc"});
         for (class, spec, expected) in [
             (&class, json!({"containers": []}), Ok(whole.clone())),
-            (&class, json!({"containers": [], "overhead": {"cpu": "0.25"}}), Ok(whole.clone())),
+            (
+                &class,
+                json!({"containers": [], "overhead": {"cpu": "0.25"}}),
+                Ok(whole.clone()),
+            ),
             (
                 &class,
                 json!({"containers": [], "tolerations": [{"key": "kata", "operator": "Equal", "value": "x"}]}),
                 Ok(whole),
             ),
-            (&class, json!({"containers": [], "overhead": {"cpu": "1"}}), Err("doesn't match")),
+            (
+                &class,
+                json!({"containers": [], "overhead": {"cpu": "1"}}),
+                Err("doesn't match"),
+            ),
             (
                 &class,
                 json!({"containers": [], "nodeSelector": {"kata": "no"}}),
-                Err("conflict: runtimeClass.scheduling.nodeSelector[kata] = yes; pod.spec.nodeSelector[kata] = no"),
+                Err(
+                    "conflict: runtimeClass.scheduling.nodeSelector[kata] = yes; pod.spec.nodeSelector[kata] = no",
+                ),
             ),
-            (&plain, json!({"containers": [], "overhead": {"cpu": "1"}}), Err("without corresponding")),
+            (
+                &plain,
+                json!({"containers": [], "overhead": {"cpu": "1"}}),
+                Err("without corresponding"),
+            ),
             (&plain, json!({"containers": []}), Ok(json!({"containers": []}))),
         ] {
             let class: RuntimeClass = serde_json::from_value(class.clone()).unwrap();

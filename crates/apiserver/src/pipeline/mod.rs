@@ -10,6 +10,7 @@ pub mod delete;
 pub mod patch;
 pub mod read;
 pub mod update;
+pub(crate) mod yaml;
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::error::About;

@@ -108,7 +108,10 @@ fn check_preconditions(
     found: &Object,
 ) -> Result<(), Error> {
     let found_version = found.revision().to_string();
-    let pairs = [("UID", uid, found.uid()), ("ResourceVersion", version, &found_version)];
+    let pairs = [
+        ("UID", uid, found.uid()),
+        ("ResourceVersion", version, &found_version),
+    ];
     for (field, wanted, found) in pairs {
         if let Some(wanted) = wanted.filter(|w| *w != found) {
             return Err(Error::conflict(
