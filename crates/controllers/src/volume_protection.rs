@@ -179,11 +179,11 @@ fn class_of_volume(volume: &PersistentVolume) -> Option<String> {
 mod tests {
     use super::*;
     use crate::world::{World, at, lines, updated};
-    use serde::de::DeserializeOwned;
     use serde_json::{Value, json};
 
-    fn of<T: DeserializeOwned>(value: Value) -> T {
-        serde_json::from_value(value).unwrap()
+    fn of<T: Registered + Clone>(value: Value) -> T {
+        let decoded = T::kind_of().ops.decode(value.to_string().as_bytes()).unwrap();
+        decoded.object.as_any().downcast_ref::<T>().unwrap().clone()
     }
 
     fn pod(node: &str) -> Pod {

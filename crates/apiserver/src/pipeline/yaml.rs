@@ -204,44 +204,43 @@ fn float(text: &str) -> Option<Number> {
 /// A mistake in libyaml's words, with the line as Go's reader counts it: none for the first.
 fn words(error: &ScanError, lines: usize) -> String {
     let at = error.marker().line().saturating_sub(1);
-    let (scanning, at, what) = match error.kind() {
-        ErrorKind::UnexpectedEofFlowSequence | ErrorKind::ExpectedFlowSequenceSeparator => {
-            (false, at, "did not find expected ',' or ']'".to_string())
+    let other;
+    // What it says, whether the scanner says it and not the parser, and whether it says it at the end.
+    let (what, scanning, at_end) = match error.kind() {
+        ErrorKind::UnexpectedEofFlowSequence | ErrorKind::UnclosedFlowCollection { open: '[' } => {
+            ("did not find expected ',' or ']'", false, true)
         }
-        ErrorKind::UnexpectedEofFlowMapping | ErrorKind::ExpectedFlowMappingSeparator => {
-            (false, at, "did not find expected ',' or '}'".to_string())
+        ErrorKind::UnexpectedEofFlowMapping | ErrorKind::UnclosedFlowCollection { .. } => {
+            ("did not find expected ',' or '}'", false, true)
         }
-        ErrorKind::UnexpectedEofBlockMapping | ErrorKind::ExpectedBlockMappingKey => {
-            (false, at, "did not find expected key".to_string())
+        ErrorKind::ExpectedFlowSequenceSeparator
+        | ErrorKind::MismatchedFlowCollectionEnd { open: '[', .. } => {
+            ("did not find expected ',' or ']'", false, false)
         }
-        ErrorKind::UnexpectedEofBlockSequence | ErrorKind::ExpectedBlockSequenceEntry => {
-            (false, at, "did not find expected '-' indicator".to_string())
+        ErrorKind::ExpectedFlowMappingSeparator | ErrorKind::MismatchedFlowCollectionEnd { .. } => {
+            ("did not find expected ',' or '}'", false, false)
         }
-        ErrorKind::ExpectedNodeContent => (false, at, "did not find expected node content".to_string()),
+        ErrorKind::UnexpectedEofBlockMapping => ("did not find expected key", false, true),
+        ErrorKind::ExpectedBlockMappingKey => ("did not find expected key", false, false),
+        ErrorKind::UnexpectedEofBlockSequence => ("did not find expected '-' indicator", false, true),
+        ErrorKind::ExpectedBlockSequenceEntry => ("did not find expected '-' indicator", false, false),
+        ErrorKind::ExpectedNodeContent => ("did not find expected node content", false, false),
+        ErrorKind::UnclosedQuotedScalar => ("found unexpected end of stream", true, at == 0),
+        ErrorKind::TabInIndentation | ErrorKind::TabInBlockIndentation | ErrorKind::TabNotAllowed => {
+            ("found character that cannot start any token", true, false)
+        }
         ErrorKind::UnknownAnchor => return "unknown anchor referenced".into(),
         kind => {
-            let text = kind.to_string();
-            let what = text.rsplit_once(", ").map_or(text.as_str(), |(_, what)| what);
-            (true, at, what.to_string())
+            other = kind.to_string();
+            let what = other.rsplit_once(", ").map_or(other.as_str(), |(_, what)| what);
+            (what, true, false)
         }
     };
-    let unexpected_end = matches!(
-        error.kind(),
-        ErrorKind::UnexpectedEofFlowSequence
-            | ErrorKind::UnexpectedEofFlowMapping
-            | ErrorKind::UnexpectedEofBlockMapping
-            | ErrorKind::UnexpectedEofBlockSequence
-    );
-    let line = match (unexpected_end, at, scanning) {
-        // The end counts as a line of its own.
-        (true, ..) => lines,
-        (_, 0, _) => 0,
-        (_, at, true) => at + 1,
-        (_, at, false) => at,
-    };
-    match line {
-        0 => what,
-        line => format!("line {line}: {what}"),
+    // The end counts as a line of its own.
+    let at = if at_end { lines } else { at };
+    match at {
+        0 => what.to_string(),
+        at => format!("line {}: {what}", at + usize::from(scanning)),
     }
 }
 
@@ -289,6 +288,14 @@ mod tests {
         assert_eq!(
             to_value("a: [b"),
             Err("line 1: did not find expected ',' or ']'".into())
+        );
+        assert_eq!(
+            to_value("a: b: c"),
+            Err("mapping values are not allowed in this context".into())
+        );
+        assert_eq!(
+            to_value("a: 1\nb: c: d"),
+            Err("line 2: mapping values are not allowed in this context".into())
         );
         let mut bomb = String::from("a: &a [x, x, x, x, x, x, x, x, x, x]\n");
         for (of, name) in ["a", "b", "c", "d", "e", "f"]
