@@ -11,7 +11,7 @@ use std::sync::Arc;
 use knarr_api::registry::Registered;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 /// One change of one object.
 #[derive(Clone, Debug)]
@@ -113,7 +113,10 @@ pub struct Store {
     /// Held over a change and its telling, so that a new subscriber misses nothing and hears nothing twice.
     handlers: Mutex<Vec<Handler>>,
     /// Revision up to which everything was shown; `None` until the first full picture is there.
-    reached: watch::Sender<Option<u64>>,
+    reached: Mutex<Option<u64>>,
+    /// Rings when `reached` moves. Those who wait are woken in the order they came (`tokio::sync::watch` would wake
+    /// them in a random one, and no history could be replayed).
+    moved: Notify,
 }
 
 impl Store {
@@ -129,7 +132,8 @@ impl Store {
             }),
             indexes,
             handlers: Mutex::new(Vec::new()),
-            reached: watch::Sender::new(None),
+            reached: Mutex::new(None),
+            moved: Notify::new(),
         }
     }
 
@@ -195,7 +199,7 @@ impl Store {
 
     /// The revision up to which everything was shown; `None` until the first full picture is there.
     pub fn reached(&self) -> Option<u64> {
-        *self.reached.borrow()
+        *self.reached.lock()
     }
 
     /// Waits for the first full picture.
@@ -211,11 +215,14 @@ impl Store {
 
     /// Waits until the store shows something; asks again after each change.
     pub async fn wait_until(&self, shows: impl Fn(&Store) -> bool) {
-        let mut reached = self.reached.subscribe();
-        while !shows(self) {
-            if reached.changed().await.is_err() {
-                unreachable!("the sender is this store's own");
+        loop {
+            let mut moved = std::pin::pin!(self.moved.notified());
+            // In the line before the look, so that no ring is missed between the two.
+            moved.as_mut().enable();
+            if shows(self) {
+                return;
             }
+            moved.await;
         }
     }
 
@@ -289,13 +296,12 @@ impl Store {
     }
 
     pub(crate) fn advance(&self, revision: u64) {
-        self.reached.send_if_modified(|reached| {
-            let further = reached.is_none_or(|r| r < revision);
-            if further {
-                *reached = Some(revision);
-            }
-            further
-        });
+        let mut reached = self.reached.lock();
+        if reached.is_none_or(|r| r < revision) {
+            *reached = Some(revision);
+            drop(reached);
+            self.moved.notify_waiters();
+        }
     }
 
     fn reindex(&self, content: &mut Content, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {

@@ -90,6 +90,7 @@ impl Election {
             self.acquire().await;
             info!(lease = self.name, identity = self.identity, "became leader");
             tokio::select! {
+                biased;
                 () = work() => return,
                 () = self.keep() => warn!(lease = self.name, identity = self.identity, "lost the lease"),
             }

@@ -184,6 +184,7 @@ impl<K: Ord + Clone> Queue<K> {
             };
             match next {
                 Some(at) => tokio::select! {
+                    biased;
                     () = woken => {}
                     () = sleep_until(at) => {}
                 },

@@ -40,6 +40,7 @@ pub struct Config {
 pub async fn run(api: Arc<dyn Api>, config: Config, clock: Arc<dyn Clock>, cancel: CancellationToken) {
     let Some(identity) = &config.identity else {
         tokio::select! {
+            biased;
             () = cancel.cancelled() => {}
             () = work(api, &config, clock) => {}
         }
@@ -47,6 +48,7 @@ pub async fn run(api: Arc<dyn Api>, config: Config, clock: Arc<dyn Clock>, cance
     };
     let election = Election::new(api.clone(), clock.clone(), LEASE, identity, Terms::default());
     tokio::select! {
+        biased;
         () = cancel.cancelled() => {}
         () = election.run_while_leading(|| work(api.clone(), &config, clock.clone())) => {}
     }

@@ -88,6 +88,7 @@ pub async fn run(base: Base, scheduler: Scheduler) {
         }
         let wait = driver.time_to_next();
         tokio::select! {
+            biased;
             ended = requests.join_next(), if !requests.is_empty() => {
                 if let Some(Err(error)) = ended {
                     warn!(%error, "a scheduling request died");

@@ -14,11 +14,12 @@ pub mod node;
 pub mod owner;
 pub mod pod;
 pub mod podgc;
+pub mod protection;
 pub mod replicaset;
 pub mod root_ca;
 pub mod serviceaccount;
 pub mod sweep;
-pub mod volume_protection;
+pub mod vac_protection;
 #[cfg(test)]
 mod world;
 
@@ -52,11 +53,11 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(namespace::Namespaces),
         Box::new(node::eviction::TaintEviction),
         Box::new(node::taints::NodeTaints),
+        Box::new(protection::ClaimProtection),
+        Box::new(protection::VolumeProtection),
         Box::new(replicaset::ReplicaSets),
         Box::new(serviceaccount::ServiceAccounts),
-        Box::new(volume_protection::PvProtection),
-        Box::new(volume_protection::PvcProtection),
-        Box::new(volume_protection::VacProtection),
+        Box::new(vac_protection::VacProtection),
     ];
     if let Some(bundle) = config.root_ca.clone() {
         all.push(Box::new(root_ca::RootCa { bundle }));

@@ -16,4 +16,4 @@ pub mod streams;
 pub mod teardown;
 pub mod volumes;
 
-pub use kubelet::{Config, Kubelet};
+pub use kubelet::{Config, Kubelet, Machine};

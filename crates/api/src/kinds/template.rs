@@ -34,7 +34,11 @@ pub fn mark_given_selector(selector: &mut LabelSelector, json: &[u8]) {
 
 /// Warnings about the pods of a workload whose template is at `spec.template`.
 pub fn warnings(template: &PodTemplateSpec) -> Vec<String> {
-    pod_template_warnings(template, &Path::new("spec").child("template"))
+    warnings_at(template, &Path::new("spec").child("template"))
+}
+
+pub fn warnings_at(template: &PodTemplateSpec, path: &Path) -> Vec<String> {
+    pod_template_warnings(template, path)
 }
 
 /// What is in the template's pod, if there is a template.

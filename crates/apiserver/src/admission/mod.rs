@@ -8,7 +8,7 @@ mod pod_security;
 mod priority;
 mod runtime_class;
 mod service_account;
-mod storage_protection;
+mod storage_in_use;
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl Server {
                     runtime_class::admit(self, pod)?;
                 } else {
                     node_taint::admit(*object);
-                    storage_protection::admit(*object);
+                    storage_in_use::admit(*object);
                     pod_security::admit(self, *object, false)?;
                     priority::admit_class(self, *object)?;
                 }

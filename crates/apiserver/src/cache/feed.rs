@@ -24,6 +24,7 @@ impl Cache {
         let cache = self.clone();
         tokio::spawn(async move {
             tokio::select! {
+                biased;
                 () = cache.follow(watch) => {}
                 _ = stop => {}
             }

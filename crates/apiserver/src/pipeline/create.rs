@@ -5,7 +5,7 @@ use std::sync::Arc;
 use knarr_api::field::{self, Errors};
 use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry};
 
-use super::{Ctx, Target};
+use super::{Ctx, Target, managed_fields};
 use crate::admission::Change;
 use crate::cache::Written;
 use crate::keys::stored_kind;
@@ -39,7 +39,6 @@ impl Server {
         }
         meta.resource_version = None;
         meta.self_link = None;
-        meta.managed_fields = None;
         meta.deletion_timestamp = None;
         meta.deletion_grace_period_seconds = None;
         meta.creation_timestamp = Some(seams::seconds(ctx.now));
@@ -49,6 +48,7 @@ impl Server {
             .clone()
             .filter(|g| !g.is_empty() && meta.name.as_deref().unwrap_or("").is_empty());
         served.ops.set_defaults(&mut *object)?;
+        managed_fields::track(ctx, target, None, &mut *object)?;
         let object = convert::typed(served, stored_kind(served), object)?;
 
         let Some(prefix) = generate else {
@@ -82,7 +82,13 @@ impl Server {
         let reserved = self.allocations.for_create(kind, &mut *object, &self.cache)?;
         let name = object.metadata().name.clone().unwrap_or_default();
         let mut mistakes = validate_metadata(kind, &*object);
-        mistakes.extend(validate_as_served(served, kind, &*object)?);
+        if *served == registry::EVENTS_EVENT {
+            // The one kind whose mistakes are told in the names of the version that was sent.
+            let shown = convert::typed(kind, served, object.clone_box())?;
+            mistakes.extend(served.ops.validate(&*shown)?);
+        } else {
+            mistakes.extend(kind.ops.validate(&*object)?);
+        }
         for warning in kind.ops.early_warnings(&*object)? {
             ctx.warn(warning);
         }
@@ -126,19 +132,6 @@ pub(crate) fn check_namespace(target: &Target<'_>, object: &mut dyn AnyObject) -
         meta.namespace = None;
     }
     Ok(())
-}
-
-/// An event is judged by the rules of the form in which it was sent: the newer form is stricter.
-fn validate_as_served(
-    served: &'static Kind,
-    kind: &'static Kind,
-    object: &dyn AnyObject,
-) -> Result<Errors, Error> {
-    if *served == registry::EVENTS_EVENT {
-        let sent = convert::typed(kind, served, object.clone_box())?;
-        return served.ops.validate(&*sent);
-    }
-    kind.ops.validate(object)
 }
 
 fn validate_metadata(kind: &Kind, object: &dyn AnyObject) -> Errors {

@@ -9,6 +9,7 @@ pub mod downward;
 pub mod env;
 mod exit;
 pub mod labels;
+mod machine;
 mod node;
 mod pull;
 pub mod resources;
@@ -16,7 +17,7 @@ pub mod sandbox;
 mod status;
 mod worker;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +29,9 @@ use knarr_api::registry::{self, Registered};
 use knarr_api::{Object, k8s_openapi};
 use knarr_client::informer::{self, Scope};
 use knarr_client::{Api, Clock, EventRecorder, Store};
+use knarr_kubelet::admission::{self, Rejection};
 use knarr_kubelet::pod::Event;
+pub use knarr_kubelet::pod::TerminationResume;
 use knarr_kubelet::runtime::{Container, Sandbox};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
@@ -39,6 +42,7 @@ use tracing::{debug, info, warn};
 
 use crate::runtime::{Runtime, RuntimeEvent};
 use crate::volumes::Volumes;
+pub use machine::Machine;
 use worker::{Msg, Worker};
 
 /// Between looks at all that runs, while the runtime tells of exits by itself; else [`RELIST_BLIND`].
@@ -73,6 +77,9 @@ pub struct Config {
     pub max_pods: u32,
     /// The node's resolver settings.
     pub resolv_conf: PathBuf,
+    /// For pods that were ending while no kubelet was there.
+    pub termination_resume: TerminationResume,
+    pub machine: Machine,
 }
 
 impl Default for Config {
@@ -90,6 +97,8 @@ impl Default for Config {
             node_labels: BTreeMap::new(),
             max_pods: 110,
             resolv_conf: "/etc/resolv.conf".into(),
+            termination_resume: TerminationResume::Full,
+            machine: Machine::default(),
         }
     }
 }
@@ -106,10 +115,12 @@ pub(crate) struct Shared {
     /// The pods bound to this node.
     pub pods: Arc<Store>,
     /// Whose a sandbox or container is.
-    pub owners: Mutex<HashMap<String, mpsc::UnboundedSender<Msg>>>,
+    pub owners: Mutex<BTreeMap<String, mpsc::UnboundedSender<Msg>>>,
     pub pulls: Semaphore,
     pub starts: Semaphore,
     pub memory_bytes: i64,
+    /// The node's own object, as last read.
+    pub node: Mutex<Option<Arc<core::Node>>>,
     pub allocatable: BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
 }
 
@@ -128,11 +139,16 @@ impl Kubelet {
         clock: Arc<dyn Clock>,
         cancel: CancellationToken,
     ) -> Self {
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let memory_bytes = container::memory_bytes(&meminfo).unwrap_or(0);
+        let memory_bytes = match config.machine {
+            Machine::Host => {
+                let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+                container::memory_bytes(&meminfo).unwrap_or(0)
+            }
+            Machine::Hollow { memory_bytes, .. } => memory_bytes,
+        };
         let capacity = node::capacity(&config, memory_bytes);
         let shared = Arc::new(Shared {
-            volumes: Volumes::new(config.root_dir.clone(), api.clone()),
+            volumes: Volumes::new(config.root_dir.clone(), api.clone(), config.machine),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
             pods: Arc::new(Store::new(core::Pod::kind_of(), &[])),
@@ -140,6 +156,7 @@ impl Kubelet {
             pulls: Semaphore::new(PULLS),
             starts: Semaphore::new(STARTS),
             memory_bytes,
+            node: Mutex::default(),
             allocatable: capacity,
             config,
             api,
@@ -150,8 +167,9 @@ impl Kubelet {
         let task = tokio::spawn(async move {
             let running = run(shared, cancel.clone());
             tokio::select! {
-                () = running => {}
+                biased;
                 () = cancel.cancelled() => {}
+                () = running => {}
             }
         });
         Kubelet { task, pods }
@@ -175,14 +193,14 @@ impl Kubelet {
 /// What the runtime holds, by pod.
 struct Picture {
     since: Timestamp,
-    pods: HashMap<String, (Vec<Sandbox>, Vec<Container>)>,
+    pods: BTreeMap<String, (Vec<Sandbox>, Vec<Container>)>,
 }
 
 async fn look(shared: &Shared) -> crate::runtime::Result<Picture> {
     let since = shared.clock.now();
     let sandboxes = shared.runtime.sandboxes().await?;
     let containers = shared.runtime.containers().await?;
-    let mut pods: HashMap<String, (Vec<Sandbox>, Vec<Container>)> = HashMap::new();
+    let mut pods: BTreeMap<String, (Vec<Sandbox>, Vec<Container>)> = BTreeMap::new();
     for sandbox in sandboxes {
         pods.entry(sandbox.pod.uid.clone()).or_default().0.push(sandbox);
     }
@@ -228,9 +246,10 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
 
     let mut workers = Workers {
         shared: shared.clone(),
-        by_uid: HashMap::new(),
+        by_uid: BTreeMap::new(),
         cancel,
-        orphans: HashSet::new(),
+        admitted: BTreeSet::new(),
+        orphans: BTreeSet::new(),
     };
     let (exits, mut exited) = mpsc::unbounded_channel();
     tasks.spawn(listen(shared.clone(), exits));
@@ -239,6 +258,7 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
     let mut next_look = Instant::now() + RELIST_BLIND;
     loop {
         tokio::select! {
+            biased;
             Some((old, new)) = changes.recv() => workers.changed(old.as_deref(), new, &mut picture),
             Some(heard) = exited.recv() => match heard {
                 Heard::Event(RuntimeEvent::Exited { id }) => workers.exited(&id),
@@ -265,6 +285,8 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
             }
         }
         workers.by_uid.retain(|_, worker| !worker.is_finished());
+        let by_uid = &workers.by_uid;
+        workers.admitted.retain(|uid| by_uid.contains_key(uid));
     }
 }
 
@@ -298,10 +320,12 @@ async fn listen(shared: Arc<Shared>, exits: mpsc::UnboundedSender<Heard>) {
 
 struct Workers {
     shared: Arc<Shared>,
-    by_uid: HashMap<String, Worker>,
+    by_uid: BTreeMap<String, Worker>,
     cancel: CancellationToken,
+    /// Taken by this node.
+    admitted: BTreeSet<String>,
     /// Being ended.
-    orphans: HashSet<String>,
+    orphans: BTreeSet<String>,
 }
 
 impl Workers {
@@ -318,10 +342,34 @@ impl Workers {
             Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new(pod)))),
             None => {
                 let found = picture.pods.remove(&uid).map(|(s, c)| (picture.since, s, c));
-                let worker = Worker::start(self.shared.clone(), Arc::new(pod), found, self.cancel.clone());
+                let admitted = if found.is_some() { Ok(()) } else { self.admit(&pod) };
+                if admitted.is_ok() {
+                    self.admitted.insert(uid.clone());
+                }
+                let worker = Worker::start(
+                    self.shared.clone(),
+                    Arc::new(pod),
+                    found,
+                    admitted,
+                    self.cancel.clone(),
+                );
                 self.by_uid.insert(uid, worker);
             }
         }
+    }
+
+    /// Whether the node takes a pod that is new to it, beside those it has taken.
+    fn admit(&self, pod: &core::Pod) -> Result<(), Rejection> {
+        let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+        if !matches!(phase, None | Some("Pending")) || pod.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        admit(&self.shared, pod, |other| {
+            let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
+            let uid = other.metadata.uid.as_deref().unwrap_or("");
+            let taken = self.admitted.contains(uid) || phase == Some("Running");
+            taken && !matches!(phase, Some("Succeeded" | "Failed"))
+        })
     }
 
     fn exited(&self, id: &str) {
@@ -355,6 +403,21 @@ impl Workers {
             ));
         }
     }
+}
+
+/// Whether there is room on the node for a pod, as it is now, beside the others that count.
+fn admit(shared: &Shared, pod: &core::Pod, counts: impl Fn(&core::Pod) -> bool) -> Result<(), Rejection> {
+    // Until the node has an object of its own nobody was asked to run here.
+    let Some(node) = shared.node.lock().clone() else {
+        return Ok(());
+    };
+    let objects = shared.pods.list("");
+    let others: Vec<core::Pod> = objects
+        .iter()
+        .filter_map(|o| o.to_typed::<core::Pod>())
+        .filter(|other| other.metadata.uid != pod.metadata.uid && counts(other))
+        .collect();
+    admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
 }
 
 /// Ends what no pod in the API accounts for. What fails is tried again after the next look.

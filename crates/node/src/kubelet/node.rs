@@ -20,7 +20,7 @@ use nix::sys::utsname::uname;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use super::{Config, Shared};
+use super::{Config, Machine, Shared};
 use crate::runtime::RuntimeStatus;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
@@ -38,7 +38,10 @@ const IMAGES_MAX: usize = 50;
 
 /// What the node has, and gives to pods.
 pub(super) fn capacity(config: &Config, memory_bytes: i64) -> BTreeMap<String, Quantity> {
-    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let cpus = match config.machine {
+        Machine::Host => std::thread::available_parallelism().map_or(1, |n| n.get()),
+        Machine::Hollow { cpus, .. } => cpus,
+    };
     let quantity = |text: String| Quantity(text);
     let mut capacity = BTreeMap::from([
         ("cpu".to_string(), quantity(cpus.to_string())),
@@ -50,7 +53,12 @@ pub(super) fn capacity(config: &Config, memory_bytes: i64) -> BTreeMap<String, Q
         ("hugepages-1Gi".to_string(), quantity("0".into())),
         ("hugepages-2Mi".to_string(), quantity("0".into())),
     ]);
-    let disk = config.root_dir.ancestors().find_map(|path| statvfs(path).ok());
+    let mut paths = config.root_dir.ancestors();
+    let disk = if config.machine.is_host() {
+        paths.find_map(|path| statvfs(path).ok())
+    } else {
+        None
+    };
     if let Some(disk) = disk {
         let bytes = disk.blocks() * disk.fragment_size();
         capacity.insert(
@@ -130,10 +138,12 @@ impl NodeState {
             .written
             .is_none_or(|at| now.duration_since(at) >= STATUS_ANYWAY);
         if !due && same_but_for_heartbeats(&before, &status) {
+            *shared.node.lock() = Some(Arc::new(there));
             return Ok(());
         }
         let mut node = there;
         node.status = Some(status);
+        *shared.node.lock() = Some(Arc::new(node.clone()));
         match shared.api.update_status_as(node).await {
             Ok(_) => {
                 self.written = Some(now);
@@ -320,6 +330,17 @@ fn conditions(runtime: &RuntimeStatus, before: &core::NodeStatus, now: Timestamp
 }
 
 fn node_info(config: &Config, runtime: &RuntimeStatus) -> core::NodeSystemInfo {
+    let version = format!("{}://{}", runtime.name, runtime.version.trim_start_matches('v'));
+    if !config.machine.is_host() {
+        return core::NodeSystemInfo {
+            architecture: architecture().into(),
+            container_runtime_version: version,
+            kubelet_version: config.version.clone(),
+            operating_system: "linux".into(),
+            os_image: "hollow".into(),
+            ..core::NodeSystemInfo::default()
+        };
+    }
     let read = |path: &str| {
         std::fs::read_to_string(path)
             .unwrap_or_default()
@@ -334,7 +355,7 @@ fn node_info(config: &Config, runtime: &RuntimeStatus) -> core::NodeSystemInfo {
     core::NodeSystemInfo {
         architecture: architecture().into(),
         boot_id: read("/proc/sys/kernel/random/boot_id"),
-        container_runtime_version: format!("{}://{}", runtime.name, runtime.version.trim_start_matches('v')),
+        container_runtime_version: version,
         kernel_version: kernel,
         kube_proxy_version: String::new(),
         kubelet_version: config.version.clone(),

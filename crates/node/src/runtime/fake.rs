@@ -28,9 +28,30 @@ use crate::kubelet::labels;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manners {
     Obeys,
+    /// It ends so long after it was asked.
+    Lingers(Duration),
     /// Only KILL ends it.
     Ignores,
 }
+
+/// How a process came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    ByItself,
+    Asked,
+    Killed,
+}
+
+/// What happens to a container's processes, told at the moment it happens.
+#[derive(Clone, Debug)]
+pub enum Happening {
+    Started,
+    /// TERM was sent.
+    Asked,
+    Ended(End),
+}
+
+type Observer = Box<dyn Fn(&Container, &Happening) + Send + Sync>;
 
 struct Record {
     container: Container,
@@ -47,16 +68,20 @@ struct State {
     containers: BTreeMap<String, Record>,
     images: BTreeSet<String>,
     listeners: Vec<mpsc::UnboundedSender<RuntimeEvent>>,
-    ignoring: BTreeSet<String>,
+    /// By container name; the others obey.
+    manners: BTreeMap<String, Manners>,
+    observer: Option<Observer>,
     /// Every start there ever was: container id and name with its pod's uid.
     starts: Vec<(String, String)>,
     down: bool,
+    /// Raised when it goes down: calls under way then do not come back with an answer.
+    outages: u64,
 }
 
 /// See the module.
 pub struct FakeRuntime {
     clock: Arc<dyn Clock>,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 impl FakeRuntime {
@@ -67,13 +92,23 @@ impl FakeRuntime {
         };
         FakeRuntime {
             clock,
-            state: Mutex::new(state),
+            state: Arc::new(Mutex::new(state)),
         }
     }
 
     /// Containers of this name do not listen to TERM from now on.
     pub fn ignore_term(&self, container: &str) {
-        self.state.lock().ignoring.insert(container.into());
+        self.set_manners(container, Manners::Ignores);
+    }
+
+    /// How containers of this name take TERM from now on.
+    pub fn set_manners(&self, container: &str, manners: Manners) {
+        self.state.lock().manners.insert(container.into(), manners);
+    }
+
+    /// `observer` is told of everything that happens to processes. It must not call back.
+    pub fn observe(&self, observer: impl Fn(&Container, &Happening) + Send + Sync + 'static) {
+        self.state.lock().observer = Some(Box::new(observer));
     }
 
     /// Calls fail with `Unavailable` while it is down; what runs goes on.
@@ -81,14 +116,29 @@ impl FakeRuntime {
         let mut state = self.state.lock();
         state.down = down;
         if down {
+            state.outages += 1;
             state.listeners.clear();
+        }
+    }
+
+    /// The machine goes down and comes back: no process survives, what was made stays on record.
+    pub fn reboot(&self) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        let ids: Vec<String> = state.containers.keys().cloned().collect();
+        for id in ids {
+            state.exit(&id, 255, End::ByItself, now);
+        }
+        for sandbox in state.sandboxes.values_mut() {
+            sandbox.ready = false;
+            sandbox.ips.clear();
         }
     }
 
     /// The process ends by itself. False if it does not run.
     pub fn exit(&self, id: &str, code: i32) -> bool {
         let now = self.clock.now();
-        self.state.lock().exit(id, code, now)
+        self.state.lock().exit(id, code, End::ByItself, now)
     }
 
     /// Every start there ever was: the container's id, and `<pod uid>/<container name>`.
@@ -103,6 +153,32 @@ impl FakeRuntime {
         running
             .map(|r| (r.container.id.clone(), key(&r.container)))
             .collect()
+    }
+
+    /// Sends TERM.
+    fn ask(&self, id: &str, manners: Manners) {
+        let end = {
+            let (state, clock, id) = (self.state.clone(), self.clock.clone(), id.to_string());
+            move || {
+                let now = clock.now();
+                state.lock().exit(&id, 0, End::Asked, now);
+            }
+        };
+        {
+            let state = self.state.lock();
+            if let Some(record) = state.containers.get(id) {
+                state.tell(&record.container, &Happening::Asked);
+            }
+        }
+        match manners {
+            Manners::Obeys => end(),
+            // Whoever asked may be gone by then; the process goes on to its end.
+            Manners::Lingers(time) => drop(tokio::spawn(async move {
+                tokio::time::sleep(time).await;
+                end();
+            })),
+            Manners::Ignores => {}
+        }
     }
 
     fn up(&self) -> Result<parking_lot::MutexGuard<'_, State>> {
@@ -128,7 +204,13 @@ impl State {
         format!("{what}{}", self.made)
     }
 
-    fn exit(&mut self, id: &str, code: i32, now: Timestamp) -> bool {
+    fn tell(&self, container: &Container, happening: &Happening) {
+        if let Some(observer) = &self.observer {
+            observer(container, happening);
+        }
+    }
+
+    fn exit(&mut self, id: &str, code: i32, end: End, now: Timestamp) -> bool {
         let Some(record) = self.containers.get_mut(id) else {
             return false;
         };
@@ -143,6 +225,8 @@ impl State {
             finished_at: Some(now),
         });
         record.ended.notify_waiters();
+        let container = record.container.clone();
+        self.tell(&container, &Happening::Ended(end));
         let event = RuntimeEvent::Exited { id: id.into() };
         self.listeners
             .retain(|listener| listener.send(event.clone()).is_ok());
@@ -227,7 +311,7 @@ impl Runtime for FakeRuntime {
         }
         let inside = state.containers.values().filter(|r| r.container.sandbox_id == id);
         for container in inside.map(|r| r.container.id.clone()).collect::<Vec<_>>() {
-            state.exit(&container, 137, now);
+            state.exit(&container, 137, End::Killed, now);
         }
         Ok(())
     }
@@ -270,7 +354,7 @@ impl Runtime for FakeRuntime {
         let id = state.id("container");
         let metadata = config.metadata.clone().unwrap_or_default();
         let image = config.image.clone().unwrap_or_default().image;
-        let ignores = state.ignoring.contains(&metadata.name);
+        let manners = state.manners.get(&metadata.name).copied();
         let hash = config.annotations.get(labels::CONTAINER_HASH).cloned();
         let record = Record {
             container: Container {
@@ -285,7 +369,7 @@ impl Runtime for FakeRuntime {
                 image_id: image.clone(),
                 image,
             },
-            manners: if ignores { Manners::Ignores } else { Manners::Obeys },
+            manners: manners.unwrap_or(Manners::Obeys),
             ended: Arc::new(Notify::new()),
             log_path: format!("{}/{}", sandbox.log_directory, config.log_path),
         };
@@ -305,32 +389,45 @@ impl Runtime for FakeRuntime {
             ));
         }
         record.container.state = ContainerState::Running { started_at: now };
-        let started = (id.to_string(), key(&record.container));
-        state.starts.push(started);
+        let container = record.container.clone();
+        state.starts.push((id.to_string(), key(&container)));
+        state.tell(&container, &Happening::Started);
         Ok(())
     }
 
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
-        let (ended, manners) = {
+        let (ended, manners, outages) = {
             let state = self.up()?;
             match state.containers.get(id) {
-                Some(record) if is_running(&record.container) => (record.ended.clone(), record.manners),
+                Some(record) if is_running(&record.container) => {
+                    (record.ended.clone(), record.manners, state.outages)
+                }
                 _ => return Ok(()),
             }
         };
-        if manners == Manners::Obeys && !grace.is_zero() {
-            self.exit(id, 0);
+        let kill = || self.state.lock().exit(id, 137, End::Killed, self.clock.now());
+        if grace.is_zero() {
+            kill();
             return Ok(());
         }
-        if timeout(grace, ended.notified()).await.is_err() {
-            self.exit(id, 137);
+        let mut ended = std::pin::pin!(ended.notified());
+        ended.as_mut().enable();
+        self.ask(id, manners);
+        if timeout(grace, ended).await.is_err() {
+            // Whoever would have sent KILL is gone, if the runtime went down meanwhile.
+            if self.up()?.outages != outages {
+                return Err(RuntimeError::new("Unavailable", "connection reset"));
+            }
+            kill();
         }
         Ok(())
     }
 
     async fn remove_container(&self, id: &str) -> Result<()> {
-        self.exit(id, 137);
-        self.up()?.containers.remove(id);
+        let now = self.clock.now();
+        let mut state = self.up()?;
+        state.exit(id, 137, End::Killed, now);
+        state.containers.remove(id);
         Ok(())
     }
 
@@ -356,6 +453,13 @@ impl Runtime for FakeRuntime {
 
     async fn port_forward_url(&self, _: &str, _: &[i32]) -> Result<String> {
         unsupported("stream server")
+    }
+
+    async fn update_container(&self, id: &str, _: &k8s_cri::v1::LinuxContainerResources) -> Result<()> {
+        match self.up()?.containers.contains_key(id) {
+            true => Ok(()),
+            false => Err(RuntimeError::not_found("container", id)),
+        }
     }
 
     async fn reopen_log(&self, _: &str) -> Result<()> {

@@ -3,6 +3,7 @@
 //! A pod's files are below `<root>/pods/<uid>`: volumes at `volumes/<plugin>/<name>`, as every kubelet lays them out.
 //! Setting up again what is set up is harmless: that is how a restarted kubelet finds its pods' volumes.
 
+mod claims;
 mod files;
 mod host_path;
 mod mounts;
@@ -21,6 +22,7 @@ use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 use tracing::warn;
 
+use crate::kubelet::Machine;
 use crate::kubelet::downward::Place;
 use crate::kubelet::env::expand;
 
@@ -32,6 +34,10 @@ const REFRESH: Duration = Duration::from_secs(15);
 pub enum VolumeError {
     #[error("MountVolume.SetUp failed for volume \"{volume}\" : {why}")]
     SetUp { volume: String, why: String },
+    #[error(
+        "Unable to attach or mount volumes: unmounted volumes=[{volume}], unattached volumes=[], failed to process volumes=[{volume}]: {why}"
+    )]
+    Claim { volume: String, why: String },
     #[error("failed to prepare subPath for volumeMount \"{mount}\" of container \"{container}\"")]
     SubPath { mount: String, container: String },
     #[error("cannot find volume \"{volume}\" to mount into container \"{container}\"")]
@@ -44,9 +50,12 @@ pub enum VolumeError {
 pub struct Volumes {
     root: PathBuf,
     api: Arc<dyn Api>,
+    machine: Machine,
     /// The tasks that keep pods' files current, by uid.
     refreshers: Mutex<BTreeMap<String, AbortHandle>>,
     tokens: Arc<files::Tokens>,
+    /// Where claimed volumes are on this node, by the pod's uid and the volume's name.
+    claimed: Mutex<BTreeMap<(String, String), PathBuf>>,
 }
 
 /// The directory names of a volume's plugin.
@@ -62,12 +71,14 @@ fn plugin(volume: &core::Volume) -> &'static str {
 }
 
 impl Volumes {
-    pub fn new(root: PathBuf, api: Arc<dyn Api>) -> Self {
+    pub fn new(root: PathBuf, api: Arc<dyn Api>, machine: Machine) -> Self {
         Volumes {
             root,
             api,
+            machine,
             refreshers: Mutex::default(),
             tokens: Arc::default(),
+            claimed: Mutex::default(),
         }
     }
 
@@ -103,6 +114,15 @@ impl Volumes {
                 files::tmpfs_if_secret(&path, volume).map_err(|e| failed(e.to_string()))?;
                 files::write(&path, &content, group).map_err(|e| failed(e.to_string()))?;
                 keep_current = true;
+            } else if let Some(claim) = &volume.persistent_volume_claim {
+                let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+                let found = claims::local_path(&*self.api, namespace, &claim.claim_name).await;
+                let found = found.map_err(|why| VolumeError::Claim {
+                    volume: volume.name.clone(),
+                    why: format!("error processing PVC {namespace}/{}: {why}", claim.claim_name),
+                })?;
+                let mut claimed = self.claimed.lock();
+                claimed.insert((uid.into(), volume.name.clone()), found);
             } else {
                 return Err(failed("this kind of volume is not supported by knarr yet".into()));
             }
@@ -164,9 +184,15 @@ impl Volumes {
             volume: mount.name.clone(),
             container: container.into(),
         })?;
-        let base = match &volume.host_path {
-            Some(host) => PathBuf::from(&host.path),
-            None => self.path(uid, volume),
+        let claimed = self
+            .claimed
+            .lock()
+            .get(&(uid.to_string(), volume.name.clone()))
+            .cloned();
+        let base = match (&volume.host_path, claimed) {
+            (Some(host), _) => PathBuf::from(&host.path),
+            (None, Some(path)) => path,
+            (None, None) => self.path(uid, volume),
         };
         let value = |name: &str| {
             environment
@@ -194,15 +220,19 @@ impl Volumes {
             task.abort();
         }
         self.tokens.forget(uid);
+        self.claimed.lock().retain(|(of, _), _| of != uid);
         let directory = self.pod_dir(uid);
         if uid.is_empty() || !directory.exists() {
             return Ok(());
         }
-        let gone = tokio::task::spawn_blocking({
-            let directory = directory.clone();
-            move || remove_all(&directory)
-        });
-        let gone = gone.await.unwrap_or_else(|e| Err(std::io::Error::other(e)));
+        let gone = match self.machine {
+            Machine::Host => {
+                let directory = directory.clone();
+                let gone = tokio::task::spawn_blocking(move || remove_all(&directory));
+                gone.await.unwrap_or_else(|e| Err(std::io::Error::other(e)))
+            }
+            Machine::Hollow { .. } => remove_all(&directory),
+        };
         gone.map_err(|e| VolumeError::TearDown {
             path: directory.display().to_string(),
             why: e.to_string(),

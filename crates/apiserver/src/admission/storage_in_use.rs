@@ -1,23 +1,25 @@
-//! StorageObjectInUseProtection: volumes, claims and volume attributes classes carry a finalizer from the start, so
-//! that they outlive what uses them. The controllers of the same name take it off.
+//! StorageObjectInUseProtection: claims, volumes and volume attributes classes begin with the finalizer that holds them while they are in use.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use knarr_api::{AnyObject, k8s_openapi};
 
+const CLAIM: &str = "kubernetes.io/pvc-protection";
+const VOLUME: &str = "kubernetes.io/pv-protection";
+const ATTRIBUTES_CLASS: &str = "kubernetes.io/vac-protection";
+
 pub(super) fn admit(object: &mut dyn AnyObject) {
-    let any = object.as_any();
-    let finalizer = if any.is::<PersistentVolumeClaim>() {
-        "kubernetes.io/pvc-protection"
-    } else if any.is::<PersistentVolume>() {
-        "kubernetes.io/pv-protection"
-    } else if any.is::<VolumeAttributesClass>() {
-        "kubernetes.io/vac-protection"
+    let finalizer = if object.as_any().is::<PersistentVolumeClaim>() {
+        CLAIM
+    } else if object.as_any().is::<PersistentVolume>() {
+        VOLUME
+    } else if object.as_any().is::<VolumeAttributesClass>() {
+        ATTRIBUTES_CLASS
     } else {
         return;
     };
     let finalizers = object.metadata_mut().finalizers.get_or_insert_default();
-    if finalizers.iter().all(|f| f != finalizer) {
+    if !finalizers.iter().any(|f| f == finalizer) {
         finalizers.push(finalizer.into());
     }
 }

@@ -1,0 +1,218 @@
+//! The components, each with its incarnations: started, crashed, started again. The real ones, on a network, a
+//! runtime and a clock of the simulation's.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use knarr_apiserver::Server;
+use knarr_client::{Api, Clock};
+use knarr_node::runtime::fake::{FakeRuntime, Happening, Manners};
+use knarr_node::{Config, Kubelet, Machine};
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::Sabotage;
+use crate::network::{Network, Wire};
+use crate::observer::Observer;
+use crate::random::{Stream, stream};
+use crate::runtime::{Condition, Line};
+
+/// What every container's image is called.
+pub(crate) const IMAGES: [&str; 3] = ["app:v1", "app:v2", "app:v3"];
+
+/// What all components share.
+#[derive(Clone)]
+pub(crate) struct Ground {
+    pub seed: u64,
+    pub server: Arc<Server>,
+    pub observer: Arc<Observer>,
+    pub clock: Arc<dyn Clock>,
+    pub directory: PathBuf,
+    pub sabotage: Option<Sabotage>,
+}
+
+impl Ground {
+    fn wire(&self, api: Arc<dyn Api>, network: &Arc<Network>, dead: &CancellationToken) -> Arc<dyn Api> {
+        Arc::new(Wire {
+            inner: api,
+            network: network.clone(),
+            observer: self.observer.clone(),
+            dead: dead.clone(),
+            sabotage: self.sabotage,
+        })
+    }
+}
+
+/// A machine with its runtime, and a kubelet on it that comes and goes.
+pub(crate) struct Node {
+    pub name: String,
+    address: String,
+    pub network: Arc<Network>,
+    pub condition: Arc<Condition>,
+    pub runtime: Arc<FakeRuntime>,
+    ground: Ground,
+    /// The one that runs: how to end it.
+    kubelet: Mutex<Option<(CancellationToken, Kubelet)>>,
+}
+
+impl Node {
+    pub fn new(ground: &Ground, number: usize) -> Arc<Self> {
+        let name = format!("n{number}");
+        let images = IMAGES.map(|i| format!("docker.io/library/{i}"));
+        let images: Vec<&str> = images.iter().map(String::as_str).collect();
+        let runtime = Arc::new(FakeRuntime::new(ground.clock.clone(), &images));
+        for (container, manners) in [
+            ("lingers", Manners::Lingers(std::time::Duration::from_secs(3))),
+            ("ignores", Manners::Ignores),
+        ] {
+            runtime.set_manners(container, manners);
+        }
+        let (observer, of) = (ground.observer.clone(), name.clone());
+        let chance = Mutex::new(stream(ground.seed, &format!("processes/{name}")));
+        let ends = Arc::downgrade(&runtime);
+        runtime.observe(move |container, happening| {
+            observer.happened(&of, container, happening);
+            if matches!(happening, Happening::Started)
+                && let Some(code) = ends_by_itself(&container.name)
+            {
+                let after = chance.lock().millis(50, 4_000);
+                let (ends, id) = (ends.clone(), container.id.clone());
+                tokio::spawn(async move {
+                    sleep(after).await;
+                    if let Some(runtime) = ends.upgrade() {
+                        runtime.exit(&id, code);
+                    }
+                });
+            }
+        });
+        Arc::new(Node {
+            network: Arc::new(Network::new(
+                &format!("node/{name}"),
+                stream(ground.seed, &format!("network/{name}")),
+            )),
+            condition: Arc::new(Condition::new(stream(ground.seed, &format!("runtime/{name}")))),
+            address: format!("192.0.2.{}", 10 + number),
+            runtime,
+            ground: ground.clone(),
+            kubelet: Mutex::new(None),
+            name,
+        })
+    }
+
+    pub fn start(&self) {
+        let mut running = self.kubelet.lock();
+        if running.is_some() {
+            return;
+        }
+        self.ground
+            .observer
+            .note(&format!("kubelet of {} starts", self.name));
+        let directory = self.ground.directory.join(&self.name);
+        let config = Config {
+            node_name: self.name.clone(),
+            root_dir: directory.join("kubelet"),
+            log_dir: directory.join("logs"),
+            node_ips: vec![self.address.clone()],
+            resolv_conf: directory.join("resolv.conf"),
+            machine: Machine::Hollow {
+                cpus: 8,
+                memory_bytes: 16 << 30,
+            },
+            ..Config::default()
+        };
+        let user = format!("system:node:{}", self.name);
+        let api = self
+            .ground
+            .server
+            .api(&user, ["system:nodes", "system:authenticated"]);
+        let dead = CancellationToken::new();
+        let line = Line {
+            inner: self.runtime.clone(),
+            condition: self.condition.clone(),
+            dead: dead.clone(),
+            sabotage: self.ground.sabotage,
+            recipes: Mutex::default(),
+        };
+        let kubelet = Kubelet::start(
+            config,
+            self.ground.wire(api, &self.network, &dead),
+            Arc::new(line),
+            self.ground.clock.clone(),
+            dead.clone(),
+        );
+        *running = Some((dead, kubelet));
+    }
+
+    /// As `kill -9`: nothing more of it is done, processes go on.
+    pub fn crash(&self) {
+        if let Some((dead, _)) = self.kubelet.lock().take() {
+            self.ground
+                .observer
+                .note(&format!("kubelet of {} dies", self.name));
+            dead.cancel();
+        }
+    }
+}
+
+/// With which code the processes of a container of this name end by themselves.
+fn ends_by_itself(container: &str) -> Option<i32> {
+    match container {
+        "completes" => Some(0),
+        "fails" => Some(1),
+        _ => None,
+    }
+}
+
+/// Controllers and scheduler of one server.
+pub(crate) struct Control {
+    pub network: Arc<Network>,
+    ground: Ground,
+    /// Whether it competes for the lease, or takes itself for the only one.
+    elected: bool,
+    running: Mutex<(u64, Option<(CancellationToken, JoinHandle<()>)>)>,
+}
+
+impl Control {
+    pub fn new(ground: &Ground, name: &str, elected: bool) -> Arc<Self> {
+        let chance: Stream = stream(ground.seed, &format!("network/{name}"));
+        Arc::new(Control {
+            network: Arc::new(Network::new(name, chance)),
+            ground: ground.clone(),
+            elected,
+            running: Mutex::new((0, None)),
+        })
+    }
+
+    pub fn start(&self) {
+        let mut running = self.running.lock();
+        if running.1.is_some() {
+            return;
+        }
+        running.0 += 1;
+        let identity = format!("{}-{}", self.network.name, running.0);
+        self.ground.observer.note(&format!("{identity} starts"));
+        let user = "system:kube-controller-manager";
+        let api = self
+            .ground
+            .server
+            .api(user, ["system:masters", "system:authenticated"]);
+        let dead = CancellationToken::new();
+        let mut config = knarr_control::Config::default();
+        config.controllers.root_ca = Some("the simulation's".into());
+        config.identity = self.elected.then_some(identity);
+        let api = self.ground.wire(api, &self.network, &dead);
+        // Its own token is never rung: a crash is no orderly stop.
+        let run = knarr_control::run(api, config, self.ground.clock.clone(), CancellationToken::new());
+        running.1 = Some((dead, tokio::spawn(run)));
+    }
+
+    pub fn crash(&self) {
+        if let Some((dead, task)) = self.running.lock().1.take() {
+            self.ground.observer.note(&format!("{} dies", self.network.name));
+            dead.cancel();
+            task.abort();
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! What happened, in order: hashed whole, the last of it kept to be shown.
+
+use std::collections::VecDeque;
+use std::fmt::Write;
+
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use sha2::{Digest, Sha256};
+
+/// Lines a report shows.
+const LAST: usize = 120;
+
+pub(crate) struct History {
+    digest: Sha256,
+    lines: u64,
+    last: VecDeque<String>,
+    /// Keep every line.
+    whole: bool,
+}
+
+impl History {
+    pub fn new(whole: bool) -> Self {
+        History {
+            digest: Sha256::new(),
+            lines: 0,
+            last: VecDeque::new(),
+            whole,
+        }
+    }
+
+    /// `content` counts for the hash only.
+    pub fn add(&mut self, now: Timestamp, line: &str, content: &[u8]) {
+        let line = format!("{now} {line}");
+        self.digest.update(line.as_bytes());
+        self.digest.update(content);
+        self.digest.update(b"\n");
+        self.lines += 1;
+        if !self.whole && self.last.len() == LAST {
+            self.last.pop_front();
+        }
+        self.last.push_back(line);
+    }
+
+    pub fn lines(&self) -> u64 {
+        self.lines
+    }
+
+    pub fn digest(&self) -> String {
+        let mut text = String::new();
+        for byte in self.digest.clone().finalize() {
+            // Writing to a String does not fail.
+            let _ = write!(text, "{byte:02x}");
+        }
+        text
+    }
+
+    pub fn told(&self) -> Vec<String> {
+        self.last.iter().cloned().collect()
+    }
+}

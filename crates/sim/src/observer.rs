@@ -1,0 +1,267 @@
+//! Sees everything that happens, writes it down, and asks every rule about it.
+//!
+//! It is told within the same step in which a thing happens (a commit, a process's start or end), so no component
+//! acts between a thing and its judgement.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_client::{Clock, DeleteOptions};
+use knarr_kubelet::runtime::{Container, ContainerState};
+use knarr_node::runtime::fake::{End, Happening};
+use parking_lot::Mutex;
+
+use crate::history::History;
+use crate::rules;
+use crate::world::{Life, Process, Seen, World, node_of, phase_of};
+
+/// What was broken, and when.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// Its SPEC number.
+    pub rule: &'static str,
+    pub what: String,
+    pub at: Timestamp,
+}
+
+pub(crate) struct Observer {
+    clock: Arc<dyn Clock>,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    world: World,
+    history: History,
+    violation: Option<Violation>,
+}
+
+impl Inner {
+    fn judge(&mut self, seen: &Seen<'_>) {
+        if self.violation.is_some() {
+            return;
+        }
+        for (rule, check) in rules::ALL {
+            if let Err(what) = check(seen, &self.world) {
+                self.violate(rule, what);
+                return;
+            }
+        }
+    }
+
+    fn violate(&mut self, rule: &'static str, what: String) {
+        let at = self.world.now;
+        self.history.add(at, &format!("VIOLATION {rule}: {what}"), b"");
+        self.violation.get_or_insert(Violation { rule, what, at });
+    }
+}
+
+impl Observer {
+    pub fn new(clock: Arc<dyn Clock>, whole: bool) -> Self {
+        let world = World {
+            now: clock.now(),
+            ..World::default()
+        };
+        Observer {
+            clock,
+            inner: Mutex::new(Inner {
+                world,
+                history: History::new(whole),
+                violation: None,
+            }),
+        }
+    }
+
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Inner> {
+        let mut inner = self.inner.lock();
+        inner.world.now = self.clock.now();
+        inner
+    }
+
+    /// A line of the history that no rule judges.
+    pub fn note(&self, line: &str) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        inner.history.add(now, line, b"");
+    }
+
+    pub fn violation(&self) -> Option<Violation> {
+        self.inner.lock().violation.clone()
+    }
+
+    pub fn violate(&self, rule: &'static str, what: String) {
+        self.lock().violate(rule, what);
+    }
+
+    pub fn digest(&self) -> (String, u64) {
+        let inner = self.inner.lock();
+        (inner.history.digest(), inner.history.lines())
+    }
+
+    pub fn told(&self) -> Vec<String> {
+        self.inner.lock().history.told()
+    }
+
+    /// Reads from the world.
+    pub fn world<T>(&self, read: impl FnOnce(&World) -> T) -> T {
+        read(&self.lock().world)
+    }
+
+    /// From now on nobody waits for the word of this pod's node.
+    pub fn release(&self, uid: &str) {
+        if let Some(life) = self.lock().world.pods.get_mut(uid) {
+            life.released = true;
+        }
+    }
+
+    /// One key as the store has it now; no value: it is gone.
+    pub fn committed(&self, key: &[u8], revision: u64, value: Option<&[u8]>) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        let text = String::from_utf8_lossy(key).into_owned();
+        let path = text.trim_start_matches("/registry/");
+        let content = value.unwrap_or_default();
+        if let Some(name) = path.strip_prefix("core/pods/") {
+            let pod = value.and_then(|v| serde_json::from_slice::<Pod>(v).ok());
+            let line = match &pod {
+                Some(pod) => format!("{revision} pod {name} {}", summary(pod)),
+                None => format!("{revision} pod {name} is gone"),
+            };
+            inner.history.add(now, &line, content);
+            match pod {
+                Some(pod) => pod_written(&mut inner, pod),
+                None => pod_removed(&mut inner, name),
+            }
+            return;
+        }
+        let verb = if value.is_some() { "put" } else { "gone" };
+        inner
+            .history
+            .add(now, &format!("{revision} {verb} {path}"), content);
+        if let Some(name) = path.strip_prefix("core/nodes/") {
+            match value.and_then(|v| serde_json::from_slice::<Node>(v).ok()) {
+                Some(node) => drop(inner.world.nodes.insert(name.to_string(), node)),
+                None => {
+                    inner.world.nodes.remove(name);
+                    let of_node = |life: &&mut Life| life.node() == name;
+                    inner
+                        .world
+                        .pods
+                        .values_mut()
+                        .filter(of_node)
+                        .for_each(|life| life.released = true);
+                }
+            }
+        }
+    }
+
+    pub fn delete_asked(&self, by: &str, name: &str, options: &DeleteOptions) {
+        let mut inner = self.lock();
+        inner.judge(&Seen::DeleteAsked { by, name, options });
+    }
+
+    /// Told by the runtime of `node`.
+    pub fn happened(&self, node: &str, container: &Container, happening: &Happening) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        let (id, pod) = (&container.id, &container.pod);
+        let line = format!("{node} {id} {}/{} {happening:?}", pod.name, container.name);
+        inner.history.add(now, &line, pod.uid.as_bytes());
+        let key = (node.to_string(), id.clone());
+        match happening {
+            Happening::Started => {
+                let process = Process {
+                    node: node.to_string(),
+                    id: id.clone(),
+                    uid: pod.uid.clone(),
+                    namespace: pod.namespace.clone(),
+                    name: pod.name.clone(),
+                    container: container.name.clone(),
+                    asked: None,
+                };
+                inner.world.processes.insert(key, process.clone());
+                inner.judge(&Seen::Started(&process));
+            }
+            Happening::Asked => {
+                if let Some(process) = inner.world.processes.get_mut(&key) {
+                    process.asked.get_or_insert(now);
+                }
+            }
+            Happening::Ended(end) => {
+                let Some(process) = inner.world.processes.remove(&key) else {
+                    return;
+                };
+                if *end == End::ByItself
+                    && let ContainerState::Exited(exit) = &container.state
+                    && exit.code == 0
+                    && let Some(life) = inner.world.pods.get_mut(&process.uid)
+                {
+                    life.completed.insert(container.name.clone());
+                }
+                inner.judge(&Seen::Ended(&process, *end));
+            }
+        }
+    }
+}
+
+fn summary(pod: &Pod) -> String {
+    let meta = &pod.metadata;
+    let mut text = format!("{} on {:?}", phase_of(pod), node_of(pod));
+    if let Some(at) = &meta.deletion_timestamp {
+        let grace = meta.deletion_grace_period_seconds.unwrap_or_default();
+        text.push_str(&format!(", to end by {} ({grace} s)", at.0));
+    }
+    let uid = meta.uid.as_deref().unwrap_or_default();
+    text.push_str(&format!(" [{}]", uid.get(..8).unwrap_or(uid)));
+    text
+}
+
+fn pod_written(inner: &mut Inner, pod: Pod) {
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    let before = match inner.world.pods.get_mut(&uid) {
+        Some(life) => Some(std::mem::replace(&mut life.pod, pod.clone())),
+        None => {
+            let life = Life {
+                pod: pod.clone(),
+                removed: false,
+                released: false,
+                completed: BTreeSet::new(),
+            };
+            inner.world.pods.insert(uid.clone(), life);
+            None
+        }
+    };
+    // Bound to a node that is not there: nobody answers for it.
+    let orphan = !node_of(&pod).is_empty() && !inner.world.nodes.contains_key(node_of(&pod));
+    if orphan && let Some(life) = inner.world.pods.get_mut(&uid) {
+        life.released = true;
+    }
+    inner.judge(&Seen::PodWritten {
+        uid: &uid,
+        before: before.as_ref(),
+        after: &pod,
+    });
+}
+
+fn pod_removed(inner: &mut Inner, name: &str) {
+    let named = |life: &Life| {
+        let meta = &life.pod.metadata;
+        let full = name.split_once('/');
+        full == Some((
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        ))
+    };
+    let mut there = inner.world.pods.iter_mut();
+    let Some((uid, life)) = there.find(|(_, life)| !life.removed && named(life)) else {
+        return;
+    };
+    life.removed = true;
+    let (uid, last) = (uid.clone(), life.pod.clone());
+    inner.judge(&Seen::PodRemoved {
+        uid: &uid,
+        last: &last,
+    });
+}

@@ -1,0 +1,29 @@
+//! What must hold after every step, one file a SPEC number. A rule sees what has happened and the world as it is
+//! then, and says in words what is broken.
+
+mod l1_phases;
+mod l2_one_life;
+mod s1_at_most_one;
+mod s2_who_may_remove;
+mod s3_order;
+mod t1_deletion;
+mod t3_grace;
+mod t5_last_step;
+#[cfg(test)]
+mod tests;
+
+use crate::world::{Seen, World};
+
+pub(crate) type Rule = fn(&Seen<'_>, &World) -> Result<(), String>;
+
+/// With their SPEC numbers.
+pub(crate) const ALL: [(&str, Rule); 8] = [
+    ("L1", l1_phases::check),
+    ("L2", l2_one_life::check),
+    ("T1", t1_deletion::check),
+    ("T3", t3_grace::check),
+    ("T5", t5_last_step::check),
+    ("S1", s1_at_most_one::check),
+    ("S2", s2_who_may_remove::check),
+    ("S3", s3_order::check),
+];

@@ -1,0 +1,31 @@
+//! S1: never two running sets of processes of one identity (namespace and name), nor two runs of one container.
+//!
+//! Only pods whose name somebody chose are an identity: those are the bare ones and, of controllers, a StatefulSet's.
+
+use crate::world::{Seen, World};
+
+pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+    let Seen::Started(new) = seen else { return Ok(()) };
+    for other in world.processes.values() {
+        let itself = other.node == new.node && other.id == new.id;
+        if itself || other.namespace != new.namespace || other.name != new.name {
+            continue;
+        }
+        if other.uid != new.uid {
+            if world.is_released(&other.uid) {
+                continue;
+            }
+            return Err(format!(
+                "{}/{} was started on {} while {} of the same name, another uid, runs on {}",
+                new.name, new.container, new.node, other.container, other.node
+            ));
+        }
+        if other.container == new.container {
+            return Err(format!(
+                "container {} of {} was started on {} while it runs on {}",
+                new.container, new.name, new.node, other.node
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,38 @@
+//! S3: created, bound, started (init, then app), ended, deleted: never backwards.
+
+use crate::world::{Seen, World};
+
+pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+    let Seen::Started(process) = seen else {
+        return Ok(());
+    };
+    let container = &process.container;
+    let Some(life) = world.pods.get(&process.uid) else {
+        return Err(format!("container {container} runs for a pod that never was"));
+    };
+    if life.node() != process.node {
+        return Err(format!(
+            "container {container} was started on {}, its pod is bound to {:?}",
+            process.node,
+            life.node()
+        ));
+    }
+    if life.removed && !life.released {
+        return Err(format!(
+            "container {container} was started after its pod had left the store"
+        ));
+    }
+    let Some(spec) = &life.pod.spec else { return Ok(()) };
+    if !spec.containers.iter().any(|c| c.name == *container) {
+        return Ok(());
+    }
+    let inits = spec.init_containers.iter().flatten();
+    let mut inits = inits.filter(|c| c.restart_policy.as_deref() != Some("Always"));
+    if let Some(first) = inits.find(|c| !life.completed.contains(&c.name)) {
+        return Err(format!(
+            "container {container} was started before init container {} was done",
+            first.name
+        ));
+    }
+    Ok(())
+}

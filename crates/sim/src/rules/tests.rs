@@ -1,0 +1,105 @@
+//! What no sabotage at the seams can bring about (the API server itself would refuse it) is shown to the rules.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Pod;
+use knarr_api::k8s_openapi;
+use serde_json::json;
+
+use super::ALL;
+use crate::world::{Life, Process, Seen, World};
+
+fn broken(seen: &Seen<'_>, world: &World) -> Vec<&'static str> {
+    let failed = ALL.iter().filter(|(_, check)| check(seen, world).is_err());
+    failed.map(|(rule, _)| *rule).collect()
+}
+
+fn pod(phase: &str, node: &str, deadline: Option<(&str, i64)>) -> Pod {
+    let mut pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "a", "namespace": "default", "uid": "u"},
+        "spec": {"nodeName": node, "containers": [{"name": "c"}], "initContainers": [{"name": "i"}]},
+        "status": {"phase": phase},
+    }))
+    .unwrap();
+    if let Some((at, grace)) = deadline {
+        pod.metadata.deletion_timestamp = serde_json::from_value(json!(at)).unwrap();
+        pod.metadata.deletion_grace_period_seconds = Some(grace);
+    }
+    pod
+}
+
+#[test]
+fn l1_l2_t1_what_goes_backwards_is_seen() {
+    let early = Some(("2026-01-01T00:00:10Z", 10));
+    let late = Some(("2026-01-01T00:00:20Z", 20));
+    for (before, after, expect) in [
+        (pod("Running", "n1", None), pod("Running", "n1", None), vec![]),
+        (pod("Pending", "", None), pod("Pending", "n1", None), vec![]),
+        (pod("Running", "n1", None), pod("Pending", "n1", None), vec!["L1"]),
+        (pod("Failed", "n1", None), pod("Running", "n1", None), vec!["L1"]),
+        (
+            pod("Succeeded", "n1", None),
+            pod("Failed", "n1", None),
+            vec!["L1"],
+        ),
+        (pod("Running", "n1", None), pod("Running", "n2", None), vec!["L2"]),
+        (pod("Running", "n1", late), pod("Running", "n1", early), vec![]),
+        (
+            pod("Running", "n1", early),
+            pod("Running", "n1", late),
+            vec!["T1"],
+        ),
+        (
+            pod("Running", "n1", early),
+            pod("Running", "n1", None),
+            vec!["T1"],
+        ),
+    ] {
+        let seen = Seen::PodWritten {
+            uid: "u",
+            before: Some(&before),
+            after: &after,
+        };
+        assert_eq!(broken(&seen, &World::default()), expect, "{before:?} → {after:?}");
+    }
+    let last = pod("Running", "n1", None);
+    let seen = Seen::PodRemoved {
+        uid: "u",
+        last: &last,
+    };
+    assert_eq!(broken(&seen, &World::default()), ["T1"], "unmarked");
+}
+
+#[test]
+fn s3_what_starts_out_of_turn_is_seen() {
+    let process = |node: &str, container: &str| Process {
+        node: node.into(),
+        id: "1".into(),
+        uid: "u".into(),
+        namespace: "default".into(),
+        name: "a".into(),
+        container: container.into(),
+        asked: None,
+    };
+    for (started, done, removed, expect) in [
+        (process("n1", "i"), false, false, vec![]),
+        (process("n1", "c"), true, false, vec![]),
+        (process("n1", "c"), false, false, vec!["S3"]),
+        (process("n2", "i"), false, false, vec!["S3"]),
+        (process("n1", "c"), true, true, vec!["S3"]),
+    ] {
+        let life = Life {
+            pod: pod("Pending", "n1", None),
+            removed,
+            released: false,
+            completed: done.then(|| "i".to_string()).into_iter().collect::<BTreeSet<_>>(),
+        };
+        let mut world = World::default();
+        world.pods.insert("u".into(), life);
+        assert_eq!(broken(&Seen::Started(&started), &world), expect, "{started:?}");
+    }
+    let nobodys = process("n1", "c");
+    assert_eq!(broken(&Seen::Started(&nobodys), &World::default()), ["S3"]);
+}

@@ -1,0 +1,258 @@
+//! One node's container runtime as one incarnation of its kubelet reaches it: slow, failing, gone; calls under way
+//! when the kubelet dies may still be carried out.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use knarr_kubelet::runtime::{Container, Sandbox};
+use knarr_node::runtime::fake::FakeRuntime;
+use knarr_node::runtime::{
+    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, PodSandboxConfig, Result,
+    Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
+};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::Sabotage;
+use crate::random::Stream;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Health {
+    /// Calls that fail before anything is done, in thousandths; as many fail after it.
+    pub failing: u32,
+    pub slowest_millis: u64,
+}
+
+/// A node's runtime's health, over all incarnations of its kubelet.
+pub(crate) struct Condition {
+    state: Mutex<(Health, Stream)>,
+}
+
+impl Condition {
+    pub fn new(chance: Stream) -> Self {
+        Condition {
+            state: Mutex::new((Health::default(), chance)),
+        }
+    }
+
+    pub fn set(&self, health: Health) {
+        self.state.lock().0 = health;
+    }
+
+    fn draw(&self) -> (Duration, bool, bool) {
+        let mut state = self.state.lock();
+        let (health, chance) = &mut *state;
+        let slow = health.slowest_millis > 0 && chance.per_mille(300);
+        let delay = chance.millis(0, if slow { health.slowest_millis } else { 3 });
+        (
+            delay,
+            chance.per_mille(health.failing),
+            chance.per_mille(health.failing),
+        )
+    }
+}
+
+type Recipe = (String, ContainerConfig, PodSandboxConfig);
+
+/// See the module.
+pub(crate) struct Line {
+    pub inner: Arc<FakeRuntime>,
+    pub condition: Arc<Condition>,
+    pub dead: CancellationToken,
+    pub sabotage: Option<Sabotage>,
+    /// For [`Sabotage::StartTwice`]: how each container was made.
+    pub recipes: Mutex<BTreeMap<String, Recipe>>,
+}
+
+fn failed() -> RuntimeError {
+    RuntimeError::new("Unavailable", "the runtime failed")
+}
+
+impl Line {
+    async fn ask<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
+        let asked = async {
+            let (delay, before, after) = self.condition.draw();
+            sleep(delay).await;
+            if before {
+                return Err(failed());
+            }
+            let answer = call.await;
+            if after { Err(failed()) } else { answer }
+        };
+        tokio::select! {
+            biased;
+            () = self.dead.cancelled() => std::future::pending().await,
+            answer = asked => answer,
+        }
+    }
+
+    /// As [`Line::ask`], but what was asked is carried out even if the asking kubelet dies meanwhile.
+    async fn order<T: Send + 'static>(
+        &self,
+        call: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let ordered = async {
+            let (delay, before, after) = self.condition.draw();
+            if before {
+                sleep(delay).await;
+                return Err(failed());
+            }
+            let (done, answer) = oneshot::channel();
+            tokio::spawn(async move {
+                sleep(delay).await;
+                // Whoever asked may be gone.
+                let _ = done.send(call.await);
+            });
+            let answer = answer.await.unwrap_or_else(|_| Err(failed()));
+            if after { Err(failed()) } else { answer }
+        };
+        tokio::select! {
+            biased;
+            () = self.dead.cancelled() => std::future::pending().await,
+            answer = ordered => answer,
+        }
+    }
+}
+
+#[async_trait]
+impl Runtime for Line {
+    async fn status(&self) -> Result<RuntimeStatus> {
+        self.ask(self.inner.status()).await
+    }
+
+    async fn events(&self) -> Result<BoxStream<'static, RuntimeEvent>> {
+        self.ask(self.inner.events()).await
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>> {
+        self.ask(self.inner.sandboxes()).await
+    }
+
+    async fn sandbox(&self, id: &str) -> Result<SandboxDetail> {
+        self.ask(self.inner.sandbox(id)).await
+    }
+
+    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
+        let (inner, config, handler) = (self.inner.clone(), config.clone(), handler.to_string());
+        self.order(async move { inner.run_sandbox(&config, &handler).await })
+            .await
+    }
+
+    async fn stop_sandbox(&self, id: &str) -> Result<()> {
+        let (inner, id) = (self.inner.clone(), id.to_string());
+        self.order(async move { inner.stop_sandbox(&id).await }).await
+    }
+
+    async fn remove_sandbox(&self, id: &str) -> Result<()> {
+        let (inner, id) = (self.inner.clone(), id.to_string());
+        self.order(async move { inner.remove_sandbox(&id).await }).await
+    }
+
+    async fn containers(&self) -> Result<Vec<Container>> {
+        self.ask(self.inner.containers()).await
+    }
+
+    async fn container(&self, id: &str) -> Result<ContainerDetail> {
+        self.ask(self.inner.container(id)).await
+    }
+
+    async fn create_container(
+        &self,
+        sandbox_id: &str,
+        config: &ContainerConfig,
+        sandbox: &PodSandboxConfig,
+    ) -> Result<String> {
+        let recipe = (sandbox_id.to_string(), config.clone(), sandbox.clone());
+        let (inner, asked) = (self.inner.clone(), recipe.clone());
+        let made = self
+            .order(async move { inner.create_container(&asked.0, &asked.1, &asked.2).await })
+            .await?;
+        if self.sabotage == Some(Sabotage::StartTwice) {
+            self.recipes.lock().insert(made.clone(), recipe);
+        }
+        Ok(made)
+    }
+
+    async fn start_container(&self, id: &str) -> Result<()> {
+        let (inner, name) = (self.inner.clone(), id.to_string());
+        self.order(async move { inner.start_container(&name).await })
+            .await?;
+        let recipe = self.recipes.lock().get(id).cloned();
+        if let Some((sandbox, config, of)) = recipe {
+            let second = self.inner.create_container(&sandbox, &config, &of).await?;
+            self.inner.start_container(&second).await?;
+        }
+        Ok(())
+    }
+
+    async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
+        let grace = match self.sabotage {
+            Some(Sabotage::CutTheGrace) => Duration::from_secs(1),
+            _ => grace,
+        };
+        // Not an order: the runtime gives the wait for KILL up when nobody waits for its answer.
+        self.ask(self.inner.stop_container(id, grace)).await
+    }
+
+    async fn update_container(&self, id: &str, resources: &LinuxContainerResources) -> Result<()> {
+        let (inner, id, resources) = (self.inner.clone(), id.to_string(), resources.clone());
+        self.order(async move { inner.update_container(&id, &resources).await })
+            .await
+    }
+
+    async fn remove_container(&self, id: &str) -> Result<()> {
+        let (inner, id) = (self.inner.clone(), id.to_string());
+        self.order(async move { inner.remove_container(&id).await }).await
+    }
+
+    async fn exec(&self, id: &str, command: &[String], timeout: Option<Duration>) -> Result<ExecOutput> {
+        self.ask(self.inner.exec(id, command, timeout)).await
+    }
+
+    async fn usage(&self) -> Result<Vec<Usage>> {
+        self.ask(self.inner.usage()).await
+    }
+
+    async fn exec_url(&self, container_id: &str, options: &ExecOptions) -> Result<String> {
+        self.ask(self.inner.exec_url(container_id, options)).await
+    }
+
+    async fn attach_url(&self, container_id: &str, options: &ExecOptions) -> Result<String> {
+        self.ask(self.inner.attach_url(container_id, options)).await
+    }
+
+    async fn port_forward_url(&self, sandbox_id: &str, ports: &[i32]) -> Result<String> {
+        self.ask(self.inner.port_forward_url(sandbox_id, ports)).await
+    }
+
+    async fn reopen_log(&self, container_id: &str) -> Result<()> {
+        self.ask(self.inner.reopen_log(container_id)).await
+    }
+
+    async fn images(&self) -> Result<Vec<Image>> {
+        self.ask(self.inner.images()).await
+    }
+
+    async fn image(&self, name: &str) -> Result<Option<Image>> {
+        self.ask(self.inner.image(name)).await
+    }
+
+    async fn pull_image(
+        &self,
+        name: &str,
+        auth: Option<&AuthConfig>,
+        sandbox: &PodSandboxConfig,
+    ) -> Result<String> {
+        self.ask(self.inner.pull_image(name, auth, sandbox)).await
+    }
+
+    async fn remove_image(&self, name: &str) -> Result<()> {
+        self.ask(self.inner.remove_image(name)).await
+    }
+}
