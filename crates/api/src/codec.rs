@@ -11,6 +11,7 @@ mod deserializer;
 mod encode;
 mod go;
 mod reader;
+mod repeated;
 mod time;
 
 use serde::de::DeserializeOwned;
@@ -46,7 +47,8 @@ pub struct DecodeError {
 
 /// Decodes one object. `null` counts as absent.
 pub fn decode<T: Strategy + 'static>(json: &[u8]) -> Result<Decoded, DecodeError> {
-    let (object, unknown_fields, duplicate_fields) = read::<T>(json)?;
+    let (mut object, unknown_fields, duplicate_fields) = read::<T>(json)?;
+    object.after_decode(json);
     Ok(Decoded {
         object: Box::new(object),
         unknown_fields,
@@ -59,7 +61,14 @@ pub fn read<T: DeserializeOwned>(json: &[u8]) -> Result<(T, Vec<String>, Vec<Str
     let mut reader = Reader::new(json);
     let value = T::deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     match value {
-        Ok(value) => Ok((value, reader.unknown_fields, reader.duplicate_fields)),
+        Ok(value) if reader.duplicate_fields.is_empty() => Ok((value, reader.unknown_fields, Vec::new())),
+        // What is given twice adds up where it is an object, as in Go; so it is read again, put together.
+        Ok(_) => {
+            let merged = repeated::merged(json);
+            let value =
+                T::deserialize(&mut Reader::new(&merged)).map_err(reader::Error::into_decode_error)?;
+            Ok((value, reader.unknown_fields, reader.duplicate_fields))
+        }
         // What is no JSON is told first, wherever in the document it is.
         Err(error) => {
             let mut whole = Reader::new(json);

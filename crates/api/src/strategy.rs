@@ -52,6 +52,9 @@ pub trait Strategy:
     /// Fills in what the user left out, as v1.36 does (`zz_generated.defaults.go` and its callees). Idempotent.
     fn set_defaults(&mut self) {}
 
+    /// Marks in a value just decoded what its type cannot tell: what was given although it is empty.
+    fn after_decode(&mut self, _json: &[u8]) {}
+
     /// Before a create: drop what users may not set (status), set `metadata.generation` where the kind counts it.
     fn prepare_for_create(&mut self) {}
 
@@ -70,6 +73,11 @@ pub trait Strategy:
 
     /// Warnings for the client's `Warning` header, on create and update.
     fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Warnings about a new object that are told even if it is then refused.
+    fn early_warnings(&self) -> Vec<String> {
         Vec::new()
     }
 
@@ -130,6 +138,7 @@ pub trait Ops: Send + Sync {
         part: Part,
     ) -> Result<field::Errors, Error>;
     fn warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error>;
+    fn early_warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error>;
     fn validate_name(&self, name: &str) -> Vec<String>;
     fn create_on_update(&self) -> bool;
     fn unconditional_update(&self) -> bool;
@@ -204,6 +213,9 @@ impl<T: Strategy + 'static> Ops for Of<T> {
     }
     fn warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error> {
         Ok(cast::<T>(obj)?.warnings())
+    }
+    fn early_warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error> {
+        Ok(cast::<T>(obj)?.early_warnings())
     }
     fn validate_name(&self, name: &str) -> Vec<String> {
         T::validate_name(name)

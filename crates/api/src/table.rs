@@ -234,6 +234,8 @@ pub struct Head<'a> {
     pub remaining_item_count: Option<i64>,
     /// Later events of one watch come without column definitions.
     pub no_headers: bool,
+    /// Speaks `meta.k8s.io/v1beta1`, which older clients ask for, instead of v1.
+    pub beta: bool,
 }
 
 /// A meta/v1 Table of these objects, encoded. `resource_version` and `continue_token` as in a list's metadata
@@ -254,6 +256,14 @@ pub fn render(
     render_with(kind, objects, include, now, &head)
 }
 
+/// The version of the group `meta.k8s.io` in which a client is answered.
+pub fn meta_version(beta: bool) -> &'static str {
+    match beta {
+        true => "meta.k8s.io/v1beta1",
+        false => "meta.k8s.io/v1",
+    }
+}
+
 /// [`render`] with all that a Table's head can say.
 pub fn render_with(
     kind: &crate::Kind,
@@ -262,6 +272,7 @@ pub fn render_with(
     now: Timestamp,
     head: &Head<'_>,
 ) -> Result<Vec<u8>, crate::Error> {
+    let api_version = meta_version(head.beta);
     let mut rows = Vec::with_capacity(objects.len());
     for object in objects {
         rows.push(Row {
@@ -274,7 +285,7 @@ pub fn render_with(
                 Include::None => RowObject::None,
                 Include::Metadata => RowObject::Metadata(PartialObjectMetadata {
                     kind: "PartialObjectMetadata",
-                    api_version: "meta.k8s.io/v1",
+                    api_version,
                     metadata: object.metadata(),
                 }),
                 // The bytes every other reader gets: an object is encoded once.
@@ -293,7 +304,7 @@ pub fn render_with(
     };
     let table = Table {
         kind: "Table",
-        api_version: "meta.k8s.io/v1",
+        api_version,
         metadata: TableMeta {
             resource_version: head.resource_version,
             continue_token: head.continue_token,

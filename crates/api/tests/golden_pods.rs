@@ -153,13 +153,8 @@ fn create(body: &Value) -> (Answer, Option<Pod>) {
     pod.prepare_for_create();
     let mut errors = meta::validate(&POD, &pod.metadata);
     errors.extend(pod.validate());
+    warnings.extend(pod.early_warnings());
     if !errors.is_empty() {
-        // A refusal carries only what was told before: the annotation that became a field.
-        warnings.extend(
-            pod.warnings()
-                .into_iter()
-                .filter(|w| w.contains("appArmorProfile")),
-        );
         return (invalid(&pod, &errors, warnings), None);
     }
     warnings.extend(pod.warnings());

@@ -9,8 +9,6 @@ use recorded::{Outcome, run};
 
 /// Left out, and why. Everything else must pass.
 const NOT_HERE: &[(&str, &str)] = &[
-    // k8s-openapi reads an absent selector and `{}` alike; the absent one was chosen (see kinds/template.rs).
-    ("other-validation-0023", "absent and empty selectors are one here"),
     // Admission's, not a kind's.
     ("other-validation-0147", "PodSecurity admission"),
     ("other-validation-0197", "quota admission and controller"),

@@ -27,6 +27,7 @@ pub mod serviceaccount;
 pub mod statefulset;
 pub mod sweep;
 pub mod ttlafterfinished;
+pub mod vac_protection;
 #[cfg(test)]
 mod world;
 
@@ -79,6 +80,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(serviceaccount::ServiceAccounts),
         Box::new(statefulset::StatefulSets),
         Box::new(ttlafterfinished::TtlAfterFinished),
+        Box::new(vac_protection::VacProtection),
     ];
     if let Some(bundle) = config.root_ca.clone() {
         all.push(Box::new(root_ca::RootCa { bundle }));

@@ -8,46 +8,50 @@ use serde::ser::{
     Serializer,
 };
 
-/// Fields that are null where they are not set, by the struct's name.
-const NULLS: &[(&str, &[&str])] = &[
-    ("ClusterRole", &["rules"]),
-    ("ContainerStateRunning", &["startedAt"]),
-    ("ContainerStateTerminated", &["startedAt", "finishedAt"]),
-    ("CustomResourceDefinitionStatus", &["conditions"]),
-    ("EndpointSlice", &["ports"]),
-    // Of events.k8s.io and of the core group: see [`belongs`].
-    (
-        "Event",
-        &[
-            "eventTime",
-            "firstTimestamp",
-            "lastTimestamp",
-            "deprecatedFirstTimestamp",
-            "deprecatedLastTimestamp",
-        ],
-    ),
-    ("JobCondition", &["lastProbeTime", "lastTransitionTime"]),
-    ("NodeCondition", &["lastHeartbeatTime", "lastTransitionTime"]),
-    (
-        "PersistentVolumeClaimCondition",
-        &["lastProbeTime", "lastTransitionTime"],
-    ),
-    ("PodCondition", &["lastProbeTime", "lastTransitionTime"]),
-    ("Role", &["rules"]),
-];
-
-/// Lists of which Go tells a missing one from an empty one and the types here do not; people leave them out.
-const EMPTY_IS_NULL: &[(&str, &str)] = &[("CSINodeSpec", "drivers"), ("LimitRangeSpec", "limits")];
-
-/// Two types are called Event. Only the core group's has an involved object, always.
-const CORE_EVENT: &str = "involvedObject";
-
-/// Whether a struct has this field at all.
-fn belongs(field: &str, core_event: bool) -> bool {
-    match field {
-        "firstTimestamp" | "lastTimestamp" => core_event,
-        "deprecatedFirstTimestamp" | "deprecatedLastTimestamp" => !core_event,
-        _ => true,
+/// Fields of a struct that are null where they are not set or are empty lists. Structs of different groups share
+/// names (`Event`), so the type's path is asked too where that matters.
+fn nulls(name: &str, path: &str) -> &'static [&'static str] {
+    match name {
+        "APIServiceCondition"
+        | "Condition"
+        | "CustomResourceDefinitionCondition"
+        | "DaemonSetCondition"
+        | "FlowSchemaCondition"
+        | "HorizontalPodAutoscalerCondition"
+        | "NamespaceCondition"
+        | "PriorityLevelConfigurationCondition"
+        | "ReplicaSetCondition"
+        | "ReplicationControllerCondition"
+        | "StatefulSetCondition" => &["lastTransitionTime"],
+        "AllocatedDeviceStatus" => &["conditions"],
+        "CertificateSigningRequestCondition" | "DeploymentCondition" => {
+            &["lastUpdateTime", "lastTransitionTime"]
+        }
+        "ClusterRole" | "Role" => &["rules"],
+        "ContainerImage" => &["names"],
+        "ContainerStateRunning" => &["startedAt"],
+        "ContainerStateTerminated" => &["startedAt", "finishedAt"],
+        "CSINodeDriver" => &["topologyKeys"],
+        "CSINodeSpec" => &["drivers"],
+        "CustomResourceDefinitionStatus" => &["conditions", "storedVersions"],
+        "DeviceClaim" => &["requests"],
+        "EndpointSlice" => &["endpoints", "ports"],
+        "Event" if path.contains("::events::") => {
+            &["eventTime", "deprecatedFirstTimestamp", "deprecatedLastTimestamp"]
+        }
+        "Event" => &["eventTime", "firstTimestamp", "lastTimestamp"],
+        "EventSeries" => &["lastObservedTime"],
+        "HorizontalPodAutoscalerStatus" if path.contains("::v2::") => &["currentMetrics"],
+        "JobCondition" | "PersistentVolumeClaimCondition" | "PodCondition" => {
+            &["lastProbeTime", "lastTransitionTime"]
+        }
+        "LimitRangeSpec" => &["limits"],
+        "NodeCondition" => &["lastHeartbeatTime", "lastTransitionTime"],
+        "ProjectedVolumeSource" => &["sources"],
+        "SubjectRulesReviewStatus" => &["resourceRules", "nonResourceRules"],
+        "TypedLocalObjectReference" | "TypedObjectReference" => &["apiGroup"],
+        "VolumeError" => &["time"],
+        _ => &[],
     }
 }
 
@@ -59,12 +63,12 @@ pub(crate) struct WithNulls<'a, T: ?Sized>(pub(crate) &'a T);
 
 impl<T: Serialize + ?Sized> Serialize for WithNulls<'_, T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(Writer(serializer))
+        self.0.serialize(Writer(serializer, std::any::type_name::<T>()))
     }
 }
 
-/// Passes everything on to `S`, and itself into every value inside.
-struct Writer<S>(S);
+/// Passes everything on to `S`, and itself into every value inside. Beside it the path of the type being written.
+struct Writer<S>(S, &'static str);
 
 /// A list, map or struct that is being written.
 struct Compound<S> {
@@ -72,8 +76,6 @@ struct Compound<S> {
     /// Fields that are still to be written, as null if nothing else comes.
     nulls: &'static [&'static str],
     written: u8,
-    empty_is_null: Option<&'static str>,
-    core_event: bool,
 }
 
 macro_rules! pass_on {
@@ -177,14 +179,9 @@ impl<S: Serializer> Serializer for Writer<S> {
     }
 
     fn serialize_struct(self, name: &'static str, len: usize) -> Result<Self::SerializeStruct, S::Error> {
-        let nulls = NULLS
-            .iter()
-            .find(|(of, _)| *of == name)
-            .map_or(&[][..], |(_, fields)| *fields);
-        let empty_is_null = EMPTY_IS_NULL.iter().find(|(of, _)| *of == name);
+        let nulls = nulls(name, self.1);
         Ok(Compound {
             nulls,
-            empty_is_null: empty_is_null.map(|(_, field)| *field),
             // A struct of length zero would be closed at once.
             ..Compound::new(self.0.serialize_struct(name, len + nulls.len())?)
         })
@@ -212,8 +209,6 @@ impl<S> Compound<S> {
             inner,
             nulls: &[],
             written: 0,
-            empty_is_null: None,
-            core_event: false,
         }
     }
 }
@@ -228,20 +223,17 @@ impl<S: SerializeStruct> SerializeStruct for Compound<S> {
         value: &T,
     ) -> Result<(), S::Error> {
         if let Some(i) = self.nulls.iter().position(|field| *field == key) {
+            if value.serialize(IsEmptyList).is_ok() {
+                return Ok(());
+            }
             self.written |= 1 << i;
-        }
-        self.core_event |= key == CORE_EVENT;
-        if self.empty_is_null == Some(key)
-            && serde_json::to_value(value).is_ok_and(|v| v == serde_json::json!([]))
-        {
-            return self.inner.serialize_field(key, &None::<()>);
         }
         self.inner.serialize_field(key, &WithNulls(value))
     }
 
     fn end(mut self) -> Result<S::Ok, S::Error> {
         for (i, field) in self.nulls.iter().enumerate() {
-            if self.written & (1 << i) == 0 && belongs(field, self.core_event) {
+            if self.written & (1 << i) == 0 {
                 self.inner.serialize_field(field, &None::<()>)?;
             }
         }
@@ -296,6 +288,127 @@ impl<S: SerializeMap> SerializeMap for Compound<S> {
     }
 }
 
+/// Succeeds with what is an empty list and fails with all else, without looking further.
+struct IsEmptyList;
+
+#[derive(Debug)]
+struct Other;
+
+impl std::fmt::Display for Other {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("not an empty list")
+    }
+}
+
+impl std::error::Error for Other {}
+
+impl serde::ser::Error for Other {
+    fn custom<T: std::fmt::Display>(_: T) -> Self {
+        Other
+    }
+}
+
+impl SerializeSeq for IsEmptyList {
+    type Ok = ();
+    type Error = Other;
+    fn serialize_element<T: Serialize + ?Sized>(&mut self, _: &T) -> Result<(), Other> {
+        Err(Other)
+    }
+    fn end(self) -> Result<(), Other> {
+        Ok(())
+    }
+}
+
+macro_rules! other {
+    ($($method:ident($($t:ty),*);)*) => {$(
+        fn $method(self, $(_: $t),*) -> Result<(), Other> {
+            Err(Other)
+        }
+    )*};
+}
+
+impl Serializer for IsEmptyList {
+    type Ok = ();
+    type Error = Other;
+    type SerializeSeq = Self;
+    type SerializeTuple = Impossible<(), Other>;
+    type SerializeTupleStruct = Impossible<(), Other>;
+    type SerializeTupleVariant = Impossible<(), Other>;
+    type SerializeMap = Impossible<(), Other>;
+    type SerializeStruct = Impossible<(), Other>;
+    type SerializeStructVariant = Impossible<(), Other>;
+
+    other! {
+        serialize_bool(bool);
+        serialize_i8(i8);
+        serialize_i16(i16);
+        serialize_i32(i32);
+        serialize_i64(i64);
+        serialize_u8(u8);
+        serialize_u16(u16);
+        serialize_u32(u32);
+        serialize_u64(u64);
+        serialize_f32(f32);
+        serialize_f64(f64);
+        serialize_char(char);
+        serialize_str(&str);
+        serialize_bytes(&[u8]);
+        serialize_none();
+        serialize_unit();
+        serialize_unit_struct(&'static str);
+        serialize_unit_variant(&'static str, u32, &'static str);
+    }
+
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Other> {
+        value.serialize(self)
+    }
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _: &'static str, _: &T) -> Result<(), Other> {
+        Err(Other)
+    }
+    fn serialize_newtype_variant<T: Serialize + ?Sized>(
+        self,
+        _: &'static str,
+        _: u32,
+        _: &'static str,
+        _: &T,
+    ) -> Result<(), Other> {
+        Err(Other)
+    }
+    fn serialize_seq(self, _: Option<usize>) -> Result<Self, Other> {
+        Ok(self)
+    }
+    fn serialize_tuple(self, _: usize) -> Result<Self::SerializeTuple, Other> {
+        Err(Other)
+    }
+    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Self::SerializeTupleStruct, Other> {
+        Err(Other)
+    }
+    fn serialize_tuple_variant(
+        self,
+        _: &'static str,
+        _: u32,
+        _: &'static str,
+        _: usize,
+    ) -> Result<Self::SerializeTupleVariant, Other> {
+        Err(Other)
+    }
+    fn serialize_map(self, _: Option<usize>) -> Result<Self::SerializeMap, Other> {
+        Err(Other)
+    }
+    fn serialize_struct(self, _: &'static str, _: usize) -> Result<Self::SerializeStruct, Other> {
+        Err(Other)
+    }
+    fn serialize_struct_variant(
+        self,
+        _: &'static str,
+        _: u32,
+        _: &'static str,
+        _: usize,
+    ) -> Result<Self::SerializeStructVariant, Other> {
+        Err(Other)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::{ContainerState, Pod};
@@ -306,6 +419,34 @@ mod tests {
 
     fn encoded<T: Serialize>(value: &T) -> Value {
         serde_json::from_str(&serde_json::to_string(&WithNulls(value)).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn empty_lists_and_the_fields_of_one_name_in_two_groups_are_null_as_their_kinds_have_it() {
+        use k8s_openapi::api::{autoscaling, core, events, storage};
+        assert_eq!(
+            encoded(&storage::v1::CSINodeSpec::default()),
+            json!({"drivers": null})
+        );
+        let hpa = autoscaling::v2::HorizontalPodAutoscalerStatus::default();
+        assert!(
+            encoded(&Some(hpa))
+                .get("currentMetrics")
+                .is_some_and(Value::is_null)
+        );
+        let hpa = autoscaling::v1::HorizontalPodAutoscalerStatus::default();
+        assert_eq!(encoded(&hpa).get("currentMetrics"), None);
+        let null = Some(&Value::Null);
+        let old = encoded(&core::v1::Event::default());
+        assert_eq!(
+            (old.get("firstTimestamp"), old.get("deprecatedFirstTimestamp")),
+            (null, None)
+        );
+        let new = encoded(&events::v1::Event::default());
+        assert_eq!(
+            (new.get("firstTimestamp"), new.get("deprecatedFirstTimestamp")),
+            (None, null)
+        );
     }
 
     #[test]

@@ -21,7 +21,7 @@ fn round_trip(kind: &'static Kind, other: &'static Kind, object: &Value) -> (Val
 #[test]
 fn events_keep_everything_in_both_forms() {
     let old = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "n"},
-        "involvedObject": {"kind": "Pod", "name": "p"}, "reason": "R", "message": "m", "type": "Warning", "count": 3,
+        "involvedObject": {"kind": "Pod", "name": "p"}, "reason": "R", "message": "m", "type": "Warning", "count": 3, "eventTime": null,
         "firstTimestamp": "2020-01-01T00:00:00Z", "lastTimestamp": "2020-01-01T00:01:00Z",
         "source": {"component": "kubelet", "host": "h"}, "reportingComponent": "c", "reportingInstance": "i"});
     let (new, back) = round_trip(&EVENT, &EVENTS_EVENT, &old);
@@ -60,7 +60,7 @@ fn autoscalers_carry_in_annotations_what_v1_has_no_field_for() {
                 {"type": "Resource", "resource": {"name": "cpu",
                     "target": {"type": "Utilization", "averageUtilization": 70}}}]},
         "status": {"currentReplicas": 2, "desiredReplicas": 3,
-            "conditions": [{"type": "AbleToScale", "status": "True"}],
+            "conditions": [{"type": "AbleToScale", "status": "True", "lastTransitionTime": null}],
             "currentMetrics": [{"type": "Resource", "resource": {"name": "cpu",
                 "current": {"averageUtilization": 40, "averageValue": "100m"}}}]}});
     let (v1, back) = round_trip(&HORIZONTAL_POD_AUTOSCALER, &HORIZONTAL_POD_AUTOSCALER_V1, &v2);

@@ -17,6 +17,12 @@ const ROLLING_UPDATE: &str = "RollingUpdate";
 const RECREATE: &str = "Recreate";
 
 impl Strategy for Deployment {
+    fn after_decode(&mut self, json: &[u8]) {
+        if let Some(spec) = &mut self.spec {
+            template::mark_given_selector(&mut spec.selector, json);
+        }
+    }
+
     fn set_defaults(&mut self) {
         let spec = self.spec.get_or_insert_default();
         spec.replicas.get_or_insert(1);

@@ -10,6 +10,12 @@ use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for ReplicaSet {
+    fn after_decode(&mut self, json: &[u8]) {
+        if let Some(spec) = &mut self.spec {
+            template::mark_given_selector(&mut spec.selector, json);
+        }
+    }
+
     fn set_defaults(&mut self) {
         let spec = self.spec.get_or_insert_default();
         spec.replicas.get_or_insert(1);

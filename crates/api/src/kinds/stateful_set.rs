@@ -26,6 +26,12 @@ fn empty_status() -> StatefulSetStatus {
 }
 
 impl Strategy for StatefulSet {
+    fn after_decode(&mut self, json: &[u8]) {
+        if let Some(spec) = &mut self.spec {
+            template::mark_given_selector(&mut spec.selector, json);
+        }
+    }
+
     fn set_defaults(&mut self) {
         let spec = self.spec.get_or_insert_default();
         if text(&spec.pod_management_policy).is_empty() {

@@ -21,6 +21,17 @@ pub fn set_defaults(template: &mut PodTemplateSpec) {
     drop_disabled_fields(spec);
 }
 
+/// k8s-openapi reads an absent `spec.selector` and an empty one alike, but they are refused for different reasons. One
+/// that was given gets an empty map of labels. No such object is ever accepted, so none is seen.
+pub fn mark_given_selector(selector: &mut LabelSelector, json: &[u8]) {
+    if is_empty(selector) {
+        let document: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
+        if document["spec"]["selector"].is_object() {
+            selector.match_labels.get_or_insert_default();
+        }
+    }
+}
+
 /// Warnings about the pods of a workload whose template is at `spec.template`.
 pub fn warnings(template: &PodTemplateSpec) -> Vec<String> {
     warnings_at(template, &Path::new("spec").child("template"))
@@ -44,8 +55,8 @@ pub fn validate_selected(
 ) {
     let spec = Path::new("spec");
     let selector_path = spec.child("selector");
-    // k8s-openapi reads an absent selector and `{}` alike. The first is what people do; a DaemonSet's may be absent
-    // for v1.36, which then finds it empty.
+    // An absent selector and `{}` are told apart by [`mark_given_selector`]; a DaemonSet's may be absent for v1.36,
+    // which then finds it empty.
     let absent =
         selector.match_labels.is_none() && selector.match_expressions.is_none() && kind != "daemonset";
     if is_empty(selector) {

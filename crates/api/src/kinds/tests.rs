@@ -104,7 +104,12 @@ fn workloads_count_changes_of_spec_only() {
 #[test]
 fn an_object_survives_the_store_as_it_was() {
     for kind in ALL.iter().filter(|k| k.is_stored() && k.stored_as.is_none()) {
-        let mut object = decoded(kind, &json!({"metadata": {"name": "x"}}));
+        // With a selector, which a workload that is stored always has.
+        let mut given = json!({"metadata": {"name": "x"}});
+        if kind.group == "apps" {
+            given["spec"] = json!({"selector": {"matchLabels": {"a": "b"}}});
+        }
+        let mut object = decoded(kind, &given);
         kind.ops.set_defaults(&mut *object).expect("defaults");
         let stored = Object::encode_for_store(&mut *object);
         let mut read = kind.ops.decode(&stored).expect("what was written").object;

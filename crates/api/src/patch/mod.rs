@@ -3,6 +3,7 @@
 //! All of them work in time about linear in document and patch, and none makes a document deeper than
 //! [`MAX_DEPTH`], whatever the patch says.
 
+pub mod conversion;
 pub mod json;
 pub mod merge;
 pub mod strategic;

@@ -50,6 +50,7 @@ fn l13_the_head_says_what_a_list_says() {
         continue_token: "c",
         remaining_item_count: Some(3),
         no_headers: false,
+        beta: false,
     };
     let full = table(Include::None, &head);
     assert_eq!(

@@ -291,7 +291,8 @@ impl World {
         if !mistakes.is_empty() {
             return Err(Error::invalid(kind.about_kind(&name), &mistakes));
         }
-        let warnings = ops.warnings(&*object)?;
+        let mut warnings = ops.early_warnings(&*object)?;
+        warnings.extend(ops.warnings(&*object)?);
         Ok((201, vec![self.store(target, object)?], warnings))
     }
 

@@ -4,7 +4,9 @@
 mod default_toleration_seconds;
 mod namespace_lifecycle;
 mod node_taint;
+mod pod_security;
 mod priority;
+mod runtime_class;
 mod service_account;
 mod storage_in_use;
 
@@ -40,9 +42,11 @@ impl Server {
                     service_account::admit(self, namespace, pod)?;
                     default_toleration_seconds::admit(pod);
                     priority::admit_pod(self, pod)?;
+                    runtime_class::admit(self, pod)?;
                 } else {
                     node_taint::admit(*object);
                     storage_in_use::admit(*object);
+                    pod_security::admit(self, *object, false)?;
                     priority::admit_class(self, *object)?;
                 }
             }
@@ -55,6 +59,7 @@ impl Server {
                     default_toleration_seconds::admit(pod);
                 } else {
                     priority::admit_class(self, *new)?;
+                    pod_security::admit(self, *new, true)?;
                 }
             }
             Change::Update { .. } | Change::Delete(_) => {}

@@ -1,21 +1,44 @@
-//! StorageObjectInUseProtection: claims and volumes begin with the finalizer that holds them while they are in use.
+//! StorageObjectInUseProtection: claims, volumes and volume attributes classes begin with the finalizer that holds them while they are in use.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use knarr_api::{AnyObject, k8s_openapi};
 
 const CLAIM: &str = "kubernetes.io/pvc-protection";
 const VOLUME: &str = "kubernetes.io/pv-protection";
+const ATTRIBUTES_CLASS: &str = "kubernetes.io/vac-protection";
 
 pub(super) fn admit(object: &mut dyn AnyObject) {
     let finalizer = if object.as_any().is::<PersistentVolumeClaim>() {
         CLAIM
     } else if object.as_any().is::<PersistentVolume>() {
         VOLUME
+    } else if object.as_any().is::<VolumeAttributesClass>() {
+        ATTRIBUTES_CLASS
     } else {
         return;
     };
     let finalizers = object.metadata_mut().finalizers.get_or_insert_default();
     if !finalizers.iter().any(|f| f == finalizer) {
         finalizers.push(finalizer.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use knarr_api::k8s_openapi::api::core::v1::ConfigMap;
+
+    #[test]
+    fn only_what_stores_is_protected_and_only_once() {
+        let mut claim = PersistentVolumeClaim::default();
+        claim.metadata.finalizers = Some(vec!["a.example/b".into()]);
+        admit(&mut claim);
+        admit(&mut claim);
+        let expected = ["a.example/b", "kubernetes.io/pvc-protection"];
+        assert_eq!(claim.metadata.finalizers.unwrap(), expected);
+        let mut map = ConfigMap::default();
+        admit(&mut map);
+        assert_eq!(map.metadata.finalizers, None);
     }
 }

@@ -38,6 +38,8 @@ pub struct Form {
     pub media: Media,
     pub shape: Shape,
     pub pretty: bool,
+    /// `v=v1beta1` beside a Table or metadata.
+    pub beta: bool,
     /// `as=APIGroupDiscoveryList;g=apidiscovery.k8s.io;v=v2`.
     pub aggregated: bool,
 }
@@ -127,6 +129,7 @@ application/vnd.kubernetes.protobuf{watched}"
         let mut form = Form {
             media,
             pretty: matches!(clause.param("pretty"), "1" | "true"),
+            beta: clause.param("v") == "v1beta1",
             ..Form::default()
         };
         let (group, version) = (clause.param("g"), clause.param("v"));

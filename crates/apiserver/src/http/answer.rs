@@ -49,7 +49,7 @@ impl Answer {
             Answer::Object(code, object) => {
                 let bytes = match wants.form.shape {
                     Shape::Full => object.json().clone(),
-                    Shape::Metadata => metadata_only(object.typed().metadata())?.into(),
+                    Shape::Metadata => metadata_only(object.typed().metadata(), wants.form.beta)?.into(),
                     Shape::MetadataList => {
                         return Err(shape_mismatch(
                             "PartialObjectMetadataList",
@@ -59,15 +59,13 @@ impl Answer {
                     }
                     Shape::Table(include) => {
                         let version = object.revision().to_string();
-                        table::render(
-                            object.kind(),
-                            std::slice::from_ref(&object),
-                            include,
-                            wants.now,
-                            &version,
-                            "",
-                        )?
-                        .into()
+                        let head = table::Head {
+                            resource_version: &version,
+                            beta: wants.form.beta,
+                            ..table::Head::default()
+                        };
+                        let objects = std::slice::from_ref(&object);
+                        table::render_with(object.kind(), objects, include, wants.now, &head)?.into()
                     }
                 };
                 bytes_response(code, bytes, wants)
@@ -247,20 +245,22 @@ fn list(kind: &'static Kind, listed: Listed, wants: Wants) -> Result<Response<Bo
                 continue_token: &listed.continue_token,
                 remaining_item_count: listed.remaining,
                 no_headers: false,
+                beta: wants.form.beta,
             };
             let bytes = table::render_with(kind, &listed.items, include, wants.now, &head)?;
             bytes_response(StatusCode::OK, bytes.into(), wants)
         }
         Shape::MetadataList => {
             let mut bytes = format!(
-                r#"{{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{meta},"items":["#
+                r#"{{"kind":"PartialObjectMetadataList","apiVersion":"{}","metadata":{meta},"items":["#,
+                table::meta_version(wants.form.beta)
             )
             .into_bytes();
             for (i, object) in listed.items.iter().enumerate() {
                 if i > 0 {
                     bytes.push(b',');
                 }
-                bytes.extend_from_slice(&metadata_only(object.typed().metadata())?);
+                bytes.extend_from_slice(&metadata_only(object.typed().metadata(), wants.form.beta)?);
             }
             bytes.extend_from_slice(b"]}");
             bytes_response(StatusCode::OK, bytes.into(), wants)
@@ -302,8 +302,10 @@ fn list(kind: &'static Kind, listed: Listed, wants: Wants) -> Result<Response<Bo
     }
 }
 
-fn metadata_only(meta: &ObjectMeta) -> Result<Vec<u8>, Error> {
-    let mut bytes = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":"#.to_vec();
+fn metadata_only(meta: &ObjectMeta, beta: bool) -> Result<Vec<u8>, Error> {
+    let version = table::meta_version(beta);
+    let mut bytes =
+        format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"{version}","metadata":"#).into_bytes();
     serde_json::to_writer(&mut bytes, meta).map_err(Error::internal)?;
     bytes.push(b'}');
     Ok(bytes)
@@ -408,7 +410,7 @@ impl Feed {
                             json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": meta});
                         serde_json::to_vec(&document).map_err(Error::internal)?
                     }
-                    Shape::Metadata => metadata_only(&meta)?,
+                    Shape::Metadata => metadata_only(&meta, self.wants.form.beta)?,
                     Shape::MetadataList => return Ok(None),
                     Shape::Table(_) => {
                         let mut empty = kind
@@ -436,7 +438,7 @@ impl Feed {
                 let object = knarr_api::convert::object(&object, kind)?;
                 let bytes = match self.wants.form.shape {
                     Shape::Full => object.json().to_vec(),
-                    Shape::Metadata => metadata_only(object.typed().metadata())?,
+                    Shape::Metadata => metadata_only(object.typed().metadata(), self.wants.form.beta)?,
                     Shape::MetadataList => return Ok(None),
                     Shape::Table(include) => self.table(&object, include)?,
                 };
@@ -448,19 +450,13 @@ impl Feed {
     /// Only the first table of a watch says its columns.
     fn table(&mut self, object: &Arc<Object>, include: table::Include) -> Result<Vec<u8>, Error> {
         let version = object.revision().to_string();
-        let bytes = table::render(
-            object.kind(),
-            std::slice::from_ref(object),
-            include,
-            self.wants.now,
-            &version,
-            "",
-        )?;
-        if !std::mem::replace(&mut self.columns_told, true) {
-            return Ok(bytes);
-        }
-        let mut document: Value = serde_json::from_slice(&bytes).map_err(Error::internal)?;
-        document["columnDefinitions"] = Value::Null;
-        serde_json::to_vec(&document).map_err(Error::internal)
+        let head = table::Head {
+            resource_version: &version,
+            no_headers: std::mem::replace(&mut self.columns_told, true),
+            beta: self.wants.form.beta,
+            ..table::Head::default()
+        };
+        let objects = std::slice::from_ref(object);
+        table::render_with(object.kind(), objects, include, self.wants.now, &head)
     }
 }

@@ -89,6 +89,9 @@ impl Server {
         } else {
             mistakes.extend(kind.ops.validate(&*object)?);
         }
+        for warning in kind.ops.early_warnings(&*object)? {
+            ctx.warn(warning);
+        }
         if !mistakes.is_empty() {
             return Err(Error::invalid(served.about_kind(&name), &mistakes));
         }

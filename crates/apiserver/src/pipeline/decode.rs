@@ -4,7 +4,7 @@ use knarr_api::strategy::Ops;
 use knarr_api::{AnyObject, Error, Kind, protobuf, registry};
 use serde::Deserialize;
 
-use super::Ctx;
+use super::{Ctx, yaml};
 
 /// What to do about fields that the kind does not have (`fieldValidation`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,8 +26,8 @@ pub(crate) fn to_json(kind: &str, content_type: &str, body: bytes::Bytes) -> Res
         "application/yaml" => {
             let text =
                 std::str::from_utf8(&body).map_err(|e| unrecognized(kind, &format!("yaml: {e}"), &body))?;
-            let value: serde_json::Value =
-                serde_saphyr::from_str(text).map_err(|e| unrecognized(kind, &format!("yaml: {e}"), &body))?;
+            let value =
+                yaml::to_value(text).map_err(|why| unrecognized(kind, &format!("yaml: {why}"), &body))?;
             serde_json::to_vec(&value)
                 .map(Into::into)
                 .map_err(Error::internal)

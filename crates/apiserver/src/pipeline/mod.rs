@@ -12,6 +12,7 @@ mod managed_fields;
 pub mod patch;
 pub mod read;
 pub mod update;
+pub(crate) mod yaml;
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::error::About;

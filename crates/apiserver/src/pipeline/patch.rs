@@ -102,16 +102,19 @@ impl PatchBody {
 
     /// 422: what the patch made, `doc`, is no object of its kind.
     pub(crate) fn unprocessable(&self, doc: &Value, why: &str) -> Error {
-        let value = match &self.patch {
-            Patch::Strategic(patch) => patch::go_value(patch),
-            Patch::Json(_) | Patch::Merge(_) => shown(doc),
+        let (value, why) = match &self.patch {
+            Patch::Strategic(patch) => (
+                patch::go_value(patch),
+                patch::conversion::words(why).unwrap_or_else(|| why.to_string()),
+            ),
+            Patch::Json(_) | Patch::Merge(_) => (shown(doc), why.to_string()),
         };
         let mut mistakes = Errors::new();
         mistakes.push(FieldError {
             cause: field::Cause::Invalid,
             field: "patch".into(),
             value: Some(format!("{value:?}")),
-            detail: why.to_string(),
+            detail: why,
         });
         let about = About {
             group: "",
@@ -148,6 +151,28 @@ fn apply(
     let mut doc: Value = serde_json::from_slice(old.json()).map_err(Error::internal)?;
     let was = version_of(&doc);
     body.apply(target, &mut doc)?;
+    // Without its version a document means the type that Kubernetes keeps to itself, which has no metadata.
+    let typed = doc.get("apiVersion").and_then(Value::as_str);
+    if typed.is_none_or(str::is_empty) && !matches!(body.patch, Patch::Strategic(_)) {
+        let unknown: Vec<String> = doc
+            .as_object()
+            .into_iter()
+            .flat_map(|members| members.keys())
+            .filter(|key| !matches!(key.as_str(), "apiVersion" | "kind"))
+            .map(|key| format!("unknown field {key:?}"))
+            .collect();
+        match validation {
+            FieldValidation::Strict => {
+                return Err(body.unprocessable(&doc, &format!("{STRICT}{}", unknown.join(", "))));
+            }
+            FieldValidation::Warn => unknown.into_iter().for_each(|w| ctx.warn(w)),
+            FieldValidation::Ignore => {}
+        }
+        return Err(Error::bad_request(format!(
+            "the name of the object ({} based on URL) was undeterminable: name must be provided",
+            target.name
+        )));
+    }
     // The version came from the object and not from the client, unless the patch changed it.
     let given = version_of(&doc);
     let json = serde_json::to_vec(&doc).map_err(Error::internal)?;

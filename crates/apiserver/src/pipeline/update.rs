@@ -119,7 +119,13 @@ impl Server {
             .allocations
             .for_update(kind, old, &mut *new, part, &self.cache)?;
         let mut mistakes = meta::validate_update(kind, new.metadata(), old.metadata());
-        mistakes.extend(kind.ops.validate_update(&*new, old.typed(), part)?);
+        if *served == registry::EVENTS_EVENT {
+            let sent = convert::typed(kind, served, new.clone_box())?;
+            let was = convert::object(old, served)?;
+            mistakes.extend(served.ops.validate_update(&*sent, was.typed(), part)?);
+        } else {
+            mistakes.extend(kind.ops.validate_update(&*new, old.typed(), part)?);
+        }
         if !mistakes.is_empty() {
             return Err(Error::invalid(served.about_kind(target.name), &mistakes));
         }

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
 use knarr_api::field::{Errors, Path};
-use knarr_api::{Error, k8s_openapi};
+use knarr_api::{Error, Object, k8s_openapi};
 use knarr_client::Preconditions;
 use serde_json::Value;
 
@@ -38,15 +38,9 @@ impl Server {
                 "name in URL does not match name in Binding object",
             ));
         }
-        let wanted = binding.metadata.uid.clone().filter(|u| !u.is_empty());
-        let preconditions = Preconditions {
-            uid: None,
-            resource_version: binding
-                .metadata
-                .resource_version
-                .clone()
-                .filter(|v| !v.is_empty()),
-        };
+        let meta = &binding.metadata;
+        let wanted_uid = meta.uid.as_deref().filter(|u| !u.is_empty());
+        let wanted_version = meta.resource_version.as_deref().filter(|v| !v.is_empty());
         let machine = node.name.clone().unwrap_or_default();
         let refused = |why: String| {
             let about = knarr_api::error::About {
@@ -56,22 +50,12 @@ impl Server {
             };
             Err(Error::conflict(about, &why))
         };
-        self.update(ctx, &binding_target(target), &preconditions, &mut |ctx, old| {
+        let unconditional = Preconditions::default();
+        self.update(ctx, &binding_target(target), &unconditional, &mut |ctx, old| {
+            check_preconditions(target, wanted_uid, wanted_version, old)?;
             let mut pod: Pod = old
                 .to_typed()
                 .ok_or_else(|| Error::internal("a Pod that is none"))?;
-            if let Some(uid) = wanted.as_deref().filter(|uid| *uid != old.uid()) {
-                return Err(Error::conflict(
-                    target.about(),
-                    &format!(
-                        "StorageError: invalid object, Code: 4, Key: /registry/pods/{}/{}, ResourceVersion: 0, AdditionalErrorMsg: \
-Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-                        target.namespace,
-                        target.name,
-                        old.uid()
-                    ),
-                ));
-            }
             if pod.metadata.deletion_timestamp.is_some() {
                 return refused(format!(
                     "pod {} is being deleted, cannot be assigned to a host",
@@ -114,6 +98,33 @@ fn binding_target<'a>(target: &Target<'a>) -> Target<'a> {
         subresource: "binding",
         ..*target
     }
+}
+
+/// As Kubernetes' storage says it, which checks a binding's preconditions itself.
+fn check_preconditions(
+    target: &Target<'_>,
+    uid: Option<&str>,
+    version: Option<&str>,
+    found: &Object,
+) -> Result<(), Error> {
+    let found_version = found.revision().to_string();
+    let pairs = [
+        ("UID", uid, found.uid()),
+        ("ResourceVersion", version, &found_version),
+    ];
+    for (field, wanted, found) in pairs {
+        if let Some(wanted) = wanted.filter(|w| *w != found) {
+            return Err(Error::conflict(
+                target.about(),
+                &format!(
+                    "StorageError: invalid object, Code: 4, Key: /registry/pods/{}/{}, ResourceVersion: 0, \
+AdditionalErrorMsg: Precondition failed: {field} in precondition: {wanted}, {field} in object meta: {found}",
+                    target.namespace, target.name
+                ),
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn scheduled(conditions: &mut Vec<PodCondition>, now: k8s_openapi::jiff::Timestamp) {

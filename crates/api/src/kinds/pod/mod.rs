@@ -60,6 +60,10 @@ impl Strategy for Pod {
         warnings::pod_warnings(self)
     }
 
+    fn early_warnings(&self) -> Vec<String> {
+        warnings::early_pod_warnings(self)
+    }
+
     /// SPEC T1: not scheduled or ended: at once. Negative: one second.
     fn deletion(&self, requested_grace_seconds: Option<i64>) -> Deletion {
         let spec = self.spec.as_ref();

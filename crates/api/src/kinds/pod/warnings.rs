@@ -75,7 +75,6 @@ pub(super) fn pod_warnings(pod: &Pod) -> Vec<String> {
     let mut warnings = Vec::new();
     let empty = PodSpec::default();
     let spec = pod.spec.as_ref().unwrap_or(&empty);
-    app_armor(&pod.metadata, spec, &mut warnings);
     let words = names::dns1123_label(text(&pod.metadata.name));
     if !words.is_empty() {
         warnings.push(format!(
@@ -85,6 +84,15 @@ pub(super) fn pod_warnings(pod: &Pod) -> Vec<String> {
         ));
     }
     about(&pod.metadata, spec, &Path::new(""), &mut warnings);
+    warnings
+}
+
+/// Warnings about a new Pod that are told even if it is refused.
+pub(super) fn early_pod_warnings(pod: &Pod) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if let Some(spec) = &pod.spec {
+        app_armor(&pod.metadata, spec, &mut warnings);
+    }
     warnings
 }
 

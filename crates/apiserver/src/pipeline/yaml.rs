@@ -1,0 +1,316 @@
+//! YAML bodies as JSON, in the dialect that Kubernetes reads.
+//!
+//! That is YAML 1.1 where people notice: `yes`, `no`, `on`, `off`, `y` and `n` are booleans unless quoted, `0777` is
+//! octal and `1_000` a number. Keys are texts in JSON, so `n: x` has the key `false`. One document is read; aliases are
+//! copied, as often as [`ALIASED_NODES_MAX`] allows.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Tag};
+use serde_json::{Map, Number, Value};
+
+/// How many nodes aliases may add: a small document must not become a large one.
+const ALIASED_NODES_MAX: usize = 100_000;
+/// How deep a document may nest.
+const DEPTH_MAX: usize = 500;
+
+/// The first document; null if there is none. The error has the words of Go's reader, without `yaml: `.
+pub(crate) fn to_value(text: &str) -> Result<Value, String> {
+    let mut reader = Reader {
+        events: Parser::new_from_str(text),
+        lines: text.lines().count(),
+        anchors: HashMap::new(),
+        aliased: 0,
+    };
+    loop {
+        match reader.next()? {
+            Event::StreamStart | Event::DocumentStart(..) => {}
+            Event::StreamEnd | Event::DocumentEnd => return Ok(Value::Null),
+            first => return reader.node(first, 0),
+        }
+    }
+}
+
+struct Reader<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>> {
+    events: I,
+    lines: usize,
+    anchors: HashMap<usize, (Value, usize)>,
+    aliased: usize,
+}
+
+impl<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>> Reader<'a, I> {
+    fn next(&mut self) -> Result<Event<'a>, String> {
+        loop {
+            match self.events.next() {
+                None => return Ok(Event::StreamEnd),
+                Some(Ok((Event::Comment(..), _))) => {}
+                Some(Ok((event, _))) => return Ok(event),
+                Some(Err(e)) => return Err(words(&e, self.lines)),
+            }
+        }
+    }
+
+    fn node(&mut self, event: Event<'a>, depth: usize) -> Result<Value, String> {
+        if depth > DEPTH_MAX {
+            return Err("exceeded max depth".into());
+        }
+        let (anchor, value) = match event {
+            Event::Scalar(text, style, anchor, tag) => (anchor, scalar(&text, style, tag.as_deref())),
+            Event::SequenceStart(_, anchor, _) => {
+                let mut items = Vec::new();
+                loop {
+                    match self.next()? {
+                        Event::SequenceEnd => break,
+                        item => items.push(self.node(item, depth + 1)?),
+                    }
+                }
+                (anchor, Value::Array(items))
+            }
+            Event::MappingStart(_, anchor, _) => (anchor, self.mapping(depth)?),
+            Event::Alias(anchor) => {
+                let (value, nodes) = self.anchors.get(&anchor).cloned().unwrap_or((Value::Null, 1));
+                self.aliased += nodes;
+                if self.aliased > ALIASED_NODES_MAX {
+                    return Err("document contains excessive aliasing".into());
+                }
+                (0, value)
+            }
+            Event::UnresolvedAlias(name) => return Err(format!("unknown anchor '{name}' referenced")),
+            _ => (0, Value::Null),
+        };
+        if anchor != 0 {
+            let nodes = count(&value);
+            self.anchors.insert(anchor, (value.clone(), nodes));
+        }
+        Ok(value)
+    }
+
+    fn mapping(&mut self, depth: usize) -> Result<Value, String> {
+        let mut members = Map::new();
+        let mut merged: Vec<Map<String, Value>> = Vec::new();
+        loop {
+            let key = match self.next()? {
+                Event::MappingEnd => break,
+                key => key,
+            };
+            let merges = matches!(&key, Event::Scalar(text, ScalarStyle::Plain, _, None) if text == "<<");
+            let key = key_text(self.node(key, depth + 1)?)?;
+            let value = self.next()?;
+            let value = self.node(value, depth + 1)?;
+            match value {
+                Value::Object(from) if merges => merged.push(from),
+                Value::Array(all) if merges => {
+                    merged.extend(all.into_iter().filter_map(|from| match from {
+                        Value::Object(from) => Some(from),
+                        _ => None,
+                    }));
+                }
+                value => {
+                    members.insert(key, value);
+                }
+            }
+        }
+        for (key, value) in merged.into_iter().flatten() {
+            members.entry(key).or_insert(value);
+        }
+        Ok(Value::Object(members))
+    }
+}
+
+fn count(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(count).sum::<usize>(),
+        Value::Object(members) => 1 + members.values().map(count).sum::<usize>(),
+        _ => 1,
+    }
+}
+
+/// A key as JSON can have it.
+fn key_text(key: Value) -> Result<String, String> {
+    match key {
+        Value::String(text) => Ok(text),
+        Value::Bool(_) | Value::Number(_) => Ok(key.to_string()),
+        Value::Null => Ok("null".into()),
+        Value::Array(_) | Value::Object(_) => Err("invalid map key: neither text nor number".into()),
+    }
+}
+
+fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Value {
+    let of = tag.map_or("", Tag::suffix);
+    match (style, of) {
+        (_, "str" | "binary" | "!") => text.into(),
+        (ScalarStyle::Plain, _) | (_, "int" | "float" | "bool" | "null") => plain(text),
+        _ => text.into(),
+    }
+}
+
+/// What an unquoted word means.
+fn plain(text: &str) -> Value {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
+        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
+            return true.into();
+        }
+        "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
+            return false.into();
+        }
+        _ => {}
+    }
+    let number = text.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c));
+    if !number {
+        return text.into();
+    }
+    let digits = text.replace('_', "");
+    integer(&digits)
+        .or_else(|| float(&digits))
+        .map_or_else(|| text.into(), Value::Number)
+}
+
+fn integer(text: &str) -> Option<Number> {
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if !digits.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    let (radix, digits): (u32, Cow<'_, str>) = match digits.get(..2) {
+        Some("0x") => (16, digits[2..].into()),
+        Some("0b") => (2, digits[2..].into()),
+        Some("0o") => (8, digits[2..].into()),
+        _ if digits.len() > 1 && digits.starts_with('0') => (8, digits[1..].into()),
+        _ => (10, digits.into()),
+    };
+    if digits.starts_with(['+', '-']) {
+        return None;
+    }
+    let magnitude = u64::from_str_radix(&digits, radix).ok()?;
+    match negative {
+        false => Some(magnitude.into()),
+        true => i64::try_from(-i128::from(magnitude)).ok().map(Number::from),
+    }
+}
+
+/// Infinity and what is no number have no place in JSON and stay text.
+fn float(text: &str) -> Option<Number> {
+    let fine = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
+    if !text.contains(|c: char| c.is_ascii_digit()) || !text.chars().all(fine) {
+        return None;
+    }
+    Number::from_f64(text.parse().ok()?)
+}
+
+/// A mistake in libyaml's words, with the line as Go's reader counts it: none for the first.
+fn words(error: &ScanError, lines: usize) -> String {
+    let at = error.marker().line().saturating_sub(1);
+    let other;
+    // What it says, whether the scanner says it and not the parser, and whether it says it at the end.
+    let (what, scanning, at_end) = match error.kind() {
+        ErrorKind::UnexpectedEofFlowSequence | ErrorKind::UnclosedFlowCollection { open: '[' } => {
+            ("did not find expected ',' or ']'", false, true)
+        }
+        ErrorKind::UnexpectedEofFlowMapping | ErrorKind::UnclosedFlowCollection { .. } => {
+            ("did not find expected ',' or '}'", false, true)
+        }
+        ErrorKind::ExpectedFlowSequenceSeparator
+        | ErrorKind::MismatchedFlowCollectionEnd { open: '[', .. } => {
+            ("did not find expected ',' or ']'", false, false)
+        }
+        ErrorKind::ExpectedFlowMappingSeparator | ErrorKind::MismatchedFlowCollectionEnd { .. } => {
+            ("did not find expected ',' or '}'", false, false)
+        }
+        ErrorKind::UnexpectedEofBlockMapping => ("did not find expected key", false, true),
+        ErrorKind::ExpectedBlockMappingKey => ("did not find expected key", false, false),
+        ErrorKind::UnexpectedEofBlockSequence => ("did not find expected '-' indicator", false, true),
+        ErrorKind::ExpectedBlockSequenceEntry => ("did not find expected '-' indicator", false, false),
+        ErrorKind::ExpectedNodeContent => ("did not find expected node content", false, false),
+        ErrorKind::UnclosedQuotedScalar => ("found unexpected end of stream", true, at == 0),
+        ErrorKind::TabInIndentation | ErrorKind::TabInBlockIndentation | ErrorKind::TabNotAllowed => {
+            ("found character that cannot start any token", true, false)
+        }
+        ErrorKind::UnknownAnchor => return "unknown anchor referenced".into(),
+        kind => {
+            other = kind.to_string();
+            let what = other.rsplit_once(", ").map_or(other.as_str(), |(_, what)| what);
+            (what, true, false)
+        }
+    };
+    // The end counts as a line of its own.
+    let at = if at_end { lines } else { at };
+    match at {
+        0 => what.to_string(),
+        at => format!("line {}: {what}", at + usize::from(scanning)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn yaml_is_read_as_version_1_1_where_people_notice() {
+        for (yaml, expected) in [
+            (
+                "n: \"1\"\nm: yes-string\n",
+                json!({"false": "1", "m": "yes-string"}),
+            ),
+            (
+                "[yes, No, on, OFF, true, ~, 'yes', null]",
+                json!([true, false, true, false, true, null, "yes", null]),
+            ),
+            (
+                "[1, -2, 0777, 0x1F, 0b11, 1_000, 1.5, 1e3, .5]",
+                json!([1, -2, 511, 31, 3, 1000, 1.5, 1000.0, 0.5]),
+            ),
+            (
+                "[1.2.3, 10m, 1Gi, 2020-01-01, .inf, 09]",
+                json!(["1.2.3", "10m", "1Gi", "2020-01-01", ".inf", 9.0]),
+            ),
+            (
+                "a: &x {b: 1}\nc: *x\nd: {<<: *x, e: 2}",
+                json!({"a": {"b": 1}, "c": {"b": 1}, "d": {"b": 1, "e": 2}}),
+            ),
+            (
+                "a: |\n  x\n  y\nb: !!str 5\n1: 2",
+                json!({"a": "x\ny\n", "b": "5", "1": 2}),
+            ),
+            ("# nothing\n", Value::Null),
+            ("a: 1\n---\nb: 2", json!({"a": 1})),
+        ] {
+            assert_eq!(to_value(yaml), Ok(expected), "{yaml}");
+        }
+    }
+
+    #[test]
+    fn mistakes_have_their_line_and_bombs_do_not_go_off() {
+        assert_eq!(
+            to_value("a: [b"),
+            Err("line 1: did not find expected ',' or ']'".into())
+        );
+        assert_eq!(
+            to_value("a: b: c"),
+            Err("mapping values are not allowed in this context".into())
+        );
+        assert_eq!(
+            to_value("a: 1\nb: c: d"),
+            Err("line 2: mapping values are not allowed in this context".into())
+        );
+        let mut bomb = String::from("a: &a [x, x, x, x, x, x, x, x, x, x]\n");
+        for (of, name) in ["a", "b", "c", "d", "e", "f"]
+            .iter()
+            .zip(["b", "c", "d", "e", "f", "g"])
+        {
+            bomb.push_str(&format!(
+                "{name}: &{name} [{}]\n",
+                vec![format!("*{of}"); 10].join(", ")
+            ));
+        }
+        assert_eq!(
+            to_value(&bomb),
+            Err("document contains excessive aliasing".into())
+        );
+        assert!(to_value(&"[".repeat(2000)).is_err());
+    }
+}

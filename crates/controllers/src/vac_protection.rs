@@ -1,0 +1,142 @@
+//! A volume attributes class outlives the claims and volumes that name it.
+//!
+//! A finalizer holds it, which admission puts on (StorageObjectInUseProtection); this controller adds it where it is
+//! missing and takes it off a class that is being deleted as soon as nothing names it any more.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::VolumeAttributesClass;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey};
+
+use crate::action::Action;
+use crate::controller::{Changed, Context, Controller, View};
+
+const FINALIZER: &str = "kubernetes.io/vac-protection";
+
+/// See the module. Its keys are classes.
+pub struct VacProtection;
+
+impl Controller for VacProtection {
+    fn name(&self) -> &'static str {
+        "volumeattributesclass-protection-controller"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![
+            &registry::VOLUME_ATTRIBUTES_CLASS,
+            &registry::PERSISTENT_VOLUME_CLAIM,
+            &registry::PERSISTENT_VOLUME,
+        ]
+    }
+
+    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        if let Some(key) = changed.key_of(&registry::VOLUME_ATTRIBUTES_CLASS) {
+            return vec![key];
+        }
+        let classes = changed.states().flat_map(|o| {
+            let mut named = Vec::new();
+            if let Some(claim) = o.get::<PersistentVolumeClaim>() {
+                named = classes_of_claim(claim);
+            } else if let Some(volume) = o.get::<PersistentVolume>() {
+                named = class_of_volume(volume).into_iter().collect();
+            }
+            named
+        });
+        classes.map(|class| ObjectKey::new("", &class)).collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let name = &context.key.name;
+        let Some(class) = context.view.get_as::<VolumeAttributesClass>("", name) else {
+            return Vec::new();
+        };
+        let carries = class.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER);
+        let deleted = class.metadata.deletion_timestamp.is_some();
+        let mut new = (*class).clone();
+        let finalizers = new.metadata.finalizers.get_or_insert_default();
+        if deleted && carries && !is_named(context.view, name) {
+            finalizers.retain(|f| f != FINALIZER);
+        } else if !deleted && !carries {
+            finalizers.push(FINALIZER.into());
+        } else {
+            return Vec::new();
+        }
+        vec![Action::update(new)]
+    }
+}
+
+fn is_named(view: &dyn View, class: &String) -> bool {
+    let claims = view.list_as::<PersistentVolumeClaim>("");
+    let volumes = view.list_as::<PersistentVolume>("");
+    claims.iter().any(|claim| classes_of_claim(claim).contains(class))
+        || volumes
+            .iter()
+            .any(|volume| class_of_volume(volume).as_ref() == Some(class))
+}
+
+/// The class that a claim wants, has, or is on its way to.
+fn classes_of_claim(claim: &PersistentVolumeClaim) -> Vec<String> {
+    let wanted = claim
+        .spec
+        .as_ref()
+        .and_then(|s| s.volume_attributes_class_name.clone());
+    let status = claim.status.as_ref();
+    let has = status.and_then(|s| s.current_volume_attributes_class_name.clone());
+    let target = status
+        .and_then(|s| s.modify_volume_status.as_ref())
+        .and_then(|m| m.target_volume_attributes_class_name.clone());
+    let named = [wanted, has, target].into_iter().flatten();
+    named.filter(|name| !name.is_empty()).collect()
+}
+
+fn class_of_volume(volume: &PersistentVolume) -> Option<String> {
+    let class = volume.spec.as_ref()?.volume_attributes_class_name.clone();
+    class.filter(|name| !name.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::world::{World, at, updated};
+    use knarr_api::registry::Registered;
+    use serde_json::{Value, json};
+
+    fn of<T: Registered + Clone>(value: Value) -> T {
+        let decoded = T::kind_of().ops.decode(value.to_string().as_bytes()).unwrap();
+        decoded.object.as_any().downcast_ref::<T>().unwrap().clone()
+    }
+
+    #[test]
+    fn a_class_stays_as_long_as_a_claim_or_volume_names_it() {
+        for (name, deleted, finalizers, expected) in [
+            ("gold", true, vec![FINALIZER], None),
+            ("iron", true, vec![FINALIZER], None),
+            (
+                "silver",
+                true,
+                vec!["a.example/b", FINALIZER],
+                Some(vec!["a.example/b"]),
+            ),
+            ("silver", false, vec![], Some(vec![FINALIZER])),
+            ("silver", false, vec![FINALIZER], None),
+        ] {
+            let mut world = World::default();
+            world.put::<PersistentVolumeClaim>(of(json!({
+                "metadata": {"name": "c", "namespace": "n"}, "spec": {"volumeAttributesClassName": "gold"},
+            })));
+            world.put::<PersistentVolume>(of(json!({
+                "metadata": {"name": "v"}, "spec": {"volumeAttributesClassName": "iron"},
+            })));
+            let mut meta = json!({"name": name, "finalizers": finalizers});
+            if deleted {
+                meta["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            }
+            world.put::<VolumeAttributesClass>(of(json!({"metadata": meta, "driverName": "d"})));
+            let actions = world.run(&VacProtection, ("", name), at(0));
+            let left = updated::<VolumeAttributesClass>(&actions, "").map(|c| c.metadata.finalizers);
+            let expected = expected.map(|e| Some(e.into_iter().map(String::from).collect::<Vec<_>>()));
+            assert_eq!(left, expected, "{name} {deleted} {finalizers:?}");
+        }
+    }
+}
