@@ -15,6 +15,7 @@ use crate::authn::StaticTokens;
 use crate::authn::service_account::Tokens;
 use crate::authz::{Authorizer, Standard};
 use crate::cache::Cache;
+use crate::custom::look_after_definitions;
 use crate::http::Document;
 use crate::in_process::InProcess;
 use crate::metrics::Metrics;
@@ -101,7 +102,8 @@ pub struct Server {
     pub(crate) tokens: Tokens,
     pub(crate) static_tokens: StaticTokens,
     pub(crate) metrics: Metrics,
-    pub(crate) documents: Mutex<HashMap<String, Arc<Document>>>,
+    /// Kept as long as what is served does not change, which the number counts.
+    pub(crate) documents: Mutex<(u64, HashMap<String, Arc<Document>>)>,
     /// Ends the cache's feed when the server goes.
     _feed: oneshot::Sender<()>,
 }
@@ -141,6 +143,7 @@ impl Server {
         }
         tokio::spawn(compact(Arc::downgrade(&server)));
         tokio::spawn(slim(Arc::downgrade(&server)));
+        tokio::spawn(look_after_definitions(Arc::downgrade(&server)));
         Ok(server)
     }
 

@@ -48,8 +48,10 @@ impl Server {
         http: &mut Http,
     ) -> Result<Response<Body>, Error> {
         let info = http.info.clone();
-        let Some(kind) = registry::by_resource(&info.group, &info.version, &info.resource) else {
-            let served = registry::groups()
+        let served = self.cache.served();
+        let Some(kind) = served.by_resource(&info.group, &info.version, &info.resource) else {
+            let served = served
+                .groups()
                 .iter()
                 .any(|(g, versions)| *g == info.group && versions.contains(&info.version.as_str()));
             if served || info.group.is_empty() {
@@ -63,6 +65,8 @@ impl Server {
             ctx.warn("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice");
         } else if *kind == registry::COMPONENT_STATUS {
             ctx.warn("v1 ComponentStatus is deprecated in v1.19+");
+        } else if let Some(words) = kind.ops.custom().and_then(|c| c.rules().deprecation.as_deref()) {
+            ctx.warn(words);
         }
         let namespace = if kind.namespaced() {
             info.namespace.as_str()
@@ -155,7 +159,7 @@ impl Server {
                     mistakes.forbidden(&Path::new("force"), "may not be specified for non-apply patch");
                     return Err(invalid_options("PatchOptions", &mistakes));
                 }
-                let body = PatchBody::parse(&content_type, &http.body().await?)?;
+                let body = PatchBody::parse_for(kind, &content_type, &http.body().await?)?;
                 Ok(Answer::Object(
                     StatusCode::OK,
                     self.patch(ctx, target, &body, options.validation).await?,

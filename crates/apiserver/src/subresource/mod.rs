@@ -75,7 +75,7 @@ impl Server {
                 let options = http.query.write("PatchOptions")?;
                 ctx.dry_run = options.dry_run;
                 let content_type = http.header(CONTENT_TYPE).to_string();
-                let body = PatchBody::parse(&content_type, &http.body().await?)?;
+                let body = PatchBody::parse_for(target.kind, &content_type, &http.body().await?)?;
                 self.patch(ctx, target, &body, options.validation).await?
             }
         };
