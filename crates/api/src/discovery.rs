@@ -67,7 +67,11 @@ pub fn aggregated(served: &Served, core: bool) -> Value {
             let versions: Vec<Value> = versions
                 .into_iter()
                 .map(|version| {
-                    let resources: Vec<Value> = served.of(name, version).into_iter().map(aggregated_resource).collect();
+                    let resources: Vec<Value> = served
+                        .of(name, version)
+                        .into_iter()
+                        .map(aggregated_resource)
+                        .collect();
                     json!({"version": version, "resources": resources, "freshness": "Current"})
                 })
                 .collect();
@@ -84,10 +88,7 @@ pub fn aggregated(served: &Served, core: bool) -> Value {
 
 /// All groups but the core one, which `/apis` does not list.
 fn named_groups(served: &Served) -> impl Iterator<Item = (&'static str, Vec<&'static str>)> + use<> {
-    served
-        .groups()
-        .into_iter()
-        .filter(|(name, _)| !name.is_empty())
+    served.groups().into_iter().filter(|(name, _)| !name.is_empty())
 }
 
 fn group_version(group: &str, version: &str) -> String {
@@ -171,10 +172,7 @@ fn aggregated_resource(kind: &'static Kind) -> Value {
     let mut body = Map::new();
     body.insert("resource".into(), kind.plural.into());
     // Group and version are left empty where they are the document's.
-    body.insert(
-        "responseKind".into(),
-        response_kind(kind, ("", "", kind.kind)),
-    );
+    body.insert("responseKind".into(), response_kind(kind, ("", "", kind.kind)));
     let scope = if kind.namespaced() {
         "Namespaced"
     } else {

@@ -249,7 +249,9 @@ impl Served {
                 Some((_, versions)) => versions,
                 None => {
                     groups.push((kind.group, Vec::new()));
-                    let Some((_, versions)) = groups.last_mut() else { continue };
+                    let Some((_, versions)) = groups.last_mut() else {
+                        continue;
+                    };
                     versions
                 }
             };

@@ -42,8 +42,13 @@ pub(crate) async fn look_after_definitions(server: Weak<Server>) {
         drop(strong);
         loop {
             let woken = match unsettled {
-                true => tokio::time::timeout(AGAIN, changes.recv()).await.unwrap_or(None).is_some()
-                    || !changes.is_closed(),
+                true => {
+                    tokio::time::timeout(AGAIN, changes.recv())
+                        .await
+                        .unwrap_or(None)
+                        .is_some()
+                        || !changes.is_closed()
+                }
                 false => changes.recv().await.is_some(),
             };
             if !woken {
@@ -71,7 +76,10 @@ impl Server {
                 // Somebody else wrote in between; the change wakes us.
                 Err(e) if e.is_conflict() || e.is_not_found() => {}
                 Err(e) => {
-                    tracing::error!(definition = name, "a CustomResourceDefinition cannot be looked after: {e}");
+                    tracing::error!(
+                        definition = name,
+                        "a CustomResourceDefinition cannot be looked after: {e}"
+                    );
                     again = true;
                 }
             }
@@ -81,11 +89,17 @@ impl Server {
 
     fn definitions(&self) -> Vec<Arc<Object>> {
         let everything = Filter::everything(&CRD, "");
-        self.cache.of(&CRD).map(|cache| cache.list(&everything)).unwrap_or_default()
+        self.cache
+            .of(&CRD)
+            .map(|cache| cache.list(&everything))
+            .unwrap_or_default()
     }
 
     fn own_ctx(&self) -> Ctx {
-        Ctx::new(User::new("system:apiserver", [MASTERS]).authenticated(), self.clock.now())
+        Ctx::new(
+            User::new("system:apiserver", [MASTERS]).authenticated(),
+            self.clock.now(),
+        )
     }
 
     /// False if it is to be looked at again.
@@ -110,7 +124,11 @@ impl Server {
         Ok(true)
     }
 
-    async fn write_definition(&self, crd: CustomResourceDefinition, subresource: &str) -> Result<Arc<Object>, Error> {
+    async fn write_definition(
+        &self,
+        crd: CustomResourceDefinition,
+        subresource: &str,
+    ) -> Result<Arc<Object>, Error> {
         let name = crd.metadata.name.clone().unwrap_or_default();
         let target = Target {
             subresource,
@@ -124,7 +142,11 @@ impl Server {
     }
 
     /// All objects of a definition that is being deleted go first; then its finalizer does.
-    async fn finish_definition(&self, object: &Object, crd: &CustomResourceDefinition) -> Result<bool, Error> {
+    async fn finish_definition(
+        &self,
+        object: &Object,
+        crd: &CustomResourceDefinition,
+    ) -> Result<bool, Error> {
         let held = crd.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER);
         if !held {
             return Ok(true);
@@ -142,7 +164,11 @@ impl Server {
         };
         match kind {
             Some(kind) if self.empty(kind).await? > 0 => {
-                told("True", "InstanceDeletionInProgress", "CustomResource deletion is in progress");
+                told(
+                    "True",
+                    "InstanceDeletionInProgress",
+                    "CustomResource deletion is in progress",
+                );
                 if next.status != crd.status {
                     self.write_definition(next, "status").await?;
                 }
@@ -181,7 +207,10 @@ impl Server {
                 continue;
             }
             let target = Target::main(kind, object.namespace(), object.name());
-            match self.delete(&mut self.own_ctx(), &target, &DeleteRequest::default()).await {
+            match self
+                .delete(&mut self.own_ctx(), &target, &DeleteRequest::default())
+                .await
+            {
                 Err(e) if !e.is_not_found() => return Err(e),
                 _ => {}
             }
@@ -194,7 +223,9 @@ impl Server {
         if kind.ops.custom().is_none() {
             return Ok(());
         }
-        let found = self.cache.get(&CRD, "", &knarr_api::custom::definition_name(kind));
+        let found = self
+            .cache
+            .get(&CRD, "", &knarr_api::custom::definition_name(kind));
         let ending = found.is_some_and(|crd| crd.metadata().deletion_timestamp.is_some());
         match ending {
             true => Err(Error::method_not_supported(kind.about(""), "create")),

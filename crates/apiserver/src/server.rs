@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use knarr_api::Error;
+use knarr_api::registry::Served;
 use knarr_client::NodeDialer;
 use knarr_store::Store;
 use parking_lot::Mutex;
@@ -145,6 +146,11 @@ impl Server {
         tokio::spawn(slim(Arc::downgrade(&server)));
         tokio::spawn(look_after_definitions(Arc::downgrade(&server)));
         Ok(server)
+    }
+
+    /// The kinds that are served now, those that users brought among them.
+    pub fn served(&self) -> Served {
+        self.cache.served()
     }
 
     /// The cluster as `user` sees it, without HTTP in between.

@@ -25,7 +25,11 @@ const MESSAGE_MAX_BYTES: usize = 5 * 1024;
 static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut env = Env::stdlib();
     type Extension = fn(&mut Env) -> Result<(), cel::DeclarationError>;
-    let extensions: [Extension; 3] = [cel::extensions::strings, cel::extensions::lists, cel::extensions::math];
+    let extensions: [Extension; 3] = [
+        cel::extensions::strings,
+        cel::extensions::lists,
+        cel::extensions::math,
+    ];
     for add in extensions {
         // They are declared once, on an environment that has none of them.
         if let Err(e) = env.add_extension(add) {
@@ -52,7 +56,12 @@ pub struct Rule {
 
 impl Rule {
     pub(super) fn read(json: &Value) -> Rule {
-        let text = |name: &str| json.get(name).and_then(Value::as_str).unwrap_or_default().to_string();
+        let text = |name: &str| {
+            json.get(name)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_string()
+        };
         let rule = text("rule");
         let message_expression = text("messageExpression");
         let program = compile(&rule).ok();
@@ -66,7 +75,10 @@ impl Rule {
             message: text("message"),
             reason: text("reason"),
             field_path: text("fieldPath"),
-            optional_old_self: json.get("optionalOldSelf").and_then(Value::as_bool).unwrap_or_default(),
+            optional_old_self: json
+                .get("optionalOldSelf")
+                .and_then(Value::as_bool)
+                .unwrap_or_default(),
             rule,
             message_expression,
         }
@@ -100,11 +112,31 @@ pub fn compile(text: &str) -> Result<Arc<Program>, String> {
             return Err(format!("must not nest deeper than {NESTING_MAX}"));
         }
     }
-    let program = ENV.compile(text).map_err(|e| format!("compilation failed: {e}"))?;
+    let program = ENV
+        .compile(text)
+        .map_err(|e| format!("compilation failed: {e}"))?;
     let known = ["self", "oldSelf"];
     let types = [
-        "int", "uint", "double", "bool", "string", "bytes", "list", "map", "null_type", "type", "optional",
-        "dyn", "timestamp", "duration", "math", "strings", "base64", "lists", "google", "optional_type",
+        "int",
+        "uint",
+        "double",
+        "bool",
+        "string",
+        "bytes",
+        "list",
+        "map",
+        "null_type",
+        "type",
+        "optional",
+        "dyn",
+        "timestamp",
+        "duration",
+        "math",
+        "strings",
+        "base64",
+        "lists",
+        "google",
+        "optional_type",
     ];
     let references = program.references();
     let unknown = references
@@ -133,7 +165,9 @@ pub fn judge(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, er
                 (path, false) => format!("{path}[{name}]"),
             };
             for (name, value) in map {
-                let Some(schema) = schema.field(name) else { continue };
+                let Some(schema) = schema.field(name) else {
+                    continue;
+                };
                 judge(value, old.and_then(|o| o.get(name)), schema, &named(name), errors);
             }
         }
@@ -180,7 +214,11 @@ fn run_rules(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, er
         }
         let told = |detail: String| FieldError {
             cause: Cause::Invalid,
-            field: if path.is_empty() { "<nil>".into() } else { path.to_string() },
+            field: if path.is_empty() {
+                "<nil>".into()
+            } else {
+                path.to_string()
+            },
             value: Some(crate::field::quoted(&of)),
             detail,
         };
@@ -208,10 +246,13 @@ fn words(error: &cel::ExecutionError) -> String {
 }
 
 fn failed(rule: &Rule, context: &Context<'_, '_>, value: &Value, schema: &Schema, path: &str) -> FieldError {
-    let own = rule.message_program.as_ref().and_then(|program| match program.execute(context) {
-        Ok(Cel::String(text)) => Some(text.trim().to_string()),
-        _ => None,
-    });
+    let own = rule
+        .message_program
+        .as_ref()
+        .and_then(|program| match program.execute(context) {
+            Ok(Cel::String(text)) => Some(text.trim().to_string()),
+            _ => None,
+        });
     let detail = own
         .filter(|m| !m.is_empty() && !m.contains('\n') && m.len() <= MESSAGE_MAX_BYTES)
         .unwrap_or_else(|| match rule.message.trim() {
@@ -238,7 +279,11 @@ fn failed(rule: &Rule, context: &Context<'_, '_>, value: &Value, schema: &Schema
         (path, at) => format!("{path}.{at}"),
     };
     FieldError {
-        detail: if cause == Cause::Duplicate { String::new() } else { detail },
+        detail: if cause == Cause::Duplicate {
+            String::new()
+        } else {
+            detail
+        },
         cause,
         field: joined,
         value,
@@ -247,8 +292,27 @@ fn failed(rule: &Rule, context: &Context<'_, '_>, value: &Value, schema: &Schema
 
 /// Names that CEL keeps for itself, as rules write them.
 const RESERVED: [&str; 21] = [
-    "true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function", "if",
-    "import", "let", "loop", "package", "namespace", "return", "var", "void", "while",
+    "true",
+    "false",
+    "null",
+    "in",
+    "as",
+    "break",
+    "const",
+    "continue",
+    "else",
+    "for",
+    "function",
+    "if",
+    "import",
+    "let",
+    "loop",
+    "package",
+    "namespace",
+    "return",
+    "var",
+    "void",
+    "while",
 ];
 
 /// A property's name as rules write it.
@@ -272,7 +336,9 @@ fn cel(value: &Value, schema: &Schema) -> Cel {
             (Some(n), _) => Cel::Int(n),
             (None, _) => Cel::Float(n.as_f64().unwrap_or_default()),
         },
-        Value::String(text) => timed(text, &schema.format).unwrap_or_else(|| Cel::String(Arc::new(text.clone()))),
+        Value::String(text) => {
+            timed(text, &schema.format).unwrap_or_else(|| Cel::String(Arc::new(text.clone())))
+        }
         Value::Array(list) => {
             let any = Schema::default();
             let items = schema.items.as_deref().unwrap_or(&any);
@@ -352,18 +418,33 @@ mod tests {
                 "spec: Forbidden: m",
             ),
             (json!({"rule": "has(self.name) && !has(self.missing)"}), ""),
-            (json!({"rule": "self.tags.all(t, t.size() == 1) && 'x' in self.tags"}), ""),
-            (json!({"rule": "self.name.matches('^[a-z-]+$') && self.name.split('-').size() == 2"}), ""),
-            (json!({"rule": "self.ratio == 1.0 && self.map.k == 1 && self.map['k'] == 1"}), ""),
+            (
+                json!({"rule": "self.tags.all(t, t.size() == 1) && 'x' in self.tags"}),
+                "",
+            ),
+            (
+                json!({"rule": "self.name.matches('^[a-z-]+$') && self.name.split('-').size() == 2"}),
+                "",
+            ),
+            (
+                json!({"rule": "self.ratio == 1.0 && self.map.k == 1 && self.map['k'] == 1"}),
+                "",
+            ),
             (json!({"rule": "self.__namespace__ == 'n'"}), ""),
-            (json!({"rule": "self.start > timestamp('2019-01-01T00:00:00Z')"}), ""),
+            (
+                json!({"rule": "self.start > timestamp('2019-01-01T00:00:00Z')"}),
+                "",
+            ),
             (
                 json!({"rule": "self.missing == 1"}),
                 "spec: Invalid value: \"object\": no such key: missing evaluating rule: self.missing == 1",
             ),
             // Nothing to compare with: not judged.
             (json!({"rule": "self.min == oldSelf.min"}), ""),
-            (json!({"rule": "!oldSelf.hasValue()", "optionalOldSelf": true}), ""),
+            (
+                json!({"rule": "!oldSelf.hasValue()", "optionalOldSelf": true}),
+                "",
+            ),
         ] {
             let found = told(&spec(json!([rule])), &value, None).join("; ");
             assert_eq!(found, want, "{rule}");

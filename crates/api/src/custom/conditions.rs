@@ -1,8 +1,8 @@
 //! What becomes of a CustomResourceDefinition: names accepted or in conflict, established, terminating.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, CustomResourceDefinitionCondition as Condition, CustomResourceDefinitionNames as Names,
-    CustomResourceDefinitionStatus as Status,
+    CustomResourceDefinition, CustomResourceDefinitionCondition as Condition,
+    CustomResourceDefinitionNames as Names, CustomResourceDefinitionStatus as Status,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -72,7 +72,9 @@ pub fn settle<'a>(
         };
         taken.resources.push(names.plural.clone());
         taken.resources.extend(names.singular.clone());
-        taken.resources.extend(names.short_names.iter().flatten().cloned());
+        taken
+            .resources
+            .extend(names.short_names.iter().flatten().cloned());
         taken.kinds.push(names.kind.clone());
         taken.kinds.extend(names.list_kind.clone());
     }
@@ -89,10 +91,24 @@ pub fn settle<'a>(
             }
         }
         None => {
-            set(&mut status, NAMES_ACCEPTED, "True", "NoConflicts", "no conflicts found", now);
+            set(
+                &mut status,
+                NAMES_ACCEPTED,
+                "True",
+                "NoConflicts",
+                "no conflicts found",
+                now,
+            );
             if !is_true(&status, ESTABLISHED) {
                 let words = "the initial names have been accepted";
-                set(&mut status, ESTABLISHED, "True", "InitialNamesAccepted", words, now);
+                set(
+                    &mut status,
+                    ESTABLISHED,
+                    "True",
+                    "InitialNamesAccepted",
+                    words,
+                    now,
+                );
             }
         }
     }
@@ -154,7 +170,12 @@ mod tests {
         let conditions = status.conditions.iter().flatten();
         let told = conditions.map(|c| {
             let reason = c.reason.as_deref().unwrap_or_default();
-            format!("{}={} {reason} {}", c.type_, c.status, c.message.as_deref().unwrap_or_default())
+            format!(
+                "{}={} {reason} {}",
+                c.type_,
+                c.status,
+                c.message.as_deref().unwrap_or_default()
+            )
         });
         told.collect()
     }
@@ -189,7 +210,9 @@ mod tests {
         let later = Timestamp::from_second(200).unwrap();
         second.status = settle(&second, [], later);
         assert!(is_established(&second));
-        let since = second.status.unwrap().conditions.unwrap()[0].last_transition_time.clone();
+        let since = second.status.unwrap().conditions.unwrap()[0]
+            .last_transition_time
+            .clone();
         assert_eq!(since.unwrap().0, later);
     }
 }

@@ -33,7 +33,11 @@ pub fn check(versions: &[CustomResourceDefinitionVersion], errors: &mut Errors) 
     let Some(first) = versions.first() else { return };
     let same_schema = versions.iter().all(|v| v.schema == first.schema);
     for (i, version) in versions.iter().enumerate() {
-        let Some(schema) = version.schema.as_ref().and_then(|s| s.open_api_v3_schema.as_ref()) else {
+        let Some(schema) = version
+            .schema
+            .as_ref()
+            .and_then(|s| s.open_api_v3_schema.as_ref())
+        else {
             errors.required(&at(i).child("schema").child("openAPIV3Schema"), "");
             continue;
         };
@@ -66,9 +70,10 @@ pub fn check(versions: &[CustomResourceDefinitionVersion], errors: &mut Errors) 
                 check_column(column, &path.index(j), errors);
             }
         }
-        if let (Some(path), Some(subresources)) =
-            (hoisted("subresources", same_subresources, i), &version.subresources)
-        {
+        if let (Some(path), Some(subresources)) = (
+            hoisted("subresources", same_subresources, i),
+            &version.subresources,
+        ) {
             check_scale(subresources, &path, errors);
         }
         if let Some(path) = hoisted("selectableFields", same_selectable, i) {
@@ -105,7 +110,10 @@ fn list<'a>(json: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
 /// Mistakes in the schema of one version.
 pub fn check_schema(json: &Value, path: &Path, errors: &mut Errors) {
     if flag(json, "nullable") {
-        errors.forbidden(&Path::new(&format!("{path}.nullable")), "nullable cannot be true at the root");
+        errors.forbidden(
+            &Path::new(&format!("{path}.nullable")),
+            "nullable cannot be true at the root",
+        );
     }
     check_props(json, path, DEPTH_MAX, errors);
     check_structural(json, Level::Root, path, DEPTH_MAX, errors);
@@ -142,7 +150,10 @@ fn check_props(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
         }
     }
     if json.get("items").is_some_and(Value::is_array) {
-        errors.forbidden(&path.child("items"), "items must be a schema object and not an array");
+        errors.forbidden(
+            &path.child("items"),
+            "items must be a schema object and not an array",
+        );
     }
     if flag(json, "uniqueItems") {
         errors.forbidden(
@@ -181,7 +192,12 @@ fn check_extensions(json: &Value, path: &Path, errors: &mut Errors) {
     const LIST: &str = "x-kubernetes-list-type";
     const KEYS: &str = "x-kubernetes-list-map-keys";
     if json.get(PRESERVE) == Some(&Value::Bool(false)) {
-        tell(errors, &path.child(PRESERVE), &Value::Bool(false), "must be true or undefined");
+        tell(
+            errors,
+            &path.child(PRESERVE),
+            &Value::Bool(false),
+            "must be true or undefined",
+        );
     }
     let of = json.get("type").unwrap_or(&Value::Null);
     let needs_type = |wanted: &str, extension: &str, errors: &mut Errors| {
@@ -224,7 +240,10 @@ fn check_extensions(json: &Value, path: &Path, errors: &mut Errors) {
         return;
     }
     if keys.is_empty() {
-        errors.required(&path.child(KEYS), "must not be empty if x-kubernetes-list-type is map");
+        errors.required(
+            &path.child(KEYS),
+            "must not be empty if x-kubernetes-list-type is map",
+        );
     }
     let Some(items) = json.get("items") else {
         return errors.required(
@@ -274,7 +293,12 @@ fn check_extensions(json: &Value, path: &Path, errors: &mut Errors) {
             }
         }
         if keys[..i].contains(key) {
-            tell(errors, &path.child(KEYS), &shown, "must not contain duplicate entries");
+            tell(
+                errors,
+                &path.child(KEYS),
+                &shown,
+                "must not contain duplicate entries",
+            );
         }
     }
 }
@@ -356,7 +380,11 @@ fn shown_rule(rule: &Value) -> Value {
         ("FieldPath", "fieldPath"),
         ("OptionalOldSelf", "optionalOldSelf"),
     ] {
-        let none = if field == "fieldPath" { Value::from("") } else { Value::Null };
+        let none = if field == "fieldPath" {
+            Value::from("")
+        } else {
+            Value::Null
+        };
         shown.insert(name.into(), rule.get(field).cloned().unwrap_or(none));
     }
     Value::Object(shown)
@@ -412,7 +440,13 @@ fn check_structural(json: &Value, level: Level, path: &Path, left: usize, errors
         check_structural(items, Level::Item, &path.child("items"), left - 1, errors);
     }
     for (name, schema) in fields(json, "properties") {
-        check_structural(schema, Level::Field, &path.child("properties").key(name), left - 1, errors);
+        check_structural(
+            schema,
+            Level::Field,
+            &path.child("properties").key(name),
+            left - 1,
+            errors,
+        );
     }
     if let Some(additional) = json.get("additionalProperties") {
         let at = path.child("additionalProperties");
@@ -490,12 +524,15 @@ fn check_type_meta(json: &Value, level: Level, path: &Path, errors: &mut Errors)
             errors.invalid(&at, text(schema, "type"), "must be string");
         }
     }
-    let Some(metadata) = property("metadata") else { return };
+    let Some(metadata) = property("metadata") else {
+        return;
+    };
     let at = properties.key("metadata");
     if text(metadata, "type") != "object" {
         errors.invalid(&at.child("type"), text(metadata, "type"), "must be object");
     }
-    let mut others = fields(metadata, "properties").filter(|(name, _)| !["name", "generateName"].contains(&name.as_str()));
+    let mut others =
+        fields(metadata, "properties").filter(|(name, _)| !["name", "generateName"].contains(&name.as_str()));
     let more = metadata.as_object().into_iter().flatten().any(|(name, value)| {
         let expected = ["type", "properties", "description", "default"].contains(&name.as_str());
         !expected && !value.is_null()
@@ -548,7 +585,10 @@ fn check_nested(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
         ("title", "must be empty to be structural"),
         ("description", "must be empty to be structural"),
         ("nullable", "must be false to be structural"),
-        ("x-kubernetes-preserve-unknown-fields", "must be false to be structural"),
+        (
+            "x-kubernetes-preserve-unknown-fields",
+            "must be false to be structural",
+        ),
         ("x-kubernetes-embedded-resource", "must be false to be structural"),
         ("x-kubernetes-int-or-string", "must be false to be structural"),
         ("x-kubernetes-list-map-keys", "must be empty to be structural"),
@@ -566,7 +606,10 @@ fn check_nested(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
             errors.forbidden(&path.child(name), words);
         }
     }
-    if json.get("properties").is_some_and(|p| p.get("metadata").is_some()) {
+    if json
+        .get("properties")
+        .is_some_and(|p| p.get("metadata").is_some())
+    {
         errors.forbidden(
             &path.child("properties").key("metadata"),
             "must not be specified in a nested context",
@@ -582,7 +625,13 @@ fn check_nested(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
 }
 
 /// Every field that a junctor speaks of is also described outside of it.
-fn check_completeness(outer: &Value, inner: &Value, outer_path: &Path, inner_path: &Path, errors: &mut Errors) {
+fn check_completeness(
+    outer: &Value,
+    inner: &Value,
+    outer_path: &Path,
+    inner_path: &Path,
+    errors: &mut Errors,
+) {
     let mut junctors: Vec<(&Value, Path)> = Vec::new();
     for name in ["allOf", "anyOf", "oneOf"] {
         for (i, schema) in list(inner, name).enumerate() {
@@ -659,7 +708,15 @@ fn check_defaults(json: &Value, path: &Path, errors: &mut Errors) {
 
 const COLUMN_TYPES: [&str; 5] = ["boolean", "date", "integer", "number", "string"];
 const COLUMN_FORMATS: [&str; 9] = [
-    "byte", "date", "date-time", "double", "float", "int32", "int64", "password", "string",
+    "byte",
+    "date",
+    "date-time",
+    "double",
+    "float",
+    "int32",
+    "int64",
+    "password",
+    "string",
 ];
 
 fn check_column(column: &CustomResourceColumnDefinition, path: &Path, errors: &mut Errors) {
@@ -712,8 +769,17 @@ fn check_scale(subresources: &CustomResourceSubresources, path: &Path, errors: &
             errors.invalid(&at, text, words);
         }
     };
-    let (spec, status) = (scale.spec_replicas_path.as_str(), scale.status_replicas_path.as_str());
-    check("specReplicasPath", spec, &[".spec."], "should be a json path under .spec", true);
+    let (spec, status) = (
+        scale.spec_replicas_path.as_str(),
+        scale.status_replicas_path.as_str(),
+    );
+    check(
+        "specReplicasPath",
+        spec,
+        &[".spec."],
+        "should be a json path under .spec",
+        true,
+    );
     check(
         "statusReplicasPath",
         status,
@@ -723,13 +789,24 @@ fn check_scale(subresources: &CustomResourceSubresources, path: &Path, errors: &
     );
     if let Some(selector) = scale.label_selector_path.as_deref().filter(|s| !s.is_empty()) {
         let words = "should be a json path under either .spec or .status";
-        check("labelSelectorPath", selector, &[".spec.", ".status."], words, false);
+        check(
+            "labelSelectorPath",
+            selector,
+            &[".spec.", ".status."],
+            words,
+            false,
+        );
     }
 }
 
 fn check_selectable(version: &CustomResourceDefinitionVersion, path: &Path, errors: &mut Errors) {
-    let schema = version.schema.as_ref().and_then(|s| s.open_api_v3_schema.as_ref());
-    let schema = schema.and_then(|s| serde_json::to_value(s).ok()).unwrap_or_default();
+    let schema = version
+        .schema
+        .as_ref()
+        .and_then(|s| s.open_api_v3_schema.as_ref());
+    let schema = schema
+        .and_then(|s| serde_json::to_value(s).ok())
+        .unwrap_or_default();
     let mut seen: Vec<&str> = Vec::new();
     for (i, field) in version.selectable_fields.iter().flatten().enumerate() {
         let (text, at) = (field.json_path.as_str(), path.index(i).child("jsonPath"));
@@ -790,30 +867,68 @@ mod tests {
         for (schema, want) in [
             (json!({"type": "object"}), ""),
             (json!({}), "s.type: Required value: must not be empty at the root"),
-            (json!({"type": "array", "items": {"type": "string"}}), "s.type: Invalid value: \"array\": must be object at the root"),
-            (with(json!({})), "s.properties[spec].type: Required value: must not be empty for specified object fields"),
-            (with(json!({"type": "array"})), "s.properties[spec].items: Required value: must be specified"),
-            (with(json!({"type": "array", "items": {}})),
-                "s.properties[spec].items.type: Required value: must not be empty for specified array items"),
-            (with(json!({"type": "strin"})),
-                "s.properties[spec].type: Unsupported value: \"strin\": supported values: \"array\", \"boolean\", \"integer\", \"number\", \"object\", \"string\""),
-            (with(json!({"x-kubernetes-int-or-string": true, "anyOf": [{"type": "integer"}, {"type": "string"}]})), ""),
+            (
+                json!({"type": "array", "items": {"type": "string"}}),
+                "s.type: Invalid value: \"array\": must be object at the root",
+            ),
+            (
+                with(json!({})),
+                "s.properties[spec].type: Required value: must not be empty for specified object fields",
+            ),
+            (
+                with(json!({"type": "array"})),
+                "s.properties[spec].items: Required value: must be specified",
+            ),
+            (
+                with(json!({"type": "array", "items": {}})),
+                "s.properties[spec].items.type: Required value: must not be empty for specified array items",
+            ),
+            (
+                with(json!({"type": "strin"})),
+                "s.properties[spec].type: Unsupported value: \"strin\": supported values: \"array\", \"boolean\", \"integer\", \"number\", \"object\", \"string\"",
+            ),
+            (
+                with(
+                    json!({"x-kubernetes-int-or-string": true, "anyOf": [{"type": "integer"}, {"type": "string"}]}),
+                ),
+                "",
+            ),
             (with(json!({"x-kubernetes-preserve-unknown-fields": true})), ""),
-            (with(json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "string"}})),
-                "s.properties[spec].additionalProperties: Forbidden: additionalProperties and properties are mutual exclusive"),
-            (with(json!({"type": "object", "anyOf": [{"properties": {"a": {"minLength": 1}}}]})),
-                "s.properties[spec].properties[a]: Required value: because it is defined in s.properties[spec].anyOf[0].properties[a]"),
-            (with(json!({"type": "integer", "allOf": [{"type": "integer"}]})),
-                "s.properties[spec].allOf[0].type: Forbidden: must be empty to be structural"),
-            (with(json!({"type": "integer", "default": "x"})),
-                "s.properties[spec].default: Invalid value: \"string\": s.properties[spec].default in body must be of type integer: \"string\""),
-            (with(json!({"type": "array", "x-kubernetes-list-type": "map", "items": {"type": "object", "properties": {"k": {"type": "string"}}},
-                "x-kubernetes-list-map-keys": ["k"]})),
-                "s.properties[spec].items.properties[k].default: Required value: this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property"),
-            (with(json!({"type": "string", "x-kubernetes-validations": [{"rule": "self.size() > 1", "reason": "Why"}]})),
-                "s.properties[spec].x-kubernetes-validations[0].reason: Unsupported value: \"Why\": supported values: \"FieldValueDuplicate\", \"FieldValueForbidden\", \"FieldValueInvalid\", \"FieldValueRequired\""),
-            (json!({"type": "object", "properties": {"metadata": {"type": "object", "properties": {"labels": {"type": "object"}}}}}),
-                "s.properties[metadata]: Forbidden: must not specify anything other than name and generateName, but metadata is implicitly specified"),
+            (
+                with(
+                    json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "string"}}),
+                ),
+                "s.properties[spec].additionalProperties: Forbidden: additionalProperties and properties are mutual exclusive",
+            ),
+            (
+                with(json!({"type": "object", "anyOf": [{"properties": {"a": {"minLength": 1}}}]})),
+                "s.properties[spec].properties[a]: Required value: because it is defined in s.properties[spec].anyOf[0].properties[a]",
+            ),
+            (
+                with(json!({"type": "integer", "allOf": [{"type": "integer"}]})),
+                "s.properties[spec].allOf[0].type: Forbidden: must be empty to be structural",
+            ),
+            (
+                with(json!({"type": "integer", "default": "x"})),
+                "s.properties[spec].default: Invalid value: \"string\": s.properties[spec].default in body must be of type integer: \"string\"",
+            ),
+            (
+                with(
+                    json!({"type": "array", "x-kubernetes-list-type": "map", "items": {"type": "object", "properties": {"k": {"type": "string"}}},
+                "x-kubernetes-list-map-keys": ["k"]}),
+                ),
+                "s.properties[spec].items.properties[k].default: Required value: this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property",
+            ),
+            (
+                with(
+                    json!({"type": "string", "x-kubernetes-validations": [{"rule": "self.size() > 1", "reason": "Why"}]}),
+                ),
+                "s.properties[spec].x-kubernetes-validations[0].reason: Unsupported value: \"Why\": supported values: \"FieldValueDuplicate\", \"FieldValueForbidden\", \"FieldValueInvalid\", \"FieldValueRequired\"",
+            ),
+            (
+                json!({"type": "object", "properties": {"metadata": {"type": "object", "properties": {"labels": {"type": "object"}}}}}),
+                "s.properties[metadata]: Forbidden: must not specify anything other than name and generateName, but metadata is implicitly specified",
+            ),
         ] {
             assert_eq!(told(schema.clone()).join("; "), want, "{schema}");
         }

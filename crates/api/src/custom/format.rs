@@ -20,7 +20,9 @@ pub fn fits(format: &str, text: &str) -> bool {
         "uuid" | "uuid3" | "uuid4" | "uuid5" => is_uuid(format, text),
         "uri" => text.contains(':') && !text.contains(char::is_whitespace),
         "hostname" => text.len() <= 255 && text.split('.').all(is_host_label),
-        "email" => text.split_once('@').is_some_and(|(l, d)| !l.is_empty() && !d.is_empty() && !d.contains('@')),
+        "email" => text
+            .split_once('@')
+            .is_some_and(|(l, d)| !l.is_empty() && !d.is_empty() && !d.contains('@')),
         "mac" => {
             let parts: Vec<&str> = text.split([':', '-']).collect();
             matches!(parts.len(), 6 | 8) && parts.iter().all(|p| p.len() == 2 && hex(p))
@@ -42,12 +44,16 @@ fn is_cidr(text: &str) -> bool {
         Ok(bits) => bits,
         Err(_) => return false,
     };
-    (address.parse::<Ipv4Addr>().is_ok() && bits <= 32) || (address.parse::<Ipv6Addr>().is_ok() && bits <= 128)
+    (address.parse::<Ipv4Addr>().is_ok() && bits <= 32)
+        || (address.parse::<Ipv6Addr>().is_ok() && bits <= 128)
 }
 
 fn is_host_label(label: &str) -> bool {
     let inner = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
-    (1..=63).contains(&label.len()) && label.chars().all(inner) && !label.starts_with('-') && !label.ends_with('-')
+    (1..=63).contains(&label.len())
+        && label.chars().all(inner)
+        && !label.starts_with('-')
+        && !label.ends_with('-')
 }
 
 fn is_uuid(format: &str, text: &str) -> bool {

@@ -37,7 +37,11 @@ pub(super) fn shown(value: &Value) -> String {
 fn tell(errors: &mut Errors, cause: Cause, path: &str, value: Option<String>, detail: impl Into<String>) {
     errors.push(FieldError {
         cause,
-        field: if path.is_empty() { "<nil>".into() } else { path.to_string() },
+        field: if path.is_empty() {
+            "<nil>".into()
+        } else {
+            path.to_string()
+        },
         value,
         detail: detail.into(),
     });
@@ -74,7 +78,11 @@ fn check_type(value: &Value, schema: &Schema, path: &str, errors: &mut Errors) {
     if fits || (value.is_null() && schema.nullable) {
         return;
     }
-    let detail = format!("{path} in body must be of type {}: {}", types.join(","), quoted(found));
+    let detail = format!(
+        "{path} in body must be of type {}: {}",
+        types.join(","),
+        quoted(found)
+    );
     tell(errors, Cause::TypeInvalid, path, Some(quoted(found)), detail);
 }
 
@@ -94,18 +102,38 @@ fn check_enum(value: &Value, schema: &Schema, path: &str, errors: &mut Errors) {
 fn check_text(text: &str, value: &Value, schema: &Schema, path: &str, errors: &mut Errors) {
     let chars = text.chars().count();
     if let Some(max) = schema.max_length.filter(|max| chars > *max) {
-        tell(errors, Cause::TooLong, path, None, format!("may not be more than {max} bytes"));
+        tell(
+            errors,
+            Cause::TooLong,
+            path,
+            None,
+            format!("may not be more than {max} bytes"),
+        );
     }
     if let Some(min) = schema.min_length.filter(|min| chars < *min) {
-        invalid(errors, path, value, format!("{path} in body should be at least {min} chars long"));
+        invalid(
+            errors,
+            path,
+            value,
+            format!("{path} in body should be at least {min} chars long"),
+        );
     }
     if let Some(pattern) = &schema.pattern
         && pattern.regex.as_ref().is_some_and(|r| !r.is_match(text))
     {
-        invalid(errors, path, value, format!("{path} in body should match '{}'", pattern.text));
+        invalid(
+            errors,
+            path,
+            value,
+            format!("{path} in body should match '{}'", pattern.text),
+        );
     }
     if !super::format::fits(&schema.format, text) {
-        let detail = format!("{path} in body must be of type {}: {}", schema.format, quoted(text));
+        let detail = format!(
+            "{path} in body must be of type {}: {}",
+            schema.format,
+            quoted(text)
+        );
         tell(errors, Cause::TypeInvalid, path, Some(shown(value)), detail);
     }
 }
@@ -116,7 +144,12 @@ fn check_number(value: &Value, schema: &Schema, path: &str, errors: &mut Errors)
         && of > 0.0
         && (n / of).fract() != 0.0
     {
-        invalid(errors, path, value, format!("{path} in body should be a multiple of {of}"));
+        invalid(
+            errors,
+            path,
+            value,
+            format!("{path} in body should be a multiple of {of}"),
+        );
     }
     if let Some(max) = schema.maximum {
         let (out, words) = match schema.exclusive_maximum {
@@ -124,7 +157,12 @@ fn check_number(value: &Value, schema: &Schema, path: &str, errors: &mut Errors)
             false => (n > max, "less than or equal to"),
         };
         if out {
-            invalid(errors, path, value, format!("{path} in body should be {words} {max}"));
+            invalid(
+                errors,
+                path,
+                value,
+                format!("{path} in body should be {words} {max}"),
+            );
         }
     }
     if let Some(min) = schema.minimum {
@@ -133,7 +171,12 @@ fn check_number(value: &Value, schema: &Schema, path: &str, errors: &mut Errors)
             false => (n < min, "greater than or equal to"),
         };
         if out {
-            invalid(errors, path, value, format!("{path} in body should be {words} {min}"));
+            invalid(
+                errors,
+                path,
+                value,
+                format!("{path} in body should be {words} {min}"),
+            );
         }
     }
 }
@@ -162,9 +205,20 @@ fn check_list(list: &[Value], value: &Value, schema: &Schema, path: &str, errors
             judge(item, items, &format!("{path}[{i}]"), errors);
         }
     }
-    check_counts(list.len(), (schema.min_items, schema.max_items), "items", path, errors);
+    check_counts(
+        list.len(),
+        (schema.min_items, schema.max_items),
+        "items",
+        path,
+        errors,
+    );
     if schema.unique_items && list.iter().enumerate().any(|(i, item)| list[..i].contains(item)) {
-        invalid(errors, path, value, format!("{path} in body shouldn't contain duplicates"));
+        invalid(
+            errors,
+            path,
+            value,
+            format!("{path} in body shouldn't contain duplicates"),
+        );
     }
 }
 
@@ -214,7 +268,11 @@ fn check_combinations(value: &Value, schema: &Schema, path: &str, errors: &mut E
         let found: Vec<Errors> = schema.any_of.iter().map(of).collect();
         if !found.iter().any(Errors::is_empty) {
             let closest = found.into_iter().min_by_key(Errors::len);
-            tell_whole(format!("{at} must validate at least one schema (anyOf)"), closest, errors);
+            tell_whole(
+                format!("{at} must validate at least one schema (anyOf)"),
+                closest,
+                errors,
+            );
         }
     }
     if !schema.one_of.is_empty() {
@@ -282,10 +340,18 @@ fn check_duplicates(list: &[Value], schema: &Schema, path: &str, errors: &mut Er
     let keyed: Vec<Value> = match schema.list_type.as_str() {
         "set" => list.to_vec(),
         "map" => {
-            let object = |(i, item): (usize, &Value)| (!item.is_object() && !item.is_null()).then_some((i, item.clone()));
+            let object = |(i, item): (usize, &Value)| {
+                (!item.is_object() && !item.is_null()).then_some((i, item.clone()))
+            };
             if let Some((i, item)) = list.iter().enumerate().find_map(object) {
                 let detail = "must be an object for an array of list-type map";
-                return tell(errors, Cause::Invalid, &format!("{path}[{i}]"), Some(shown(&item)), detail);
+                return tell(
+                    errors,
+                    Cause::Invalid,
+                    &format!("{path}[{i}]"),
+                    Some(shown(&item)),
+                    detail,
+                );
             }
             let key = |item: &Value| -> Value {
                 let keys = schema.list_map_keys.iter();
@@ -302,7 +368,13 @@ fn check_duplicates(list: &[Value], schema: &Schema, path: &str, errors: &mut Er
         let times = seen.entry(key.to_string()).or_default();
         *times += 1;
         if *times == 2 {
-            tell(errors, Cause::Duplicate, &format!("{path}[{i}]"), Some(shown(key)), "");
+            tell(
+                errors,
+                Cause::Duplicate,
+                &format!("{path}[{i}]"),
+                Some(shown(key)),
+                "",
+            );
         }
     }
 }
@@ -315,30 +387,108 @@ mod tests {
     #[test]
     fn mistakes_are_told_in_kubernetes_words() {
         for (schema, value, want) in [
-            (json!({"type": "integer"}), json!("x"), "f: Invalid value: \"string\": f in body must be of type integer: \"string\""),
-            (json!({"type": "integer"}), json!(1.5), "f: Invalid value: \"number\": f in body must be of type integer: \"number\""),
+            (
+                json!({"type": "integer"}),
+                json!("x"),
+                "f: Invalid value: \"string\": f in body must be of type integer: \"string\"",
+            ),
+            (
+                json!({"type": "integer"}),
+                json!(1.5),
+                "f: Invalid value: \"number\": f in body must be of type integer: \"number\"",
+            ),
             (json!({"type": "integer"}), json!(2.0), ""),
-            (json!({"type": "string"}), json!(null), "f: Invalid value: \"null\": f in body must be of type string: \"null\""),
+            (
+                json!({"type": "string"}),
+                json!(null),
+                "f: Invalid value: \"null\": f in body must be of type string: \"null\"",
+            ),
             (json!({"type": "string", "nullable": true}), json!(null), ""),
-            (json!({"x-kubernetes-int-or-string": true}), json!(true), "f: Invalid value: \"boolean\": f in body must be of type integer,string: \"boolean\""),
-            (json!({"type": "string", "maxLength": 2}), json!("abc"), "f: Too long: may not be more than 2 bytes"),
-            (json!({"type": "string", "minLength": 4}), json!("abc"), "f: Invalid value: \"abc\": f in body should be at least 4 chars long"),
-            (json!({"type": "string", "pattern": "^a+$"}), json!("b"), "f: Invalid value: \"b\": f in body should match '^a+$'"),
-            (json!({"type": "string", "enum": ["a", "b"]}), json!("c"), "f: Unsupported value: \"c\": supported values: \"a\", \"b\""),
-            (json!({"type": "integer", "minimum": 1}), json!(0), "f: Invalid value: 0: f in body should be greater than or equal to 1"),
-            (json!({"type": "integer", "maximum": 5, "exclusiveMaximum": true}), json!(5), "f: Invalid value: 5: f in body should be less than 5"),
-            (json!({"type": "integer", "multipleOf": 2}), json!(3), "f: Invalid value: 3: f in body should be a multiple of 2"),
-            (json!({"type": "array", "maxItems": 1, "items": {"type": "integer"}}), json!([1, 2]), "f: Too many: 2: must have at most 1 item"),
-            (json!({"type": "array", "minItems": 1}), json!([]), "f: Invalid value: 0: f in body should have at least 1 items"),
-            (json!({"type": "array", "items": {"type": "integer"}}), json!([1, "a"]), "f[1]: Invalid value: \"string\": f[1] in body must be of type integer: \"string\""),
-            (json!({"type": "object", "required": ["a"]}), json!({}), "f.a: Required value"),
-            (json!({"type": "object", "additionalProperties": {"type": "boolean"}}), json!({"k": 1}), "f.k: Invalid value: \"integer\": f.k in body must be of type boolean: \"integer\""),
-            (json!({"type": "string", "format": "ipv4"}), json!("300.1.1.1"), "f: Invalid value: \"300.1.1.1\": f in body must be of type ipv4: \"300.1.1.1\""),
-            (json!({"not": {"type": "string"}}), json!("a"), "<nil>: Invalid value: \"\": \"f\" must not validate the schema (not)"),
-            (json!({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}), json!({"a": 1, "b": 1}),
-                "<nil>: Invalid value: \"\": \"f\" must validate one and only one schema (oneOf). Found 2 valid alternatives"),
-            (json!({"anyOf": [{"required": ["a"]}]}), json!({}),
-                "<nil>: Invalid value: \"\": \"f\" must validate at least one schema (anyOf); f.a: Required value"),
+            (
+                json!({"x-kubernetes-int-or-string": true}),
+                json!(true),
+                "f: Invalid value: \"boolean\": f in body must be of type integer,string: \"boolean\"",
+            ),
+            (
+                json!({"type": "string", "maxLength": 2}),
+                json!("abc"),
+                "f: Too long: may not be more than 2 bytes",
+            ),
+            (
+                json!({"type": "string", "minLength": 4}),
+                json!("abc"),
+                "f: Invalid value: \"abc\": f in body should be at least 4 chars long",
+            ),
+            (
+                json!({"type": "string", "pattern": "^a+$"}),
+                json!("b"),
+                "f: Invalid value: \"b\": f in body should match '^a+$'",
+            ),
+            (
+                json!({"type": "string", "enum": ["a", "b"]}),
+                json!("c"),
+                "f: Unsupported value: \"c\": supported values: \"a\", \"b\"",
+            ),
+            (
+                json!({"type": "integer", "minimum": 1}),
+                json!(0),
+                "f: Invalid value: 0: f in body should be greater than or equal to 1",
+            ),
+            (
+                json!({"type": "integer", "maximum": 5, "exclusiveMaximum": true}),
+                json!(5),
+                "f: Invalid value: 5: f in body should be less than 5",
+            ),
+            (
+                json!({"type": "integer", "multipleOf": 2}),
+                json!(3),
+                "f: Invalid value: 3: f in body should be a multiple of 2",
+            ),
+            (
+                json!({"type": "array", "maxItems": 1, "items": {"type": "integer"}}),
+                json!([1, 2]),
+                "f: Too many: 2: must have at most 1 item",
+            ),
+            (
+                json!({"type": "array", "minItems": 1}),
+                json!([]),
+                "f: Invalid value: 0: f in body should have at least 1 items",
+            ),
+            (
+                json!({"type": "array", "items": {"type": "integer"}}),
+                json!([1, "a"]),
+                "f[1]: Invalid value: \"string\": f[1] in body must be of type integer: \"string\"",
+            ),
+            (
+                json!({"type": "object", "required": ["a"]}),
+                json!({}),
+                "f.a: Required value",
+            ),
+            (
+                json!({"type": "object", "additionalProperties": {"type": "boolean"}}),
+                json!({"k": 1}),
+                "f.k: Invalid value: \"integer\": f.k in body must be of type boolean: \"integer\"",
+            ),
+            (
+                json!({"type": "string", "format": "ipv4"}),
+                json!("300.1.1.1"),
+                "f: Invalid value: \"300.1.1.1\": f in body must be of type ipv4: \"300.1.1.1\"",
+            ),
+            (
+                json!({"not": {"type": "string"}}),
+                json!("a"),
+                "<nil>: Invalid value: \"\": \"f\" must not validate the schema (not)",
+            ),
+            (
+                json!({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}),
+                json!({"a": 1, "b": 1}),
+                "<nil>: Invalid value: \"\": \"f\" must validate one and only one schema (oneOf). Found 2 valid alternatives",
+            ),
+            (
+                json!({"anyOf": [{"required": ["a"]}]}),
+                json!({}),
+                "<nil>: Invalid value: \"\": \"f\" must validate at least one schema (anyOf); f.a: Required value",
+            ),
         ] {
             let mut errors = Errors::new();
             judge(&value, &Schema::read(&schema), "f", &mut errors);
@@ -355,8 +505,16 @@ mod tests {
         for (schema, value, want) in [
             (&set, json!(["a", "b"]), ""),
             (&set, json!(["a", "b", "a", "a"]), "f[2]: Duplicate value: \"a\""),
-            (&map, json!([{"k": "a", "v": 1}, {"k": "a", "v": 2}]), "f[1]: Duplicate value: {\"k\":\"a\"}"),
-            (&map, json!([1]), "f[0]: Invalid value: 1: must be an object for an array of list-type map"),
+            (
+                &map,
+                json!([{"k": "a", "v": 1}, {"k": "a", "v": 2}]),
+                "f[1]: Duplicate value: {\"k\":\"a\"}",
+            ),
+            (
+                &map,
+                json!([1]),
+                "f[0]: Invalid value: 1: must be an object for an array of list-type map",
+            ),
         ] {
             let mut errors = Errors::new();
             check_lists(&value, &Schema::read(schema), "f", &mut errors);

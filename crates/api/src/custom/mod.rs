@@ -31,7 +31,16 @@ use crate::table::Column;
 use path::JsonPath;
 
 /// In the order in which discovery has them for custom kinds.
-const VERBS: Verbs = &["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
+const VERBS: Verbs = &[
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "create",
+    "update",
+    "watch",
+];
 const PART_VERBS: Verbs = &["get", "patch", "update"];
 
 /// The kinds of one CustomResourceDefinition.
@@ -51,7 +60,11 @@ impl Definition {
             return None;
         }
         let names = status.accepted_names.clone().unwrap_or_default();
-        let names = if names.kind.is_empty() { crd.spec.names.clone() } else { names };
+        let names = if names.kind.is_empty() {
+            crd.spec.names.clone()
+        } else {
+            names
+        };
         let storage = crd.spec.versions.iter().find(|v| v.storage)?;
         let stored = kind(crd, &names, storage, None);
         let mut served: Vec<&'static Kind> = crd
@@ -120,7 +133,9 @@ fn kind(
         .and_then(|s| s.open_api_v3_schema.as_ref())
         // What was read as a schema encodes as one.
         .and_then(|s| serde_json::to_value(s).ok())
-        .unwrap_or_else(|| serde_json::json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true}));
+        .unwrap_or_else(
+            || serde_json::json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true}),
+        );
     let mut schema = Schema::read(&json);
     schema.preserve_unknown |= crd.spec.preserve_unknown_fields.unwrap_or_default();
     let subresources = version.subresources.as_ref();
@@ -143,7 +158,12 @@ fn kind(
     let (columns, cells) = columns(version);
     let selectable = version.selectable_fields.iter().flatten();
     let selectable: Vec<(&'static str, JsonPath)> = selectable
-        .filter_map(|f| Some((leak(f.json_path.strip_prefix('.')?), JsonPath::parse(&f.json_path)?)))
+        .filter_map(|f| {
+            Some((
+                leak(f.json_path.strip_prefix('.')?),
+                JsonPath::parse(&f.json_path)?,
+            ))
+        })
         .collect();
     let deprecation = version.deprecated.unwrap_or_default().then(|| {
         let default = || format!("{group}/{name} {kind} is deprecated");

@@ -340,8 +340,9 @@ impl Ops for CustomOps {
                 "x-kubernetes-group-version-kind".into(),
                 json!([{"group": rules.group, "version": rules.version, "kind": rules.kind}]),
             );
-            body.entry("description")
-                .or_insert_with(|| format!("{} is a custom kind of group {}.", rules.kind, rules.group).into());
+            body.entry("description").or_insert_with(|| {
+                format!("{} is a custom kind of group {}.", rules.kind, rules.group).into()
+            });
         }
         generator.definitions_mut().insert(name.clone(), schema);
         schemars::Schema::new_ref(format!("{root}/{name}"))

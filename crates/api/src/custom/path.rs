@@ -64,7 +64,11 @@ fn first<'a>(steps: &[Step], value: &'a Value) -> Option<&'a Value> {
         Step::Field(name) => first(rest, value.get(name.as_str())?),
         Step::Index(at) => {
             let list = value.as_array()?;
-            let at = if *at < 0 { at + i64::try_from(list.len()).ok()? } else { *at };
+            let at = if *at < 0 {
+                at + i64::try_from(list.len()).ok()?
+            } else {
+                *at
+            };
             first(rest, list.get(usize::try_from(at).ok()?)?)
         }
         Step::Every => match value {

@@ -92,7 +92,9 @@ impl CustomObject {
         let Some(paths) = &self.rules.scale else { return };
         let spec = (!status_only).then_some(&paths.spec_replicas_path);
         for path in spec.into_iter().chain([&paths.status_replicas_path]) {
-            let Some(found) = find(&self.fields, path) else { continue };
+            let Some(found) = find(&self.fields, path) else {
+                continue;
+            };
             let detail = match found.as_i64() {
                 Some(n) if n < 0 => "should be a non-negative integer".to_string(),
                 Some(n) if n > REPLICAS_MAX => format!("should be less than or equal to {REPLICAS_MAX}"),

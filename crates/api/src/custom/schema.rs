@@ -72,7 +72,12 @@ pub struct Schema {
 impl Schema {
     /// Reads a JSONSchemaProps as it is encoded. What it does not know is passed over: the definition was judged before.
     pub fn read(json: &Value) -> Schema {
-        let text = |name: &str| json.get(name).and_then(Value::as_str).unwrap_or_default().to_string();
+        let text = |name: &str| {
+            json.get(name)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_string()
+        };
         let flag = |name: &str| json.get(name).and_then(Value::as_bool).unwrap_or_default();
         let number = |name: &str| json.get(name).and_then(Value::as_f64);
         let count = |name: &str| {
@@ -99,7 +104,11 @@ impl Schema {
             nullable: flag("nullable"),
             format: text("format"),
             default: json.get("default").filter(|v| !v.is_null()).cloned(),
-            enumeration: json.get("enum").and_then(Value::as_array).cloned().unwrap_or_default(),
+            enumeration: json
+                .get("enum")
+                .and_then(Value::as_array)
+                .cloned()
+                .unwrap_or_default(),
             minimum: number("minimum"),
             exclusive_minimum: flag("exclusiveMinimum"),
             maximum: number("maximum"),
@@ -107,10 +116,12 @@ impl Schema {
             multiple_of: number("multipleOf"),
             min_length: count("minLength"),
             max_length: count("maxLength"),
-            pattern: Some(text("pattern")).filter(|p| !p.is_empty()).map(|text| Pattern {
-                regex: Regex::new(&text).ok(),
-                text,
-            }),
+            pattern: Some(text("pattern"))
+                .filter(|p| !p.is_empty())
+                .map(|text| Pattern {
+                    regex: Regex::new(&text).ok(),
+                    text,
+                }),
             min_items: count("minItems"),
             max_items: count("maxItems"),
             unique_items: flag("uniqueItems"),

@@ -70,7 +70,9 @@ fn fill(value: &mut Value, schema: &Schema) {
                 }
             }
             for (name, value) in map.iter_mut() {
-                let Some(schema) = schema.field(name) else { continue };
+                let Some(schema) = schema.field(name) else {
+                    continue;
+                };
                 fill_one(value, schema);
             }
         }
@@ -140,7 +142,13 @@ mod tests {
         unknown.sort();
         assert_eq!(
             unknown,
-            ["other", "spec.free.strict.b", "spec.ports[1].prot", "spec.template.spec", "spec.wrong"]
+            [
+                "other",
+                "spec.free.strict.b",
+                "spec.ports[1].prot",
+                "spec.template.spec",
+                "spec.wrong"
+            ]
         );
         assert_eq!(
             value["spec"],
@@ -154,7 +162,10 @@ mod tests {
     fn what_nobody_gave_comes_from_the_schema() {
         for (given, want) in [
             (json!({}), json!({"size": 3, "note": "none"})),
-            (json!({"size": null, "note": null}), json!({"size": 3, "note": null})),
+            (
+                json!({"size": null, "note": null}),
+                json!({"size": 3, "note": null}),
+            ),
             (
                 json!({"size": 1, "note": "n", "ports": [{}, {"protocol": "UDP"}], "labels": {"a": null}}),
                 json!({"size": 1, "note": "n", "ports": [{"protocol": "TCP"}, {"protocol": "UDP"}], "labels": {}}),

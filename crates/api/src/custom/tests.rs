@@ -50,11 +50,31 @@ fn a_definition_makes_a_kind_for_each_version() {
 
 #[test]
 fn versions_are_ordered_by_how_stable_they_are() {
-    let mut versions = ["foo1", "v1", "v11alpha2", "v10", "v2", "v11beta2", "v3beta1", "v12alpha1", "foo10"];
+    let mut versions = [
+        "foo1",
+        "v1",
+        "v11alpha2",
+        "v10",
+        "v2",
+        "v11beta2",
+        "v3beta1",
+        "v12alpha1",
+        "foo10",
+    ];
     versions.sort_by(|a, b| version_order(b).cmp(&version_order(a)));
     assert_eq!(
         versions,
-        ["v10", "v2", "v1", "v11beta2", "v3beta1", "v12alpha1", "v11alpha2", "foo1", "foo10"]
+        [
+            "v10",
+            "v2",
+            "v1",
+            "v11beta2",
+            "v3beta1",
+            "v12alpha1",
+            "v11alpha2",
+            "foo1",
+            "foo10"
+        ]
     );
 }
 
@@ -78,14 +98,19 @@ fn an_object_is_pruned_defaulted_and_encoded() {
     let mut typed = object.typed().clone_box();
     let stored = Object::encode_for_store(&mut *typed);
     let back = Object::from_stored(kind, typed, &stored, 42);
-    assert!(back.json().starts_with(br#"{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"resourceVersion":"42","#));
+    assert!(back.json().starts_with(
+        br#"{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"resourceVersion":"42","#
+    ));
 }
 
 #[test]
 fn other_versions_show_what_they_describe() {
     let definition = Definition::of(&crd(json!({}))).unwrap();
     let (v1, beta) = (definition.stored, definition.served[1]);
-    let stored = widget(v1, json!({"metadata": {"name": "w"}, "spec": {"size": 3, "color": "blue"}}));
+    let stored = widget(
+        v1,
+        json!({"metadata": {"name": "w"}, "spec": {"size": 3, "color": "blue"}}),
+    );
     let stored = std::sync::Arc::new(Object::from_typed(v1, stored));
     let shown = crate::convert::object(&stored, beta).unwrap();
     let json: Value = serde_json::from_slice(shown.json()).unwrap();
@@ -102,7 +127,8 @@ fn other_versions_show_what_they_describe() {
 #[test]
 fn the_status_is_written_through_its_own_door() {
     let kind = Definition::of(&crd(json!({}))).unwrap().stored;
-    let full = json!({"metadata": {"name": "w", "generation": 1}, "spec": {"size": 1}, "status": {"size": 9}});
+    let full =
+        json!({"metadata": {"name": "w", "generation": 1}, "spec": {"size": 1}, "status": {"size": 9}});
     let mut made = widget(kind, full.clone());
     kind.ops.prepare_for_create(&mut *made).unwrap();
     let encoded = |o: &dyn AnyObject| -> Value {
@@ -111,14 +137,27 @@ fn the_status_is_written_through_its_own_door() {
     assert_eq!(encoded(&*made).get("status"), None);
     assert_eq!(made.metadata().generation, Some(1));
 
-    let mut spec = widget(kind, json!({"metadata": {"name": "w"}, "spec": {"size": 2}, "status": {"size": 7}}));
-    kind.ops.prepare_for_update(&mut *spec, &*made, Part::Main).unwrap();
-    assert_eq!((encoded(&*spec).get("status"), spec.metadata().generation), (None, Some(2)));
+    let mut spec = widget(
+        kind,
+        json!({"metadata": {"name": "w"}, "spec": {"size": 2}, "status": {"size": 7}}),
+    );
+    kind.ops
+        .prepare_for_update(&mut *spec, &*made, Part::Main)
+        .unwrap();
+    assert_eq!(
+        (encoded(&*spec).get("status"), spec.metadata().generation),
+        (None, Some(2))
+    );
 
     let mut status = widget(kind, full);
-    kind.ops.prepare_for_update(&mut *status, &*spec, Part::Status).unwrap();
+    kind.ops
+        .prepare_for_update(&mut *status, &*spec, Part::Status)
+        .unwrap();
     let json = encoded(&*status);
-    assert_eq!((&json["spec"]["size"], &json["status"]["size"]), (&json!(2), &json!(9)));
+    assert_eq!(
+        (&json["spec"]["size"], &json["status"]["size"]),
+        (&json!(2), &json!(9))
+    );
     assert_eq!(status.metadata().generation, Some(2));
 }
 
@@ -130,7 +169,10 @@ fn rows_and_scales_are_read_by_path() {
         json!({"metadata": {"name": "w", "creationTimestamp": "2020-01-01T00:00:00Z"}, "spec": {"size": 4}, "status": {"size": 2}}),
     );
     let now = "2020-01-01T01:00:00Z".parse().unwrap();
-    assert_eq!(kind.ops.row(&*object, now).unwrap(), [json!("w"), json!(4), json!("60m")]);
+    assert_eq!(
+        kind.ops.row(&*object, now).unwrap(),
+        [json!("w"), json!(4), json!("60m")]
+    );
     let custom = object.as_any_mut().downcast_mut::<CustomObject>().unwrap();
     assert!(custom.set_replicas(6));
     let scale = custom.scale().unwrap();
@@ -143,7 +185,10 @@ fn what_was_wrong_before_and_is_untouched_stays() {
     let kind = Definition::of(&crd(json!({}))).unwrap().stored;
     let of = |spec: Value| widget(kind, json!({"metadata": {"name": "w"}, "spec": spec}));
     let told = |new: Value, old: Value| {
-        let errors = kind.ops.validate_update(&*of(new), &*of(old), Part::Main).unwrap();
+        let errors = kind
+            .ops
+            .validate_update(&*of(new), &*of(old), Part::Main)
+            .unwrap();
         errors.iter().map(|e| e.field.clone()).collect::<Vec<_>>()
     };
     let old = json!({"size": 1, "color": "a"});

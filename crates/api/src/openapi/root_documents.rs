@@ -35,9 +35,7 @@ pub(super) fn paths(served: &Served) -> Vec<String> {
         "openid/v1/jwks",
         "version",
     ];
-    let groups = served.groups()
-        .into_iter()
-        .filter(|(group, _)| !group.is_empty());
+    let groups = served.groups().into_iter().filter(|(group, _)| !group.is_empty());
     let mut paths: Vec<String> = fixed.iter().map(ToString::to_string).collect();
     paths.extend(groups.map(|(group, _)| format!("apis/{group}")));
     paths

@@ -36,7 +36,9 @@ fn operations(document: &Value) -> Vec<(String, String, &Value)> {
 
 #[test]
 fn every_document_is_whole() {
-    let documents = v3_paths(&Served::default()).into_iter().map(|path| (document(&path), path));
+    let documents = v3_paths(&Served::default())
+        .into_iter()
+        .map(|path| (document(&path), path));
     for (document, path) in documents.chain([(v2(&Served::default()), "v2".to_string())]) {
         references(&document, &mut |reference| {
             let pointer = reference.strip_prefix('#').unwrap_or_default();
@@ -148,7 +150,10 @@ fn version_2_has_its_own_forms() {
 fn the_index_leads_to_each_document_by_its_hash() {
     let index = v3_index(&Served::default());
     let entries = index["paths"].as_object().expect("paths");
-    assert_eq!(entries.keys().cloned().collect::<Vec<_>>(), v3_paths(&Served::default()));
+    assert_eq!(
+        entries.keys().cloned().collect::<Vec<_>>(),
+        v3_paths(&Served::default())
+    );
     let url = entries["apis/apps/v1"]["serverRelativeURL"].as_str();
     let hash = hash(&document("apis/apps/v1"));
     assert_eq!(

@@ -159,7 +159,10 @@ fn is_supported(kind: &Kind, field: &str) -> bool {
         NAMESPACE => kind.namespaced() || !has_own_fields(kind),
         // Pods may be asked for it and none has it: every pod's is empty.
         "status.podIPs" if kind.group.is_empty() && kind.kind == "Pod" => true,
-        field => (has_own_fields(kind) || kind.ops.custom().is_some()) && kind.ops.selectable_fields().contains(&field),
+        field => {
+            (has_own_fields(kind) || kind.ops.custom().is_some())
+                && kind.ops.selectable_fields().contains(&field)
+        }
     }
 }
 
@@ -171,7 +174,9 @@ fn not_supported(kind: &Kind, field: &str) -> String {
             "field label not supported for {}, Kind=ResourceSlice: {field}",
             kind.api_version()
         ),
-        _ if has_own_fields(kind) || kind.ops.custom().is_some() => format!("field label not supported: {field}"),
+        _ if has_own_fields(kind) || kind.ops.custom().is_some() => {
+            format!("field label not supported: {field}")
+        }
         _ => format!("{field:?} is not a known field selector: only {NAME:?}, {NAMESPACE:?}"),
     }
 }

@@ -39,7 +39,9 @@ fn document(scenario: &Scenario) -> Option<Option<Value>> {
         (["apis"], false) => Some(Some(discovery::group_list(&Served::default()))),
         (["api", version], false) => Some(discovery::resource_list(&Served::default(), "", version)),
         (["apis", group], false) => Some(discovery::group(&Served::default(), group)),
-        (["apis", group, version], false) => Some(discovery::resource_list(&Served::default(), group, version)),
+        (["apis", group, version], false) => {
+            Some(discovery::resource_list(&Served::default(), group, version))
+        }
         _ => None,
     }
 }

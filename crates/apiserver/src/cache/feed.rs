@@ -58,7 +58,9 @@ impl Cache {
                 objects.insert(local.to_string(), taken_in.object);
             }
         }
-        let definitions = by_kind.get(DEFINITIONS).map(|d| d.values().cloned().collect::<Vec<_>>());
+        let definitions = by_kind
+            .get(DEFINITIONS)
+            .map(|d| d.values().cloned().collect::<Vec<_>>());
         self.redefine(&definitions.unwrap_or_default(), found.revision);
         for (group_plural, cache) in &self.kinds {
             let objects = by_kind.remove(group_plural.as_str()).unwrap_or_default();

@@ -133,17 +133,17 @@ impl Server {
 
     fn aggregated(&self, http: &Http, core: bool) -> Result<Response<Body>, Error> {
         let key = if core { "aggregated/api" } else { "aggregated/apis" };
-        self.document(http, key, AGGREGATED, || Some(discovery::aggregated(&self.cache.served(), core)))
+        self.document(http, key, AGGREGATED, || {
+            Some(discovery::aggregated(&self.cache.served(), core))
+        })
     }
 
     fn openapi(&self, http: &Http, segments: &[&str]) -> Result<Response<Body>, Error> {
         match segments {
             ["v2"] => match accept::openapi_v2(http.header(ACCEPT)) {
-                Some(OpenApiMedia::Json) => {
-                    self.document(http, "openapi/v2", "application/json", || {
-                        Some(openapi::v2(&self.cache.served()))
-                    })
-                }
+                Some(OpenApiMedia::Json) => self.document(http, "openapi/v2", "application/json", || {
+                    Some(openapi::v2(&self.cache.served()))
+                }),
                 Some(OpenApiMedia::Protobuf) => self.openapi_v2_protobuf(http),
                 // Kubernetes says nothing more either.
                 None => {

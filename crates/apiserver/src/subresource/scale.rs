@@ -96,7 +96,10 @@ impl Server {
             let mut object = old.typed().clone_box();
             set_replicas(&mut *object, replicas)?;
             let meta = object.metadata_mut();
-            meta.resource_version = new.metadata.resource_version.clone();
+            // Kinds whose updates must say what they saw have seen what is scaled here.
+            if new.metadata.resource_version.is_some() || target.kind.ops.unconditional_update() {
+                meta.resource_version = new.metadata.resource_version.clone();
+            }
             if let Some(uid) = new.metadata.uid {
                 meta.uid = Some(uid);
             }
@@ -138,7 +141,9 @@ fn scale_of(object: &Object) -> Result<Scale, Error> {
     if let Some(custom) = object.get::<CustomObject>() {
         if !custom.has_replicas() {
             let path = custom.replicas_path();
-            return Err(Error::internal(format!("the spec replicas field {path:?} does not exist")));
+            return Err(Error::internal(format!(
+                "the spec replicas field {path:?} does not exist"
+            )));
         }
         return custom.scale().ok_or_else(not_served);
     }
