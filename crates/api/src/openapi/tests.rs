@@ -60,7 +60,10 @@ fn every_document_is_whole() {
 /// Before it sends a manifest, kubectl looks for this parameter, and for the form of patches.
 #[test]
 fn every_patch_names_its_kind_and_takes_field_validation() {
-    for kind in registry::ALL.iter().filter(|kind| kind.verbs.contains(&"patch")) {
+    for kind in crate::registry::ALL
+        .iter()
+        .filter(|kind| kind.verbs.contains(&"patch"))
+    {
         let document = document(&root_documents::group_version_path(kind.group, kind.version));
         let gvk = json!({"group": kind.group, "version": kind.version, "kind": kind.kind});
         let patches: Vec<&Value> = operations(&document)
