@@ -19,6 +19,7 @@ use crate::object::AnyObject;
 use crate::strategy::Strategy;
 
 pub(crate) use encode::WithNulls;
+pub(crate) use go::{is_always_object, is_null_unset};
 pub use reader::DEPTH_MAX;
 use reader::Reader;
 

@@ -13,6 +13,7 @@ pub mod field;
 pub mod key;
 pub mod kind;
 pub mod kinds;
+pub mod managed_fields;
 pub mod meta;
 pub mod names;
 pub mod object;

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::ObjectReference;
-use knarr_api::k8s_openapi;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use knarr_api::{k8s_openapi, registry};
 use knarr_client::{
     Api, DeleteOptions, Error, EventRecorder, EventType, Kind, ListOptions, ObjectKey, Preconditions,
     Propagation, Result,
 };
 use knarr_controllers::action::{Action, Create, Delete, Dependents, Fact, Failure, Report, Verb};
+use knarr_controllers::protection;
 use tracing::debug;
 
 /// The first batch of many creations; each next one is twice as large.
@@ -224,6 +225,26 @@ impl Executor {
                     Err(error) if error.is_not_found() => Ok(()),
                     Err(error) => Err(failure(error)),
                     Ok(_) => Err(failure(Error::conflict(kind.about(&key.name), "it is there"))),
+                }
+            }
+            Fact::Unused { claim } => {
+                let kind = &registry::POD;
+                let failure = failure(Verb::Require, kind, "");
+                let options = ListOptions {
+                    namespace: claim.namespace.clone(),
+                    ..ListOptions::default()
+                };
+                let pods = self.api.list(kind, options).await.map_err(&failure)?;
+                let user = pods.items.iter().find(|o| {
+                    o.get::<Pod>()
+                        .is_some_and(|pod| protection::uses(pod, &claim.name))
+                });
+                match user {
+                    None => Ok(()),
+                    Some(pod) => Err(failure(Error::conflict(
+                        registry::PERSISTENT_VOLUME_CLAIM.about(&claim.name),
+                        &format!("pod {} uses it", pod.name()),
+                    ))),
                 }
             }
             Fact::NoneLeft { kind, namespace } => {

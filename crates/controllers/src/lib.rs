@@ -14,6 +14,7 @@ pub mod node;
 pub mod owner;
 pub mod pod;
 pub mod podgc;
+pub mod protection;
 pub mod replicaset;
 pub mod root_ca;
 pub mod serviceaccount;
@@ -51,6 +52,8 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(namespace::Namespaces),
         Box::new(node::eviction::TaintEviction),
         Box::new(node::taints::NodeTaints),
+        Box::new(protection::ClaimProtection),
+        Box::new(protection::VolumeProtection),
         Box::new(replicaset::ReplicaSets),
         Box::new(serviceaccount::ServiceAccounts),
     ];

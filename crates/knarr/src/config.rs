@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
+use knarr_node::kubelet::TerminationResume;
 use serde_json::Value;
 
 /// What can be set by flag or environment. The same names stand in the file, in camelCase.
@@ -58,6 +59,10 @@ pub struct Flags {
     /// Sandbox image; knarr makes its own unless another is named.
     #[arg(long, env = "KNARR_SANDBOX_IMAGE", value_name = "IMAGE", global = true)]
     pub sandbox_image: Option<String>,
+    /// What pods get that were ending while the kubelet was away: `Full` (their whole grace again) or `Deadline`
+    /// (what is left until the deadline first set, without a second preStop) [default: Full].
+    #[arg(long, env = "KNARR_TERMINATION_RESUME", value_name = "MODE", global = true)]
+    pub termination_resume: Option<String>,
     /// What is logged, such as `info` or `warn,knarr_node=debug` [default: info].
     #[arg(long, env = "KNARR_LOG", value_name = "FILTER", global = true)]
     pub log: Option<String>,
@@ -98,6 +103,7 @@ pub struct Config {
     pub bridge: String,
     /// `None`: knarr's own.
     pub sandbox_image: Option<String>,
+    pub termination_resume: TerminationResume,
     pub log: String,
     pub log_format: LogFormat,
 }
@@ -279,6 +285,17 @@ impl Config {
             sandbox_image: reader.get("sandboxImage", "--sandbox-image", &flags.sandbox_image, "", |s| {
                 Ok((!s.is_empty()).then(|| s.to_string()))
             }),
+            termination_resume: reader.get(
+                "terminationResume",
+                "--termination-resume",
+                &flags.termination_resume,
+                "Full",
+                |s| match s {
+                    "Full" => Ok(TerminationResume::Full),
+                    "Deadline" => Ok(TerminationResume::Deadline),
+                    _ => Err("expected Full or Deadline".into()),
+                },
+            ),
             log: reader.get("log", "--log", &flags.log, "info", |s| {
                 tracing_subscriber::EnvFilter::try_new(s)
                     .map(|_| s.to_string())
@@ -432,6 +449,7 @@ macro_rules! fallback {
 }
 fallback! {
     PathBuf => PathBuf::new(),
+    TerminationResume => TerminationResume::Full,
     String => String::new(),
     Vec<String> => Vec::new(),
     Option<String> => None,

@@ -3,9 +3,11 @@
 //! Pure: no IO, no clock, no randomness, no tasks. [`pod::Pod::step`] takes an event and the time and answers
 //! with actions; the doing half is `knarr-node`.
 
+pub mod admission;
 pub mod backoff;
 pub mod grace;
 pub mod image;
 pub mod pod;
 pub mod probe;
+pub mod resources;
 pub mod runtime;

@@ -26,6 +26,8 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Success,
+    /// Good, but with something to tell (event `ProbeWarning`).
+    Warning(String),
     /// With what was heard.
     Failure(String),
     /// It could not be asked: no action.
@@ -85,7 +87,7 @@ impl Probe {
         self.asking = false;
         let good = match answer {
             Answer::Unknown(_) => return None,
-            Answer::Success => true,
+            Answer::Success | Answer::Warning(_) => true,
             Answer::Failure(_) => false,
         };
         if self.run_of == Some(good) {

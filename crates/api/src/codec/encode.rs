@@ -14,6 +14,18 @@ const NULLS: &[(&str, &[&str])] = &[
     ("ContainerStateRunning", &["startedAt"]),
     ("ContainerStateTerminated", &["startedAt", "finishedAt"]),
     ("CustomResourceDefinitionStatus", &["conditions"]),
+    ("EndpointSlice", &["ports"]),
+    // Of events.k8s.io and of the core group: see [`belongs`].
+    (
+        "Event",
+        &[
+            "eventTime",
+            "firstTimestamp",
+            "lastTimestamp",
+            "deprecatedFirstTimestamp",
+            "deprecatedLastTimestamp",
+        ],
+    ),
     ("JobCondition", &["lastProbeTime", "lastTransitionTime"]),
     ("NodeCondition", &["lastHeartbeatTime", "lastTransitionTime"]),
     (
@@ -23,6 +35,21 @@ const NULLS: &[(&str, &[&str])] = &[
     ("PodCondition", &["lastProbeTime", "lastTransitionTime"]),
     ("Role", &["rules"]),
 ];
+
+/// Lists of which Go tells a missing one from an empty one and the types here do not; people leave them out.
+const EMPTY_IS_NULL: &[(&str, &str)] = &[("CSINodeSpec", "drivers"), ("LimitRangeSpec", "limits")];
+
+/// Two types are called Event. Only the core group's has an involved object, always.
+const CORE_EVENT: &str = "involvedObject";
+
+/// Whether a struct has this field at all.
+fn belongs(field: &str, core_event: bool) -> bool {
+    match field {
+        "firstTimestamp" | "lastTimestamp" => core_event,
+        "deprecatedFirstTimestamp" | "deprecatedLastTimestamp" => !core_event,
+        _ => true,
+    }
+}
 
 /// Up to here every whole number is a double's exact value: 2^53.
 const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
@@ -45,6 +72,8 @@ struct Compound<S> {
     /// Fields that are still to be written, as null if nothing else comes.
     nulls: &'static [&'static str],
     written: u8,
+    empty_is_null: Option<&'static str>,
+    core_event: bool,
 }
 
 macro_rules! pass_on {
@@ -152,8 +181,10 @@ impl<S: Serializer> Serializer for Writer<S> {
             .iter()
             .find(|(of, _)| *of == name)
             .map_or(&[][..], |(_, fields)| *fields);
+        let empty_is_null = EMPTY_IS_NULL.iter().find(|(of, _)| *of == name);
         Ok(Compound {
             nulls,
+            empty_is_null: empty_is_null.map(|(_, field)| *field),
             // A struct of length zero would be closed at once.
             ..Compound::new(self.0.serialize_struct(name, len + nulls.len())?)
         })
@@ -181,6 +212,8 @@ impl<S> Compound<S> {
             inner,
             nulls: &[],
             written: 0,
+            empty_is_null: None,
+            core_event: false,
         }
     }
 }
@@ -197,12 +230,18 @@ impl<S: SerializeStruct> SerializeStruct for Compound<S> {
         if let Some(i) = self.nulls.iter().position(|field| *field == key) {
             self.written |= 1 << i;
         }
+        self.core_event |= key == CORE_EVENT;
+        if self.empty_is_null == Some(key)
+            && serde_json::to_value(value).is_ok_and(|v| v == serde_json::json!([]))
+        {
+            return self.inner.serialize_field(key, &None::<()>);
+        }
         self.inner.serialize_field(key, &WithNulls(value))
     }
 
     fn end(mut self) -> Result<S::Ok, S::Error> {
         for (i, field) in self.nulls.iter().enumerate() {
-            if self.written & (1 << i) == 0 {
+            if self.written & (1 << i) == 0 && belongs(field, self.core_event) {
                 self.inner.serialize_field(field, &None::<()>)?;
             }
         }

@@ -33,6 +33,16 @@ pub(super) fn drops_zero(of: &str, field: &str, form: u8) -> bool {
         .is_some_and(|(dropped, _)| *dropped == form)
 }
 
+/// Whether `field` of a struct named `of` is written as an object even where nothing in it is set.
+pub(crate) fn is_always_object(of: &str, field: &str) -> bool {
+    drops_zero(of, field, b'o')
+}
+
+/// Whether the list `field` of a struct named `of` is written as null where it is not set.
+pub(crate) fn is_null_unset(of: &str, field: &str) -> bool {
+    drops_zero(of, field, b'n')
+}
+
 /// The name of a field's string type or list of such, where it has one.
 pub(super) fn named_type(of: &str, field: &str) -> Option<&'static str> {
     TYPES

@@ -28,6 +28,11 @@ impl Strategy for PodTemplate {
         template::validate(&template, &Path::new("template"))
     }
 
+    fn warnings(&self) -> Vec<String> {
+        let template = self.template.as_ref();
+        template.map_or_else(Vec::new, |t| template::warnings_at(t, &Path::new("template")))
+    }
+
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             table::NAME,

@@ -23,7 +23,11 @@ pub fn set_defaults(template: &mut PodTemplateSpec) {
 
 /// Warnings about the pods of a workload whose template is at `spec.template`.
 pub fn warnings(template: &PodTemplateSpec) -> Vec<String> {
-    pod_template_warnings(template, &Path::new("spec").child("template"))
+    warnings_at(template, &Path::new("spec").child("template"))
+}
+
+pub fn warnings_at(template: &PodTemplateSpec, path: &Path) -> Vec<String> {
+    pod_template_warnings(template, path)
 }
 
 /// What is in the template's pod, if there is a template.

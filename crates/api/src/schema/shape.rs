@@ -18,8 +18,8 @@ pub enum Value {
     Struct(String),
     /// A list; of objects of this type, if any.
     List(Option<String>),
-    /// An object with keys of the user's choice.
-    Map,
+    /// An object with keys of the user's choice; its values objects of this type, if any.
+    Map(Option<String>),
     Scalar,
 }
 
@@ -38,6 +38,15 @@ pub struct Type {
 impl Type {
     pub fn field(&self, name: &str) -> Option<&Field> {
         self.fields.get(name)
+    }
+
+    pub fn fields(&self) -> impl Iterator<Item = (&String, &Field)> {
+        self.fields.iter()
+    }
+
+    /// Whether it has no fields of its own: text of a form (times, quantities), or anything at all.
+    pub fn is_opaque(&self) -> bool {
+        self.fields.is_empty()
     }
 }
 
@@ -109,7 +118,10 @@ fn value_of(schema: &Json) -> Value {
     }
     match schema.get("type").and_then(Json::as_str) {
         Some("array") => Value::List(schema.get("items").and_then(super::referred).map(str::to_string)),
-        Some("object") => Value::Map,
+        Some("object") => {
+            let values = schema.get("additionalProperties").and_then(super::referred);
+            Value::Map(values.map(str::to_string))
+        }
         _ => Value::Scalar,
     }
 }
@@ -151,6 +163,9 @@ mod tests {
             Value::List(Some("io.k8s.api.core.v1.Container".into()))
         );
         assert_eq!(containers.rule.map(|r| r.merge_key), Some("name"));
-        assert_eq!(spec.field("nodeSelector").map(|f| &f.value), Some(&Value::Map));
+        assert_eq!(
+            spec.field("nodeSelector").map(|f| &f.value),
+            Some(&Value::Map(None))
+        );
     }
 }

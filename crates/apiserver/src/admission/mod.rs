@@ -6,6 +6,7 @@ mod namespace_lifecycle;
 mod node_taint;
 mod priority;
 mod service_account;
+mod storage_in_use;
 
 use std::sync::Arc;
 
@@ -41,6 +42,7 @@ impl Server {
                     priority::admit_pod(self, pod)?;
                 } else {
                     node_taint::admit(*object);
+                    storage_in_use::admit(*object);
                     priority::admit_class(self, *object)?;
                 }
             }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, USER_AGENT};
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -126,6 +126,24 @@ async fn until<C: Future<Output = hyper::Result<()>>>(
             // Watches do not end by themselves.
             tokio::time::timeout(DRAIN_TIMEOUT / 2, connection).await.unwrap_or(Ok(()))
         }
+    }
+}
+
+/// Longest name of a field manager that is made of a user agent, as kube-apiserver's.
+const MANAGER_MAX_BYTES: usize = 128;
+
+/// Who holds the fields that this request sets: `fieldManager`, else what the user agent begins with.
+fn field_manager(http: &Http) -> String {
+    match http.query.get("fieldManager") {
+        "" => {
+            let agent = http.header(USER_AGENT).split('/').next().unwrap_or("");
+            let mut name: String = agent.chars().filter(|c| !c.is_control()).collect();
+            while name.len() > MANAGER_MAX_BYTES {
+                name.pop();
+            }
+            name
+        }
+        given => given.to_string(),
     }
 }
 
@@ -251,6 +269,7 @@ impl Server {
             Err(e) => return refusal(&e, http.wants),
         };
         let mut ctx = Ctx::new(user, http.wants.now);
+        ctx.manager = Some(field_manager(&http));
         let mut response = match self.route(&mut ctx, &mut http).await {
             Ok(response) => response,
             Err(e) => refusal(&e, http.wants),

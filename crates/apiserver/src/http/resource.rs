@@ -13,10 +13,12 @@ use super::Http;
 use super::answer::{Answer, refused_watch, success, text};
 use super::body::Body;
 use super::query::check_dry_run;
+use crate::pipeline::apply::{ApplyBody, ApplyOptions};
 use crate::pipeline::decode::{decode, syntax, to_json};
 use crate::pipeline::delete::{DeleteRequest, Deleted};
 use crate::pipeline::patch::PatchBody;
 use crate::pipeline::read::{bad_revision, invalid_options};
+use crate::pipeline::update::Updated;
 use crate::pipeline::{Ctx, Target, not_allowed, not_served};
 use crate::server::Server;
 
@@ -40,6 +42,9 @@ const RETURN_DELETED: [&Kind; 17] = [
     &registry::RESOURCE_SLICE,
     &registry::DEVICE_CLASS,
 ];
+
+/// The media type of a configuration that is applied.
+const APPLY: &str = "application/apply-patch+yaml";
 
 impl Server {
     pub(super) async fn resource(
@@ -151,19 +156,13 @@ impl Server {
                 Ok(Answer::Object(code, updated.object))
             }
             "patch" => {
-                let options = http.query.write("PatchOptions")?;
-                ctx.dry_run = options.dry_run;
-                let content_type = http.header(CONTENT_TYPE).to_string();
-                if http.query.has("force") && !content_type.starts_with("application/apply-patch") {
-                    let mut mistakes = Errors::new();
-                    mistakes.forbidden(&Path::new("force"), "may not be specified for non-apply patch");
-                    return Err(invalid_options("PatchOptions", &mistakes));
-                }
-                let body = PatchBody::parse_for(kind, &content_type, &http.body().await?)?;
-                Ok(Answer::Object(
-                    StatusCode::OK,
-                    self.patch(ctx, target, &body, options.validation).await?,
-                ))
+                let patched = self.patch_request(ctx, http, target).await?;
+                let code = if patched.created {
+                    StatusCode::CREATED
+                } else {
+                    StatusCode::OK
+                };
+                Ok(Answer::Object(code, patched.object))
             }
             "delete" => {
                 let request = delete_request(ctx, http).await?;
@@ -180,6 +179,44 @@ impl Server {
             }
             _ => Err(not_allowed()),
         }
+    }
+
+    /// PATCH of an object or of a part of it that has the object's form.
+    pub(crate) async fn patch_request(
+        &self,
+        ctx: &mut Ctx,
+        http: &mut Http,
+        target: &Target<'_>,
+    ) -> Result<Updated, Error> {
+        let options = http.query.write("PatchOptions")?;
+        ctx.dry_run = options.dry_run;
+        let content_type = http.header(CONTENT_TYPE).to_string();
+        let is_apply = content_type.split(';').next().is_some_and(|t| t.trim() == APPLY);
+        let mut mistakes = Errors::new();
+        if is_apply && http.query.get("fieldManager").is_empty() {
+            mistakes.required(&Path::new("fieldManager"), "is required for apply patch");
+        }
+        if !is_apply && http.query.has("force") {
+            mistakes.forbidden(&Path::new("force"), "may not be specified for non-apply patch");
+        }
+        if !mistakes.is_empty() {
+            return Err(invalid_options("PatchOptions", &mistakes));
+        }
+        let body = http.body().await?;
+        if is_apply {
+            let options = ApplyOptions {
+                manager: http.query.get("fieldManager").to_string(),
+                force: http.query.flag("force"),
+                validation: options.validation,
+            };
+            return self.apply(ctx, target, &ApplyBody::parse(&body)?, &options).await;
+        }
+        let body = PatchBody::parse_for(target.kind, &content_type, &body)?;
+        let object = self.patch(ctx, target, &body, options.validation).await?;
+        Ok(Updated {
+            object,
+            created: false,
+        })
     }
 
     /// A GET may name the version it wants to be at least.

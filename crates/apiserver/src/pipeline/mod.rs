@@ -4,9 +4,11 @@
 //! it is shared by the answer, the cache and the watchers. In-process components and HTTP clients take the
 //! same path; only decoding and encoding are HTTP's.
 
+pub mod apply;
 pub mod create;
 pub mod decode;
 pub mod delete;
+mod managed_fields;
 pub mod patch;
 pub mod read;
 pub mod update;
@@ -24,6 +26,8 @@ pub struct Ctx {
     pub user: User,
     /// When it came in; all times it writes are this one.
     pub now: Timestamp,
+    /// Who changes fields, as their managers are called; `None` where the object already says who holds what.
+    pub manager: Option<String>,
     /// `dryRun=All`: everything but the write.
     pub dry_run: bool,
     /// For the answer's `Warning` headers.
@@ -32,9 +36,12 @@ pub struct Ctx {
 
 impl Ctx {
     pub fn new(user: User, now: Timestamp) -> Self {
+        // Of `system:serviceaccount:kube-system:job-controller` the last part.
+        let manager = user.name.rsplit(':').next().map(str::to_string);
         Ctx {
             user,
             now,
+            manager,
             dry_run: false,
             warnings: Vec::new(),
         }
@@ -108,6 +115,11 @@ pub fn not_allowed() -> Error {
 pub(crate) fn with_empty_details(mut error: Error) -> Error {
     error.status_mut().details = Some(Default::default());
     error
+}
+
+/// A moment as objects have it.
+pub(crate) fn seconds(now: Timestamp) -> Timestamp {
+    crate::seams::seconds(now).0
 }
 
 /// How often a write without a resourceVersion is tried again when others write the same object.

@@ -53,14 +53,6 @@ application/json-patch+json, application/merge-patch+json, application/apply-pat
             "application/merge-patch+json" => Patch::Merge(read("error decoding patch: ")?),
             // Kubernetes reads this one elsewhere, and says so in fewer words.
             "application/strategic-merge-patch+json" => Patch::Strategic(read("")?),
-            "application/apply-patch+yaml" | "application/apply-patch+cbor" => {
-                return Err(Error::new(
-                    415,
-                    "UnsupportedMediaType",
-                    "the body of the request was in an unknown format - server-side apply is not served yet; accepted \
-media types include: application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json",
-                ));
-            }
             _ => {
                 return Err(with_empty_details(Error::new(
                     415,
@@ -228,12 +220,39 @@ fn shown(doc: &Value) -> String {
             let place = |k: &String| METADATA.iter().position(|m| m == k).unwrap_or(METADATA.len());
             let mut sorted: Vec<_> = meta.iter().collect();
             sorted.sort_by_key(|(k, _)| place(k));
-            let meta: Vec<String> = sorted.into_iter().map(member).collect();
+            let meta: Vec<String> = sorted
+                .into_iter()
+                .map(|(key, value)| match value {
+                    Value::Array(entries) if key == "managedFields" => {
+                        let entries: Vec<String> = entries.iter().map(shown_entry).collect();
+                        format!("\"managedFields\":[{}]", entries.join(","))
+                    }
+                    _ => member((key, value)),
+                })
+                .collect();
             format!("\"metadata\":{{{}}}", meta.join(","))
         }
         _ => member((key, value)),
     });
     format!("{{{}}}", shown.collect::<Vec<_>>().join(","))
+}
+
+/// The order in which Kubernetes writes an entry of managedFields.
+const MANAGED: [&str; 7] = [
+    "manager",
+    "operation",
+    "apiVersion",
+    "time",
+    "fieldsType",
+    "fieldsV1",
+    "subresource",
+];
+
+fn shown_entry(entry: &Value) -> String {
+    let members = MANAGED
+        .iter()
+        .filter_map(|key| Some(format!("{key:?}:{}", entry.get(key)?)));
+    format!("{{{}}}", members.collect::<Vec<_>>().join(","))
 }
 
 /// How a list of what only a strict reader minds begins.

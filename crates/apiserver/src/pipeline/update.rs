@@ -8,7 +8,7 @@ use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry};
 use knarr_client::Preconditions;
 
 use super::create::check_namespace;
-use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS};
+use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields};
 use crate::admission::Change;
 use crate::cache::Written;
 use crate::server::Server;
@@ -54,7 +54,8 @@ impl Server {
             });
         }
         let object = self
-            .update(ctx, target, &Preconditions::default(), &mut |_, _| {
+            .update(ctx, target, &Preconditions::default(), &mut |_, old| {
+                check_uid(target, &*object, old)?;
                 Ok(object.clone_box())
             })
             .await?;
@@ -88,7 +89,7 @@ impl Server {
         Err(Error::conflict(target.about(), MODIFIED))
     }
 
-    async fn update_once(
+    pub(super) async fn update_once(
         &self,
         ctx: &mut Ctx,
         target: &Target<'_>,
@@ -102,6 +103,8 @@ impl Server {
         let served = target.kind;
         let kind = old.kind();
         served.ops.set_defaults(&mut *new)?;
+        let shown = convert::object(old, served)?;
+        managed_fields::track(ctx, target, Some(&shown), &mut *new)?;
         let mut new = convert::typed(served, kind, new)?;
         carry_over(&mut *new, old);
         new.metadata_mut().resource_version = old.metadata().resource_version.clone();
@@ -134,7 +137,7 @@ impl Server {
         if ctx.dry_run {
             return Ok(Written::Done(Arc::new(Object::from_typed(kind, new))));
         }
-        if old.is_of(&Object::encode_for_store(&mut *new)) {
+        if self.changes_nothing(old, &mut *new) {
             return Ok(Written::Done(old.clone()));
         }
         let written = self.cache.put(kind, new, old.revision()).await?;
@@ -143,6 +146,21 @@ impl Server {
             Written::Conflict if conditional => Err(Error::conflict(target.about(), MODIFIED)),
             other => Ok(other),
         }
+    }
+
+    /// Whether the object would be as it was, but for the times at which its managers wrote.
+    fn changes_nothing(&self, old: &Object, new: &mut dyn AnyObject) -> bool {
+        let was = old.typed();
+        if !managed_fields::same_but_for_times(was, new) {
+            return false;
+        }
+        let managed = new.metadata_mut().managed_fields.take();
+        new.metadata_mut()
+            .managed_fields
+            .clone_from(&was.metadata().managed_fields);
+        let same = old.is_of(&Object::encode_for_store(new));
+        new.metadata_mut().managed_fields = managed;
+        same
     }
 
     /// Whether this update takes away the last thing that held an object that is being deleted.
@@ -162,7 +180,7 @@ impl Server {
     }
 }
 
-fn check_name(target: &Target<'_>, object: &dyn AnyObject) -> Result<(), Error> {
+pub(super) fn check_name(target: &Target<'_>, object: &dyn AnyObject) -> Result<(), Error> {
     match object.metadata().name.as_deref().unwrap_or("") {
         "" => Err(Error::bad_request(format!(
             "the name of the object ({} based on URL) was undeterminable: name must be provided",
@@ -205,20 +223,23 @@ The object might have been modified",
     Ok(())
 }
 
-/// Whether the write is conditional on the version it carries.
-fn check_version(target: &Target<'_>, new: &dyn AnyObject, old: &Object) -> Result<bool, Error> {
-    let meta = new.metadata();
-    if let Some(uid) = meta.uid.as_deref().filter(|u| !u.is_empty())
-        && uid != old.uid()
-    {
-        return Err(Error::conflict(
+/// Whoever replaces an object and names its uid means no other object of that name.
+fn check_uid(target: &Target<'_>, new: &dyn AnyObject, old: &Object) -> Result<(), Error> {
+    match new.metadata().uid.as_deref() {
+        Some(uid) if !uid.is_empty() && uid != old.uid() => Err(Error::conflict(
             target.about(),
             &format!(
                 "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
                 old.uid()
             ),
-        ));
+        )),
+        _ => Ok(()),
     }
+}
+
+/// Whether the write is conditional on the version it carries.
+fn check_version(target: &Target<'_>, new: &dyn AnyObject, old: &Object) -> Result<bool, Error> {
+    let meta = new.metadata();
     match meta.resource_version.as_deref().unwrap_or("") {
         "" | "0" if target.kind.ops.unconditional_update() => Ok(false),
         "" | "0" => {
@@ -267,5 +288,4 @@ fn carry_over(new: &mut dyn AnyObject, old: &Object) {
     // Checked before; from here on it says what this update is of.
     meta.resource_version.clone_from(&was.resource_version);
     meta.self_link = None;
-    meta.managed_fields.clone_from(&was.managed_fields);
 }

@@ -38,8 +38,9 @@ impl Server {
                 "name in URL does not match name in Binding object",
             ));
         }
+        let wanted = binding.metadata.uid.clone().filter(|u| !u.is_empty());
         let preconditions = Preconditions {
-            uid: binding.metadata.uid.clone().filter(|u| !u.is_empty()),
+            uid: None,
             resource_version: binding
                 .metadata
                 .resource_version
@@ -59,6 +60,18 @@ impl Server {
             let mut pod: Pod = old
                 .to_typed()
                 .ok_or_else(|| Error::internal("a Pod that is none"))?;
+            if let Some(uid) = wanted.as_deref().filter(|uid| *uid != old.uid()) {
+                return Err(Error::conflict(
+                    target.about(),
+                    &format!(
+                        "StorageError: invalid object, Code: 4, Key: /registry/pods/{}/{}, ResourceVersion: 0, AdditionalErrorMsg: \
+Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                        target.namespace,
+                        target.name,
+                        old.uid()
+                    ),
+                ));
+            }
             if pod.metadata.deletion_timestamp.is_some() {
                 return refused(format!(
                     "pod {} is being deleted, cannot be assigned to a host",

@@ -10,7 +10,6 @@ mod token;
 use std::sync::Arc;
 
 use http::StatusCode;
-use http::header::CONTENT_TYPE;
 use knarr_api::{Error, registry};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -18,7 +17,6 @@ use serde_json::Value;
 use crate::http::Http;
 use crate::http::answer::Answer;
 use crate::pipeline::decode::decode;
-use crate::pipeline::patch::PatchBody;
 use crate::pipeline::{Ctx, Target, not_allowed, not_served};
 use crate::server::Server;
 
@@ -71,13 +69,7 @@ impl Server {
                 let object = decode(ctx, kind, &json, options.validation)?;
                 self.put(ctx, target, object).await?.object
             }
-            _ => {
-                let options = http.query.write("PatchOptions")?;
-                ctx.dry_run = options.dry_run;
-                let content_type = http.header(CONTENT_TYPE).to_string();
-                let body = PatchBody::parse_for(target.kind, &content_type, &http.body().await?)?;
-                self.patch(ctx, target, &body, options.validation).await?
-            }
+            _ => self.patch_request(ctx, http, target).await?.object,
         };
         Ok(Answer::Object(StatusCode::OK, object))
     }

@@ -4,7 +4,9 @@ mod in_process;
 mod load;
 mod watches;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use bytes::Bytes;
 use http::Method;

@@ -1,7 +1,9 @@
 //! A thousand watchers over HTTPS, each on a connection of its own.
 
 use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use bytes::Bytes;
 use http::Method;

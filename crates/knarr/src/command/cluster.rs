@@ -332,6 +332,7 @@ impl PreparedNode {
             node_ips: vec![config.kubelet_listen.ip().to_string()],
             port: config.kubelet_listen.port(),
             version: git_version(),
+            termination_resume: config.termination_resume,
             ..kubelet::Config::default()
         };
         let clock = Arc::new(SystemClock);

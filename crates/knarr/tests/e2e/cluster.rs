@@ -206,6 +206,11 @@ impl Cluster {
         left
     }
 
+    /// The API's address.
+    pub fn server(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
     pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("d")
     }

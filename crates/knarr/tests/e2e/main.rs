@@ -8,6 +8,7 @@
 mod cluster;
 mod crash;
 mod disk;
+mod golden_life;
 mod kube_rs;
 mod kubectl;
 mod kubectl_streams;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         .iter()
         .chain(kubectl_streams::SCENARIOS)
         .chain(python::SCENARIOS)
+        .chain(golden_life::SCENARIOS)
         .chain(kube_rs::SCENARIOS);
     for (name, run) in scenarios {
         let cluster = shared.clone();

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::end::Stop;
+use super::end::{Stop, StopReason};
 use super::{Action, Pod, Sandbox};
 use crate::backoff::BackOff;
 use crate::probe::{self, Probe};
@@ -96,6 +96,8 @@ pub struct Container {
     pub(super) pull_failed: Option<(Timestamp, String)>,
     /// When back-off was last told of, so that each wait is told once.
     pub(super) told_back_off: Option<Timestamp>,
+    /// Not shown as being in back-off yet; it is then, if nothing else happens before.
+    pub(super) show_back_off_at: Option<Timestamp>,
     pub probes: Vec<Probe>,
     /// Runs made so far, by what the runtime and the API remember.
     pub(super) attempts: u32,
@@ -107,6 +109,14 @@ pub struct Container {
     pub(super) early_exit: Option<Exit>,
     /// What it was doing by the API's memory, until the runtime has been looked at.
     pub(super) lost: Option<Run>,
+    /// The newest run was ended by this node, for the container's own sake.
+    pub(super) ended_here: bool,
+    /// Ended to run again, whatever the policy says.
+    pub(super) anew: bool,
+    /// What the node has set aside for it, and what its newest run really has.
+    pub(super) allocated: Option<core::ResourceRequirements>,
+    pub(super) actual: Option<core::ResourceRequirements>,
+    pub(super) resizing: bool,
     /// Its runs that were removed at the pod's end.
     pub(super) taken_away: Vec<String>,
 }
@@ -126,12 +136,18 @@ impl Container {
             pull: BackOff::default(),
             pull_failed: None,
             told_back_off: None,
+            show_back_off_at: None,
             probes: Vec::new(),
             attempts: 0,
             remains: Vec::new(),
             hash: String::new(),
             early_exit: None,
             lost: None,
+            ended_here: false,
+            anew: false,
+            allocated: None,
+            actual: None,
+            resizing: false,
             taken_away: Vec::new(),
         }
     }
@@ -415,7 +431,7 @@ impl Pod {
             runs.sort_by_key(|c| (c.attempt, c.created_at));
             self.observe_container(i, &runs, since, now);
         }
-        if self.ending.is_none() {
+        if self.ending.is_none() && self.has_news(now) {
             self.tell(now);
         }
     }
@@ -503,6 +519,12 @@ impl Pod {
                 let same = known.filter(|k| {
                     k.container_id.as_deref().and_then(|id| id.rsplit('/').next()) == Some(&newest.id)
                 });
+                let shown = same.as_ref().and_then(|k| k.resources.clone());
+                self.containers[i].actual.clone_from(&shown);
+                self.containers[i].allocated = shown.or_else(|| {
+                    let spec = find_spec(self.spec(), &self.containers[i].name)?;
+                    Some(spec.resources.clone().unwrap_or_default())
+                });
                 if let Some(known) = same {
                     for probe in &mut self.containers[i].probes {
                         match probe.kind {
@@ -576,7 +598,11 @@ impl Pod {
                 container.early_exit = Some(exit);
                 return;
             }
-            Work::Stopping(stop) => self.stop_answered(stop, id),
+            Work::Stopping(stop) => {
+                self.containers[i].ended_here =
+                    matches!(stop.reason, StopReason::Probe(_) | StopReason::Changed);
+                self.stop_answered(stop, id);
+            }
             work => container.work = work,
         }
         let container = &mut self.containers[i];
@@ -594,7 +620,10 @@ impl Pod {
         if container.waiting.is_some() && !self.restarts(i) {
             self.containers[i].waiting = None;
         }
-        if self.ending.is_none() {
+        // One that runs again at once has not been away: users see the next run.
+        // Nor is a last one told apart from the pod's end, where this node has made both.
+        let last = self.containers[i].ended_here && self.is_complete();
+        if self.ending.is_none() && !last && !self.restarts_at_once(i, now) {
             self.tell(now);
         }
     }
@@ -616,6 +645,10 @@ impl Pod {
         }
         container.attempts = run.attempt + 1;
         container.run = Some(run);
+        container.ended_here = false;
+        container.anew = false;
+        container.resizing = false;
+        container.show_back_off_at = None;
         container.waiting = None;
         container.retries = 0;
         container.retry_at = None;
@@ -681,13 +714,17 @@ impl Pod {
         let title = kind.title();
         let told = match &answer {
             probe::Answer::Success => None,
-            probe::Answer::Failure(heard) => Some(format!("{title} probe failed: {heard}")),
-            probe::Answer::Unknown(why) => Some(format!(
-                "{title} probe errored and resulted in unknown state: {why}"
+            probe::Answer::Warning(heard) => {
+                Some(("ProbeWarning", format!("{title} probe warning: {heard}")))
+            }
+            probe::Answer::Failure(heard) => Some(("Unhealthy", format!("{title} probe failed: {heard}"))),
+            probe::Answer::Unknown(why) => Some((
+                "Unhealthy",
+                format!("{title} probe errored and resulted in unknown state: {why}"),
             )),
         };
-        if let Some(message) = told {
-            self.record(Some(i), true, "Unhealthy", message);
+        if let Some((reason, message)) = told {
+            self.record(Some(i), true, reason, message);
         }
         match changed {
             Some(false) if kind != probe::Kind::Readiness && self.ending.is_none() => {

@@ -7,7 +7,8 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
 use super::container::find_spec;
-use super::{Action, Hook, Pod, Role, Sandbox, Volumes, Work};
+use super::status::was_initialized;
+use super::{Action, Hook, Pod, Role, Sandbox, TerminationResume, Volumes, Work};
 use crate::grace::{self, Graces, MINIMUM_SECONDS};
 use crate::probe;
 
@@ -37,6 +38,12 @@ pub struct Ending {
     pub grace_seconds: i64,
     /// Processes, sandbox and volumes are gone: the final status is out.
     pub freed: bool,
+    /// It goes on from where a kubelet before this one left off: what hooks had to do is theirs.
+    pub(super) resumed: bool,
+    /// As the end began, the init containers were behind it.
+    pub(super) initialized: bool,
+    /// The sandbox's end is told once on its own, before the phase that follows from it.
+    pub(super) held: bool,
     final_delete: FinalDelete,
     forgotten: bool,
 }
@@ -100,7 +107,7 @@ impl Pod {
             Why::Removed
         } else if meta.deletion_timestamp.is_some() {
             Why::Deleted
-        } else if matches!(phase, Some("Succeeded" | "Failed")) {
+        } else if self.rejected || matches!(phase, Some("Succeeded" | "Failed")) {
             Why::Completed
         } else if let Some((reason, message, _)) = self.eviction.clone() {
             Why::Failed { reason, message }
@@ -126,34 +133,48 @@ impl Pod {
             given,
             pod: self.spec().termination_grace_period_seconds,
         });
+        let left = self.left_until_deadline(&why, now);
+        let grace_seconds = left.map_or(grace_seconds, |left| grace_seconds.min(left));
         let completed = why == Why::Completed;
         self.ending = Some(Ending {
+            resumed: left.is_some(),
             why,
             began: now,
             grace_seconds,
             freed: false,
+            initialized: was_initialized(&self.status, self.spec()),
+            held: false,
             final_delete: FinalDelete::NotYet,
             forgotten: false,
         });
-        // What kept a container from starting no longer matters.
+        let asked = self.wants_removal();
+        if let Some(ending) = &mut self.ending {
+            // What is ended by this node is first told to have ended; so is what never got to run.
+            let ended_here = completed
+                && self
+                    .containers
+                    .iter()
+                    .any(|c| c.running_since().is_some() || c.ended_here);
+            ending.held = ended_here;
+        }
+        if !asked {
+            self.show_back_offs(now);
+        }
         for i in 0..self.containers.len() {
             let container = &mut self.containers[i];
-            container.waiting = None;
+            // What kept a container from starting no longer matters to those who asked.
+            if asked {
+                container.waiting = None;
+            }
             match std::mem::take(&mut container.work) {
                 Work::Inspecting | Work::Pulling => {}
                 Work::Created { id, .. } => container.remains.push(id),
-                Work::PostStart { run } => {
-                    let id = run.id.clone();
-                    self.out.push(Action::CancelHook {
-                        id,
-                        hook: Hook::PostStart,
-                    });
-                    self.begin_run(i, run, now);
-                }
                 work => container.work = work,
             }
         }
-        if !completed || self.containers.iter().any(|c| c.running_since().is_some()) {
+        if matches!(self.ending.as_ref().map(|e| &e.why), Some(Why::Failed { .. })) {
+            self.tell(now);
+        } else if !completed || self.containers.iter().any(|c| c.running_since().is_some()) {
             // A pod that is told to end keeps its last shown state until it has ended.
             self.tell_waiting(now);
         }
@@ -171,8 +192,22 @@ impl Pod {
         now >= deadline
     }
 
+    /// What is left of an end that began before this kubelet, where that counts; never under a second.
+    fn left_until_deadline(&self, why: &Why, now: Timestamp) -> Option<i64> {
+        if *why != Why::Deleted || !self.met_ending || self.node.resume != TerminationResume::Deadline {
+            return None;
+        }
+        let deadline = self.object.metadata.deletion_timestamp.as_ref()?.0;
+        Some(deadline.duration_since(now).as_secs().max(1))
+    }
+
+    fn is_past_deadline(&self) -> bool {
+        let why = self.ending.as_ref().map(|e| &e.why);
+        matches!(why, Some(Why::Failed { reason, .. }) if reason == "DeadlineExceeded")
+    }
+
     /// Whether no container will run any more (sidecars do not count).
-    fn is_complete(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         let done = |i: usize| {
             let c = &self.containers[i];
             c.work == Work::None && c.exited().is_some() && !self.restarts(i)
@@ -220,7 +255,8 @@ impl Pod {
             grace_seconds,
             stage: Stage::Turn,
         };
-        if hooked && grace_seconds > 0 {
+        let resumed = self.ending.as_ref().is_some_and(|e| e.resumed);
+        if hooked && grace_seconds > 0 && !resumed {
             stop.stage = Stage::PreStop;
             self.out.push(Action::RunHook {
                 container: name,
@@ -365,6 +401,7 @@ impl Pod {
 
     /// Takes the pod's end as far as it goes now.
     pub(super) fn end(&mut self, now: Timestamp) {
+        self.end_post_starts(now);
         for i in 0..self.containers.len() {
             if self.containers[i].running_since().is_some() && self.containers[i].work == Work::None {
                 let message = format!("Stopping container {}", self.containers[i].name);
@@ -381,7 +418,8 @@ impl Pod {
         }
         self.containers.iter_mut().for_each(|c| c.work = Work::None);
         let completed = self.ending.as_ref().is_some_and(|e| e.why == Why::Completed);
-        if completed && matches!(self.sandbox, Sandbox::Ready { .. }) {
+        let held = self.ending.as_ref().is_some_and(|e| e.held);
+        if completed && !held && matches!(self.sandbox, Sandbox::Ready { .. }) {
             // What has run is told before what it ran in is taken away.
             self.tell(now);
         }
@@ -390,15 +428,63 @@ impl Pod {
         if self.sandbox != Sandbox::Stopped || !old_ones_stopped || self.volumes != Volumes::Gone {
             return;
         }
-        if let Some(ending) = &mut self.ending
-            && !ending.freed
-        {
-            ending.freed = true;
-            if !self.removed {
-                self.tell(now);
-            }
+        let due = self.ending.as_ref().is_some_and(|e| !e.freed);
+        if due {
+            self.tell_the_end(now);
         }
         self.finish(now);
+    }
+
+    /// The last statuses: that nothing runs any more, and what has become of the pod by that.
+    fn tell_the_end(&mut self, now: Timestamp) {
+        let gone = self.removed;
+        // Each is told only if it differs from the one before. First what the node's own hand has ended, …
+        if !gone {
+            self.tell(now);
+        }
+        if let Some(ending) = &mut self.ending {
+            ending.held = false;
+        }
+        // … then what has become of the pod, …
+        if !gone {
+            self.tell(now);
+            // Every look at a pod past its deadline says so.
+            if self.is_past_deadline() {
+                self.record(None, false, "DeadlineExceeded", DEADLINE_EXCEEDED.into());
+                self.record(None, false, "DeadlineExceeded", DEADLINE_EXCEEDED.into());
+            }
+        }
+        // … then what never got to run, or was lost.
+        if let Some(ending) = &mut self.ending {
+            ending.freed = true;
+        }
+        if !gone {
+            self.tell(now);
+        }
+    }
+
+    /// A hook of a container that has just started has its time, but no longer than the pod has.
+    fn end_post_starts(&mut self, now: Timestamp) {
+        let Some(deadline) = self
+            .ending
+            .as_ref()
+            .map(|e| e.began + SignedDuration::from_secs(e.grace_seconds))
+        else {
+            return;
+        };
+        for i in 0..self.containers.len() {
+            if !matches!(self.containers[i].work, Work::PostStart { .. }) {
+                continue;
+            }
+            if now < deadline {
+                self.wake_at(deadline);
+            } else if let Work::PostStart { run } = std::mem::take(&mut self.containers[i].work) {
+                let id = run.id.clone();
+                let hook = Hook::PostStart;
+                self.out.push(Action::CancelHook { id, hook });
+                self.begin_run(i, run, now);
+            }
+        }
     }
 
     /// Sandbox and volumes, side by side; and what ran, where nobody will ask for its log.

@@ -9,11 +9,13 @@
 
 mod container;
 mod end;
+mod resize;
 mod start;
 mod status;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -25,12 +27,15 @@ pub use container::{Container, Role, Run, RunState, Work, definition_hash, find_
 pub use end::{Ending, Why};
 pub use status::merge;
 
+use crate::admission::Rejection;
 use crate::probe;
 use crate::runtime::{self, Exit};
 
 /// Waits between attempts to set volumes up: 0.5 s, doubled up to about two minutes.
 const VOLUME_RETRY: (SignedDuration, SignedDuration) =
     (SignedDuration::from_millis(500), SignedDuration::from_secs(122));
+/// Before a volume is asked for again that somebody else has to provide.
+const OTHERS_TURN: SignedDuration = SignedDuration::from_secs(12);
 /// Wait between attempts to make a sandbox.
 const SANDBOX_RETRY: SignedDuration = SignedDuration::from_secs(10);
 
@@ -50,6 +55,8 @@ pub enum Event {
     VolumesReady,
     VolumesFailed {
         message: String,
+        /// It takes somebody else to make it good: trying at once is of no use.
+        others_turn: bool,
     },
     VolumesGone,
     SandboxCreated {
@@ -124,6 +131,14 @@ pub enum Event {
         message: String,
         grace_seconds: Option<i64>,
     },
+    /// The node does not take the pod: it ends as failed, and nothing of it runs.
+    Reject(Rejection),
+    /// Whether there is room for what the pod now asks for.
+    ResizeAdmitted(Result<(), Rejection>),
+    ContainerResized {
+        id: String,
+        result: Result<(), String>,
+    },
     /// The final deletion was refused or could not be sent.
     FinalDeleteFailed,
     /// Time has passed.
@@ -173,6 +188,10 @@ pub enum Action {
     StartContainer { container: String, id: String },
     /// → `ContainerExited` or `StopFailed`. A later one with less grace overtakes.
     StopContainer { id: String, grace_seconds: i64 },
+    /// → `ResizeAdmitted`: is there room on the node for what the pod asks for now?
+    AdmitResize,
+    /// → `ContainerResized`: it is given what the spec says now.
+    ResizeContainer { container: String, id: String },
     /// → `ContainerRemoved` (the doer tries until it is so).
     RemoveContainer { id: String },
     /// → `HookDone`. Not longer than `timeout_seconds`, if any.
@@ -198,7 +217,7 @@ pub enum Action {
     Record {
         container: Option<(Role, String)>,
         warning: bool,
-        reason: &'static str,
+        reason: Cow<'static, str>,
         message: String,
     },
     /// `Timer` is wanted then. Only the newest counts.
@@ -211,6 +230,17 @@ pub enum Action {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
     pub ips: Vec<String>,
+    pub resume: TerminationResume,
+}
+
+/// What a pod is left with that was already ending when this kubelet began to know it (T4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TerminationResume {
+    /// Its whole grace again, hooks included: no process gets less than it was promised.
+    #[default]
+    Full,
+    /// What is left until the deadline first set, and no second hook.
+    Deadline,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -256,9 +286,16 @@ pub struct Pod {
     removing: Vec<String>,
     containers: Vec<Container>,
     ending: Option<Ending>,
+    /// It was ending already when this kubelet began to know it.
+    met_ending: bool,
+    /// The node did not take it: what is told of it was told with that.
+    rejected: bool,
     /// The object is gone from the API.
     removed: bool,
     start_time: Option<Timestamp>,
+    /// The sandbox's address waits for other news to be told with.
+    address_waits: bool,
+    resize: resize::Resize,
     eviction: Option<(String, String, Option<i64>)>,
     /// As last told.
     status: core::PodStatus,
@@ -271,6 +308,7 @@ impl Pod {
     /// without one, nothing is assumed to run.
     pub fn new(object: Arc<core::Pod>, node: Node) -> Self {
         let status = object.status.clone().unwrap_or_default();
+        let object_ends = object.metadata.deletion_timestamp.is_some();
         let mut pod = Pod {
             start_time: status.start_time.as_ref().map(|t| t.0),
             object,
@@ -284,7 +322,12 @@ impl Pod {
             removing: Vec::new(),
             containers: Vec::new(),
             ending: None,
+            met_ending: object_ends,
+            // A node that comes back still does not take it.
+            rejected: status.phase.as_deref() == Some("Failed") && status.container_statuses.is_none(),
             removed: false,
+            address_waits: false,
+            resize: resize::Resize::default(),
             eviction: None,
             status,
             timer: None,
@@ -324,6 +367,9 @@ impl Pod {
     /// [`Action::RemoveContainer`] and [`Action::StopSandbox`] is safe as soon as it is given.
     pub fn step(&mut self, event: Event, now: Timestamp) -> Vec<Action> {
         self.timer = None;
+        if self.is_news(&event) {
+            self.show_back_offs(now);
+        }
         self.take(event, now);
         self.take_losses();
         self.decide(now);
@@ -331,6 +377,23 @@ impl Pod {
             self.out.push(Action::SetTimer(at));
         }
         std::mem::take(&mut self.out)
+    }
+
+    /// Whether an event makes the whole pod be looked at anew: what is in back-off is then shown as such.
+    fn is_news(&self, event: &Event) -> bool {
+        match event {
+            Event::Updated(new) => {
+                let (old, new) = (&self.object.metadata, &new.metadata);
+                if new.deletion_timestamp.is_some() {
+                    return false;
+                }
+                old.generation != new.generation
+                    || old.labels != new.labels
+                    || old.annotations != new.annotations
+            }
+            Event::ContainerExited { .. } | Event::ContainerStarted { .. } | Event::Evict { .. } => true,
+            _ => false,
+        }
     }
 
     fn decide(&mut self, now: Timestamp) {
@@ -341,6 +404,7 @@ impl Pod {
             self.end(now);
         } else {
             self.start(now);
+            self.resize(now);
             // A container that cannot start may have been the last one.
             self.look_for_the_end(now);
             if self.ending.is_some() {
@@ -383,12 +447,18 @@ impl Pod {
         self.timer = Some(self.timer.map_or(at, |t| t.min(at)));
     }
 
-    fn record(&mut self, index: Option<usize>, warning: bool, reason: &'static str, message: String) {
+    fn record(
+        &mut self,
+        index: Option<usize>,
+        warning: bool,
+        reason: impl Into<Cow<'static, str>>,
+        message: String,
+    ) {
         let container = index.map(|i| (self.containers[i].role, self.containers[i].name.clone()));
         self.out.push(Action::Record {
             container,
             warning,
-            reason,
+            reason: reason.into(),
             message,
         });
     }
@@ -409,7 +479,7 @@ impl Pod {
                 self.update_containers();
                 if self.ending.is_some() {
                     self.shrink_grace(now);
-                } else {
+                } else if self.has_news(now) {
                     self.tell(now);
                 }
             }
@@ -429,14 +499,16 @@ impl Pod {
                     self.volumes = Volumes::Ready;
                 }
             }
-            Event::VolumesFailed { message } => self.volumes_failed(message, now),
+            Event::VolumesFailed { message, others_turn } => {
+                self.volumes_failed(message, others_turn, now);
+            }
             Event::VolumesGone => self.volumes = Volumes::Gone,
             Event::SandboxCreated { id, ips } => {
                 if self.sandbox == Sandbox::Creating {
                     self.sandbox = Sandbox::Ready { id, ips };
                     self.sandbox_made_at = Some(now);
                     if self.ending.is_none() {
-                        self.tell(now);
+                        self.tell_sandbox_ready(now);
                     }
                 } else {
                     self.old_sandboxes.insert(id.clone(), false);
@@ -496,20 +568,28 @@ impl Pod {
                 message,
                 grace_seconds,
             } => self.eviction = Some((reason, message, grace_seconds)),
+            Event::ResizeAdmitted(answer) => self.resize_admitted(answer, now),
+            Event::ContainerResized { id, result } => self.container_resized(&id, result, now),
+            Event::Reject(rejection) => self.reject(rejection, now),
             Event::FinalDeleteFailed => self.final_delete_failed(now),
             Event::Timer => {}
         }
     }
 
-    fn volumes_failed(&mut self, message: String, now: Timestamp) {
+    fn volumes_failed(&mut self, message: String, others_turn: bool, now: Timestamp) {
         if self.volumes != Volumes::SettingUp {
             return;
         }
         if self.ending.is_none() {
             self.record(None, true, "FailedMount", message);
         }
+        let wait = self.volume_wait.max(if others_turn {
+            OTHERS_TURN
+        } else {
+            SignedDuration::ZERO
+        });
         self.volumes = Volumes::Wanted {
-            not_before: Some(now + self.volume_wait),
+            not_before: Some(now + wait),
         };
         self.volume_wait = (self.volume_wait * 2).min(VOLUME_RETRY.1);
     }

@@ -9,12 +9,16 @@ use knarr_api::k8s_openapi;
 use super::container::{find_spec, terminated};
 use super::end::StopReason;
 use super::{Action, Container, Hook, Pod, Pulled, Role, Run, RunState, Sandbox, Volumes, Work};
-use crate::backoff::{go_millis, go_seconds};
+use crate::backoff::{BASE, go_millis, go_seconds};
 use crate::runtime::Exit;
 use crate::{image, probe};
 
-/// How long an end is shown as such before it is shown as waiting in back-off.
-const SHOW_BACK_OFF_AFTER: SignedDuration = SignedDuration::from_secs(1);
+/// How long an end is shown as such at most, before it is shown as waiting in back-off. As in v1.36 that comes with the
+/// next look at the pod: other news of it, the end of the wait, or the minute that a look takes to come anyway.
+const SHOW_BACK_OFF_AFTER: SignedDuration = SignedDuration::from_secs(60);
+/// Likewise for images: after the first failure, and after later ones.
+const SHOW_PULL_BACK_OFF_AFTER: (SignedDuration, SignedDuration) =
+    (SignedDuration::from_secs(9), SignedDuration::from_secs(1));
 /// A start that failed for a reason that may pass is tried again after the first of these, then the second.
 const START_RETRY: (SignedDuration, SignedDuration) =
     (SignedDuration::from_secs(1), SignedDuration::from_secs(12));
@@ -130,7 +134,7 @@ impl Pod {
         let run_hash = container.run.as_ref().map_or("", |r| r.hash.as_str());
         let changed = !run_hash.is_empty() && run_hash != container.hash;
         // What was ended to run anew does, whatever the policy.
-        let anew = changed && matches!(container.role, Role::App | Role::Sidecar);
+        let anew = (changed || container.anew) && matches!(container.role, Role::App | Role::Sidecar);
         anew || self.restarts_after(i, end.exit_code)
     }
 
@@ -195,56 +199,133 @@ impl Pod {
             .unwrap_or_default()
     }
 
+    /// Since when a container waits that has ended and will run again. One that this node has ended to run anew is
+    /// measured by the run before: the first such restart comes at once.
+    fn waits_since(&self, i: usize, now: Timestamp) -> Option<Timestamp> {
+        let container = &self.containers[i];
+        let end = match container.ended_here {
+            true => container.previous.as_ref()?,
+            false => container.exited()?,
+        };
+        Some(end.finished_at.as_ref().map_or(now, |t| t.0))
+    }
+
+    /// It was ended by this node, runs again, and need not wait for that.
+    pub(super) fn restarts_at_once(&self, i: usize, now: Timestamp) -> bool {
+        let container = &self.containers[i];
+        let since = self.waits_since(i, now);
+        let until = since.and_then(|since| container.crash.until(since));
+        container.ended_here && self.restarts(i) && until.is_none_or(|until| until <= now)
+    }
+
     fn in_crash_back_off(&mut self, i: usize, now: Timestamp) -> bool {
-        let Some(end) = self.containers[i].exited() else {
+        let Some(since) = self.waits_since(i, now) else {
             return false;
         };
-        let finished_at = end.finished_at.as_ref().map_or(now, |t| t.0);
-        let Some(until) = self.containers[i].crash.until(finished_at).filter(|at| *at > now) else {
+        let Some(until) = self.containers[i].crash.until(since) else {
+            return false;
+        };
+        if until <= now {
+            // Whoever looks is shown why it took so long, before it goes on.
+            if self.containers[i].told_back_off == Some(until) {
+                self.show_crash_back_off(i);
+                self.tell(now);
+            }
+            return false;
+        }
+        // From now on it is measured by its own end, as one that has ended by itself.
+        self.containers[i].ended_here = false;
+        let until = self
+            .waits_since(i, now)
+            .and_then(|since| self.containers[i].crash.until(since));
+        let Some(until) = until.filter(|at| *at > now) else {
             return false;
         };
         self.wake_at(until);
-        if now < finished_at + SHOW_BACK_OFF_AFTER {
-            self.wake_at(finished_at + SHOW_BACK_OFF_AFTER);
-            return true;
-        }
         if self.containers[i].told_back_off != Some(until) {
             self.containers[i].told_back_off = Some(until);
-            let delay = go_seconds(self.containers[i].crash.delay());
+            self.containers[i].show_back_off_at = Some(now + SHOW_BACK_OFF_AFTER);
             let (name, pod) = (self.containers[i].name.clone(), self.full_name());
-            let message = format!("back-off {delay} restarting failed container={name} pod={pod}");
-            self.record(
-                Some(i),
-                true,
-                "BackOff",
-                format!("Back-off restarting failed container {name} in pod {pod}"),
-            );
-            self.containers[i].waiting = Some(("CrashLoopBackOff", message));
-            self.tell(now);
+            let message = format!("Back-off restarting failed container {name} in pod {pod}");
+            self.record(Some(i), true, "BackOff", message);
+        }
+        match self.containers[i].show_back_off_at {
+            Some(at) if at <= now => {
+                self.show_crash_back_off(i);
+                self.tell(now);
+            }
+            Some(at) => self.wake_at(at),
+            None => {}
         }
         true
     }
 
+    fn show_crash_back_off(&mut self, i: usize) {
+        let delay = go_seconds(self.containers[i].crash.delay());
+        let (name, pod) = (self.containers[i].name.clone(), self.full_name());
+        let message = format!("back-off {delay} restarting failed container={name} pod={pod}");
+        self.containers[i].waiting = Some(("CrashLoopBackOff", message));
+        self.containers[i].show_back_off_at = None;
+    }
+
+    /// Whatever else happens to a pod, its containers in back-off are shown so by the way.
+    pub(super) fn show_back_offs(&mut self, now: Timestamp) {
+        for i in 0..self.containers.len() {
+            let waits =
+                self.containers[i].show_back_off_at.is_some() && self.containers[i].work == Work::None;
+            if !waits {
+                continue;
+            }
+            if self.containers[i].pull_failed.is_some() {
+                self.show_pull_back_off(i);
+            } else if self.containers[i].told_back_off.is_some_and(|until| until > now) && self.restarts(i) {
+                self.show_crash_back_off(i);
+            }
+        }
+    }
+
     fn in_pull_back_off(&mut self, i: usize, now: Timestamp) -> bool {
-        let Some((failed_at, why)) = self.containers[i].pull_failed.clone() else {
+        let Some((failed_at, _)) = self.containers[i].pull_failed.clone() else {
             return false;
         };
         let Some(until) = self.containers[i].pull.until(failed_at).filter(|at| *at > now) else {
             return false;
         };
         self.wake_at(until);
-        if now < failed_at + SHOW_BACK_OFF_AFTER {
-            self.wake_at(failed_at + SHOW_BACK_OFF_AFTER);
-        } else if self.containers[i].told_back_off != Some(until) {
+        if self.containers[i].told_back_off != Some(until) {
             self.containers[i].told_back_off = Some(until);
-            let message = format!("Back-off pulling image {:?}", self.image_of(i));
-            self.record(Some(i), false, "BackOff", message.clone());
-            self.record(Some(i), true, "Failed", "Error: ImagePullBackOff".into());
-            self.containers[i].waiting =
-                Some(("ImagePullBackOff", format!("{message}: ErrImagePull: {why}")));
-            self.tell(now);
+            let first = self.containers[i].pull.delay() <= BASE;
+            let wait = if first {
+                SHOW_PULL_BACK_OFF_AFTER.0
+            } else {
+                SHOW_PULL_BACK_OFF_AFTER.1
+            };
+            self.containers[i].show_back_off_at = Some(failed_at + wait);
+            if self.containers[i].role != Role::Ephemeral {
+                let message = format!("Back-off pulling image {:?}", self.image_of(i));
+                self.record(Some(i), false, "BackOff", message);
+                self.record(Some(i), true, "Failed", "Error: ImagePullBackOff".into());
+            }
+        }
+        match self.containers[i].show_back_off_at {
+            Some(at) if at <= now => {
+                self.show_pull_back_off(i);
+                self.tell(now);
+            }
+            Some(at) => self.wake_at(at),
+            None => {}
         }
         true
+    }
+
+    fn show_pull_back_off(&mut self, i: usize) {
+        let Some((_, why)) = self.containers[i].pull_failed.clone() else {
+            return;
+        };
+        let message = format!("Back-off pulling image {:?}", self.image_of(i));
+        let container = &mut self.containers[i];
+        container.waiting = Some(("ImagePullBackOff", format!("{message}: ErrImagePull: {why}")));
+        container.show_back_off_at = None;
     }
 
     /// This start has failed; it is tried again after a while, and the next container has its turn.
@@ -353,11 +434,13 @@ impl Pod {
             self.containers[i].work = Work::None;
             return;
         };
-        if let Some(end) = self.containers[i].exited() {
-            let finished_at = end.finished_at.as_ref().map_or(now, |t| t.0);
-            self.containers[i].crash.next(finished_at, now);
+        if let Some(since) = self.waits_since(i, now) {
+            self.containers[i].crash.next(since, now);
         }
         let attempt = self.containers[i].attempts;
+        let resources = find_spec(self.spec(), &self.containers[i].name).and_then(|c| c.resources.clone());
+        self.containers[i].allocated = Some(resources.clone().unwrap_or_default());
+        self.containers[i].actual = resources;
         self.containers[i].work = Work::Creating { attempt };
         self.out.push(Action::CreateContainer {
             container: self.containers[i].name.clone(),
@@ -518,9 +601,8 @@ impl Pod {
             self.stop(i, StopReason::PostStart, "FailedPostStartHook".into(), now);
             return;
         }
-        if self.ending.is_none() {
-            self.tell(now);
-        }
+        // It ran before its end began, and users see that it did.
+        self.tell(now);
     }
 
     /// Ends containers whose definition has changed; they are started again from the new one.
@@ -545,9 +627,14 @@ impl Pod {
 
     pub(super) fn stop_unhealthy(&mut self, i: usize, kind: probe::Kind, now: Timestamp) {
         let name = &self.containers[i].name;
-        let restarts = self.restarts_after(i, 137);
+        let sidecar = self.containers[i].role == Role::Sidecar;
+        // Its own exit code is not known yet: rules on those have no say.
+        let own = find_spec(self.spec(), &self.containers[i].name).and_then(|c| c.restart_policy.clone());
+        let restarts = own.as_deref().unwrap_or(self.restart_policy()) != "Never";
         let message = match kind {
             _ if !restarts => format!("Stopping container {name}"),
+            probe::Kind::Startup if sidecar => format!("Init container {name} failed startup probe"),
+            _ if sidecar => format!("Init container {name} failed liveness probe"),
             probe::Kind::Startup => format!("Container {name} failed startup probe, will be restarted"),
             _ => format!("Container {name} failed liveness probe, will be restarted"),
         };

@@ -9,6 +9,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
+use crate::admission::Rejection;
+
 use super::container::{find_spec, lost_without_a_trace, status_of, time};
 use super::{Action, Container, Pod, Role, RunState, Sandbox, Why};
 
@@ -21,13 +23,18 @@ const OWN_CONDITIONS: [&str; 5] = [
     "PodScheduled",
 ];
 
+/// Likewise, but there only while they hold.
+const PASSING_CONDITIONS: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
+
 /// Our status over what the API has: what others have written there is kept.
 pub fn merge(there: &PodStatus, ours: &PodStatus) -> PodStatus {
     let mut merged = ours.clone();
     let own = merged.conditions.take().unwrap_or_default();
     let others = there.conditions.iter().flatten();
     let others = others
-        .filter(|c| !own.iter().any(|o| o.type_ == c.type_))
+        .filter(|c| {
+            !own.iter().any(|o| o.type_ == c.type_) && !PASSING_CONDITIONS.contains(&c.type_.as_str())
+        })
         .cloned();
     merged.conditions = Some(own.iter().cloned().chain(others).collect());
     merged.nominated_node_name.clone_from(&there.nominated_node_name);
@@ -49,11 +56,62 @@ pub fn merge(there: &PodStatus, ours: &PodStatus) -> PodStatus {
 impl Pod {
     /// Tells the status, if it has changed.
     pub(super) fn tell(&mut self, now: Timestamp) {
+        if self.rejected {
+            return;
+        }
         let status = self.rollup(now);
+        self.address_waits = false;
         if status != self.status {
             self.status = status.clone();
             self.out.push(Action::WriteStatus(Box::new(status)));
         }
+    }
+
+    pub(super) fn reject(&mut self, rejection: Rejection, now: Timestamp) {
+        let Rejection { reason, message } = rejection;
+        self.rejected = true;
+        self.start_time.get_or_insert(now);
+        let shown = self.object.status.as_ref();
+        self.status = PodStatus {
+            phase: Some("Failed".into()),
+            reason: Some(reason.clone()),
+            message: Some(format!("Pod was rejected: {message}")),
+            qos_class: shown.and_then(|s| s.qos_class.clone()),
+            start_time: self.start_time.map(time),
+            observed_generation: self.object.metadata.generation,
+            ..PodStatus::default()
+        };
+        self.out.push(Action::WriteStatus(Box::new(self.status.clone())));
+        self.record(None, true, reason, message);
+    }
+
+    /// The sandbox is there: only that is told, at once; its address comes with whatever is told next.
+    pub(super) fn tell_sandbox_ready(&mut self, now: Timestamp) {
+        let mut status = self.status.clone();
+        let conditions = status.conditions.get_or_insert_default();
+        let Some(ready) = conditions
+            .iter_mut()
+            .find(|c| c.type_ == "PodReadyToStartContainers")
+        else {
+            return self.tell(now);
+        };
+        if ready.status != "True" {
+            ready.status = "True".into();
+            ready.last_transition_time = Some(time(now));
+            self.status = status.clone();
+            self.out.push(Action::WriteStatus(Box::new(status)));
+        }
+        self.address_waits = true;
+    }
+
+    /// Whether there is more to tell than an address that waits.
+    pub(super) fn has_news(&self, now: Timestamp) -> bool {
+        let mut status = self.rollup(now);
+        if self.address_waits {
+            status.pod_ip.clone_from(&self.status.pod_ip);
+            status.pod_ips.clone_from(&self.status.pod_ips);
+        }
+        status != self.status
     }
 
     /// As an end begins: containers that waited for something are told, the others keep what was shown.
@@ -93,23 +151,27 @@ impl Pod {
         let stopped = self.ending.is_some()
             && self.sandbox == Sandbox::Stopped
             && !self.containers.iter().any(Container::has_processes);
+        let held = self.ending.as_ref().is_some_and(|e| e.held);
         let before = self.status.phase.clone().unwrap_or_else(|| "Pending".into());
         let terminal = matches!(target, "Succeeded" | "Failed");
         let mut phase = match target {
             _ if matches!(before.as_str(), "Succeeded" | "Failed") => before.clone(),
             // A pod is not over before its processes and their sandbox are.
-            "Succeeded" | "Failed" if !stopped => before.clone(),
+            "Succeeded" | "Failed" if !stopped || held => before.clone(),
             // And never goes back.
             "Pending" if before == "Running" => before.clone(),
             phase => phase.to_string(),
         };
         let conditions = self.conditions(&init, &apps, if terminal { target } else { &phase }, now);
         if freed {
-            mark_lost(&mut init, &mut apps, self.spec());
+            let initialized = self.ending.as_ref().is_some_and(|e| e.initialized);
+            mark_lost(&mut init, &mut apps, initialized);
             if !matches!(phase.as_str(), "Succeeded" | "Failed") {
                 phase = "Failed".into();
             }
         }
+        // Why it failed stands beside the phase that says so, not before.
+        let over = failed.filter(|_| matches!(phase.as_str(), "Succeeded" | "Failed"));
         let some = |list: Vec<ContainerStatus>| (!list.is_empty()).then_some(list);
         let ips = match &self.sandbox {
             Sandbox::Wanted { .. } | Sandbox::Creating if self.status.pod_ips.is_none() => Vec::new(),
@@ -132,11 +194,11 @@ impl Pod {
             pod_ip: ips.first().cloned(),
             pod_ips: some_vec(ips.iter().map(|ip| core::PodIP { ip: ip.clone() })),
             qos_class: self.object.status.as_ref().and_then(|s| s.qos_class.clone()),
-            reason: failed
+            reason: over
                 .as_ref()
                 .map(|f| f.0.clone())
                 .or_else(|| self.status.reason.clone()),
-            message: failed.map(|f| f.1).or_else(|| self.status.message.clone()),
+            message: over.map(|f| f.1).or_else(|| self.status.message.clone()),
             start_time: self.start_time.map(time),
             ..PodStatus::default()
         }
@@ -164,7 +226,10 @@ impl Pod {
             terminated: Some(t.clone()),
             ..ContainerState::default()
         };
-        let (state, last) = match (&container.waiting, &container.run) {
+        let ephemeral = container.role == Role::Ephemeral;
+        // Why an ephemeral container does not start is told by events only.
+        let kept_waiting = container.waiting.as_ref().filter(|_| !ephemeral);
+        let (state, last) = match (kept_waiting, &container.run) {
             (Some((reason, message)), _) => {
                 let last = container.exited().or(container.previous.as_ref());
                 (waiting(reason, Some(message)), last.map(ended))
@@ -189,8 +254,13 @@ impl Pod {
             Some(run) => i32::try_from(run.attempt).unwrap_or(i32::MAX),
             None => known.map_or(0, |k| k.restart_count),
         };
-        let ephemeral = container.role == Role::Ephemeral;
-        let resources = spec.as_ref().and_then(|s| s.resources.clone());
+        // What is not made yet has been given nothing.
+        let made = !ephemeral && run.is_some_and(|r| !r.id.is_empty());
+        let in_spec = spec.as_ref().and_then(|s| s.resources.clone());
+        let given = |r: &Option<core::ResourceRequirements>| {
+            let given = r.clone().or_else(|| in_spec.clone());
+            given.filter(|_| made)
+        };
         let mounts = spec.as_ref().and_then(|s| s.volume_mounts.as_ref());
         ContainerStatus {
             name: container.name.clone(),
@@ -198,7 +268,7 @@ impl Pod {
             // Shown as {} where there is none.
             last_state: Some(last.unwrap_or_default()),
             ready: container.ready(),
-            started: Some(container.started()),
+            started: (!ephemeral).then(|| container.started()),
             restart_count: counted,
             image: run
                 .map(|r| r.image.clone())
@@ -209,11 +279,8 @@ impl Pod {
             container_id: run
                 .filter(|r| !r.id.is_empty())
                 .map(|r| format!("containerd://{}", r.id)),
-            allocated_resources: resources
-                .as_ref()
-                .filter(|_| !ephemeral)
-                .and_then(|r| r.requests.clone()),
-            resources: resources.filter(|_| !ephemeral),
+            allocated_resources: given(&container.allocated).and_then(|r| r.requests),
+            resources: given(&container.actual),
             volume_mounts: mounts.map(|mounts| mounts.iter().map(mount_status).collect()),
             ..ContainerStatus::default()
         }
@@ -326,7 +393,11 @@ impl Pod {
             )
             .collect();
         let mut conditions = Vec::new();
-        for (type_, (good, reason, message)) in OWN_CONDITIONS.into_iter().zip(answers) {
+        let passing = self
+            .resize_conditions()
+            .into_iter()
+            .map(|(type_, reason, message)| (type_, (true, reason, message)));
+        for (type_, (good, reason, message)) in OWN_CONDITIONS.into_iter().zip(answers).chain(passing) {
             let status = if good { "True" } else { "False" };
             let before = known.iter().find(|c| c.type_ == type_);
             let flipped = before.is_none_or(|c| c.status != status);
@@ -452,7 +523,7 @@ fn mount_status(mount: &core::VolumeMount) -> core::VolumeMountStatus {
 
 /// What never got to run, or was lost, is shown as failed once the pod is over. Init containers that were
 /// never reached, and app containers behind them, stay as they are.
-fn mark_lost(init: &mut [ContainerStatus], apps: &mut [ContainerStatus], spec: &core::PodSpec) {
+fn mark_lost(init: &mut [ContainerStatus], apps: &mut [ContainerStatus], initialized: bool) {
     let ended = |s: &ContainerStatus| s.state.as_ref().is_some_and(|s| s.terminated.is_some());
     let last_ended = |s: &ContainerStatus| s.last_state.as_ref().is_some_and(|s| s.terminated.is_some());
     let lose = |s: &mut ContainerStatus| {
@@ -461,13 +532,6 @@ fn mark_lost(init: &mut [ContainerStatus], apps: &mut [ContainerStatus], spec: &
             ..ContainerState::default()
         });
     };
-    let exit_zero = |s: &ContainerStatus| {
-        let codes = [&s.state, &s.last_state].map(|s| s.as_ref()?.terminated.as_ref().map(|t| t.exit_code));
-        codes.contains(&Some(0))
-    };
-    let initialized = spec.init_containers.as_ref().is_none_or(Vec::is_empty)
-        || apps.iter().any(|s| ended(s) || last_ended(s))
-        || init.last().is_some_and(exit_zero);
     if initialized {
         apps.iter_mut().filter(|s| !ended(s)).for_each(lose);
     }
@@ -475,4 +539,30 @@ fn mark_lost(init: &mut [ContainerStatus], apps: &mut [ContainerStatus], spec: &
     if let Some(reached) = reached {
         init[..=reached].iter_mut().filter(|s| !ended(s)).for_each(lose);
     }
+}
+
+/// Whether a pod, as it was last shown, had got past its init containers.
+pub(super) fn was_initialized(shown: &PodStatus, spec: &core::PodSpec) -> bool {
+    let Some(last) = spec.init_containers.as_ref().and_then(|list| list.last()) else {
+        return true;
+    };
+    let has = |state: &Option<ContainerState>| {
+        state
+            .as_ref()
+            .is_some_and(|s| s.running.is_some() || s.terminated.is_some())
+    };
+    let apps = shown.container_statuses.iter().flatten();
+    if apps.clone().any(|s| has(&s.state) || has(&s.last_state)) {
+        return true;
+    }
+    let Some(status) = shown.init_container_statuses.iter().flatten().next_back() else {
+        return false;
+    };
+    if last.restart_policy.as_deref() == Some("Always") {
+        let running = status.state.as_ref().is_some_and(|s| s.running.is_some());
+        return running && status.started == Some(true);
+    }
+    let codes =
+        [&status.state, &status.last_state].map(|s| s.as_ref()?.terminated.as_ref().map(|t| t.exit_code));
+    codes.contains(&Some(0))
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
@@ -46,6 +47,7 @@ impl Life {
     fn of(object: core::Pod) -> Self {
         let node = Node {
             ips: vec!["192.0.2.1".into()],
+            ..Node::default()
         };
         Life {
             pod: Pod::new(Arc::new(object.clone()), node),
@@ -320,12 +322,17 @@ fn l5_restarts_wait_longer_each_time_and_say_so() {
     life.exit("c1", 1);
     assert_eq!(life.status(), "Running c=Error:1/1");
     life.wait(2);
-    assert_eq!(life.status(), "Running c=CrashLoopBackOff/1");
     let log = life.take_log();
     assert!(
         log.contains(&"event !BackOff: Back-off restarting failed container c in pod p_n(u)".to_string()),
         "{log:#?}"
     );
+    // It is shown so by whatever happens to the pod next, and when the wait is over at the latest.
+    assert_eq!(life.status(), "Running c=Error:1/1");
+    life.object.metadata.generation = Some(2);
+    let object = Arc::new(life.object.clone());
+    life.step(Event::Updated(object));
+    assert_eq!(life.status(), "Running c=CrashLoopBackOff/1");
     let status = life.pod.status().container_statuses.as_ref().unwrap()[0].clone();
     let message = status.state.unwrap().waiting.unwrap().message.unwrap();
     assert_eq!(message, "back-off 10s restarting failed container=c pod=p_n(u)");
@@ -336,8 +343,122 @@ fn l5_restarts_wait_longer_each_time_and_say_so() {
     life.exit("c2", 1);
     life.wait(19);
     assert!(life.running.is_empty());
+    life.take_log();
     life.wait(1);
     assert_eq!(life.status(), "Running c=running/3");
+    let log = life.take_log();
+    assert_eq!(
+        log.first().unwrap(),
+        "status Running c=CrashLoopBackOff/2",
+        "{log:#?}"
+    );
+}
+
+#[test]
+fn l8_what_a_probe_ends_starts_again_at_once_the_first_times() {
+    let probe = json!({"exec": {"command": ["x"]}, "periodSeconds": 1, "failureThreshold": 1});
+    let mut spec = container("c");
+    spec["livenessProbe"] = probe;
+    let mut life = Life::new(json!({"containers": [spec]}));
+    life.settle();
+    let end = |life: &mut Life, id: &str| {
+        life.step(Event::Probed {
+            id: id.into(),
+            kind: Kind::Liveness,
+            answer: Answer::Failure(String::new()),
+        });
+        life.open.retain(|a| !matches!(a, Action::StopContainer { .. }));
+        life.exit(id, 0);
+    };
+    end(&mut life, "c0");
+    assert_eq!(life.status(), "Running c=running/1", "nothing had ended before");
+    end(&mut life, "c1");
+    assert_eq!(life.status(), "Running c=running/2", "the first that counts");
+    end(&mut life, "c2");
+    assert_eq!(life.status(), "Running c=Completed:0/2", "now it waits");
+    life.wait(10);
+    assert_eq!(life.status(), "Running c=running/3");
+}
+
+#[test]
+fn l4_a_sandbox_is_told_of_before_its_address() {
+    let mut life = Life::new(json!({}));
+    life.step(Event::Timer);
+    life.step(Event::VolumesReady);
+    life.open.clear();
+    life.step(Event::SandboxCreated {
+        id: "s0".into(),
+        ips: vec!["10.0.0.1".into()],
+    });
+    let ready = |life: &Life| {
+        let status = life.pod.status();
+        let ready = |c: &&core::PodCondition| c.type_ == "PodReadyToStartContainers" && c.status == "True";
+        (
+            status.conditions.iter().flatten().any(|c| ready(&c)),
+            status.pod_ip.clone(),
+        )
+    };
+    assert_eq!(ready(&life), (true, None));
+    // Its own echo is no news; the next container's is.
+    life.step(Event::Updated(Arc::new(life.object.clone())));
+    assert_eq!(ready(&life), (true, None));
+    life.settle();
+    assert_eq!(ready(&life), (true, Some("10.0.0.1".into())));
+}
+
+#[test]
+fn l4_a_resize_is_allocated_then_brought_about() {
+    let resources = |cpu: &str| json!({"requests": {"cpu": cpu}});
+    let mut spec = container("c");
+    spec["resources"] = resources("20m");
+    let mut life = Life::new(json!({"containers": [spec]}));
+    life.settle();
+    let shown = |life: &Life| {
+        let status = life.pod.status();
+        let c = status.container_statuses.as_ref().unwrap()[0].clone();
+        let cpu = |l: Option<BTreeMap<String, Quantity>>| l.unwrap()["cpu"].0.clone();
+        let progress = |c: &&core::PodCondition| c.type_ == "PodResizeInProgress";
+        let busy = status.conditions.iter().flatten().any(|c| progress(&c));
+        (
+            cpu(c.allocated_resources),
+            cpu(c.resources.unwrap().requests),
+            busy,
+        )
+    };
+    assert_eq!(shown(&life), ("20m".into(), "20m".into(), false));
+    life.object.metadata.generation = Some(2);
+    life.object.spec.as_mut().unwrap().containers[0].resources =
+        serde_json::from_value(resources("40m")).unwrap();
+    life.step(Event::Updated(Arc::new(life.object.clone())));
+    assert_eq!(life.open, [Action::AdmitResize]);
+    life.open.clear();
+    let full = Rejection {
+        reason: "OutOfcpu".into(),
+        message: "full".into(),
+    };
+    life.step(Event::ResizeAdmitted(Err(full)));
+    assert_eq!(shown(&life), ("20m".into(), "20m".into(), false), "no room yet");
+    life.now += SignedDuration::from_secs(10);
+    life.step(Event::Timer);
+    life.open.clear();
+    life.take_log();
+    life.step(Event::ResizeAdmitted(Ok(())));
+    assert_eq!(shown(&life), ("40m".into(), "20m".into(), true));
+    life.open.clear();
+    let result = Ok(());
+    life.step(Event::ContainerResized {
+        id: "c0".into(),
+        result,
+    });
+    assert_eq!(shown(&life), ("40m".into(), "40m".into(), false));
+    let log = life.take_log();
+    let what = r#"{"containers":[{"name":"c","resources":{"requests":{"cpu":"40m"}}}],"generation":2}"#;
+    for wanted in [
+        "event ResizeStarted: Pod resize started: ",
+        "event ResizeCompleted: Pod resize completed: ",
+    ] {
+        assert!(log.contains(&format!("{wanted}{what}")), "{log:#?}");
+    }
 }
 
 #[test]
@@ -643,7 +764,7 @@ fn l4_pulls_fail_back_off_and_are_tried_again() {
         },
     );
     assert_eq!(life.status(), "Pending c=ErrImagePull/0");
-    life.wait(1);
+    life.wait(9);
     assert_eq!(life.status(), "Pending c=ImagePullBackOff/0");
     let log = life.take_log();
     for wanted in [
@@ -655,7 +776,7 @@ fn l4_pulls_fail_back_off_and_are_tried_again() {
     ] {
         assert!(log.contains(&wanted.to_string()), "{wanted}: {log:#?}");
     }
-    life.wait(9);
+    life.wait(1);
     assert_eq!(
         life.status(),
         "Running c=running/0",
@@ -671,6 +792,7 @@ fn l4_a_pod_deleted_before_anything_ran_ends_as_failed() {
     assert_eq!(setup, Action::SetUpVolumes);
     life.step(Event::VolumesFailed {
         message: "MountVolume.SetUp failed".into(),
+        others_turn: false,
     });
     life.delete(30);
     assert_eq!(life.status(), "Failed c=ContainerStatusUnknown:137/0");
@@ -845,7 +967,10 @@ fn s1_t5_no_order_of_answers_runs_anything_twice_or_deletes_too_early() {
                     let action = life.open[at].clone();
                     let fails = next(6) == 0;
                     let event = match action {
-                        Action::SetUpVolumes if fails => Event::VolumesFailed { message: "x".into() },
+                        Action::SetUpVolumes if fails => Event::VolumesFailed {
+                            message: "x".into(),
+                            others_turn: false,
+                        },
                         Action::CreateSandbox { .. } if fails => Event::SandboxFailed { message: "x".into() },
                         Action::CreateContainer { container, .. } if fails => Event::ContainerCreateFailed {
                             container,
@@ -917,6 +1042,64 @@ fn s1_t5_no_order_of_answers_runs_anything_twice_or_deletes_too_early() {
             "seed {seed} never ends: open {:?} log {:#?}",
             life.open,
             &life.log[life.log.len().saturating_sub(12)..]
+        );
+    }
+}
+
+#[test]
+fn t4_an_end_met_halfway_has_its_grace_again_or_keeps_its_deadline() {
+    let mut spec = container("c");
+    spec["lifecycle"] = json!({"preStop": {"exec": {"command": ["x"]}}});
+    for (resume, since_deletion, want) in [
+        (TerminationResume::Full, 20, "hook PreStop c0"),
+        (TerminationResume::Deadline, 20, "stop c0 10"),
+        // The deadline has passed: what every process is left with.
+        (TerminationResume::Deadline, 50, "stop c0 2"),
+    ] {
+        let mut before = Life::new(json!({"containers": [spec.clone()]}));
+        before.settle();
+        let mut object = before.object.clone();
+        object.metadata.deletion_timestamp = Some(Time(before.now + SignedDuration::from_secs(30)));
+        object.metadata.deletion_grace_period_seconds = Some(30);
+        let mut life = Life::of(object.clone());
+        let node = Node {
+            ips: vec!["192.0.2.1".into()],
+            resume,
+        };
+        life.pod = Pod::new(Arc::new(object), node);
+        life.now = before.now + SignedDuration::from_secs(since_deletion);
+        let pod = PodRef {
+            uid: "u".into(),
+            namespace: "n".into(),
+            name: "p".into(),
+        };
+        life.step(Event::Observed {
+            since: life.now,
+            sandboxes: vec![runtime::Sandbox {
+                id: "s0".into(),
+                pod: pod.clone(),
+                ready: true,
+                ..runtime::Sandbox::default()
+            }],
+            containers: vec![runtime::Container {
+                id: "c0".into(),
+                sandbox_id: "s0".into(),
+                pod,
+                name: "c".into(),
+                attempt: 0,
+                hash: String::new(),
+                state: ContainerState::Running {
+                    started_at: before.now,
+                },
+                created_at: before.now,
+                image: String::new(),
+                image_id: String::new(),
+            }],
+        });
+        let log = life.take_log();
+        assert!(
+            log.contains(&want.to_string()),
+            "{resume:?} {since_deletion}: {log:#?}"
         );
     }
 }

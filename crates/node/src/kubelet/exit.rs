@@ -18,6 +18,11 @@ const MESSAGE_MAX_BYTES: u64 = 4096;
 /// As much of a log as stands in for a message.
 const LOG_TAIL_BYTES: u64 = 2048;
 const LOG_TAIL_LINES: usize = 80;
+/// Ended by SIGKILL.
+const KILLED: i32 = 137;
+const OUT_OF_MEMORY: &str = "OOMKilled";
+/// How often, and after what time each, it is looked whether a KILL was the kernel's.
+const MEMORY_LOOKS: (u32, Duration) = (4, Duration::from_millis(50));
 /// An exit is heard of a little before the runtime's own record shows it: 2 ms, doubled, this often.
 const LOOKS: u32 = 11;
 
@@ -28,7 +33,7 @@ pub(super) async fn look(shared: &Shared, pod: &core::Pod, id: &str) -> Option<E
         match shared.runtime.container(id).await {
             Ok(detail) => {
                 if let Some(exit) = of_detail(pod, &detail) {
-                    return Some(exit);
+                    return Some(tell_memory_apart(shared, pod, id, exit).await);
                 }
             }
             Err(error) if error.is_not_found() => return None,
@@ -38,6 +43,33 @@ pub(super) async fn look(shared: &Shared, pod: &core::Pod, id: &str) -> Option<E
         wait *= 2;
     }
     None
+}
+
+/// A KILL may have come from the kernel, for want of memory: the runtime hears of that on its own, a little later.
+async fn tell_memory_apart(shared: &Shared, pod: &core::Pod, id: &str, exit: Exit) -> Exit {
+    let limited = pod.spec.iter().any(|spec| {
+        let containers = spec
+            .containers
+            .iter()
+            .chain(spec.init_containers.iter().flatten());
+        let mut limits = containers.filter_map(|c| c.resources.as_ref()?.limits.as_ref());
+        limits.any(|limits| limits.contains_key("memory"))
+    });
+    // What is told to go is killed by us.
+    let ending = pod.metadata.deletion_timestamp.is_some();
+    if exit.code != KILLED || exit.reason == OUT_OF_MEMORY || !limited || ending {
+        return exit;
+    }
+    for _ in 0..MEMORY_LOOKS.0 {
+        sleep(MEMORY_LOOKS.1).await;
+        let again = shared.runtime.container(id).await.ok();
+        if let Some(later) = again.and_then(|detail| of_detail(pod, &detail))
+            && later.reason == OUT_OF_MEMORY
+        {
+            return later;
+        }
+    }
+    exit
 }
 
 /// The end a container has come to, with its message.

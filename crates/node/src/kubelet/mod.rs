@@ -28,7 +28,9 @@ use knarr_api::registry::{self, Registered};
 use knarr_api::{Object, k8s_openapi};
 use knarr_client::informer::{self, Scope};
 use knarr_client::{Api, Clock, EventRecorder, Store};
+use knarr_kubelet::admission::{self, Rejection};
 use knarr_kubelet::pod::Event;
+pub use knarr_kubelet::pod::TerminationResume;
 use knarr_kubelet::runtime::{Container, Sandbox};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
@@ -73,6 +75,8 @@ pub struct Config {
     pub max_pods: u32,
     /// The node's resolver settings.
     pub resolv_conf: PathBuf,
+    /// For pods that were ending while no kubelet was there.
+    pub termination_resume: TerminationResume,
 }
 
 impl Default for Config {
@@ -90,6 +94,7 @@ impl Default for Config {
             node_labels: BTreeMap::new(),
             max_pods: 110,
             resolv_conf: "/etc/resolv.conf".into(),
+            termination_resume: TerminationResume::Full,
         }
     }
 }
@@ -110,6 +115,8 @@ pub(crate) struct Shared {
     pub pulls: Semaphore,
     pub starts: Semaphore,
     pub memory_bytes: i64,
+    /// The node's own object, as last read.
+    pub node: Mutex<Option<Arc<core::Node>>>,
     pub allocatable: BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
 }
 
@@ -140,6 +147,7 @@ impl Kubelet {
             pulls: Semaphore::new(PULLS),
             starts: Semaphore::new(STARTS),
             memory_bytes,
+            node: Mutex::default(),
             allocatable: capacity,
             config,
             api,
@@ -230,6 +238,7 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
         shared: shared.clone(),
         by_uid: HashMap::new(),
         cancel,
+        admitted: HashSet::new(),
         orphans: HashSet::new(),
     };
     let (exits, mut exited) = mpsc::unbounded_channel();
@@ -265,6 +274,8 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
             }
         }
         workers.by_uid.retain(|_, worker| !worker.is_finished());
+        let by_uid = &workers.by_uid;
+        workers.admitted.retain(|uid| by_uid.contains_key(uid));
     }
 }
 
@@ -300,6 +311,8 @@ struct Workers {
     shared: Arc<Shared>,
     by_uid: HashMap<String, Worker>,
     cancel: CancellationToken,
+    /// Taken by this node.
+    admitted: HashSet<String>,
     /// Being ended.
     orphans: HashSet<String>,
 }
@@ -318,10 +331,34 @@ impl Workers {
             Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new(pod)))),
             None => {
                 let found = picture.pods.remove(&uid).map(|(s, c)| (picture.since, s, c));
-                let worker = Worker::start(self.shared.clone(), Arc::new(pod), found, self.cancel.clone());
+                let admitted = if found.is_some() { Ok(()) } else { self.admit(&pod) };
+                if admitted.is_ok() {
+                    self.admitted.insert(uid.clone());
+                }
+                let worker = Worker::start(
+                    self.shared.clone(),
+                    Arc::new(pod),
+                    found,
+                    admitted,
+                    self.cancel.clone(),
+                );
                 self.by_uid.insert(uid, worker);
             }
         }
+    }
+
+    /// Whether the node takes a pod that is new to it, beside those it has taken.
+    fn admit(&self, pod: &core::Pod) -> Result<(), Rejection> {
+        let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+        if !matches!(phase, None | Some("Pending")) || pod.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        admit(&self.shared, pod, |other| {
+            let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
+            let uid = other.metadata.uid.as_deref().unwrap_or("");
+            let taken = self.admitted.contains(uid) || phase == Some("Running");
+            taken && !matches!(phase, Some("Succeeded" | "Failed"))
+        })
     }
 
     fn exited(&self, id: &str) {
@@ -355,6 +392,21 @@ impl Workers {
             ));
         }
     }
+}
+
+/// Whether there is room on the node for a pod, as it is now, beside the others that count.
+fn admit(shared: &Shared, pod: &core::Pod, counts: impl Fn(&core::Pod) -> bool) -> Result<(), Rejection> {
+    // Until the node has an object of its own nobody was asked to run here.
+    let Some(node) = shared.node.lock().clone() else {
+        return Ok(());
+    };
+    let objects = shared.pods.list("");
+    let others: Vec<core::Pod> = objects
+        .iter()
+        .filter_map(|o| o.to_typed::<core::Pod>())
+        .filter(|other| other.metadata.uid != pod.metadata.uid && counts(other))
+        .collect();
+    admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
 }
 
 /// Ends what no pod in the API accounts for. What fails is tried again after the next look.

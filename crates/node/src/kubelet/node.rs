@@ -130,10 +130,12 @@ impl NodeState {
             .written
             .is_none_or(|at| now.duration_since(at) >= STATUS_ANYWAY);
         if !due && same_but_for_heartbeats(&before, &status) {
+            *shared.node.lock() = Some(Arc::new(there));
             return Ok(());
         }
         let mut node = there;
         node.status = Some(status);
+        *shared.node.lock() = Some(Arc::new(node.clone()));
         match shared.api.update_status_as(node).await {
             Ok(_) => {
                 self.written = Some(now);

@@ -1,8 +1,9 @@
-//! Writes one pod's status, the newest only, and deletes the object when all is done (SPEC T5).
+//! Writes one pod's statuses in order, so that whoever watches sees every step, and deletes the object when all is done (SPEC T5).
 //!
 //! Every write carries the uid and the resourceVersion it was made from; what others wrote meanwhile is read
 //! and kept. The final deletion goes out only after the last status has been taken.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ pub(super) enum Write {
     FinalDelete,
 }
 
+/// Statuses that may wait: what an API that is slow, or away, has not taken in time is skipped, the oldest first.
+const WAITING_MAX: usize = 8;
 /// Between attempts while the API does not answer: 50 ms, doubled up to 5 s.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
@@ -34,11 +37,11 @@ pub(super) async fn run(
     worker: mpsc::UnboundedSender<Msg>,
 ) {
     let mut base = first;
-    let mut status: Option<Box<core::PodStatus>> = None;
+    let mut statuses: VecDeque<Box<core::PodStatus>> = VecDeque::new();
     let mut delete = false;
     let mut wait = RETRY.0;
     loop {
-        let write = if status.is_none() && !delete {
+        let write = if statuses.is_empty() && !delete {
             let Some(write) = writes.recv().await else { return };
             Some(write)
         } else {
@@ -48,23 +51,28 @@ pub(super) async fn run(
             match write {
                 Write::Object(object) if revision(&object) > revision(&base) => base = object,
                 Write::Object(_) => {}
-                Write::Status(new) => status = Some(new),
+                Write::Status(new) => {
+                    if statuses.len() >= WAITING_MAX {
+                        statuses.pop_front();
+                    }
+                    statuses.push_back(new);
+                }
                 Write::FinalDelete => delete = true,
             }
             continue;
         }
-        if let Some(wanted) = &status {
+        if let Some(wanted) = statuses.front() {
             match write_status(&shared, &base, wanted).await {
                 Ok(Some(written)) => {
                     base = written;
-                    status = None;
+                    statuses.pop_front();
                     wait = RETRY.0;
                 }
                 // There is nothing left to write to.
-                Ok(None) => status = None,
+                Ok(None) => statuses.clear(),
                 Err(error) if error.is_conflict() => match refresh(&shared, &base).await {
                     Ok(Some(newer)) => base = newer,
-                    Ok(None) => status = None,
+                    Ok(None) => statuses.clear(),
                     Err(error) => wait = again(&error, wait).await,
                 },
                 Err(error) => wait = again(&error, wait).await,

@@ -14,6 +14,7 @@ use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, k8s_openapi};
 use knarr_client::Error;
 use knarr_client::events::{EventType, reference_to};
+use knarr_kubelet::admission::Rejection;
 use knarr_kubelet::pod::{Action, Event, Hook, Node, Pod, find_spec};
 use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
 use tokio::sync::mpsc;
@@ -29,6 +30,7 @@ use super::{Shared, container, env, exit, pod_kind, pull, sandbox, status};
 use crate::cgroup;
 use crate::probe::{self, Target};
 use crate::runtime::RuntimeError;
+use crate::volumes::VolumeError;
 
 /// Between attempts at what cannot be given up.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -61,10 +63,17 @@ impl Worker {
         shared: Arc<Shared>,
         pod: Arc<core::Pod>,
         found: Option<(Timestamp, Vec<Sandbox>, Vec<Container>)>,
+        admitted: Result<(), Rejection>,
         cancel: CancellationToken,
     ) -> Self {
         let (inbox, messages) = mpsc::unbounded_channel();
-        let task = tokio::spawn(run(shared, pod, found, inbox.clone(), messages, cancel));
+        if let Err(rejection) = admitted {
+            // Whatever else it is told comes later.
+            let _ = inbox.send(Msg::Event(Event::Reject(rejection)));
+            let task = tokio::spawn(run(shared, pod, None, true, inbox.clone(), messages, cancel));
+            return Worker { inbox, task };
+        }
+        let task = tokio::spawn(run(shared, pod, found, false, inbox.clone(), messages, cancel));
         Worker { inbox, task }
     }
 
@@ -96,12 +105,14 @@ async fn run(
     shared: Arc<Shared>,
     pod: Arc<core::Pod>,
     found: Option<(Timestamp, Vec<Sandbox>, Vec<Container>)>,
+    rejected: bool,
     inbox: mpsc::UnboundedSender<Msg>,
     mut messages: mpsc::UnboundedReceiver<Msg>,
     cancel: CancellationToken,
 ) {
     let node = Node {
         ips: shared.config.node_ips.clone(),
+        resume: shared.config.termination_resume,
     };
     let (writes, to_write) = mpsc::unbounded_channel();
     let writer = tokio::spawn(status::run(shared.clone(), pod.clone(), to_write, inbox.clone()));
@@ -117,11 +128,12 @@ async fn run(
         sandbox_attempt: 0,
         done: false,
     };
-    let first = match found {
-        Some((since, sandboxes, containers)) => doer.complete(since, sandboxes, containers, true).await,
-        None => Event::Timer,
-    };
-    doer.step(first);
+    if let Some((since, sandboxes, containers)) = found {
+        let first = doer.complete(since, sandboxes, containers, true).await;
+        doer.step(first);
+    } else if !rejected {
+        doer.step(Event::Timer);
+    }
     while !doer.done {
         let timer = doer.timer;
         let wait = timer.map(|at| {
@@ -287,13 +299,14 @@ impl Doer {
                 warning,
                 reason,
                 message,
-            } => self.record(container, warning, reason, message),
+            } => self.record(container, warning, &reason, message),
             Action::SetUpVolumes => {
                 let place = self.place();
                 tokio::spawn(async move {
                     let event = match shared.volumes.setup(&pod, &place).await {
                         Ok(()) => Event::VolumesReady,
                         Err(error) => Event::VolumesFailed {
+                            others_turn: matches!(error, VolumeError::Claim { .. }),
                             message: error.to_string(),
                         },
                     };
@@ -398,6 +411,19 @@ impl Doer {
                     }
                 });
             }
+            Action::AdmitResize => {
+                let answer = super::admit(&shared, &pod, |other| {
+                    let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
+                    !matches!(phase, Some("Failed" | "Succeeded"))
+                });
+                tell(&inbox, Event::ResizeAdmitted(answer));
+            }
+            Action::ResizeContainer { container, id } => {
+                tokio::spawn(async move {
+                    let result = resize_container(&shared, &pod, &container, &id).await;
+                    tell(&inbox, Event::ContainerResized { id, result });
+                });
+            }
             Action::RemoveContainer { id } => {
                 tokio::spawn(async move {
                     until_done("remove a container", || shared.runtime.remove_container(&id)).await;
@@ -430,33 +456,44 @@ impl Doer {
         let (shared, inbox, pod) = self.parts();
         let ips = self.machine.ips().to_vec();
         let key = (id.clone(), hook);
-        let task = tokio::spawn(async move {
-            let spec = pod.spec.as_ref().and_then(|s| find_spec(s, &name));
-            let lifecycle = spec.as_ref().and_then(|c| c.lifecycle.as_ref());
-            let handler = lifecycle.and_then(|l| match hook {
-                Hook::PostStart => l.post_start.as_ref(),
-                Hook::PreStop => l.pre_stop.as_ref(),
-            });
-            let limit = timeout_seconds
-                .and_then(|s| u64::try_from(s).ok())
-                .map(Duration::from_secs);
-            let result = match (handler, spec.as_deref()) {
-                (Some(handler), Some(container)) => {
-                    let target = Target {
-                        runtime: &*shared.runtime,
-                        container,
-                        id: &id,
-                        ips: &ips,
-                    };
-                    probe::run_hook(&target, handler, limit).await
+        let task =
+            tokio::spawn(async move {
+                let spec = pod.spec.as_ref().and_then(|s| find_spec(s, &name));
+                let lifecycle = spec.as_ref().and_then(|c| c.lifecycle.as_ref());
+                let handler = lifecycle.and_then(|l| match hook {
+                    Hook::PostStart => l.post_start.as_ref(),
+                    Hook::PreStop => l.pre_stop.as_ref(),
+                });
+                let limit = timeout_seconds
+                    .and_then(|s| u64::try_from(s).ok())
+                    .map(Duration::from_secs);
+                let result = match (handler, spec.as_deref()) {
+                    (Some(handler), Some(container)) => {
+                        let target = Target {
+                            runtime: &*shared.runtime,
+                            container,
+                            id: &id,
+                            ips: &ips,
+                        };
+                        probe::run_hook(&target, handler, limit).await
+                    }
+                    _ => Ok(None),
+                };
+                let result = result.map(|fell_back| {
+                if let Some(host) = fell_back {
+                    let about = reference_to(pod_kind(), &*pod as &dyn AnyObject);
+                    let message = format!(
+                        "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
+                    );
+                    let warning = EventType::Warning;
+                    shared.recorder.event(&about, warning, "LifecycleHTTPFallback", message);
                 }
-                _ => Ok(()),
-            };
-            if let Err(why) = &result {
-                debug!(container = name, why, "a lifecycle hook failed");
-            }
-            tell(&inbox, Event::HookDone { id, hook, result });
-        });
+            });
+                if let Err(why) = &result {
+                    debug!(container = name, why, "a lifecycle hook failed");
+                }
+                tell(&inbox, Event::HookDone { id, hook, result });
+            });
         self.hooks.insert(key, task.abort_handle());
     }
 
@@ -645,6 +682,23 @@ async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id
             image_id: String::new(),
         },
     }
+}
+
+/// The pod's own limits make room first, and are tightened last.
+async fn resize_container(shared: &Shared, pod: &core::Pod, name: &str, id: &str) -> Result<(), String> {
+    let spec = pod.spec.as_ref().and_then(|s| find_spec(s, name));
+    let spec = spec.ok_or_else(|| format!("the pod has no container {name:?} any more"))?;
+    let wanted = super::resources::of_container(pod, &spec, shared.memory_bytes);
+    let parent = super::resources::cgroup_parent(pod);
+    let of_pod = super::resources::of_pod(pod);
+    // Where the pod's limits shrink, the kernel takes them only once the container's have.
+    let first = cgroup::ensure(&parent, &of_pod);
+    let resized = shared.runtime.update_container(id, &wanted).await;
+    resized.map_err(|e| e.to_string())?;
+    if first.is_err() {
+        cgroup::ensure(&parent, &of_pod).map_err(|e| format!("the pod's limits: {e}"))?;
+    }
+    Ok(())
 }
 
 /// Fetches what the container's environment comes from.

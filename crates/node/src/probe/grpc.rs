@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::GRPCAction;
+use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
+use knarr_kubelet::backoff::go_seconds;
 use knarr_kubelet::probe::Answer;
+use tokio::time::{Instant, sleep, timeout_at};
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
 
 use super::authority;
 
@@ -23,6 +27,8 @@ struct HealthCheckResponse {
 }
 
 const SERVING: i32 = 1;
+/// Between attempts to connect: a server that is just coming up is waited for, as long as the probe may take.
+const REDIAL: Duration = Duration::from_millis(100);
 
 pub(super) async fn check(host: &str, action: &GRPCAction, limit: Duration) -> Answer {
     let Ok(port) = u16::try_from(action.port) else {
@@ -30,34 +36,71 @@ pub(super) async fn check(host: &str, action: &GRPCAction, limit: Duration) -> A
     };
     let at = authority(host, port);
     let service = action.service.clone().unwrap_or_default();
-    let asked = tokio::time::timeout(limit, async {
-        let endpoint = Endpoint::from_shared(format!("http://{at}")).map_err(|e| e.to_string())?;
-        let channel = endpoint.connect().await.map_err(|_| {
-            format!(
-                "timeout: failed to connect service {at:?} within {}s",
-                limit.as_secs()
-            )
-        })?;
-        let mut grpc = tonic::client::Grpc::new(channel);
-        grpc.ready().await.map_err(|e| e.to_string())?;
-        let codec = tonic_prost::ProstCodec::<HealthCheckRequest, HealthCheckResponse>::default();
-        let path = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
-        let request = tonic::Request::new(HealthCheckRequest { service });
-        let answer = grpc.unary(request, path, codec).await;
-        answer
-            .map(|a| a.into_inner().status)
-            .map_err(|status| format!("error: {}", status.message()))
-    });
-    match asked.await {
-        Ok(Ok(SERVING)) => Answer::Success,
-        Ok(Ok(status)) => {
-            let name = if status == 2 { "NOT_SERVING" } else { "UNKNOWN" };
-            Answer::Failure(format!("service unhealthy (responded with {name:?})"))
+    let within = seconds(limit);
+    let deadline = Instant::now() + limit;
+    let connected = timeout_at(deadline, connect(&at)).await;
+    let channel = match connected {
+        Ok(Ok(channel)) => channel,
+        Ok(Err(why)) => {
+            return Answer::Failure(format!("error: failed to connect service at {at:?}: {why}"));
         }
-        Ok(Err(why)) => Answer::Failure(why),
-        Err(_) => Answer::Failure(format!(
-            "timeout: failed to connect service {at:?} within {}s: context deadline exceeded",
-            limit.as_secs()
-        )),
+        Err(_) => {
+            return Answer::Failure(format!(
+                "timeout: failed to connect service {at:?} within {within}: context deadline exceeded"
+            ));
+        }
+    };
+    match timeout_at(deadline, call(channel, service)).await {
+        Ok(Ok(SERVING)) => Answer::Success,
+        Ok(Ok(status)) => Answer::Failure(format!("service unhealthy (responded with {:?})", name(status))),
+        Ok(Err(status)) => Answer::Failure(match status.code() {
+            Code::Unimplemented => format!(
+                "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {}",
+                status.message()
+            ),
+            Code::DeadlineExceeded => format!("timeout: health rpc did not complete within {within}"),
+            code => format!(
+                "error: health rpc probe failed: rpc error: code = {code:?} desc = {}",
+                status.message()
+            ),
+        }),
+        Err(_) => Answer::Failure(format!("timeout: health rpc did not complete within {within}")),
+    }
+}
+
+async fn connect(at: &str) -> Result<Channel, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{at}"))
+        .and_then(|e| e.user_agent("kube-probe/1.36"))
+        .map_err(|e| e.to_string())?;
+    loop {
+        if let Ok(channel) = endpoint.connect().await {
+            return Ok(channel);
+        }
+        sleep(REDIAL).await;
+    }
+}
+
+async fn call(channel: Channel, service: String) -> Result<i32, Status> {
+    let mut grpc = tonic::client::Grpc::new(channel);
+    grpc.ready()
+        .await
+        .map_err(|e| Status::unavailable(e.to_string()))?;
+    let codec = tonic_prost::ProstCodec::<HealthCheckRequest, HealthCheckResponse>::default();
+    let path = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
+    let request = tonic::Request::new(HealthCheckRequest { service });
+    Ok(grpc.unary(request, path, codec).await?.into_inner().status)
+}
+
+/// As Go prints a duration.
+fn seconds(limit: Duration) -> String {
+    go_seconds(SignedDuration::try_from(limit).unwrap_or(SignedDuration::MAX))
+}
+
+fn name(status: i32) -> String {
+    match status {
+        0 => "UNKNOWN".into(),
+        2 => "NOT_SERVING".into(),
+        3 => "SERVICE_UNKNOWN".into(),
+        other => other.to_string(),
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Empty};
 use hyper::{Request, Response, body::Incoming};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::HTTPGetAction;
@@ -16,6 +16,18 @@ use tokio::time::timeout;
 use super::{OUTPUT_MAX_BYTES, Target, authority, dial_error, port};
 
 const REDIRECTS_MAX: usize = 10;
+/// The statuses that lead on.
+const REDIRECTS: [u16; 5] = [301, 302, 303, 307, 308];
+/// How a server without TLS is told from other failures, in Go's words.
+pub(super) const PLAIN_ANSWER: &str = "http: server gave HTTP response to HTTPS client";
+
+/// What came back.
+pub(super) struct Heard {
+    pub status: u16,
+    pub location: Option<String>,
+    /// As much of it as is told on.
+    pub body: String,
+}
 
 /// Where a request goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,15 +90,23 @@ impl std::fmt::Display for Url {
 pub(super) async fn probe(url: &Url, get_action: &HTTPGetAction, limit: Duration) -> Answer {
     let mut url = url.clone();
     for _ in 0..REDIRECTS_MAX {
-        match get(&url, get_action, limit).await {
-            Ok((status, location)) => {
-                let next = location
-                    .filter(|_| (300..400).contains(&status))
+        match get(&url, get_action, "probe", limit).await {
+            Ok(heard) => {
+                let status = heard.status;
+                let next = heard
+                    .location
+                    .filter(|_| REDIRECTS.contains(&status))
                     .and_then(|l| url.join(&l));
                 match next {
                     Some(next) => url = next,
                     // A redirect that leaves the host counts as good, as in Kubernetes.
-                    None if (200..400).contains(&status) => return Answer::Success,
+                    None if (300..400).contains(&status) => {
+                        return Answer::Warning(format!(
+                            "Probe terminated redirects, Response body: {}",
+                            heard.body
+                        ));
+                    }
+                    None if (200..300).contains(&status) => return Answer::Success,
                     None => return Answer::Failure(format!("HTTP probe failed with statuscode: {status}")),
                 }
             }
@@ -96,12 +116,13 @@ pub(super) async fn probe(url: &Url, get_action: &HTTPGetAction, limit: Duration
     Answer::Failure(format!("Get \"{url}\": stopped after {REDIRECTS_MAX} redirects"))
 }
 
-/// The status and where it redirects to.
+/// One request; `purpose` is for the user agent.
 pub(super) async fn get(
     url: &Url,
     action: &HTTPGetAction,
+    purpose: &str,
     limit: Duration,
-) -> Result<(u16, Option<String>), String> {
+) -> Result<Heard, String> {
     let request = timeout(limit, async {
         let stream = TcpStream::connect((url.host.as_str(), url.port))
             .await
@@ -109,13 +130,10 @@ pub(super) async fn get(
         if url.tls {
             let name =
                 rustls::pki_types::ServerName::try_from(url.host.clone()).map_err(|e| e.to_string())?;
-            let stream = connector()?
-                .connect(name, stream)
-                .await
-                .map_err(|e| e.to_string())?;
-            exchange(url, action, stream).await
+            let stream = connector()?.connect(name, stream).await.map_err(tls_error)?;
+            exchange(url, action, purpose, stream).await
         } else {
-            exchange(url, action, stream).await
+            exchange(url, action, purpose, stream).await
         }
     });
     match request.await {
@@ -127,24 +145,46 @@ pub(super) async fn get(
     }
 }
 
+fn tls_error(error: std::io::Error) -> String {
+    let tls = error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
+    match tls {
+        Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)) => {
+            PLAIN_ANSWER.into()
+        }
+        _ => error.to_string(),
+    }
+}
+
 async fn exchange(
     url: &Url,
     action: &HTTPGetAction,
+    purpose: &str,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-) -> Result<(u16, Option<String>), String> {
+) -> Result<Heard, String> {
     let words = |e: &dyn std::fmt::Display| e.to_string();
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+    // Some servers read header names by their letters' case, and everybody else writes them so.
+    let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
+        .title_case_headers(true)
+        .handshake(TokioIo::new(stream))
         .await
         .map_err(|e| words(&e))?;
     let connection = tokio::spawn(connection);
-    let mut request = Request::get(&url.path)
-        .header("User-Agent", "kube-probe/1.36")
-        .header("Accept", "*/*")
-        .header("Connection", "close");
     let headers = action.http_headers.as_deref().unwrap_or_default();
-    if !headers.iter().any(|h| h.name.eq_ignore_ascii_case("host")) {
-        request = request.header("Host", authority(&url.host, url.port));
+    let given = |name: &str| headers.iter().any(|h| h.name.eq_ignore_ascii_case(name));
+    let mut request = Request::get(&url.path).header("Connection", "close");
+    for (name, value) in [
+        ("User-Agent", format!("kube-{purpose}/1.36")),
+        ("Accept", "*/*".to_string()),
+        ("Host", authority(&url.host, url.port)),
+    ] {
+        if !given(name) {
+            request = request.header(name, value);
+        }
     }
+    // An empty Accept takes the header away.
+    let headers = headers
+        .iter()
+        .filter(|h| !(h.name.eq_ignore_ascii_case("accept") && h.value.is_empty()));
     for header in headers {
         request = request.header(&header.name, &header.value);
     }
@@ -158,12 +198,27 @@ async fn exchange(
         .get("Location")
         .and_then(|l| l.to_str().ok())
         .map(String::from);
-    // Reading the answer lets a server finish; what is too long is cut off.
-    let _ = Limited::new(response.into_body(), OUTPUT_MAX_BYTES)
-        .collect()
-        .await;
+    let body = read_head(response.into_body()).await;
     connection.abort();
-    Ok((status, location))
+    Ok(Heard {
+        status,
+        location,
+        body,
+    })
+}
+
+/// Reading the answer lets a server finish; what is too long, or breaks off, is cut there.
+async fn read_head(mut body: Incoming) -> String {
+    let mut bytes = Vec::new();
+    while bytes.len() < OUTPUT_MAX_BYTES
+        && let Some(Ok(frame)) = body.frame().await
+    {
+        if let Some(data) = frame.data_ref() {
+            bytes.extend_from_slice(data);
+        }
+    }
+    bytes.truncate(OUTPUT_MAX_BYTES);
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn connector() -> Result<tokio_rustls::TlsConnector, String> {
@@ -234,14 +289,56 @@ mod tests {
         (port, server)
     }
 
+    fn terminated() -> Answer {
+        Answer::Warning("Probe terminated redirects, Response body: ".into())
+    }
+
+    #[tokio::test]
+    async fn l8_a_redirect_to_another_host_is_good_but_told_of() {
+        let (port, _server) = answer_with(
+            "HTTP/1.1 302 Found\r\nLocation: http://192.0.2.1/\r\nContent-Length: 5\r\n\r\nthere",
+        )
+        .await;
+        let url = Url {
+            tls: false,
+            host: "127.0.0.1".into(),
+            port,
+            path: "/".into(),
+        };
+        let got = probe(&url, &HTTPGetAction::default(), Duration::from_secs(5)).await;
+        let want = "Probe terminated redirects, Response body: there";
+        assert_eq!(got, Answer::Warning(want.into()));
+    }
+
+    #[tokio::test]
+    async fn l9_a_plain_answer_to_https_is_recognised() {
+        let (port, _server) = answer_with("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").await;
+        let url = Url {
+            tls: true,
+            host: "127.0.0.1".into(),
+            port,
+            path: "/".into(),
+        };
+        let got = get(
+            &url,
+            &HTTPGetAction::default(),
+            "lifecycle",
+            Duration::from_secs(5),
+        )
+        .await;
+        let why = got.err().unwrap();
+        assert!(why.ends_with(PLAIN_ANSWER), "{why}");
+    }
+
     #[tokio::test]
     async fn l8_http_probe_accepts_200_to_399() {
         for (line, good) in [
-            ("200 OK", true),
-            ("302 Found", true),
-            ("399 Odd", true),
-            ("400 Bad", false),
-            ("500 Broken", false),
+            ("200 OK", Some(Answer::Success)),
+            // Not followed, and told of.
+            ("302 Found", Some(terminated())),
+            ("399 Odd", Some(terminated())),
+            ("400 Bad", None),
+            ("500 Broken", None),
         ] {
             let response: &'static str =
                 Box::leak(format!("HTTP/1.1 {line}\r\nContent-Length: 0\r\n\r\n").into_boxed_str());
@@ -253,7 +350,10 @@ mod tests {
                 path: "/x".into(),
             };
             let got = probe(&url, &HTTPGetAction::default(), Duration::from_secs(5)).await;
-            assert_eq!(got == Answer::Success, good, "{line}: {got:?}");
+            match good {
+                Some(good) => assert_eq!(got, good, "{line}"),
+                None => assert!(matches!(got, Answer::Failure(_)), "{line}: {got:?}"),
+            }
             assert!(server.await.unwrap().starts_with("GET /x HTTP/1.1\r\n"));
         }
     }

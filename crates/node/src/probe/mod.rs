@@ -15,6 +15,7 @@ use knarr_kubelet::probe::{Answer, Kind};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::kubelet::env::expand_all;
 use crate::runtime::Runtime;
 
 /// As much of an output as is told on.
@@ -30,8 +31,29 @@ pub struct Target<'a> {
     pub ips: &'a [String],
 }
 
+/// A question that cannot be put is tried again, this often in all.
+const ATTEMPTS: u32 = 3;
+
 /// Asks one probe once.
 pub async fn ask(
+    runtime: &dyn Runtime,
+    pod: &core::Pod,
+    container: &str,
+    id: &str,
+    kind: Kind,
+    ips: &[String],
+) -> Answer {
+    let mut answer = Answer::Unknown(String::new());
+    for _ in 0..ATTEMPTS {
+        answer = attempt(runtime, pod, container, id, kind, ips).await;
+        if !matches!(answer, Answer::Unknown(_)) {
+            break;
+        }
+    }
+    answer
+}
+
+async fn attempt(
     runtime: &dyn Runtime,
     pod: &core::Pod,
     container: &str,
@@ -59,7 +81,15 @@ pub async fn ask(
     let seconds = probe.timeout_seconds.unwrap_or(1).max(1);
     let limit = Duration::from_secs(u64::try_from(seconds).unwrap_or(1));
     if let Some(exec) = &probe.exec {
-        return run_exec(&target, exec.command.as_deref().unwrap_or_default(), Some(limit)).await;
+        // Only what the spec itself says is put in: a probe does not see the container's environment.
+        let env: Vec<(String, String)> = spec
+            .env
+            .iter()
+            .flatten()
+            .map(|e| (e.name.clone(), e.value.clone().unwrap_or_default()))
+            .collect();
+        let command = expand_all(exec.command.as_ref(), &env);
+        return run_exec(&target, &command, Some(limit)).await;
     }
     if let Some(get) = &probe.http_get {
         let url = match http::Url::of(get, &target) {
@@ -87,28 +117,37 @@ pub async fn ask(
     Answer::Unknown("missing probe handler".into())
 }
 
-/// Runs a hook to its end, or to its time limit.
+/// Runs a hook to its end, or to its time limit. Done it may still have something to tell: the address of a
+/// server that was asked by HTTPS and spoke plain HTTP.
 pub async fn run_hook(
     target: &Target<'_>,
     handler: &core::LifecycleHandler,
     limit: Option<Duration>,
-) -> Result<(), String> {
+) -> Result<Option<String>, String> {
     if let Some(exec) = &handler.exec {
         return match run_exec(target, exec.command.as_deref().unwrap_or_default(), limit).await {
-            Answer::Success => Ok(()),
+            Answer::Success | Answer::Warning(_) => Ok(None),
             Answer::Failure(why) | Answer::Unknown(why) => Err(why),
         };
     }
     if let Some(sleep) = &handler.sleep {
         let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
         tokio::time::sleep(Duration::from_secs(seconds)).await;
-        return Ok(());
+        return Ok(None);
     }
     if let Some(get) = &handler.http_get {
-        let url = http::Url::of(get, target)?;
+        let mut url = http::Url::of(get, target)?;
         // A hook waits for the answer, not for a good one.
         let limit = limit.unwrap_or(Duration::from_secs(60));
-        return http::get(&url, get, limit).await.map(drop);
+        return match http::get(&url, get, "lifecycle", limit).await {
+            Ok(_) => Ok(None),
+            Err(why) if why.ends_with(http::PLAIN_ANSWER) => {
+                url.tls = false;
+                let plain = http::get(&url, get, "lifecycle", limit).await;
+                plain.map(|_| Some(authority(&url.host, url.port)))
+            }
+            Err(why) => Err(why),
+        };
     }
     Err("invalid handler".into())
 }

@@ -401,6 +401,17 @@ impl Runtime for Cri {
         )
     }
 
+    async fn update_container(&self, id: &str, resources: &v1::LinuxContainerResources) -> Result<()> {
+        let request = v1::UpdateContainerResourcesRequest {
+            container_id: id.into(),
+            linux: Some(resources.clone()),
+            ..v1::UpdateContainerResourcesRequest::default()
+        };
+        within(ASK, self.runtime().update_container_resources(request))
+            .await
+            .map(drop)
+    }
+
     async fn exec(&self, id: &str, command: &[String], timeout: Option<Duration>) -> Result<ExecOutput> {
         let request = v1::ExecSyncRequest {
             container_id: id.into(),

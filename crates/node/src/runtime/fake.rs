@@ -358,6 +358,13 @@ impl Runtime for FakeRuntime {
         unsupported("stream server")
     }
 
+    async fn update_container(&self, id: &str, _: &k8s_cri::v1::LinuxContainerResources) -> Result<()> {
+        match self.up()?.containers.contains_key(id) {
+            true => Ok(()),
+            false => Err(RuntimeError::not_found("container", id)),
+        }
+    }
+
     async fn reopen_log(&self, _: &str) -> Result<()> {
         self.up().map(drop)
     }

@@ -167,6 +167,8 @@ pub trait Runtime: Send + Sync + 'static {
     /// call with a shorter grace brings the KILL forward.
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<()>;
     async fn remove_container(&self, id: &str) -> Result<()>;
+    /// Gives a running container other resources.
+    async fn update_container(&self, id: &str, resources: &v1::LinuxContainerResources) -> Result<()>;
     async fn exec(&self, id: &str, command: &[String], timeout: Option<Duration>) -> Result<ExecOutput>;
     async fn usage(&self) -> Result<Vec<Usage>>;
 

@@ -3,6 +3,7 @@
 //! A pod's files are below `<root>/pods/<uid>`: volumes at `volumes/<plugin>/<name>`, as every kubelet lays them out.
 //! Setting up again what is set up is harmless: that is how a restarted kubelet finds its pods' volumes.
 
+mod claims;
 mod files;
 mod host_path;
 mod mounts;
@@ -32,6 +33,10 @@ const REFRESH: Duration = Duration::from_secs(15);
 pub enum VolumeError {
     #[error("MountVolume.SetUp failed for volume \"{volume}\" : {why}")]
     SetUp { volume: String, why: String },
+    #[error(
+        "Unable to attach or mount volumes: unmounted volumes=[{volume}], unattached volumes=[], failed to process volumes=[{volume}]: {why}"
+    )]
+    Claim { volume: String, why: String },
     #[error("failed to prepare subPath for volumeMount \"{mount}\" of container \"{container}\"")]
     SubPath { mount: String, container: String },
     #[error("cannot find volume \"{volume}\" to mount into container \"{container}\"")]
@@ -47,6 +52,8 @@ pub struct Volumes {
     /// The tasks that keep pods' files current, by uid.
     refreshers: Mutex<BTreeMap<String, AbortHandle>>,
     tokens: Arc<files::Tokens>,
+    /// Where claimed volumes are on this node, by the pod's uid and the volume's name.
+    claimed: Mutex<BTreeMap<(String, String), PathBuf>>,
 }
 
 /// The directory names of a volume's plugin.
@@ -68,6 +75,7 @@ impl Volumes {
             api,
             refreshers: Mutex::default(),
             tokens: Arc::default(),
+            claimed: Mutex::default(),
         }
     }
 
@@ -103,6 +111,15 @@ impl Volumes {
                 files::tmpfs_if_secret(&path, volume).map_err(|e| failed(e.to_string()))?;
                 files::write(&path, &content, group).map_err(|e| failed(e.to_string()))?;
                 keep_current = true;
+            } else if let Some(claim) = &volume.persistent_volume_claim {
+                let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+                let found = claims::local_path(&*self.api, namespace, &claim.claim_name).await;
+                let found = found.map_err(|why| VolumeError::Claim {
+                    volume: volume.name.clone(),
+                    why: format!("error processing PVC {namespace}/{}: {why}", claim.claim_name),
+                })?;
+                let mut claimed = self.claimed.lock();
+                claimed.insert((uid.into(), volume.name.clone()), found);
             } else {
                 return Err(failed("this kind of volume is not supported by knarr yet".into()));
             }
@@ -164,9 +181,15 @@ impl Volumes {
             volume: mount.name.clone(),
             container: container.into(),
         })?;
-        let base = match &volume.host_path {
-            Some(host) => PathBuf::from(&host.path),
-            None => self.path(uid, volume),
+        let claimed = self
+            .claimed
+            .lock()
+            .get(&(uid.to_string(), volume.name.clone()))
+            .cloned();
+        let base = match (&volume.host_path, claimed) {
+            (Some(host), _) => PathBuf::from(&host.path),
+            (None, Some(path)) => path,
+            (None, None) => self.path(uid, volume),
         };
         let value = |name: &str| {
             environment
@@ -194,6 +217,7 @@ impl Volumes {
             task.abort();
         }
         self.tokens.forget(uid);
+        self.claimed.lock().retain(|(of, _), _| of != uid);
         let directory = self.pod_dir(uid);
         if uid.is_empty() || !directory.exists() {
             return Ok(());

@@ -1,0 +1,579 @@
+//! An object's managers with their fields, and what a write does to them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::LazyLock;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::set::FieldSet;
+use super::typed::{self, Comparison, Type};
+use crate::codec;
+use crate::convert;
+use crate::kind::Kind;
+use crate::registry;
+use crate::schema::{self, Shape};
+
+/// How many managers that update an object are told apart; older ones become one.
+const MAX_UPDATE_MANAGERS: usize = 10;
+const ANCIENT: &str = "ancient-changes";
+/// Who set what was there before anybody applied.
+const BEFORE_FIRST_APPLY: &str = "before-first-apply";
+/// What `kubectl apply` without `--server-side` remembers.
+pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Operation {
+    Apply,
+    Update,
+}
+
+/// What tells one manager from another.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ManagerId {
+    pub name: String,
+    pub operation: Operation,
+    /// Of updates only: whoever applies stays the same over versions.
+    api_version: String,
+    pub subresource: String,
+}
+
+impl ManagerId {
+    pub fn new(name: &str, operation: Operation, kind: &Kind, subresource: &str) -> Self {
+        ManagerId {
+            name: if name.is_empty() {
+                "unknown".into()
+            } else {
+                name.into()
+            },
+            operation,
+            api_version: match operation {
+                Operation::Update => kind.api_version(),
+                Operation::Apply => String::new(),
+            },
+            subresource: subresource.into(),
+        }
+    }
+}
+
+impl fmt::Display for ManagerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.name)?;
+        if !self.subresource.is_empty() {
+            write!(f, " with subresource {:?}", self.subresource)?;
+        }
+        match self.operation {
+            Operation::Update => write!(f, " using {}", self.api_version),
+            Operation::Apply => Ok(()),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Fields {
+    set: FieldSet,
+    api_version: String,
+    time: Option<Timestamp>,
+}
+
+/// All managers of an object. See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Managed(BTreeMap<ManagerId, Fields>);
+
+/// What an apply comes to.
+#[derive(Debug)]
+pub struct Applied {
+    /// `None`: the object stays as it is.
+    pub object: Option<Value>,
+    pub managed: Managed,
+}
+
+/// Fields that others hold at another value, by manager.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Conflicts(pub BTreeMap<ManagerId, FieldSet>);
+
+impl fmt::Display for Conflicts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<(&ManagerId, Vec<String>)> = self.0.iter().map(|(id, set)| (id, set.paths())).collect();
+        let count: usize = all.iter().map(|(_, paths)| paths.len()).sum();
+        if let ([(id, paths)], 1) = (&all[..], count) {
+            return write!(
+                f,
+                "Apply failed with 1 conflict: conflict with {id}: {}",
+                paths.concat()
+            );
+        }
+        let mut lines = Vec::new();
+        for (id, paths) in all {
+            lines.push(format!("conflicts with {id}:"));
+            lines.extend(paths.iter().map(|path| format!("- {path}")));
+        }
+        write!(f, "Apply failed with {count} conflicts: {}", lines.join("\n"))
+    }
+}
+
+/// Why an apply was refused.
+#[derive(Debug)]
+pub enum Refused {
+    Conflicts(Conflicts),
+    /// What is applied does not fit the schema: each with its path.
+    Mistakes(Vec<String>),
+}
+
+/// Whether what a client sent says that the managers are to be forgotten: an empty list, or one of an empty entry.
+pub fn is_reset(sent: Option<&[ManagedFieldsEntry]>) -> bool {
+    match sent {
+        Some([]) => true,
+        Some([one]) => *one == ManagedFieldsEntry::default(),
+        _ => false,
+    }
+}
+
+impl Managed {
+    /// `None` where an entry is none.
+    pub fn decode(entries: &[ManagedFieldsEntry]) -> Option<Managed> {
+        let mut managed = BTreeMap::new();
+        for entry in entries {
+            let operation = match entry.operation.as_deref() {
+                Some("Apply") => Operation::Apply,
+                Some("Update") => Operation::Update,
+                _ => return None,
+            };
+            let api_version = entry.api_version.clone().filter(|v| !v.is_empty())?;
+            if entry.fields_type.as_deref() != Some("FieldsV1") {
+                return None;
+            }
+            let set = match &entry.fields_v1 {
+                Some(fields) => FieldSet::read(&fields.0)?,
+                None => FieldSet::default(),
+            };
+            let id = ManagerId {
+                name: entry.manager.clone().unwrap_or_default(),
+                operation,
+                api_version: match operation {
+                    Operation::Update => api_version.clone(),
+                    Operation::Apply => String::new(),
+                },
+                subresource: entry.subresource.clone().unwrap_or_default(),
+            };
+            let time = entry.time.as_ref().map(|t| t.0);
+            managed.insert(
+                id,
+                Fields {
+                    set,
+                    api_version,
+                    time,
+                },
+            );
+        }
+        Some(Managed(managed))
+    }
+
+    /// As objects carry it: appliers first, then by time and name. `None` where there is nobody.
+    pub fn encode(self) -> Option<Vec<ManagedFieldsEntry>> {
+        let mut all: Vec<(ManagerId, Fields)> = self.0.into_iter().collect();
+        all.sort_by_cached_key(|(id, fields)| {
+            let second = fields.time.map_or(0, Timestamp::as_second);
+            let version = fields.api_version.clone();
+            (
+                id.operation,
+                second,
+                id.name.clone(),
+                version,
+                id.subresource.clone(),
+            )
+        });
+        let entries = all.into_iter().map(|(id, fields)| ManagedFieldsEntry {
+            manager: Some(id.name),
+            operation: Some(format!("{:?}", id.operation)),
+            api_version: Some(fields.api_version),
+            time: fields.time.map(Time),
+            fields_type: Some("FieldsV1".into()),
+            fields_v1: Some(FieldsV1(fields.set.into_value())),
+            subresource: Some(id.subresource).filter(|s| !s.is_empty()),
+        });
+        Some(entries.collect()).filter(|all: &Vec<_>| !all.is_empty())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What a write other than an apply does: `by` now holds what it changed, and nobody else does. `live` is the
+    /// kind's [`blank`] where the object is new. Both are the `kind`'s JSON.
+    pub fn update(
+        mut self,
+        kind: &'static Kind,
+        live: &Value,
+        new: &Value,
+        by: ManagerId,
+        now: Timestamp,
+    ) -> Managed {
+        let mut differs = Versions::new(kind, live, new);
+        let mut own = match differs.at(&kind.api_version()) {
+            Some(c) => c.added.union(&c.modified),
+            None => return self,
+        };
+        let reset = reset(kind, &by.subresource);
+        own = own.recursive_difference(&reset).difference(&STRIPPED);
+        self.0.retain(|_, fields| {
+            let Some(c) = differs.at(&fields.api_version) else {
+                return false;
+            };
+            let taken = c
+                .added
+                .union(&c.modified)
+                .union(&c.removed)
+                .recursive_difference(&reset);
+            if !taken.is_empty() {
+                fields.set = fields.set.difference(&taken);
+            }
+            !fields.set.is_empty()
+        });
+        if !own.is_empty() {
+            let set = self
+                .0
+                .get(&by)
+                .map_or_else(|| own.clone(), |had| had.set.union(&own));
+            let api_version = kind.api_version();
+            let time = Some(now);
+            self.0.insert(
+                by,
+                Fields {
+                    set,
+                    api_version,
+                    time,
+                },
+            );
+        }
+        self.cap();
+        self
+    }
+
+    /// Makes one of the oldest updaters where there are too many.
+    fn cap(&mut self) {
+        let mut updaters: Vec<(i64, ManagerId)> = self
+            .0
+            .iter()
+            .filter(|(id, _)| id.operation == Operation::Update)
+            .map(|(id, fields)| (fields.time.map_or(0, Timestamp::as_second), id.clone()))
+            .collect();
+        let mut count = updaters.len();
+        if count <= MAX_UPDATE_MANAGERS {
+            return;
+        }
+        updaters.sort();
+        let mut first_of: BTreeMap<String, ManagerId> = BTreeMap::new();
+        for (_, id) in updaters {
+            if count <= MAX_UPDATE_MANAGERS {
+                return;
+            }
+            let version = id.api_version.clone();
+            let Some(first) = first_of.get(&version) else {
+                first_of.insert(version, id);
+                continue;
+            };
+            let bucket = ManagerId {
+                name: ANCIENT.into(),
+                operation: Operation::Update,
+                api_version: version,
+                subresource: String::new(),
+            };
+            if !self.0.contains_key(&bucket)
+                && let Some(fields) = self.0.remove(first)
+            {
+                self.0.insert(bucket.clone(), fields);
+            }
+            if id == bucket {
+                continue;
+            }
+            if let Some(merged) = self.0.remove(&id)
+                && let Some(into) = self.0.get_mut(&bucket)
+            {
+                into.set = into.set.union(&merged.set);
+                into.time = merged.time;
+                count -= 1;
+            }
+        }
+    }
+
+    /// Applies `config`: fields it no longer names and nobody else holds go, those of others conflict unless `force`.
+    pub fn apply(
+        mut self,
+        kind: &'static Kind,
+        live: &Value,
+        config: &Value,
+        by: ManagerId,
+        force: bool,
+        now: Timestamp,
+    ) -> Result<Applied, Refused> {
+        let Some(shape) = Shape::of(kind) else {
+            return Err(Refused::Mistakes(vec![format!("{} has no schema", kind.kind)]));
+        };
+        let root = Type::root(shape);
+        let mistakes = typed::mistakes(root, config);
+        if !mistakes.is_empty() {
+            return Err(Refused::Mistakes(mistakes));
+        }
+        if self.is_empty() {
+            let before = ManagerId::new(BEFORE_FIRST_APPLY, Operation::Update, kind, &by.subresource);
+            self = self.update(kind, &blank(kind), live, before, now);
+        }
+        let reset = reset(kind, &by.subresource);
+        let merged = typed::merge(root, live, config);
+        let set = typed::fields_of(root, config).recursive_difference(&reset);
+        let had = self.0.remove(&by);
+        let time = had.as_ref().and_then(|h| h.time);
+        let mine = Fields {
+            set,
+            api_version: kind.api_version(),
+            time,
+        };
+        self.0.insert(by.clone(), mine);
+        let new = match had {
+            Some(had) if !had.set.is_empty() => self.prune(kind, merged, &had),
+            _ => merged,
+        };
+        let mut differs = Versions::new(kind, live, &new);
+        let mut conflicts = BTreeMap::new();
+        let mut taken: BTreeMap<ManagerId, FieldSet> = BTreeMap::new();
+        let mut lost = Vec::new();
+        for (id, fields) in self.0.iter().filter(|(id, _)| **id != by) {
+            let Some(c) = differs.at(&fields.api_version) else {
+                lost.push(id.clone());
+                continue;
+            };
+            let changed = c.modified.union(&c.added).recursive_difference(&reset);
+            let conflict = fields.set.intersection(&changed);
+            taken.insert(
+                id.clone(),
+                conflict.union(&c.removed.recursive_difference(&reset)),
+            );
+            if !conflict.is_empty() {
+                conflicts.insert(id.clone(), conflict);
+            }
+        }
+        if !force && !conflicts.is_empty() {
+            return Err(Refused::Conflicts(Conflicts(conflicts)));
+        }
+        for id in lost {
+            self.0.remove(&id);
+        }
+        for (id, taken) in taken {
+            if let Some(fields) = self.0.get_mut(&id) {
+                fields.set = fields.set.difference(&taken);
+            }
+        }
+        let object = (new != *live).then_some(new);
+        if let Some(mine) = self.0.get_mut(&by) {
+            mine.set = mine.set.difference(&STRIPPED);
+            if object.is_some() {
+                mine.time = Some(now);
+            }
+        }
+        self.0.retain(|_, fields| !fields.set.is_empty());
+        Ok(Applied {
+            object,
+            managed: self,
+        })
+    }
+
+    /// Takes out of `merged` what its applier `had` and holds no longer, and nobody else holds.
+    fn prune(&self, kind: &'static Kind, merged: Value, had: &Fields) -> Value {
+        let Some((at_kind, merged_then)) = at_version(kind, &merged, &had.api_version) else {
+            return merged;
+        };
+        let Some(shape) = Shape::of(at_kind) else {
+            return merged;
+        };
+        let root = Type::root(shape);
+        let last = typed::with_named_fields(root, &had.set);
+        let mut pruned = typed::remove(root, &merged_then, &last);
+        // Back comes what anybody still holds,
+        let mut versions: BTreeMap<&str, FieldSet> = BTreeMap::new();
+        for fields in self.0.values() {
+            let all = versions.entry(&fields.api_version).or_default();
+            *all = all.union(&fields.set);
+        }
+        for (version, held) in versions {
+            let Some((kind_then, merged)) = at_version(at_kind, &merged_then, version) else {
+                continue;
+            };
+            let Some((_, there)) = at_version(at_kind, &pruned, version) else {
+                continue;
+            };
+            let Some(shape) = Shape::of(kind_then) else {
+                continue;
+            };
+            let root = Type::root(shape);
+            let named = |set: &FieldSet| typed::with_named_fields(root, set);
+            let keep = named(&typed::fields_of(root, &there)).union(&named(&held));
+            let gone = named(&typed::fields_of(root, &merged)).difference(&keep);
+            let kept = typed::remove(root, &merged, &gone);
+            if let Some((_, kept)) = at_version(kind_then, &kept, &had.api_version) {
+                pruned = kept;
+            }
+        }
+        // and what this applier never held.
+        let there = typed::with_named_fields(root, &typed::fields_of(root, &pruned));
+        let all = typed::with_named_fields(root, &typed::fields_of(root, &merged_then));
+        let gone = all.difference(&there).intersection(&last);
+        let kept = typed::remove(root, &merged_then, &gone);
+        at_version(at_kind, &kept, &kind.api_version()).map_or(merged, |(_, kept)| kept)
+    }
+}
+
+/// The conflicts that are none: `kubectl apply` set these fields without `--server-side`, and they are still as it
+/// left them.
+pub fn last_applied_fields(kind: &'static Kind, live: &Value) -> Option<FieldSet> {
+    let text = live
+        .pointer("/metadata/annotations")?
+        .get(LAST_APPLIED)?
+        .as_str()?;
+    let last: Value = serde_json::from_str(text).ok()?;
+    if last.get("apiVersion")?.as_str()? != kind.api_version() {
+        return None;
+    }
+    let root = Type::root(Shape::of(kind)?);
+    if !typed::mistakes(root, &last).is_empty() {
+        return None;
+    }
+    let c = typed::compare(root, &last, live);
+    let set = typed::fields_of(root, &last);
+    Some(
+        set.difference(&c.modified)
+            .difference(&c.added)
+            .difference(&c.removed),
+    )
+}
+
+/// How the object differs before and after, in each version that somebody wrote it in.
+struct Versions<'a> {
+    kind: &'static Kind,
+    live: &'a Value,
+    new: &'a Value,
+    made: BTreeMap<String, Option<Comparison>>,
+}
+
+impl<'a> Versions<'a> {
+    fn new(kind: &'static Kind, live: &'a Value, new: &'a Value) -> Self {
+        Versions {
+            kind,
+            live,
+            new,
+            made: BTreeMap::new(),
+        }
+    }
+
+    /// `None` for a version that is no more.
+    fn at(&mut self, version: &str) -> Option<&Comparison> {
+        if !self.made.contains_key(version) {
+            let made = self.compare(version);
+            self.made.insert(version.to_string(), made);
+        }
+        self.made.get(version)?.as_ref()
+    }
+
+    fn compare(&self, version: &str) -> Option<Comparison> {
+        if version == self.kind.api_version() {
+            return Some(typed::compare(
+                Type::root(Shape::of(self.kind)?),
+                self.live,
+                self.new,
+            ));
+        }
+        let (kind, live) = at_version(self.kind, self.live, version)?;
+        let (_, new) = at_version(self.kind, self.new, version)?;
+        Some(typed::compare(Type::root(Shape::of(kind)?), &live, &new))
+    }
+}
+
+/// A value of `kind` as its kind of another version has it; `None` where there is none.
+fn at_version(kind: &'static Kind, value: &Value, version: &str) -> Option<(&'static Kind, Value)> {
+    if version == kind.api_version() {
+        return Some((kind, value.clone()));
+    }
+    let to = registry::by_kind(version, kind.kind)?;
+    let json = serde_json::to_vec(value).ok()?;
+    let typed = kind.ops.decode(&json).ok()?.object;
+    let mut out = Vec::new();
+    convert::typed(kind, to, typed).ok()?.encode_into(&mut out);
+    Some((to, serde_json::from_slice(&out).ok()?))
+}
+
+/// Fields that nobody holds: they are the system's.
+static STRIPPED: LazyLock<FieldSet> = LazyLock::new(|| {
+    let of_metadata = [
+        "name",
+        "namespace",
+        "creationTimestamp",
+        "selfLink",
+        "uid",
+        "clusterName",
+        "generation",
+        "managedFields",
+        "resourceVersion",
+    ];
+    let set = FieldSet::default()
+        .with(&["apiVersion"])
+        .with(&["kind"])
+        .with(&["metadata"]);
+    of_metadata
+        .iter()
+        .fold(set, |set, field| set.with(&["metadata", field]))
+});
+
+/// What a write to this resource cannot change, so that it is nobody's who tried.
+fn reset(kind: &Kind, subresource: &str) -> FieldSet {
+    let set = FieldSet::default();
+    if kind.subresource("status").is_none() {
+        return set;
+    }
+    match (subresource, kind.group, kind.kind) {
+        ("", ..) => set.with(&["status"]),
+        ("status", "", "Pod") => set
+            .with(&["spec"])
+            .with(&["metadata", "deletionTimestamp"])
+            .with(&["metadata", "ownerReferences"]),
+        ("status", "apps", "Deployment") => set.with(&["spec"]).with(&["metadata", "labels"]),
+        ("status", ..) => set.with(&["spec"]),
+        _ => set,
+    }
+}
+
+/// An object of the kind with nothing set, as Go encodes it: structs that are no pointers are there, some lists null.
+pub fn blank(kind: &'static Kind) -> Value {
+    fn fill(shape: &Shape, of: &str) -> Value {
+        let mut out = Map::new();
+        let go_name = of.rsplit('.').next().unwrap_or(of);
+        for (name, field) in shape.type_named(of).into_iter().flat_map(|t| t.fields()) {
+            match &field.value {
+                schema::Value::Struct(of) if name == "metadata" || codec::is_always_object(go_name, name) => {
+                    let value = if name == "metadata" {
+                        json!({})
+                    } else {
+                        fill(shape, of)
+                    };
+                    out.insert(name.clone(), value);
+                }
+                schema::Value::List(_) if codec::is_null_unset(go_name, name) => {
+                    out.insert(name.clone(), Value::Null);
+                }
+                _ => {}
+            }
+        }
+        Value::Object(out)
+    }
+    let Some(shape) = Shape::of(kind) else {
+        return json!({});
+    };
+    let mut blank = fill(shape, shape.root());
+    blank["apiVersion"] = kind.api_version().into();
+    blank["kind"] = kind.kind.into();
+    blank
+}
+
+#[cfg(test)]
+mod tests;

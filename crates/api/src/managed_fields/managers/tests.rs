@@ -1,0 +1,210 @@
+//! What writes and applies do to who holds what, against what kube-apiserver does.
+
+use serde_json::json;
+
+use super::*;
+use crate::registry::{CONFIG_MAP, HORIZONTAL_POD_AUTOSCALER, HORIZONTAL_POD_AUTOSCALER_V1, POD};
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn id(name: &str, operation: Operation) -> ManagerId {
+    ManagerId::new(name, operation, &CONFIG_MAP, "")
+}
+
+fn map(data: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data})
+}
+
+fn held(managed: &Managed) -> Vec<String> {
+    let sets = managed.clone().encode().unwrap_or_default().into_iter().map(|e| {
+        let fields = e.fields_v1.map(|f| f.0.to_string()).unwrap_or_default();
+        format!(
+            "{} {} {fields}",
+            e.manager.unwrap_or_default(),
+            e.operation.unwrap_or_default()
+        )
+    });
+    sets.collect()
+}
+
+fn apply(
+    managed: Managed,
+    live: &Value,
+    config: &Value,
+    by: &str,
+    force: bool,
+) -> Result<(Value, Managed), Refused> {
+    let applied = managed.apply(&CONFIG_MAP, live, config, id(by, Operation::Apply), force, at(2))?;
+    Ok((applied.object.unwrap_or_else(|| live.clone()), applied.managed))
+}
+
+#[test]
+fn what_a_client_creates_and_changes_is_its_own() {
+    let new = map(json!({"k": "v"}));
+    let managed = Managed::default().update(
+        &CONFIG_MAP,
+        &blank(&CONFIG_MAP),
+        &new,
+        id("a", Operation::Update),
+        at(1),
+    );
+    assert_eq!(held(&managed), [r#"a Update {"f:data":{".":{},"f:k":{}}}"#]);
+    let changed = map(json!({"k": "w", "l": "x"}));
+    let managed = managed.update(&CONFIG_MAP, &new, &changed, id("b", Operation::Update), at(2));
+    assert_eq!(
+        held(&managed),
+        [
+            r#"a Update {"f:data":{".":{}}}"#,
+            r#"b Update {"f:data":{"f:k":{},"f:l":{}}}"#
+        ]
+        .map(|s| s.replace(r#"{".":{}}"#, "{}"))
+    );
+}
+
+#[test]
+fn appliers_share_conflict_and_take() {
+    let (live, managed) = apply(
+        Managed::default(),
+        &blank(&CONFIG_MAP),
+        &map(json!({"k": "v", "l": "w"})),
+        "m1",
+        false,
+    )
+    .unwrap();
+    assert_eq!(held(&managed), [r#"m1 Apply {"f:data":{"f:k":{},"f:l":{}}}"#]);
+    // The same value is shared; the second's entry has no time because nothing changed.
+    let (live, managed) = apply(managed, &live, &map(json!({"k": "v"})), "m2", false).unwrap();
+    let times: Vec<bool> = managed
+        .clone()
+        .encode()
+        .unwrap()
+        .iter()
+        .map(|e| e.time.is_some())
+        .collect();
+    assert_eq!(times, [false, true]);
+    // Another value conflicts with both.
+    let refused = apply(managed.clone(), &live, &map(json!({"k": "x"})), "m3", false).unwrap_err();
+    let Refused::Conflicts(conflicts) = refused else {
+        panic!("{refused:?}")
+    };
+    assert_eq!(
+        conflicts.to_string(),
+        "Apply failed with 2 conflicts: conflicts with \"m1\":\n- .data.k\nconflicts with \"m2\":\n- .data.k"
+    );
+    let (live, managed) = apply(managed, &live, &map(json!({"k": "x"})), "m3", true).unwrap();
+    assert_eq!(live["data"], json!({"k": "x", "l": "w"}));
+    assert_eq!(
+        held(&managed),
+        [
+            r#"m1 Apply {"f:data":{"f:l":{}}}"#,
+            r#"m3 Apply {"f:data":{"f:k":{}}}"#
+        ]
+    );
+    // What nobody names any more goes.
+    let (live, managed) = apply(managed, &live, &map(json!({})), "m1", false).unwrap();
+    assert_eq!(live["data"], json!({"k": "x"}));
+    let config = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}});
+    let (live, managed) = apply(managed, &live, &config, "m3", false).unwrap();
+    assert!(live["data"].as_object().is_none_or(|d| d.is_empty()), "{live}");
+    assert!(held(&managed).iter().all(|h| !h.starts_with("m3")));
+}
+
+#[test]
+fn lists_merge_by_key_and_unknown_fields_are_refused() {
+    let pod = |containers: Value| json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": containers}});
+    let by = |name| ManagerId::new(name, Operation::Apply, &POD, "");
+    let one = pod(json!([{"name": "c", "image": "i", "ports": [{"containerPort": 80}]}]));
+    let first = Managed::default()
+        .apply(&POD, &blank(&POD), &one, by("m1"), false, at(1))
+        .unwrap();
+    assert_eq!(
+        held(&first.managed),
+        [
+            r#"m1 Apply {"f:spec":{"f:containers":{"k:{\"name\":\"c\"}":{".":{},"f:image":{},"f:name":{},"f:ports":{"k:{\"containerPort\":80,\"protocol\":\"TCP\"}":{".":{},"f:containerPort":{}}}}}}}"#
+        ]
+    );
+    let live = first.object.unwrap();
+    let two = pod(json!([{"name": "d", "image": "j"}]));
+    let second = first
+        .managed
+        .apply(&POD, &live, &two, by("m2"), false, at(2))
+        .unwrap();
+    let names: Vec<&str> = second.object.as_ref().unwrap()["spec"]["containers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["c", "d"]);
+    for (wrong, why) in [
+        (
+            json!([{"name": "c", "imagee": "i"}]),
+            ".spec.containers[name=\"c\"].imagee: field not declared in schema",
+        ),
+        (
+            json!([{"name": "c"}, {"name": "c"}]),
+            ".spec.containers: duplicate entries for key [name=\"c\"]",
+        ),
+    ] {
+        match Managed::default().apply(&POD, &blank(&POD), &pod(wrong), by("m"), false, at(1)) {
+            Err(Refused::Mistakes(found)) => assert_eq!(found, [why]),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_manager_of_another_version_is_asked_in_its_own() {
+    let v1 = json!({"apiVersion": "autoscaling/v1", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "h"},
+        "spec": {"maxReplicas": 3, "scaleTargetRef": {"kind": "D", "name": "d"}}});
+    let kind = &HORIZONTAL_POD_AUTOSCALER_V1;
+    let by = ManagerId::new("m1", Operation::Apply, kind, "");
+    let first = Managed::default()
+        .apply(kind, &blank(kind), &v1, by, false, at(1))
+        .unwrap();
+    let kind = &HORIZONTAL_POD_AUTOSCALER;
+    let (_, live) = at_version(
+        &HORIZONTAL_POD_AUTOSCALER_V1,
+        &first.object.unwrap(),
+        "autoscaling/v2",
+    )
+    .unwrap();
+    let v2 = json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "h"},
+        "spec": {"maxReplicas": 4}});
+    let by = ManagerId::new("m2", Operation::Apply, kind, "");
+    match first.managed.apply(kind, &live, &v2, by, false, at(2)) {
+        Err(Refused::Conflicts(conflicts)) => assert_eq!(
+            conflicts.to_string(),
+            "Apply failed with 1 conflict: conflict with \"m1\": .spec.maxReplicas"
+        ),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn of_many_updaters_the_oldest_become_one() {
+    let mut managed = Managed::default();
+    let mut live = blank(&CONFIG_MAP);
+    for n in 0..14 {
+        let mut new = map(live.get("data").cloned().unwrap_or(json!({})));
+        new["data"][format!("k{n:02}")] = "v".into();
+        managed = managed.update(
+            &CONFIG_MAP,
+            &live,
+            &new,
+            id(&format!("m{n:02}"), Operation::Update),
+            at(n),
+        );
+        live = new;
+    }
+    let names: Vec<String> = managed
+        .encode()
+        .unwrap()
+        .into_iter()
+        .filter_map(|e| e.manager)
+        .collect();
+    assert_eq!(names.len(), MAX_UPDATE_MANAGERS);
+    assert_eq!((names[0].as_str(), names[9].as_str()), (ANCIENT, "m13"));
+}

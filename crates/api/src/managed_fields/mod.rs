@@ -1,0 +1,14 @@
+//! Who set which field (KEP-555): kept with every write, and what server-side apply decides by.
+//!
+//! Pure: values in, values out. The pipeline hands in the object before and after a write and who wrote it
+//! ([`Managed::update`]), or the object there is and a configuration that somebody applies ([`Managed::apply`]).
+
+mod managers;
+mod set;
+mod typed;
+
+pub use managers::{
+    Applied, Conflicts, LAST_APPLIED, Managed, ManagerId, Operation, Refused, blank, is_reset,
+    last_applied_fields,
+};
+pub use set::FieldSet;

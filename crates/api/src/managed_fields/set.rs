@@ -1,0 +1,259 @@
+//! Sets of field paths, in the form in which clients see them (`fieldsV1`).
+//!
+//! A set is a JSON object: a member per path element (`f:name`, `k:{"name":"c"}`, `v:"x"`), below it what follows, and
+//! `"."` where the path up to there is in the set itself although others go on. `{}` is a path that ends and is in the
+//! set. All operations work on that form, so nothing is translated to and fro on a write.
+
+use serde_json::{Map, Value};
+
+/// The member that says that a path is in the set though others go on.
+const SELF: &str = ".";
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FieldSet(Map<String, Value>);
+
+type Node = Map<String, Value>;
+
+fn node(value: &Value) -> Option<&Node> {
+    value.as_object()
+}
+
+fn owns(node: &Node) -> bool {
+    node.is_empty() || node.contains_key(SELF)
+}
+
+fn below(node: &Node) -> impl Iterator<Item = (&String, &Value)> {
+    node.iter().filter(|(key, _)| *key != SELF)
+}
+
+/// A node of these; `None` for one that holds nothing.
+fn made(own: bool, mut children: Node) -> Option<Value> {
+    if own && !children.is_empty() {
+        children.insert(SELF.into(), Value::Object(Map::new()));
+    }
+    (own || !children.is_empty()).then_some(Value::Object(children))
+}
+
+impl FieldSet {
+    /// What clients may send as `fieldsV1`; `None` if it is no set.
+    pub fn read(fields: &Value) -> Option<FieldSet> {
+        fn fine(value: &Value) -> bool {
+            node(value).is_some_and(|n| {
+                let mut members = n.iter();
+                members.all(|(key, value)| {
+                    let known = key == SELF || matches!(key.get(..2), Some("f:" | "k:" | "v:" | "i:"));
+                    known && fine(value)
+                })
+            })
+        }
+        let mut set = node(fields).filter(|_| fine(fields))?.clone();
+        set.remove(SELF);
+        Some(FieldSet(set))
+    }
+
+    pub fn into_value(self) -> Value {
+        Value::Object(self.0)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A set of one child of the root: the path `element`, if `own`, and those of `children` behind it.
+    pub(super) fn add(&mut self, element: &str, own: bool, children: FieldSet) {
+        if let Some(node) = made(own, children.0) {
+            self.0.insert(element.to_string(), node);
+        }
+    }
+
+    /// Whether a path of one element is in the set.
+    pub(super) fn has(&self, element: &str) -> bool {
+        self.0.get(element).and_then(node).is_some_and(owns)
+    }
+
+    /// What follows `element`.
+    pub(super) fn behind(&self, element: &str) -> FieldSet {
+        let node = self.0.get(element).and_then(node);
+        FieldSet(node.map_or_else(Map::new, |n| {
+            below(n).map(|(k, v)| (k.clone(), v.clone())).collect()
+        }))
+    }
+
+    /// With a path of field names in it.
+    pub fn with(mut self, path: &[&str]) -> FieldSet {
+        if let Some((first, rest)) = path.split_first() {
+            let element = format!("f:{first}");
+            let own = rest.is_empty() || self.has(&element);
+            let behind = self.behind(&element).with(rest);
+            self.add(&element, own, behind);
+        }
+        self
+    }
+
+    pub fn union(&self, other: &FieldSet) -> FieldSet {
+        fn walk(a: &Node, b: &Node) -> Node {
+            let mut out = Map::new();
+            for (key, left) in below(a) {
+                let both = node(left).zip(b.get(key).and_then(node));
+                let joined = match both {
+                    Some((l, r)) => made(owns(l) || owns(r), walk(l, r)),
+                    None => Some(left.clone()),
+                };
+                out.extend(joined.map(|value| (key.clone(), value)));
+            }
+            let more = below(b).filter(|(key, _)| !a.contains_key(*key));
+            out.extend(more.map(|(key, value)| (key.clone(), value.clone())));
+            out
+        }
+        FieldSet(walk(&self.0, &other.0))
+    }
+
+    /// The paths of this set that are not in the other.
+    pub fn difference(&self, other: &FieldSet) -> FieldSet {
+        fn walk(a: &Node, b: &Node) -> Node {
+            let kept = below(a).filter_map(|(key, left)| {
+                let value = match node(left).zip(b.get(key).and_then(node)) {
+                    Some((l, r)) => made(owns(l) && !owns(r), walk(l, r))?,
+                    None => left.clone(),
+                };
+                Some((key.clone(), value))
+            });
+            kept.collect()
+        }
+        FieldSet(walk(&self.0, &other.0))
+    }
+
+    /// The paths of this set that are not in the other, nor behind one that is.
+    pub fn recursive_difference(&self, other: &FieldSet) -> FieldSet {
+        fn walk(a: &Node, b: &Node) -> Node {
+            let kept = below(a).filter_map(|(key, left)| {
+                let value = match node(left).zip(b.get(key).and_then(node)) {
+                    Some((_, r)) if owns(r) => return None,
+                    Some((l, r)) => made(owns(l), walk(l, r))?,
+                    None => left.clone(),
+                };
+                Some((key.clone(), value))
+            });
+            kept.collect()
+        }
+        FieldSet(walk(&self.0, &other.0))
+    }
+
+    pub fn intersection(&self, other: &FieldSet) -> FieldSet {
+        fn walk(a: &Node, b: &Node) -> Node {
+            let kept = below(a).filter_map(|(key, left)| {
+                let (l, r) = node(left).zip(b.get(key).and_then(node))?;
+                Some((key.clone(), made(owns(l) && owns(r), walk(l, r))?))
+            });
+            kept.collect()
+        }
+        FieldSet(walk(&self.0, &other.0))
+    }
+
+    /// Rebuilds the set: `own` says of each child whether it is in it, `go` makes what is behind it.
+    pub(super) fn rebuild(
+        &self,
+        mut own: impl FnMut(&str, bool) -> bool,
+        mut go: impl FnMut(&str, FieldSet) -> FieldSet,
+    ) -> FieldSet {
+        let mut out = FieldSet::default();
+        for (key, value) in below(&self.0) {
+            let has = node(value).is_some_and(owns);
+            let behind = go(key, self.behind(key));
+            out.add(key, own(key, has), behind);
+        }
+        out
+    }
+
+    /// Every path, as people read it: `.spec.containers[name="c"].image`.
+    pub fn paths(&self) -> Vec<String> {
+        fn walk(node_: &Node, path: &str, out: &mut Vec<String>) {
+            for (key, value) in below(node_) {
+                let path = format!("{path}{}", shown(key));
+                let Some(child) = node(value) else { continue };
+                if owns(child) {
+                    out.push(path.clone());
+                }
+                walk(child, &path, out);
+            }
+        }
+        let mut out = Vec::new();
+        walk(&self.0, "", &mut out);
+        out
+    }
+}
+
+/// A path element as people read it.
+pub(super) fn shown(element: &str) -> String {
+    let (form, rest) = element.split_at_checked(2).unwrap_or((element, ""));
+    match form {
+        "f:" => format!(".{rest}"),
+        "k:" => match serde_json::from_str::<Map<String, Value>>(rest) {
+            Ok(keys) => {
+                let keys: Vec<String> = keys
+                    .iter()
+                    .map(|(name, value)| format!("{name}={value}"))
+                    .collect();
+                format!("[{}]", keys.join(","))
+            }
+            Err(_) => format!("[{rest}]"),
+        },
+        "v:" => format!("[={rest}]"),
+        _ => format!("[{rest}]"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn set(value: Value) -> FieldSet {
+        FieldSet::read(&value).unwrap()
+    }
+
+    #[test]
+    fn sets_know_what_is_in_them() {
+        let a = set(json!({"f:a": {}, "f:b": {".": {}, "f:c": {}, "f:d": {"v:1": {}}}}));
+        let b = set(json!({"f:b": {"f:c": {}}, "f:e": {}}));
+        assert_eq!(a.paths(), [".a", ".b", ".b.c", ".b.d[=1]"]);
+        assert_eq!(a.union(&b).paths(), [".a", ".b", ".b.c", ".b.d[=1]", ".e"]);
+        assert_eq!(a.difference(&b).paths(), [".a", ".b", ".b.d[=1]"]);
+        assert_eq!(b.difference(&a).paths(), [".e"]);
+        assert_eq!(a.intersection(&b).paths(), [".b.c"]);
+        assert_eq!(a.recursive_difference(&set(json!({"f:b": {}}))).paths(), [".a"]);
+        assert_eq!(
+            set(json!({"k:{\"name\":\"c\",\"port\":80}": {}})).paths(),
+            ["[name=\"c\",port=80]"]
+        );
+        for wrong in [json!([]), json!({"x": {}}), json!({"f:a": 1}), json!({"é": {}})] {
+            assert!(FieldSet::read(&wrong).is_none(), "{wrong}");
+        }
+    }
+
+    fn sets() -> impl Strategy<Value = FieldSet> {
+        let leaf = Just(json!({}));
+        let tree = leaf.prop_recursive(3, 16, 4, |inner| {
+            (prop::collection::btree_map("f:[abc]", inner, 1..4), any::<bool>())
+                .prop_map(|(children, own)| made(own, children.into_iter().collect()).unwrap())
+        });
+        prop::collection::btree_map("f:[abc]", tree, 0..4)
+            .prop_map(|children| FieldSet(children.into_iter().collect()))
+    }
+
+    proptest! {
+        #[test]
+        fn set_laws_hold(a in sets(), b in sets()) {
+            let paths = |s: &FieldSet| s.paths().into_iter().collect::<std::collections::BTreeSet<_>>();
+            let (pa, pb) = (paths(&a), paths(&b));
+            prop_assert_eq!(paths(&a.union(&b)), &pa | &pb);
+            prop_assert_eq!(paths(&a.intersection(&b)), &pa & &pb);
+            prop_assert_eq!(paths(&a.difference(&b)), &pa - &pb);
+            prop_assert_eq!(a.union(&a), a.clone());
+            prop_assert!(a.difference(&a).is_empty());
+        }
+    }
+}

@@ -1,0 +1,519 @@
+//! Values walked by their kind's schema: which fields a value sets, what differs between two, one merged into
+//! another, fields taken out. The rules are structured-merge-diff's (KEP-555), which fix what users see.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value};
+
+use super::set::{FieldSet, shown};
+use crate::schema::rules::{self, List};
+use crate::schema::{self, Shape};
+
+/// What a value may be. Borrowed from its kind's [`Shape`].
+#[derive(Clone, Copy, Debug)]
+pub enum Type<'a> {
+    /// One value, whatever it is: scalars, and lists and maps that are set as a whole.
+    Leaf,
+    Struct(&'a Shape, &'a str),
+    /// Keys are the user's.
+    Map(&'a Shape, Option<&'a str>),
+    /// Different scalars.
+    Set,
+    /// Objects that differ in these fields.
+    Keyed(&'a Shape, &'a str, &'static [&'static str]),
+}
+
+impl<'a> Type<'a> {
+    /// The kind's own type.
+    pub fn root(shape: &'a Shape) -> Self {
+        Type::Struct(shape, shape.root())
+    }
+
+    /// A named type where no rule of a field says otherwise.
+    fn named(shape: &'a Shape, name: &'a str) -> Self {
+        let known = shape.type_named(name).is_some_and(|t| !t.is_opaque());
+        if known && !rules::is_atomic(name) {
+            Type::Struct(shape, name)
+        } else {
+            Type::Leaf
+        }
+    }
+
+    /// The type of a field, `None` where the struct has none of that name.
+    fn field(&self, name: &str) -> Option<Type<'a>> {
+        match *self {
+            Type::Struct(shape, of) => {
+                if matches!(name, "apiVersion" | "kind") && of == shape.root() {
+                    return Some(Type::Leaf);
+                }
+                let field = shape.type_named(of)?.field(name)?;
+                let map = field.rule.and_then(|r| r.map);
+                Some(match &field.value {
+                    _ if map == Some(rules::Map::Atomic) => Type::Leaf,
+                    schema::Value::Struct(of) if map == Some(rules::Map::Granular) => Type::Struct(shape, of),
+                    schema::Value::Struct(of) => Type::named(shape, of),
+                    schema::Value::Map(of) => Type::Map(shape, of.as_deref()),
+                    schema::Value::List(of) => match (field.rule.and_then(|r| r.list), of) {
+                        (Some(List::Set), _) => Type::Set,
+                        (Some(List::Map(keys)), Some(of)) => Type::Keyed(shape, of, keys),
+                        _ => Type::Leaf,
+                    },
+                    schema::Value::Scalar => Type::Leaf,
+                })
+            }
+            Type::Map(shape, Some(of)) => Some(Type::named(shape, of)),
+            Type::Map(_, None) => Some(Type::Leaf),
+            Type::Leaf | Type::Set | Type::Keyed(..) => None,
+        }
+    }
+
+    fn item(&self) -> Type<'a> {
+        match *self {
+            Type::Keyed(shape, of, _) => Type::named(shape, of),
+            _ => Type::Leaf,
+        }
+    }
+
+    fn is_map(&self) -> bool {
+        matches!(self, Type::Struct(..) | Type::Map(..))
+    }
+
+    fn is_list(&self) -> bool {
+        matches!(self, Type::Set | Type::Keyed(..))
+    }
+
+    /// The path element of a list's item, or why it has none.
+    fn element(&self, item: &Value) -> Result<String, String> {
+        let Type::Keyed(_, of, keys) = self else {
+            return match item {
+                Value::Object(_) => {
+                    Err("associative list without keys has an element that's a map type".into())
+                }
+                Value::Array(_) => Err("not supported: associative list with lists as elements".into()),
+                Value::Null => {
+                    Err("associative list without keys has an element that's an explicit null".into())
+                }
+                scalar => Ok(format!("v:{scalar}")),
+            };
+        };
+        let Value::Object(item) = item else {
+            return Err(match item {
+                Value::Null => "associative list with keys may not have a null element".into(),
+                _ => "associative list with keys may not have non-map elements".into(),
+            });
+        };
+        let found: BTreeMap<&str, Value> = keys
+            .iter()
+            .filter_map(|key| {
+                let value = item.get(*key).cloned().or_else(|| key_default(of, key))?;
+                Some((*key, value))
+            })
+            .collect();
+        if found.is_empty() {
+            let keys: Vec<String> = keys.iter().map(|k| format!("{k:?}")).collect();
+            return Err(format!(
+                "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values \
+for any key fields)",
+                keys.join(" ")
+            ));
+        }
+        // Strings and numbers always encode.
+        Ok(format!("k:{}", serde_json::to_string(&found).unwrap_or_default()))
+    }
+}
+
+/// The published default of a key that may be left out.
+fn key_default(of: &str, key: &str) -> Option<Value> {
+    let port = matches!(
+        of,
+        "io.k8s.api.core.v1.ContainerPort" | "io.k8s.api.core.v1.ServicePort"
+    );
+    (port && key == "protocol").then(|| "TCP".into())
+}
+
+fn map_of(value: Option<&Value>) -> Option<&Map<String, Value>> {
+    value.and_then(Value::as_object)
+}
+
+fn list_of(value: Option<&Value>) -> &[Value] {
+    value.and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// Empty, null, absent, or of another form.
+fn is_bare(type_: &Type<'_>, value: Option<&Value>) -> bool {
+    if type_.is_map() {
+        map_of(value).is_none_or(Map::is_empty)
+    } else {
+        list_of(value).is_empty()
+    }
+}
+
+fn is_leaf(type_: &Type<'_>, left: Option<&Value>, right: Option<&Value>) -> bool {
+    !(type_.is_map() || type_.is_list()) || (is_bare(type_, left) && is_bare(type_, right))
+}
+
+/// What is wrong with a value that somebody applies, with the paths.
+pub fn mistakes(type_: Type<'_>, value: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    check(type_, value, "", &mut found);
+    found
+}
+
+fn check(type_: Type<'_>, value: &Value, path: &str, found: &mut Vec<String>) {
+    let mut say = |path: &str, what: String| {
+        found.push(if path.is_empty() {
+            what
+        } else {
+            format!("{path}: {what}")
+        });
+    };
+    if type_.is_map() {
+        let map = match value {
+            Value::Object(map) => map,
+            Value::Null => return,
+            other => return say(path, format!("expected map, got {}", go_value(other))),
+        };
+        for (key, value) in map {
+            let path = format!("{path}.{key}");
+            match type_.field(key) {
+                Some(field) => check(field, value, &path, found),
+                None => {
+                    found.push(format!("{path}: field not declared in schema"));
+                    return;
+                }
+            }
+        }
+    } else if type_.is_list() {
+        let list = match value {
+            Value::Array(list) => list,
+            Value::Null => return,
+            other => return say(path, format!("expected list, got {}", go_value(other))),
+        };
+        let mut seen = BTreeSet::new();
+        for (at, item) in list.iter().enumerate() {
+            match type_.element(item) {
+                Err(why) => return found.push(format!("{path}: element {at}: {why}")),
+                Ok(element) => {
+                    if !seen.insert(element.clone()) {
+                        found.push(format!("{path}: duplicate entries for key {}", shown(&element)));
+                    }
+                    check(type_.item(), item, &format!("{path}{}", shown(&element)), found);
+                }
+            }
+        }
+    }
+}
+
+/// As Go prints a value of any type with `%v`.
+fn go_value(value: &Value) -> String {
+    format!("&{{{value}}}")
+}
+
+/// The fields that a value sets.
+pub fn fields_of(type_: Type<'_>, value: &Value) -> FieldSet {
+    walk_fields(type_, value).1
+}
+
+fn walk_fields(type_: Type<'_>, value: &Value) -> (bool, FieldSet) {
+    let mut set = FieldSet::default();
+    if type_.is_map() {
+        for (key, value) in map_of(Some(value)).into_iter().flatten() {
+            let Some(field) = type_.field(key) else { continue };
+            let (own, behind) = walk_fields(field, value);
+            let empty = value.is_null() || value.as_object().is_some_and(Map::is_empty);
+            set.add(
+                &format!("f:{key}"),
+                own || empty || matches!(type_, Type::Map(..)),
+                behind,
+            );
+        }
+        (false, set)
+    } else if type_.is_list() {
+        for (element, items) in items(type_, list_of(Some(value))) {
+            let behind = match items[..] {
+                [one] => walk_fields(type_.item(), one).1,
+                _ => FieldSet::default(),
+            };
+            set.add(&element, true, behind);
+        }
+        (false, set)
+    } else {
+        (true, set)
+    }
+}
+
+/// A list's items by path element, in the order of their first. Items that have none are left out.
+fn items<'v>(type_: Type<'_>, list: &'v [Value]) -> Vec<(String, Vec<&'v Value>)> {
+    let mut found: Vec<(String, Vec<&Value>)> = Vec::with_capacity(list.len());
+    let mut places = BTreeMap::new();
+    for item in list {
+        let Ok(element) = type_.element(item) else {
+            continue;
+        };
+        let at = *places.entry(element.clone()).or_insert_with(|| {
+            found.push((element, Vec::new()));
+            found.len() - 1
+        });
+        found[at].1.push(item);
+    }
+    found
+}
+
+/// How one value differs from another.
+#[derive(Debug, Default)]
+pub struct Comparison {
+    pub added: FieldSet,
+    pub modified: FieldSet,
+    pub removed: FieldSet,
+}
+
+/// What a walk found at one place: whether the place itself counts, and what is behind it.
+#[derive(Default)]
+struct Found {
+    added: (bool, FieldSet),
+    modified: (bool, FieldSet),
+    removed: (bool, FieldSet),
+}
+
+impl Found {
+    fn take_in(&mut self, element: &str, child: Found) {
+        self.added.1.add(element, child.added.0, child.added.1);
+        self.modified.1.add(element, child.modified.0, child.modified.1);
+        self.removed.1.add(element, child.removed.0, child.removed.1);
+    }
+}
+
+pub fn compare(type_: Type<'_>, left: &Value, right: &Value) -> Comparison {
+    let found = walk_compare(type_, Some(left), Some(right));
+    Comparison {
+        added: found.added.1,
+        modified: found.modified.1,
+        removed: found.removed.1,
+    }
+}
+
+fn walk_compare(type_: Type<'_>, left: Option<&Value>, right: Option<&Value>) -> Found {
+    let mut found = Found::default();
+    if left == right {
+        return found;
+    }
+    if is_leaf(&type_, left, right) {
+        found.added.0 = left.is_none();
+        found.removed.0 = right.is_none();
+        found.modified.0 = left.is_some() && right.is_some();
+        return found;
+    }
+    if type_.is_map() {
+        let (l, r) = (map_of(left), map_of(right));
+        let more = r
+            .into_iter()
+            .flatten()
+            .filter(|(k, _)| l.is_none_or(|l| !l.contains_key(*k)));
+        for (key, _) in l.into_iter().flatten().chain(more) {
+            let field = type_.field(key).unwrap_or(Type::Leaf);
+            let child = walk_compare(field, l.and_then(|l| l.get(key)), r.and_then(|r| r.get(key)));
+            found.take_in(&format!("f:{key}"), child);
+        }
+    } else {
+        compare_lists(type_, list_of(left), list_of(right), &mut found);
+    }
+    found.added.0 = left.is_none();
+    found.removed.0 = right.is_none();
+    found
+}
+
+fn compare_lists(type_: Type<'_>, left: &[Value], right: &[Value], found: &mut Found) {
+    let (left, right) = (items(type_, left), items(type_, right));
+    let right_of: BTreeMap<&str, &Vec<&Value>> = right.iter().map(|(e, v)| (e.as_str(), v)).collect();
+    let left_of: BTreeMap<&str, &Vec<&Value>> = left.iter().map(|(e, v)| (e.as_str(), v)).collect();
+    let more = right.iter().filter(|(e, _)| !left_of.contains_key(e.as_str()));
+    for (element, _) in left.iter().chain(more) {
+        let l = left_of.get(element.as_str()).map_or(&[][..], |v| v);
+        let r = right_of.get(element.as_str()).map_or(&[][..], |v| v);
+        let item = type_.item();
+        let child = match (l.len(), r.len()) {
+            (0 | 1, 0 | 1) => walk_compare(item, l.first().copied(), r.first().copied()),
+            // Given several times, an item is one value.
+            (2.., 2..) => {
+                let mut child = Found::default();
+                child.modified.0 = l != r;
+                child
+            }
+            (2.., _) => {
+                let mut child = r
+                    .first()
+                    .map_or_else(Found::default, |r| walk_compare(item, None, Some(r)));
+                child.removed.0 = true;
+                child
+            }
+            _ => {
+                let mut child = l
+                    .first()
+                    .map_or_else(Found::default, |l| walk_compare(item, Some(l), None));
+                child.added.0 = true;
+                child
+            }
+        };
+        found.take_in(element, child);
+    }
+}
+
+/// `right` merged into `left`.
+pub fn merge(type_: Type<'_>, left: &Value, right: &Value) -> Value {
+    walk_merge(type_, Some(left), Some(right)).unwrap_or(Value::Null)
+}
+
+fn walk_merge(type_: Type<'_>, left: Option<&Value>, right: Option<&Value>) -> Option<Value> {
+    if is_leaf(&type_, left, right) {
+        return right.or(left).cloned();
+    }
+    if type_.is_map() {
+        let (l, r) = (map_of(left), map_of(right));
+        let more = r
+            .into_iter()
+            .flatten()
+            .filter(|(k, _)| l.is_none_or(|l| !l.contains_key(*k)));
+        let mut out = Map::new();
+        for (key, _) in l.into_iter().flatten().chain(more) {
+            let field = type_.field(key).unwrap_or(Type::Leaf);
+            let merged = walk_merge(field, l.and_then(|l| l.get(key)), r.and_then(|r| r.get(key)));
+            out.extend(merged.map(|value| (key.clone(), value)));
+        }
+        return (!out.is_empty()).then_some(Value::Object(out));
+    }
+    let out = merge_lists(type_, list_of(left), list_of(right));
+    (!out.is_empty()).then_some(Value::Array(out))
+}
+
+/// Items of both sides keep the right side's order among themselves; items of the left alone stay where they are
+/// between those.
+fn merge_lists(type_: Type<'_>, left: &[Value], right: &[Value]) -> Vec<Value> {
+    let element = |item: &Value| type_.element(item).ok();
+    let left: Vec<(String, &Value)> = left.iter().filter_map(|v| Some((element(v)?, v))).collect();
+    let right: Vec<(String, &Value)> = right.iter().filter_map(|v| Some((element(v)?, v))).collect();
+    let mut times: BTreeMap<&str, usize> = BTreeMap::new();
+    for (e, _) in &left {
+        *times.entry(e).or_default() += 1;
+    }
+    let left_of: BTreeMap<&str, &Value> = left.iter().map(|(e, v)| (e.as_str(), *v)).collect();
+    let right_of: BTreeMap<&str, &Value> = right.iter().map(|(e, v)| (e.as_str(), *v)).collect();
+    // What is given several times is not merged with: it is replaced.
+    let partner = |e: &str| match times.get(e) {
+        Some(1) => left_of.get(e).copied(),
+        Some(_) => Some(&Value::Null),
+        None => None,
+    };
+    let mut shared = right
+        .iter()
+        .map(|(e, _)| e.as_str())
+        .filter(|e| left_of.contains_key(e));
+    let mut next_shared = shared.next();
+    let mut merged = BTreeSet::new();
+    let mut out = Vec::with_capacity(left.len().max(right.len()));
+    let (mut l, mut r) = (0, 0);
+    while l < left.len() || r < right.len() {
+        if let (Some((le, _)), Some((re, rv))) = (left.get(l), right.get(r)) {
+            if le == re {
+                merged.insert(le.as_str());
+                out.extend(walk_merge(type_.item(), partner(le), Some(rv)));
+                (l, r) = (l + 1, r + 1);
+                next_shared = shared.next();
+                continue;
+            }
+            if right_of.contains_key(le.as_str()) && next_shared.is_some_and(|n| n != le) {
+                // Shared, but not its turn.
+                l += 1;
+                continue;
+            }
+        }
+        if let Some((le, lv)) = left.get(l) {
+            if !right_of.contains_key(le.as_str()) {
+                out.extend(walk_merge(type_.item(), Some(lv), None));
+                l += 1;
+                continue;
+            } else if merged.contains(le.as_str()) {
+                l += 1;
+            }
+        }
+        if let Some((re, rv)) = right.get(r) {
+            merged.insert(re.as_str());
+            out.extend(walk_merge(type_.item(), partner(re), Some(rv)));
+            r += 1;
+            if next_shared == Some(re) {
+                next_shared = shared.next();
+            }
+        }
+    }
+    out
+}
+
+/// `value` without the fields of `set`.
+pub fn remove(type_: Type<'_>, value: &Value, set: &FieldSet) -> Value {
+    if !(type_.is_map() || type_.is_list()) {
+        // A scalar is its parent's to take out; what is set as a whole goes with anything in it.
+        return match value {
+            Value::Object(_) | Value::Array(_) => Value::Null,
+            scalar => scalar.clone(),
+        };
+    }
+    let mut touched = false;
+    let mut inside = |item: Type<'_>, element: &str, value: &Value| {
+        let behind = set.behind(element);
+        if behind.is_empty() {
+            return value.clone();
+        }
+        touched = true;
+        match (remove(item, value, &behind), value) {
+            (Value::Null, Value::Object(_)) => Value::Object(Map::new()),
+            (Value::Null, Value::Array(_)) => Value::Array(Vec::new()),
+            (left, _) => left,
+        }
+    };
+    match value {
+        Value::Object(map) if type_.is_map() => {
+            let mut out = Map::new();
+            for (key, value) in map {
+                let element = format!("f:{key}");
+                if !set.has(&element) {
+                    let field = type_.field(key).unwrap_or(Type::Leaf);
+                    out.insert(key.clone(), inside(field, &element, value));
+                }
+            }
+            if out.is_empty() && !touched {
+                return Value::Null;
+            }
+            Value::Object(out)
+        }
+        Value::Array(list) if type_.is_list() => {
+            let mut out = Vec::with_capacity(list.len());
+            for item in list {
+                match type_.element(item) {
+                    Ok(element) if set.has(&element) => {}
+                    Ok(element) => out.push(inside(type_.item(), &element, item)),
+                    Err(_) => out.push(item.clone()),
+                }
+            }
+            if out.is_empty() && !touched {
+                return Value::Null;
+            }
+            Value::Array(out)
+        }
+        _ => Value::Null,
+    }
+}
+
+/// The set with every declared field in it that leads to a member.
+pub fn with_named_fields(type_: Type<'_>, set: &FieldSet) -> FieldSet {
+    let child = |key: &str| match key.strip_prefix("f:") {
+        Some(name) => type_.field(name).unwrap_or(Type::Leaf),
+        None => type_.item(),
+    };
+    let declared = |key: &str| {
+        let name = key.strip_prefix("f:");
+        matches!(type_, Type::Struct(..)) && name.is_some_and(|n| type_.field(n).is_some())
+    };
+    set.rebuild(
+        |key, own| own || declared(key),
+        |key, behind| with_named_fields(child(key), &behind),
+    )
+}

@@ -1,0 +1,82 @@
+//! Who set which field: what every write adds to `metadata.managedFields`.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use knarr_api::managed_fields::{Managed, ManagerId, Operation, blank, is_reset};
+use knarr_api::{AnyObject, Error, Object, k8s_openapi};
+use serde_json::Value;
+
+use super::{Ctx, Target};
+
+/// An object's JSON without its managers.
+pub(super) fn bare(json: &[u8]) -> Result<Value, Error> {
+    let mut value: Value = serde_json::from_slice(json).map_err(Error::internal)?;
+    if let Some(meta) = value.pointer_mut("/metadata").and_then(Value::as_object_mut) {
+        meta.remove("managedFields");
+    }
+    Ok(value)
+}
+
+/// The managers that `object` carries; none where they cannot be read.
+pub(super) fn of(object: Option<&Object>) -> Managed {
+    let entries = object.and_then(|o| o.typed().metadata().managed_fields.as_deref());
+    entries.and_then(Managed::decode).unwrap_or_default()
+}
+
+/// Gives `new` its managers: those of `live` (`None`: it is being created) or, where the client sent some, its own, and
+/// the fields that this write changes to whoever writes. Both are `target.kind`'s.
+pub(super) fn track(
+    ctx: &Ctx,
+    target: &Target<'_>,
+    live: Option<&Object>,
+    new: &mut dyn AnyObject,
+) -> Result<(), Error> {
+    // Somebody applied: that has been decided.
+    let Some(manager) = &ctx.manager else {
+        return Ok(());
+    };
+    let sent = new.metadata_mut().managed_fields.take();
+    let managed = match sent {
+        _ if !target.subresource.is_empty() => of(live),
+        sent if is_reset(sent.as_deref()) => Managed::default(),
+        sent => sent
+            .as_deref()
+            .and_then(Managed::decode)
+            .filter(|m| !m.is_empty())
+            .unwrap_or_else(|| of(live)),
+    };
+    if managed.is_empty() && live.is_some() {
+        return Ok(());
+    }
+    let before = match live {
+        Some(live) => bare(live.json())?,
+        None => blank(target.kind),
+    };
+    let mut json = Vec::with_capacity(1024);
+    new.encode_into(&mut json);
+    let after = serde_json::from_slice(&json).map_err(Error::internal)?;
+    let by = ManagerId::new(manager, Operation::Update, target.kind, target.subresource);
+    let managed = managed.update(target.kind, &before, &after, by, super::seconds(ctx.now));
+    new.metadata_mut().managed_fields = managed.encode();
+    Ok(())
+}
+
+/// Whether the managers are the same but for when they wrote.
+pub(super) fn same_but_for_times(a: &dyn AnyObject, b: &dyn AnyObject) -> bool {
+    let timeless = |object: &dyn AnyObject| -> Vec<ManagedFieldsEntry> {
+        let entries = object.metadata().managed_fields.iter().flatten();
+        let mut entries: Vec<ManagedFieldsEntry> = entries
+            .map(|e| ManagedFieldsEntry {
+                time: None,
+                ..e.clone()
+            })
+            .collect();
+        entries.sort_by(|a, b| {
+            let key =
+                |e: &ManagedFieldsEntry| (e.operation.clone(), e.manager.clone(), e.subresource.clone());
+            key(a).cmp(&key(b))
+        });
+        entries
+    };
+    a.metadata().managed_fields.as_ref().map(Vec::len) == b.metadata().managed_fields.as_ref().map(Vec::len)
+        && timeless(a) == timeless(b)
+}

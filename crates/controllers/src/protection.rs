@@ -1,0 +1,238 @@
+//! Storage that is in use stays: a claim until no scheduled pod names it, a volume until it is bound no longer.
+//!
+//! A finalizer holds both, which admission puts on (StorageObjectInUseProtection) and these two controllers take off.
+//! That no pod uses a claim is checked at the API itself before it is let go: the cache may lag.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey};
+
+use crate::action::{Action, Fact};
+use crate::controller::{Changed, Context, Controller, View};
+
+pub const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
+pub const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
+
+/// Whether a pod that was scheduled names this claim of its namespace. A kubelet starts no pod whose claim is being
+/// deleted, so pods that are not scheduled do not count.
+pub fn uses(pod: &Pod, claim: &str) -> bool {
+    let scheduled = !crate::pod::node_name(pod).is_empty();
+    scheduled && claims(pod).any(|name| name == claim)
+}
+
+/// The claims that a pod's volumes are of; generic ephemeral ones are named after pod and volume.
+fn claims(pod: &Pod) -> impl Iterator<Item = String> {
+    let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
+    volumes.filter_map(|v| match (&v.persistent_volume_claim, &v.ephemeral) {
+        (Some(source), _) => Some(source.claim_name.clone()),
+        (None, Some(_)) => Some(format!(
+            "{}-{}",
+            pod.metadata.name.as_deref().unwrap_or(""),
+            v.name
+        )),
+        (None, None) => None,
+    })
+}
+
+fn holds(meta: &ObjectMeta, finalizer: &str) -> bool {
+    meta.finalizers.iter().flatten().any(|f| f == finalizer)
+}
+
+fn let_go(meta: &mut ObjectMeta, finalizer: &str) {
+    if let Some(finalizers) = &mut meta.finalizers {
+        finalizers.retain(|f| f != finalizer);
+    }
+}
+
+/// What is to be done about a finalizer: `None` is nothing.
+enum Step {
+    Add,
+    Remove,
+}
+
+fn step(meta: &ObjectMeta, finalizer: &str) -> Option<Step> {
+    match (meta.deletion_timestamp.is_some(), holds(meta, finalizer)) {
+        (true, true) => Some(Step::Remove),
+        (false, false) => Some(Step::Add),
+        _ => None,
+    }
+}
+
+/// See the module. Its keys are claims.
+pub struct ClaimProtection;
+
+impl Controller for ClaimProtection {
+    fn name(&self) -> &'static str {
+        "persistentvolumeclaim-protection-controller"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::PERSISTENT_VOLUME_CLAIM, &registry::POD]
+    }
+
+    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        if let Some(key) = changed.key_of(&registry::PERSISTENT_VOLUME_CLAIM) {
+            return vec![key];
+        }
+        // Only a pod that goes lets go of its claims.
+        let gone = changed.old.filter(|_| changed.new.is_none());
+        let pod = gone.and_then(|object| object.get::<Pod>());
+        pod.into_iter()
+            .flat_map(|pod| {
+                let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+                claims(pod).map(move |name| ObjectKey::new(&namespace, &name))
+            })
+            .collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let (namespace, name) = (&context.key.namespace, &context.key.name);
+        let Some(claim) = context.view.get_as::<PersistentVolumeClaim>(namespace, name) else {
+            return Vec::new();
+        };
+        let mut new = (*claim).clone();
+        match step(&claim.metadata, CLAIM_FINALIZER) {
+            Some(Step::Add) => {
+                let finalizers = new.metadata.finalizers.get_or_insert_default();
+                finalizers.push(CLAIM_FINALIZER.into());
+                vec![Action::update(new)]
+            }
+            Some(Step::Remove) => {
+                let pods = context.view.list_as::<Pod>(namespace);
+                if pods.iter().any(|pod| uses(pod, name)) {
+                    return Vec::new();
+                }
+                let_go(&mut new.metadata, CLAIM_FINALIZER);
+                let unused = Fact::Unused {
+                    claim: context.key.clone(),
+                };
+                vec![Action::Require(unused), Action::update(new)]
+            }
+            None => Vec::new(),
+        }
+    }
+}
+
+/// See the module. Its keys are volumes.
+pub struct VolumeProtection;
+
+impl Controller for VolumeProtection {
+    fn name(&self) -> &'static str {
+        "persistentvolume-protection-controller"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::PERSISTENT_VOLUME]
+    }
+
+    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        changed.key_of(&registry::PERSISTENT_VOLUME).into_iter().collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let Some(volume) = context.view.get_as::<PersistentVolume>("", &context.key.name) else {
+            return Vec::new();
+        };
+        let mut new = (*volume).clone();
+        match step(&volume.metadata, VOLUME_FINALIZER) {
+            Some(Step::Add) => {
+                let finalizers = new.metadata.finalizers.get_or_insert_default();
+                finalizers.push(VOLUME_FINALIZER.into());
+                vec![Action::update(new)]
+            }
+            Some(Step::Remove) => {
+                let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
+                if phase == Some("Bound") {
+                    return Vec::new();
+                }
+                let_go(&mut new.metadata, VOLUME_FINALIZER);
+                vec![Action::update(new)]
+            }
+            None => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::world::{World, at, lines};
+
+    fn claim(deleting: bool, finalizers: &[&str]) -> PersistentVolumeClaim {
+        let mut value = json!({"metadata": {"namespace": "a", "name": "c", "finalizers": finalizers}});
+        if deleting {
+            value["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        }
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn pod(node: &str, volume: Value) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "a", "name": "p"},
+            "spec": {"containers": [], "nodeName": node, "volumes": [volume]},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_claim_stays_while_a_scheduled_pod_names_it() {
+        let own = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
+        let other = json!({"name": "v", "persistentVolumeClaim": {"claimName": "d"}});
+        // deleting, finalizers, the pod -> what is done
+        let table: &[(bool, &[&str], Option<Pod>, &[&str])] = &[
+            (false, &[], None, &["update persistentvolumeclaims a/c"]),
+            (false, &[CLAIM_FINALIZER], None, &[]),
+            (true, &[CLAIM_FINALIZER], Some(pod("n", own.clone())), &[]),
+            (
+                true,
+                &[CLAIM_FINALIZER],
+                Some(pod("", own)),
+                &["require a/c unused", "update persistentvolumeclaims a/c"],
+            ),
+            (
+                true,
+                &[CLAIM_FINALIZER],
+                Some(pod("n", other)),
+                &["require a/c unused", "update persistentvolumeclaims a/c"],
+            ),
+            (true, &["else"], None, &[]),
+        ];
+        for (deleting, finalizers, pod, done) in table {
+            let mut world = World::default();
+            world.put(claim(*deleting, finalizers));
+            if let Some(pod) = pod {
+                world.put(pod.clone());
+            }
+            let actions = world.run(&ClaimProtection, ("a", "c"), at(0));
+            assert_eq!(lines(&actions), *done, "{deleting} {finalizers:?} {pod:?}");
+        }
+    }
+
+    #[test]
+    fn an_ephemeral_volumes_claim_is_named_after_pod_and_volume() {
+        let pod = pod("n", json!({"name": "v", "ephemeral": {}}));
+        assert!(uses(&pod, "p-v") && !uses(&pod, "v"));
+    }
+
+    #[test]
+    fn a_volume_stays_while_it_is_bound() {
+        for (phase, done) in [("Bound", 0), ("Available", 1), ("Released", 1)] {
+            let mut world = World::default();
+            let volume: PersistentVolume = serde_json::from_value(json!({
+                "metadata": {"name": "v", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [VOLUME_FINALIZER]},
+                "status": {"phase": phase},
+            }))
+            .unwrap();
+            world.put(volume);
+            assert_eq!(
+                world.run(&VolumeProtection, ("", "v"), at(0)).len(),
+                done,
+                "{phase}"
+            );
+        }
+    }
+}

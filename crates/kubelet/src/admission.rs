@@ -1,0 +1,374 @@
+//! Whether a node takes a pod that was bound to it, by v1.36's rules: what the scheduler could not know, or was never
+//! asked (SPEC L1, S3). A pod that is refused ends as Failed and runs nothing.
+
+use k8s_openapi::api::core::v1::{
+    Container, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration,
+};
+use knarr_api::k8s_openapi;
+
+use crate::resources::{self, Amounts};
+
+/// Why a pod is refused: `status.reason`, and what follows `Pod was rejected: ` in `status.message`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    pub reason: String,
+    pub message: String,
+}
+
+impl Rejection {
+    fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Rejection {
+            reason: reason.into(),
+            message: message.into(),
+        }
+    }
+
+    fn predicate(name: &str, why: &str) -> Self {
+        Self::new(name, format!("Predicate {name} failed: {why}"))
+    }
+
+    fn insufficient(name: &str, requested: i64, used: i64, capacity: i64) -> Self {
+        Self::new(
+            format!("OutOf{name}"),
+            format!(
+                "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
+            ),
+        )
+    }
+}
+
+/// From this priority on a pod belongs to the system.
+const CRITICAL_PRIORITY: i32 = 2_000_000_000;
+
+/// A pod that the node itself needs: static, a mirror, or of a system priority.
+pub fn is_critical(pod: &Pod) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    let has = |key: &str| annotations.is_some_and(|a| a.contains_key(key));
+    let static_pod = annotations
+        .and_then(|a| a.get("kubernetes.io/config.source"))
+        .is_some_and(|source| source != "api");
+    let priority = pod.spec.as_ref().and_then(|s| s.priority);
+    static_pod
+        || has("kubernetes.io/config.mirror")
+        || priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
+}
+
+fn is_static(pod: &Pod) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    let source = annotations.and_then(|a| a.get("kubernetes.io/config.source"));
+    source.is_some_and(|source| source != "api")
+}
+
+/// Whether the node takes the pod beside the others, which are those that still run or will.
+pub fn admit(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
+    let os_label = pod
+        .metadata
+        .labels
+        .as_ref()
+        .and_then(|l| l.get("kubernetes.io/os"));
+    if os_label.is_some_and(|os| os != "linux") {
+        return Err(Rejection::new(
+            "PodOSSelectorNodeLabelDoesNotMatch",
+            "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
+        ));
+    }
+    let spec = pod.spec.clone().unwrap_or_default();
+    if spec.os.as_ref().is_some_and(|os| os.name != "linux") {
+        return Err(Rejection::new(
+            "PodOSNotSupported",
+            "Failed to admit pod as the OS field doesn't match node OS",
+        ));
+    }
+    let policy = spec
+        .security_context
+        .as_ref()
+        .and_then(|c| c.supplemental_groups_policy.as_deref());
+    let features = node.status.as_ref().and_then(|s| s.features.as_ref());
+    if policy == Some("Strict") && features.and_then(|f| f.supplemental_groups_policy) != Some(true) {
+        return Err(Rejection::new(
+            "SupplementalGroupsPolicyNotSupported",
+            "SupplementalGroupsPolicy=Strict is not supported in this node",
+        ));
+    }
+    fits(pod, node, others)?;
+    if !node_matches(pod, node) {
+        let why = "node(s) didn't match Pod's node affinity/selector";
+        return Err(Rejection::predicate("NodeAffinity", why));
+    }
+    if spec.node_name.is_some() && spec.node_name != node.metadata.name {
+        let why = "node(s) didn't match the requested node name";
+        return Err(Rejection::predicate("NodeName", why));
+    }
+    if others.iter().any(|other| ports_clash(pod, other)) {
+        let why = "node(s) didn't have free ports for the requested pod ports";
+        return Err(Rejection::predicate("NodePorts", why));
+    }
+    let taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
+    let tolerations = spec.tolerations.unwrap_or_default();
+    let untolerated = taints
+        .filter(|t| t.effect == "NoExecute")
+        .any(|taint| !tolerations.iter().any(|t| tolerates(t, taint)));
+    if untolerated && !is_static(pod) {
+        let why = "node(s) had taints that the pod didn't tolerate";
+        return Err(Rejection::predicate("TaintToleration", why));
+    }
+    Ok(())
+}
+
+/// Whether there is room: the first thing that is short.
+fn fits(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
+    let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
+    let allocatable = resources::amounts(allocatable);
+    let capacity = |name: &str| allocatable.get(name).copied().unwrap_or(0);
+    let count = i64::try_from(others.len()).unwrap_or(i64::MAX);
+    if count >= capacity("pods") {
+        return Err(Rejection::insufficient("pods", 1, count, capacity("pods")));
+    }
+    let wanted = resources::requests(pod);
+    let mut used = Amounts::new();
+    for other in others {
+        resources::add(&mut used, &resources::requests(other));
+    }
+    let first = ["cpu", "memory", "ephemeral-storage"];
+    let extended = wanted.keys().map(String::as_str).filter(|n| !first.contains(n));
+    // Extended resources that the node does not know of are somebody else's to count.
+    let extended = extended.filter(|name| !is_extended(name) || allocatable.contains_key(*name));
+    for name in first.into_iter().chain(extended) {
+        let requested = wanted.get(name).copied().unwrap_or(0);
+        let used = used.get(name).copied().unwrap_or(0);
+        if requested > 0 && requested > capacity(name) - used {
+            return Err(Rejection::insufficient(name, requested, used, capacity(name)));
+        }
+    }
+    Ok(())
+}
+
+fn is_extended(name: &str) -> bool {
+    let native = !name.contains('/') || name.contains("kubernetes.io/");
+    !native && !name.starts_with("requests.")
+}
+
+/// Whether the node carries what the pod's selector and its required affinity ask for.
+fn node_matches(pod: &Pod, node: &Node) -> bool {
+    let Some(spec) = &pod.spec else { return true };
+    let labels = node.metadata.labels.clone().unwrap_or_default();
+    let selected = spec
+        .node_selector
+        .iter()
+        .flatten()
+        .all(|(key, value)| labels.get(key) == Some(value));
+    let affinity = spec.affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
+    let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
+    selected && required.is_none_or(|selector| any_term(selector, node))
+}
+
+fn any_term(selector: &NodeSelector, node: &Node) -> bool {
+    selector.node_selector_terms.iter().any(|t| term(t, node))
+}
+
+fn term(term: &NodeSelectorTerm, node: &Node) -> bool {
+    let expressions = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    // A term without anything in it matches nothing.
+    if expressions.is_empty() && fields.is_empty() {
+        return false;
+    }
+    let label = |key: &str| node.metadata.labels.as_ref()?.get(key).cloned();
+    let field = |key: &str| match key {
+        "metadata.name" => node.metadata.name.clone(),
+        _ => None,
+    };
+    expressions.iter().all(|e| requirement(e, label(&e.key)))
+        && fields.iter().all(|e| requirement(e, field(&e.key)))
+}
+
+fn requirement(requirement: &NodeSelectorRequirement, value: Option<String>) -> bool {
+    let values = requirement.values.as_deref().unwrap_or_default();
+    let listed = |value: &String| values.contains(value);
+    let than = || {
+        let number: i64 = value.as_ref()?.parse().ok()?;
+        let bound: i64 = values.first()?.parse().ok()?;
+        Some(number.cmp(&bound))
+    };
+    match requirement.operator.as_str() {
+        "In" => value.as_ref().is_some_and(listed),
+        "NotIn" => !value.as_ref().is_some_and(listed),
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => than() == Some(std::cmp::Ordering::Greater),
+        "Lt" => than() == Some(std::cmp::Ordering::Less),
+        _ => false,
+    }
+}
+
+/// Address, protocol and number of each port taken on the node itself.
+fn host_ports(pod: &Pod) -> Vec<(String, String, i32)> {
+    let Some(spec) = &pod.spec else {
+        return Vec::new();
+    };
+    let sidecar = |c: &&Container| c.restart_policy.as_deref() == Some("Always");
+    let sidecars = spec.init_containers.iter().flatten().filter(sidecar);
+    let containers = spec.containers.iter().chain(sidecars);
+    let ports = containers.flat_map(|c| c.ports.iter().flatten());
+    ports
+        .filter_map(|p| {
+            let address = p.host_ip.clone().filter(|ip| !ip.is_empty());
+            let address = address.unwrap_or_else(|| "0.0.0.0".into());
+            let protocol = p.protocol.clone().unwrap_or_else(|| "TCP".into());
+            Some((address, protocol, p.host_port.filter(|port| *port > 0)?))
+        })
+        .collect()
+}
+
+fn ports_clash(one: &Pod, other: &Pod) -> bool {
+    let taken = host_ports(other);
+    host_ports(one).iter().any(|(address, protocol, port)| {
+        taken.iter().any(|(a, p, n)| {
+            let anywhere = address == "0.0.0.0" || a == "0.0.0.0";
+            p == protocol && n == port && (anywhere || a == address)
+        })
+    })
+}
+
+/// Whether a toleration is for this taint. No effect is every effect; no key with Exists is every key.
+pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let text = |t: &Option<String>| t.clone().unwrap_or_default();
+    let (effect, key) = (text(&toleration.effect), text(&toleration.key));
+    if (!effect.is_empty() && effect != taint.effect) || (!key.is_empty() && key != taint.key) {
+        return false;
+    }
+    match toleration.operator.as_deref().unwrap_or("") {
+        "Exists" => true,
+        "" | "Equal" => key == taint.key && text(&toleration.value) == text(&taint.value),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn node() -> Node {
+        serde_json::from_value(json!({
+            "metadata": {"name": "n1", "labels": {"disk": "ssd", "cores": "8"}},
+            "status": {"allocatable": {"cpu": "2", "memory": "1Gi", "pods": "3", "example.com/gpu": "1"}},
+        }))
+        .unwrap()
+    }
+
+    fn pod(spec: Value) -> Pod {
+        let mut spec = spec;
+        spec["nodeName"] = json!("n1");
+        if spec.get("containers").is_none() {
+            spec["containers"] = json!([{"name": "c"}]);
+        }
+        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
+    }
+
+    fn asks(name: &str, amount: &str) -> Pod {
+        pod(json!({"containers": [{"name": "c", "resources": {"requests": {name: amount}}}]}))
+    }
+
+    #[test]
+    fn l1_a_node_refuses_what_it_has_no_room_for() {
+        let busy = asks("cpu", "1500m");
+        let message = |name: &str, requested: i64, used: i64, capacity: i64| {
+            format!(
+                "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
+            )
+        };
+        for (pod, others, want) in [
+            (asks("cpu", "500m"), vec![&busy], None),
+            (
+                asks("cpu", "501m"),
+                vec![&busy],
+                Some(("OutOfcpu", message("cpu", 501, 1500, 2000))),
+            ),
+            (
+                asks("memory", "2Gi"),
+                vec![],
+                Some(("OutOfmemory", message("memory", 2 << 30, 0, 1 << 30))),
+            ),
+            (
+                asks("cpu", "1m"),
+                vec![&busy, &busy, &busy],
+                Some(("OutOfpods", message("pods", 1, 3, 3))),
+            ),
+            (asks("example.com/gpu", "1"), vec![], None),
+            (
+                asks("example.com/gpu", "2"),
+                vec![],
+                Some(("OutOfexample.com/gpu", message("example.com/gpu", 2, 0, 1))),
+            ),
+            // Nobody here counts these.
+            (asks("example.com/licence", "5"), vec![], None),
+        ] {
+            let got = admit(&pod, &node(), &others).err();
+            assert_eq!(got, want.map(|(reason, message)| Rejection::new(reason, message)));
+        }
+    }
+
+    #[test]
+    fn l1_a_node_refuses_what_does_not_belong_on_it() {
+        let affinity = |expression: Value| {
+            pod(
+                json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+                {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}}),
+            )
+        };
+        let none_of_it = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
+        for (pod, want) in [
+            (pod(json!({"nodeSelector": {"disk": "ssd"}})), None),
+            (
+                pod(json!({"nodeSelector": {"disk": "hdd"}})),
+                Some(("NodeAffinity", none_of_it)),
+            ),
+            (
+                affinity(json!({"key": "disk", "operator": "In", "values": ["ssd", "nvme"]})),
+                None,
+            ),
+            (
+                affinity(json!({"key": "cores", "operator": "Gt", "values": ["4"]})),
+                None,
+            ),
+            (
+                affinity(json!({"key": "cores", "operator": "Lt", "values": ["8"]})),
+                Some(("NodeAffinity", none_of_it)),
+            ),
+            (
+                affinity(json!({"key": "disk", "operator": "DoesNotExist"})),
+                Some(("NodeAffinity", none_of_it)),
+            ),
+            (
+                pod(json!({"os": {"name": "windows"}})),
+                Some((
+                    "PodOSNotSupported",
+                    "Failed to admit pod as the OS field doesn't match node OS",
+                )),
+            ),
+        ] {
+            let got = admit(&pod, &node(), &[]).err();
+            assert_eq!(got, want.map(|(reason, message)| Rejection::new(reason, message)));
+        }
+    }
+
+    #[test]
+    fn l1_host_ports_and_taints_that_evict_keep_pods_out() {
+        let with_port = |port: i32, ip: &str| {
+            pod(
+                json!({"containers": [{"name": "c", "ports": [{"containerPort": 1, "hostPort": port, "hostIP": ip}]}]}),
+            )
+        };
+        let there = with_port(80, "127.0.0.1");
+        let admits = |pod: &Pod, node: &Node| admit(pod, node, &[&there]).map_err(|r| r.reason);
+        assert_eq!(admits(&with_port(80, ""), &node()), Err("NodePorts".into()));
+        assert_eq!(admits(&with_port(80, "127.0.0.2"), &node()), Ok(()));
+        let mut tainted = node();
+        let taint = json!({"taints": [{"key": "gone", "effect": "NoExecute"}]});
+        tainted.spec = serde_json::from_value(taint).unwrap();
+        assert_eq!(admits(&pod(json!({})), &tainted), Err("TaintToleration".into()));
+        let tolerant = json!({"tolerations": [{"key": "gone", "operator": "Exists"}]});
+        assert_eq!(admits(&pod(tolerant), &tainted), Ok(()));
+    }
+}
