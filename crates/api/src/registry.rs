@@ -260,7 +260,7 @@ impl Served {
             }
         }
         for (_, versions) in groups.iter_mut().skip(built_in) {
-            versions.sort_by(|a, b| custom::version_order(b).cmp(&custom::version_order(a)));
+            versions.sort_by_key(|version| std::cmp::Reverse(custom::version_order(version)));
         }
         groups
     }

@@ -77,7 +77,7 @@ impl Definition {
                 false => kind(crd, &names, v, Some(stored)),
             })
             .collect();
-        served.sort_by(|a, b| version_order(b.version).cmp(&version_order(a.version)));
+        served.sort_by_key(|kind| std::cmp::Reverse(version_order(kind.version)));
         Some(Definition { stored, served })
     }
 }

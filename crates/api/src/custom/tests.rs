@@ -61,7 +61,7 @@ fn versions_are_ordered_by_how_stable_they_are() {
         "v12alpha1",
         "foo10",
     ];
-    versions.sort_by(|a, b| version_order(b).cmp(&version_order(a)));
+    versions.sort_by_key(|version| std::cmp::Reverse(version_order(version)));
     assert_eq!(
         versions,
         [
