@@ -182,8 +182,9 @@ mod tests {
     fn a_claim_stays_while_a_scheduled_pod_names_it() {
         let own = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
         let other = json!({"name": "v", "persistentVolumeClaim": {"claimName": "d"}});
-        // deleting, finalizers, the pod -> what is done
-        let table: &[(bool, &[&str], Option<Pod>, &[&str])] = &[
+        /// Deleting, finalizers, the pod -> what is done.
+        type Row<'a> = (bool, &'a [&'a str], Option<Pod>, &'a [&'a str]);
+        let table: &[Row<'_>] = &[
             (false, &[], None, &["update persistentvolumeclaims a/c"]),
             (false, &[CLAIM_FINALIZER], None, &[]),
             (true, &[CLAIM_FINALIZER], Some(pod("n", own.clone())), &[]),
