@@ -18,6 +18,9 @@ pub fn typed(from: &Kind, to: &Kind, object: Box<dyn AnyObject>) -> Result<Box<d
     if from == to {
         return Ok(object);
     }
+    if let Some(custom) = to.ops.custom() {
+        return Ok(Box::new(custom.adopt(take(object)?)));
+    }
     let (new, old) = (&EVENTS_EVENT, &EVENT);
     let (v1, v2) = (&HORIZONTAL_POD_AUTOSCALER_V1, &HORIZONTAL_POD_AUTOSCALER);
     Ok(if from == new && to == old {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::kind::{Kind, Subresource};
-use crate::registry;
+use crate::registry::Served;
 
 /// `GET /api` (meta/v1 APIVersions). `server_address` is `host:port` as clients reach this server.
 pub fn api_versions(server_address: &str) -> Value {
@@ -20,16 +20,16 @@ pub fn api_versions(server_address: &str) -> Value {
 }
 
 /// `GET /apis` (APIGroupList).
-pub fn group_list() -> Value {
-    let groups: Vec<Value> = named_groups()
+pub fn group_list(served: &Served) -> Value {
+    let groups: Vec<Value> = named_groups(served)
         .map(|(name, versions)| group_of(name, &versions))
         .collect();
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 }
 
 /// `GET /apis/{group}` (APIGroup); `None` for an unknown group.
-pub fn group(group: &str) -> Option<Value> {
-    let (name, versions) = named_groups().find(|(name, _)| *name == group)?;
+pub fn group(served: &Served, group: &str) -> Option<Value> {
+    let (name, versions) = named_groups(served).find(|(name, _)| *name == group)?;
     let Value::Object(mut body) = group_of(name, &versions) else {
         return None;
     };
@@ -39,9 +39,9 @@ pub fn group(group: &str) -> Option<Value> {
 }
 
 /// `GET /api/v1`, `GET /apis/{group}/{version}` (APIResourceList); `None` for an unknown one.
-pub fn resource_list(group: &str, version: &str) -> Option<Value> {
+pub fn resource_list(served: &Served, group: &str, version: &str) -> Option<Value> {
     let mut resources = Vec::new();
-    for kind in kinds(group, version) {
+    for kind in served.of(group, version) {
         resources.push(resource(kind));
         resources.extend(kind.subresources.iter().map(|s| subresource(kind, s)));
     }
@@ -57,8 +57,9 @@ pub fn resource_list(group: &str, version: &str) -> Option<Value> {
 }
 
 /// The aggregated document (APIGroupDiscoveryList) for `/api` (`core`) or `/apis`.
-pub fn aggregated(core: bool) -> Value {
-    let items: Vec<Value> = registry::groups()
+pub fn aggregated(served: &Served, core: bool) -> Value {
+    let items: Vec<Value> = served
+        .groups()
         .into_iter()
         .filter(|(name, _)| name.is_empty() == core)
         .map(|(name, versions)| {
@@ -66,7 +67,11 @@ pub fn aggregated(core: bool) -> Value {
             let versions: Vec<Value> = versions
                 .into_iter()
                 .map(|version| {
-                    let resources: Vec<Value> = kinds(name, version).map(aggregated_resource).collect();
+                    let resources: Vec<Value> = served
+                        .of(name, version)
+                        .into_iter()
+                        .map(aggregated_resource)
+                        .collect();
                     json!({"version": version, "resources": resources, "freshness": "Current"})
                 })
                 .collect();
@@ -82,21 +87,8 @@ pub fn aggregated(core: bool) -> Value {
 }
 
 /// All groups but the core one, which `/apis` does not list.
-fn named_groups() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
-    registry::groups()
-        .into_iter()
-        .filter(|(name, _)| !name.is_empty())
-}
-
-/// The kinds of a group version, ordered by resource.
-fn kinds(group: &str, version: &str) -> impl Iterator<Item = &'static Kind> {
-    let mut kinds: Vec<&Kind> = registry::ALL
-        .iter()
-        .copied()
-        .filter(|kind| kind.group == group && kind.version == version)
-        .collect();
-    kinds.sort_by_key(|kind| kind.plural);
-    kinds.into_iter()
+fn named_groups(served: &Served) -> impl Iterator<Item = (&'static str, Vec<&'static str>)> + use<> {
+    served.groups().into_iter().filter(|(name, _)| !name.is_empty())
 }
 
 fn group_version(group: &str, version: &str) -> String {
@@ -168,14 +160,19 @@ fn subresource(kind: &Kind, sub: &Subresource) -> Value {
     Value::Object(body)
 }
 
+/// What a resource answers with. Custom kinds name their group and version, built-in ones only where it is another's.
+fn response_kind(kind: &Kind, (group, version, name): (&str, &str, &str)) -> Value {
+    match kind.ops.custom() {
+        Some(_) if group.is_empty() => json!({"group": kind.group, "version": kind.version, "kind": name}),
+        _ => json!({"group": group, "version": version, "kind": name}),
+    }
+}
+
 fn aggregated_resource(kind: &'static Kind) -> Value {
     let mut body = Map::new();
     body.insert("resource".into(), kind.plural.into());
     // Group and version are left empty where they are the document's.
-    body.insert(
-        "responseKind".into(),
-        json!({"group": "", "version": "", "kind": kind.kind}),
-    );
+    body.insert("responseKind".into(), response_kind(kind, ("", "", kind.kind)));
     let scope = if kind.namespaced() {
         "Namespaced"
     } else {
@@ -196,7 +193,7 @@ fn aggregated_resource(kind: &'static Kind) -> Value {
         .map(|sub| {
             json!({
                 "subresource": sub.name,
-                "responseKind": {"group": sub.group, "version": sub.version, "kind": sub.kind},
+                "responseKind": response_kind(kind, (sub.group, sub.version, sub.kind)),
                 "verbs": sub.verbs,
             })
         })

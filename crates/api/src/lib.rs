@@ -6,6 +6,7 @@
 
 pub mod codec;
 pub mod convert;
+pub mod custom;
 pub mod discovery;
 pub mod error;
 pub mod field;

@@ -3,10 +3,13 @@
 //! Names, scopes, verbs and subresources are v1.36's discovery documents. A kind's rules stand in its own
 //! file under [`crate::kinds`].
 
+use std::sync::Arc;
+
 use k8s_openapi::api::*;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
+use crate::custom;
 use crate::kind::{ALL_VERBS, CREATE_ONLY, Kind, Scope, Subresource, Verbs};
 use crate::strategy::Of;
 
@@ -183,6 +186,85 @@ kinds! {
 // flowcontrol.apiserver.k8s.io/v1
     FLOW_SCHEMA: flowcontrol::v1::FlowSchema, "flowcontrol.apiserver.k8s.io"/"v1" "flowschemas"/"flowschema", Cluster, &[], &[], ALL_VERBS, &[status("FlowSchema")];
     PRIORITY_LEVEL_CONFIGURATION: flowcontrol::v1::PriorityLevelConfiguration, "flowcontrol.apiserver.k8s.io"/"v1" "prioritylevelconfigurations"/"prioritylevelconfiguration", Cluster, &[], &[], ALL_VERBS, &[status("PriorityLevelConfiguration")];}
+
+/// The kinds that a server serves: the built-in ones and those that users brought.
+#[derive(Clone, Debug, Default)]
+pub struct Served {
+    custom: Arc<[&'static Kind]>,
+}
+
+impl Served {
+    /// `custom`: one kind for each version, the preferred version of a kind first.
+    pub fn with(custom: impl IntoIterator<Item = &'static Kind>) -> Self {
+        let mut custom: Vec<&'static Kind> = custom.into_iter().collect();
+        // Stable: versions stay in their order.
+        custom.sort_by_key(|kind| (kind.group, kind.plural));
+        Served {
+            custom: custom.into(),
+        }
+    }
+
+    /// Those that users brought.
+    pub fn custom(&self) -> &[&'static Kind] {
+        &self.custom
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &'static Kind> + '_ {
+        ALL.iter().chain(self.custom.iter()).copied()
+    }
+
+    /// The kind served at this group, version and plural.
+    pub fn by_resource(&self, group: &str, version: &str, plural: &str) -> Option<&'static Kind> {
+        by_resource(group, version, plural).or_else(|| {
+            let mut custom = self.custom.iter().copied();
+            custom.find(|k| k.plural == plural && k.group == group && k.version == version)
+        })
+    }
+
+    /// The kind of this apiVersion and kind.
+    pub fn by_kind(&self, api_version: &str, kind: &str) -> Option<&'static Kind> {
+        by_kind(api_version, kind).or_else(|| {
+            let (group, version) = api_version.split_once('/')?;
+            let mut custom = self.custom.iter().copied();
+            custom.find(|k| k.kind == kind && k.group == group && k.version == version)
+        })
+    }
+
+    /// The kinds of a group version, ordered by resource.
+    pub fn of(&self, group: &str, version: &str) -> Vec<&'static Kind> {
+        let mut kinds: Vec<&'static Kind> = self
+            .all()
+            .filter(|kind| kind.group == group && kind.version == version)
+            .collect();
+        kinds.sort_by_key(|kind| kind.plural);
+        kinds
+    }
+
+    /// As [`groups`], with those that users brought behind, ordered by name.
+    pub fn groups(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+        let mut groups = groups();
+        let built_in = groups.len();
+        for kind in self.custom.iter() {
+            let versions = match groups.iter_mut().find(|(g, _)| *g == kind.group) {
+                Some((_, versions)) => versions,
+                None => {
+                    groups.push((kind.group, Vec::new()));
+                    let Some((_, versions)) = groups.last_mut() else {
+                        continue;
+                    };
+                    versions
+                }
+            };
+            if !versions.contains(&kind.version) {
+                versions.push(kind.version);
+            }
+        }
+        for (_, versions) in groups.iter_mut().skip(built_in) {
+            versions.sort_by_key(|version| std::cmp::Reverse(custom::version_order(version)));
+        }
+        groups
+    }
+}
 
 /// The kind served at this group, version and plural.
 pub fn by_resource(group: &str, version: &str, plural: &str) -> Option<&'static Kind> {

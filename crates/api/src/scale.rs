@@ -8,6 +8,7 @@ use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec, ScaleStatus};
 use k8s_openapi::api::core::v1::ReplicationController;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
+use crate::custom::CustomObject;
 use crate::field::{Errors, Path};
 use crate::kind::Kind;
 use crate::object::{AnyObject, Object};
@@ -16,6 +17,9 @@ use crate::table;
 /// The object's scale; `None` for kinds that have none.
 pub fn get(kind: &Kind, object: &Object) -> Option<Scale> {
     kind.subresource("scale")?;
+    if let Some(custom) = object.get::<CustomObject>() {
+        return custom.scale();
+    }
     let (replicas, current, selector) = if let Some(d) = object.get::<Deployment>() {
         let spec = d.spec.as_ref();
         let status = d.status.as_ref();
@@ -86,6 +90,9 @@ pub fn set(kind: &Kind, object: &mut dyn AnyObject, replicas: i32) -> bool {
         return false;
     }
     let object = object.as_any_mut();
+    if let Some(custom) = object.downcast_mut::<CustomObject>() {
+        return custom.set_replicas(replicas);
+    }
     let field = if let Some(d) = object.downcast_mut::<Deployment>() {
         &mut d.spec.get_or_insert_default().replicas
     } else if let Some(r) = object.downcast_mut::<ReplicaSet>() {

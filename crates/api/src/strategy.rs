@@ -150,6 +150,10 @@ pub trait Ops: Send + Sync {
     fn row(&self, obj: &dyn AnyObject, now: Timestamp) -> Result<Vec<Cell>, Error>;
     /// Adds the kind's published schema, and all it refers to, to the generator's definitions.
     fn schema(&self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema;
+    /// The rules of a kind that users brought; `None` for the built-in ones.
+    fn custom(&self) -> Option<&crate::custom::CustomOps> {
+        None
+    }
 }
 
 /// The [`Ops`] of `T`.

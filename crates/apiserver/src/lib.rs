@@ -13,6 +13,7 @@ pub mod authn;
 pub mod authz;
 mod bootstrap;
 pub mod cache;
+mod custom;
 pub mod http;
 mod in_process;
 mod keys;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use knarr_api::Error;
+use knarr_api::registry::Served;
 use knarr_client::NodeDialer;
 use knarr_store::Store;
 use parking_lot::Mutex;
@@ -15,6 +16,7 @@ use crate::authn::StaticTokens;
 use crate::authn::service_account::Tokens;
 use crate::authz::{Authorizer, Standard};
 use crate::cache::Cache;
+use crate::custom::look_after_definitions;
 use crate::http::Document;
 use crate::in_process::InProcess;
 use crate::metrics::Metrics;
@@ -101,7 +103,8 @@ pub struct Server {
     pub(crate) tokens: Tokens,
     pub(crate) static_tokens: StaticTokens,
     pub(crate) metrics: Metrics,
-    pub(crate) documents: Mutex<HashMap<String, Arc<Document>>>,
+    /// Kept as long as what is served does not change, which the number counts.
+    pub(crate) documents: Mutex<(u64, HashMap<String, Arc<Document>>)>,
     /// Ends the cache's feed when the server goes.
     _feed: oneshot::Sender<()>,
 }
@@ -141,7 +144,13 @@ impl Server {
         }
         tokio::spawn(compact(Arc::downgrade(&server)));
         tokio::spawn(slim(Arc::downgrade(&server)));
+        tokio::spawn(look_after_definitions(Arc::downgrade(&server)));
         Ok(server)
+    }
+
+    /// The kinds that are served now, those that users brought among them.
+    pub fn served(&self) -> Served {
+        self.cache.served()
     }
 
     /// The cluster as `user` sees it, without HTTP in between.

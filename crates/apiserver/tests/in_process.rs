@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
+#[path = "in_process/custom.rs"]
+mod custom;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 

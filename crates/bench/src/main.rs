@@ -4,6 +4,7 @@ mod api;
 mod cluster;
 mod process;
 mod report;
+mod scheduler;
 mod store;
 
 use std::path::PathBuf;
@@ -35,6 +36,8 @@ enum Name {
     Api,
     /// The embedded store alone: durable writes, opening.
     Store,
+    /// The scheduler's deciding core alone, on 500 to 50 000 nodes.
+    Scheduler,
 }
 
 #[tokio::main]
@@ -67,12 +70,32 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
         eprintln!("measuring the API server (about a minute) …");
         reports.extend(api::all().await?);
     }
+    if wanted(Name::Scheduler) {
+        eprintln!("measuring the scheduler's core …");
+        reports.push(scheduler_report()?);
+    }
     if let Some(path) = &cli.json {
         std::fs::write(path, serde_json::to_vec_pretty(&reports)?)
             .map_err(|e| format!("{}: {e}", path.display()))?;
     }
     print!("{}", report::table(&reports));
     Ok(())
+}
+
+fn scheduler_report() -> Result<Report, Box<dyn std::error::Error>> {
+    let start = tokio::time::Instant::now();
+    let mut report = Report::new(
+        "scheduler",
+        "the deciding core alone: no API, no store; pods of one kind after pods of one kind",
+    );
+    for workload in scheduler::workloads() {
+        let found = scheduler::run(&workload, &|| start.elapsed().as_secs_f64())?;
+        let figure = report.figure(&found.workload, found.per_second(), "/s");
+        if let Some(target) = workload.target {
+            figure.target(Target::AtLeast(target));
+        }
+    }
+    Ok(report)
 }
 
 async fn store_report() -> Result<Report, Box<dyn std::error::Error>> {

@@ -10,7 +10,7 @@ use knarr_client::{
     Api, DeleteOptions, Error, EventRecorder, EventType, Kind, ListOptions, ObjectKey, Preconditions,
     Propagation, Result,
 };
-use knarr_controllers::action::{Action, Create, Delete, Dependents, Fact, Failure, Report, Verb};
+use knarr_controllers::action::{Action, Create, Delete, Dependents, Fact, Failure, Release, Report, Verb};
 use knarr_controllers::protection;
 use tracing::debug;
 
@@ -78,6 +78,7 @@ impl Executor {
                 outcome.written.push(Written::Revision(kind, updated.revision()));
             }
             Action::Delete(delete) => outcome.written.extend(self.delete(delete).await?),
+            Action::Release(release) => outcome.written.extend(self.release(release).await?),
             Action::DeleteMany(deletes) => {
                 let mut first = None;
                 for result in join_all(deletes.into_iter().map(|d| self.delete(d))).await {
@@ -172,12 +173,11 @@ impl Executor {
             key,
             uid,
             resource_version,
-            grace_seconds,
             dependents,
             report,
         } = delete;
         let options = DeleteOptions {
-            grace_period_seconds: grace_seconds,
+            grace_period_seconds: None,
             preconditions: Preconditions {
                 uid: Some(uid.clone()),
                 resource_version,
@@ -199,6 +199,25 @@ impl Executor {
                 self.failed(report, &error);
                 Err(failure(Verb::Delete, kind, &key.name)(error))
             }
+        }
+    }
+
+    /// The only request of a controller that completes a pod's deletion; what it takes is PodGC's to give.
+    async fn release(&self, release: Release) -> Result<Option<Written>, Box<Failure>> {
+        let (key, uid) = (release.key().clone(), release.uid().to_string());
+        let kind = &registry::POD;
+        let options = DeleteOptions {
+            grace_period_seconds: Some(0),
+            preconditions: Preconditions {
+                uid: Some(uid.clone()),
+                resource_version: None,
+            },
+            propagation: None,
+        };
+        match self.api.delete(kind, &key.namespace, &key.name, options).await {
+            Ok(_) => Ok(Some(Written::Gone { kind, key, uid })),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(failure(Verb::Delete, kind, &key.name)(error)),
         }
     }
 

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 pub use knarr_controllers::Config as ControllersConfig;
+pub use knarr_scheduler::config as scheduler_config;
 pub use runner::Base;
 
 /// The lease for which several servers of one cluster compete: namespace and name.
@@ -31,6 +32,7 @@ const RELEASE: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     pub controllers: knarr_controllers::Config,
+    pub scheduler: scheduler_config::KubeSchedulerConfiguration,
     /// This process's name, another after each start, where several servers share one store: one of them leads.
     /// `None` for the only server there is.
     pub identity: Option<String>,
@@ -71,14 +73,18 @@ async fn work(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
         clock,
     };
     let mut running = JoinSet::new();
-    for controller in knarr_controllers::all(&config.controllers) {
+    let controllers = knarr_controllers::Config {
+        time_zone: |name| jiff::tz::TimeZone::get(name).ok(),
+        ..config.controllers.clone()
+    };
+    for controller in knarr_controllers::all(&controllers) {
         running.spawn(runner::run(base.clone(), controller));
     }
-    for sweep in knarr_controllers::sweeps(&config.controllers) {
+    for sweep in knarr_controllers::sweeps(&controllers) {
         running.spawn(sweeper::run(base.clone(), sweep));
     }
     running.spawn(garbage_collector::run(base.clone()));
-    running.spawn(scheduler::run(base, knarr_scheduler::Scheduler::default()));
+    running.spawn(scheduler::run(base, config.scheduler.scheduler()));
     while let Some(ended) = running.join_next().await {
         if let Err(error) = ended {
             // A panic is a bug in one loop; the others go on.

@@ -10,10 +10,14 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::registry;
+use knarr_api::registry::{self, Registered};
 use knarr_client::events::reference;
-use knarr_client::{Api, Clock, EventRecorder, EventType, Patch, Shared, TypedApi};
-use knarr_scheduler::{Scheduler, Step};
+use knarr_client::{
+    Api, Caches, Clock, DeleteOptions, EventRecorder, EventType, Patch, Preconditions, Shared, TypedApi,
+};
+use knarr_scheduler::plugins::default_preemption::REASON;
+use knarr_scheduler::profile::DEFAULT_SCHEDULER_NAME;
+use knarr_scheduler::{Cluster, Nomination, Scheduler, Step};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -50,6 +54,8 @@ pub async fn run(base: Base, scheduler: Scheduler) {
         scheduler: Arc::new(Mutex::new(scheduler)),
         wake: Arc::new(Notify::new()),
     };
+    // Before pods are placed all nodes, all that stands on them and all that rules look at besides must be known.
+    driver.follow_surroundings(&base.caches).await;
     let nodes = base.caches.store(&registry::NODE);
     let pods = base.caches.store(&registry::POD);
     let d = driver.clone();
@@ -59,7 +65,6 @@ pub async fn run(base: Base, scheduler: Scheduler) {
         d.scheduler.lock().node_changed(change.object().name(), node, now);
         d.wake.notify_one();
     });
-    // Before pods are placed all nodes and all that stands on them must be known.
     nodes.synced().await;
     let d = driver.clone();
     pods.subscribe(move |change| {
@@ -113,7 +118,32 @@ impl Driver {
     async fn carry_out(self, step: Step) {
         match step {
             Step::Bind { pod, node } => self.bind(pod, node).await,
-            Step::Report { pod, message } => self.report(&pod, "Unschedulable", message).await,
+            Step::Report {
+                pod,
+                message,
+                nomination,
+                is_error,
+            } => {
+                let reason = if is_error {
+                    "SchedulerError"
+                } else {
+                    "Unschedulable"
+                };
+                self.report(&pod, reason, message, nomination).await;
+            }
+            Step::Preempt {
+                pod,
+                message,
+                node,
+                victims,
+                cleared,
+            } => {
+                self.report(&pod, "Unschedulable", message, Nomination::Set(node.clone()))
+                    .await;
+                let done = self.preempt(&pod, &node, &victims, &cleared).await;
+                self.scheduler.lock().preempted(&pod, !done, self.clock.now());
+                self.wake.notify_one();
+            }
         }
     }
 
@@ -134,7 +164,8 @@ impl Driver {
                 self.wake.notify_one();
                 // It has gone, or somebody else has bound it: nothing to report on it.
                 if !error.is_not_found() && !error.is_conflict() {
-                    self.report(&pod, "SchedulerError", format!("binding rejected: {error}"))
+                    let message = format!("binding rejected: {error}");
+                    self.report(&pod, "SchedulerError", message, Nomination::Keep)
                         .await;
                 }
             }
@@ -146,28 +177,181 @@ impl Driver {
             .event(&reference(pod.object()), type_, reason, message);
     }
 
-    async fn report(&self, pod: &Shared<Pod>, reason: &str, message: String) {
-        self.event(pod, EventType::Warning, "FailedScheduling", message.clone());
+    async fn report(&self, pod: &Shared<Pod>, reason: &str, message: String, nomination: Nomination) {
+        let shown = shortened(&message);
+        self.event(pod, EventType::Warning, "FailedScheduling", shown);
         let mut old = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
         let old = old.find(|c| c.type_ == "PodScheduled");
-        let condition = not_scheduled(pod, old, reason, message, self.clock.now());
-        let Some(condition) = condition else { return };
-        let patch = json!({
-            "metadata": {"uid": pod.object().uid()},
-            "status": {"conditions": [condition]},
-        });
+        let mut status = serde_json::Map::new();
+        if let Some(condition) = not_scheduled(pod, old, reason, message, self.clock.now()) {
+            status.insert("conditions".into(), json!([condition]));
+        }
+        let had = pod.status.as_ref().and_then(|s| s.nominated_node_name.as_deref());
+        match nomination {
+            Nomination::Set(node) if had != Some(&node) => {
+                status.insert("nominatedNodeName".into(), node.into());
+            }
+            Nomination::Clear if had.is_some() => {
+                status.insert("nominatedNodeName".into(), serde_json::Value::Null);
+            }
+            _ => {}
+        }
+        if !status.is_empty() {
+            self.patch_status(
+                pod,
+                status.into(),
+                "cannot say in its status that the pod is not scheduled",
+            )
+            .await;
+        }
+    }
+
+    /// Whether it is done (or the pod has gone).
+    async fn patch_status(&self, pod: &Shared<Pod>, status: serde_json::Value, otherwise: &str) -> bool {
+        let patch = json!({"metadata": {"uid": pod.object().uid()}, "status": status});
         let (namespace, name) = (pod.object().namespace(), pod.object().name());
         let patched = self
             .api
             .patch(&registry::POD, namespace, name, "status", Patch::Strategic(patch))
             .await;
-        if let Err(error) = patched
-            && !error.is_not_found()
-            && !error.is_conflict()
-        {
-            warn!(pod = ?pod.object(), %error, "cannot say in its status that the pod is not scheduled");
+        match patched {
+            Err(error) if !error.is_not_found() && !error.is_conflict() => {
+                warn!(pod = ?pod.object(), %error, "{otherwise}");
+                false
+            }
+            _ => true,
         }
     }
+
+    /// Makes the victims go, gracefully. Whether all were told.
+    async fn preempt(
+        &self,
+        pod: &Shared<Pod>,
+        node: &str,
+        victims: &[Shared<Pod>],
+        cleared: &[Shared<Pod>],
+    ) -> bool {
+        for lower in cleared {
+            let status = json!({"nominatedNodeName": null});
+            self.patch_status(lower, status, "cannot take back a nomination")
+                .await;
+        }
+        let mut all = true;
+        let ending = |victim: &&Shared<Pod>| victim.metadata.deletion_timestamp.is_some();
+        for victim in victims.iter().filter(|v| !ending(v)) {
+            all &= self.evict(pod, node, victim).await;
+        }
+        all
+    }
+
+    async fn evict(&self, pod: &Shared<Pod>, node: &str, victim: &Shared<Pod>) -> bool {
+        let scheduler = pod.spec.as_ref().and_then(|s| s.scheduler_name.as_deref());
+        let condition = PodCondition {
+            type_: "DisruptionTarget".into(),
+            status: "True".into(),
+            reason: Some(REASON.into()),
+            message: Some(format!(
+                "{}: preempting to accommodate a higher priority pod",
+                scheduler.unwrap_or(DEFAULT_SCHEDULER_NAME)
+            )),
+            last_transition_time: Some(Time(self.clock.now())),
+            observed_generation: victim.metadata.generation,
+            last_probe_time: None,
+        };
+        let status = json!({"conditions": [condition]});
+        if !self
+            .patch_status(victim, status, "cannot say in a victim's status why it goes")
+            .await
+        {
+            return false;
+        }
+        let options = DeleteOptions {
+            preconditions: Preconditions {
+                uid: Some(victim.object().uid().to_string()),
+                resource_version: None,
+            },
+            ..DeleteOptions::default()
+        };
+        let (namespace, name) = (victim.object().namespace(), victim.object().name());
+        match self.api.delete(&registry::POD, namespace, name, options).await {
+            Ok(_) => {
+                let by = pod.object().uid();
+                let message = format!("Preempted by pod {by} on node {node}");
+                self.event(victim, EventType::Normal, "Preempted", message);
+                true
+            }
+            // It has gone by itself.
+            Err(error) if error.is_not_found() || error.is_conflict() => true,
+            Err(error) => {
+                warn!(victim = ?victim.object(), %error, "a victim of preemption cannot be deleted");
+                false
+            }
+        }
+    }
+
+    /// Follows what rules look at besides nodes and pods.
+    async fn follow_surroundings(&self, caches: &Arc<Caches>) {
+        self.follow(caches, |cluster, _, name, new| {
+            cluster.set_namespace(name, new.as_deref());
+        })
+        .await;
+        self.follow(caches, |cluster, namespace, name, new| {
+            cluster.set_service(namespace, name, new.as_deref());
+        })
+        .await;
+        self.follow(caches, |cluster, namespace, name, new| {
+            cluster.set_replica_set(namespace, name, new.as_deref());
+        })
+        .await;
+        self.follow(caches, |cluster, namespace, name, new| {
+            cluster.set_stateful_set(namespace, name, new.as_deref());
+        })
+        .await;
+        self.follow(caches, |cluster, namespace, name, new| {
+            cluster.set_replication_controller(namespace, name, new.as_deref());
+        })
+        .await;
+        self.follow(caches, |cluster, namespace, name, new| {
+            cluster.set_budget(namespace, name, new.as_deref());
+        })
+        .await;
+    }
+
+    async fn follow<T: Registered>(
+        &self,
+        caches: &Arc<Caches>,
+        set: impl Fn(&mut Cluster, &str, &str, Option<Shared<T>>) + Send + Sync + 'static,
+    ) {
+        let store = caches.store(T::kind_of());
+        let scheduler = self.scheduler.clone();
+        store.subscribe(move |change| {
+            let object = change.object();
+            let new = change.after().and_then(|o| Shared::<T>::new(o.clone()).ok());
+            set(
+                scheduler.lock().cluster_mut(),
+                object.namespace(),
+                object.name(),
+                new,
+            );
+        });
+        store.synced().await;
+    }
+}
+
+/// Events hold so much of a message.
+const EVENT_MESSAGE_BYTES: usize = 1024;
+
+/// The message as an event can hold it.
+fn shortened(message: &str) -> String {
+    const MORE: &str = " ...";
+    if message.len() <= EVENT_MESSAGE_BYTES {
+        return message.to_string();
+    }
+    let mut end = EVENT_MESSAGE_BYTES - MORE.len();
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}{MORE}", &message[..end])
 }
 
 /// The condition, unless the pod has it already.

@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
-use knarr_client::{Api, Clock, Error, ListOptions, TokioClock, TypedApi};
+use knarr_client::{Api, Clock, DeleteOptions, Error, ListOptions, TokioClock, TypedApi};
 use serde_json::json;
 use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -122,4 +122,45 @@ async fn a_refused_binding_is_tried_again() {
     api.create_as(pod("web", "2")).await.unwrap();
     sleep(Duration::from_secs(10)).await;
     assert_eq!(node_of(&api, "web").await.as_deref(), Some("n1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn p4_a_pod_of_higher_priority_makes_room_for_itself_and_says_whom_it_cost() {
+    let (api, _running) = cluster();
+    api.create_as(node("n1")).await.unwrap();
+    api.create_as(pod("low", "2")).await.unwrap();
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(node_of(&api, "low").await.as_deref(), Some("n1"));
+    let mut high = pod("high", "2");
+    high.spec.as_mut().unwrap().priority = Some(10);
+    api.create_as(high).await.unwrap();
+    sleep(Duration::from_secs(5)).await;
+    // The victim ends gracefully: that is the kubelet's, which is not here.
+    let low = api.get_as::<Pod>("default", "low").await.unwrap();
+    assert!(low.metadata.deletion_timestamp.is_some());
+    let conditions = low.status.as_ref().unwrap().conditions.as_ref().unwrap();
+    let target = conditions.iter().find(|c| c.type_ == "DisruptionTarget").unwrap();
+    assert_eq!(target.reason.as_deref(), Some("PreemptionByScheduler"));
+    assert_eq!(node_of(&api, "high").await, None);
+    let high = api.get_as::<Pod>("default", "high").await.unwrap();
+    let nominated = high.status.as_ref().unwrap().nominated_node_name.as_deref();
+    assert_eq!(nominated, Some("n1"));
+    // One of lower priority does not get what is being made free, nor does it look for victims.
+    api.create_as(pod("late", "1")).await.unwrap();
+    let now = DeleteOptions {
+        grace_period_seconds: Some(0),
+        ..DeleteOptions::default()
+    };
+    api.delete(&registry::POD, "default", "low", now).await.unwrap();
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(node_of(&api, "high").await.as_deref(), Some("n1"));
+    assert_eq!(node_of(&api, "late").await, None);
+    let events = events(&api).await;
+    let preempted = format!(
+        "Normal Preempted: Preempted by pod {} on node n1",
+        high.object().uid()
+    );
+    assert!(events.contains(&preempted), "{events:?}");
+    let failed = "Warning FailedScheduling: 0/1 nodes are available: 1 Insufficient cpu.".to_string();
+    assert!(events.contains(&failed), "{events:?}");
 }

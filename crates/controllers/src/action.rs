@@ -9,6 +9,8 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, Error, Kind, Object, ObjectKey};
 
+pub use crate::podgc::Release;
+
 /// One thing to do.
 #[derive(Debug)]
 pub enum Action {
@@ -22,6 +24,8 @@ pub enum Action {
         subresource: &'static str,
     },
     Delete(Delete),
+    /// Removes a pod at once, without its node's word: only PodGC can make one (SPEC S2).
+    Release(Release),
     /// All at once; one that fails does not keep the others.
     DeleteMany(Vec<Delete>),
     /// Goes on only if this holds at the API now, whatever the caches say.
@@ -63,7 +67,10 @@ pub struct Create {
     pub report: Option<Report>,
 }
 
-/// An object to be deleted, if it is still the one that was seen.
+/// An object to be asked to go, if it is still the one that was seen.
+///
+/// There is no grace to be set: a component asks, with the object's own grace, and somebody else completes the deletion
+/// (SPEC S2).
 #[derive(Debug)]
 pub struct Delete {
     pub kind: &'static Kind,
@@ -71,8 +78,6 @@ pub struct Delete {
     pub uid: String,
     /// Also only in this state.
     pub resource_version: Option<String>,
-    /// `None`: the object's own.
-    pub grace_seconds: Option<i64>,
     pub dependents: Dependents,
     pub report: Option<Report>,
 }
@@ -166,14 +171,13 @@ impl Create {
 }
 
 impl Delete {
-    /// With the uid as precondition, the object's own grace and its kind's default for dependents.
+    /// With the uid as precondition and its kind's default for dependents.
     pub fn of(object: &Object) -> Self {
         Delete {
             kind: object.kind(),
             key: ObjectKey::of(object),
             uid: object.uid().to_string(),
             resource_version: None,
-            grace_seconds: None,
             dependents: Dependents::Default,
             report: None,
         }
@@ -220,6 +224,7 @@ impl fmt::Display for Action {
                 subresource,
             } => write!(f, "update {}/{subresource} {}", kind.plural, key(&**object)),
             Action::Delete(d) => write!(f, "delete {} {}", d.kind.plural, d.key),
+            Action::Release(r) => write!(f, "release pods {}", r.key()),
             Action::DeleteMany(all) => {
                 f.write_str("delete")?;
                 all.iter()

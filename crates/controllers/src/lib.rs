@@ -6,9 +6,14 @@
 
 pub mod action;
 pub mod controller;
+pub mod cronjob;
+pub mod daemonset;
 pub mod deployment;
+pub mod disruption;
 pub mod endpoints;
 pub mod garbagecollector;
+pub mod history;
+pub mod job;
 pub mod namespace;
 pub mod node;
 pub mod owner;
@@ -16,12 +21,18 @@ pub mod pod;
 pub mod podgc;
 pub mod protection;
 pub mod replicaset;
+pub mod replicationcontroller;
 pub mod root_ca;
 pub mod serviceaccount;
+pub mod statefulset;
 pub mod sweep;
+pub mod ttlafterfinished;
 pub mod vac_protection;
 #[cfg(test)]
 mod world;
+
+use k8s_openapi::jiff::tz::TimeZone;
+use knarr_api::k8s_openapi;
 
 pub use action::{Action, Failure};
 pub use controller::{Changed, Context, Controller, View};
@@ -33,6 +44,8 @@ pub struct Config {
     pub root_ca: Option<String>,
     /// How many finished pods may lie about before the oldest are removed; 0 is any number (SPEC L12).
     pub terminated_pod_gc_threshold: usize,
+    /// Looks a time zone up by its IANA name, for CronJobs; the database is the driver's.
+    pub time_zone: fn(&str) -> Option<TimeZone>,
 }
 
 impl Default for Config {
@@ -40,6 +53,7 @@ impl Default for Config {
         Config {
             root_ca: None,
             terminated_pod_gc_threshold: 12_500,
+            time_zone: |name| (name == "UTC").then_some(TimeZone::UTC),
         }
     }
 }
@@ -47,16 +61,25 @@ impl Default for Config {
 /// Every controller that works on keys.
 pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     let mut all: Vec<Box<dyn Controller>> = vec![
+        Box::new(cronjob::CronJobs {
+            time_zone: config.time_zone,
+        }),
+        Box::new(daemonset::DaemonSets),
         Box::new(deployment::Deployments),
+        Box::new(disruption::Disruptions),
         Box::new(endpoints::legacy::Endpoints),
         Box::new(endpoints::slices::EndpointSlices),
+        Box::new(job::Jobs),
         Box::new(namespace::Namespaces),
         Box::new(node::eviction::TaintEviction),
         Box::new(node::taints::NodeTaints),
         Box::new(protection::ClaimProtection),
         Box::new(protection::VolumeProtection),
         Box::new(replicaset::ReplicaSets),
+        Box::new(replicationcontroller::ReplicationControllers),
         Box::new(serviceaccount::ServiceAccounts),
+        Box::new(statefulset::StatefulSets),
+        Box::new(ttlafterfinished::TtlAfterFinished),
         Box::new(vac_protection::VacProtection),
     ];
     if let Some(bundle) = config.root_ca.clone() {

@@ -308,10 +308,7 @@ mod tests {
         let Action::DeleteMany(deletes) = &actions[1] else {
             panic!("a delete")
         };
-        assert_eq!(
-            (deletes[0].uid.as_str(), deletes[0].grace_seconds),
-            ("uid-p", None)
-        );
+        assert_eq!(deletes[0].uid, "uid-p");
         let remaining = condition(&actions, "NamespaceContentRemaining");
         assert_eq!(
             remaining.message.as_deref(),

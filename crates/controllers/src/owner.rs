@@ -49,14 +49,25 @@ pub struct Claimed<T> {
 /// and the orphans of its namespace. Taken up are only objects that live, by an owner that is asked for once more at
 /// the API, for its cache may not know yet that it is being deleted.
 pub fn claim<T: Registered>(owner: &Object, selector: &Selector, candidates: Vec<Shared<T>>) -> Claimed<T> {
+    claim_if(owner, candidates, |object| {
+        selector.matches(object.object().metadata().labels.as_ref())
+    })
+}
+
+/// The same by any rule, for owners that look at more than labels.
+pub fn claim_if<T: Registered>(
+    owner: &Object,
+    candidates: Vec<Shared<T>>,
+    belongs: impl Fn(&Shared<T>) -> bool,
+) -> Claimed<T> {
     let mut claimed = Claimed {
         objects: Vec::new(),
         actions: Vec::new(),
     };
     let owner_lives = owner.metadata().deletion_timestamp.is_none();
     for object in candidates {
+        let matches = belongs(&object);
         let meta = object.object().metadata();
-        let matches = selector.matches(meta.labels.as_ref());
         let lives = meta.deletion_timestamp.is_none();
         match controller_of(meta) {
             Some(controller) if controller.uid != owner.uid() => {}

@@ -15,7 +15,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey};
 
-use crate::action::{Action, Delete, Fact};
+use crate::action::{Action, Fact};
 use crate::controller::View;
 use crate::node::condition;
 use crate::node::eviction::disrupted;
@@ -26,6 +26,29 @@ use crate::sweep::Sweep;
 pub const QUARANTINE: SignedDuration = SignedDuration::from_secs(40);
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 const REASON: &str = "DeletionByPodGC";
+
+/// The right to remove one pod by force. Its fields are this room's own, so nobody else can make one:
+///
+/// ```compile_fail
+/// use knarr_controllers::action::Release;
+/// let forged = Release { key: knarr_api::ObjectKey::new("a", "p"), uid: "u".into() };
+/// ```
+#[derive(Debug)]
+pub struct Release {
+    key: ObjectKey,
+    uid: String,
+}
+
+impl Release {
+    pub fn key(&self) -> &ObjectKey {
+        &self.key
+    }
+
+    /// Of the pod that was decided on.
+    pub fn uid(&self) -> &str {
+        &self.uid
+    }
+}
 
 /// See the module.
 pub struct PodGc {
@@ -144,9 +167,9 @@ impl Seen {
     }
 
     fn delete(&self) -> Action {
-        Action::Delete(Delete {
-            grace_seconds: Some(0),
-            ..Delete::of(&self.object)
+        Action::Release(Release {
+            key: ObjectKey::of(&self.object),
+            uid: self.object.uid().to_string(),
         })
     }
 }
@@ -212,7 +235,7 @@ mod tests {
             [[
                 "require no nodes gone",
                 "update pods/status a/p",
-                "delete pods a/p"
+                "release pods a/p"
             ]]
         );
         // A node that comes back starts the quarantine over.
@@ -249,8 +272,10 @@ mod tests {
             let lists = PodGc::new(0).sweep(&world, at(0));
             assert_eq!(!lists.is_empty(), removed, "{taint} {ready} {on:?} {deleting}");
             for action in lists.iter().flatten() {
-                if let Action::Delete(delete) = action {
-                    assert_eq!((delete.grace_seconds, delete.uid.as_str()), (Some(0), "uid-p"));
+                match action {
+                    Action::Release(release) => assert_eq!(release.uid(), "uid-p"),
+                    Action::Delete(_) | Action::DeleteMany(_) => panic!("{action} is left to the node"),
+                    _ => {}
                 }
             }
         }
@@ -268,7 +293,7 @@ mod tests {
         world.put(pod("running", "", json!({"phase": "Running"}), false));
         assert_eq!(
             sweep(&mut PodGc::new(3), &world, 0),
-            [["delete pods a/p4"], ["delete pods a/p3"]]
+            [["release pods a/p4"], ["release pods a/p3"]]
         );
         assert_eq!(sweep(&mut PodGc::new(0), &world, 0), [[""; 0]; 0]);
     }

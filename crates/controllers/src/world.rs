@@ -8,7 +8,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_api::{Kind, Object, ObjectKey};
 
-use crate::action::{Action, Failure};
+use crate::action::{Action, Create, Delete, Failure};
 use crate::controller::{Context, Controller, View};
 use crate::owner::controller_of;
 
@@ -16,6 +16,8 @@ use crate::owner::controller_of;
 #[derive(Default)]
 pub struct World {
     objects: BTreeMap<(&'static str, ObjectKey), Arc<Object>>,
+    /// How many were created, for the names of the next.
+    created: usize,
 }
 
 /// The test's second `n`.
@@ -44,6 +46,65 @@ impl World {
                 let object = Arc::new(Object::from_typed(kind, object.clone_box()));
                 self.objects.insert((kind.plural, ObjectKey::of(&object)), object);
             }
+        }
+    }
+
+    /// Carries the actions out as an API would: what is created and updated is there, what is deleted has been asked to end
+    /// (pods) or is gone.
+    pub fn take(&mut self, actions: &[Action]) {
+        for action in actions {
+            match action {
+                Action::Create(create) => self.create(create),
+                Action::CreateMany(all) => all.iter().for_each(|create| self.create(create)),
+                Action::Delete(delete) => self.delete(delete),
+                Action::Release(release) => {
+                    self.objects.remove(&("pods", release.key().clone()));
+                }
+                Action::DeleteMany(all) => all.iter().for_each(|delete| self.delete(delete)),
+                _ => self.take_updates(std::slice::from_ref(action)),
+            }
+        }
+    }
+
+    fn create(&mut self, create: &Create) {
+        let mut object = create.object.clone_box();
+        self.created += 1;
+        let count = self.created;
+        let meta = object.metadata_mut();
+        let generated = meta.generate_name.clone().unwrap_or_default();
+        let name = meta
+            .name
+            .get_or_insert_with(|| format!("{generated}{count}"))
+            .clone();
+        meta.uid.get_or_insert_with(|| format!("uid-{name}"));
+        meta.resource_version = Some("1".into());
+        let object = Arc::new(Object::from_typed(create.kind, object));
+        let key = (create.kind.plural, ObjectKey::of(&object));
+        assert!(!self.objects.contains_key(&key), "{key:?} is there already");
+        self.objects.insert(key, object);
+    }
+
+    fn delete(&mut self, delete: &Delete) {
+        let key = (delete.kind.plural, delete.key.clone());
+        let Some(there) = self.objects.get(&key) else {
+            return;
+        };
+        assert_eq!(there.uid(), delete.uid, "{key:?} is another");
+        let is_pod = delete.kind == &knarr_api::registry::POD;
+        if is_pod
+            || there
+                .metadata()
+                .finalizers
+                .as_ref()
+                .is_some_and(|f| !f.is_empty())
+        {
+            let mut ending = there.typed().clone_box();
+            ending.metadata_mut().deletion_timestamp =
+                Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0)));
+            let ending = Arc::new(Object::from_typed(delete.kind, ending));
+            self.objects.insert(key, ending);
+        } else {
+            self.objects.remove(&key);
         }
     }
 

@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use knarr_node::kubelet::TerminationResume;
+use knarr_control::scheduler_config::{self, KubeSchedulerConfiguration};
 use serde_json::Value;
 
 /// What can be set by flag or environment. The same names stand in the file, in camelCase.
@@ -63,6 +64,9 @@ pub struct Flags {
     /// (what is left until the deadline first set, without a second preStop) [default: Full].
     #[arg(long, env = "KNARR_TERMINATION_RESUME", value_name = "MODE", global = true)]
     pub termination_resume: Option<String>,
+    /// The scheduler's settings: a KubeSchedulerConfiguration as kube-scheduler takes it.
+    #[arg(long, env = "KNARR_SCHEDULER_CONFIG", value_name = "FILE", global = true)]
+    pub scheduler_config: Option<String>,
     /// What is logged, such as `info` or `warn,knarr_node=debug` [default: info].
     #[arg(long, env = "KNARR_LOG", value_name = "FILTER", global = true)]
     pub log: Option<String>,
@@ -104,6 +108,7 @@ pub struct Config {
     /// `None`: knarr's own.
     pub sandbox_image: Option<String>,
     pub termination_resume: TerminationResume,
+    pub scheduler: KubeSchedulerConfiguration,
     pub log: String,
     pub log_format: LogFormat,
 }
@@ -296,6 +301,7 @@ impl Config {
                     _ => Err("expected Full or Deadline".into()),
                 },
             ),
+            scheduler: reader.scheduler(&flags.scheduler_config),
             log: reader.get("log", "--log", &flags.log, "info", |s| {
                 tracing_subscriber::EnvFilter::try_new(s)
                     .map(|_| s.to_string())
@@ -426,6 +432,28 @@ impl Reader {
         }
     }
 
+    /// The scheduler's settings from the file named; each mistake in it is one of this configuration.
+    fn scheduler(&mut self, flag: &Option<String>) -> KubeSchedulerConfiguration {
+        let file = self.get("schedulerConfig", "--scheduler-config", flag, "", |s| {
+            Ok((!s.is_empty()).then(|| s.to_string()))
+        });
+        let Some(file) = file else {
+            return KubeSchedulerConfiguration::default();
+        };
+        let text = match std::fs::read_to_string(&file) {
+            Ok(text) => text,
+            Err(e) => {
+                self.mistakes.push(format!("{file}: cannot be read: {e}"));
+                return KubeSchedulerConfiguration::default();
+            }
+        };
+        scheduler_config::parse(&text).unwrap_or_else(|errors| {
+            let mistakes = errors.iter().map(|e| format!("{file}: {e}"));
+            self.mistakes.extend(mistakes);
+            KubeSchedulerConfiguration::default()
+        })
+    }
+
     fn finish(mut self) -> Vec<String> {
         for key in self.file.keys() {
             if !self.known.contains(&key.as_str()) {
@@ -527,6 +555,30 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is missing in:\n{text}");
         }
+    }
+
+    #[test]
+    fn p6_a_bad_scheduler_file_is_reported_whole_and_a_good_one_is_in_force() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().display().to_string();
+        let load = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Config::parse(&flags(), &format!("schedulerConfig: {path}\n"))
+        };
+        let head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
+        let bad = load(&format!(
+            "{head}podInitialBackoffSeconds: 0\nprofiles: [{{schedulerName: a}}, {{schedulerName: a}}]\n"
+        ));
+        let text = bad.unwrap_err().to_string();
+        for part in [
+            "2 mistakes".to_string(),
+            format!("{path}: podInitialBackoffSeconds: Invalid value: 0: must be greater than 0"),
+            format!("{path}: profiles[1].schedulerName: Duplicate value: \"a\""),
+        ] {
+            assert!(text.contains(&part), "{part:?} is missing in:\n{text}");
+        }
+        let good = load(&format!("{head}profiles: [{{schedulerName: mine}}]\n")).unwrap();
+        assert_eq!(good.scheduler.profiles[0].scheduler_name, "mine");
     }
 
     #[test]

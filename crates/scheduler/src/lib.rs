@@ -1,18 +1,30 @@
 //! The deciding half of the scheduler: which node for which pod, and which pod next.
 //!
-//! [`Scheduler`] keeps its own picture of the nodes, fed with one change at a time, and never walks all pods for one
-//! pod. [`Scheduler::step`] takes the next pod of the queue and says what is to be done with it. No IO, no clock, no
-//! randomness: among nodes that are equally good the choice goes round.
-//! To add a plugin: one file under [`plugins`], one line in [`plugins::default`].
+//! [`Scheduler`] keeps its own dense picture of the cluster ([`cluster`]), fed with one change at a time, and for each
+//! class of pods what the rules say of every node ([`evaluation`]), brought up to date with what changed: no decision
+//! walks over pods. [`Scheduler::step`] takes the next pod of the queue and says what is to be done with it. No IO, no
+//! clock, no randomness: among nodes that are equally good the choice goes round.
+//! To add a plugin: one file under [`plugins`], one line in its list.
 
+pub mod cluster;
+pub mod config;
+pub mod diagnosis;
+pub mod evaluation;
 pub mod node_info;
 pub mod plugins;
 pub mod pod_info;
+pub mod profile;
 pub mod queue;
+pub mod queueing_hints;
 pub mod resources;
 pub mod scheduler;
+pub mod whatif;
+pub mod why;
 
+pub use cluster::Cluster;
+pub use diagnosis::Diagnosis;
 pub use node_info::NodeInfo;
-pub use plugins::{Plugin, Refusal};
+pub use plugins::Refusal;
 pub use pod_info::PodInfo;
-pub use scheduler::{Decision, Diagnosis, Scheduler, Step};
+pub use profile::Profile;
+pub use scheduler::{Decision, Nomination, Scheduler, Step};

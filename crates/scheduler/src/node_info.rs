@@ -1,31 +1,40 @@
-//! Nodes as the scheduler sees them: what each has, and what stands on it, kept up with every change.
+//! One node as the scheduler sees it: what it has, and what stands on it, kept up with every change.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 
-use crate::pod_info::{HostPort, PodInfo};
-use crate::resources::Resources;
+use crate::pod_info::{HostPort, Labels, PodClass, PodInfo};
+use crate::resources::{Compared, Resources};
 
-struct Standing {
-    requests: Resources,
-    requests_filled_in: Resources,
-    host_ports: Vec<HostPort>,
+/// Pods of one class on one node.
+#[derive(Clone, Debug)]
+pub struct Group {
+    pub class: Arc<PodClass>,
+    pub count: u32,
+    /// Of which are being deleted.
+    pub terminating: u32,
 }
 
 /// One node with the sums over its pods.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 pub struct NodeInfo {
     pub name: String,
     /// `None`: pods are bound to a name that no node has (any more).
     pub node: Option<Shared<Node>>,
     pub allocatable: Resources,
     pub requested: Resources,
-    /// As [`PodInfo::requests_filled_in`].
-    pub requested_filled_in: Resources,
-    pods: BTreeMap<String, Standing>,
+    /// With something for what asks for nothing, for comparing nodes.
+    pub requested_filled_in: Compared,
+    /// Those that are to come here once their victims have gone.
+    pub nominated: Vec<Arc<PodInfo>>,
+    /// In the order in which they came.
+    pods: Vec<Arc<PodInfo>>,
+    groups: Vec<Group>,
+    /// One entry for each pod with host ports and port.
+    host_ports: Vec<HostPort>,
 }
 
 impl NodeInfo {
@@ -50,8 +59,12 @@ impl NodeInfo {
         info
     }
 
-    pub fn labels(&self) -> Option<&BTreeMap<String, String>> {
+    pub fn labels(&self) -> Option<&Labels> {
         self.node.as_ref()?.metadata.labels.as_ref()
+    }
+
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.labels()?.get(key).map(String::as_str)
     }
 
     pub fn taints(&self) -> &[Taint] {
@@ -64,119 +77,64 @@ impl NodeInfo {
         spec.and_then(|s| s.unschedulable).unwrap_or(false)
     }
 
-    pub fn pod_count(&self) -> usize {
-        self.pods.len()
+    pub fn pods(&self) -> &[Arc<PodInfo>] {
+        &self.pods
     }
 
-    pub fn host_ports(&self) -> impl Iterator<Item = &HostPort> {
-        self.pods.values().flat_map(|p| &p.host_ports)
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    pub fn host_ports(&self) -> &[HostPort] {
+        &self.host_ports
+    }
+
+    pub fn is_unused(&self) -> bool {
+        self.node.is_none() && self.pods.is_empty() && self.nominated.is_empty()
     }
 
     /// Puts a pod on it; one that stands there already is taken as it is now.
-    pub fn add_pod(&mut self, pod: &PodInfo) {
+    pub fn add_pod(&mut self, pod: &Arc<PodInfo>) {
         self.remove_pod(pod.uid());
-        self.requested.add(&pod.requests);
-        self.requested_filled_in.add(&pod.requests_filled_in);
-        let standing = Standing {
-            requests: pod.requests.clone(),
-            requests_filled_in: pod.requests_filled_in.clone(),
-            host_ports: pod.host_ports.clone(),
-        };
-        self.pods.insert(pod.uid().to_string(), standing);
+        let requests = pod.requests();
+        self.requested.add(&requests.room);
+        self.requested_filled_in.add(requests.standing);
+        self.host_ports.extend(pod.class.host_ports.iter().cloned());
+        let terminating = u32::from(pod.is_terminating());
+        match self.groups.iter_mut().find(|g| g.class.id == pod.class.id) {
+            Some(group) => {
+                group.count += 1;
+                group.terminating += terminating;
+            }
+            None => self.groups.push(Group {
+                class: pod.class.clone(),
+                count: 1,
+                terminating,
+            }),
+        }
+        self.pods.push(pod.clone());
     }
 
     pub fn remove_pod(&mut self, uid: &str) {
-        if let Some(pod) = self.pods.remove(uid) {
-            self.requested.subtract(&pod.requests);
-            self.requested_filled_in.subtract(&pod.requests_filled_in);
-        }
-    }
-}
-
-/// All nodes, densely, with their places by name. A place is used again after its node has gone.
-#[derive(Default)]
-pub struct Nodes {
-    infos: Vec<NodeInfo>,
-    places: BTreeMap<String, usize>,
-    free: Vec<usize>,
-    /// Of which there is a node.
-    count: usize,
-}
-
-impl Nodes {
-    /// How many nodes there are.
-    pub fn len(&self) -> usize {
-        self.count
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &NodeInfo)> {
-        let all = self.infos.iter().enumerate();
-        all.filter(|(_, info)| info.node.is_some())
-    }
-
-    pub fn at(&self, place: usize) -> &NodeInfo {
-        &self.infos[place]
-    }
-
-    pub fn get(&self, name: &str) -> Option<&NodeInfo> {
-        self.places.get(name).map(|place| &self.infos[*place])
-    }
-
-    fn entry(&mut self, name: &str) -> &mut NodeInfo {
-        let place = match self.places.get(name) {
-            Some(place) => *place,
-            None => {
-                let info = NodeInfo::new(name);
-                let place = match self.free.pop() {
-                    Some(place) => {
-                        self.infos[place] = info;
-                        place
-                    }
-                    None => {
-                        self.infos.push(info);
-                        self.infos.len() - 1
-                    }
-                };
-                self.places.insert(name.to_string(), place);
-                place
-            }
-        };
-        &mut self.infos[place]
-    }
-
-    pub fn set(&mut self, name: &str, node: Option<Shared<Node>>) {
-        let there = node.is_some();
-        let info = self.entry(name);
-        let was = info.node.is_some();
-        info.set_node(node);
-        self.count = self.count + usize::from(there) - usize::from(was);
-        self.tidy(name);
-    }
-
-    pub fn add_pod(&mut self, node: &str, pod: &PodInfo) {
-        self.entry(node).add_pod(pod);
-    }
-
-    pub fn remove_pod(&mut self, node: &str, uid: &str) {
-        if let Some(place) = self.places.get(node) {
-            self.infos[*place].remove_pod(uid);
-            self.tidy(node);
-        }
-    }
-
-    fn tidy(&mut self, name: &str) {
-        let Some(place) = self.places.get(name).copied() else {
+        let Some(at) = self.pods.iter().position(|p| p.uid() == uid) else {
             return;
         };
-        let info = &self.infos[place];
-        if info.node.is_none() && info.pods.is_empty() {
-            self.places.remove(name);
-            self.infos[place] = NodeInfo::default();
-            self.free.push(place);
+        let pod = self.pods.remove(at);
+        let requests = pod.requests();
+        self.requested.subtract(&requests.room);
+        self.requested_filled_in.subtract(requests.standing);
+        for port in &pod.class.host_ports {
+            if let Some(at) = self.host_ports.iter().position(|p| p == port) {
+                self.host_ports.swap_remove(at);
+            }
+        }
+        if let Some(at) = self.groups.iter().position(|g| g.class.id == pod.class.id) {
+            let group = &mut self.groups[at];
+            group.count -= 1;
+            group.terminating -= u32::from(pod.is_terminating());
+            if group.count == 0 {
+                self.groups.swap_remove(at);
+            }
         }
     }
 }

@@ -1,10 +1,23 @@
-//! A pod as the scheduler looks at it: what it needs is worked out once, not for every node.
+//! A pod as the scheduler looks at it. What pods of one template share is worked out once ([`PodClass`]); everything
+//! that is kept per class instead of per pod makes deciding fast and a large cluster small.
 
-use k8s_openapi::api::core::v1::{NodeSelector, Pod, Toleration};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Weak};
+
+use k8s_openapi::api::core::v1::{
+    Affinity, Container, NodeAffinity, NodeSelector, Pod, PodAffinityTerm, PodSpec, Toleration,
+    TopologySpreadConstraint, WeightedPodAffinityTerm,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_api::selector::label::Selector;
 use knarr_api::{ObjectKey, Shared};
 
-use crate::resources::{Resources, requests};
+use crate::resources::Requests;
+
+/// An object's labels.
+pub type Labels = BTreeMap<String, String>;
 
 /// A port on the node itself.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,28 +38,256 @@ impl HostPort {
     }
 }
 
-/// See the module.
-#[derive(Clone, Debug)]
-pub struct PodInfo {
-    pub pod: Shared<Pod>,
-    pub priority: i32,
-    pub requests: Resources,
-    /// With something for what asks for nothing: for comparing nodes.
-    pub requests_filled_in: Resources,
-    pub host_ports: Vec<HostPort>,
+/// A label selector as the API means it where it may be left out: `None` selects nothing, an empty one everything.
+pub type Selects = Option<Selector>;
+
+/// Whether labels are selected.
+pub fn selects(selector: &Selects, labels: Option<&Labels>) -> bool {
+    selector.as_ref().is_some_and(|s| s.matches(labels))
 }
 
-impl PodInfo {
-    pub fn new(pod: Shared<Pod>) -> Self {
-        PodInfo {
-            priority: pod.spec.as_ref().and_then(|s| s.priority).unwrap_or(0),
-            requests: requests(&pod, false),
-            requests_filled_in: requests(&pod, true),
+fn selector(of: Option<&LabelSelector>) -> Result<Selects, String> {
+    of.map(Selector::from_label_selector).transpose()
+}
+
+/// One topology spread constraint, read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpreadConstraint {
+    pub hard: bool,
+    pub max_skew: i64,
+    pub min_domains: usize,
+    pub topology_key: String,
+    pub selector: Selects,
+    pub honor_node_affinity: bool,
+    pub honor_node_taints: bool,
+}
+
+impl SpreadConstraint {
+    /// `labels` are the pod's: matchLabelKeys take their values from there.
+    pub fn read(constraint: &TopologySpreadConstraint, labels: Option<&Labels>) -> Result<Self, String> {
+        let mut of = constraint.label_selector.clone();
+        if let Some(of) = &mut of {
+            for key in constraint.match_label_keys.iter().flatten() {
+                if let Some(value) = labels.and_then(|l| l.get(key)) {
+                    let requirement =
+                        k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement {
+                            key: key.clone(),
+                            operator: "In".into(),
+                            values: Some(vec![value.clone()]),
+                        };
+                    of.match_expressions.get_or_insert_default().push(requirement);
+                }
+            }
+        }
+        Ok(SpreadConstraint {
+            hard: constraint.when_unsatisfiable != "ScheduleAnyway",
+            max_skew: constraint.max_skew.into(),
+            min_domains: usize::try_from(constraint.min_domains.unwrap_or(1)).unwrap_or(1),
+            topology_key: constraint.topology_key.clone(),
+            selector: selector(of.as_ref())?,
+            honor_node_affinity: constraint.node_affinity_policy.as_deref() != Some("Ignore"),
+            honor_node_taints: constraint.node_taints_policy.as_deref() == Some("Honor"),
+        })
+    }
+}
+
+/// One term of pod (anti-)affinity, read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AffinityTerm {
+    pub namespaces: BTreeSet<String>,
+    pub namespace_selector: Selects,
+    pub selector: Selects,
+    pub topology_key: String,
+    /// Of a preferred term; 0 in a required one.
+    pub weight: i64,
+}
+
+impl AffinityTerm {
+    fn read(term: &PodAffinityTerm, weight: i32, namespace: &str) -> Result<Self, String> {
+        let named = term.namespaces.iter().flatten().cloned();
+        let mut namespaces: BTreeSet<String> = named.collect();
+        if namespaces.is_empty() && term.namespace_selector.is_none() {
+            namespaces.insert(namespace.to_string());
+        }
+        Ok(AffinityTerm {
+            namespaces,
+            namespace_selector: selector(term.namespace_selector.as_ref())?,
+            selector: selector(term.label_selector.as_ref())?,
+            topology_key: term.topology_key.clone(),
+            weight: weight.into(),
+        })
+    }
+
+    /// Whether it means a pod of this namespace (with these labels of its own) and these labels.
+    pub fn matches(
+        &self,
+        namespace: &str,
+        namespace_labels: Option<&Labels>,
+        labels: Option<&Labels>,
+    ) -> bool {
+        (self.namespaces.contains(namespace) || selects(&self.namespace_selector, namespace_labels))
+            && selects(&self.selector, labels)
+    }
+}
+
+/// All terms of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AffinityTerms {
+    pub required: Vec<AffinityTerm>,
+    pub required_anti: Vec<AffinityTerm>,
+    pub preferred: Vec<AffinityTerm>,
+    pub preferred_anti: Vec<AffinityTerm>,
+}
+
+impl AffinityTerms {
+    pub fn is_empty(&self) -> bool {
+        self.required.is_empty()
+            && self.required_anti.is_empty()
+            && self.preferred.is_empty()
+            && self.preferred_anti.is_empty()
+    }
+
+    fn read(affinity: Option<&Affinity>, namespace: &str) -> Result<Self, String> {
+        let one = |terms: &Option<Vec<PodAffinityTerm>>| -> Result<Vec<AffinityTerm>, String> {
+            let terms = terms.iter().flatten();
+            terms.map(|t| AffinityTerm::read(t, 0, namespace)).collect()
+        };
+        let weighted = |terms: &Option<Vec<WeightedPodAffinityTerm>>| -> Result<Vec<AffinityTerm>, String> {
+            let terms = terms.iter().flatten();
+            terms
+                .map(|t| AffinityTerm::read(&t.pod_affinity_term, t.weight, namespace))
+                .collect()
+        };
+        let mut terms = AffinityTerms::default();
+        if let Some(affinity) = affinity.and_then(|a| a.pod_affinity.as_ref()) {
+            terms.required = one(&affinity.required_during_scheduling_ignored_during_execution)?;
+            terms.preferred = weighted(&affinity.preferred_during_scheduling_ignored_during_execution)?;
+        }
+        if let Some(affinity) = affinity.and_then(|a| a.pod_anti_affinity.as_ref()) {
+            terms.required_anti = one(&affinity.required_during_scheduling_ignored_during_execution)?;
+            terms.preferred_anti = weighted(&affinity.preferred_during_scheduling_ignored_during_execution)?;
+        }
+        Ok(terms)
+    }
+}
+
+/// Number of a class, used again after all knowledge of the class has gone.
+pub type ClassId = u32;
+
+/// All that scheduling looks at of a pod's metadata and spec, shared by the pods that are equal in it.
+#[derive(Debug)]
+pub struct PodClass {
+    pub id: ClassId,
+    /// One of its pods.
+    pub example: Shared<Pod>,
+    pub requests: Requests,
+    pub host_ports: Vec<HostPort>,
+    pub priority: i32,
+    /// Its own constraints; the error is of a selector that does not parse.
+    pub spread: Result<Vec<SpreadConstraint>, String>,
+    pub affinity: Result<AffinityTerms, String>,
+    /// Names of the images of all containers, with their tag.
+    pub images: Vec<String>,
+    pub image_volumes: Vec<String>,
+}
+
+impl PodClass {
+    fn new(id: ClassId, pod: Shared<Pod>) -> Self {
+        let spec = pod.spec.as_ref();
+        let labels = pod.metadata.labels.as_ref();
+        let constraints = spec.and_then(|s| s.topology_spread_constraints.as_ref());
+        let constraints = constraints.into_iter().flatten();
+        let images = |containers: &[Container]| -> Vec<String> {
+            let images = containers.iter().filter_map(|c| c.image.as_deref());
+            images.map(with_tag).collect()
+        };
+        let mut all = spec
+            .and_then(|s| s.init_containers.as_deref())
+            .map(images)
+            .unwrap_or_default();
+        all.extend(spec.map(|s| images(&s.containers)).unwrap_or_default());
+        let volumes = spec.and_then(|s| s.volumes.as_ref()).into_iter().flatten();
+        let references = volumes.filter_map(|v| v.image.as_ref()?.reference.as_deref());
+        PodClass {
+            id,
+            requests: Requests::of(&pod, false),
             host_ports: host_ports(&pod),
-            pod,
+            priority: spec.and_then(|s| s.priority).unwrap_or(0),
+            spread: constraints.map(|c| SpreadConstraint::read(c, labels)).collect(),
+            affinity: AffinityTerms::read(spec.and_then(|s| s.affinity.as_ref()), pod.object().namespace()),
+            images: all,
+            image_volumes: references.map(with_tag).collect(),
+            example: pod,
         }
     }
 
+    pub fn spec(&self) -> Option<&PodSpec> {
+        self.example.spec.as_ref()
+    }
+
+    pub fn namespace(&self) -> &str {
+        self.example.object().namespace()
+    }
+
+    pub fn labels(&self) -> Option<&Labels> {
+        self.example.metadata.labels.as_ref()
+    }
+
+    pub fn tolerations(&self) -> &[Toleration] {
+        self.spec()
+            .and_then(|s| s.tolerations.as_deref())
+            .unwrap_or_default()
+    }
+
+    pub fn node_affinity(&self) -> Option<&NodeAffinity> {
+        self.spec()?.affinity.as_ref()?.node_affinity.as_ref()
+    }
+
+    /// The node affinity a node must meet.
+    pub fn required_node_affinity(&self) -> Option<&NodeSelector> {
+        let affinity = self.node_affinity()?;
+        affinity
+            .required_during_scheduling_ignored_during_execution
+            .as_ref()
+    }
+
+    /// How many containers its images are of.
+    pub fn containers(&self) -> usize {
+        let spec = self.spec();
+        spec.map_or(0, |s| {
+            s.containers.len() + s.init_containers.as_ref().map_or(0, Vec::len)
+        })
+    }
+
+    pub fn may_preempt(&self) -> bool {
+        self.spec().and_then(|s| s.preemption_policy.as_deref()) != Some("Never")
+    }
+
+    pub fn has_affinity(&self) -> bool {
+        self.affinity.as_ref().is_ok_and(|terms| !terms.is_empty())
+    }
+}
+
+/// `nginx` is `nginx:latest`.
+fn with_tag(image: &str) -> String {
+    let after = |c| image.rfind(c).map_or(-1, |at| at as i64);
+    if after(':') <= after('/') {
+        format!("{image}:latest")
+    } else {
+        image.to_string()
+    }
+}
+
+/// One pod of a class.
+#[derive(Clone, Debug)]
+pub struct PodInfo {
+    pub pod: Shared<Pod>,
+    pub class: Arc<PodClass>,
+    /// Where the kubelet's report makes its requests other than its class'.
+    requests: Option<Arc<Requests>>,
+}
+
+impl PodInfo {
     pub fn key(&self) -> ObjectKey {
         ObjectKey::of(self.pod.object())
     }
@@ -55,36 +296,51 @@ impl PodInfo {
         self.pod.object().uid()
     }
 
+    pub fn priority(&self) -> i32 {
+        self.class.priority
+    }
+
+    pub fn requests(&self) -> &Requests {
+        self.requests.as_deref().unwrap_or(&self.class.requests)
+    }
+
     /// Empty while it is not bound.
     pub fn node_name(&self) -> &str {
         node_name(&self.pod)
     }
 
-    pub fn tolerations(&self) -> &[Toleration] {
-        let spec = self.pod.spec.as_ref();
-        spec.and_then(|s| s.tolerations.as_deref()).unwrap_or_default()
+    pub fn nominated_node_name(&self) -> &str {
+        nominated_node_name(&self.pod)
     }
 
-    /// The node affinity a node must meet.
-    pub fn required_node_affinity(&self) -> Option<&NodeSelector> {
-        let affinity = self
-            .pod
-            .spec
-            .as_ref()?
-            .affinity
-            .as_ref()?
-            .node_affinity
-            .as_ref()?;
-        affinity
-            .required_during_scheduling_ignored_during_execution
-            .as_ref()
+    pub fn is_terminating(&self) -> bool {
+        self.pod.metadata.deletion_timestamp.is_some()
+    }
+
+    /// `None`: not yet, which counts as now.
+    pub fn start_time(&self) -> Option<Timestamp> {
+        let status = self.pod.status.as_ref();
+        status.and_then(|s| s.start_time.as_ref()).map(|t| t.0)
+    }
+
+    /// For sorting victims: the more important one first.
+    pub fn importance(&self) -> (std::cmp::Reverse<i32>, Timestamp) {
+        (
+            std::cmp::Reverse(self.priority()),
+            self.start_time().unwrap_or(Timestamp::MAX),
+        )
     }
 }
 
 pub fn node_name(pod: &Pod) -> &str {
-    pod.spec
-        .as_ref()
-        .and_then(|s| s.node_name.as_deref())
+    let spec = pod.spec.as_ref();
+    spec.and_then(|s| s.node_name.as_deref()).unwrap_or("")
+}
+
+pub fn nominated_node_name(pod: &Pod) -> &str {
+    let status = pod.status.as_ref();
+    status
+        .and_then(|s| s.nominated_node_name.as_deref())
         .unwrap_or("")
 }
 
@@ -117,4 +373,133 @@ fn host_ports(pod: &Pod) -> Vec<HostPort> {
         })
     };
     ports.filter_map(host_port).collect()
+}
+
+/// All classes there are pods of.
+#[derive(Debug, Default)]
+pub struct Classes {
+    by_key: BTreeMap<Vec<u8>, (ClassId, Weak<PodClass>)>,
+    free: Vec<ClassId>,
+    next: ClassId,
+}
+
+/// Dead classes are looked for when there are this many, and then at each doubling.
+const FEW_CLASSES: usize = 4096;
+
+impl Classes {
+    /// The pod with its class.
+    pub fn info(&mut self, pod: &Shared<Pod>) -> PodInfo {
+        let key = class_key(pod);
+        let known = self.by_key.get(&key).and_then(|(_, class)| class.upgrade());
+        let class = known.unwrap_or_else(|| {
+            // The number of a dead class goes on being that of its key.
+            let id = match self.by_key.get(&key) {
+                Some((id, _)) => *id,
+                None => self.free.pop().unwrap_or_else(|| {
+                    self.next += 1;
+                    self.next - 1
+                }),
+            };
+            let class = Arc::new(PodClass::new(id, pod.clone()));
+            self.by_key.insert(key, (id, Arc::downgrade(&class)));
+            class
+        });
+        let requests = (!node_name(pod).is_empty() && Requests::depends_on_status(pod))
+            .then(|| Arc::new(Requests::of(pod, true)));
+        PodInfo {
+            pod: pod.clone(),
+            class,
+            requests,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    /// Whether so many classes have been seen that [`Classes::forget_dead`] may be worth its while.
+    pub fn are_many(&self, live_at_least: usize) -> bool {
+        self.by_key.len() > FEW_CLASSES.max(2 * live_at_least)
+    }
+
+    /// Frees the numbers of classes without pods: whoever remembers something by number must forget it now.
+    /// How many there are now.
+    pub fn forget_dead(&mut self) -> usize {
+        let free = &mut self.free;
+        self.by_key.retain(|_, (id, class)| {
+            let lives = class.strong_count() > 0;
+            if !lives {
+                free.push(*id);
+            }
+            lives
+        });
+        self.by_key.len()
+    }
+}
+
+/// Equal for pods that no rule tells apart. What a rule looks at must be in here (names of pods and nodes are not).
+fn class_key(pod: &Pod) -> Vec<u8> {
+    let mut key = Vec::with_capacity(512);
+    let mut put = |part: &dyn erased::Part| part.write(&mut key);
+    put(&pod.metadata.namespace);
+    put(&pod.metadata.labels);
+    let owners = pod.metadata.owner_references.iter().flatten();
+    let controller = owners.into_iter().find(|o| o.controller == Some(true));
+    put(&controller.map(|o| (&o.api_version, &o.kind, &o.name)));
+    let Some(spec) = &pod.spec else { return key };
+    put(&spec.priority);
+    put(&spec.preemption_policy);
+    put(&spec.node_selector);
+    put(&spec.affinity);
+    put(&spec.tolerations);
+    put(&spec.topology_spread_constraints);
+    put(&spec.overhead);
+    put(&spec.resources.as_ref().and_then(|r| r.requests.as_ref()));
+    put(&spec.scheduler_name);
+    for containers in [Some(&spec.containers), spec.init_containers.as_ref()] {
+        for container in containers.into_iter().flatten() {
+            put(&container.image);
+            put(&container.restart_policy);
+            put(&container.resources.as_ref().and_then(|r| r.requests.as_ref()));
+            put(&container.ports);
+        }
+        put(&0);
+    }
+    for volume in spec.volumes.iter().flatten() {
+        let claim = volume.persistent_volume_claim.as_ref();
+        if volume.image.is_some() || claim.is_some() || volume.ephemeral.is_some() {
+            put(&volume.image);
+            put(&claim.map(|c| &c.claim_name));
+            put(&volume.ephemeral);
+            put(&volume
+                .ephemeral
+                .as_ref()
+                .map(|_| (&pod.metadata.name, &volume.name)));
+        }
+    }
+    key
+}
+
+/// Parts of a key, written so that no two lists of parts look alike.
+mod erased {
+    use serde::Serialize;
+
+    pub(super) trait Part {
+        fn write(&self, to: &mut Vec<u8>);
+    }
+
+    impl<T: Serialize> Part for T {
+        fn write(&self, to: &mut Vec<u8>) {
+            // These types are plain data: there is no way for them not to be JSON. If there were, the pods would
+            // only share less.
+            if let Err(error) = serde_json::to_writer(&mut *to, self) {
+                to.extend_from_slice(error.to_string().as_bytes());
+            }
+            to.push(0);
+        }
+    }
 }

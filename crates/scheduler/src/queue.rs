@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::ObjectKey;
@@ -18,6 +19,7 @@ pub const MAX_BACKOFF: SignedDuration = SignedDuration::from_secs(10);
 pub const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(5 * 60);
 
 /// Where a pod is.
+#[derive(Debug)]
 enum Place {
     Active(Turn),
     Backoff(Timestamp),
@@ -26,15 +28,16 @@ enum Place {
         since: Timestamp,
         by: BTreeSet<&'static str>,
     },
-    /// Handed out, not yet placed nor given back. An event of that time counts when it comes back.
+    /// Handed out, not yet placed nor given back.
     InFlight,
 }
 
 /// Higher priority first, then who has waited longest.
 type Turn = (Reverse<i32>, u64);
 
+#[derive(Debug)]
 struct Waiting {
-    pod: PodInfo,
+    pod: Arc<PodInfo>,
     /// Its number in the order of arrival, which is its age.
     arrival: u64,
     attempts: u32,
@@ -42,24 +45,84 @@ struct Waiting {
 }
 
 /// See the module.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Queue {
     pods: BTreeMap<ObjectKey, Waiting>,
     active: BTreeMap<Turn, ObjectKey>,
     backoff: BTreeSet<(Timestamp, ObjectKey)>,
+    /// Unschedulable pods, longest waiting first.
+    parked: BTreeSet<(Timestamp, ObjectKey)>,
+    /// The same by each plugin that was against them; under [`NOBODY`] those that nothing known was against.
+    parked_by: BTreeMap<&'static str, BTreeSet<ObjectKey>>,
     arrivals: u64,
+    backoffs: Backoffs,
+}
+
+/// Under this name are pods that any event may help.
+const NOBODY: &str = "";
+
+/// How long a pod waits after a failed attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoffs {
+    pub initial: SignedDuration,
+    pub max: SignedDuration,
+}
+
+impl Default for Backoffs {
+    fn default() -> Self {
+        Backoffs {
+            initial: INITIAL_BACKOFF,
+            max: MAX_BACKOFF,
+        }
+    }
+}
+
+/// How many pods wait where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lengths {
+    pub active: usize,
+    pub backoff: usize,
+    pub unschedulable: usize,
 }
 
 fn turn(pod: &PodInfo, arrival: u64) -> Turn {
-    (Reverse(pod.priority), arrival)
+    (Reverse(pod.priority()), arrival)
 }
 
-fn backoff(attempts: u32) -> SignedDuration {
-    let doublings = attempts.saturating_sub(1).min(16);
-    (INITIAL_BACKOFF * (1 << doublings)).min(MAX_BACKOFF)
+impl Backoffs {
+    fn after(&self, attempts: u32) -> SignedDuration {
+        let doublings = attempts.saturating_sub(1).min(16);
+        (self.initial * (1 << doublings)).min(self.max)
+    }
+}
+
+/// Under which names a pod is parked.
+fn names(by: &BTreeSet<&'static str>) -> impl Iterator<Item = &'static str> {
+    let nobody = by.is_empty().then_some(NOBODY);
+    by.iter().copied().chain(nobody)
 }
 
 impl Queue {
+    pub fn with_backoffs(backoffs: Backoffs) -> Self {
+        Queue {
+            backoffs,
+            ..Queue::default()
+        }
+    }
+
+    pub fn lengths(&self) -> Lengths {
+        Lengths {
+            active: self.active.len(),
+            backoff: self.backoff.len(),
+            unschedulable: self.parked.len(),
+        }
+    }
+
+    /// How often the pod was handed out.
+    pub fn attempts(&self, key: &ObjectKey) -> u32 {
+        self.pods.get(key).map_or(0, |w| w.attempts)
+    }
+
     /// Pods that wait in any way.
     pub fn len(&self) -> usize {
         self.pods.len()
@@ -69,12 +132,12 @@ impl Queue {
         self.pods.is_empty()
     }
 
-    pub fn get(&self, key: &ObjectKey) -> Option<&PodInfo> {
+    pub fn get(&self, key: &ObjectKey) -> Option<&Arc<PodInfo>> {
         self.pods.get(key).map(|w| &w.pod)
     }
 
     /// A pod that wants a node, new or changed. A change that could matter makes it be tried again.
-    pub fn put(&mut self, pod: PodInfo, changed: bool, now: Timestamp) {
+    pub fn put(&mut self, pod: Arc<PodInfo>, changed: bool, now: Timestamp) {
         let key = pod.key();
         match self.pods.get_mut(&key) {
             Some(known) if known.pod.uid() == pod.uid() => {
@@ -121,7 +184,15 @@ impl Queue {
             Place::Backoff(until) => {
                 self.backoff.remove(&(*until, key.clone()));
             }
-            Place::Unschedulable { .. } | Place::InFlight => {}
+            Place::Unschedulable { since, by } => {
+                self.parked.remove(&(*since, key.clone()));
+                for plugin in names(by) {
+                    if let Some(parked) = self.parked_by.get_mut(plugin) {
+                        parked.remove(key);
+                    }
+                }
+            }
+            Place::InFlight => {}
         }
     }
 
@@ -129,6 +200,8 @@ impl Queue {
         let Some(waiting) = self.pods.get_mut(key) else {
             return;
         };
+        let old = std::mem::replace(&mut waiting.place, Place::InFlight);
+        self.unlink(key, &old);
         match &place {
             Place::Active(turn) => {
                 self.active.insert(*turn, key.clone());
@@ -136,10 +209,17 @@ impl Queue {
             Place::Backoff(until) => {
                 self.backoff.insert((*until, key.clone()));
             }
-            Place::Unschedulable { .. } | Place::InFlight => {}
+            Place::Unschedulable { since, by } => {
+                self.parked.insert((*since, key.clone()));
+                for plugin in names(by) {
+                    self.parked_by.entry(plugin).or_default().insert(key.clone());
+                }
+            }
+            Place::InFlight => {}
         }
-        let old = std::mem::replace(&mut waiting.place, place);
-        self.unlink(key, &old);
+        if let Some(waiting) = self.pods.get_mut(key) {
+            waiting.place = place;
+        }
     }
 
     fn activate(&mut self, key: &ObjectKey) {
@@ -157,14 +237,14 @@ impl Queue {
         let Place::Unschedulable { since, .. } = &waiting.place else {
             return;
         };
-        match since.checked_add(backoff(waiting.attempts)) {
+        match since.checked_add(self.backoffs.after(waiting.attempts)) {
             Ok(until) if until > now => self.set(key, Place::Backoff(until)),
             _ => self.activate(key),
         }
     }
 
     /// Hands out the next pod, if one is due.
-    pub fn pop(&mut self, now: Timestamp) -> Option<PodInfo> {
+    pub fn pop(&mut self, now: Timestamp) -> Option<Arc<PodInfo>> {
         while let Some((until, key)) = self.backoff.first().cloned() {
             if until > now {
                 break;
@@ -189,39 +269,45 @@ impl Queue {
         let Some(waiting) = self.pods.get(key) else {
             return;
         };
-        let until = now.checked_add(backoff(waiting.attempts)).unwrap_or(now);
+        let until = now
+            .checked_add(self.backoffs.after(waiting.attempts))
+            .unwrap_or(now);
         self.set(key, Place::Backoff(until));
     }
 
-    /// Something happened: `helps` says for a parked pod and the plugins that were against it whether it could.
-    pub fn wake_where(&mut self, now: Timestamp, helps: impl Fn(&PodInfo, &BTreeSet<&'static str>) -> bool) {
-        let helped: Vec<ObjectKey> = self
-            .pods
-            .iter()
-            .filter_map(|(key, waiting)| match &waiting.place {
-                Place::Unschedulable { by, .. } if by.is_empty() || helps(&waiting.pod, by) => {
-                    Some(key.clone())
-                }
-                _ => None,
-            })
-            .collect();
+    /// Whether pods wait that one of these plugins was against (or nothing known).
+    pub fn awaits(&self, plugins: &[&str]) -> bool {
+        let waits = |plugin: &str| self.parked_by.get(plugin).is_some_and(|p| !p.is_empty());
+        waits(NOBODY) || plugins.iter().any(|p| waits(p))
+    }
+
+    /// Something happened: `helps` says for a plugin and a parked pod that it was against whether it could.
+    pub fn wake_where(&mut self, now: Timestamp, helps: impl Fn(&'static str, &PodInfo) -> bool) {
+        let mut helped: BTreeSet<ObjectKey> = BTreeSet::new();
+        for (plugin, parked) in &self.parked_by {
+            let waiting = parked.iter().filter_map(|key| Some((key, self.pods.get(key)?)));
+            let of = waiting.filter(|(key, waiting)| {
+                !helped.contains(*key) && (*plugin == NOBODY || helps(plugin, &waiting.pod))
+            });
+            let of: Vec<ObjectKey> = of.map(|(key, _)| key.clone()).collect();
+            helped.extend(of);
+        }
         for key in helped {
             self.wake(&key, now);
         }
     }
 
+    /// Tries this pod again, if it waits for something to help it.
+    pub fn wake_pod(&mut self, key: &ObjectKey, now: Timestamp) {
+        self.wake(key, now);
+    }
+
     /// Tries again what has waited for [`LONGEST_WAIT`].
     pub fn wake_forgotten(&mut self, now: Timestamp) {
-        let due: Vec<ObjectKey> = self
-            .pods
-            .iter()
-            .filter(|(_, waiting)| match &waiting.place {
-                Place::Unschedulable { since, .. } => now.duration_since(*since) >= LONGEST_WAIT,
-                _ => false,
-            })
-            .map(|(key, _)| key.clone())
-            .collect();
-        for key in due {
+        while let Some((since, key)) = self.parked.first().cloned() {
+            if now.duration_since(since) < LONGEST_WAIT {
+                break;
+            }
             self.wake(&key, now);
         }
     }

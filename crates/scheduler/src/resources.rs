@@ -55,6 +55,17 @@ impl Resources {
         }
     }
 
+    /// As [`Resources::from_list`] counts it.
+    pub fn get(&self, name: &str) -> i64 {
+        match name {
+            CPU => self.milli_cpu,
+            MEMORY => self.memory_bytes,
+            EPHEMERAL_STORAGE => self.ephemeral_storage_bytes,
+            PODS => self.pods,
+            _ => self.scalars.get(name).copied().unwrap_or(0),
+        }
+    }
+
     pub fn is_nothing(&self) -> bool {
         self.milli_cpu == 0
             && self.memory_bytes == 0
@@ -88,51 +99,97 @@ impl Resources {
     /// What the pod as a whole asks for replaces what its containers come to.
     fn replace(&mut self, list: &ResourceList) {
         let given = Resources::from_list(list);
-        for name in list.keys() {
-            let value = match name.as_str() {
-                CPU => given.milli_cpu,
-                MEMORY => given.memory_bytes,
-                // Only these can be asked for by the pod as a whole.
-                _ if name.starts_with("hugepages-") => given.scalars.get(name).copied().unwrap_or(0),
-                _ => continue,
-            };
-            *self.entry(name) = value;
+        for name in list.keys().filter(|name| is_pod_level(name)) {
+            *self.entry(name) = given.get(name);
         }
     }
 }
 
-/// What a container asks for; `fill_in` as said at [`DEFAULT_MILLI_CPU`].
-fn of_container(container: &Container, fill_in: bool) -> Resources {
-    let requests = container.resources.as_ref().and_then(|r| r.requests.as_ref());
-    let empty = ResourceList::new();
-    let list = requests.unwrap_or(&empty);
+/// What is read when a pod's requests are added up.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reading {
+    /// What a container without a request counts for, as said at [`DEFAULT_MILLI_CPU`].
+    fill_in_cpu: bool,
+    fill_in_memory: bool,
+    /// What the kubelet has given its containers already counts where it is more than the spec says.
+    status: bool,
+    /// The pod's own requests replace its containers'.
+    pod_level: bool,
+}
+
+fn max_of_lists(lists: &[Option<&ResourceList>]) -> ResourceList {
+    let mut all = ResourceList::new();
+    for (name, quantity) in lists.iter().flatten().flat_map(|list| list.iter()) {
+        let value = |q: &ApiQuantity| Quantity::parse(&q.0).unwrap_or_default().milli_value();
+        match all.get(name) {
+            Some(have) if value(have) >= value(quantity) => {}
+            _ => {
+                all.insert(name.clone(), quantity.clone());
+            }
+        }
+    }
+    all
+}
+
+/// Whether the kubelet has refused for good to resize the pod, so that its spec is not what it will get.
+fn resize_is_infeasible(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    let mut pending = conditions.filter(|c| c.type_ == "PodResizePending");
+    pending
+        .next()
+        .is_some_and(|c| c.reason.as_deref() == Some("Infeasible"))
+}
+
+fn of_list(list: &ResourceList, reading: Reading) -> Resources {
     let mut resources = Resources::from_list(list);
-    if fill_in {
-        if !list.contains_key(CPU) {
-            resources.milli_cpu = DEFAULT_MILLI_CPU;
-        }
-        if !list.contains_key(MEMORY) {
-            resources.memory_bytes = DEFAULT_MEMORY_BYTES;
-        }
+    if reading.fill_in_cpu && !list.contains_key(CPU) {
+        resources.milli_cpu = DEFAULT_MILLI_CPU;
+    }
+    if reading.fill_in_memory && !list.contains_key(MEMORY) {
+        resources.memory_bytes = DEFAULT_MEMORY_BYTES;
     }
     resources
 }
 
+fn of_container(pod: &Pod, container: &Container, reading: Reading, from_status: bool) -> Resources {
+    let empty = ResourceList::new();
+    let spec = container.resources.as_ref().and_then(|r| r.requests.as_ref());
+    let given = pod.status.as_ref().filter(|_| reading.status && from_status);
+    let given = given.and_then(|status| {
+        let all = status.container_statuses.iter().flatten();
+        let mut all = all.chain(status.init_container_statuses.iter().flatten());
+        all.find(|s| s.name == container.name)
+    });
+    if let Some(given) = given
+        && let Some(actuated) = &given.resources
+    {
+        let spec = spec.filter(|_| !resize_is_infeasible(pod));
+        let lists = [
+            spec,
+            actuated.requests.as_ref(),
+            given.allocated_resources.as_ref(),
+        ];
+        return of_list(&max_of_lists(&lists), reading);
+    }
+    of_list(spec.unwrap_or(&empty), reading)
+}
+
 /// What a pod needs at the moment it needs most: all containers and sidecars, or an init container with the sidecars
 /// before it; with the pod's own requests in their place, and the overhead of its runtime on top.
-pub fn requests(pod: &Pod, fill_in: bool) -> Resources {
+fn requests(pod: &Pod, reading: Reading) -> Resources {
     let Some(spec) = &pod.spec else {
         return Resources::default();
     };
     let mut running = Resources::default();
     for container in &spec.containers {
-        running.add(&of_container(container, fill_in));
+        running.add(&of_container(pod, container, reading, true));
     }
     let mut sidecars = Resources::default();
     let mut starting = Resources::default();
     for container in spec.init_containers.iter().flatten() {
-        let mut needs = of_container(container, fill_in);
-        if container.restart_policy.as_deref() == Some("Always") {
+        let is_sidecar = container.restart_policy.as_deref() == Some("Always");
+        let mut needs = of_container(pod, container, reading, is_sidecar);
+        if is_sidecar {
             running.add(&needs);
             sidecars.add(&needs);
             needs = sidecars.clone();
@@ -142,12 +199,128 @@ pub fn requests(pod: &Pod, fill_in: bool) -> Resources {
         starting.max(&needs);
     }
     running.max(&starting);
-    if let Some(requests) = spec.resources.as_ref().and_then(|r| r.requests.as_ref()) {
-        running.replace(requests);
+    if let Some(requests) = pod_requests(pod).filter(|_| reading.pod_level) {
+        let status = pod.status.as_ref().filter(|_| reading.status);
+        match status.and_then(|s| s.resources.as_ref().map(|r| (s, r))) {
+            Some((status, actuated)) => {
+                let wanted = Some(requests).filter(|_| !resize_is_infeasible(pod));
+                let lists = [
+                    wanted,
+                    actuated.requests.as_ref(),
+                    status.allocated_resources.as_ref(),
+                ];
+                let mut given = max_of_lists(&lists);
+                given.retain(|name, _| requests.contains_key(name));
+                running.replace(&given);
+            }
+            None => running.replace(requests),
+        }
     }
     if let Some(overhead) = &spec.overhead {
         running.add(&Resources::from_list(overhead));
     }
     running.scalars.retain(|_, amount| *amount != 0);
     running
+}
+
+/// What the pod as a whole asks for.
+fn pod_requests(pod: &Pod) -> Option<&ResourceList> {
+    pod.spec.as_ref()?.resources.as_ref()?.requests.as_ref()
+}
+
+fn names(pod: &Pod, resource: &str) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let containers = spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten());
+    let mut lists = containers.filter_map(|c| c.resources.as_ref()?.requests.as_ref());
+    lists.any(|l| l.contains_key(resource))
+        || pod_requests(pod).is_some_and(|l| l.contains_key(resource))
+        || spec.overhead.as_ref().is_some_and(|l| l.contains_key(resource))
+}
+
+/// Cpu and memory, for comparing nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Compared {
+    pub milli_cpu: i64,
+    pub memory_bytes: i64,
+}
+
+impl Compared {
+    pub fn add(&mut self, other: Compared) {
+        self.milli_cpu = self.milli_cpu.saturating_add(other.milli_cpu);
+        self.memory_bytes = self.memory_bytes.saturating_add(other.memory_bytes);
+    }
+
+    pub fn subtract(&mut self, other: Compared) {
+        self.milli_cpu = self.milli_cpu.saturating_sub(other.milli_cpu);
+        self.memory_bytes = self.memory_bytes.saturating_sub(other.memory_bytes);
+    }
+
+    fn of(resources: &Resources) -> Self {
+        Compared {
+            milli_cpu: resources.milli_cpu,
+            memory_bytes: resources.memory_bytes,
+        }
+    }
+}
+
+/// What one pod asks for, in the three ways in which that is counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// What must be free.
+    pub room: Resources,
+    /// What it adds to a node it stands on when nodes are compared.
+    pub standing: Compared,
+    /// What it would add while it is being placed: kube-scheduler leaves the pod's own requests out here.
+    pub placing: Compared,
+}
+
+impl Requests {
+    /// `pod` stands on a node if `standing`: what the kubelet has given it counts then.
+    pub fn of(pod: &Pod, standing: bool) -> Self {
+        let plain = Reading {
+            status: standing,
+            pod_level: true,
+            ..Reading::default()
+        };
+        let room = requests(pod, plain);
+        let pod_level = pod_requests(pod).is_some_and(|list| list.keys().any(|name| is_pod_level(name)));
+        let filled = Reading {
+            fill_in_cpu: !(pod_level && names(pod, CPU)),
+            fill_in_memory: !(pod_level && names(pod, MEMORY)),
+            ..plain
+        };
+        let as_standing = requests(pod, filled);
+        let as_placing = Reading {
+            fill_in_cpu: true,
+            fill_in_memory: true,
+            pod_level: false,
+            ..plain
+        };
+        Requests {
+            room,
+            standing: Compared::of(&as_standing),
+            placing: if pod_level {
+                Compared::of(&requests(pod, as_placing))
+            } else {
+                Compared::of(&as_standing)
+            },
+        }
+    }
+
+    /// Whether what the kubelet reports may change what the pod counts for.
+    pub fn depends_on_status(pod: &Pod) -> bool {
+        pod.status.as_ref().is_some_and(|s| {
+            let mut all = s.container_statuses.iter().flatten();
+            let mut init = s.init_container_statuses.iter().flatten();
+            s.resources.is_some() || all.any(|c| c.resources.is_some()) || init.any(|c| c.resources.is_some())
+        })
+    }
+}
+
+/// Only these can be asked for by the pod as a whole.
+fn is_pod_level(name: &str) -> bool {
+    name == CPU || name == MEMORY || name.starts_with("hugepages-")
 }

@@ -165,13 +165,17 @@ fn ends_by_itself(container: &str) -> Option<i32> {
     }
 }
 
+/// How one incarnation is cut off, and its task.
+type Running = (CancellationToken, JoinHandle<()>);
+
 /// Controllers and scheduler of one server.
 pub(crate) struct Control {
     pub network: Arc<Network>,
     ground: Ground,
     /// Whether it competes for the lease, or takes itself for the only one.
     elected: bool,
-    running: Mutex<(u64, Option<(CancellationToken, JoinHandle<()>)>)>,
+    /// How many there were, and the one that runs.
+    running: Mutex<(u64, Option<Running>)>,
 }
 
 impl Control {

@@ -10,8 +10,8 @@ use futures::stream::BoxStream;
 use knarr_kubelet::runtime::{Container, Sandbox};
 use knarr_node::runtime::fake::FakeRuntime;
 use knarr_node::runtime::{
-    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, PodSandboxConfig, Result,
-    Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
+    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, LinuxContainerResources,
+    PodSandboxConfig, Result, Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
 };
 use parking_lot::Mutex;
 use tokio::sync::oneshot;

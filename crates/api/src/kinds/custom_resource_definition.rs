@@ -220,18 +220,8 @@ fn check_versions(versions: &[CustomResourceDefinitionVersion], path: &Path, err
             version.name.as_str(),
             names::dns1035_label(&version.name),
         );
-        let schema = version
-            .schema
-            .as_ref()
-            .and_then(|s| s.open_api_v3_schema.as_ref());
-        let at = at.child("schema").child("openAPIV3Schema");
-        match schema.map(|s| text(&s.type_)) {
-            None => errors.required(&at, ""),
-            Some("object") => {}
-            Some("") => errors.required(&at.child("type"), "must not be empty at the root"),
-            Some(other) => errors.invalid(&at.child("type"), other, "must be object at the root"),
-        }
     }
+    crate::custom::definition::check(versions, errors);
     let mut unique: Vec<&str> = versions.iter().map(|v| v.name.as_str()).collect();
     unique.sort_unstable();
     unique.dedup();

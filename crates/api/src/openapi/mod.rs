@@ -13,6 +13,7 @@ pub mod v2_protobuf;
 mod v3;
 
 use std::io;
+use std::sync::OnceLock;
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -20,7 +21,7 @@ use sha2::{Digest, Sha256};
 use operations::Operation;
 use schemas::Schemas;
 
-use crate::registry;
+use crate::registry::Served;
 
 /// The version whose API this is.
 const KUBERNETES_VERSION: &str = "v1.36.2";
@@ -49,8 +50,8 @@ impl Version {
 }
 
 /// `GET /openapi/v2` (swagger 2.0).
-pub fn v2() -> Value {
-    v2::document()
+pub fn v2(served: &Served) -> Value {
+    v2::document(served)
 }
 
 /// A document of [`v2`] as gnostic's protobuf message, which clients in Go ask for. Fails only where the document
@@ -61,22 +62,30 @@ pub fn v2_protobuf(document: &Value) -> Result<Vec<u8>, v2_protobuf::Error> {
 
 /// `GET /openapi/v3`: the paths with their documents' URLs (with a hash for caching). Makes every document once, to
 /// hash it: keep the answer.
-pub fn v3_index() -> Value {
-    let paths: Map<String, Value> = v3_paths()
-        .into_iter()
-        .filter_map(|path| {
-            let hash = hash(&v3(&path)?);
-            let entry = json!({ "serverRelativeURL": format!("/openapi/v3/{path}?hash={hash}") });
-            Some((path, entry))
-        })
-        .collect();
+pub fn v3_index(served: &Served) -> Value {
+    // The built-in kinds' documents are the same as long as the process runs, and making them takes a while.
+    static BUILT_IN: OnceLock<Map<String, Value>> = OnceLock::new();
+    let built_in = BUILT_IN.get_or_init(|| index_of(&Served::default(), v3_paths(&Served::default())));
+    let mut paths = built_in.clone();
+    let more = v3_paths(served);
+    let more = more.into_iter().filter(|path| !built_in.contains_key(path));
+    paths.extend(index_of(served, more));
     json!({ "paths": paths })
 }
 
+fn index_of(served: &Served, paths: impl IntoIterator<Item = String>) -> Map<String, Value> {
+    let entry = |path: String| {
+        let hash = hash(&v3(served, &path)?);
+        let entry = json!({ "serverRelativeURL": format!("/openapi/v3/{path}?hash={hash}") });
+        Some((path, entry))
+    };
+    paths.into_iter().filter_map(entry).collect()
+}
+
 /// The names of all documents, such as `apis/apps/v1`.
-pub fn v3_paths() -> Vec<String> {
-    let mut paths = root_documents::paths();
-    for (group, versions) in registry::groups() {
+pub fn v3_paths(served: &Served) -> Vec<String> {
+    let mut paths = root_documents::paths(served);
+    for (group, versions) in served.groups() {
         let of = |version| root_documents::group_version_path(group, version);
         paths.extend(versions.into_iter().map(of));
     }
@@ -85,14 +94,14 @@ pub fn v3_paths() -> Vec<String> {
 }
 
 /// `GET /openapi/v3/{path}`, such as `apis/apps/v1`; `None` for an unknown one.
-pub fn v3(path: &str) -> Option<Value> {
+pub fn v3(served: &Served, path: &str) -> Option<Value> {
     if let Some(document) = root_documents::parse_group_version(path)
-        .and_then(|(group, version)| v3::group_version(group, version))
+        .and_then(|(group, version)| v3::group_version(served, group, version))
     {
         return Some(document);
     }
     let mut schemas = Schemas::new(Version::V3);
-    let (endpoint, tag) = root_documents::endpoint(path, &mut schemas)?;
+    let (endpoint, tag) = root_documents::endpoint(served, path, &mut schemas)?;
     Some(v3::single(&endpoint, &tag, schemas))
 }
 

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::version::Info;
 
 use super::operations::{Endpoint, Operation, tag, title};
 use super::schemas::Schemas;
-use crate::registry;
+use crate::registry::Served;
 
 /// `api/v1`, `apis/apps/v1`: how a group version's document is called.
 pub(super) fn group_version_path(group: &str, version: &str) -> String {
@@ -27,7 +27,7 @@ pub(super) fn parse_group_version(path: &str) -> Option<(&str, &str)> {
 }
 
 /// The documents that are no group version's.
-pub(super) fn paths() -> Vec<String> {
+pub(super) fn paths(served: &Served) -> Vec<String> {
     let fixed = [
         ".well-known/openid-configuration",
         "api",
@@ -35,9 +35,7 @@ pub(super) fn paths() -> Vec<String> {
         "openid/v1/jwks",
         "version",
     ];
-    let groups = registry::groups()
-        .into_iter()
-        .filter(|(group, _)| !group.is_empty());
+    let groups = served.groups().into_iter().filter(|(group, _)| !group.is_empty());
     let mut paths: Vec<String> = fixed.iter().map(ToString::to_string).collect();
     paths.extend(groups.map(|(group, _)| format!("apis/{group}")));
     paths
@@ -63,7 +61,7 @@ fn get(path: &str, id: String, description: &str, answer: Option<String>) -> End
 }
 
 /// The endpoint of one of [`paths`], and its tag.
-pub(super) fn endpoint(path: &str, schemas: &mut Schemas) -> Option<(Endpoint, String)> {
+pub(super) fn endpoint(served: &Served, path: &str, schemas: &mut Schemas) -> Option<(Endpoint, String)> {
     let found = match path {
         "api" => {
             let answer = schemas.meta::<APIVersions>();
@@ -107,7 +105,7 @@ pub(super) fn endpoint(path: &str, schemas: &mut Schemas) -> Option<(Endpoint, S
         }
         _ => {
             let group = path.strip_prefix("apis/")?;
-            registry::groups().iter().find(|(known, _)| *known == group)?;
+            served.groups().iter().find(|(known, _)| *known == group)?;
             let answer = schemas.meta::<APIGroup>();
             let id = format!("get{}APIGroup", title(group, ""));
             (get(path, id, "get a group", Some(answer)), tag(group, ""))

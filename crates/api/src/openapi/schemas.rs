@@ -305,14 +305,3 @@ fn extend(schema: &mut Value, rule: &Rule) {
         set("patch-merge-key", rule.merge_key.into());
     }
 }
-
-/// The kinds of a group version, ordered by resource.
-pub(super) fn kinds(group: &str, version: &str) -> Vec<&'static Kind> {
-    let mut kinds: Vec<&Kind> = registry::ALL
-        .iter()
-        .copied()
-        .filter(|kind| kind.group == group && kind.version == version)
-        .collect();
-    kinds.sort_by_key(|kind| kind.plural);
-    kinds
-}

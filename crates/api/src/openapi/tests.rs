@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::*;
 
 fn document(path: &str) -> Value {
-    v3(path).unwrap_or_else(|| panic!("no document {path}"))
+    v3(&Served::default(), path).unwrap_or_else(|| panic!("no document {path}"))
 }
 
 /// Calls `visit` with every `$ref` below. (JSONSchemaProps has a field of that name, whose schema is no text.)
@@ -36,8 +36,10 @@ fn operations(document: &Value) -> Vec<(String, String, &Value)> {
 
 #[test]
 fn every_document_is_whole() {
-    let documents = v3_paths().into_iter().map(|path| (document(&path), path));
-    for (document, path) in documents.chain([(v2(), "v2".to_string())]) {
+    let documents = v3_paths(&Served::default())
+        .into_iter()
+        .map(|path| (document(&path), path));
+    for (document, path) in documents.chain([(v2(&Served::default()), "v2".to_string())]) {
         references(&document, &mut |reference| {
             let pointer = reference.strip_prefix('#').unwrap_or_default();
             assert!(document.pointer(pointer).is_some(), "{path}: {reference}");
@@ -58,7 +60,10 @@ fn every_document_is_whole() {
 /// Before it sends a manifest, kubectl looks for this parameter, and for the form of patches.
 #[test]
 fn every_patch_names_its_kind_and_takes_field_validation() {
-    for kind in registry::ALL.iter().filter(|kind| kind.verbs.contains(&"patch")) {
+    for kind in crate::registry::ALL
+        .iter()
+        .filter(|kind| kind.verbs.contains(&"patch"))
+    {
         let document = document(&root_documents::group_version_path(kind.group, kind.version));
         let gvk = json!({"group": kind.group, "version": kind.version, "kind": kind.kind});
         let patches: Vec<&Value> = operations(&document)
@@ -119,7 +124,7 @@ fn fields_carry_what_a_client_merges_by() {
 
 #[test]
 fn version_2_has_its_own_forms() {
-    let document = v2();
+    let document = v2(&Served::default());
     let definitions = &document["definitions"];
     let spec = &definitions["io.k8s.api.core.v1.PodSpec"]["properties"];
     assert_eq!(
@@ -146,9 +151,12 @@ fn version_2_has_its_own_forms() {
 
 #[test]
 fn the_index_leads_to_each_document_by_its_hash() {
-    let index = v3_index();
+    let index = v3_index(&Served::default());
     let entries = index["paths"].as_object().expect("paths");
-    assert_eq!(entries.keys().cloned().collect::<Vec<_>>(), v3_paths());
+    assert_eq!(
+        entries.keys().cloned().collect::<Vec<_>>(),
+        v3_paths(&Served::default())
+    );
     let url = entries["apis/apps/v1"]["serverRelativeURL"].as_str();
     let hash = hash(&document("apis/apps/v1"));
     assert_eq!(
@@ -167,6 +175,6 @@ fn what_is_not_served_has_no_document() {
         "apis/apps/v1/",
         "apis//v1",
     ] {
-        assert!(v3(path).is_none(), "{path:?}");
+        assert!(v3(&Served::default(), path).is_none(), "{path:?}");
     }
 }

@@ -4,9 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::operations::{self, Body, Endpoint, Operation};
 use super::parameters::Parameter;
-use super::schemas::{self, Schemas};
+use super::schemas::Schemas;
 use super::{KUBERNETES_VERSION, Version, root_documents};
-use crate::registry;
+use crate::registry::Served;
 
 const ANSWERS: &[&str] = &["application/json", "application/yaml"];
 const WATCHES: &[&str] = &[
@@ -15,17 +15,17 @@ const WATCHES: &[&str] = &[
     "application/json;stream=watch",
 ];
 
-pub(super) fn document() -> Value {
+pub(super) fn document(served: &Served) -> Value {
     let mut schemas = Schemas::new(Version::V2);
     let mut paths = Map::new();
     let mut add = |endpoint: Endpoint, tag: &str, schemas: &Schemas| {
         let item = path_item(&endpoint, tag, schemas);
         paths.insert(endpoint.path, item);
     };
-    for (group, versions) in registry::groups() {
+    for (group, versions) in served.groups() {
         for version in versions {
             let tag = operations::tag(group, version);
-            for kind in schemas::kinds(group, version) {
+            for kind in served.of(group, version) {
                 for endpoint in operations::of(kind, &mut schemas) {
                     add(endpoint, &tag, &schemas);
                 }
@@ -35,8 +35,8 @@ pub(super) fn document() -> Value {
             add(resources, &tag, &schemas);
         }
     }
-    for path in root_documents::paths() {
-        if let Some((endpoint, tag)) = root_documents::endpoint(&path, &mut schemas) {
+    for path in root_documents::paths(served) {
+        if let Some((endpoint, tag)) = root_documents::endpoint(served, &path, &mut schemas) {
             add(endpoint, &tag, &schemas);
         }
     }

@@ -4,8 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::operations::{self, Body, Endpoint, Operation};
 use super::parameters::Parameter;
-use super::schemas::{self, Schemas};
+use super::schemas::Schemas;
 use super::{KUBERNETES_VERSION, Version, root_documents};
+use crate::registry::Served;
 
 /// What objects are answered as.
 const ANSWERS: &[&str] = &["application/json", "application/yaml"];
@@ -16,12 +17,12 @@ const WATCHES: &[&str] = &[
 ];
 
 /// The document of a group version; `None` if nothing is served there.
-pub(super) fn group_version(group: &str, version: &str) -> Option<Value> {
+pub(super) fn group_version(served: &Served, group: &str, version: &str) -> Option<Value> {
     let mut schemas = Schemas::new(Version::V3);
     let tag = operations::tag(group, version);
     let mut paths = Map::new();
     let mut root = None;
-    for kind in schemas::kinds(group, version) {
+    for kind in served.of(group, version) {
         root.get_or_insert_with(|| operations::root(kind));
         for endpoint in operations::of(kind, &mut schemas) {
             paths.insert(endpoint.path.clone(), path_item(&endpoint, &tag, &schemas));

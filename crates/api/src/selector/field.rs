@@ -155,10 +155,14 @@ fn has_own_fields(kind: &Kind) -> bool {
 fn is_supported(kind: &Kind, field: &str) -> bool {
     match field {
         NAME => true,
+        NAMESPACE if kind.ops.custom().is_some() => kind.namespaced(),
         NAMESPACE => kind.namespaced() || !has_own_fields(kind),
         // Pods may be asked for it and none has it: every pod's is empty.
         "status.podIPs" if kind.group.is_empty() && kind.kind == "Pod" => true,
-        field => has_own_fields(kind) && kind.ops.selectable_fields().contains(&field),
+        field => {
+            (has_own_fields(kind) || kind.ops.custom().is_some())
+                && kind.ops.selectable_fields().contains(&field)
+        }
     }
 }
 
@@ -170,7 +174,9 @@ fn not_supported(kind: &Kind, field: &str) -> String {
             "field label not supported for {}, Kind=ResourceSlice: {field}",
             kind.api_version()
         ),
-        _ if has_own_fields(kind) => format!("field label not supported: {field}"),
+        _ if has_own_fields(kind) || kind.ops.custom().is_some() => {
+            format!("field label not supported: {field}")
+        }
         _ => format!("{field:?} is not a known field selector: only {NAME:?}, {NAMESPACE:?}"),
     }
 }

@@ -241,6 +241,12 @@ impl Selector {
         })
     }
 
+    /// With further requirements.
+    pub fn and(mut self, more: Vec<Requirement>) -> Self {
+        self.requirements.extend(more);
+        Self::of(self.requirements)
+    }
+
     pub fn is_everything(&self) -> bool {
         self.requirements.is_empty()
     }

@@ -10,6 +10,7 @@ use knarr_store::{Event, KeyRange, KeyValue, Range, Watch, WatchItem};
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
+use super::custom::DEFINITIONS;
 use super::{Cache, TakenIn, store_error};
 use crate::keys;
 
@@ -44,19 +45,37 @@ impl Cache {
             .watch(KeyRange::prefix(keys::ROOT), found.revision + 1)
             .await?;
         let mut by_kind: HashMap<&str, BTreeMap<String, Arc<Object>>> = HashMap::new();
+        // Objects of custom kinds are understood once their definitions are.
+        let mut custom: HashMap<&str, Vec<(&str, &KeyValue)>> = HashMap::new();
         for kv in &found.kvs {
             let Some((group_plural, local)) = keys::split(&kv.key) else {
                 warn!(key = %kv.key.escape_ascii(), "passed over a key that is no object's");
                 continue;
             };
-            if let Some(taken_in) = self.read(group_plural, kv) {
+            if !self.kinds.contains_key(group_plural) {
+                custom.entry(group_plural).or_default().push((local, kv));
+            } else if let Some(taken_in) = self.read(group_plural, kv) {
                 let objects = by_kind.entry(group_plural).or_default();
                 objects.insert(local.to_string(), taken_in.object);
             }
         }
+        let definitions = by_kind
+            .get(DEFINITIONS)
+            .map(|d| d.values().cloned().collect::<Vec<_>>());
+        self.redefine(&definitions.unwrap_or_default(), found.revision);
         for (group_plural, cache) in &self.kinds {
             let objects = by_kind.remove(group_plural.as_str()).unwrap_or_default();
             cache.load(objects, found.revision);
+        }
+        for (group_plural, kvs) in custom {
+            let read = kvs.into_iter().filter_map(|(local, kv)| {
+                let taken_in = self.read(group_plural, kv)?;
+                Some((local.to_string(), taken_in.object))
+            });
+            let objects = read.collect();
+            if let Some(cache) = self.held(group_plural) {
+                cache.load(objects, found.revision);
+            }
         }
         self.advance(found.revision);
         self.in_step.store(true, Ordering::Release);
@@ -64,7 +83,7 @@ impl Cache {
     }
 
     fn read(&self, group_plural: &str, kv: &KeyValue) -> Option<TakenIn> {
-        let Some(cache) = self.kinds.get(group_plural) else {
+        let Some(cache) = self.held(group_plural) else {
             warn!(key = %kv.key.escape_ascii(), "passed over an object of an unknown kind");
             return None;
         };
@@ -122,13 +141,20 @@ impl Cache {
             let Some((group_plural, local)) = keys::split(&event.kv.key) else {
                 continue;
             };
-            let Some(cache) = self.kinds.get(group_plural) else {
+            let Some(cache) = self.held(group_plural) else {
                 continue;
             };
+            let is_definition = group_plural == DEFINITIONS;
             if event.deleted {
                 cache.remove(local, event.kv.mod_revision);
+                if is_definition {
+                    self.undefine(local);
+                }
             } else if let Some(taken_in) = self.read(group_plural, &event.kv) {
                 cache.put(local, taken_in.object.clone());
+                if is_definition {
+                    self.define(&taken_in.object, event.kv.mod_revision);
+                }
                 taken_in.tell();
             } else {
                 // Better gone than stale: what cannot be read is not there.

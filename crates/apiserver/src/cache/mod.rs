@@ -7,6 +7,7 @@
 //! - An object that cannot be decoded is reported and passed over.
 
 pub mod change;
+mod custom;
 mod feed;
 pub mod kind;
 
@@ -17,10 +18,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::Bytes;
 use knarr_api::{AnyObject, Error, Kind, Object, registry};
 use knarr_store::{Compare, KeyValue, Op, Store, Txn, TxnResult};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::oneshot;
 
 use crate::keys;
+use custom::Custom;
+pub use custom::Held;
 use kind::KindCache;
 
 /// See the module.
@@ -28,6 +31,7 @@ pub struct Cache {
     store: Arc<dyn Store>,
     /// By `<group>/<plural>` of the stored kind.
     kinds: HashMap<String, KindCache>,
+    custom: RwLock<Custom>,
     /// Everything up to here has been taken in.
     revision: AtomicU64,
     in_step: AtomicBool,
@@ -60,6 +64,7 @@ impl Cache {
         Arc::new(Cache {
             store,
             kinds: kinds.collect(),
+            custom: RwLock::default(),
             revision: AtomicU64::new(0),
             in_step: AtomicBool::new(false),
             waiters: Mutex::default(),
@@ -69,9 +74,8 @@ impl Cache {
     }
 
     /// The cache of the kind that `kind` is stored as. 404 for kinds that are not stored at all.
-    pub fn of(&self, kind: &Kind) -> Result<&KindCache, Error> {
-        self.kinds
-            .get(&group_plural(kind.stored_as.unwrap_or(kind)))
+    pub fn of(&self, kind: &Kind) -> Result<Held<'_>, Error> {
+        self.held(&group_plural(kind.stored_as.unwrap_or(kind)))
             .ok_or_else(|| Error::not_found(kind.about("")))
     }
 
@@ -96,10 +100,13 @@ impl Cache {
     /// Lets go of typed values that were asked for a while ago, see [`Object::slim`].
     pub fn slim(&self) {
         self.kinds.values().for_each(KindCache::slim);
+        self.custom_caches().iter().for_each(|cache| cache.slim());
     }
 
     pub fn objects(&self) -> impl Iterator<Item = (&'static Kind, usize)> {
-        self.kinds.values().map(|k| (k.kind, k.count()))
+        let custom = self.custom_caches().into_iter();
+        let fixed = self.kinds.values().map(|k| (k.kind, k.count()));
+        fixed.chain(custom.map(|k| (k.kind, k.count())))
     }
 
     /// Returns once everything up to `revision` has been taken in.
@@ -121,6 +128,9 @@ impl Cache {
     pub async fn forget_history(&self) -> Result<(), knarr_store::Error> {
         let now = self.revision();
         for kind in self.kinds.values() {
+            kind.forget_history(now);
+        }
+        for kind in self.custom_caches() {
             kind.forget_history(now);
         }
         self.store.compact(now).await

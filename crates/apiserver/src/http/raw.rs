@@ -1,10 +1,12 @@
 //! Paths that are no resource's: health, version, discovery, OpenAPI, keys, metrics.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, VARY};
 use http::{Method, Response, StatusCode};
+use knarr_api::registry::Served;
 use knarr_api::{Error, discovery, openapi};
 use serde_json::{Value, json};
 
@@ -20,7 +22,7 @@ const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGrou
 /// What is answered for either of its two names.
 const OPENAPI_V2_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
-/// A document that never changes while the server runs, in both encodings.
+/// A document that changes only with what is served, in both encodings.
 pub struct Document {
     plain: Bytes,
     gzip: Bytes,
@@ -98,24 +100,25 @@ impl Server {
             http.wants.form = accept::negotiate(accepts, "", discovery, false)?;
             Ok(http.wants.form)
         };
+        let served = self.cache.served();
         let value = match segments.as_slice() {
             ["version"] => Some(version()),
             ["api"] if form(http, true)?.aggregated => return self.aggregated(http, true),
             ["apis"] if form(http, true)?.aggregated => return self.aggregated(http, false),
             ["api"] => Some(discovery::api_versions(&self.config.advertised)),
-            ["apis"] => Some(discovery::group_list()),
+            ["apis"] => Some(discovery::group_list(&served)),
             ["api", version] => {
                 form(http, false)?;
-                Some(discovery::resource_list("", version).ok_or_else(not_served)?)
+                Some(discovery::resource_list(&served, "", version).ok_or_else(not_served)?)
             }
-            ["apis", group] => discovery::group(group),
-            ["apis", group, version] => discovery::resource_list(group, version),
+            ["apis", group] => discovery::group(&served, group),
+            ["apis", group, version] => discovery::resource_list(&served, group, version),
             ["openid", "v1", "jwks"] => Some(self.tokens.jwks()),
             [".well-known", "openid-configuration"] => Some(
                 self.tokens
                     .discovery(&format!("https://{}", self.config.advertised)),
             ),
-            [""] => Some(json!({"paths": root_paths()})),
+            [""] => Some(json!({"paths": root_paths(&served)})),
             _ => None,
         };
         let _ = ctx;
@@ -130,15 +133,17 @@ impl Server {
 
     fn aggregated(&self, http: &Http, core: bool) -> Result<Response<Body>, Error> {
         let key = if core { "aggregated/api" } else { "aggregated/apis" };
-        self.document(http, key, AGGREGATED, || Some(discovery::aggregated(core)))
+        self.document(http, key, AGGREGATED, || {
+            Some(discovery::aggregated(&self.cache.served(), core))
+        })
     }
 
     fn openapi(&self, http: &Http, segments: &[&str]) -> Result<Response<Body>, Error> {
         match segments {
             ["v2"] => match accept::openapi_v2(http.header(ACCEPT)) {
-                Some(OpenApiMedia::Json) => {
-                    self.document(http, "openapi/v2", "application/json", || Some(openapi::v2()))
-                }
+                Some(OpenApiMedia::Json) => self.document(http, "openapi/v2", "application/json", || {
+                    Some(openapi::v2(&self.cache.served()))
+                }),
                 Some(OpenApiMedia::Protobuf) => self.openapi_v2_protobuf(http),
                 // Kubernetes says nothing more either.
                 None => {
@@ -151,12 +156,12 @@ impl Server {
                 }
             },
             ["v3"] => self.document(http, "openapi/v3", "text/plain; charset=utf-8", || {
-                Some(openapi::v3_index())
+                Some(openapi::v3_index(&self.cache.served()))
             }),
             ["v3", rest @ ..] => {
                 let path = rest.join("/");
                 self.document(http, &format!("openapi/v3/{path}"), "application/json", || {
-                    openapi::v3(&path)
+                    openapi::v3(&self.cache.served(), &path)
                 })
             }
             _ => Ok(text(StatusCode::NOT_FOUND, "404 page not found\n")),
@@ -166,7 +171,7 @@ impl Server {
     /// The document in its other form, with the ETag of the JSON that it is made of.
     fn openapi_v2_protobuf(&self, http: &Http) -> Result<Response<Body>, Error> {
         self.kept(http, "openapi/v2 protobuf", || {
-            let document = openapi::v2();
+            let document = openapi::v2(&self.cache.served());
             let etag = format!("\"{}\"", openapi::hash(&document));
             let encoded = openapi::v2_protobuf(&document).map_err(Error::internal)?;
             Document::encoded(encoded, etag, OPENAPI_V2_PROTOBUF).map(Some)
@@ -195,13 +200,24 @@ impl Server {
         key: &str,
         make: impl FnOnce() -> Result<Option<Document>, Error>,
     ) -> Result<Response<Body>, Error> {
-        if let Some(document) = self.documents.lock().get(key).cloned() {
-            return Ok(document.answer(http));
+        let changes = self.cache.served_changes();
+        {
+            let mut kept = self.documents.lock();
+            if kept.0 != changes {
+                *kept = (changes, HashMap::new());
+            } else if let Some(document) = kept.1.get(key).cloned() {
+                return Ok(document.answer(http));
+            }
         }
         let Some(document) = make()?.map(Arc::new) else {
             return Ok(text(StatusCode::NOT_FOUND, "404 page not found\n"));
         };
-        self.documents.lock().insert(key.to_string(), document.clone());
+        let mut kept = self.documents.lock();
+        // What was made while something changed is right for this answer only.
+        if kept.0 == changes && self.cache.served_changes() == changes {
+            kept.1.insert(key.to_string(), document.clone());
+        }
+        drop(kept);
         Ok(document.answer(http))
     }
 
@@ -277,7 +293,7 @@ fn version() -> Value {
     })
 }
 
-fn root_paths() -> Vec<String> {
+fn root_paths(served: &Served) -> Vec<String> {
     let mut paths: Vec<String> = [
         "/.well-known/openid-configuration",
         "/api",
@@ -294,7 +310,7 @@ fn root_paths() -> Vec<String> {
     ]
     .map(String::from)
     .into();
-    for (group, versions) in knarr_api::registry::groups() {
+    for (group, versions) in served.groups() {
         if group.is_empty() {
             continue;
         }

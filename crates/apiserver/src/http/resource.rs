@@ -53,8 +53,10 @@ impl Server {
         http: &mut Http,
     ) -> Result<Response<Body>, Error> {
         let info = http.info.clone();
-        let Some(kind) = registry::by_resource(&info.group, &info.version, &info.resource) else {
-            let served = registry::groups()
+        let served = self.cache.served();
+        let Some(kind) = served.by_resource(&info.group, &info.version, &info.resource) else {
+            let served = served
+                .groups()
                 .iter()
                 .any(|(g, versions)| *g == info.group && versions.contains(&info.version.as_str()));
             if served || info.group.is_empty() {
@@ -68,6 +70,8 @@ impl Server {
             ctx.warn("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice");
         } else if *kind == registry::COMPONENT_STATUS {
             ctx.warn("v1 ComponentStatus is deprecated in v1.19+");
+        } else if let Some(words) = kind.ops.custom().and_then(|c| c.rules().deprecation.as_deref()) {
+            ctx.warn(words);
         }
         let namespace = if kind.namespaced() {
             info.namespace.as_str()
@@ -207,7 +211,7 @@ impl Server {
             };
             return self.apply(ctx, target, &ApplyBody::parse(&body)?, &options).await;
         }
-        let body = PatchBody::parse(&content_type, &body)?;
+        let body = PatchBody::parse_for(target.kind, &content_type, &body)?;
         let object = self.patch(ctx, target, &body, options.validation).await?;
         Ok(Updated {
             object,

@@ -24,6 +24,7 @@ impl Server {
         mut object: Box<dyn AnyObject>,
     ) -> Result<Arc<Object>, Error> {
         check_namespace(target, &mut *object)?;
+        self.check_definition(target.kind)?;
         let served = target.kind;
         let meta = object.metadata_mut();
         if meta

@@ -1,5 +1,6 @@
 //! Bodies to objects: JSON, YAML and protobuf, strictly or with warnings.
 
+use knarr_api::field::{Errors, Path};
 use knarr_api::strategy::Ops;
 use knarr_api::{AnyObject, Error, Kind, protobuf, registry};
 use serde::Deserialize;
@@ -51,7 +52,43 @@ pub(crate) fn decode(
     json: &[u8],
     validation: FieldValidation,
 ) -> Result<Box<dyn AnyObject>, Error> {
+    if kind.ops.custom().is_some() {
+        check_custom_type(kind, json)?;
+    }
     decode_with(ctx, kind.kind, &kind.api_version(), kind.ops, json, validation)
+}
+
+/// Objects of custom kinds say what they are; nothing is filled in for them.
+fn check_custom_type(kind: &Kind, json: &[u8]) -> Result<(), Error> {
+    let wanted = kind.api_version();
+    let Ok(found) = serde_json::from_slice::<TypeMeta>(json) else {
+        // Decoding tells what is wrong with it.
+        return Ok(());
+    };
+    if found.kind.is_empty() {
+        let text = String::from_utf8_lossy(json);
+        return Err(unrecognized(
+            kind.kind,
+            &format!("Object 'Kind' is missing in '{text}'"),
+            json,
+        ));
+    }
+    if found.api_version != wanted {
+        return Err(Error::bad_request(format!(
+            "the API version in the data ({}) does not match the expected API version ({wanted})",
+            found.api_version
+        )));
+    }
+    if found.kind != kind.kind {
+        let mut mistakes = Errors::new();
+        mistakes.invalid(
+            &Path::new("kind"),
+            found.kind.as_str(),
+            format!("must be {}", kind.kind),
+        );
+        return Err(Error::invalid(kind.about_kind(""), &mistakes));
+    }
+    Ok(())
 }
 
 /// Decodes a JSON object of a kind by its rules alone.

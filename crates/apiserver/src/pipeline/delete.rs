@@ -14,6 +14,7 @@ use super::update::check_preconditions;
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS};
 use crate::admission::Change;
 use crate::cache::Written;
+use crate::custom;
 use crate::seams;
 use crate::server::Server;
 
@@ -88,6 +89,16 @@ impl Server {
     ) -> Result<Option<Deleted>, Error> {
         let plan = if *object.kind() == registry::NAMESPACE {
             plan_namespace(ctx, object)?
+        } else if *object.kind() == registry::CUSTOM_RESOURCE_DEFINITION
+            && object.metadata().deletion_timestamp.is_none()
+        {
+            let mut marked = object.typed().clone_box();
+            marked.metadata_mut().deletion_timestamp = Some(seams::seconds(ctx.now));
+            custom::mark(&mut *marked, ctx.now);
+            Plan::Mark {
+                marked,
+                then_remove: false,
+            }
         } else {
             plan(ctx, object, request)?
         };

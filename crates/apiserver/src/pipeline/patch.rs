@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use knarr_api::error::About;
 use knarr_api::field::{Errors, FieldError};
-use knarr_api::{AnyObject, Error, Object, codec, field, patch};
+use knarr_api::{AnyObject, Error, Kind, Object, codec, field, patch};
 use knarr_client::{Patch, Preconditions};
 use serde_json::Value;
 
@@ -29,6 +29,19 @@ impl From<Patch> for PatchBody {
 }
 
 impl PatchBody {
+    /// As [`PatchBody::parse`]; strategic merge is for built-in kinds only.
+    pub(crate) fn parse_for(kind: &Kind, content_type: &str, body: &[u8]) -> Result<Self, Error> {
+        if kind.ops.custom().is_some() && content_type.starts_with("application/strategic-merge-patch+json") {
+            return Err(with_empty_details(Error::new(
+                415,
+                "UnsupportedMediaType",
+                "the body of the request was in an unknown format - accepted media types include: \
+application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
+            )));
+        }
+        Self::parse(content_type, body)
+    }
+
     /// By content type; 415 for one that is not served.
     pub(crate) fn parse(content_type: &str, body: &[u8]) -> Result<Self, Error> {
         let read = |prefix: &str| {

@@ -8,6 +8,7 @@ use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec, ScaleStatus};
 use k8s_openapi::api::core::v1::ReplicationController;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use knarr_api::custom::CustomObject;
 use knarr_api::error::About;
 use knarr_api::field::{Errors, Path};
 use knarr_api::{AnyObject, Error, Object, codec, k8s_openapi};
@@ -95,7 +96,10 @@ impl Server {
             let mut object = old.typed().clone_box();
             set_replicas(&mut *object, replicas)?;
             let meta = object.metadata_mut();
-            meta.resource_version = new.metadata.resource_version.clone();
+            // Kinds whose updates must say what they saw have seen what is scaled here.
+            if new.metadata.resource_version.is_some() || target.kind.ops.unconditional_update() {
+                meta.resource_version = new.metadata.resource_version.clone();
+            }
             if let Some(uid) = new.metadata.uid {
                 meta.uid = Some(uid);
             }
@@ -113,6 +117,12 @@ fn not_a_scale(error: serde_json::Error) -> Error {
 
 fn set_replicas(object: &mut dyn AnyObject, replicas: i32) -> Result<(), Error> {
     let any = object.as_any_mut();
+    if let Some(custom) = any.downcast_mut::<CustomObject>() {
+        return match custom.set_replicas(replicas) {
+            true => Ok(()),
+            false => Err(not_served()),
+        };
+    }
     if let Some(o) = any.downcast_mut::<Deployment>() {
         o.spec.get_or_insert_default().replicas = Some(replicas);
     } else if let Some(o) = any.downcast_mut::<ReplicaSet>() {
@@ -128,6 +138,15 @@ fn set_replicas(object: &mut dyn AnyObject, replicas: i32) -> Result<(), Error> 
 }
 
 fn scale_of(object: &Object) -> Result<Scale, Error> {
+    if let Some(custom) = object.get::<CustomObject>() {
+        if !custom.has_replicas() {
+            let path = custom.replicas_path();
+            return Err(Error::internal(format!(
+                "the spec replicas field {path:?} does not exist"
+            )));
+        }
+        return custom.scale().ok_or_else(not_served);
+    }
     let (wanted, found, selector) = if let Some(o) = object.get::<Deployment>() {
         let spec = o.spec.clone().unwrap_or_default();
         (

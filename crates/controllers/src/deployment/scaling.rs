@@ -50,7 +50,7 @@ pub fn fences(spec: &DeploymentSpec) -> Fences {
 }
 
 /// A number, or a percentage of `total`. What cannot be read is 0 (validation keeps it out).
-fn scaled(value: &IntOrString, total: i32, up: bool) -> i32 {
+pub(crate) fn scaled(value: &IntOrString, total: i32, up: bool) -> i32 {
     match value {
         IntOrString::Int(n) => *n,
         IntOrString::String(text) => {

@@ -62,7 +62,7 @@ impl Fnv32a {
 }
 
 /// The decimal number in letters that form no words (Kubernetes' safe alphabet).
-fn encode_safely(n: u32) -> String {
+pub(crate) fn encode_safely(n: u32) -> String {
     const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let digits = n.to_string().into_bytes();
     let letters = digits

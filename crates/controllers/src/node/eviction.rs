@@ -116,7 +116,7 @@ fn time_left(pod: &Pod, taints: &[&Taint], now: Timestamp) -> Option<Duration> {
     left
 }
 
-fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+pub(crate) fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect = toleration.effect.as_deref().unwrap_or("");
     let key = toleration.key.as_deref().unwrap_or("");
     if (!effect.is_empty() && effect != taint.effect) || (!key.is_empty() && key != taint.key) {

@@ -8,7 +8,7 @@ pub mod deletion_order;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStatus};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
@@ -63,7 +63,8 @@ impl Controller for ReplicaSets {
         let mut actions = claimed.actions;
 
         if context.failure.is_none() && set.metadata.deletion_timestamp.is_none() {
-            actions.extend(manage(context, &set, &pods));
+            let wanted = spec.replicas.unwrap_or(1);
+            actions.extend(manage(context, owner, wanted, spec.template.as_ref(), &pods));
         } else {
             actions.clear();
         }
@@ -91,12 +92,17 @@ pub(crate) fn count(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
 }
 
-fn manage(context: &Context<'_>, set: &Shared<ReplicaSet>, pods: &[Shared<Pod>]) -> Option<Action> {
-    let owner = set.object();
-    let spec = set.spec.as_ref()?;
-    let wanted = usize::try_from(spec.replicas.unwrap_or(1)).unwrap_or(0);
+/// As many pods as are wanted, for a ReplicaSet or what is like one.
+pub(crate) fn manage(
+    context: &Context<'_>,
+    owner: &Object,
+    wanted: i32,
+    template: Option<&PodTemplateSpec>,
+    pods: &[Shared<Pod>],
+) -> Option<Action> {
+    let wanted = usize::try_from(wanted).unwrap_or(0);
     if pods.len() < wanted {
-        let template = spec.template.as_ref()?;
+        let template = template?;
         let report = Report {
             about: reference(owner),
             done: Some(("SuccessfulCreate", "Created pod: ".into())),
@@ -196,7 +202,7 @@ fn conditions(set: &ReplicaSet, context: &Context<'_>) -> Option<Vec<ReplicaSetC
     (!conditions.is_empty()).then_some(conditions)
 }
 
-fn failed(failure: &Failure) -> Option<(&'static str, &Failure)> {
+pub(crate) fn failed(failure: &Failure) -> Option<(&'static str, &Failure)> {
     match failure.verb {
         Verb::Create => Some(("FailedCreate", failure)),
         Verb::Delete => Some(("FailedDelete", failure)),

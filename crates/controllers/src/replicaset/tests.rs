@@ -1,6 +1,6 @@
 //! ReplicaSet's decisions, as tables.
 
-use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodSpec, PodStatus, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 use knarr_api::Error;
 

@@ -178,7 +178,11 @@ fn control_config(config: &Config, ca_pem: &str) -> knarr_control::Config {
             Timestamp::now().as_microsecond()
         )
     };
+    for note in &config.scheduler.notes {
+        tracing::warn!("scheduler configuration: {note}");
+    }
     knarr_control::Config {
+        scheduler: config.scheduler.clone(),
         controllers: ControllersConfig {
             root_ca: Some(ca_pem.into()),
             ..ControllersConfig::default()

@@ -16,7 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::runtime::{Container, Exit, PodRef, Sandbox};
 
-pub use v1::{AuthConfig, ContainerConfig, PodSandboxConfig};
+pub use v1::{AuthConfig, ContainerConfig, LinuxContainerResources, PodSandboxConfig};
 
 /// A refusal by the runtime, with gRPC's code and the runtime's words.
 #[derive(Clone, Debug, thiserror::Error)]

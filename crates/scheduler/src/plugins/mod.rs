@@ -1,24 +1,35 @@
 //! The rules, one file each, under kube-scheduler's names, with its words and its arithmetic.
+//!
+//! Most look at one node at a time and are called from the two lists here. [`pod_topology_spread`] and
+//! [`inter_pod_affinity`] compare nodes with each other: they keep sums over topology domains for each class of pods and
+//! are asked by [`crate::evaluation`], as is [`default_preemption`].
 
+pub mod default_preemption;
+pub mod image_locality;
+pub mod inter_pod_affinity;
 pub mod node_affinity;
 pub mod node_name;
 pub mod node_ports;
 pub mod node_resources_balanced_allocation;
 pub mod node_resources_fit;
 pub mod node_unschedulable;
+pub mod pod_topology_spread;
 pub mod taint_toleration;
 
 use std::borrow::Cow;
 
 use crate::node_info::NodeInfo;
-use crate::pod_info::PodInfo;
+use crate::pod_info::PodClass;
+use crate::profile::Profile;
 
 /// The best score of one plugin on one node.
 pub const MAX_NODE_SCORE: i64 = 100;
 
 /// Why a node is refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Refusal {
+    /// Empty: the node was not looked at, for another plugin had named others.
+    pub plugin: &'static str,
     /// In kube-scheduler's words.
     pub reasons: Vec<Cow<'static, str>>,
     /// Whether the node could be had if pods on it went.
@@ -27,63 +38,50 @@ pub struct Refusal {
 
 impl Refusal {
     /// Whatever becomes of its pods, the node is refused.
-    pub fn of_node(reason: &'static str) -> Self {
+    pub fn of_node(plugin: &'static str, reason: &'static str) -> Self {
         Refusal {
+            plugin,
             reasons: vec![reason.into()],
             pods_in_the_way: false,
         }
     }
 
-    pub fn of_pods(reasons: Vec<Cow<'static, str>>) -> Self {
+    pub fn of_pods(plugin: &'static str, reason: &'static str) -> Self {
         Refusal {
-            reasons,
+            plugin,
+            reasons: vec![reason.into()],
             pods_in_the_way: true,
+        }
+    }
+
+    /// As the framework calls it.
+    pub fn code(&self) -> &'static str {
+        if self.pods_in_the_way {
+            "Unschedulable"
+        } else {
+            "UnschedulableAndUnresolvable"
         }
     }
 }
 
-/// One rule: which nodes it refuses, and how good it finds the others.
-pub trait Plugin: Send + Sync {
-    fn name(&self) -> &'static str;
+type Filter = fn(&Profile, &PodClass, &NodeInfo) -> Result<(), Refusal>;
 
-    fn filter(&self, _pod: &PodInfo, _node: &NodeInfo) -> Result<(), Refusal> {
-        Ok(())
+/// The rules on one node, in the order in which they filter; those on several nodes come after them.
+pub const FILTERS: &[(&str, Filter)] = &[
+    (node_unschedulable::NAME, node_unschedulable::filter),
+    (taint_toleration::NAME, taint_toleration::filter),
+    (node_affinity::NAME, node_affinity::filter),
+    (node_ports::NAME, node_ports::filter),
+    (node_resources_fit::NAME, node_resources_fit::filter),
+];
+
+/// What the rules on one node say of it.
+pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), Refusal> {
+    let used = FILTERS.iter().filter(|(name, _)| profile.filters(name));
+    for (_, filter) in used {
+        filter(profile, pod, node)?;
     }
-
-    /// Whether what it says of a node depends on the pods there (so that one's end may change it).
-    fn looks_at_pods(&self) -> bool {
-        false
-    }
-
-    /// How much its score counts; 0 if it gives none.
-    fn weight(&self) -> i64 {
-        0
-    }
-
-    /// Whether this pod is scored by it at all.
-    fn scores(&self, _pod: &PodInfo) -> bool {
-        self.weight() > 0
-    }
-
-    /// 0 to [`MAX_NODE_SCORE`], unless [`Plugin::normalize`] brings it there.
-    fn score(&self, _pod: &PodInfo, _node: &NodeInfo) -> i64 {
-        0
-    }
-
-    fn normalize(&self, _scores: &mut [i64]) {}
-}
-
-/// All of them, in the order in which they filter.
-pub fn default() -> Vec<Box<dyn Plugin>> {
-    vec![
-        Box::new(node_unschedulable::NodeUnschedulable),
-        Box::new(node_name::NodeName),
-        Box::new(taint_toleration::TaintToleration),
-        Box::new(node_affinity::NodeAffinity),
-        Box::new(node_ports::NodePorts),
-        Box::new(node_resources_fit::NodeResourcesFit),
-        Box::new(node_resources_balanced_allocation::NodeResourcesBalancedAllocation),
-    ]
+    Ok(())
 }
 
 /// Brings scores to 0 … [`MAX_NODE_SCORE`] by the largest; `reverse` makes the smallest the best.

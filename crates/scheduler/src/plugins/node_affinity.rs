@@ -1,16 +1,20 @@
 //! NodeAffinity: nodeSelector and node affinity, what is required and what is preferred.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
+use k8s_openapi::api::core::v1::{
+    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PreferredSchedulingTerm,
+};
 use knarr_api::k8s_openapi;
 
-use super::{Plugin, Refusal, normalize};
+use super::Refusal;
 use crate::node_info::NodeInfo;
-use crate::pod_info::PodInfo;
+use crate::pod_info::PodClass;
+use crate::profile::Profile;
 
-/// See the module.
-pub struct NodeAffinity;
+pub const NAME: &str = "NodeAffinity";
+/// Names of nodes that exclude each other.
+pub const CONFLICT: &str = "pod affinity terms conflict";
 
 /// Whether one of its terms matches; no term matches nothing.
 pub fn matches(selector: &NodeSelector, node: &NodeInfo) -> bool {
@@ -56,8 +60,8 @@ fn matches_requirement(requirement: &NodeSelectorRequirement, value: Option<&str
 }
 
 /// Whether a node meets what the pod requires of its labels and name.
-pub fn meets_required(pod: &PodInfo, node: &NodeInfo) -> bool {
-    let spec = pod.pod.spec.as_ref();
+pub fn meets_required(pod: &PodClass, node: &NodeInfo) -> bool {
+    let spec = pod.spec();
     let wanted = spec.and_then(|s| s.node_selector.as_ref());
     let has = |key: &String, value: &String| node.labels().and_then(|l| l.get(key)) == Some(value);
     wanted.is_none_or(|wanted| wanted.iter().all(|(k, v)| has(k, v)))
@@ -66,44 +70,58 @@ pub fn meets_required(pod: &PodInfo, node: &NodeInfo) -> bool {
             .is_none_or(|selector| matches(selector, node))
 }
 
-impl Plugin for NodeAffinity {
-    fn name(&self) -> &'static str {
-        "NodeAffinity"
-    }
-
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Refusal> {
-        if meets_required(pod, node) {
-            return Ok(());
+/// What the node names in matchFields leave of the nodes: `None` is all of them.
+pub fn named_nodes(pod: &PodClass) -> Option<BTreeSet<String>> {
+    let selector = pod.required_node_affinity()?;
+    let mut all: Option<BTreeSet<String>> = None;
+    for term in &selector.node_selector_terms {
+        let mut named: Option<BTreeSet<String>> = None;
+        let fields = term.match_fields.iter().flatten();
+        for field in fields.filter(|r| r.key == "metadata.name" && r.operator == "In") {
+            let values: BTreeSet<String> = field.values.iter().flatten().cloned().collect();
+            named = Some(match named {
+                None => values,
+                Some(named) => named.intersection(&values).cloned().collect(),
+            });
         }
-        Err(Refusal::of_node(
-            "node(s) didn't match Pod's node affinity/selector",
-        ))
+        // A term without names may match any node.
+        all.get_or_insert_default().extend(named?);
     }
-
-    fn weight(&self) -> i64 {
-        2
-    }
-
-    fn scores(&self, pod: &PodInfo) -> bool {
-        !preferred(pod).is_empty()
-    }
-
-    fn score(&self, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let terms = preferred(pod)
-            .iter()
-            .filter(|term| matches_term(&term.preference, node));
-        terms.map(|term| i64::from(term.weight)).sum()
-    }
-
-    fn normalize(&self, scores: &mut [i64]) {
-        normalize(scores, false);
-    }
+    all
 }
 
-fn preferred(pod: &PodInfo) -> &[k8s_openapi::api::core::v1::PreferredSchedulingTerm] {
-    let affinity = pod.pod.spec.as_ref().and_then(|s| s.affinity.as_ref());
-    let affinity = affinity.and_then(|a| a.node_affinity.as_ref());
-    affinity
+pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), Refusal> {
+    if let Some(added) = &profile.node_affinity.required
+        && !matches(added, node)
+    {
+        return Err(Refusal::of_node(
+            NAME,
+            "node(s) didn't match scheduler-enforced node affinity",
+        ));
+    }
+    if meets_required(pod, node) {
+        return Ok(());
+    }
+    Err(Refusal::of_node(
+        NAME,
+        "node(s) didn't match Pod's node affinity/selector",
+    ))
+}
+
+/// Whether it has a say at all on where this pod is better off.
+pub fn scores(profile: &Profile, pod: &PodClass) -> bool {
+    !preferred(pod).is_empty() || !profile.node_affinity.preferred.is_empty()
+}
+
+/// The weights of the preferences that the node meets.
+pub fn score(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> i64 {
+    let terms = preferred(pod).iter().chain(&profile.node_affinity.preferred);
+    let met = terms.filter(|term| term.weight != 0 && matches_term(&term.preference, node));
+    met.map(|term| i64::from(term.weight)).sum()
+}
+
+fn preferred(pod: &PodClass) -> &[PreferredSchedulingTerm] {
+    pod.node_affinity()
         .and_then(|a| a.preferred_during_scheduling_ignored_during_execution.as_deref())
         .unwrap_or_default()
 }

@@ -1,22 +1,17 @@
-//! NodeName: a pod that names its node goes nowhere else.
+//! NodeName: a pod that names its node goes there or nowhere.
 
-use super::{Plugin, Refusal};
+use super::Refusal;
 use crate::node_info::NodeInfo;
-use crate::pod_info::PodInfo;
 
-/// See the module.
-pub struct NodeName;
+pub const NAME: &str = "NodeName";
 
-impl Plugin for NodeName {
-    fn name(&self) -> &'static str {
-        "NodeName"
+/// Which node a pod names is no matter of its class: pods that name one are judged apart.
+pub fn filter(wanted: &str, node: &NodeInfo) -> Result<(), Refusal> {
+    if wanted.is_empty() || wanted == node.name {
+        return Ok(());
     }
-
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Refusal> {
-        let wanted = pod.node_name();
-        if wanted.is_empty() || wanted == node.name {
-            return Ok(());
-        }
-        Err(Refusal::of_node("node(s) didn't match the requested node name"))
-    }
+    Err(Refusal::of_node(
+        NAME,
+        "node(s) didn't match the requested node name",
+    ))
 }

@@ -1,31 +1,19 @@
-//! NodePorts: no two pods get one port of a node.
+//! NodePorts: a port of the node itself is had once for each protocol and address.
 
-use super::{Plugin, Refusal};
+use super::Refusal;
 use crate::node_info::NodeInfo;
-use crate::pod_info::PodInfo;
+use crate::pod_info::PodClass;
+use crate::profile::Profile;
 
-const REASON: &str = "node(s) didn't have free ports for the requested pod ports";
+pub const NAME: &str = "NodePorts";
 
-/// See the module.
-pub struct NodePorts;
-
-impl Plugin for NodePorts {
-    fn name(&self) -> &'static str {
-        "NodePorts"
+pub fn filter(_: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), Refusal> {
+    let taken = |wanted| node.host_ports().iter().any(|p| p.conflicts(wanted));
+    if pod.host_ports.iter().any(taken) {
+        return Err(Refusal::of_pods(
+            NAME,
+            "node(s) didn't have free ports for the requested pod ports",
+        ));
     }
-
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Refusal> {
-        if pod.host_ports.is_empty() {
-            return Ok(());
-        }
-        let taken = |wanted| node.host_ports().any(|used| used.conflicts(wanted));
-        if pod.host_ports.iter().any(taken) {
-            return Err(Refusal::of_pods(vec![REASON.into()]));
-        }
-        Ok(())
-    }
-
-    fn looks_at_pods(&self) -> bool {
-        true
-    }
+    Ok(())
 }

@@ -1,51 +1,84 @@
-//! NodeResourcesBalancedAllocation: a pod goes where it brings the used shares of cpu and memory closer together.
+//! NodeResourcesBalancedAllocation: a pod goes where it brings the used shares of resources closer together.
 
-use super::{MAX_NODE_SCORE, Plugin};
+use super::MAX_NODE_SCORE;
 use crate::node_info::NodeInfo;
-use crate::pod_info::PodInfo;
+use crate::pod_info::PodClass;
+use crate::profile::Profile;
 
-/// See the module.
-pub struct NodeResourcesBalancedAllocation;
+pub const NAME: &str = "NodeResourcesBalancedAllocation";
 
-impl Plugin for NodeResourcesBalancedAllocation {
-    fn name(&self) -> &'static str {
-        "NodeResourcesBalancedAllocation"
-    }
-
-    fn weight(&self) -> i64 {
-        1
-    }
-
-    /// A pod that asks for nothing changes no balance.
-    fn scores(&self, pod: &PodInfo) -> bool {
-        pod.requests.milli_cpu != 0 || pod.requests.memory_bytes != 0
-    }
-
-    fn score(&self, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let (has, used, asks) = (&node.allocatable, &node.requested, &pod.requests);
-        let half = MAX_NODE_SCORE / 2;
-        let with = balance(&[
-            (has.milli_cpu, used.milli_cpu + asks.milli_cpu),
-            (has.memory_bytes, used.memory_bytes + asks.memory_bytes),
-        ]);
-        let without = balance(&[
-            (has.milli_cpu, used.milli_cpu),
-            (has.memory_bytes, used.memory_bytes),
-        ]);
-        half + (half + with - without) / 2
-    }
+/// A pod that asks for nothing changes no balance.
+pub fn scores(profile: &Profile, pod: &PodClass) -> bool {
+    profile
+        .balanced
+        .iter()
+        .any(|r| pod.requests.room.get(&r.name) != 0)
 }
 
-/// 100 where the used shares are equal, 50 where they are as different as can be.
-fn balance(of: &[(i64, i64); 2]) -> i64 {
-    let mut shares = of
-        .iter()
-        .filter(|(has, _)| *has != 0)
-        .map(|(has, requested)| (*requested as f64 / *has as f64).min(1.0));
-    let deviation = match (shares.next(), shares.next()) {
-        (Some(a), Some(b)) => ((a - b) / 2.0).abs(),
-        _ => 0.0,
-    };
-    // Between 50 and 100; cut off, not rounded, as kube-scheduler does.
-    ((1.0 - deviation) * MAX_NODE_SCORE as f64) as i64
+pub fn score(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> i64 {
+    let half = MAX_NODE_SCORE / 2;
+    let mut with = Balance::default();
+    let mut without = Balance::default();
+    for resource in &profile.balanced {
+        let name = resource.name.as_str();
+        let (has, used, asks) = match name {
+            "cpu" => (
+                node.allocatable.milli_cpu,
+                node.requested.milli_cpu,
+                pod.requests.room.milli_cpu,
+            ),
+            "memory" => (
+                node.allocatable.memory_bytes,
+                node.requested.memory_bytes,
+                pod.requests.room.memory_bytes,
+            ),
+            _ => (
+                node.allocatable.get(name),
+                node.requested.get(name),
+                pod.requests.room.get(name),
+            ),
+        };
+        let is_scalar = !matches!(name, "cpu" | "memory" | "ephemeral-storage");
+        if has == 0 || (is_scalar && asks == 0) {
+            continue;
+        }
+        with.add(used.saturating_add(asks), has);
+        without.add(used, has);
+    }
+    half + (half + with.score() - without.score()) / 2
+}
+
+/// Used shares of resources.
+#[derive(Default)]
+struct Balance {
+    /// The first two; more are rare.
+    two: [f64; 2],
+    more: Vec<f64>,
+    count: usize,
+}
+
+impl Balance {
+    fn add(&mut self, used: i64, has: i64) {
+        let share = (used as f64 / has as f64).min(1.0);
+        match self.two.get_mut(self.count) {
+            Some(place) => *place = share,
+            None => self.more.push(share),
+        }
+        self.count += 1;
+    }
+
+    /// 100 where all are equal, less the further they are apart; cut off, not rounded, as kube-scheduler does.
+    fn score(&self) -> i64 {
+        let deviation = match self.count {
+            0 | 1 => 0.0,
+            2 => ((self.two[0] - self.two[1]) / 2.0).abs(),
+            n => {
+                let all = || self.two.iter().chain(&self.more);
+                let mean = all().sum::<f64>() / n as f64;
+                let squares: f64 = all().map(|share| (share - mean) * (share - mean)).sum();
+                (squares / n as f64).sqrt()
+            }
+        };
+        ((1.0 - deviation) * MAX_NODE_SCORE as f64) as i64
+    }
 }

@@ -1,89 +1,140 @@
-//! NodeResourcesFit: what a pod asks for must be free; the emptier node is the better one (LeastAllocated, cpu and
-//! memory alike).
+//! NodeResourcesFit: what a pod asks for must be free; which nodes are the better ones is a matter of the strategy
+//! (LeastAllocated: the emptier ones).
 
 use std::borrow::Cow;
 
-use super::{MAX_NODE_SCORE, Plugin, Refusal};
+use super::{MAX_NODE_SCORE, Refusal};
 use crate::node_info::NodeInfo;
-use crate::pod_info::PodInfo;
+use crate::pod_info::PodClass;
+use crate::profile::{FitArgs, Profile, ShapePoint, Strategy};
 
-/// See the module.
-pub struct NodeResourcesFit;
+pub const NAME: &str = "NodeResourcesFit";
 
-impl Plugin for NodeResourcesFit {
-    fn name(&self) -> &'static str {
-        "NodeResourcesFit"
+/// What scores of the configuration are multiplied with: those go to 10.
+const SHAPE_SCALE: i64 = MAX_NODE_SCORE / 10;
+
+/// Names with a domain that is not Kubernetes' own.
+fn is_extended(name: &str) -> bool {
+    name.contains('/') && !name.contains("kubernetes.io/")
+}
+
+fn is_ignored(args: &FitArgs, name: &str) -> bool {
+    let group = name.split('/').next().unwrap_or(name);
+    is_extended(name)
+        && (args.ignored_resources.contains(name) || args.ignored_resource_groups.contains(group))
+}
+
+pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), Refusal> {
+    let (has, used, asks) = (&node.allocatable, &node.requested, &pod.requests.room);
+    let mut reasons: Vec<Cow<'static, str>> = Vec::new();
+    // What the whole node does not have is not had by removing pods either.
+    let mut too_large = false;
+    let pods = i64::try_from(node.pods().len()).unwrap_or(i64::MAX);
+    if pods.saturating_add(1) > has.pods {
+        reasons.push("Too many pods".into());
     }
-
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Refusal> {
-        let (has, used, asks) = (&node.allocatable, &node.requested, &pod.requests);
-        let mut reasons: Vec<Cow<'static, str>> = Vec::new();
-        // What the whole node does not have is not had by removing pods either.
-        let mut too_large = false;
-        let pods = i64::try_from(node.pod_count()).unwrap_or(i64::MAX);
-        if pods.saturating_add(1) > has.pods {
-            reasons.push("Too many pods".into());
+    let mut check = |asks: i64, has: i64, used: i64, name: &str| {
+        if asks > 0 && asks > has.saturating_sub(used) {
+            reasons.push(format!("Insufficient {name}").into());
+            too_large |= asks > has;
         }
-        if !asks.is_nothing() {
-            let mut check = |asks: i64, has: i64, used: i64, name: &str| {
-                if asks > 0 && asks > has - used {
-                    reasons.push(format!("Insufficient {name}").into());
-                    too_large |= asks > has;
-                }
-            };
-            check(asks.milli_cpu, has.milli_cpu, used.milli_cpu, "cpu");
-            check(asks.memory_bytes, has.memory_bytes, used.memory_bytes, "memory");
-            check(
-                asks.ephemeral_storage_bytes,
-                has.ephemeral_storage_bytes,
-                used.ephemeral_storage_bytes,
-                "ephemeral-storage",
-            );
-            for (name, amount) in &asks.scalars {
-                let of = |all: &std::collections::BTreeMap<String, i64>| all.get(name).copied().unwrap_or(0);
-                check(*amount, of(&has.scalars), of(&used.scalars), name);
+    };
+    check(asks.milli_cpu, has.milli_cpu, used.milli_cpu, "cpu");
+    check(asks.memory_bytes, has.memory_bytes, used.memory_bytes, "memory");
+    check(
+        asks.ephemeral_storage_bytes,
+        has.ephemeral_storage_bytes,
+        used.ephemeral_storage_bytes,
+        "ephemeral-storage",
+    );
+    for (name, amount) in &asks.scalars {
+        if !is_ignored(&profile.fit, name) {
+            check(*amount, has.get(name), used.get(name), name);
+        }
+    }
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal {
+        plugin: NAME,
+        reasons,
+        pods_in_the_way: !too_large,
+    })
+}
+
+/// What the node has of a resource, and what of it is used with the pod; `None`: it has no bearing on the score.
+fn used_with(pod: &PodClass, node: &NodeInfo, name: &str) -> Option<(i64, i64)> {
+    let used = match name {
+        "cpu" => node.requested_filled_in.milli_cpu + pod.requests.placing.milli_cpu,
+        "memory" => node.requested_filled_in.memory_bytes + pod.requests.placing.memory_bytes,
+        _ => {
+            let asks = pod.requests.room.get(name);
+            if asks == 0 && name != "ephemeral-storage" {
+                return None;
             }
+            node.requested.get(name) + asks
         }
-        if reasons.is_empty() {
-            return Ok(());
-        }
-        Err(Refusal {
-            reasons,
-            pods_in_the_way: !too_large,
-        })
-    }
+    };
+    Some((node.allocatable.get(name), used)).filter(|(has, _)| *has != 0)
+}
 
-    fn looks_at_pods(&self) -> bool {
-        true
+pub fn score(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> i64 {
+    let args = &profile.fit;
+    let (mut sum, mut weights) = (0_i64, 0_i64);
+    for resource in &args.resources {
+        let Some((has, used)) = used_with(pod, node, &resource.name) else {
+            continue;
+        };
+        let score = match &args.strategy {
+            Strategy::LeastAllocated => share(has - used, has),
+            Strategy::MostAllocated => share(used.min(has), has),
+            Strategy::RequestedToCapacityRatio(shape) => {
+                let utilization = if used > has { 100 } else { share(used, has) };
+                let score = on_the_line(shape, utilization);
+                if score <= 0 {
+                    continue;
+                }
+                score
+            }
+        };
+        sum += score * resource.weight;
+        weights += resource.weight;
     }
-
-    fn weight(&self) -> i64 {
-        1
-    }
-
-    fn score(&self, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let (has, used, asks) = (
-            &node.allocatable,
-            &node.requested_filled_in,
-            &pod.requests_filled_in,
-        );
-        let all = [
-            (has.milli_cpu, used.milli_cpu + asks.milli_cpu),
-            (has.memory_bytes, used.memory_bytes + asks.memory_bytes),
-        ];
-        let had = all.iter().filter(|(has, _)| *has != 0);
-        let (sum, count) = had.fold((0, 0), |(sum, count), (has, requested)| {
-            (sum + free(*has, *requested), count + 1)
-        });
-        if count == 0 { 0 } else { sum / count }
+    match &args.strategy {
+        _ if weights == 0 => 0,
+        Strategy::RequestedToCapacityRatio(_) => (sum as f64 / weights as f64).round() as i64,
+        _ => sum / weights,
     }
 }
 
-fn free(has: i64, requested: i64) -> i64 {
-    if requested > has {
+/// The score at a utilization, on straight lines between the points.
+fn on_the_line(shape: &[ShapePoint], utilization: i64) -> i64 {
+    let mut before: Option<&ShapePoint> = None;
+    for point in shape {
+        let score = point.score * SHAPE_SCALE;
+        if utilization <= point.utilization {
+            return match before {
+                None => score,
+                Some(before) => {
+                    let from = before.score * SHAPE_SCALE;
+                    let width = point.utilization - before.utilization;
+                    from + (score - from) * (utilization - before.utilization) / width.max(1)
+                }
+            };
+        }
+        before = Some(point);
+    }
+    before.map_or(0, |last| last.score * SHAPE_SCALE)
+}
+
+/// Percent, cut off; nothing of a node that is overfull.
+fn share(part: i64, of: i64) -> i64 {
+    if part < 0 || of == 0 {
         return 0;
     }
-    // Bytes times 100 may not fit 64 bits on very large nodes.
-    let score = i128::from(has - requested) * i128::from(MAX_NODE_SCORE) / i128::from(has);
-    i64::try_from(score).unwrap_or(0)
+    match part.checked_mul(MAX_NODE_SCORE) {
+        Some(product) => product / of,
+        // Bytes times 100 may not fit 64 bits on very large nodes.
+        None => i64::try_from(i128::from(part) * i128::from(MAX_NODE_SCORE) / i128::from(of)).unwrap_or(0),
+    }
 }

@@ -1,36 +1,27 @@
-//! NodeUnschedulable: a cordoned node takes only pods that tolerate it.
+//! NodeUnschedulable: a cordoned node takes only pods that tolerate that.
 
 use k8s_openapi::api::core::v1::Taint;
 use knarr_api::k8s_openapi;
 
+use super::Refusal;
 use super::taint_toleration::tolerates;
-use super::{Plugin, Refusal};
 use crate::node_info::NodeInfo;
-use crate::pod_info::PodInfo;
+use crate::pod_info::PodClass;
+use crate::profile::Profile;
 
-const REASON: &str = "node(s) were unschedulable";
-const TAINT_KEY: &str = "node.kubernetes.io/unschedulable";
+pub const NAME: &str = "NodeUnschedulable";
 
-/// See the module.
-pub struct NodeUnschedulable;
-
-impl Plugin for NodeUnschedulable {
-    fn name(&self) -> &'static str {
-        "NodeUnschedulable"
-    }
-
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Refusal> {
-        if !node.is_unschedulable() {
-            return Ok(());
+pub fn filter(_: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), Refusal> {
+    let taint = || Taint {
+        key: "node.kubernetes.io/unschedulable".into(),
+        effect: "NoSchedule".into(),
+        ..Taint::default()
+    };
+    if node.is_unschedulable() {
+        let taint = taint();
+        if !pod.tolerations().iter().any(|t| tolerates(t, &taint)) {
+            return Err(Refusal::of_node(NAME, "node(s) were unschedulable"));
         }
-        let taint = Taint {
-            key: TAINT_KEY.into(),
-            effect: "NoSchedule".into(),
-            ..Taint::default()
-        };
-        if pod.tolerations().iter().any(|t| tolerates(t, &taint)) {
-            return Ok(());
-        }
-        Err(Refusal::of_node(REASON))
     }
+    Ok(())
 }

@@ -1,18 +1,20 @@
 //! TaintToleration: taints keep pods away that do not tolerate them, softly with PreferNoSchedule.
+//!
+//! The operators Lt and Gt match nothing: v1.36 has them behind a gate that is off.
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 use knarr_api::k8s_openapi;
 
-use super::{Plugin, Refusal, normalize};
+use super::Refusal;
 use crate::node_info::NodeInfo;
-use crate::pod_info::PodInfo;
+use crate::pod_info::PodClass;
+use crate::profile::Profile;
+
+pub const NAME: &str = "TaintToleration";
 
 const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
 
-/// See the module.
-pub struct TaintToleration;
-
-/// Whether a toleration is for this taint. No effect is every effect; no key with Exists is every key.
+/// Whether a toleration is for this taint. No effect is every effect; no key is every key.
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect = toleration.effect.as_deref().unwrap_or("");
     let key = toleration.key.as_deref().unwrap_or("");
@@ -21,53 +23,36 @@ pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     }
     match toleration.operator.as_deref().unwrap_or("") {
         "Exists" => true,
-        "" | "Equal" => {
-            // Only Exists may leave the key out.
-            key == taint.key
-                && toleration.value.as_deref().unwrap_or("") == taint.value.as_deref().unwrap_or("")
-        }
+        "" | "Equal" => toleration.value.as_deref().unwrap_or("") == taint.value.as_deref().unwrap_or(""),
         _ => false,
     }
 }
 
-impl Plugin for TaintToleration {
-    fn name(&self) -> &'static str {
-        "TaintToleration"
-    }
+/// The first taint that keeps the pod off the node.
+pub fn untolerated<'a>(pod: &PodClass, node: &'a NodeInfo) -> Option<&'a Taint> {
+    let hard = |t: &&Taint| matches!(t.effect.as_str(), "NoSchedule" | "NoExecute");
+    let mut taints = node.taints().iter().filter(hard);
+    taints.find(|taint| !pod.tolerations().iter().any(|t| tolerates(t, taint)))
+}
 
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Refusal> {
-        let tolerations = pod.tolerations();
-        let hard = node
-            .taints()
-            .iter()
-            .filter(|t| matches!(t.effect.as_str(), "NoSchedule" | "NoExecute"));
-        for taint in hard {
-            if !tolerations.iter().any(|t| tolerates(t, taint)) {
-                return Err(Refusal::of_node("node(s) had untolerated taint(s)"));
-            }
-        }
-        Ok(())
+pub fn filter(_: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), Refusal> {
+    match untolerated(pod, node) {
+        None => Ok(()),
+        Some(_) => Err(Refusal::of_node(NAME, "node(s) had untolerated taint(s)")),
     }
+}
 
-    fn weight(&self) -> i64 {
-        3
-    }
-
-    fn score(&self, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let for_soft = |t: &&Toleration| {
-            let effect = t.effect.as_deref().unwrap_or("");
-            effect.is_empty() || effect == PREFER_NO_SCHEDULE
-        };
-        let tolerated = |taint: &Taint| {
-            let mut tolerations = pod.tolerations().iter().filter(for_soft);
-            tolerations.any(|t| tolerates(t, taint))
-        };
-        let soft = node.taints().iter().filter(|t| t.effect == PREFER_NO_SCHEDULE);
-        let count = soft.filter(|taint| !tolerated(taint)).count();
-        i64::try_from(count).unwrap_or(i64::MAX)
-    }
-
-    fn normalize(&self, scores: &mut [i64]) {
-        normalize(scores, true);
-    }
+/// How many of its soft taints the pod does not tolerate; the fewest are the best.
+pub fn score(pod: &PodClass, node: &NodeInfo) -> i64 {
+    let for_soft = |t: &&Toleration| {
+        let effect = t.effect.as_deref().unwrap_or("");
+        effect.is_empty() || effect == PREFER_NO_SCHEDULE
+    };
+    let tolerated = |taint: &Taint| {
+        let mut tolerations = pod.tolerations().iter().filter(for_soft);
+        tolerations.any(|t| tolerates(t, taint))
+    };
+    let soft = node.taints().iter().filter(|t| t.effect == PREFER_NO_SCHEDULE);
+    let count = soft.filter(|taint| !tolerated(taint)).count();
+    i64::try_from(count).unwrap_or(i64::MAX)
 }

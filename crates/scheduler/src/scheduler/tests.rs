@@ -73,7 +73,21 @@ fn step(scheduler: &mut Scheduler, second: i64) -> String {
             scheduler.bound(&pod);
             format!("{} -> {node}", pod.object().name())
         }
-        Some(Step::Report { pod, message }) => format!("{}: {message}", pod.object().name()),
+        Some(Step::Report { pod, message, .. }) => {
+            // What preemption says is another test's.
+            let message = message.split(" no new claims").next().unwrap();
+            format!("{}: {message}", pod.object().name())
+        }
+        Some(Step::Preempt {
+            pod, node, victims, ..
+        }) => {
+            let victims: Vec<&str> = victims.iter().map(|v| v.object().name()).collect();
+            format!(
+                "{} preempts {} on {node}",
+                pod.object().name(),
+                victims.join(", ")
+            )
+        }
     }
 }
 
@@ -300,13 +314,13 @@ fn the_emptier_the_untainted_and_the_preferred_node_is_the_better_one() {
 fn scores_are_kube_schedulers() {
     // Computed by hand from the formulas of v1.36. 4 CPUs, 8 GiB; the pod asks for 1 CPU and 4 GiB.
     let mut scheduler = cluster(&[node("n", json!({}))]);
-    let pod = PodInfo::new(asking("p", "1", "4Gi"));
+    let pod = scheduler.info(&asking("p", "1", "4Gi"));
     // Fit: (75 + 50) / 2 = 62. Balanced: before 100, after (1 - |0.25 - 0.5| / 2) * 100 = 87, so
     // 50 + (50 + 87 - 100) / 2 = 68. Taints: 3 * 100.
-    assert_eq!(scheduler.scores(&pod, &[0]), [62 + 68 + 300]);
+    assert_eq!(scheduler.explain(&pod).totals["n"], 62 + 68 + 300);
     // Without requests: 100 m and 200 MiB are pictured, and balance is left out: (97 + 97) / 2.
-    let nothing = PodInfo::new(self::pod("q", json!({})));
-    assert_eq!(scheduler.scores(&nothing, &[0]), [97 + 300]);
+    let nothing = scheduler.info(&self::pod("q", json!({})));
+    assert_eq!(scheduler.explain(&nothing).totals["n"], 97 + 300);
     assert!(matches!(
         scheduler.schedule(&nothing),
         Decision::Node { feasible: 1, .. }

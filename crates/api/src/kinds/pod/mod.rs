@@ -23,8 +23,8 @@ use crate::table::{Cell, Column};
 pub use defaults::{drop_init_container_annotations, set_claim_spec_defaults, set_pod_spec_defaults};
 pub use prepare::drop_disabled_fields;
 pub use validation::{
-    validate_claim_spec, validate_pod_spec, validate_pod_template, validate_resource_name,
-    validate_resource_quantity, validate_tolerations,
+    validate_claim_spec, validate_node_affinity, validate_pod_spec, validate_pod_template,
+    validate_resource_name, validate_resource_quantity, validate_tolerations,
 };
 pub use warnings::pod_template_warnings;
 

@@ -38,6 +38,13 @@ pub(super) fn validate(affinity: &Affinity, path: &Path, errors: &mut Errors) {
     }
 }
 
+/// Also for what a scheduler's configuration puts over every pod's own.
+pub fn validate_node_affinity(affinity: &NodeAffinity, path: &Path) -> Errors {
+    let mut errors = Errors::new();
+    node_affinity(affinity, path, &mut errors);
+    errors
+}
+
 fn node_affinity(affinity: &NodeAffinity, path: &Path, errors: &mut Errors) {
     if let Some(required) = &affinity.required_during_scheduling_ignored_during_execution {
         let at = path.child(REQUIRED).child("nodeSelectorTerms");

@@ -28,6 +28,7 @@ use super::{as_container, text};
 use crate::field::{Errors, Path};
 use crate::{meta, names};
 
+pub use affinity::validate_node_affinity;
 pub(super) use annotations::{SECCOMP_CONTAINER, SECCOMP_POD};
 pub use resource_requirements::{validate_resource_name, validate_resource_quantity};
 pub use scheduling::validate_tolerations;

@@ -1,0 +1,374 @@
+//! The rules of a custom kind, as the request pipeline asks for them.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceSubresourceScale;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde_json::{Map, Value, json};
+
+use super::object::CustomObject;
+use super::path::{self, JsonPath};
+use super::schema::Schema;
+use super::{Cell, cel, judge, published_name, shape};
+use crate::codec::{self, DecodeError, Decoded};
+use crate::error::Error;
+use crate::field::{self, Errors};
+use crate::names;
+use crate::object::AnyObject;
+use crate::strategy::{Deletion, Ops, Part};
+use crate::table::{self, Column};
+
+/// What one version of a definition says.
+pub struct Rules {
+    pub group: &'static str,
+    pub version: &'static str,
+    pub kind: &'static str,
+    pub schema: Schema,
+    /// The schema as it was given.
+    pub json: Value,
+    pub has_status: bool,
+    pub scale: Option<CustomResourceSubresourceScale>,
+    /// For the `Warning` header of every request, where the version is deprecated.
+    pub deprecation: Option<String>,
+    pub(super) cells: Vec<Cell>,
+    pub(super) selectable: &'static [&'static str],
+    pub(super) selectable_paths: Vec<(&'static str, JsonPath)>,
+}
+
+impl Rules {
+    pub fn api_version(&self) -> String {
+        format!("{}/{}", self.group, self.version)
+    }
+}
+
+/// The [`Ops`] of a custom kind.
+pub struct CustomOps {
+    rules: &'static Rules,
+    columns: &'static [Column],
+}
+
+fn custom(obj: &dyn AnyObject) -> Result<&CustomObject, Error> {
+    obj.as_any()
+        .downcast_ref()
+        .ok_or_else(|| Error::internal("expected an object of a custom kind"))
+}
+
+fn custom_mut(obj: &mut dyn AnyObject) -> Result<&mut CustomObject, Error> {
+    obj.as_any_mut()
+        .downcast_mut()
+        .ok_or_else(|| Error::internal("expected an object of a custom kind"))
+}
+
+impl CustomOps {
+    pub(super) fn new(rules: &'static Rules, columns: &'static [Column]) -> Self {
+        CustomOps { rules, columns }
+    }
+
+    pub fn rules(&self) -> &'static Rules {
+        self.rules
+    }
+
+    /// An object of any version of this kind, as this version shows it. It is judged as what it came as.
+    pub fn adopt(&self, mut object: CustomObject) -> CustomObject {
+        object.shown_as = self.rules;
+        let mut whole = Value::Object(std::mem::take(&mut object.fields));
+        shape::prune(&mut whole, &self.rules.schema, true, "", &mut Vec::new());
+        if let Value::Object(fields) = whole {
+            object.fields = fields;
+        }
+        object
+    }
+
+    fn defaulted(&self, object: &mut CustomObject) {
+        let mut whole = Value::Object(std::mem::take(&mut object.fields));
+        shape::default(&mut whole, &object.rules.schema);
+        if let Value::Object(mut fields) = whole {
+            // These are not the schema's to fill in.
+            for name in ["apiVersion", "kind", "metadata"] {
+                fields.remove(name);
+            }
+            object.fields = fields;
+        }
+    }
+
+    /// Mistakes in the part of the object that is written.
+    fn judged(&self, object: &CustomObject, old: Option<&CustomObject>, part: Part) -> Errors {
+        let mut errors = Errors::new();
+        let rules = object.rules;
+        let whole = object.to_value();
+        let before = old.map(CustomObject::to_value);
+        match part {
+            Part::Status => {
+                let status = whole.get("status");
+                let schema = rules.schema.properties.get("status");
+                if let (Some(status), Some(schema)) = (status, schema) {
+                    judge::judge(status, schema, "status", &mut errors);
+                    judge::check_lists(status, schema, "status", &mut errors);
+                    if errors.is_empty() {
+                        let old = before.as_ref().and_then(|b| b.get("status"));
+                        cel::judge(status, old, schema, "status", &mut errors);
+                    }
+                }
+                object.check_scale(true, &mut errors);
+            }
+            _ => {
+                judge::judge(&whole, &rules.schema, "", &mut errors);
+                object.check_scale(false, &mut errors);
+                judge::check_lists(&whole, &rules.schema, "", &mut errors);
+                // Rules rely on what the schema says of types.
+                if errors.is_empty() {
+                    cel::judge(&whole, before.as_ref(), &rules.schema, "", &mut errors);
+                }
+            }
+        }
+        if let Some(before) = &before {
+            errors = ratcheted(errors, &whole, before);
+        }
+        errors
+    }
+}
+
+/// What was wrong before and has not been touched is not held against an update.
+fn ratcheted(errors: Errors, new: &Value, old: &Value) -> Errors {
+    let mut kept = Errors::new();
+    for error in errors {
+        // What is missing has not been touched if what it is missing in has not.
+        let field = match error.cause {
+            field::Cause::Required => error.field.rsplit_once('.').map_or("", |(parent, _)| parent),
+            _ => error.field.as_str(),
+        };
+        let path = JsonPath::parse(&format!(".{field}")).filter(|_| !field.is_empty());
+        let untouched = path.is_some_and(|path| match (path.first(new), path.first(old)) {
+            (Some(new), Some(old)) => new == old,
+            _ => false,
+        });
+        if !untouched {
+            kept.push(error);
+        }
+    }
+    kept
+}
+
+/// What is in the document besides apiVersion, kind and metadata, and the metadata.
+fn split(value: Value, strict: &mut Vec<String>) -> Result<(ObjectMeta, Map<String, Value>), DecodeError> {
+    let Value::Object(mut fields) = value else {
+        return Err(DecodeError {
+            message: "json: cannot unmarshal into Go value of type map[string]interface {}".into(),
+            field: String::new(),
+        });
+    };
+    fields.remove("apiVersion");
+    fields.remove("kind");
+    let metadata = match fields.remove("metadata") {
+        None | Some(Value::Null) => ObjectMeta::default(),
+        Some(metadata) => {
+            let json = serde_json::to_vec(&metadata).map_err(|e| DecodeError {
+                message: e.to_string(),
+                field: "metadata".into(),
+            })?;
+            let (read, unknown, _) = codec::read::<ObjectMeta>(&json)?;
+            strict.extend(unknown.into_iter().map(|field| format!("metadata.{field}")));
+            read
+        }
+    };
+    Ok((metadata, fields))
+}
+
+impl Ops for CustomOps {
+    fn custom(&self) -> Option<&CustomOps> {
+        Some(self)
+    }
+
+    fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
+        let (value, _, duplicate_fields) = codec::read::<Value>(json)?;
+        let mut unknown_fields = Vec::new();
+        let (metadata, fields) = split(value, &mut unknown_fields)?;
+        let mut whole = Value::Object(fields);
+        shape::prune(&mut whole, &self.rules.schema, true, "", &mut unknown_fields);
+        let fields = match whole {
+            Value::Object(fields) => fields,
+            _ => Map::new(),
+        };
+        let mut object = CustomObject {
+            metadata,
+            fields,
+            shown_as: self.rules,
+            rules: self.rules,
+        };
+        // Also what comes out of the store: defaults that a later definition brought hold for older objects.
+        self.defaulted(&mut object);
+        Ok(Decoded {
+            object: Box::new(object),
+            unknown_fields,
+            duplicate_fields,
+        })
+    }
+
+    fn set_defaults(&self, obj: &mut dyn AnyObject) -> Result<(), Error> {
+        self.defaulted(custom_mut(obj)?);
+        Ok(())
+    }
+
+    fn prepare_for_create(&self, obj: &mut dyn AnyObject) -> Result<(), Error> {
+        let object = custom_mut(obj)?;
+        if object.rules.has_status {
+            object.fields.remove("status");
+        }
+        object.metadata.generation = Some(1);
+        Ok(())
+    }
+
+    fn prepare_for_update(
+        &self,
+        obj: &mut dyn AnyObject,
+        old: &dyn AnyObject,
+        part: Part,
+    ) -> Result<(), Error> {
+        let (object, old) = (custom_mut(obj)?, custom(old)?);
+        let status = |from: &CustomObject, to: &mut CustomObject| match from.fields.get("status") {
+            Some(status) => to.fields.insert("status".into(), status.clone()),
+            None => to.fields.remove("status"),
+        };
+        if part == Part::Status {
+            let mut kept = old.clone();
+            kept.rules = object.rules;
+            kept.metadata.managed_fields = object.metadata.managed_fields.take();
+            status(object, &mut kept);
+            *object = kept;
+            return Ok(());
+        }
+        if object.rules.has_status {
+            status(old, object);
+        }
+        let before = old.metadata.generation.unwrap_or_default();
+        object.metadata.generation = Some(match object.fields == old.fields {
+            true => before,
+            false => before + 1,
+        });
+        Ok(())
+    }
+
+    fn validate(&self, obj: &dyn AnyObject) -> Result<Errors, Error> {
+        Ok(self.judged(custom(obj)?, None, Part::Main))
+    }
+
+    fn validate_update(&self, obj: &dyn AnyObject, old: &dyn AnyObject, part: Part) -> Result<Errors, Error> {
+        Ok(self.judged(custom(obj)?, Some(custom(old)?), part))
+    }
+
+    fn warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error> {
+        let standard = ["orphan", "foregroundDeletion", "kubernetes"];
+        let finalizers = custom(obj)?.metadata.finalizers.iter().flatten().enumerate();
+        let bare = finalizers.filter(|(_, f)| !f.contains('/') && !standard.contains(&f.as_str()));
+        Ok(bare
+            .map(|(i, finalizer)| {
+                let path = match finalizer.contains('.') {
+                    true => "name including a path (/) to avoid",
+                    false => "name to avoid",
+                };
+                format!(
+                    "metadata.finalizers[{i}]: {finalizer:?}: prefer a domain-qualified finalizer {path} accidental \
+                     conflicts with other finalizer writers"
+                )
+            })
+            .collect())
+    }
+
+    fn validate_name(&self, name: &str) -> Vec<String> {
+        names::dns1123_subdomain(name)
+    }
+
+    fn create_on_update(&self) -> bool {
+        false
+    }
+
+    fn unconditional_update(&self) -> bool {
+        false
+    }
+
+    fn orphans_by_default(&self) -> bool {
+        false
+    }
+
+    fn deletion(&self, _: &dyn AnyObject, _: Option<i64>) -> Result<Deletion, Error> {
+        Ok(Deletion::Immediate)
+    }
+
+    fn selectable_fields(&self) -> &'static [&'static str] {
+        self.rules.selectable
+    }
+
+    fn field(&self, obj: &dyn AnyObject, path: &str) -> Result<String, Error> {
+        let object = custom(obj)?;
+        let selectable = self.rules.selectable_paths.iter();
+        let Some((_, at)) = selectable.into_iter().find(|(name, _)| *name == path) else {
+            return Ok(String::new());
+        };
+        Ok(at.first(&object.to_value()).map(path::text).unwrap_or_default())
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        self.columns
+    }
+
+    fn row(&self, obj: &dyn AnyObject, now: Timestamp) -> Result<Vec<table::Cell>, Error> {
+        let object = custom(obj)?;
+        let whole = object.to_value();
+        let mut row = vec![table::name(&object.metadata)];
+        for cell in &self.rules.cells {
+            let found = cell.path.as_ref().and_then(|p| p.first(&whole));
+            row.push(found.map(|value| shown(cell.of, value, now)).unwrap_or_default());
+        }
+        Ok(row)
+    }
+
+    fn schema(&self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let meta = generator.subschema_for::<ObjectMeta>();
+        let meta = meta.to_value();
+        let root = meta.get("$ref").and_then(Value::as_str).unwrap_or_default();
+        let root = root.rsplit_once('/').map_or("", |(root, _)| root);
+        let rules = self.rules;
+        let name = published_name(rules.group, rules.version, rules.kind);
+        let mut schema = rules.json.clone();
+        if let Value::Object(body) = &mut schema {
+            let properties = body.entry("properties").or_insert_with(|| json!({}));
+            properties["apiVersion"] =
+                json!({"type": "string", "description": "The group and version this object is written in."});
+            properties["kind"] = json!({"type": "string", "description": "The kind of this object."});
+            properties["metadata"] = json!({"$ref": format!("{root}/{}", crate::schema::referred(&meta).unwrap_or_default()),
+                "description": "Standard object's metadata."});
+            body.insert(
+                "x-kubernetes-group-version-kind".into(),
+                json!([{"group": rules.group, "version": rules.version, "kind": rules.kind}]),
+            );
+            body.entry("description").or_insert_with(|| {
+                format!("{} is a custom kind of group {}.", rules.kind, rules.group).into()
+            });
+        }
+        generator.definitions_mut().insert(name.clone(), schema);
+        schemars::Schema::new_ref(format!("{root}/{name}"))
+    }
+}
+
+/// A value as a cell of a column of this type.
+fn shown(of: &str, value: &Value, now: Timestamp) -> table::Cell {
+    match of {
+        "string" if value.is_null() => Value::Null,
+        "string" => path::text(value).into(),
+        "integer" => match (value.as_i64(), value.as_f64()) {
+            (Some(n), _) => n.into(),
+            (None, Some(n)) => (n.trunc() as i64).into(),
+            _ => Value::Null,
+        },
+        "number" => value.as_f64().map(Value::from).unwrap_or_default(),
+        "boolean" => value.as_bool().map(Value::from).unwrap_or_default(),
+        "date" => match value.as_str().map(str::parse::<Timestamp>) {
+            None => Value::Null,
+            Some(Err(_)) => "<invalid>".into(),
+            Some(Ok(then)) => {
+                let passed: SignedDuration = now.duration_since(then);
+                table::human_duration(passed.as_secs()).into()
+            }
+        },
+        _ => Value::Null,
+    }
+}

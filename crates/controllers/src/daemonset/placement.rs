@@ -1,0 +1,179 @@
+//! Where a DaemonSet's pods belong: the scheduling rules that count for them, and the pod pinned to its node.
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{
+    Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, PodTemplateSpec, Toleration,
+};
+use knarr_api::Object;
+use knarr_api::k8s_openapi;
+
+use crate::node::eviction::tolerates;
+use crate::pod;
+
+const NAME: &str = "metadata.name";
+/// A daemon belongs to its node in its bad hours too.
+const TOLERATED: [(&str, &str); 6] = [
+    (crate::node::NOT_READY, "NoExecute"),
+    (crate::node::UNREACHABLE, "NoExecute"),
+    ("node.kubernetes.io/disk-pressure", "NoSchedule"),
+    ("node.kubernetes.io/memory-pressure", "NoSchedule"),
+    ("node.kubernetes.io/pid-pressure", "NoSchedule"),
+    ("node.kubernetes.io/unschedulable", "NoSchedule"),
+];
+const NETWORK_UNAVAILABLE: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
+
+/// What a node means for a DaemonSet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// A pod is to be there.
+    pub should_run: bool,
+    /// A pod that is there may stay.
+    pub may_stay: bool,
+}
+
+/// The pod's specification with the tolerations that every daemon has.
+pub fn tolerant(template: &PodTemplateSpec) -> PodSpec {
+    let mut spec = template.spec.clone().unwrap_or_default();
+    let network = (spec.host_network == Some(true)).then_some(NETWORK_UNAVAILABLE);
+    let tolerations = spec.tolerations.get_or_insert_default();
+    for (key, effect) in TOLERATED.into_iter().chain(network) {
+        let toleration = Toleration {
+            key: Some(key.into()),
+            operator: Some("Exists".into()),
+            effect: Some(effect.into()),
+            ..Toleration::default()
+        };
+        // One that says how long a node's trouble is tolerated gives way: for ever.
+        let same = |t: &&mut Toleration| {
+            let value = |t: &Toleration| t.value.clone().unwrap_or_default();
+            t.key == toleration.key
+                && t.effect == toleration.effect
+                && t.operator == toleration.operator
+                && value(t) == value(&toleration)
+        };
+        match tolerations.iter_mut().find(same) {
+            Some(known) => *known = toleration,
+            None => tolerations.push(toleration),
+        }
+    }
+    spec
+}
+
+/// Whether a pod of this specification (with its tolerations) belongs on the node.
+pub fn placement(spec: &PodSpec, node: &Node) -> Placement {
+    let name = node.metadata.name.as_deref().unwrap_or("");
+    let wanted_name = spec.node_name.as_deref().unwrap_or("");
+    if !(wanted_name.is_empty() || wanted_name == name) || !matches_affinity(spec, node) {
+        return Placement {
+            should_run: false,
+            may_stay: false,
+        };
+    }
+    let tolerations = spec.tolerations.as_deref().unwrap_or_default();
+    let untolerated = |effects: &[&str]| {
+        let mut taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
+        taints.any(|taint| {
+            effects.contains(&taint.effect.as_str()) && !tolerations.iter().any(|t| tolerates(t, taint))
+        })
+    };
+    Placement {
+        should_run: !untolerated(&["NoSchedule", "NoExecute"]),
+        may_stay: !untolerated(&["NoExecute"]),
+    }
+}
+
+fn matches_affinity(spec: &PodSpec, node: &Node) -> bool {
+    let label = |key: &str| {
+        node.metadata
+            .labels
+            .as_ref()
+            .and_then(|l| l.get(key))
+            .map(String::as_str)
+    };
+    let selected = spec
+        .node_selector
+        .iter()
+        .flatten()
+        .all(|(key, value)| label(key) == Some(value));
+    let affinity = spec.affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
+    let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
+    selected && required.is_none_or(|r| r.node_selector_terms.iter().any(|term| matches_term(term, node)))
+}
+
+/// Terms are ORed, what is in one is ANDed; an empty term matches nothing.
+fn matches_term(term: &NodeSelectorTerm, node: &Node) -> bool {
+    let expressions = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    let labels = node.metadata.labels.as_ref();
+    let label = |key: &str| labels.and_then(|l| l.get(key)).map(String::as_str);
+    let field = |key: &str| (key == NAME).then(|| node.metadata.name.as_deref().unwrap_or(""));
+    !(expressions.is_empty() && fields.is_empty())
+        && expressions.iter().all(|r| admits(r, label(&r.key)))
+        && fields.iter().all(|r| admits(r, field(&r.key)))
+}
+
+fn admits(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let values = requirement.values.as_deref().unwrap_or_default();
+    let is_among = value.is_some_and(|v| values.iter().any(|w| w == v));
+    let numbers = || {
+        let bound: i64 = values.first()?.parse().ok()?;
+        let value: i64 = value?.parse().ok()?;
+        Some((value, bound))
+    };
+    match requirement.operator.as_str() {
+        "In" => is_among,
+        "NotIn" => !is_among,
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => numbers().is_some_and(|(value, bound)| value > bound),
+        "Lt" => numbers().is_some_and(|(value, bound)| value < bound),
+        _ => false,
+    }
+}
+
+/// The node a daemon's pod is on, or is made for.
+pub fn target(pod: &Pod) -> Option<&str> {
+    let name = pod::node_name(pod);
+    if !name.is_empty() {
+        return Some(name);
+    }
+    let affinity = pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
+    let required = affinity
+        .required_during_scheduling_ignored_during_execution
+        .as_ref()?;
+    let mut fields = required
+        .node_selector_terms
+        .iter()
+        .flat_map(|t| t.match_fields.iter().flatten());
+    let pinned = fields.find(|r| r.key == NAME && r.operator == "In")?;
+    match pinned.values.as_deref() {
+        Some([name]) => Some(name),
+        _ => None,
+    }
+}
+
+/// The pod for one node. The scheduler binds it; its affinity leaves it one choice.
+pub fn new_pod(owner: &Object, set: &DaemonSet, spec: &PodSpec, hash: &str, node: &str) -> Option<Pod> {
+    let template = &set.spec.as_ref()?.template;
+    let mut pod = pod::from_template(owner, template);
+    let labels = pod.metadata.labels.get_or_insert_default();
+    labels.insert(crate::history::REVISION_HASH.into(), hash.into());
+    if let Some(generation) = super::template_generation(set) {
+        labels.insert(super::TEMPLATE_GENERATION_LABEL.into(), generation.to_string());
+    }
+    let mut spec = spec.clone();
+    let affinity = spec.affinity.get_or_insert_default();
+    let affinity = affinity.node_affinity.get_or_insert_default();
+    affinity.required_during_scheduling_ignored_during_execution = Some(NodeSelector {
+        node_selector_terms: vec![NodeSelectorTerm {
+            match_expressions: None,
+            match_fields: Some(vec![NodeSelectorRequirement {
+                key: NAME.into(),
+                operator: "In".into(),
+                values: Some(vec![node.into()]),
+            }]),
+        }],
+    });
+    pod.spec = Some(spec);
+    Some(pod)
+}

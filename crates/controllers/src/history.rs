@@ -1,0 +1,203 @@
+//! Revisions of a pod template as ControllerRevisions: what `kubectl rollout undo` goes back to for StatefulSets and
+//! DaemonSets.
+//!
+//! A revision's data is a patch that puts the template back; its name is the owner's and a hash of that data, so that
+//! the same template is the same revision after a restart.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::selector::label::Selector;
+use knarr_api::{Object, Shared};
+use serde_json::{Value, json};
+
+use crate::action::{Action, Create, Delete};
+use crate::controller::View;
+use crate::deployment::template::encode_safely;
+use crate::owner::{Claimed, claim_if, controller_of, controller_reference};
+
+/// The label by which a pod and a revision name the template they are of.
+pub const REVISION_HASH: &str = "controller-revision-hash";
+/// Longest beginning of a revision's name, so that name and hash stay under 253 bytes.
+const NAME_BYTES: usize = 223;
+
+/// The template as it stands in a revision.
+pub fn data(template: &PodTemplateSpec) -> Value {
+    let mut template = match serde_json::to_value(template) {
+        Ok(value) => value,
+        Err(e) => unreachable!("a typed template always encodes: {e}"),
+    };
+    if let Value::Object(map) = &mut template {
+        map.insert("$patch".into(), "replace".into());
+    }
+    json!({"spec": {"template": template}})
+}
+
+/// The template that a revision puts back; `None` if its data is not that of a template.
+pub fn template_of(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
+    let mut template = revision.data.as_ref()?.0.pointer("/spec/template")?.clone();
+    if let Value::Object(map) = &mut template {
+        map.remove("$patch");
+    }
+    serde_json::from_value(template).ok()
+}
+
+/// FNV-1, 32 bits, of the data and the number of collisions, in letters that form no words.
+fn hash(data: &Value, collisions: i32) -> String {
+    let text = data.to_string();
+    let mut hash: u32 = 0x811c_9dc5;
+    for byte in text.bytes().chain(collisions.to_string().bytes()) {
+        hash = hash.wrapping_mul(0x0100_0193) ^ u32::from(byte);
+    }
+    encode_safely(hash)
+}
+
+fn name(owner: &str, hash: &str) -> String {
+    // Names are ASCII; what is not is left whole, and refused by the API.
+    let prefix = owner.get(..NAME_BYTES).unwrap_or(owner);
+    format!("{prefix}-{hash}")
+}
+
+/// The history of an owner: what it controls and what it may take up, oldest first.
+pub fn list(view: &dyn View, owner: &Object, selector: &Selector) -> Claimed<ControllerRevision> {
+    let mut known: Vec<Shared<ControllerRevision>> = view.controlled_by_as(owner.uid());
+    known.extend(view.orphans_as(owner.namespace()));
+    known.retain(|r| selector.matches(r.metadata.labels.as_ref()));
+    let mut claimed = claim_if(owner, known, |_| true);
+    claimed.objects.sort_by(|a, b| {
+        let key = |r: &Shared<ControllerRevision>| {
+            (
+                r.revision,
+                r.metadata.creation_timestamp.clone(),
+                r.metadata.name.clone(),
+            )
+        };
+        key(a).cmp(&key(b))
+    });
+    claimed
+}
+
+/// Which revision the owner's template is, and what has to be written for that.
+pub struct Update {
+    pub revision: ControllerRevision,
+    pub collisions: i32,
+    pub action: Option<Action>,
+}
+
+/// Finds the template among the revisions, oldest first, or makes a new one. One that is there but not the newest gets the next
+/// number: that is a rollback.
+pub fn update(
+    view: &dyn View,
+    owner: &Object,
+    template: &PodTemplateSpec,
+    revisions: &[Shared<ControllerRevision>],
+    mut collisions: i32,
+) -> Update {
+    let data = data(template);
+    let next = revisions.last().map_or(1, |r| r.revision.saturating_add(1));
+    let is_equal = |r: &&Shared<ControllerRevision>| {
+        r.data.as_ref().is_some_and(|d| d.0 == data) || template_of(r).as_ref() == Some(template)
+    };
+    if let Some(equal) = revisions.iter().rev().find(is_equal) {
+        let mut revision = (**equal).clone();
+        let is_newest = revisions
+            .last()
+            .is_some_and(|l| l.object().uid() == equal.object().uid());
+        let action = (!is_newest).then(|| {
+            revision.revision = next;
+            Action::update(revision.clone())
+        });
+        return Update {
+            revision,
+            collisions,
+            action,
+        };
+    }
+    loop {
+        let hash = hash(&data, collisions);
+        let name = name(owner.name(), &hash);
+        if let Some(taken) = view.get(&registry::CONTROLLER_REVISION, owner.namespace(), &name)
+            && controller_of(taken.metadata()).is_none_or(|c| c.uid != owner.uid())
+        {
+            // Somebody else's, or an old owner's of this name that is still to be collected.
+            collisions = collisions.saturating_add(1);
+            continue;
+        }
+        let mut labels = template
+            .metadata
+            .as_ref()
+            .and_then(|m| m.labels.clone())
+            .unwrap_or_default();
+        labels.insert(REVISION_HASH.into(), hash);
+        let revision = ControllerRevision {
+            metadata: ObjectMeta {
+                name: Some(name),
+                namespace: Some(owner.namespace().to_string()),
+                labels: Some(labels),
+                annotations: owner.metadata().annotations.clone(),
+                owner_references: Some(vec![controller_reference(owner)]),
+                ..ObjectMeta::default()
+            },
+            data: Some(RawExtension(data)),
+            revision: next,
+        };
+        let action = Some(Action::Create(Create::new(revision.clone())));
+        return Update {
+            revision,
+            collisions,
+            action,
+        };
+    }
+}
+
+/// The oldest revisions beyond the limit that no pod and no status names.
+pub fn truncate(
+    revisions: &[Shared<ControllerRevision>],
+    live: &BTreeSet<String>,
+    limit: Option<i32>,
+) -> Vec<Action> {
+    let Some(limit) = limit.and_then(|l| usize::try_from(l).ok()) else {
+        return Vec::new();
+    };
+    let old: Vec<_> = revisions
+        .iter()
+        .filter(|r| !live.contains(r.object().name()))
+        .collect();
+    let surplus = old.len().saturating_sub(limit);
+    let gone = old.into_iter().take(surplus);
+    gone.map(|r| Action::Delete(Delete::of(r.object()))).collect()
+}
+
+/// The value of a label, or nothing.
+pub fn label<'a>(labels: Option<&'a BTreeMap<String, String>>, key: &str) -> &'a str {
+    labels.and_then(|l| l.get(key)).map_or("", String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_revision_puts_back_the_template_it_was_made_of() {
+        let template: PodTemplateSpec = serde_json::from_value(json!({
+            "metadata": {"labels": {"app": "db"}}, "spec": {"containers": [{"name": "c", "image": "i"}]},
+        }))
+        .unwrap();
+        let revision = ControllerRevision {
+            data: Some(RawExtension(data(&template))),
+            ..ControllerRevision::default()
+        };
+        assert_eq!(template_of(&revision), Some(template.clone()));
+        assert_ne!(hash(&data(&template), 0), hash(&data(&template), 1));
+        let broken = ControllerRevision {
+            data: Some(RawExtension(json!({"spec": 1}))),
+            ..ControllerRevision::default()
+        };
+        assert_eq!(template_of(&broken), None);
+    }
+}

@@ -1,0 +1,215 @@
+//! Takes fields out of a document, strictly: what has the wrong type and what nobody asked for is reported with its
+//! path, and reading goes on.
+
+use k8s_openapi::jiff::SignedDuration;
+use knarr_api::field::{Errors, Path};
+use knarr_api::k8s_openapi;
+use serde_json::{Map, Value};
+
+/// What reading a file brings to light.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    /// For which the file is refused.
+    pub errors: Errors,
+    /// `path: words`, on what is accepted and has no effect here.
+    pub notes: Vec<String>,
+}
+
+impl Report {
+    pub fn note(&mut self, path: &Path, words: &str) {
+        self.notes.push(format!("{path}: {words}"));
+    }
+}
+
+/// The fields of one object. Those not taken when [`Fields::finish`] is called are mistakes.
+pub(super) struct Fields<'a> {
+    pub path: Path,
+    map: Option<&'a Map<String, Value>>,
+    known: Vec<&'static str>,
+}
+
+impl<'a> Fields<'a> {
+    pub fn new(value: &'a Value, path: Path, report: &mut Report) -> Self {
+        let map = match value {
+            Value::Object(map) => Some(map),
+            Value::Null => None,
+            other => {
+                report.errors.type_invalid(&path, other, "must be a mapping");
+                None
+            }
+        };
+        Fields {
+            path,
+            map,
+            known: Vec::new(),
+        }
+    }
+
+    /// `null` is as good as not there.
+    pub fn take(&mut self, name: &'static str) -> Option<&'a Value> {
+        self.known.push(name);
+        self.map?.get(name).filter(|value| !value.is_null())
+    }
+
+    pub fn at(&self, name: &str) -> Path {
+        self.path.child(name)
+    }
+
+    fn typed<T>(
+        &mut self,
+        name: &'static str,
+        report: &mut Report,
+        expected: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Option<T> {
+        let value = self.take(name)?;
+        let read = read(value);
+        if read.is_none() {
+            report
+                .errors
+                .type_invalid(&self.at(name), value, format!("must be {expected}"));
+        }
+        read
+    }
+
+    pub fn integer(&mut self, name: &'static str, report: &mut Report) -> Option<i32> {
+        self.typed(name, report, "a 32-bit integer", |v| {
+            v.as_i64().and_then(|n| i32::try_from(n).ok())
+        })
+    }
+
+    pub fn long(&mut self, name: &'static str, report: &mut Report) -> Option<i64> {
+        self.typed(name, report, "an integer", Value::as_i64)
+    }
+
+    pub fn number(&mut self, name: &'static str, report: &mut Report) -> Option<f64> {
+        self.typed(name, report, "a number", Value::as_f64)
+    }
+
+    pub fn boolean(&mut self, name: &'static str, report: &mut Report) -> Option<bool> {
+        self.typed(name, report, "true or false", Value::as_bool)
+    }
+
+    pub fn text(&mut self, name: &'static str, report: &mut Report) -> Option<&'a str> {
+        self.typed(name, report, "a string", Value::as_str)
+    }
+
+    /// As Go writes them: `15s`, `1m30s`, `500ms`.
+    pub fn duration(&mut self, name: &'static str, report: &mut Report) -> Option<SignedDuration> {
+        self.typed(name, report, "a duration such as 15s or 1m30s", |v| {
+            duration(v.as_str()?)
+        })
+    }
+
+    /// Its items with their paths.
+    pub fn list(&mut self, name: &'static str, report: &mut Report) -> Option<Vec<(&'a Value, Path)>> {
+        let items = self.typed(name, report, "a list", Value::as_array)?;
+        let at = self.at(name);
+        Some(items.iter().enumerate().map(|(i, v)| (v, at.index(i))).collect())
+    }
+
+    /// Items that are strings, with their paths.
+    pub fn texts(&mut self, name: &'static str, report: &mut Report) -> Vec<(&'a str, Path)> {
+        let mut texts = Vec::new();
+        for (item, path) in self.list(name, report).unwrap_or_default() {
+            match item.as_str() {
+                Some(text) => texts.push((text, path)),
+                None => report.errors.type_invalid(&path, item, "must be a string"),
+            }
+        }
+        texts
+    }
+
+    pub fn object(&mut self, name: &'static str, report: &mut Report) -> Option<Fields<'a>> {
+        let value = self.take(name)?;
+        Some(Fields::new(value, self.at(name), report))
+    }
+
+    /// Reports every field that was not asked for.
+    pub fn finish(mut self, report: &mut Report) {
+        self.known.sort_unstable();
+        self.known.dedup();
+        for name in self.map.into_iter().flat_map(Map::keys) {
+            if !self.known.contains(&name.as_str()) {
+                let known = self.known.join(", ");
+                report
+                    .errors
+                    .forbidden(&self.at(name), format!("unknown field; there are {known}"));
+            }
+        }
+    }
+}
+
+/// A duration in Go's notation. `None` if it is none, or too long for 64 bits of nanoseconds.
+fn duration(text: &str) -> Option<SignedDuration> {
+    if text == "0" {
+        return Some(SignedDuration::ZERO);
+    }
+    let (negative, mut rest) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if rest.is_empty() {
+        return None;
+    }
+    // Longest first where one begins like another.
+    const UNITS: [(&str, i64); 8] = [
+        ("ns", 1),
+        ("us", 1_000),
+        ("µs", 1_000),
+        ("μs", 1_000),
+        ("ms", 1_000_000),
+        ("s", 1_000_000_000),
+        ("m", 60_000_000_000),
+        ("h", 3_600_000_000_000),
+    ];
+    let mut nanoseconds: i64 = 0;
+    while !rest.is_empty() {
+        let number = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .map(|end| rest.split_at(end))?;
+        let amount: f64 = number.0.parse().ok()?;
+        let (name, unit) = UNITS.iter().find(|(name, _)| number.1.starts_with(name))?;
+        let part = amount * *unit as f64;
+        if !(0.0..9.2e18).contains(&part) {
+            return None;
+        }
+        nanoseconds = nanoseconds.checked_add(part as i64)?;
+        rest = number.1.strip_prefix(name)?;
+    }
+    Some(SignedDuration::from_nanos(if negative {
+        -nanoseconds
+    } else {
+        nanoseconds
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_go_reads_them() {
+        let table = [
+            ("15s", Some(15_000)),
+            ("1m30s", Some(90_000)),
+            ("1.5h", Some(5_400_000)),
+            ("250ms", Some(250)),
+            ("-2s", Some(-2_000)),
+            ("0", Some(0)),
+            ("15", None),
+            ("", None),
+            ("-", None),
+            ("s", None),
+            ("1d", None),
+            ("9999999999h", None),
+        ];
+        for (text, milliseconds) in table {
+            assert_eq!(
+                duration(text),
+                milliseconds.map(SignedDuration::from_millis),
+                "{text:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! InterPodAffinity: pods that want to be near others or away from them, in a domain of a topology key; and those that
+//! stand already and want the same of the pod to be placed.
+//!
+//! For one class of pods the matching pods are counted in each domain; the counts are kept up node by node
+//! ([`InterPodAffinity::refresh`]), so that no decision walks over pods.
+
+use super::{MAX_NODE_SCORE, Refusal};
+use crate::cluster::{Cluster, ColumnId, NO_VALUE, Place};
+use crate::evaluation::FEASIBLE;
+use crate::node_info::NodeInfo;
+use crate::pod_info::{AffinityTerm, AffinityTerms, PodClass};
+use crate::profile::Profile;
+
+pub const NAME: &str = "InterPodAffinity";
+
+/// Sums for pairs of a topology key and a value.
+#[derive(Debug, Default)]
+struct Sums {
+    columns: Vec<(ColumnId, Vec<i64>, usize)>,
+    /// How many pairs have a sum other than 0.
+    pairs: usize,
+}
+
+impl Sums {
+    fn get(&self, column: ColumnId, value: u32) -> i64 {
+        let of = self.columns.iter().find(|(id, ..)| *id == column);
+        of.and_then(|(_, sums, _)| sums.get(value as usize))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    fn add(&mut self, column: ColumnId, value: u32, more: i64) {
+        let at = match self.columns.iter().position(|(id, ..)| *id == column) {
+            Some(at) => at,
+            None => {
+                self.columns.push((column, Vec::new(), 0));
+                self.columns.len() - 1
+            }
+        };
+        let (_, sums, pairs) = &mut self.columns[at];
+        let value = value as usize;
+        if sums.len() <= value {
+            sums.resize(value + 1, 0);
+        }
+        let was = usize::from(sums[value] != 0);
+        sums[value] += more;
+        let is = usize::from(sums[value] != 0);
+        *pairs = *pairs + is - was;
+        self.pairs = self.pairs + is - was;
+    }
+}
+
+/// Which of the sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sum {
+    /// Pods that meet all required terms of the class.
+    Affinity,
+    /// Pods that meet a required anti-affinity term of the class.
+    AntiAffinity,
+    /// Terms of pods that stand, and that a pod of the class would break.
+    Existing,
+    /// Weights of preferences of either side.
+    Score,
+}
+
+/// What one pod of another class adds, in its domain of these keys.
+#[derive(Clone, Debug, Default)]
+pub struct Interaction {
+    adds: Vec<(Sum, ColumnId, i64)>,
+}
+
+impl Interaction {
+    pub fn is_nothing(&self) -> bool {
+        self.adds.is_empty()
+    }
+}
+
+type Terms = Vec<(AffinityTerm, ColumnId)>;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct InterPodAffinity {
+    required: Terms,
+    required_anti: Terms,
+    preferred: Terms,
+    preferred_anti: Terms,
+    matches_itself: bool,
+    hard_weight: i64,
+    ignores_preferences: bool,
+    filters: bool,
+    weighs: bool,
+    affinity: Sums,
+    anti_affinity: Sums,
+    existing: Sums,
+    score: Sums,
+    /// How many preferences went into the score.
+    preferences: i64,
+    /// What each node adds, of one pod and how many of them.
+    adds: Vec<Vec<(Sum, ColumnId, u32, i64)>>,
+}
+
+impl InterPodAffinity {
+    pub fn new(profile: &Profile, cluster: &mut Cluster, pod: &PodClass) -> Result<Self, String> {
+        let terms = pod.affinity.as_ref().map_err(|e| format!("parsing pod: {e}"))?;
+        let mut resolve = |terms: &[AffinityTerm]| -> Terms {
+            let one = |term: &AffinityTerm| (resolved(cluster, term), cluster.column_of(&term.topology_key));
+            terms.iter().map(one).collect()
+        };
+        let AffinityTerms {
+            required,
+            required_anti,
+            preferred,
+            preferred_anti,
+        } = terms;
+        let required = resolve(required);
+        let matches_itself = !required.is_empty() && required.iter().all(|(t, _)| is_for(t, pod));
+        let args = &profile.inter_pod_affinity;
+        Ok(InterPodAffinity {
+            required_anti: resolve(required_anti),
+            preferred: resolve(preferred),
+            preferred_anti: resolve(preferred_anti),
+            required,
+            matches_itself,
+            hard_weight: args.hard_pod_affinity_weight,
+            ignores_preferences: args.ignore_preferred_terms_of_existing_pods,
+            filters: profile.filters(NAME),
+            weighs: profile.weight(NAME) != 0,
+            ..InterPodAffinity::default()
+        })
+    }
+
+    /// Whether it may refuse a node at present. Nothing is pictured by it when it does not.
+    pub fn filters(&self) -> bool {
+        self.filters
+            && !(self.required.is_empty() && self.required_anti.is_empty() && self.existing.pairs == 0)
+    }
+
+    pub fn scores(&self) -> bool {
+        let own = !self.preferred.is_empty() || !self.preferred_anti.is_empty();
+        self.weighs && self.preferences > 0 && (own || !self.ignores_preferences)
+    }
+
+    /// Whether what a node is worth depends on pods elsewhere (for this class as things stand).
+    pub fn is_local(&self) -> bool {
+        !self.filters()
+    }
+
+    pub fn interaction(&self, cluster: &mut Cluster, pod: &PodClass, other: &PodClass) -> Interaction {
+        let mut adds = Vec::new();
+        if !self.required.is_empty() && self.required.iter().all(|(t, _)| is_for(t, other)) {
+            adds.extend(
+                self.required
+                    .iter()
+                    .map(|(_, column)| (Sum::Affinity, *column, 1)),
+            );
+        }
+        let met = |terms: &Terms| -> Vec<(ColumnId, i64)> {
+            let met = terms.iter().filter(|(t, _)| is_for(t, other));
+            met.map(|(t, column)| (*column, t.weight)).collect()
+        };
+        let anti = met(&self.required_anti);
+        adds.extend(anti.into_iter().map(|(column, _)| (Sum::AntiAffinity, column, 1)));
+        let mut score = met(&self.preferred);
+        score.extend(met(&self.preferred_anti).into_iter().map(|(c, w)| (c, -w)));
+        if let Ok(theirs) = &other.affinity
+            && !theirs.is_empty()
+        {
+            let own_labels = cluster.namespace_labels(pod.namespace()).cloned();
+            let mut met = |terms: &[AffinityTerm]| -> Vec<(ColumnId, i64)> {
+                let met = terms
+                    .iter()
+                    .filter(|t| t.matches(pod.namespace(), own_labels.as_ref(), pod.labels()));
+                met.map(|t| (cluster.column_of(&t.topology_key), t.weight))
+                    .collect()
+            };
+            let existing = met(&theirs.required_anti);
+            adds.extend(existing.into_iter().map(|(column, _)| (Sum::Existing, column, 1)));
+            if self.hard_weight > 0 {
+                let hard = met(&theirs.required);
+                score.extend(hard.into_iter().map(|(column, _)| (column, self.hard_weight)));
+            }
+            score.extend(met(&theirs.preferred));
+            score.extend(met(&theirs.preferred_anti).into_iter().map(|(c, w)| (c, -w)));
+        }
+        if self.weighs {
+            adds.extend(
+                score
+                    .into_iter()
+                    .map(|(column, weight)| (Sum::Score, column, weight)),
+            );
+        }
+        Interaction { adds }
+    }
+
+    fn add(&mut self, sum: Sum, column: ColumnId, value: u32, more: i64, times: i64) {
+        match sum {
+            Sum::Affinity => self.affinity.add(column, value, more),
+            Sum::AntiAffinity => self.anti_affinity.add(column, value, more),
+            Sum::Existing => self.existing.add(column, value, more),
+            Sum::Score => {
+                self.score.add(column, value, more);
+                self.preferences += times;
+            }
+        }
+    }
+
+    /// Counts what is on a node now: `pods` are the groups there.
+    pub fn refresh<'a>(
+        &mut self,
+        cluster: &Cluster,
+        place: Place,
+        pods: impl Iterator<Item = (&'a Interaction, u32)>,
+    ) {
+        let at = place as usize;
+        if let Some(was) = self.adds.get_mut(at) {
+            for (sum, column, value, more) in std::mem::take(was) {
+                self.add(sum, column, value, -more, -1);
+            }
+        }
+        let mut now = Vec::new();
+        if cluster.at(place).node.is_some() {
+            for (interaction, count) in pods {
+                for (sum, column, weight) in &interaction.adds {
+                    let value = cluster.column(*column).at(place);
+                    if value != NO_VALUE {
+                        now.push((*sum, *column, value, weight * i64::from(count)));
+                    }
+                }
+            }
+        }
+        for (sum, column, value, more) in &now {
+            self.add(*sum, *column, *value, *more, 1);
+        }
+        if !now.is_empty() || self.adds.len() > at {
+            if self.adds.len() <= at {
+                self.adds.resize_with(at + 1, Vec::new);
+            }
+            self.adds[at] = now;
+        }
+    }
+
+    /// Judges all places that no rule has refused yet; `number` is how a refusal is written down.
+    pub fn filter_all(
+        &self,
+        cluster: &Cluster,
+        verdicts: &mut [u16],
+        mut number: impl FnMut(Refusal) -> u16,
+    ) {
+        if !self.required.is_empty() {
+            let anywhere = self.matches_itself && self.affinity.pairs == 0;
+            let mut refusal = None;
+            for (place, verdict) in (0..).zip(verdicts.iter_mut()) {
+                let near = |column: ColumnId| {
+                    let value = cluster.column(column).at(place);
+                    value != NO_VALUE && (anywhere || self.affinity.get(column, value) > 0)
+                };
+                if *verdict == FEASIBLE && !self.required.iter().all(|(_, column)| near(*column)) {
+                    *verdict = *refusal.get_or_insert_with(|| number(refused(AFFINITY)));
+                }
+            }
+        }
+        for (sums, reason) in [(&self.anti_affinity, ANTI_AFFINITY), (&self.existing, EXISTING)] {
+            let mut refusal = None;
+            for (column, sums, _) in sums.columns.iter().filter(|(.., pairs)| *pairs > 0) {
+                let values = cluster.column(*column).all();
+                for (verdict, value) in verdicts.iter_mut().zip(values) {
+                    // No value is past the end.
+                    let there = sums.get(*value as usize).is_some_and(|n| *n > 0);
+                    if there && *verdict == FEASIBLE {
+                        *verdict = *refusal.get_or_insert_with(|| number(refused(reason)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a pod of the class may go to a node, were these pods (one more, one less) there.
+    pub fn filter<'a>(
+        &self,
+        cluster: &Cluster,
+        place: Place,
+        pictured: impl Iterator<Item = (&'a Interaction, i64)> + Clone,
+    ) -> Result<(), Refusal> {
+        let value = |column: ColumnId| Some(cluster.column(column).at(place)).filter(|v| *v != NO_VALUE);
+        let more = |sum: Sum, column: ColumnId| -> i64 {
+            let adds = pictured
+                .clone()
+                .flat_map(|(other, one)| other.adds.iter().map(move |add| (add, one)));
+            let of = adds.filter(|((s, c, _), _)| *s == sum && *c == column);
+            of.map(|((_, _, n), one)| n * one).sum()
+        };
+        let mut near = true;
+        for (_, column) in &self.required {
+            match value(*column) {
+                None => return Err(refused(AFFINITY)),
+                Some(v) => near &= self.affinity.get(*column, v) + more(Sum::Affinity, *column) > 0,
+            }
+        }
+        // The first of a group that wants to be together goes anywhere.
+        let goes_anywhere = || self.matches_itself && self.nowhere(&value, &more);
+        if !near && !goes_anywhere() {
+            return Err(refused(AFFINITY));
+        }
+        for (_, column) in &self.required_anti {
+            if let Some(v) = value(*column)
+                && self.anti_affinity.get(*column, v) + more(Sum::AntiAffinity, *column) > 0
+            {
+                return Err(refused(ANTI_AFFINITY));
+            }
+        }
+        for (column, sums, _) in &self.existing.columns {
+            if let Some(v) = value(*column)
+                && sums.get(v as usize).copied().unwrap_or(0) + more(Sum::Existing, *column) > 0
+            {
+                return Err(refused(EXISTING));
+            }
+        }
+        // Keys that only pictured pods bring in.
+        for (other, _) in pictured.clone() {
+            for (_, column, _) in other.adds.iter().filter(|(sum, ..)| *sum == Sum::Existing) {
+                let known = self.existing.columns.iter().any(|(id, ..)| id == column);
+                if !known && value(*column).is_some() && more(Sum::Existing, *column) > 0 {
+                    return Err(refused(EXISTING));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether no pod anywhere meets the required terms.
+    fn nowhere(&self, value: &dyn Fn(ColumnId) -> Option<u32>, more: &dyn Fn(Sum, ColumnId) -> i64) -> bool {
+        let mut pairs = self.affinity.pairs;
+        let mut done: Vec<ColumnId> = Vec::new();
+        for (_, column) in &self.required {
+            if done.contains(column) {
+                continue;
+            }
+            done.push(*column);
+            if let Some(v) = value(*column) {
+                let is = self.affinity.get(*column, v);
+                let would = is + more(Sum::Affinity, *column);
+                pairs = pairs + usize::from(would != 0) - usize::from(is != 0);
+            }
+        }
+        pairs == 0
+    }
+
+    /// The scores of nodes, normalised.
+    pub fn score(&self, cluster: &Cluster, places: &[Place], scores: &mut Vec<i64>) {
+        scores.clear();
+        scores.resize(places.len(), 0);
+        for (column, sums, pairs) in &self.score.columns {
+            if *pairs == 0 {
+                continue;
+            }
+            let column = cluster.column(*column);
+            for (place, score) in places.iter().zip(scores.iter_mut()) {
+                // No value is past the end.
+                *score += sums.get(column.at(*place) as usize).copied().unwrap_or(0);
+            }
+        }
+        let min = scores.iter().copied().min().unwrap_or(0);
+        let max = scores.iter().copied().max().unwrap_or(0);
+        for score in scores {
+            *score = if max > min {
+                (MAX_NODE_SCORE as f64 * ((*score - min) as f64 / (max - min) as f64)) as i64
+            } else {
+                0
+            };
+        }
+    }
+}
+
+const AFFINITY: &str = "node(s) didn't match pod affinity rules";
+const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";
+const EXISTING: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
+
+fn refused(reason: &'static str) -> Refusal {
+    if reason == AFFINITY {
+        Refusal::of_node(NAME, reason)
+    } else {
+        Refusal::of_pods(NAME, reason)
+    }
+}
+
+/// The term with the namespaces that its selector selects now by name.
+fn resolved(cluster: &Cluster, term: &AffinityTerm) -> AffinityTerm {
+    let mut term = term.clone();
+    if let Some(selector) = &term.namespace_selector
+        && !selector.is_everything()
+    {
+        let selected: Vec<String> = cluster.namespaces(selector).cloned().collect();
+        term.namespaces.extend(selected);
+    }
+    term
+}
+
+/// Whether a term of the pod to be placed is for another. As in v1.36, a selector of namespaces that namespaces
+/// without labels meet (NotIn, DoesNotExist) has them all.
+fn is_for(term: &AffinityTerm, other: &PodClass) -> bool {
+    term.matches(other.namespace(), None, other.labels())
+}
+
+/// Whether a change of a node may help a pod that it kept off.
+pub fn node_change_helps(pod: &PodClass, before: Option<&NodeInfo>, after: Option<&NodeInfo>) -> bool {
+    let Ok(terms) = &pod.affinity else { return true };
+    let Some(after) = after else { return false };
+    let Some(before) = before else {
+        return !terms.required_anti.is_empty()
+            || terms
+                .required
+                .iter()
+                .any(|t| after.label(&t.topology_key).is_some())
+            || (terms.required.is_empty() && terms.required_anti.is_empty());
+    };
+    let changed = |t: &&AffinityTerm| before.label(&t.topology_key) != after.label(&t.topology_key);
+    terms
+        .required
+        .iter()
+        .filter(changed)
+        .any(|t| after.label(&t.topology_key).is_some())
+        || terms
+            .required_anti
+            .iter()
+            .filter(changed)
+            .any(|t| before.label(&t.topology_key).is_some())
+        || (terms.required.is_empty() && terms.required_anti.is_empty() && before.labels() != after.labels())
+}
+
+/// Whether the coming (`came`) or going of a pod on a node may help one that it kept off.
+pub fn pod_change_helps(pod: &PodClass, other: &PodClass, came: bool) -> bool {
+    let (Ok(mine), Ok(theirs)) = (&pod.affinity, &other.affinity) else {
+        return true;
+    };
+    // Namespaces by selector: taken to be meant, as it is only a hint.
+    let may_be_for = |t: &AffinityTerm, pod: &PodClass| {
+        (t.namespaces.contains(pod.namespace()) || t.namespace_selector.is_some())
+            && crate::pod_info::selects(&t.selector, pod.labels())
+    };
+    if came {
+        return !mine.required.is_empty() && mine.required.iter().all(|t| may_be_for(t, other));
+    }
+    mine.required_anti.iter().any(|t| may_be_for(t, other))
+        || theirs.required_anti.iter().any(|t| may_be_for(t, pod))
+}

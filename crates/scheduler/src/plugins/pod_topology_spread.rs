@@ -1,0 +1,392 @@
+//! PodTopologySpread (SPEC D1–D4): pods that belong together are spread over the domains of a topology key, strictly
+//! (DoNotSchedule) or as far as it goes (ScheduleAnyway).
+//!
+//! For one class of pods the matching pods are counted in each domain; the counts are kept up node by node
+//! ([`Spread::refresh`]), so that no decision walks over pods.
+
+use std::collections::BTreeMap;
+
+use super::node_affinity::meets_required;
+use super::taint_toleration::untolerated;
+use super::{MAX_NODE_SCORE, Refusal};
+use crate::cluster::{Cluster, ColumnId, NO_VALUE, Place};
+use crate::evaluation::FEASIBLE;
+use crate::node_info::NodeInfo;
+use crate::pod_info::{PodClass, SpreadConstraint, selects};
+use crate::profile::Profile;
+
+pub const NAME: &str = "PodTopologySpread";
+
+const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// One constraint with its counts.
+#[derive(Debug)]
+struct Counted {
+    constraint: SpreadConstraint,
+    column: ColumnId,
+    is_hostname: bool,
+    /// Whether a pod of the class itself is selected.
+    selects_itself: bool,
+    /// What each node adds: its domain ([`NO_VALUE`]: it does not count) and the pods on it.
+    adds: Vec<(u32, u32)>,
+    /// The pods on each node, whether it counts or not.
+    on_node: Vec<u32>,
+    pods: Vec<i64>,
+    nodes: Vec<u32>,
+    domains: usize,
+    /// How many domains there are with each number of pods.
+    histogram: BTreeMap<i64, u32>,
+}
+
+impl Counted {
+    fn set(&mut self, place: Place, domain: u32, count: u32) {
+        let place = place as usize;
+        if self.adds.len() <= place {
+            self.adds.resize(place + 1, (NO_VALUE, 0));
+        }
+        let was = std::mem::replace(&mut self.adds[place], (domain, count));
+        if was == (domain, count) {
+            return;
+        }
+        self.change(was.0, -i64::from(was.1), -1);
+        self.change(domain, i64::from(count), 1);
+    }
+
+    fn change(&mut self, domain: u32, pods: i64, nodes: i32) {
+        if domain == NO_VALUE {
+            return;
+        }
+        let at = domain as usize;
+        if self.pods.len() <= at {
+            self.pods.resize(at + 1, 0);
+            self.nodes.resize(at + 1, 0);
+        }
+        if self.nodes[at] > 0 {
+            self.domains -= 1;
+            if let Some(number) = self.histogram.get_mut(&self.pods[at]) {
+                *number -= 1;
+                if *number == 0 {
+                    self.histogram.remove(&self.pods[at]);
+                }
+            }
+        }
+        self.pods[at] += pods;
+        self.nodes[at] = self.nodes[at].saturating_add_signed(nodes);
+        if self.nodes[at] > 0 {
+            self.domains += 1;
+            *self.histogram.entry(self.pods[at]).or_default() += 1;
+        }
+    }
+
+    fn count(&self, domain: u32) -> i64 {
+        self.pods.get(domain as usize).copied().unwrap_or(0)
+    }
+
+    /// The fewest pods in a domain, were there `more` in this one.
+    fn minimum(&self, domain: u32, more: i64) -> i64 {
+        if self.domains < self.constraint.min_domains {
+            return 0;
+        }
+        let has_nodes = self.nodes.get(domain as usize).is_some_and(|n| *n > 0);
+        let mut fewest = self.histogram.iter().map(|(count, number)| (*count, *number));
+        if more == 0 || !has_nodes {
+            return fewest.next().map_or(0, |(count, _)| count);
+        }
+        let own = self.count(domain);
+        let others = fewest.find(|(count, number)| *count != own || *number > 1);
+        others.map_or(own + more, |(count, _)| count.min(own + more))
+    }
+}
+
+/// Which constraints select the pods of another class.
+#[derive(Clone, Debug, Default)]
+pub struct Interaction {
+    /// As they are counted: a selector without requirements counts none.
+    counted: Vec<usize>,
+    /// As they are when a pod is pictured to come or go: such a selector has them all.
+    pictured: Vec<usize>,
+}
+
+impl Interaction {
+    pub fn is_nothing(&self) -> bool {
+        self.pictured.is_empty()
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Spread {
+    constraints: Vec<Counted>,
+    hard: usize,
+    /// Whether a node must carry all keys of the soft constraints to be compared.
+    require_all: bool,
+}
+
+impl Spread {
+    /// Those of the pod, or the default ones.
+    pub fn new(profile: &Profile, cluster: &mut Cluster, pod: &PodClass) -> Result<Self, String> {
+        let own = pod.spread.as_ref().map_err(String::clone)?;
+        let mut read = own.clone();
+        if own.is_empty()
+            && !profile.spread.default_constraints.is_empty()
+            && let Some(selector) = cluster.default_selector(pod)
+        {
+            read = profile.spread.default_constraints.clone();
+            for constraint in &mut read {
+                constraint.selector = Some(selector.clone());
+            }
+        }
+        if !profile.filters(NAME) {
+            read.retain(|c| !c.hard);
+        }
+        if profile.weight(NAME) == 0 {
+            read.retain(|c| c.hard);
+        }
+        // Hard ones first, so that a range is either.
+        read.sort_by_key(|c| !c.hard);
+        let hard = read.iter().filter(|c| c.hard).count();
+        let counted = |constraint: SpreadConstraint| Counted {
+            column: cluster.column_of(&constraint.topology_key),
+            is_hostname: constraint.topology_key == HOSTNAME,
+            selects_itself: selects(&constraint.selector, pod.labels()),
+            constraint,
+            adds: Vec::new(),
+            on_node: Vec::new(),
+            pods: Vec::new(),
+            nodes: Vec::new(),
+            domains: 0,
+            histogram: BTreeMap::new(),
+        };
+        Ok(Spread {
+            constraints: read.into_iter().map(counted).collect(),
+            hard,
+            require_all: !own.is_empty() || !profile.spread.system,
+        })
+    }
+
+    pub fn filters(&self) -> bool {
+        self.hard > 0
+    }
+
+    pub fn scores(&self) -> bool {
+        self.constraints.len() > self.hard
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.constraints.is_empty()
+    }
+
+    pub fn interaction(&self, pod: &PodClass, other: &PodClass) -> Interaction {
+        let mut interaction = Interaction::default();
+        if pod.namespace() != other.namespace() {
+            return interaction;
+        }
+        for (i, counted) in self.constraints.iter().enumerate() {
+            let selector = &counted.constraint.selector;
+            if selects(selector, other.labels()) {
+                interaction.pictured.push(i);
+                if selector.as_ref().is_some_and(|s| !s.is_everything()) {
+                    interaction.counted.push(i);
+                }
+            }
+        }
+        interaction
+    }
+
+    fn has_keys(cluster: &Cluster, of: &[Counted], place: Place) -> bool {
+        of.iter().all(|c| cluster.column(c.column).at(place) != NO_VALUE)
+    }
+
+    /// Counts what is on a node now: `pods` are the groups there (those that are being deleted left out).
+    pub fn refresh<'a>(
+        &mut self,
+        cluster: &Cluster,
+        pod: &PodClass,
+        place: Place,
+        pods: impl Iterator<Item = (&'a Interaction, u32)>,
+    ) {
+        if self.constraints.is_empty() {
+            return;
+        }
+        let at = place as usize;
+        for counted in &mut self.constraints {
+            if counted.on_node.len() <= at {
+                counted.on_node.resize(at + 1, 0);
+            }
+            counted.on_node[at] = 0;
+        }
+        for (interaction, count) in pods {
+            for i in &interaction.counted {
+                self.constraints[*i].on_node[at] += count;
+            }
+        }
+        let node = cluster.at(place);
+        let (hard, soft) = self.constraints.split_at(self.hard);
+        let hard_counts = Self::has_keys(cluster, hard, place);
+        let soft_counts = !self.require_all || Self::has_keys(cluster, soft, place);
+        let mut affine = None;
+        let mut tolerated = None;
+        for (i, counted) in self.constraints.iter_mut().enumerate() {
+            let keys = if i < self.hard { hard_counts } else { soft_counts };
+            let counts = keys
+                && node.node.is_some()
+                && (!counted.constraint.honor_node_affinity
+                    || *affine.get_or_insert_with(|| meets_required(pod, node)))
+                && (!counted.constraint.honor_node_taints
+                    || *tolerated.get_or_insert_with(|| untolerated(pod, node).is_none()));
+            let domain = if counts {
+                cluster.column(counted.column).at(place)
+            } else {
+                NO_VALUE
+            };
+            let pods = counted.on_node[at];
+            counted.set(place, domain, pods);
+        }
+    }
+
+    /// Judges all places that no rule has refused yet; `number` is how a refusal is written down.
+    pub fn filter_all(
+        &self,
+        cluster: &Cluster,
+        verdicts: &mut [u16],
+        mut number: impl FnMut(Refusal) -> u16,
+    ) {
+        for counted in &self.constraints[..self.hard] {
+            let domains = cluster.column(counted.column).all();
+            let itself = i64::from(counted.selects_itself);
+            let most = counted.constraint.max_skew + counted.minimum(NO_VALUE, 0) - itself;
+            let (mut missing, mut skewed) = (None, None);
+            for (verdict, domain) in verdicts.iter_mut().zip(domains) {
+                if *verdict != FEASIBLE {
+                    continue;
+                }
+                if *domain == NO_VALUE {
+                    *verdict = *missing.get_or_insert_with(|| number(missing_label()));
+                } else if counted.count(*domain) > most {
+                    *verdict = *skewed.get_or_insert_with(|| number(too_skewed()));
+                }
+            }
+        }
+    }
+
+    /// Whether a pod of the class may go to a node, were these pods (one more, one less) there.
+    pub fn filter<'a>(
+        &self,
+        cluster: &Cluster,
+        place: Place,
+        pictured: impl Iterator<Item = (&'a Interaction, i64)> + Clone,
+    ) -> Result<(), Refusal> {
+        for (i, counted) in self.constraints[..self.hard].iter().enumerate() {
+            let domain = cluster.column(counted.column).at(place);
+            if domain == NO_VALUE {
+                return Err(missing_label());
+            }
+            let counts = counted.adds.get(place as usize).is_some_and(|a| a.0 != NO_VALUE);
+            let more: i64 = if counts {
+                let selected = pictured.clone().filter(|(other, _)| other.pictured.contains(&i));
+                selected.map(|(_, one)| one).sum()
+            } else {
+                0
+            };
+            let itself = i64::from(counted.selects_itself);
+            let skew = counted.count(domain) + more + itself - counted.minimum(domain, more);
+            if skew > counted.constraint.max_skew {
+                return Err(too_skewed());
+            }
+        }
+        Ok(())
+    }
+
+    /// The scores of nodes, normalised.
+    pub fn score(&self, cluster: &Cluster, places: &[Place], scores: &mut Vec<i64>, seen: &mut Vec<u32>) {
+        const IGNORED: i64 = -1;
+        let soft = &self.constraints[self.hard..];
+        let is_ignored = |place| self.require_all && !Self::has_keys(cluster, soft, place);
+        scores.clear();
+        scores.extend(places.iter().map(|p| if is_ignored(*p) { IGNORED } else { 0 }));
+        let compared = scores.iter().filter(|s| **s != IGNORED).count();
+        let mut sums = vec![0.0_f64; places.len()];
+        for counted in soft {
+            let column = cluster.column(counted.column);
+            let size = if counted.is_hostname {
+                compared
+            } else {
+                // Each domain counts once; nodes without the key are one, too.
+                seen.clear();
+                seen.resize(column.values() + 1, 0);
+                let mut size = 0;
+                for (place, score) in places.iter().zip(scores.iter()) {
+                    let value = (column.at(*place) as usize).min(column.values());
+                    if *score != IGNORED && seen[value] == 0 {
+                        seen[value] = 1;
+                        size += 1;
+                    }
+                }
+                size
+            };
+            let weight = ((size + 2) as f64).ln();
+            let more = (counted.constraint.max_skew - 1) as f64;
+            for (place, sum) in places.iter().zip(&mut sums) {
+                let value = column.at(*place);
+                if value != NO_VALUE {
+                    let count = if counted.is_hostname {
+                        counted.on_node.get(*place as usize).copied().unwrap_or(0).into()
+                    } else {
+                        counted.count(value)
+                    };
+                    *sum += count as f64 * weight + more;
+                }
+            }
+        }
+        let (mut min, mut max) = (i64::MAX, 0);
+        for (score, sum) in scores.iter_mut().zip(&sums) {
+            if *score != IGNORED {
+                *score = sum.round() as i64;
+                min = min.min(*score);
+                max = max.max(*score);
+            }
+        }
+        for score in scores {
+            *score = if *score == IGNORED {
+                0
+            } else if max == 0 {
+                MAX_NODE_SCORE
+            } else {
+                MAX_NODE_SCORE * (max + min - *score) / max
+            };
+        }
+    }
+
+    /// The keys its constraints are about, hard ones first.
+    pub fn constraints(&self) -> impl Iterator<Item = &SpreadConstraint> {
+        self.constraints.iter().map(|c| &c.constraint)
+    }
+}
+
+pub fn missing_label() -> Refusal {
+    Refusal::of_node(
+        NAME,
+        "node(s) didn't match pod topology spread constraints (missing required label)",
+    )
+}
+
+pub fn too_skewed() -> Refusal {
+    Refusal::of_pods(NAME, "node(s) didn't match pod topology spread constraints")
+}
+
+/// Whether a change of a node may help a pod that it kept off (a change of labels or taints of a node that has the
+/// keys, or of which keys it has).
+pub fn node_change_helps(pod: &PodClass, before: Option<&NodeInfo>, after: Option<&NodeInfo>) -> bool {
+    let Ok(constraints) = &pod.spread else { return true };
+    let hard = || constraints.iter().filter(|c| c.hard);
+    let has_keys = |node: Option<&NodeInfo>| {
+        node.is_some_and(|node| hard().all(|c| node.label(&c.topology_key).is_some()))
+    };
+    match (before, after) {
+        (Some(b), Some(a)) => {
+            let moved = || hard().any(|c| b.label(&c.topology_key) != a.label(&c.topology_key));
+            has_keys(before) != has_keys(after) || (has_keys(after) && (moved() || a.taints() != b.taints()))
+        }
+        _ => has_keys(before) || has_keys(after),
+    }
+}

@@ -1,0 +1,203 @@
+//! Small clusters in which something is imagined.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn object<T: Registered>(value: Value) -> Arc<Object> {
+    let typed: T = serde_json::from_value(value).unwrap();
+    Arc::new(Object::from_typed(T::kind_of(), Box::new(typed)))
+}
+
+fn node(name: &str, zone: &str, cpu: &str) -> Arc<Object> {
+    let labels = json!({"kubernetes.io/hostname": name, ZONE: zone});
+    object::<Node>(json!({
+        "metadata": {"name": name, "uid": name, "labels": labels},
+        "status": {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "10"}},
+    }))
+}
+
+/// `owner` is `Kind/name`, or empty.
+fn pod(name: &str, node: &str, cpu: &str, priority: i32, owner: &str) -> Arc<Object> {
+    let mut metadata = json!({"name": name, "namespace": "default", "uid": name, "labels": {"app": "web"}});
+    if let Some((kind, name)) = owner.split_once('/') {
+        metadata["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": kind, "name": name,
+            "uid": name, "controller": true}]);
+    }
+    let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
+    let mut spec = json!({"containers": [container], "priority": priority});
+    if !node.is_empty() {
+        spec["nodeName"] = node.into();
+    }
+    object::<Pod>(json!({"metadata": metadata, "spec": spec, "status": {"phase": "Running"}}))
+}
+
+fn picture(objects: Vec<Arc<Object>>) -> Picture {
+    Picture::new(Scheduler::default(), &objects, Timestamp::UNIX_EPOCH)
+}
+
+/// The answer as lines.
+fn lines(what: &WhatIf) -> Vec<String> {
+    let mut lines = Vec::new();
+    for p in &what.placements {
+        let from = p.from.as_deref().unwrap_or("new");
+        lines.push(format!("{}: {from} -> {}", p.pod, p.to));
+    }
+    for v in &what.victims {
+        lines.push(format!("{} leaves {} for {}", v.pod, v.node, v.by));
+    }
+    let groups = [
+        ("pending", &what.pending),
+        ("gone", &what.gone),
+        ("blocked", &what.blocked),
+    ];
+    for (group, said) in groups {
+        lines.extend(said.iter().map(|s| format!("{group} {}: {}", s.pod, s.words)));
+    }
+    lines
+}
+
+#[test]
+fn b2_a_drain_moves_what_is_controlled_and_names_what_is_not() {
+    let what = picture(vec![
+        node("n1", "a", "4"),
+        node("n2", "b", "2"),
+        pod("web-1", "n1", "1", 0, "ReplicaSet/web"),
+        pod("big-1", "n1", "3", 0, "ReplicaSet/big"),
+        pod("agent-1", "n1", "0", 0, "DaemonSet/agent"),
+        pod("bare", "n1", "0", 0, ""),
+    ])
+    .what_if(&Change::Drain { node: "n1".into() })
+    .unwrap();
+    let found = lines(&what);
+    assert_eq!(found[0], "default/web-1: n1 -> n2");
+    assert!(
+        found[1].starts_with("pending default/big-1: 0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable."),
+        "{found:?}"
+    );
+    assert_eq!(
+        found[2..],
+        ["gone default/bare: it is evicted; nothing controls it, so it does not come back"]
+    );
+}
+
+#[test]
+fn b2_a_budget_without_room_blocks_the_drain() {
+    let budget = object::<PodDisruptionBudget>(json!({
+        "metadata": {"name": "web", "namespace": "default", "uid": "b"},
+        "spec": {"selector": {"matchLabels": {"app": "web"}}},
+        "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
+    }));
+    let what = picture(vec![
+        node("n1", "a", "4"),
+        node("n2", "b", "4"),
+        budget,
+        pod("web-1", "n1", "1", 0, "ReplicaSet/web"),
+    ])
+    .what_if(&Change::Drain { node: "n1".into() })
+    .unwrap();
+    assert_eq!(
+        lines(&what),
+        ["blocked default/web-1: its disruption budget allows no eviction"]
+    );
+}
+
+#[test]
+fn b2_a_lost_zone_is_made_up_for_in_the_others() {
+    let what = picture(vec![
+        node("n1", "a", "4"),
+        node("n2", "a", "4"),
+        node("n3", "b", "2"),
+        pod("web-1", "n1", "1", 0, "ReplicaSet/web"),
+        pod("web-2", "n2", "1", 0, "ReplicaSet/web"),
+        pod("web-3", "n3", "1", 0, "ReplicaSet/web"),
+        pod("other", "", "9", 0, ""),
+    ])
+    .what_if(&Change::LoseZone { zone: "a".into() })
+    .unwrap();
+    let found = lines(&what);
+    assert_eq!(what.placements.len(), 1, "{found:?}");
+    assert_eq!(what.placements[0].to, "n3");
+    // `other` waited before.
+    assert_eq!(what.pending.len(), 1, "{found:?}");
+    assert!(what.pending[0].pod.starts_with("default/web-"), "{found:?}");
+}
+
+#[test]
+fn b2_a_workload_is_scaled_up_and_down() {
+    let cluster = || {
+        let set = object::<ReplicaSet>(json!({
+            "metadata": {"name": "web-abc", "namespace": "default", "uid": "rs", "ownerReferences":
+                [{"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "d", "controller": true}]},
+            "spec": {"selector": {"matchLabels": {"app": "web"}}},
+        }));
+        picture(vec![
+            set,
+            node("n1", "a", "2"),
+            node("n2", "b", "2"),
+            pod("web-abc-1", "n1", "1", 0, "ReplicaSet/web-abc"),
+            pod("web-abc-2", "n1", "1", 0, "ReplicaSet/web-abc"),
+        ])
+    };
+    let scale = |replicas| Change::Scale {
+        kind: "Deployment".into(),
+        namespace: "default".into(),
+        name: "web".into(),
+        replicas,
+    };
+    let up = cluster().what_if(&scale(5)).unwrap();
+    let found = lines(&up);
+    assert_eq!(
+        found[..2],
+        ["default/web (new 1): new -> n2", "default/web (new 2): new -> n2"]
+    );
+    assert!(
+        found[2].starts_with("pending default/web (new 3): 0/2 nodes are available: 2 Insufficient cpu."),
+        "{found:?}"
+    );
+    let down = cluster().what_if(&scale(1)).unwrap();
+    assert_eq!(down.gone.len(), 1);
+    assert_eq!(down.gone[0].words, "it is one too many; it leaves n1");
+    let nobody = Change::Scale {
+        kind: "Deployment".into(),
+        namespace: "default".into(),
+        name: "nobody".into(),
+        replicas: 1,
+    };
+    let error = cluster().what_if(&nobody).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "Deployment default/nobody has no pod to make others after"
+    );
+}
+
+#[test]
+fn b2_p4_a_higher_class_makes_others_go() {
+    let class = object::<PriorityClass>(json!({"metadata": {"name": "high", "uid": "c"}, "value": 100}));
+    let cluster = || {
+        picture(vec![
+            class.clone(),
+            node("n1", "a", "2"),
+            node("n2", "b", "1"),
+            pod("low", "n1", "2", 0, ""),
+            pod("small", "n2", "1", 0, ""),
+            pod("waits", "", "2", 0, ""),
+        ])
+    };
+    let priority = |class: &str| Change::Priority {
+        namespace: "default".into(),
+        pod: "waits".into(),
+        class: class.into(),
+    };
+    let what = cluster().what_if(&priority("high")).unwrap();
+    assert_eq!(
+        lines(&what),
+        [
+            "default/waits: new -> n1",
+            "default/low leaves n1 for default/waits",
+            "gone default/low: it has to go; nothing controls it, so it does not come back",
+        ]
+    );
+    let error = cluster().what_if(&priority("none")).unwrap_err();
+    assert_eq!(error, Error::NotFound("priority class none".into()));
+}

@@ -1,0 +1,458 @@
+//! Why a pod is where it is, or nowhere (SPEC B1): for every node the rule that refuses it, in words, and the smallest
+//! change that would place it. A change is only named after a dry run with it has found the pod a node; nothing is done.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod, Taint, Toleration};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use knarr_api::registry::Registered;
+use knarr_api::{Object, Shared, k8s_openapi};
+
+use crate::Scheduler;
+use crate::node_info::NodeInfo;
+use crate::plugins::default_preemption::Outcome;
+use crate::plugins::taint_toleration::untolerated;
+use crate::plugins::{
+    Refusal, inter_pod_affinity, node_affinity, node_ports, node_resources_fit, node_unschedulable,
+    pod_topology_spread, taint_toleration,
+};
+use crate::pod_info::{PodInfo, is_finished, node_name};
+use crate::scheduler::{Decision, Explanation};
+
+/// So many changes are shown at most.
+const HELPS: usize = 5;
+const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Why {
+    /// `namespace/name`.
+    pub pod: String,
+    pub verdict: Verdict,
+    /// What refuses it, most nodes first.
+    pub refused: Vec<Refused>,
+    /// What making room by preemption comes to.
+    pub preemption: Option<String>,
+    /// Each of these alone would place the pod; none smaller does.
+    pub help: Vec<Help>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Its containers have ended.
+    Finished,
+    /// It stands there.
+    Bound { node: String },
+    /// It waits for these gates to be opened.
+    Gated { gates: Vec<String> },
+    /// It names a scheduler that is not this one.
+    NotMine { scheduler_name: String },
+    /// So many nodes take it; it only has to be its turn.
+    Fits { nodes: usize },
+    /// No node takes it, in the words of its condition.
+    Waits { message: String },
+}
+
+/// The nodes that one rule refuses with one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub plugin: &'static str,
+    pub words: String,
+    /// By name.
+    pub nodes: Vec<String>,
+}
+
+/// A change that would place the pod, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Help {
+    pub change: String,
+    pub node: String,
+}
+
+/// A change of the pod (or one that comes to the same for it).
+#[derive(Clone, Debug, PartialEq)]
+enum Change {
+    Uncordon,
+    Tolerate(Taint),
+    DropSelector(String, String),
+    DropNodeAffinity,
+    Shrink { resource: String, by: i64, to: i64 },
+    Soften(usize, String),
+    DropHostPorts,
+    DropPodAffinity,
+    DropPodAntiAffinity,
+}
+
+/// Explains a pod. The picture is the same afterwards.
+pub fn why(scheduler: &mut Scheduler, pod: &Shared<Pod>) -> Why {
+    let object = pod.object();
+    let mut why = Why {
+        pod: format!("{}/{}", object.namespace(), object.name()),
+        verdict: Verdict::Finished,
+        refused: Vec::new(),
+        preemption: None,
+        help: Vec::new(),
+    };
+    let spec = pod.spec.as_ref();
+    let gates: Vec<String> = spec
+        .and_then(|s| s.scheduling_gates.as_ref())
+        .into_iter()
+        .flatten()
+        .map(|g| g.name.clone())
+        .collect();
+    if is_finished(pod) {
+        return why;
+    }
+    if !node_name(pod).is_empty() {
+        let node = node_name(pod).to_string();
+        why.verdict = Verdict::Bound { node };
+        return why;
+    }
+    if let Some(scheduler_name) = spec.and_then(|s| s.scheduler_name.clone())
+        && !scheduler.knows_profile(pod)
+    {
+        why.verdict = Verdict::NotMine { scheduler_name };
+        return why;
+    }
+    if !gates.is_empty() {
+        why.verdict = Verdict::Gated { gates };
+        return why;
+    }
+    let info = scheduler.info(pod);
+    let found = scheduler.explain(&info);
+    let fits = found.totals.len();
+    if fits > 0 {
+        why.verdict = Verdict::Fits { nodes: fits };
+    } else {
+        let message = found.diagnosis.message();
+        why.verdict = Verdict::Waits { message };
+        why.preemption = found.preemption.as_ref().map(|o| outcome_in_words(scheduler, o));
+        why.help = help(scheduler, pod, &info, &found);
+    }
+    why.refused = grouped(scheduler, &info, &found);
+    why
+}
+
+fn outcome_in_words(scheduler: &Scheduler, outcome: &Outcome) -> String {
+    let best = outcome.best();
+    match (outcome, best.first()) {
+        (Outcome::Nothing(why), _) => why.clone(),
+        (_, None) => String::new(),
+        (_, Some(candidate)) => {
+            let victims = candidate.victims.iter().map(|v| {
+                let object = v.pod.object();
+                format!("{}/{}", object.namespace(), object.name())
+            });
+            let victims: Vec<String> = victims.collect();
+            let node = &scheduler.cluster().at(candidate.place).name;
+            format!("{node} would take it without {}", victims.join(", "))
+        }
+    }
+}
+
+fn grouped(scheduler: &Scheduler, pod: &PodInfo, found: &Explanation) -> Vec<Refused> {
+    let mut groups: BTreeMap<(&'static str, String), Vec<String>> = BTreeMap::new();
+    for (name, refusal) in &found.nodes {
+        let Some(refusal) = refusal else { continue };
+        let node = scheduler.cluster().get(name);
+        let words = node.map_or_else(|| refusal.reasons.join(", "), |n| in_words(pod, n, refusal));
+        groups
+            .entry((refusal.plugin, words))
+            .or_default()
+            .push(name.clone());
+    }
+    if let Some(refusal) = &found.rejection {
+        let key = (refusal.plugin, refusal.reasons.join(", "));
+        groups.insert(key, Vec::new());
+    }
+    let mut groups: Vec<Refused> = groups
+        .into_iter()
+        .map(|((plugin, words), nodes)| Refused { plugin, words, nodes })
+        .collect();
+    groups.sort_by_key(|g| std::cmp::Reverse(g.nodes.len()));
+    groups
+}
+
+/// A refusal with what is behind it on that node.
+fn in_words(pod: &PodInfo, node: &NodeInfo, refusal: &Refusal) -> String {
+    match refusal.plugin {
+        taint_toleration::NAME => match untolerated(&pod.class, node) {
+            Some(taint) => format!(
+                "has the taint {}, which the pod does not tolerate",
+                shown_taint(taint)
+            ),
+            None => refusal.reasons.join(", "),
+        },
+        node_unschedulable::NAME => "is cordoned".into(),
+        node_resources_fit::NAME => {
+            let mut words = Vec::new();
+            for reason in &refusal.reasons {
+                let Some(name) = reason.strip_prefix("Insufficient ") else {
+                    words.push(format!("has its {} pods", node.allocatable.pods));
+                    continue;
+                };
+                let asks = pod.requests().room.get(name);
+                let has = node.allocatable.get(name);
+                let free = has.saturating_sub(node.requested.get(name));
+                let why = if asks > has { "has only" } else { "has left only" };
+                let amount = if asks > has { has } else { free.max(0) };
+                words.push(format!(
+                    "{why} {} {name} of the {} asked for",
+                    shown_amount(name, amount),
+                    shown_amount(name, asks)
+                ));
+            }
+            words.join(", ")
+        }
+        _ => refusal.reasons.join(", "),
+    }
+}
+
+fn shown_taint(taint: &Taint) -> String {
+    match taint.value.as_deref().filter(|v| !v.is_empty()) {
+        Some(value) => format!("{}={value}:{}", taint.key, taint.effect),
+        None => format!("{}:{}", taint.key, taint.effect),
+    }
+}
+
+/// As a quantity: cpu in thousandths, bytes in the largest unit that divides them.
+fn shown_amount(name: &str, amount: i64) -> String {
+    if name == "cpu" {
+        return if amount % 1000 == 0 {
+            (amount / 1000).to_string()
+        } else {
+            format!("{amount}m")
+        };
+    }
+    if !matches!(name, "memory" | "ephemeral-storage") || amount == 0 {
+        return amount.to_string();
+    }
+    for (unit, bytes) in [("Gi", 1_i64 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)] {
+        if amount % bytes == 0 {
+            return format!("{}{unit}", amount / bytes);
+        }
+    }
+    amount.to_string()
+}
+
+/// The single changes that place the pod; if there is none, the pairs.
+fn help(scheduler: &mut Scheduler, pod: &Shared<Pod>, info: &PodInfo, found: &Explanation) -> Vec<Help> {
+    let mut help = Vec::new();
+    for change in &changes(scheduler, info, found, false) {
+        if help.len() < HELPS {
+            help.extend(dry_run(scheduler, pod, &[change]));
+        }
+    }
+    if !help.is_empty() {
+        return help;
+    }
+    // Only the first rule against a node is known: once that is met, any other may be next.
+    let changes = changes(scheduler, info, found, true);
+    for (i, first) in changes.iter().enumerate() {
+        for second in &changes[i + 1..] {
+            if help.is_empty() {
+                help.extend(dry_run(scheduler, pod, &[first, second]));
+            }
+        }
+    }
+    help
+}
+
+/// Where the pod would go, were it changed so.
+fn dry_run(scheduler: &mut Scheduler, pod: &Shared<Pod>, changes: &[&Change]) -> Option<Help> {
+    let mut changed: Pod = (**pod).clone();
+    for change in changes {
+        change.apply(&mut changed);
+    }
+    let changed = Object::from_typed(Pod::kind_of(), Box::new(changed));
+    let changed = Shared::<Pod>::new(changed.into()).ok()?;
+    let info = scheduler.info(&changed);
+    let Decision::Node { name, .. } = scheduler.schedule(&info) else {
+        return None;
+    };
+    let words: Vec<String> = changes.iter().map(|c| c.in_words(&name)).collect();
+    Some(Help {
+        change: words.join(" and "),
+        node: name,
+    })
+}
+
+/// What might help, the least first: against the rules that refused, or against every rule (`all`).
+fn changes(scheduler: &Scheduler, pod: &PodInfo, found: &Explanation, all: bool) -> Vec<Change> {
+    let mut changes: Vec<Change> = Vec::new();
+    let mut add = |change: Change| {
+        if !changes.contains(&change) {
+            changes.push(change);
+        }
+    };
+    let mut shrink: BTreeMap<String, i64> = BTreeMap::new();
+    let refused = found.nodes.iter().filter_map(|(name, refusal)| {
+        let node = scheduler.cluster().get(name)?;
+        Some((node, refusal.as_ref()?))
+    });
+    let mut plugins: Vec<&'static str> = found.diagnosis.by.iter().copied().collect();
+    for (node, refusal) in refused {
+        match refusal.plugin {
+            node_unschedulable::NAME => add(Change::Uncordon),
+            taint_toleration::NAME => {
+                if let Some(taint) = untolerated(&pod.class, node) {
+                    add(Change::Tolerate(taint.clone()));
+                }
+            }
+            node_resources_fit::NAME => {
+                // One that lacks a single resource, and the least of it.
+                let [only] = refusal.reasons.as_slice() else {
+                    continue;
+                };
+                let Some(name) = only.strip_prefix("Insufficient ") else {
+                    continue;
+                };
+                let free = node
+                    .allocatable
+                    .get(name)
+                    .saturating_sub(node.requested.get(name));
+                let lack = pod.requests().room.get(name).saturating_sub(free);
+                let least = shrink.entry(name.to_string()).or_insert(lack);
+                *least = lack.min(*least);
+            }
+            _ => {}
+        }
+    }
+    for (resource, by) in shrink {
+        let to = pod.requests().room.get(&resource).saturating_sub(by);
+        if to > 0 {
+            add(Change::Shrink { resource, by, to });
+        }
+    }
+    if let Some(refusal) = &found.rejection {
+        plugins.push(refusal.plugin);
+    }
+    let spec = pod.class.spec();
+    let against = |plugin| all || plugins.contains(&plugin);
+    if against(node_affinity::NAME) {
+        for (key, value) in spec.and_then(|s| s.node_selector.as_ref()).into_iter().flatten() {
+            add(Change::DropSelector(key.clone(), value.clone()));
+        }
+        if pod.class.required_node_affinity().is_some() {
+            add(Change::DropNodeAffinity);
+        }
+    }
+    if against(pod_topology_spread::NAME) {
+        let constraints = spec.and_then(|s| s.topology_spread_constraints.as_ref());
+        for (i, constraint) in constraints.into_iter().flatten().enumerate() {
+            if constraint.when_unsatisfiable == "DoNotSchedule" {
+                add(Change::Soften(i, constraint.topology_key.clone()));
+            }
+        }
+    }
+    if against(node_ports::NAME) && !pod.class.host_ports.is_empty() {
+        add(Change::DropHostPorts);
+    }
+    if against(inter_pod_affinity::NAME)
+        && let Ok(terms) = &pod.class.affinity
+    {
+        if !terms.required.is_empty() {
+            add(Change::DropPodAffinity);
+        }
+        if !terms.required_anti.is_empty() {
+            add(Change::DropPodAntiAffinity);
+        }
+    }
+    changes
+}
+
+impl Change {
+    fn in_words(&self, node: &str) -> String {
+        match self {
+            Change::Uncordon => format!("uncordon {node}"),
+            Change::Tolerate(taint) => format!("tolerate the taint {}", shown_taint(taint)),
+            Change::DropSelector(key, value) => format!("leave {key}={value} out of the node selector"),
+            Change::DropNodeAffinity => "require no node affinity".into(),
+            Change::Shrink { resource, to, .. } => {
+                format!("ask for {} {resource} in all", shown_amount(resource, *to))
+            }
+            Change::Soften(_, key) => format!("make the spread over {key} ScheduleAnyway"),
+            Change::DropHostPorts => "ask for no host ports".into(),
+            Change::DropPodAffinity => "require no pod affinity".into(),
+            Change::DropPodAntiAffinity => "require no pod anti-affinity".into(),
+        }
+    }
+
+    fn apply(&self, pod: &mut Pod) {
+        let Some(spec) = &mut pod.spec else { return };
+        match self {
+            Change::Uncordon => spec.tolerations.get_or_insert_default().push(Toleration {
+                key: Some(UNSCHEDULABLE_TAINT.into()),
+                operator: Some("Exists".into()),
+                ..Toleration::default()
+            }),
+            Change::Tolerate(taint) => spec.tolerations.get_or_insert_default().push(Toleration {
+                key: Some(taint.key.clone()),
+                operator: Some("Equal".into()),
+                value: taint.value.clone(),
+                effect: Some(taint.effect.clone()),
+                ..Toleration::default()
+            }),
+            Change::DropSelector(key, _) => {
+                if let Some(selector) = &mut spec.node_selector {
+                    selector.remove(key);
+                }
+            }
+            Change::DropNodeAffinity => {
+                if let Some(affinity) = spec.affinity.as_mut().and_then(|a| a.node_affinity.as_mut()) {
+                    affinity.required_during_scheduling_ignored_during_execution = None;
+                }
+            }
+            Change::Shrink { resource, by, .. } => shrink(&mut spec.containers, resource, *by),
+            Change::Soften(i, _) => {
+                let constraints = spec.topology_spread_constraints.as_mut();
+                if let Some(constraint) = constraints.and_then(|c| c.get_mut(*i)) {
+                    constraint.when_unsatisfiable = "ScheduleAnyway".into();
+                    constraint.min_domains = None;
+                }
+            }
+            Change::DropHostPorts => {
+                let init = spec.init_containers.iter_mut().flatten();
+                for container in spec.containers.iter_mut().chain(init) {
+                    container.ports = None;
+                }
+            }
+            Change::DropPodAffinity => {
+                if let Some(affinity) = spec.affinity.as_mut().and_then(|a| a.pod_affinity.as_mut()) {
+                    affinity.required_during_scheduling_ignored_during_execution = None;
+                }
+            }
+            Change::DropPodAntiAffinity => {
+                if let Some(affinity) = spec.affinity.as_mut().and_then(|a| a.pod_anti_affinity.as_mut()) {
+                    affinity.required_during_scheduling_ignored_during_execution = None;
+                }
+            }
+        }
+    }
+}
+
+/// Takes so much of a resource off the container that asks for most of it. Where the pod's need has another cause (an
+/// init container, its overhead) the dry run finds that it does not help.
+fn shrink(containers: &mut [Container], resource: &str, by: i64) {
+    let amount = |container: &Container| {
+        let requests = container.resources.as_ref().and_then(|r| r.requests.as_ref());
+        requests.map_or(0, |list| {
+            crate::resources::Resources::from_list(list).get(resource)
+        })
+    };
+    let Some(largest) = containers.iter_mut().max_by_key(|c| amount(c)) else {
+        return;
+    };
+    let left = (amount(largest) - by).max(0);
+    let shown = if resource == "cpu" {
+        format!("{left}m")
+    } else {
+        left.to_string()
+    };
+    let resources = largest.resources.get_or_insert_default();
+    let requests = resources.requests.get_or_insert_default();
+    requests.insert(resource.to_string(), Quantity(shown));
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! What is said of pods on small clusters, and that what is said to help does help.
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn shared<T: Registered>(value: Value) -> Shared<T> {
+    let typed: T = serde_json::from_value(value).unwrap();
+    Shared::new(std::sync::Arc::new(Object::from_typed(
+        T::kind_of(),
+        Box::new(typed),
+    )))
+    .unwrap()
+}
+
+fn node(name: &str, zone: &str, cpu: &str, spec: Value) -> Shared<Node> {
+    let labels = json!({"kubernetes.io/hostname": name, "zone": zone});
+    shared(json!({
+        "metadata": {"name": name, "uid": name, "labels": labels},
+        "spec": spec,
+        "status": {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "10"}},
+    }))
+}
+
+fn pod(name: &str, cpu: &str, mut spec: Value) -> Shared<Pod> {
+    let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
+    if spec["containers"].is_null() {
+        spec["containers"] = json!([container]);
+    }
+    shared(json!({
+        "metadata": {"name": name, "namespace": "default", "uid": name, "labels": {"app": "web"}},
+        "spec": spec,
+    }))
+}
+
+fn cluster(nodes: &[Shared<Node>], pods: &[Shared<Pod>]) -> Scheduler {
+    let mut scheduler = Scheduler::default();
+    for node in nodes {
+        scheduler.node_changed(node.object().name(), Some(node.clone()), Timestamp::UNIX_EPOCH);
+    }
+    for pod in pods {
+        scheduler.pod_changed(None, Some(pod), Timestamp::UNIX_EPOCH);
+    }
+    scheduler
+}
+
+/// Refusals and help, as lines.
+fn said(nodes: &[Shared<Node>], pods: &[Shared<Pod>], of: &Shared<Pod>) -> (Vec<String>, Vec<String>) {
+    let why = why(&mut cluster(nodes, pods), of);
+    let refused = why.refused.iter();
+    let refused = refused.map(|r| format!("{}: {}: {}", r.plugin, r.words, r.nodes.join(",")));
+    let help = why.help.iter().map(|h| format!("{} -> {}", h.change, h.node));
+    (refused.collect(), help.collect())
+}
+
+#[test]
+fn b1_every_node_is_refused_in_words_and_the_least_change_is_proved() {
+    let plain = || node("n1", "a", "4", json!({}));
+    let cordoned = || node("n2", "b", "4", json!({"unschedulable": true}));
+    let taints = json!({"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]});
+    let tainted = || node("n3", "a", "4", taints.clone());
+    let standing = pod("old", "3", json!({"nodeName": "n1"}));
+    let spread = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {"app": "web"}}}]);
+    let apart = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "web"}}}]}});
+    let unmatched = json!([{"matchExpressions": [{"key": "disk", "operator": "Exists"}]}]);
+    let wants = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+        {"nodeSelectorTerms": unmatched}}});
+    let small = || vec![pod("old", "100m", json!({"nodeName": "n1"}))];
+    // (nodes, pods, pod, refusals, help)
+    let table = [
+        (
+            vec![plain(), cordoned(), tainted()],
+            vec![standing.clone()],
+            pod("p", "2500m", json!({})),
+            vec![
+                "NodeResourcesFit: has left only 1 cpu of the 2500m asked for: n1",
+                "NodeUnschedulable: is cordoned: n2",
+                "TaintToleration: has the taint gpu=yes:NoSchedule, which the pod does not tolerate: n3",
+            ],
+            vec![
+                "uncordon n2 -> n2",
+                "tolerate the taint gpu=yes:NoSchedule -> n3",
+                "ask for 1 cpu in all -> n1",
+            ],
+        ),
+        (
+            vec![plain()],
+            vec![],
+            pod("p", "6", json!({})),
+            vec!["NodeResourcesFit: has only 4 cpu of the 6 asked for: n1"],
+            vec!["ask for 4 cpu in all -> n1"],
+        ),
+        (
+            vec![plain()],
+            vec![],
+            pod("p", "1", json!({"nodeSelector": {"zone": "a", "disk": "ssd"}})),
+            vec!["NodeAffinity: node(s) didn't match Pod's node affinity/selector: n1"],
+            vec!["leave disk=ssd out of the node selector -> n1"],
+        ),
+        (
+            vec![plain()],
+            vec![],
+            pod("p", "1", json!({"affinity": wants})),
+            vec!["NodeAffinity: node(s) didn't match Pod's node affinity/selector: n1"],
+            vec!["require no node affinity -> n1"],
+        ),
+        (
+            vec![plain(), cordoned()],
+            small(),
+            pod("p", "1", json!({"topologySpreadConstraints": spread})),
+            vec![
+                "NodeUnschedulable: is cordoned: n2",
+                "PodTopologySpread: node(s) didn't match pod topology spread constraints: n1",
+            ],
+            vec![
+                "uncordon n2 -> n2",
+                "make the spread over zone ScheduleAnyway -> n1",
+            ],
+        ),
+        (
+            vec![plain()],
+            small(),
+            pod("p", "1", json!({"affinity": apart})),
+            vec!["InterPodAffinity: node(s) didn't match pod anti-affinity rules: n1"],
+            vec!["require no pod anti-affinity -> n1"],
+        ),
+        // Nothing alone helps: two things together.
+        (
+            vec![tainted()],
+            vec![],
+            pod("p", "1", json!({"nodeSelector": {"disk": "ssd"}})),
+            vec!["TaintToleration: has the taint gpu=yes:NoSchedule, which the pod does not tolerate: n3"],
+            vec!["tolerate the taint gpu=yes:NoSchedule and leave disk=ssd out of the node selector -> n3"],
+        ),
+    ];
+    for (nodes, pods, pod, refused, help) in table {
+        let found = said(&nodes, &pods, &pod);
+        assert_eq!(found.0, refused);
+        assert_eq!(found.1, help);
+    }
+}
+
+#[test]
+fn b1_what_is_not_waiting_for_a_node_is_said_to_be_what_it_is() {
+    let n = || node("n1", "a", "4", json!({}));
+    let verdict = |pod: Shared<Pod>| why(&mut cluster(&[n()], &[]), &pod).verdict;
+    assert_eq!(
+        verdict(pod("p", "1", json!({"nodeName": "n1"}))),
+        Verdict::Bound { node: "n1".into() }
+    );
+    assert_eq!(
+        verdict(pod(
+            "p",
+            "1",
+            json!({"schedulingGates": [{"name": "wait.example.com"}]})
+        )),
+        Verdict::Gated {
+            gates: vec!["wait.example.com".into()]
+        }
+    );
+    assert_eq!(
+        verdict(pod("p", "1", json!({"schedulerName": "other"}))),
+        Verdict::NotMine {
+            scheduler_name: "other".into()
+        }
+    );
+    assert_eq!(verdict(pod("p", "1", json!({}))), Verdict::Fits { nodes: 1 });
+    let Verdict::Waits { message } = verdict(pod("p", "9", json!({}))) else {
+        panic!("it does not fit");
+    };
+    assert!(
+        message.starts_with("0/1 nodes are available: 1 Insufficient cpu."),
+        "{message}"
+    );
+}
+
+#[test]
+fn b1_p4_who_would_have_to_go_is_said() {
+    let low = pod("low", "3", json!({"nodeName": "n1", "priority": 0}));
+    let high = pod("high", "2", json!({"priority": 10}));
+    let why = why(&mut cluster(&[node("n1", "a", "4", json!({}))], &[low]), &high);
+    assert_eq!(
+        why.preemption.as_deref(),
+        Some("n1 would take it without default/low")
+    );
+}

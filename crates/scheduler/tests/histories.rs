@@ -1,0 +1,246 @@
+//! Random histories: what is kept and brought up to date must be what is worked out anew, nothing stands on a node that
+//! has no room for it, and no victim is as important as who comes in its place.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use knarr_api::k8s_openapi::api::core::v1::{Node, Pod};
+use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::registry::Registered;
+use knarr_api::{Object, Shared};
+use knarr_scheduler::{Scheduler, Step};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn shared<T: Registered>(value: &Value) -> Shared<T> {
+    let typed: T = serde_json::from_value(value.clone()).unwrap();
+    Shared::new(Arc::new(Object::from_typed(T::kind_of(), Box::new(typed)))).unwrap()
+}
+
+#[derive(Clone, Debug)]
+enum Happens {
+    Node { n: u8, zone: u8, tainted: bool },
+    NodeGoes(u8),
+    Pod { kind: u8, priority: u8, cpu: u8 },
+    PodGoes(u8),
+    Decide(u8),
+    Time(u8),
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    prop_oneof![
+        2 => (0..6_u8, 0..3_u8, any::<bool>()).prop_map(|(n, zone, tainted)| Happens::Node { n, zone, tainted }),
+        1 => (0..6_u8).prop_map(Happens::NodeGoes),
+        6 => (0..6_u8, 0..3_u8, 1..4_u8).prop_map(|(kind, priority, cpu)| Happens::Pod { kind, priority, cpu }),
+        2 => any::<u8>().prop_map(Happens::PodGoes),
+        6 => (1..4_u8).prop_map(Happens::Decide),
+        1 => (1..20_u8).prop_map(Happens::Time),
+    ]
+}
+
+fn node(n: u8, zone: u8, tainted: bool) -> Value {
+    let name = format!("n{n}");
+    let mut labels = json!({"kubernetes.io/hostname": name});
+    if zone > 0 {
+        labels["zone"] = format!("z{zone}").into();
+    }
+    let effect = if n.is_multiple_of(2) {
+        "PreferNoSchedule"
+    } else {
+        "NoSchedule"
+    };
+    let taints = if tainted {
+        json!([{"key": "k", "effect": effect}])
+    } else {
+        json!([])
+    };
+    json!({
+        "metadata": {"name": name, "uid": name, "labels": labels},
+        "spec": {"taints": taints},
+        "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "5"}},
+    })
+}
+
+fn pod(number: usize, kind: u8, priority: u8, cpu: u8) -> Value {
+    let name = format!("p{number}");
+    let selector = json!({"matchLabels": {"app": "a"}});
+    let term = json!({"topologyKey": "zone", "labelSelector": selector});
+    let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": [term]});
+    let spread = |when: &str| json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": when, "labelSelector": selector}]);
+    let preferred = json!([{"weight": 3, "podAffinityTerm": term}]);
+    let mut spec = match kind {
+        1 => json!({"topologySpreadConstraints": spread("DoNotSchedule")}),
+        2 => json!({"topologySpreadConstraints": spread("ScheduleAnyway")}),
+        3 => json!({"affinity": {"podAntiAffinity": required}}),
+        4 => json!({"affinity": {"podAffinity": required}}),
+        5 => {
+            json!({"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}})
+        }
+        _ => json!({}),
+    };
+    spec["priority"] = priority.into();
+    spec["containers"] = json!([{"name": "c", "resources": {"requests": {"cpu": cpu.to_string()}}}]);
+    let labels = if number.is_multiple_of(3) {
+        json!({})
+    } else {
+        json!({"app": "a"})
+    };
+    json!({
+        "metadata": {"name": name, "namespace": "default", "uid": name, "labels": labels},
+        "spec": spec,
+        "status": {"startTime": (Timestamp::UNIX_EPOCH + SignedDuration::from_secs(number as i64)).to_string()},
+    })
+}
+
+/// The cluster as the API would have it.
+#[derive(Default)]
+struct World {
+    nodes: BTreeMap<String, Value>,
+    pods: BTreeMap<String, Value>,
+}
+
+impl World {
+    fn fresh(&self) -> Scheduler {
+        let mut scheduler = Scheduler::default();
+        for (name, node) in &self.nodes {
+            scheduler.node_changed(name, Some(shared::<Node>(node)), Timestamp::UNIX_EPOCH);
+        }
+        for pod in self.pods.values() {
+            scheduler.pod_changed(None, Some(&shared::<Pod>(pod)), Timestamp::UNIX_EPOCH);
+        }
+        scheduler
+    }
+
+    fn change(&mut self, scheduler: &mut Scheduler, name: &str, new: Option<Value>, now: Timestamp) {
+        let old = match new.clone() {
+            Some(new) => self.pods.insert(name.to_string(), new),
+            None => self.pods.remove(name),
+        };
+        let old = old.map(|o| shared::<Pod>(&o));
+        let new = new.map(|n| shared::<Pod>(&n));
+        scheduler.pod_changed(old.as_ref(), new.as_ref(), now);
+    }
+
+    fn step(&mut self, scheduler: &mut Scheduler, now: Timestamp) {
+        let Some(step) = scheduler.step(now) else { return };
+        match step {
+            Step::Bind { pod, node } => {
+                scheduler.bound(&pod);
+                let name = pod.object().name().to_string();
+                let mut new = self.pods[&name].clone();
+                new["spec"]["nodeName"] = node.into();
+                self.change(scheduler, &name, Some(new), now);
+            }
+            Step::Report { .. } => {}
+            Step::Preempt {
+                pod,
+                node,
+                victims,
+                cleared,
+                ..
+            } => {
+                let priority = |p: &Pod| p.spec.as_ref().unwrap().priority.unwrap_or(0);
+                for victim in victims.iter().chain(&cleared) {
+                    assert!(
+                        priority(victim) < priority(&pod),
+                        "a victim as important as its preemptor"
+                    );
+                }
+                for lower in &cleared {
+                    let name = lower.object().name().to_string();
+                    let mut new = self.pods[&name].clone();
+                    new["status"]["nominatedNodeName"] = Value::Null;
+                    self.change(scheduler, &name, Some(new), now);
+                }
+                let name = pod.object().name().to_string();
+                let mut new = self.pods[&name].clone();
+                new["status"]["nominatedNodeName"] = node.into();
+                self.change(scheduler, &name, Some(new), now);
+                for victim in &victims {
+                    self.change(scheduler, victim.object().name(), None, now);
+                }
+                scheduler.preempted(&pod, false, now);
+            }
+        }
+    }
+
+    fn check(&self) {
+        let mut used: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
+        for pod in self.pods.values() {
+            if let Some(node) = pod["spec"]["nodeName"].as_str() {
+                let cpu = pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+                    .as_str()
+                    .unwrap();
+                let used = used.entry(node).or_default();
+                used.0 += cpu.parse::<u64>().unwrap();
+                used.1 += 1;
+            }
+        }
+        for (node, (cpu, pods)) in used {
+            assert!(
+                cpu <= 4 && pods <= 5,
+                "{node} is over capacity: {cpu} CPUs, {pods} pods"
+            );
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn d2_p4_p5_what_is_kept_is_what_would_be_worked_out_anew(history in prop::collection::vec(happens(), 1..60)) {
+        let mut scheduler = Scheduler::default();
+        let mut world = World::default();
+        let mut now = Timestamp::UNIX_EPOCH;
+        for (number, event) in history.into_iter().enumerate() {
+            match event {
+                Happens::Node { n, zone, tainted } => {
+                    let name = format!("n{n}");
+                    let new = node(n, zone, tainted);
+                    world.nodes.insert(name.clone(), new.clone());
+                    scheduler.node_changed(&name, Some(shared(&new)), now);
+                }
+                Happens::NodeGoes(n) => {
+                    let name = format!("n{n}");
+                    // Its pods are collected at once, or they would count on a node of the same name.
+                    let there: Vec<String> = world.pods.iter()
+                        .filter(|(_, p)| p["spec"]["nodeName"] == name.as_str())
+                        .map(|(name, _)| name.clone()).collect();
+                    for pod in there {
+                        world.change(&mut scheduler, &pod, None, now);
+                    }
+                    world.nodes.remove(&name);
+                    scheduler.node_changed(&name, None, now);
+                }
+                Happens::Pod { kind, priority, cpu } => {
+                    let new = pod(number, kind, priority, cpu);
+                    world.change(&mut scheduler, &format!("p{number}"), Some(new), now);
+                }
+                Happens::PodGoes(which) => {
+                    let name = world.pods.keys().nth(usize::from(which) % world.pods.len().max(1)).cloned();
+                    if let Some(name) = name {
+                        world.change(&mut scheduler, &name, None, now);
+                    }
+                }
+                Happens::Decide(times) => for _ in 0..times {
+                    world.step(&mut scheduler, now);
+                    world.check();
+                },
+                Happens::Time(seconds) => now += SignedDuration::from_secs(seconds.into()),
+            }
+        }
+        let mut fresh = world.fresh();
+        for (kind, priority) in (0..6).flat_map(|kind| [(kind, 0), (kind, 2)]) {
+            let asked = shared::<Pod>(&pod(1_000, kind, priority, 1));
+            let (kept, anew) = (scheduler.info(&asked), fresh.info(&asked));
+            let (kept, anew) = (scheduler.explain(&kept), fresh.explain(&anew));
+            prop_assert_eq!(&kept.nodes, &anew.nodes, "kind {}", kind);
+            prop_assert_eq!(&kept.scores, &anew.scores, "kind {}", kind);
+            prop_assert_eq!(&kept.totals, &anew.totals, "kind {}", kind);
+            prop_assert_eq!(&kept.diagnosis, &anew.diagnosis, "kind {}", kind);
+        }
+    }
+}
