@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
-use knarr_node::kubelet::TerminationResume;
 use knarr_control::scheduler_config::{self, KubeSchedulerConfiguration};
+use knarr_node::kubelet::TerminationResume;
 use serde_json::Value;
 
 /// What can be set by flag or environment. The same names stand in the file, in camelCase.

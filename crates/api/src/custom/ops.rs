@@ -255,6 +255,10 @@ impl Ops for CustomOps {
         Ok(self.judged(custom(obj)?, Some(custom(old)?), part))
     }
 
+    fn early_warnings(&self, _: &dyn AnyObject) -> Result<Vec<String>, Error> {
+        Ok(Vec::new())
+    }
+
     fn warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error> {
         let standard = ["orphan", "foregroundDeletion", "kubernetes"];
         let finalizers = custom(obj)?.metadata.finalizers.iter().flatten().enumerate();

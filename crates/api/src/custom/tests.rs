@@ -1,3 +1,5 @@
+//! Kinds that users bring: their schemas, what objects of them may be, and what becomes of both.
+
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
 use serde_json::{Value, json};

@@ -80,7 +80,12 @@ fn recorded_lives(ns: &Namespace) -> Outcome {
     replay.arg("--key").arg(dir.path().join("key"));
     replay.args(["--workers", SIDE_BY_SIDE, "--retries", RETRIES]);
     replay.args(["--id", &ids()?.join(","), RECORDINGS]);
-    run(&mut replay)
+    run(&mut replay)?;
+    // Their namespaces go by themselves; the cluster is handed on without them.
+    ns.eventually_run(&["get", "pods", "--all-namespaces", "--no-headers"], |pods| {
+        !pods.contains("life-")
+    })
+    .map(drop)
 }
 
 /// Of all recordings, those to be led now.
