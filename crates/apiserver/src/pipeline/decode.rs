@@ -205,8 +205,12 @@ fn check_type(kind: &str, api_version: &str, json: &[u8]) -> Result<(), Error> {
         return Ok(());
     }
     let short = found_version.rsplit('/').next().unwrap_or(found_version);
-    let known = registry::by_kind(found_version, found_kind).is_some()
-        || (found_version == "v1" && found_kind == "List");
+    let other = registry::by_kind(found_version, found_kind);
+    // It is read as what it says it is before anybody looks whether that was wanted.
+    if let Some(Err(e)) = other.map(|other| other.ops.decode(json)) {
+        return Err(cannot_be_handled(found_kind, short, kind, &e.message));
+    }
+    let known = other.is_some() || (found_version == "v1" && found_kind == "List");
     let why = if known {
         let group = |v: &str| match v.rsplit_once('/') {
             Some((group, _)) => group.split('.').next().unwrap_or(group).to_string(),
