@@ -42,6 +42,8 @@ pub struct Probe {
     /// When it is due; none while it is being asked, or has nothing more to ask.
     pub next_at: Option<Timestamp>,
     pub asking: bool,
+    /// When it was asked last.
+    pub asked_at: Option<Timestamp>,
     /// What the answers have come to: none before the first result.
     pub result: Option<bool>,
     run_of: Option<bool>,
@@ -57,10 +59,24 @@ impl Probe {
             spec: spec.clone(),
             next_at: Some(started_at + delay),
             asking: false,
+            asked_at: None,
             result: None,
             run_of: None,
             run_length: 0,
         }
+    }
+
+    /// A container that starts again is asked on the beat of the run before it, which `last` belongs to, as soon as its
+    /// delay is over.
+    pub fn on_the_beat_of(mut self, last: Timestamp) -> Self {
+        if let Some(at) = self.next_at {
+            let period = self.period().as_secs();
+            let since = at.duration_since(last);
+            let whole = since.as_secs() + i64::from(since.subsec_nanos() > 0);
+            let beats = (whole.max(0) + period - 1) / period;
+            self.next_at = Some(last + SignedDuration::from_secs(beats * period));
+        }
+        self
     }
 
     pub fn period(&self) -> SignedDuration {
@@ -76,6 +92,7 @@ impl Probe {
         let due = !self.asking && self.next_at.is_some_and(|at| at <= now);
         if due {
             self.asking = true;
+            self.asked_at = Some(now);
             // The next one counts from this one's turn; a slow answer does not shift the beat.
             self.next_at = Some(now + self.period());
         }
@@ -136,6 +153,15 @@ mod tests {
             ..Spec::default()
         };
         Probe::new(kind, &spec, at(0))
+    }
+
+    #[test]
+    fn l8_a_new_run_is_asked_on_the_beat_of_the_one_before() {
+        // Asked every 2 s, for the first time 3 s after the start at 0.
+        for (last, first) in [(-1, 3), (-2, 4), (-3, 3), (-4, 4), (-101, 3)] {
+            let probe = probe(Kind::Liveness, 1, 1).on_the_beat_of(at(last));
+            assert_eq!(probe.next_at, Some(at(first)), "{last}");
+        }
     }
 
     #[test]

@@ -99,6 +99,8 @@ pub struct Container {
     /// Not shown as being in back-off yet; it is then, if nothing else happens before.
     pub(super) show_back_off_at: Option<Timestamp>,
     pub probes: Vec<Probe>,
+    /// When the run before was asked last.
+    pub(super) beats: Vec<(probe::Kind, Timestamp)>,
     /// Runs made so far, by what the runtime and the API remember.
     pub(super) attempts: u32,
     /// Ended runs that are still there, oldest first.
@@ -138,6 +140,7 @@ impl Container {
             told_back_off: None,
             show_back_off_at: None,
             probes: Vec::new(),
+            beats: Vec::new(),
             attempts: 0,
             remains: Vec::new(),
             hash: String::new(),
@@ -573,7 +576,11 @@ impl Pod {
         ];
         let probes = probes
             .into_iter()
-            .filter_map(|(kind, spec)| Some(Probe::new(kind, spec.as_ref()?, started_at)))
+            .filter_map(|(kind, spec)| {
+                let probe = Probe::new(kind, spec.as_ref()?, started_at);
+                let last = self.containers[i].beats.iter().find(|(of, _)| *of == kind);
+                Some(last.map_or(probe.clone(), |(_, last)| probe.on_the_beat_of(*last)))
+            })
             .collect();
         if matches!(self.containers[i].role, Role::Sidecar | Role::App) {
             self.containers[i].probes = probes;
@@ -616,7 +623,11 @@ impl Pod {
         let mut end = terminated(id, &exit, Some(started_at));
         end.finished_at.get_or_insert_with(|| time(now));
         run.state = RunState::Exited(Box::new(end));
-        container.probes.clear();
+        let asked = container
+            .probes
+            .drain(..)
+            .filter_map(|p| Some((p.kind, p.asked_at?)));
+        container.beats = asked.collect();
         if container.waiting.is_some() && !self.restarts(i) {
             self.containers[i].waiting = None;
         }
