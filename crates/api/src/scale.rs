@@ -53,8 +53,12 @@ pub fn get(kind: &Kind, object: &Object) -> Option<Scale> {
     } else {
         return None;
     };
-    let meta = object.metadata();
-    Some(Scale {
+    Some(made(object.metadata(), replicas, current, &selector))
+}
+
+/// The scale of the object with this metadata: how many replicas are wanted, how many there are, and their selector.
+pub fn made(meta: &ObjectMeta, wanted: Option<i32>, current: Option<i32>, selector: &str) -> Scale {
+    Scale {
         metadata: ObjectMeta {
             name: meta.name.clone(),
             namespace: meta.namespace.clone(),
@@ -65,13 +69,13 @@ pub fn get(kind: &Kind, object: &Object) -> Option<Scale> {
         },
         spec: Some(ScaleSpec {
             // Go leaves a zero out.
-            replicas: replicas.filter(|r| *r != 0),
+            replicas: wanted.filter(|n| *n != 0),
         }),
         status: Some(ScaleStatus {
             replicas: current.unwrap_or(0),
-            selector: Some(selector).filter(|s| !s.is_empty()),
+            selector: Some(selector.to_string()).filter(|s| !s.is_empty()),
         }),
-    })
+    }
 }
 
 fn selected(selector: Option<&LabelSelector>) -> String {

@@ -1,11 +1,11 @@
 //! The scale of a custom kind: three paths into its objects.
 
-use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec, ScaleStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::api::autoscaling::v1::Scale;
 use serde_json::{Map, Value};
 
 use super::CustomObject;
 use crate::field::{Cause, Errors, FieldError};
+use crate::scale::made;
 
 /// The largest number of replicas.
 const REPLICAS_MAX: i64 = i32::MAX as i64;
@@ -34,25 +34,8 @@ impl CustomObject {
         let replicas = count(&self.fields, &paths.spec_replicas_path);
         let selector = paths.label_selector_path.as_deref();
         let selector = selector.and_then(|path| find(&self.fields, path)?.as_str());
-        let meta = &self.metadata;
-        Some(Scale {
-            metadata: ObjectMeta {
-                name: meta.name.clone(),
-                namespace: meta.namespace.clone(),
-                uid: meta.uid.clone(),
-                resource_version: meta.resource_version.clone(),
-                creation_timestamp: meta.creation_timestamp.clone(),
-                ..ObjectMeta::default()
-            },
-            spec: Some(ScaleSpec {
-                // Go leaves a zero out.
-                replicas: replicas.filter(|n| *n != 0),
-            }),
-            status: Some(ScaleStatus {
-                replicas: count(&self.fields, &paths.status_replicas_path).unwrap_or(0),
-                selector: selector.filter(|s| !s.is_empty()).map(str::to_string),
-            }),
-        })
+        let current = count(&self.fields, &paths.status_replicas_path);
+        Some(made(&self.metadata, replicas, current, selector.unwrap_or("")))
     }
 
     /// Whether the number of replicas is there at all; a scale of an object without one cannot be read.

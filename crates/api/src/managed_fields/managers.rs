@@ -218,17 +218,17 @@ impl Managed {
         };
         let reset = reset(kind, &by.subresource);
         own = own.recursive_difference(&reset).difference(&STRIPPED);
+        // Worked out once for each version that somebody wrote in, which most often is one.
+        let mut taken: BTreeMap<String, Option<FieldSet>> = BTreeMap::new();
         self.0.retain(|_, fields| {
-            let Some(c) = differs.at(&fields.api_version) else {
-                return false;
-            };
-            let taken = c
-                .added
-                .union(&c.modified)
-                .union(&c.removed)
-                .recursive_difference(&reset);
+            let taken = taken.entry(fields.api_version.clone()).or_insert_with(|| {
+                let c = differs.at(&fields.api_version)?;
+                let all = c.added.union(&c.modified).union(&c.removed);
+                Some(all.recursive_difference(&reset))
+            });
+            let Some(taken) = taken else { return false };
             if !taken.is_empty() {
-                fields.set = fields.set.difference(&taken);
+                fields.set = fields.set.difference(taken);
             }
             !fields.set.is_empty()
         });
@@ -319,7 +319,7 @@ impl Managed {
         }
         if self.is_empty() {
             let before = ManagerId::new(BEFORE_FIRST_APPLY, Operation::Update, kind, &by.subresource);
-            self = self.update(kind, &blank(kind), live, before, now);
+            self = self.update(kind, blank(kind), live, before, now);
         }
         let reset = reset(kind, &by.subresource);
         let merged = typed::merge(root, live, config);
@@ -544,7 +544,17 @@ fn reset(kind: &Kind, subresource: &str) -> FieldSet {
 }
 
 /// An object of the kind with nothing set, as Go encodes it: structs that are no pointers are there, some lists null.
-pub fn blank(kind: &'static Kind) -> Value {
+///
+/// Every creation is compared with it, so it is made once a kind.
+pub fn blank(kind: &'static Kind) -> &'static Value {
+    static EMPTY: LazyLock<Value> = LazyLock::new(|| json!({}));
+    match Shape::of(kind) {
+        Some(shape) => shape.blank.get_or_init(|| fill_blank(kind, shape)),
+        None => &EMPTY,
+    }
+}
+
+fn fill_blank(kind: &Kind, shape: &Shape) -> Value {
     fn fill(shape: &Shape, of: &str) -> Value {
         let mut out = Map::new();
         let go_name = of.rsplit('.').next().unwrap_or(of);
@@ -566,9 +576,6 @@ pub fn blank(kind: &'static Kind) -> Value {
         }
         Value::Object(out)
     }
-    let Some(shape) = Shape::of(kind) else {
-        return json!({});
-    };
     let mut blank = fill(shape, shape.root());
     blank["apiVersion"] = kind.api_version().into();
     blank["kind"] = kind.kind.into();

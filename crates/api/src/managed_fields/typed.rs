@@ -135,6 +135,16 @@ fn map_of(value: Option<&Value>) -> Option<&Map<String, Value>> {
     value.and_then(Value::as_object)
 }
 
+/// The left one's keys, and then those that only the right one has.
+fn keys_of_both<'a>(
+    left: Option<&'a Map<String, Value>>,
+    right: Option<&'a Map<String, Value>>,
+) -> impl Iterator<Item = &'a String> {
+    let more = right.into_iter().flat_map(Map::keys);
+    let more = more.filter(move |key| left.is_none_or(|l| !l.contains_key(*key)));
+    left.into_iter().flat_map(Map::keys).chain(more)
+}
+
 fn list_of(value: Option<&Value>) -> &[Value] {
     value.and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
@@ -305,11 +315,7 @@ fn walk_compare(type_: Type<'_>, left: Option<&Value>, right: Option<&Value>) ->
     }
     if type_.is_map() {
         let (l, r) = (map_of(left), map_of(right));
-        let more = r
-            .into_iter()
-            .flatten()
-            .filter(|(k, _)| l.is_none_or(|l| !l.contains_key(*k)));
-        for (key, _) in l.into_iter().flatten().chain(more) {
+        for key in keys_of_both(l, r) {
             let field = type_.field(key).unwrap_or(Type::Leaf);
             let child = walk_compare(field, l.and_then(|l| l.get(key)), r.and_then(|r| r.get(key)));
             found.take_in(&format!("f:{key}"), child);
@@ -369,12 +375,8 @@ fn walk_merge(type_: Type<'_>, left: Option<&Value>, right: Option<&Value>) -> O
     }
     if type_.is_map() {
         let (l, r) = (map_of(left), map_of(right));
-        let more = r
-            .into_iter()
-            .flatten()
-            .filter(|(k, _)| l.is_none_or(|l| !l.contains_key(*k)));
         let mut out = Map::new();
-        for (key, _) in l.into_iter().flatten().chain(more) {
+        for key in keys_of_both(l, r) {
             let field = type_.field(key).unwrap_or(Type::Leaf);
             let merged = walk_merge(field, l.and_then(|l| l.get(key)), r.and_then(|r| r.get(key)));
             out.extend(merged.map(|value| (key.clone(), value)));

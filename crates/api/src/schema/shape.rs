@@ -55,6 +55,8 @@ impl Type {
 pub struct Shape {
     root: String,
     types: HashMap<String, Type>,
+    /// An object with nothing set, once somebody has asked: see [`crate::managed_fields::blank`].
+    pub(crate) blank: OnceLock<Json>,
 }
 
 impl Shape {
@@ -77,6 +79,7 @@ impl Shape {
         let root = define(&mut generator).to_value();
         let definitions = generator.take_definitions(false);
         Shape {
+            blank: OnceLock::new(),
             root: super::referred(&root).unwrap_or_default().to_string(),
             types: definitions
                 .into_iter()

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::decode::{FieldValidation, decode};
 use super::managed_fields::{bare, of};
 use super::update::Updated;
-use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, seconds};
+use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, seconds, yaml};
 use crate::cache::Written;
 use crate::server::Server;
 
@@ -50,12 +50,8 @@ impl ApplyBody {
             }
             Err(_) => {
                 let text = std::str::from_utf8(body).map_err(|e| wrong(e.to_string()))?;
-                let config = serde_saphyr::from_str::<Value>(text).map_err(|e| {
-                    wrong(format!(
-                        "error converting YAML to JSON: yaml: {}",
-                        yaml_mistake(&e.to_string())
-                    ))
-                })?;
+                let config = yaml::to_value(text)
+                    .map_err(|why| wrong(format!("error converting YAML to JSON: yaml: {why}")))?;
                 (config, Vec::new())
             }
         };
@@ -85,26 +81,6 @@ map[string]interface {{}}"
         };
         format!("{version}, Kind={kind}")
     }
-}
-
-/// The reader's words for a mistake as go-yaml has them, as far as users meet them: where, and what was expected.
-fn yaml_mistake(said: &str) -> String {
-    let first = said.lines().next().unwrap_or(said).trim_start_matches("error: ");
-    let after = |word: &str| {
-        first
-            .split(word)
-            .nth(1)
-            .and_then(|rest| rest.split_whitespace().next())
-    };
-    let line = after("line ").unwrap_or("1");
-    let expected = if first.contains("unclosed bracket '['") {
-        "did not find expected ',' or ']'"
-    } else if first.contains("unclosed bracket '{'") {
-        "did not find expected ',' or '}'"
-    } else {
-        return first.to_string();
-    };
-    format!("line {line}: {expected}")
 }
 
 /// In which line a key of a JSON text stands for the second time.
@@ -188,7 +164,7 @@ fn configured(
     let kind = target.kind;
     let before = match live {
         Some(live) => bare(live.json())?,
-        None => blank(kind),
+        None => blank(kind).clone(),
     };
     let managed = of(live.map(|l| &**l));
     let by = ManagerId::new(&options.manager, Operation::Apply, kind, target.subresource);

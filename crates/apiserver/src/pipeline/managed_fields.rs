@@ -1,5 +1,7 @@
 //! Who set which field: what every write adds to `metadata.managedFields`.
 
+use std::borrow::Cow;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use knarr_api::managed_fields::{Managed, ManagerId, Operation, blank, is_reset};
 use knarr_api::{AnyObject, Error, Object, k8s_openapi};
@@ -48,8 +50,8 @@ pub(super) fn track(
         return Ok(());
     }
     let before = match live {
-        Some(live) => bare(live.json())?,
-        None => blank(target.kind),
+        Some(live) => Cow::Owned(bare(live.json())?),
+        None => Cow::Borrowed(blank(target.kind)),
     };
     let mut json = Vec::with_capacity(1024);
     new.encode_into(&mut json);
@@ -62,21 +64,18 @@ pub(super) fn track(
 
 /// Whether the managers are the same but for when they wrote.
 pub(super) fn same_but_for_times(a: &dyn AnyObject, b: &dyn AnyObject) -> bool {
-    let timeless = |object: &dyn AnyObject| -> Vec<ManagedFieldsEntry> {
-        let entries = object.metadata().managed_fields.iter().flatten();
-        let mut entries: Vec<ManagedFieldsEntry> = entries
-            .map(|e| ManagedFieldsEntry {
-                time: None,
-                ..e.clone()
-            })
-            .collect();
-        entries.sort_by(|a, b| {
-            let key =
-                |e: &ManagedFieldsEntry| (e.operation.clone(), e.manager.clone(), e.subresource.clone());
-            key(a).cmp(&key(b))
-        });
-        entries
-    };
-    a.metadata().managed_fields.as_ref().map(Vec::len) == b.metadata().managed_fields.as_ref().map(Vec::len)
-        && timeless(a) == timeless(b)
+    fn managers(object: &dyn AnyObject) -> &[ManagedFieldsEntry] {
+        object.metadata().managed_fields.as_deref().unwrap_or_default()
+    }
+    fn same(a: &ManagedFieldsEntry, b: &ManagedFieldsEntry) -> bool {
+        a.manager == b.manager
+            && a.operation == b.operation
+            && a.subresource == b.subresource
+            && a.api_version == b.api_version
+            && a.fields_type == b.fields_type
+            && a.fields_v1 == b.fields_v1
+    }
+    // Their order is by time. Nobody is there twice.
+    let (a, b) = (managers(a), managers(b));
+    a.len() == b.len() && a.iter().all(|one| b.iter().any(|other| same(one, other)))
 }

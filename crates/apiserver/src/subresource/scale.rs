@@ -5,12 +5,13 @@ use std::sync::Arc;
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
-use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec, ScaleStatus};
+use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::core::v1::ReplicationController;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use knarr_api::custom::CustomObject;
 use knarr_api::error::About;
 use knarr_api::field::{Errors, Path};
+use knarr_api::scale::made;
 use knarr_api::{AnyObject, Error, Object, codec, k8s_openapi};
 use knarr_client::Preconditions;
 
@@ -182,24 +183,7 @@ fn scale_of(object: &Object) -> Result<Scale, Error> {
     } else {
         return Err(not_served());
     };
-    let meta = object.metadata();
-    Ok(Scale {
-        metadata: ObjectMeta {
-            name: meta.name.clone(),
-            namespace: meta.namespace.clone(),
-            uid: meta.uid.clone(),
-            resource_version: meta.resource_version.clone(),
-            creation_timestamp: meta.creation_timestamp.clone(),
-            ..ObjectMeta::default()
-        },
-        spec: Some(ScaleSpec {
-            replicas: wanted.filter(|n| *n != 0),
-        }),
-        status: Some(ScaleStatus {
-            replicas: found.unwrap_or(0),
-            selector: Some(selector).filter(|s| !s.is_empty()),
-        }),
-    })
+    Ok(made(object.metadata(), wanted, found, &selector))
 }
 
 /// A selector in the query string's syntax, its requirements sorted by key.

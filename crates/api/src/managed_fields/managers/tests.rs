@@ -45,7 +45,7 @@ fn what_a_client_creates_and_changes_is_its_own() {
     let new = map(json!({"k": "v"}));
     let managed = Managed::default().update(
         &CONFIG_MAP,
-        &blank(&CONFIG_MAP),
+        blank(&CONFIG_MAP),
         &new,
         id("a", Operation::Update),
         at(1),
@@ -67,7 +67,7 @@ fn what_a_client_creates_and_changes_is_its_own() {
 fn appliers_share_conflict_and_take() {
     let (live, managed) = apply(
         Managed::default(),
-        &blank(&CONFIG_MAP),
+        blank(&CONFIG_MAP),
         &map(json!({"k": "v", "l": "w"})),
         "m1",
         false,
@@ -117,7 +117,7 @@ fn lists_merge_by_key_and_unknown_fields_are_refused() {
     let by = |name| ManagerId::new(name, Operation::Apply, &POD, "");
     let one = pod(json!([{"name": "c", "image": "i", "ports": [{"containerPort": 80}]}]));
     let first = Managed::default()
-        .apply(&POD, &blank(&POD), &one, by("m1"), false, at(1))
+        .apply(&POD, blank(&POD), &one, by("m1"), false, at(1))
         .unwrap();
     assert_eq!(
         held(&first.managed),
@@ -148,7 +148,7 @@ fn lists_merge_by_key_and_unknown_fields_are_refused() {
             ".spec.containers: duplicate entries for key [name=\"c\"]",
         ),
     ] {
-        match Managed::default().apply(&POD, &blank(&POD), &pod(wrong), by("m"), false, at(1)) {
+        match Managed::default().apply(&POD, blank(&POD), &pod(wrong), by("m"), false, at(1)) {
             Err(Refused::Mistakes(found)) => assert_eq!(found, [why]),
             other => panic!("{other:?}"),
         }
@@ -162,7 +162,7 @@ fn a_manager_of_another_version_is_asked_in_its_own() {
     let kind = &HORIZONTAL_POD_AUTOSCALER_V1;
     let by = ManagerId::new("m1", Operation::Apply, kind, "");
     let first = Managed::default()
-        .apply(kind, &blank(kind), &v1, by, false, at(1))
+        .apply(kind, blank(kind), &v1, by, false, at(1))
         .unwrap();
     let kind = &HORIZONTAL_POD_AUTOSCALER;
     let (_, live) = at_version(
@@ -186,7 +186,7 @@ fn a_manager_of_another_version_is_asked_in_its_own() {
 #[test]
 fn of_many_updaters_the_oldest_become_one() {
     let mut managed = Managed::default();
-    let mut live = blank(&CONFIG_MAP);
+    let mut live = blank(&CONFIG_MAP).clone();
     for n in 0..14 {
         let mut new = map(live.get("data").cloned().unwrap_or(json!({})));
         new["data"][format!("k{n:02}")] = "v".into();
