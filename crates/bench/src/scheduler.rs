@@ -187,7 +187,7 @@ fn drain(scheduler: &mut Scheduler, clock: &mut Timestamp) -> Result<usize, Stri
             }
         };
         match step {
-            Step::Bind { pod, node } => {
+            Step::Bind { pod, node, .. } => {
                 scheduler.bound(&pod);
                 let mut object = Pod::clone(&pod);
                 object.spec.get_or_insert_default().node_name = Some(node);

@@ -2,7 +2,7 @@
 //! which find no node. The deciding code runs on a picture of its own until nothing moves; nothing is written.
 //!
 //! A pod that goes and has a controller comes back as its controller would make it; one without does not come back.
-//! What the picture leaves out: volumes, and how long pods take to end.
+//! Volumes that are to be made are there at once. What the picture leaves out: how long pods take to end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -171,6 +171,10 @@ impl Picture {
                 .cluster_mut()
                 .set_replica_set(namespace, name, Some(set));
         } else {
+            if let Some(change) = crate::volumes::Change::of(None, Some(object)) {
+                self.scheduler.storage_changed(&change, self.now);
+                return;
+            }
             let cluster = self.scheduler.cluster_mut();
             if let Some(of) = object.get::<Namespace>() {
                 cluster.set_namespace(name, Some(of));
@@ -440,7 +444,7 @@ impl Picture {
 
     fn carry_out(&mut self, step: Step) {
         match step {
-            Step::Bind { pod, node } => {
+            Step::Bind { pod, node, .. } => {
                 self.waiting.remove(pod.object().uid());
                 let (name, from) = self.origin(&pod);
                 self.said.placements.push(Placement {
