@@ -3,6 +3,8 @@
 //! Deciding is done by one task, one pod after the other, each seeing the reservations of those before; requests are
 //! made beside it, so that a slow API does not hold back decisions.
 
+mod volumes;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,6 +45,8 @@ struct Driver {
     events: EventRecorder,
     scheduler: Arc<Mutex<Scheduler>>,
     wake: Arc<Notify>,
+    /// Something of storage has changed, or a pod has gone.
+    storage_changed: Arc<Notify>,
 }
 
 /// Runs until dropped.
@@ -53,9 +57,11 @@ pub async fn run(base: Base, scheduler: Scheduler) {
         events: base.events.with_component(COMPONENT),
         scheduler: Arc::new(Mutex::new(scheduler)),
         wake: Arc::new(Notify::new()),
+        storage_changed: Arc::new(Notify::new()),
     };
     // Before pods are placed all nodes, all that stands on them and all that rules look at besides must be known.
     driver.follow_surroundings(&base.caches).await;
+    driver.follow_storage(&base.caches).await;
     let nodes = base.caches.store(&registry::NODE);
     let pods = base.caches.store(&registry::POD);
     let d = driver.clone();
@@ -72,19 +78,26 @@ pub async fn run(base: Base, scheduler: Scheduler) {
         let (old, new) = (typed(change.before()), typed(change.after()));
         let now = d.clock.now();
         d.scheduler.lock().pod_changed(old.as_ref(), new.as_ref(), now);
+        if new.is_none() {
+            d.storage_changed.notify_waiters();
+        }
         d.wake.notify_one();
     });
     pods.synced().await;
     debug!("scheduler started");
 
     let mut requests = JoinSet::new();
+    // These wait for others, perhaps for minutes: they hold up nobody.
+    let mut volumes = JoinSet::new();
     loop {
         let mut decided = 0;
         while requests.len() < IN_FLIGHT && decided < TURN {
             let step = driver.scheduler.lock().step(driver.clock.now());
             let Some(step) = step else { break };
             decided += 1;
-            requests.spawn(driver.clone().carry_out(step));
+            let waits = matches!(step, Step::Bind { volumes: Some(_), .. });
+            let of = if waits { &mut volumes } else { &mut requests };
+            of.spawn(driver.clone().carry_out(step));
         }
         if decided == TURN {
             tokio::task::yield_now().await;
@@ -97,6 +110,11 @@ pub async fn run(base: Base, scheduler: Scheduler) {
             ended = requests.join_next(), if !requests.is_empty() => {
                 if let Some(Err(error)) = ended {
                     warn!(%error, "a scheduling request died");
+                }
+            }
+            ended = volumes.join_next(), if !volumes.is_empty() => {
+                if let Some(Err(error)) = ended {
+                    warn!(%error, "binding the volumes of a pod died");
                 }
             }
             _ = timeout(wait, driver.wake.notified()) => {}
@@ -117,7 +135,14 @@ impl Driver {
 
     async fn carry_out(self, step: Step) {
         match step {
-            Step::Bind { pod, node } => self.bind(pod, node).await,
+            Step::Bind { pod, node, volumes } => {
+                if let Some(volumes) = volumes
+                    && let Err(why) = self.bind_volumes(&pod, &node, &volumes).await
+                {
+                    return self.not_bound(&pod, why).await;
+                }
+                self.bind(pod, node).await;
+            }
             Step::Report {
                 pod,
                 message,
@@ -160,16 +185,24 @@ impl Driver {
             }
             Err(error) => {
                 debug!(pod = ?pod.object(), node, %error, "not bound");
-                self.scheduler.lock().not_bound(&pod, self.clock.now());
-                self.wake.notify_one();
                 // It has gone, or somebody else has bound it: nothing to report on it.
-                if !error.is_not_found() && !error.is_conflict() {
-                    let message = format!("binding rejected: {error}");
-                    self.report(&pod, "SchedulerError", message, Nomination::Keep)
-                        .await;
+                if error.is_not_found() || error.is_conflict() {
+                    return self.give_back(&pod);
                 }
+                self.not_bound(&pod, format!("binding rejected: {error}")).await;
             }
         }
+    }
+
+    /// Its room is free again, and the pod is tried again later.
+    fn give_back(&self, pod: &Shared<Pod>) {
+        self.scheduler.lock().not_bound(pod, self.clock.now());
+        self.wake.notify_one();
+    }
+
+    async fn not_bound(&self, pod: &Shared<Pod>, why: String) {
+        self.give_back(pod);
+        self.report(pod, "SchedulerError", why, Nomination::Keep).await;
     }
 
     fn event(&self, pod: &Shared<Pod>, type_: EventType, reason: &str, message: String) {

@@ -68,13 +68,21 @@ impl Disk {
     /// Whether two pods of one node cannot have both.
     pub fn conflicts(&self, other: &Disk) -> bool {
         match (self, other) {
-            (Disk::Gce { name, read_only }, Disk::Gce { name: n, read_only: ro }) => {
-                name == n && !(*read_only && *ro)
-            }
+            (
+                Disk::Gce { name, read_only },
+                Disk::Gce {
+                    name: n,
+                    read_only: ro,
+                },
+            ) => name == n && !(*read_only && *ro),
             (Disk::Aws { id }, Disk::Aws { id: other }) => id == other,
-            (Disk::Iscsi { iqn, read_only }, Disk::Iscsi { iqn: n, read_only: ro }) => {
-                iqn == n && !(*read_only && *ro)
-            }
+            (
+                Disk::Iscsi { iqn, read_only },
+                Disk::Iscsi {
+                    iqn: n,
+                    read_only: ro,
+                },
+            ) => iqn == n && !(*read_only && *ro),
             (
                 Disk::Rbd {
                     monitors,

@@ -127,8 +127,8 @@ pub fn storage_changed(plugin: &str, pod: &PodInfo, change: &Change) -> bool {
                 before: Some(before),
                 after: Some(after),
             } => {
-                let gave_up = before.spec.storage_capacity == Some(true)
-                    && after.spec.storage_capacity != Some(true);
+                let gave_up =
+                    before.spec.storage_capacity == Some(true) && after.spec.storage_capacity != Some(true);
                 gave_up && uses_driver(pod, after.object().name())
             }
             Change::Capacity {

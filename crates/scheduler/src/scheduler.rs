@@ -218,9 +218,8 @@ impl Scheduler {
     pub fn storage_changed(&mut self, change: &volumes::Change, now: Timestamp) {
         self.cluster.volumes_mut().apply(change);
         if self.queue.awaits(hints::LOOK_AT_STORAGE) {
-            self.queue.wake_where(now, |plugin, pod| {
-                hints::storage_changed(plugin, pod, change)
-            });
+            self.queue
+                .wake_where(now, |plugin, pod| hints::storage_changed(plugin, pod, change));
         }
     }
 

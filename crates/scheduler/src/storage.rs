@@ -3,11 +3,11 @@
 
 use crate::evaluation::Rejection;
 use crate::node_info::NodeInfo;
+use crate::plugins::Refusal;
 use crate::plugins::node_volume_limits::{self, Limits};
 use crate::plugins::volume_binding::{self, Claims};
 use crate::plugins::volume_restrictions::{self, Restrictions};
 use crate::plugins::volume_zone::{self, Zones};
-use crate::plugins::Refusal;
 use crate::pod_info::{PodClass, PodInfo};
 use crate::profile::Profile;
 use crate::volumes::Volumes;

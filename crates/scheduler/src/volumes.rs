@@ -6,9 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::{
-    CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment,
-};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use knarr_api::quantity::Quantity;
 use knarr_api::{Object, Shared, k8s_openapi};
 
@@ -180,11 +178,7 @@ impl Volumes {
             }
             Change::Class { before, after } => {
                 if let Some(of) = after.as_ref().or(before.as_ref()) {
-                    set(
-                        &mut self.classes,
-                        of.object().name().to_string(),
-                        after.clone(),
-                    );
+                    set(&mut self.classes, of.object().name().to_string(), after.clone());
                 }
             }
             Change::Node { before, after } => {
@@ -194,11 +188,7 @@ impl Volumes {
             }
             Change::Driver { before, after } => {
                 if let Some(of) = after.as_ref().or(before.as_ref()) {
-                    set(
-                        &mut self.drivers,
-                        of.object().name().to_string(),
-                        after.clone(),
-                    );
+                    set(&mut self.drivers, of.object().name().to_string(), after.clone());
                 }
             }
             Change::Capacity { before, after } => {
@@ -388,6 +378,9 @@ pub fn waits_for_consumer(class: &StorageClass) -> bool {
 
 /// The largest volume that can be made there, in bytes.
 pub fn volume_limit(capacity: &CSIStorageCapacity) -> Option<i64> {
-    let of = capacity.maximum_volume_size.as_ref().or(capacity.capacity.as_ref())?;
+    let of = capacity
+        .maximum_volume_size
+        .as_ref()
+        .or(capacity.capacity.as_ref())?;
     Quantity::of(of).ok().map(|q| q.value())
 }

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::SignedDuration;
+use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 use knarr_api::quantity::Quantity;
 use knarr_api::selector::label::Selector;
-use knarr_api::Shared;
 
 use super::{Refusal, node_affinity};
 use crate::evaluation::Rejection;
@@ -80,7 +80,11 @@ pub struct Claims {
     unbound: Vec<Unbound>,
 }
 
-fn check(volumes: &Volumes, pod: &PodClass, used: &ClaimUse) -> Result<Shared<PersistentVolumeClaim>, String> {
+fn check(
+    volumes: &Volumes,
+    pod: &PodClass,
+    used: &ClaimUse,
+) -> Result<Shared<PersistentVolumeClaim>, String> {
     let name = &used.claim;
     let Some(claim) = volumes.claim(pod.namespace(), name) else {
         return Err(if used.ephemeral {
@@ -259,7 +263,10 @@ struct Conflicts {
 impl Conflicts {
     fn refusal(self) -> Option<Refusal> {
         let all = [
-            (self.affinity, "node(s) didn't match PersistentVolume's node affinity"),
+            (
+                self.affinity,
+                "node(s) didn't match PersistentVolume's node affinity",
+            ),
             (
                 self.no_match,
                 "node(s) didn't find available persistent volumes to bind",
@@ -314,9 +321,7 @@ impl Claims {
             }
         }
         if immediate {
-            return Err(refused(
-                "pod has unbound immediate PersistentVolumeClaims".into(),
-            ));
+            return Err(refused("pod has unbound immediate PersistentVolumeClaims".into()));
         }
         all.unbound
             .sort_by_key(|u| volumes::requested(&u.claim).unwrap_or_default());
@@ -461,9 +466,10 @@ impl VolumesToBind {
     pub fn are_bound(&self, volumes: &Volumes, node: &NodeInfo) -> Result<bool, String> {
         let latest = |claim: &Shared<PersistentVolumeClaim>| {
             let (namespace, name) = (claim.object().namespace(), claim.object().name());
-            volumes.claim(namespace, name).cloned().ok_or_else(|| {
-                format!("could not find v1.PersistentVolumeClaim \"{namespace}/{name}\"")
-            })
+            volumes
+                .claim(namespace, name)
+                .cloned()
+                .ok_or_else(|| format!("could not find v1.PersistentVolumeClaim \"{namespace}/{name}\""))
         };
         let on_node = |volume: &Shared<PersistentVolume>| match usable_on(volume, node) {
             true => Ok(()),
@@ -475,9 +481,9 @@ impl VolumesToBind {
         };
         for (volume, claim) in &self.bindings {
             let name = volume.object().name();
-            let now = volumes
-                .volume(name)
-                .ok_or_else(|| format!("failed to check binding: could not find v1.PersistentVolume {name:?}"))?;
+            let now = volumes.volume(name).ok_or_else(|| {
+                format!("failed to check binding: could not find v1.PersistentVolume {name:?}")
+            })?;
             let claim = latest(claim).map_err(|e| format!("failed to check binding: {e}"))?;
             if now.object().revision() < volume.object().revision() {
                 return Ok(false);

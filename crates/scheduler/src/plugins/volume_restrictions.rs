@@ -91,6 +91,5 @@ pub fn pod_leaving_helps(pod: &PodClass, other: &PodClass) -> bool {
         return false;
     };
     pod.namespace() == other.namespace()
-        && (shares_disk(&mine.disks, other)
-            || mine.named().any(|claim| theirs.named().any(|o| o == claim)))
+        && (shares_disk(&mine.disks, other) || mine.named().any(|claim| theirs.named().any(|o| o == claim)))
 }

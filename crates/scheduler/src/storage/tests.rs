@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
-use k8s_openapi::api::storage::v1::{
-    CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment,
-};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi};
@@ -161,7 +159,9 @@ impl World {
 }
 
 fn short(message: &str) -> String {
-    let short = message.strip_prefix("0/2 nodes are available: ").unwrap_or(message);
+    let short = message
+        .strip_prefix("0/2 nodes are available: ")
+        .unwrap_or(message);
     for end in [" no new claims", " not found"] {
         if let Some((short, _)) = short.split_once(&format!(".{end}")) {
             return short.to_string();
@@ -176,7 +176,12 @@ type Setup = fn(&mut World);
 fn every_rule_on_volumes_says_what_kube_scheduler_says() {
     let one = || pod("p", of_claims(&["c"]));
     let cases: &[(&str, Setup, Value, &str)] = &[
-        ("no such claim", |_| {}, one(), "persistentvolumeclaim \"c\" not found"),
+        (
+            "no such claim",
+            |_| {},
+            one(),
+            "persistentvolumeclaim \"c\" not found",
+        ),
         (
             "the claim goes",
             |w| {
@@ -371,8 +376,7 @@ fn every_rule_on_volumes_says_what_kube_scheduler_says() {
             "the volume's label says zone 2",
             |w| {
                 let mut labelled = volume("v", "local", "1Gi", "");
-                labelled["metadata"]["labels"] =
-                    json!({"failure-domain.beta.kubernetes.io/zone": "2__3"});
+                labelled["metadata"]["labels"] = json!({"failure-domain.beta.kubernetes.io/zone": "2__3"});
                 w.put::<PersistentVolume>(labelled);
                 w.put::<PersistentVolumeClaim>(bound("c", "v"));
             },
@@ -405,19 +409,37 @@ fn every_rule_on_volumes_says_what_kube_scheduler_says() {
         (
             "a disk is written on a",
             |w| {
-                w.run("a", pod("other", json!([{"name": "d", "gcePersistentDisk": {"pdName": "x"}}])));
+                w.run(
+                    "a",
+                    pod(
+                        "other",
+                        json!([{"name": "d", "gcePersistentDisk": {"pdName": "x"}}]),
+                    ),
+                );
             },
-            pod("p", json!([{"name": "d", "gcePersistentDisk": {"pdName": "x", "readOnly": true}}])),
+            pod(
+                "p",
+                json!([{"name": "d", "gcePersistentDisk": {"pdName": "x", "readOnly": true}}]),
+            ),
             "b",
         ),
         (
             "a disk is written everywhere",
             |w| {
                 for n in ["a", "b"] {
-                    w.run(n, pod(n, json!([{"name": "d", "rbd": {"monitors": ["m", "n"], "image": "i"}}])));
+                    w.run(
+                        n,
+                        pod(
+                            n,
+                            json!([{"name": "d", "rbd": {"monitors": ["m", "n"], "image": "i"}}]),
+                        ),
+                    );
                 }
             },
-            pod("p", json!([{"name": "d", "rbd": {"monitors": ["n"], "image": "i"}}])),
+            pod(
+                "p",
+                json!([{"name": "d", "rbd": {"monitors": ["n"], "image": "i"}}]),
+            ),
             "2 node(s) had no available disk",
         ),
         (
