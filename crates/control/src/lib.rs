@@ -33,6 +33,8 @@ const RELEASE: Duration = Duration::from_secs(2);
 pub struct Config {
     pub controllers: knarr_controllers::Config,
     pub scheduler: scheduler_config::KubeSchedulerConfiguration,
+    /// What the scheduler counts.
+    pub metrics: scheduler::Metrics,
     /// This process's name, another after each start, where several servers share one store: one of them leads.
     /// `None` for the only server there is.
     pub identity: Option<String>,
@@ -84,7 +86,8 @@ async fn work(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
         running.spawn(sweeper::run(base.clone(), sweep));
     }
     running.spawn(garbage_collector::run(base.clone()));
-    running.spawn(scheduler::run(base, config.scheduler.scheduler()));
+    let metrics = config.metrics.clone();
+    running.spawn(scheduler::run(base, config.scheduler.scheduler(), metrics));
     while let Some(ended) = running.join_next().await {
         if let Err(error) = ended {
             // A panic is a bug in one loop; the others go on.

@@ -289,3 +289,42 @@ async fn a_pod_whose_volume_is_not_bound_in_time_is_given_back() {
     };
     api.delete(&registry::POD, "default", "web", now).await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_done_is_counted_under_kube_schedulers_names() {
+    let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
+    let api = Arc::new(FakeApi::new(clock.clone()));
+    let config = knarr_control::Config::default();
+    let metrics = config.metrics.clone();
+    let cancel = CancellationToken::new();
+    tokio::spawn(knarr_control::run(api.clone(), config, clock, cancel.clone()));
+    let _running = cancel.drop_guard();
+    api.create_as(node("n1")).await.unwrap();
+    for name in ["a", "b"] {
+        let mut low = pod(name, "1");
+        low.spec.as_mut().unwrap().scheduler_name = Some("default-scheduler".into());
+        api.create_as(low).await.unwrap();
+    }
+    sleep(Duration::from_secs(3)).await;
+    api.create_as(pod("large", "3")).await.unwrap();
+    let mut high = pod("high", "2");
+    high.spec.as_mut().unwrap().priority = Some(10);
+    api.create_as(high).await.unwrap();
+    sleep(Duration::from_secs(3)).await;
+    let page = metrics.text();
+    for line in [
+        r#"scheduler_schedule_attempts_total{profile="default-scheduler",result="scheduled"} 2"#,
+        r#"scheduler_schedule_attempts_total{profile="default-scheduler",result="unschedulable"} 2"#,
+        r#"scheduler_scheduling_attempt_duration_seconds_count{profile="default-scheduler",result="scheduled"} 2"#,
+        r#"scheduler_pending_pods{queue="unschedulable"} 2"#,
+        r#"scheduler_pending_pods{queue="active"} 0"#,
+        r#"scheduler_unschedulable_pods{plugin="NodeResourcesFit",profile="default-scheduler"} 2"#,
+        r#"scheduler_preemption_victims_sum 2"#,
+        r#"scheduler_preemption_attempts_total 1"#,
+        r#"scheduler_pod_scheduling_attempts_count 2"#,
+        r#"scheduler_cache_size{type="nodes"} 1"#,
+        "# TYPE scheduler_scheduling_algorithm_duration_seconds histogram",
+    ] {
+        assert!(page.lines().any(|l| l == line), "{line} is not in:\n{page}");
+    }
+}

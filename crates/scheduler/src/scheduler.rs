@@ -58,6 +58,7 @@ pub enum Step {
         pod: Shared<Pod>,
         node: String,
         volumes: Option<Arc<VolumesToBind>>,
+        waited: Waited,
     },
     /// Say that it could not be placed.
     Report {
@@ -77,6 +78,13 @@ pub enum Step {
         /// Pods of lower priority that were to go to that node.
         cleared: Vec<Shared<Pod>>,
     },
+}
+
+/// What it took until a pod was placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waited {
+    pub attempts: u32,
+    pub since: Timestamp,
 }
 
 /// All that the rules say about one pod, for people.
@@ -177,6 +185,26 @@ impl Scheduler {
     /// How often a waiting pod was tried.
     pub fn attempts(&self, pod: &Shared<Pod>) -> u32 {
         self.queue.attempts(&ObjectKey::of(pod.object()))
+    }
+
+    /// How many pods stand on nodes, those included whose binding is under way.
+    pub fn standing(&self) -> usize {
+        self.standing.len()
+    }
+
+    /// How many pods' binding is under way.
+    pub fn assumed(&self) -> usize {
+        self.assumed.len()
+    }
+
+    /// How many pods each plugin is against, for each profile.
+    pub fn unschedulable_by(&self) -> BTreeMap<(&'static str, String), usize> {
+        let mut all = BTreeMap::new();
+        for (plugin, pod) in self.queue.parked().filter(|(plugin, _)| !plugin.is_empty()) {
+            let profile = &profile_for(&self.profiles, &pod.pod).scheduler_name;
+            *all.entry((plugin, profile.clone())).or_default() += 1;
+        }
+        all
     }
 
     fn profile_of(&self, pod: &Pod) -> Option<usize> {
@@ -667,7 +695,13 @@ impl Scheduler {
                 self.assumed.insert(pod.uid().to_string());
                 self.pod_came(&pod, now);
                 let volumes = self.reserve_volumes(profile, &pod, &name);
+                let key = pod.key();
+                let waited = Waited {
+                    attempts: self.queue.attempts(&key),
+                    since: self.queue.since(&key).unwrap_or(now),
+                };
                 return Step::Bind {
+                    waited,
                     pod: pod.pod.clone(),
                     node: name,
                     volumes,

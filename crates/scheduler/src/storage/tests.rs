@@ -663,7 +663,10 @@ fn volumes_are_bound_when_both_sides_say_so_and_failed_when_they_are_let_go() {
     world.put::<PersistentVolumeClaim>(claim("c", "local", "1Gi"));
     world.put::<PersistentVolumeClaim>(claim("d", "made", "1Gi"));
     world.submit(pod("p", of_claims(&["c", "d"])));
-    let Some(Step::Bind { pod, node, volumes }) = world.step() else {
+    let Some(Step::Bind {
+        pod, node, volumes, ..
+    }) = world.step()
+    else {
         panic!("it fits");
     };
     let volumes: Arc<VolumesToBind> = volumes.expect("volumes to bind");
