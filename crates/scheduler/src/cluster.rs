@@ -313,15 +313,18 @@ impl Cluster {
         self.changed(place);
     }
 
-    pub fn end_nomination(&mut self, node: &str, uid: &str) {
-        let Some(place) = self.place(node) else { return };
+    /// The pod for which room was kept.
+    pub fn end_nomination(&mut self, node: &str, uid: &str) -> Option<Arc<PodInfo>> {
+        let place = self.place(node)?;
         let info = &mut self.infos[place as usize];
-        info.nominated.retain(|p| p.uid() != uid);
+        let at = info.nominated.iter().position(|p| p.uid() == uid)?;
+        let was = info.nominated.remove(at);
         if info.nominated.is_empty() {
             self.nominations.remove(&place);
         }
         self.changed(place);
         self.tidy(place);
+        Some(was)
     }
 
     /// Nodes to which pods are nominated.

@@ -285,7 +285,7 @@ impl Scheduler {
             .filter(|n| !n.is_empty());
         match (stands, new) {
             (Some(node), Some(new)) => {
-                self.dequeue(&key, &uid);
+                self.dequeue(&key, &uid, node, now);
                 let was_expected = self.assumed.remove(&uid);
                 self.reserved.remove(&uid);
                 let info = Arc::new(self.classes.info(new));
@@ -301,7 +301,7 @@ impl Scheduler {
             (None, Some(new)) if self.is_mine(new) => {
                 let gates = new.spec.as_ref().and_then(|s| s.scheduling_gates.as_ref());
                 if gates.is_some_and(|g| !g.is_empty()) {
-                    self.dequeue(&key, &uid);
+                    self.dequeue(&key, &uid, "", now);
                     self.gated.insert(key);
                     return;
                 }
@@ -314,18 +314,19 @@ impl Scheduler {
                     let changed = old.is_some_and(|old| !same(old));
                     let info = Arc::new(self.classes.info(new));
                     let named = old.map_or("", |old| nominated_node_name(old));
-                    self.follow_nomination(&info, named);
+                    self.follow_nomination(&info, named, now);
                     self.queue.put(info, changed, now);
                 }
             }
             // A pod of another scheduler that waits for its victims here counts where it is to go.
             (None, Some(new)) if !is_finished(new) && !nominated_node_name(new).is_empty() => {
-                self.dequeue(&key, &uid);
+                let node = nominated_node_name(new);
+                self.dequeue(&key, &uid, node, now);
                 let info = Arc::new(self.classes.info(new));
-                self.follow_nomination(&info, "");
+                self.follow_nomination(&info, "", now);
             }
             _ => {
-                self.dequeue(&key, &uid);
+                self.dequeue(&key, &uid, "", now);
                 self.assumed.remove(&uid);
                 self.take_back_volumes(&uid);
                 if self.leave(&uid) {
@@ -336,18 +337,18 @@ impl Scheduler {
         }
     }
 
-    /// The pod waits no more, for whatever reason.
-    fn dequeue(&mut self, key: &ObjectKey, uid: &str) {
+    /// The pod waits no more, for whatever reason. `node`: it stands there now, or is to; else empty.
+    fn dequeue(&mut self, key: &ObjectKey, uid: &str, node: &str, now: Timestamp) {
         self.gated.remove(key);
         if self.queue.get(key).is_some_and(|p| p.uid() == uid) {
             self.queue.remove(key);
         }
         self.preempting.remove(uid);
-        self.end_nomination(uid);
+        self.move_nomination(uid, node, now);
     }
 
     /// Takes a pod's nomination from its status. One that was decided here and is not yet written stays.
-    fn follow_nomination(&mut self, pod: &Arc<PodInfo>, before: &str) {
+    fn follow_nomination(&mut self, pod: &Arc<PodInfo>, before: &str, now: Timestamp) {
         let named = pod.nominated_node_name().to_string();
         let known = self.nominated.get(pod.uid()).cloned();
         let node = if !named.is_empty() {
@@ -357,21 +358,28 @@ impl Scheduler {
         } else {
             String::new()
         };
-        self.end_nomination(pod.uid());
-        if !node.is_empty() {
-            self.nominate(pod, &node);
+        if node.is_empty() {
+            self.move_nomination(pod.uid(), "", now);
+        } else {
+            self.nominate(pod, &node, now);
         }
     }
 
-    fn nominate(&mut self, pod: &Arc<PodInfo>, node: &str) {
-        self.end_nomination(pod.uid());
+    fn nominate(&mut self, pod: &Arc<PodInfo>, node: &str, now: Timestamp) {
+        self.move_nomination(pod.uid(), node, now);
         self.cluster.nominate(node, pod);
         self.nominated.insert(pod.uid().to_string(), node.to_string());
     }
 
-    fn end_nomination(&mut self, uid: &str) {
-        if let Some(node) = self.nominated.remove(uid) {
-            self.cluster.end_nomination(&node, uid);
+    /// Ends a nomination, because the pod goes to `to` (empty: nowhere). Room that was kept for it on another node is
+    /// free for others.
+    fn move_nomination(&mut self, uid: &str, to: &str, now: Timestamp) {
+        let Some(node) = self.nominated.remove(uid) else {
+            return;
+        };
+        let pod = self.cluster.end_nomination(&node, uid);
+        if let Some(pod) = pod.filter(|_| node != to) {
+            self.pod_left(&pod, now);
         }
     }
 
@@ -690,7 +698,7 @@ impl Scheduler {
         let profile = self.profile_of(&pod.pod).unwrap_or(0);
         let (diagnosis, candidate) = match self.attempt(profile, &pod) {
             (Decision::Node { name, .. }, _) => {
-                self.end_nomination(pod.uid());
+                self.move_nomination(pod.uid(), &name, now);
                 self.stand(&name, &pod);
                 self.assumed.insert(pod.uid().to_string());
                 self.pod_came(&pod, now);
@@ -710,18 +718,22 @@ impl Scheduler {
             (Decision::Nowhere(diagnosis), candidate) => (diagnosis, candidate),
         };
         let message = diagnosis.message();
+        let node = candidate.as_ref().map(|c| self.cluster.at(c.place).name.clone());
+        let eligible = !diagnosis.preemption.contains("preemption: not eligible");
+        let had = self.nominated.contains_key(pod.uid());
+        let clears = node.is_none() && eligible && !diagnosis.is_error && had;
+        // Before it is parked, for what helps others does not help the pod itself.
+        match &node {
+            Some(node) => self.nominate(&pod, node, now),
+            None if clears => self.move_nomination(pod.uid(), "", now),
+            None => {}
+        }
         if diagnosis.is_error {
             self.queue.retry(&pod.key(), now);
         } else {
             self.queue.park(&pod.key(), diagnosis.by, now);
         }
-        let Some(candidate) = candidate else {
-            let eligible = !diagnosis.preemption.contains("preemption: not eligible");
-            let had = self.nominated.contains_key(pod.uid());
-            let clears = eligible && !diagnosis.is_error && had;
-            if clears {
-                self.end_nomination(pod.uid());
-            }
+        let (Some(candidate), Some(node)) = (candidate, node) else {
             return Step::Report {
                 pod: pod.pod.clone(),
                 message,
@@ -733,15 +745,13 @@ impl Scheduler {
                 is_error: diagnosis.is_error,
             };
         };
-        let node = self.cluster.at(candidate.place).name.clone();
         let lower = self.cluster.at(candidate.place).nominated.iter();
         let lower: Vec<Arc<PodInfo>> = lower.filter(|n| n.priority() < pod.priority()).cloned().collect();
         for pod in &lower {
-            self.end_nomination(pod.uid());
+            self.move_nomination(pod.uid(), "", now);
             // It may look for another place now.
             self.queue.wake_pod(&pod.key(), now);
         }
-        self.nominate(&pod, &node);
         self.preempting.insert(pod.uid().to_string());
         Step::Preempt {
             message,
@@ -780,7 +790,7 @@ impl Scheduler {
     pub fn preempted(&mut self, pod: &Shared<Pod>, failed: bool, now: Timestamp) {
         let was = self.preempting.remove(pod.object().uid());
         if was && failed {
-            self.end_nomination(pod.object().uid());
+            self.move_nomination(pod.object().uid(), "", now);
             self.queue.wake_pod(&ObjectKey::of(pod.object()), now);
         }
     }
