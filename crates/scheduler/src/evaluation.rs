@@ -117,6 +117,27 @@ pub struct Scratch {
     pub totals: Vec<i64>,
     scores: Vec<i64>,
     seen: Vec<u32>,
+    ready: Vec<i32>,
+}
+
+impl Scratch {
+    /// The nodes that will do.
+    pub fn collect(&mut self) {
+        self.feasible.clear();
+        let feasible = (0..).zip(&self.verdicts).filter(|(_, v)| **v == FEASIBLE);
+        self.feasible.extend(feasible.map(|(place, _)| place));
+    }
+}
+
+/// Of places with their sums one of the best, which one is `turn`'s, and how many will do. Short passes over small
+/// numbers: this is done for every pod.
+fn one_of_the_best(ready: &[i32], turn: usize) -> Option<(Place, usize)> {
+    let best = ready.iter().copied().max().filter(|best| *best != NOT_READY)?;
+    let equals: usize = ready.iter().map(|r| usize::from(*r == best)).sum();
+    let feasible: usize = ready.iter().map(|r| usize::from(*r != NOT_READY)).sum();
+    let mut places = (0..).zip(ready).filter(|(_, r)| **r == best);
+    let (place, _) = places.nth(turn % equals.max(1))?;
+    Some((place, feasible))
 }
 
 /// Scores of one plugin for the feasible nodes, in their order.
@@ -279,21 +300,36 @@ impl ClassState {
     /// The best node where the sum of the rules on one node is all there is: one of the equally good, which one is
     /// `turn`'s; and how many nodes would do. `None`: it takes all rules to say, or no node will do.
     pub fn best_by_sum(&self, profile: &Profile, turn: usize) -> Option<(Place, usize)> {
-        let plain = self.is_local()
-            && self.columns.tainted == 0
-            && !self.spread.scores()
-            && !self.affinity.scores()
-            && !node_affinity::scores(profile, &self.class);
-        if !plain {
+        if !self.is_local() || !self.sum_decides(profile) {
             return None;
         }
-        let ready = &self.columns.ready;
-        let best = ready.iter().copied().max().filter(|best| *best != NOT_READY)?;
-        let equals: usize = ready.iter().map(|r| usize::from(*r == best)).sum();
-        let feasible: usize = ready.iter().map(|r| usize::from(*r != NOT_READY)).sum();
-        let mut places = (0..).zip(ready).filter(|(_, r)| **r == best);
-        let (place, _) = places.nth(turn % equals.max(1))?;
-        Some((place, feasible))
+        one_of_the_best(&self.columns.ready, turn)
+    }
+
+    /// Whether of the nodes that will do the one with the best sum of the rules on one node is the best.
+    fn sum_decides(&self, profile: &Profile) -> bool {
+        self.columns.tainted == 0
+            && !self.spread.scores()
+            && !self.affinity.scores()
+            && !node_affinity::scores(profile, &self.class)
+    }
+
+    /// The same as [`ClassState::best_by_sum`] of the nodes that [`ClassState::filter`] has left. Not to be asked where
+    /// pods are nominated: those change what a node is beside its sum.
+    pub fn best_by_sum_of_filtered(
+        &self,
+        profile: &Profile,
+        scratch: &mut Scratch,
+        turn: usize,
+    ) -> Option<(Place, usize)> {
+        if !self.sum_decides(profile) {
+            return None;
+        }
+        let Scratch { verdicts, ready, .. } = scratch;
+        let both = verdicts.iter().zip(&self.columns.ready);
+        ready.clear();
+        ready.extend(both.map(|(verdict, sum)| if *verdict == FEASIBLE { *sum } else { NOT_READY }));
+        one_of_the_best(ready, turn)
     }
 
     /// Works out how pods there bear on the class, where that is not known.
@@ -464,7 +500,7 @@ impl ClassState {
         self.judge_pictured(profile, cluster, place, node, pictured)
     }
 
-    /// Judges all nodes for a pod of the class. Afterwards `scratch` has the feasible ones.
+    /// Judges all nodes for a pod of the class; [`Scratch::collect`] then has the feasible ones.
     /// `own` is where the pod itself is nominated to.
     pub fn filter(
         &mut self,
@@ -508,9 +544,6 @@ impl ClassState {
                     };
             }
         }
-        scratch.feasible.clear();
-        let feasible = (0..).zip(&scratch.verdicts).filter(|(_, v)| **v == FEASIBLE);
-        scratch.feasible.extend(feasible.map(|(place, _)| place));
     }
 
     /// Whether one node takes the pod.

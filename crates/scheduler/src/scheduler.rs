@@ -540,6 +540,15 @@ impl Scheduler {
         }
         let mut scratch = std::mem::take(&mut self.scratch);
         state.filter(&settings, &mut self.cluster, pod, own, &mut scratch);
+        if self.cluster.nominations().is_empty()
+            && let Some((place, feasible)) =
+                state.best_by_sum_of_filtered(&settings, &mut scratch, self.rotation)
+        {
+            self.scratch = scratch;
+            self.rotation = self.rotation.wrapping_add(1);
+            return (node(&self.cluster, place, feasible), None);
+        }
+        scratch.collect();
         let result = match scratch.feasible.as_slice() {
             [] => {
                 let (diagnosis, candidate) = self.make_room(&settings, pod, state, &scratch);
@@ -645,6 +654,7 @@ impl Scheduler {
         let mut scratch = Scratch::default();
         let own = self.own_nomination(pod);
         state.filter(&settings, &mut self.cluster, pod, own, &mut scratch);
+        scratch.collect();
         explanation.named = state.named().cloned();
         for (place, node) in self.cluster.iter() {
             let refusal = state.refusal(&scratch, place).cloned();

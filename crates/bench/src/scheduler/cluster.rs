@@ -114,7 +114,16 @@ impl Bound {
     }
 }
 
-async fn create<T: Registered>(api: &Arc<dyn Api>, objects: Vec<Value>) -> Result<()> {
+async fn create<T: Registered + Clone>(api: &Arc<dyn Api>, objects: Vec<Value>) -> Result<()> {
+    create_and(api, objects, |_: &mut T| false).await
+}
+
+/// `change` is made to each object after it is created, where it says so.
+async fn create_and<T: Registered + Clone>(
+    api: &Arc<dyn Api>,
+    objects: Vec<Value>,
+    change: fn(&mut T) -> bool,
+) -> Result<()> {
     let mut typed = Vec::with_capacity(objects.len());
     for object in objects {
         typed.push(serde_json::from_value::<T>(object)?);
@@ -127,7 +136,11 @@ async fn create<T: Registered>(api: &Arc<dyn Api>, objects: Vec<Value>) -> Resul
         let api = api.clone();
         creators.spawn(async move {
             for object in share {
-                api.create_as(object).await?;
+                let created = api.create_as(object).await?;
+                let mut changed: T = (*created).clone();
+                if change(&mut changed) {
+                    api.update_as(changed).await?;
+                }
             }
             Ok::<_, knarr_api::Error>(())
         });
@@ -150,7 +163,9 @@ pub async fn run(workload: &Workload) -> Result<Found> {
     create::<ServiceAccount>(&api, vec![account]).await?;
     let classes = PRIORITIES.map(|(name, value)| json!({"metadata": {"name": name}, "value": value}));
     create::<PriorityClass>(&api, classes.to_vec()).await?;
-    create::<Node>(&api, numbered(node, 0, workload.nodes)).await?;
+    // New nodes are tainted until somebody finds them ready.
+    let ready = |node: &mut Node| node.spec.as_mut().and_then(|s| s.taints.take()).is_some();
+    create_and(&api, numbered(node, 0, workload.nodes), ready).await?;
 
     let caches = Arc::new(Caches::new(api.clone()));
     let clock = Arc::new(knarr_client::SystemClock);
