@@ -132,11 +132,7 @@ impl Knarr {
 
     /// Begins a new measurement of [`Knarr::peak_memory_mb`].
     pub fn forget_peak(&self) -> Result<()> {
-        // proc(5): 5 resets the peak resident set size to the current one.
-        Ok(std::fs::write(
-            format!("/proc/{}/clear_refs", self.child.id()),
-            "5",
-        )?)
+        forget_peak(self.child.id())
     }
 
     /// The most that was resident since then, MB.
@@ -173,6 +169,21 @@ impl Drop for Knarr {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Begins a new measurement of [`own_peak_memory_mb`].
+pub fn forget_own_peak() -> Result<()> {
+    forget_peak(std::process::id())
+}
+
+/// The most that was resident of this process since then, MB.
+pub fn own_peak_memory_mb() -> Result<f64> {
+    memory(std::process::id(), "VmHWM:")
+}
+
+fn forget_peak(process: u32) -> Result<()> {
+    // proc(5): 5 resets the peak resident set size to the current one.
+    Ok(std::fs::write(format!("/proc/{process}/clear_refs"), "5")?)
 }
 
 /// Resident memory of a process, MB.

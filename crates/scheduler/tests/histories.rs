@@ -282,7 +282,7 @@ impl World {
 fn config() -> ProptestConfig {
     let others = std::env::var("KNARR_HISTORIES").ok().map(|n| n.parse().unwrap());
     ProptestConfig {
-        cases: others.unwrap_or(96),
+        cases: others.unwrap_or(64),
         failure_persistence: None,
         rng_seed: match others {
             Some(_) => RngSeed::Random,

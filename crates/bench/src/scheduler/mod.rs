@@ -97,7 +97,14 @@ pub fn through_api() -> Vec<Workload> {
     ]
 }
 
-/// What the core alone places. The last does not fit into every machine and is asked for by name.
+/// The largest cluster there is to be: some gigabytes and some minutes.
+pub fn large() -> Workload {
+    Workload::new("large", (1_000_000, basic), (10_000, basic))
+        .nodes(100_000)
+        .must_reach(2_000.0)
+}
+
+/// What the core alone places.
 pub fn core_alone() -> Vec<Workload> {
     vec![
         basic_workload().nodes(500),
