@@ -20,6 +20,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 pub use knarr_controllers::Config as ControllersConfig;
+/// When a node is lost, and what follows how fast.
+pub mod node_lifecycle {
+    pub use knarr_controllers::node::health::{LEASE_SECONDS, Lifecycle};
+    pub use knarr_controllers::node::zones::EvictionRates;
+}
 pub use knarr_scheduler::config as scheduler_config;
 pub use runner::Base;
 

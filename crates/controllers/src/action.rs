@@ -23,6 +23,12 @@ pub enum Action {
         object: Box<dyn AnyObject>,
         subresource: &'static str,
     },
+    /// All at once, each as [`Action::Update`] does; one that fails does not keep the others.
+    UpdateMany {
+        kind: &'static Kind,
+        objects: Vec<Box<dyn AnyObject>>,
+        subresource: &'static str,
+    },
     Delete(Delete),
     /// Removes a pod at once, without its node's word: only PodGC can make one (SPEC S2).
     Release(Release),
@@ -140,6 +146,14 @@ impl Action {
         }
     }
 
+    pub fn update_many<T: Registered>(objects: impl Iterator<Item = T>, subresource: &'static str) -> Self {
+        Action::UpdateMany {
+            kind: T::kind_of(),
+            objects: objects.map(|o| Box::new(o) as Box<dyn AnyObject>).collect(),
+            subresource,
+        }
+    }
+
     pub fn event(about: &ObjectReference, reason: &'static str, message: impl Into<String>) -> Self {
         Action::Event {
             about: about.clone(),
@@ -223,6 +237,14 @@ impl fmt::Display for Action {
                 object,
                 subresource,
             } => write!(f, "update {}/{subresource} {}", kind.plural, key(&**object)),
+            Action::UpdateMany {
+                kind,
+                objects,
+                subresource,
+            } => {
+                write!(f, "update {}/{subresource}", kind.plural)?;
+                objects.iter().try_for_each(|o| write!(f, " {}", key(&**o)))
+            }
             Action::Delete(d) => write!(f, "delete {} {}", d.kind.plural, d.key),
             Action::Release(r) => write!(f, "release pods {}", r.key()),
             Action::DeleteMany(all) => {

@@ -44,6 +44,8 @@ pub struct Config {
     pub root_ca: Option<String>,
     /// How many finished pods may lie about before the oldest are removed; 0 is any number (SPEC L12).
     pub terminated_pod_gc_threshold: usize,
+    /// When a node counts as lost, and how fast its pods are evicted then.
+    pub node_lifecycle: node::health::Lifecycle,
     /// Looks a time zone up by its IANA name, for CronJobs; the database is the driver's.
     pub time_zone: fn(&str) -> Option<TimeZone>,
 }
@@ -53,6 +55,7 @@ impl Default for Config {
         Config {
             root_ca: None,
             terminated_pod_gc_threshold: 12_500,
+            node_lifecycle: node::health::Lifecycle::default(),
             time_zone: |name| (name == "UTC").then_some(TimeZone::UTC),
         }
     }
@@ -91,7 +94,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
 /// Every controller that looks at everything now and then.
 pub fn sweeps(config: &Config) -> Vec<Box<dyn sweep::Sweep>> {
     vec![
-        Box::<node::health::NodeHealth>::default(),
+        Box::new(node::health::NodeHealth::new(config.node_lifecycle)),
         Box::new(podgc::PodGc::new(config.terminated_pod_gc_threshold)),
     ]
 }

@@ -42,7 +42,12 @@ impl World {
     /// Puts in what the updates among these actions say.
     pub fn take_updates(&mut self, actions: &[Action]) {
         for action in actions {
-            if let Action::Update { kind, object, .. } = action {
+            let (kind, objects) = match action {
+                Action::Update { kind, object, .. } => (kind, std::slice::from_ref(object)),
+                Action::UpdateMany { kind, objects, .. } => (kind, objects.as_slice()),
+                _ => continue,
+            };
+            for object in objects {
                 let object = Arc::new(Object::from_typed(kind, object.clone_box()));
                 self.objects.insert((kind.plural, ObjectKey::of(&object)), object);
             }

@@ -185,6 +185,7 @@ fn control_config(config: &Config, ca_pem: &str) -> knarr_control::Config {
         scheduler: config.scheduler.clone(),
         controllers: ControllersConfig {
             root_ca: Some(ca_pem.into()),
+            node_lifecycle: config.node_lifecycle,
             ..ControllersConfig::default()
         },
         identity: shared.then(identity),
