@@ -247,6 +247,15 @@ impl Executor {
                     Ok(_) => Err(failure(Error::conflict(kind.about(&key.name), "it is there"))),
                 }
             }
+            Fact::Gone { kind, key, uid } => {
+                let failure = failure(Verb::Require, kind, &key.name);
+                match self.api.get(kind, &key.namespace, &key.name).await {
+                    Err(error) if error.is_not_found() => Ok(()),
+                    Err(error) => Err(failure(error)),
+                    Ok(live) if live.uid() != uid => Ok(()),
+                    Ok(_) => Err(failure(Error::conflict(kind.about(&key.name), "it is there"))),
+                }
+            }
             Fact::Unused { claim } => {
                 let kind = &registry::POD;
                 let failure = failure(Verb::Require, kind, "");

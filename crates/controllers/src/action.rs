@@ -57,6 +57,12 @@ pub enum Fact {
     },
     /// There is no object of this name.
     Absent { kind: &'static Kind, key: ObjectKey },
+    /// There is no object of this name with this uid.
+    Gone {
+        kind: &'static Kind,
+        key: ObjectKey,
+        uid: String,
+    },
     /// No object of the kind is left in the namespace.
     NoneLeft { kind: &'static Kind, namespace: String },
     /// No pod that was scheduled uses this claim: [`uses`](crate::protection::uses).
@@ -254,6 +260,7 @@ impl fmt::Display for Action {
             }
             Action::Require(Fact::Alive { kind, key, .. }) => write!(f, "require {} {key}", kind.plural),
             Action::Require(Fact::Absent { kind, key }) => write!(f, "require no {} {key}", kind.plural),
+            Action::Require(Fact::Gone { kind, key, .. }) => write!(f, "require {} {key} gone", kind.plural),
             Action::Require(Fact::Unused { claim }) => write!(f, "require {claim} unused"),
             Action::Require(Fact::NoneLeft { kind, namespace }) => {
                 write!(f, "require no {} in {namespace}", kind.plural)

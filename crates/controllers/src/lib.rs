@@ -17,6 +17,7 @@ pub mod job;
 pub mod namespace;
 pub mod node;
 pub mod owner;
+pub mod persistentvolume;
 pub mod pod;
 pub mod podgc;
 pub mod protection;
@@ -76,6 +77,10 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(namespace::Namespaces),
         Box::new(node::eviction::TaintEviction),
         Box::new(node::taints::NodeTaints),
+        Box::new(persistentvolume::claims::ClaimBinder),
+        Box::new(persistentvolume::local::LocalLeftovers),
+        Box::new(persistentvolume::local::LocalProvisioner),
+        Box::new(persistentvolume::volumes::VolumePhases),
         Box::new(protection::ClaimProtection),
         Box::new(protection::VolumeProtection),
         Box::new(replicaset::ReplicaSets),

@@ -10,6 +10,15 @@ use crate::quantity;
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
+/// Who makes volumes of nodes' own directories.
+pub const LOCAL_PROVISIONER: &str = "knarr.io/local";
+/// Label of such a volume: the node whose directory it is.
+pub const LOCAL_NODE: &str = "knarr.io/node";
+/// Annotation of a node: the directory below which such volumes are.
+pub const LOCAL_PATH: &str = "knarr.io/local-volumes";
+/// Holds such a volume until its node has removed the directory.
+pub const LOCAL_FINALIZER: &str = "knarr.io/local-volume";
+
 const POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
 const ONE_SOURCE: &str = "may not specify more than 1 volume type";
 
