@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use knarr_api::{AnyObject, k8s_openapi, registry};
 use knarr_client::{
     Api, DeleteOptions, Error, EventRecorder, EventType, Kind, ListOptions, ObjectKey, Preconditions,
     Propagation, Result,
 };
 use knarr_controllers::action::{Action, Create, Delete, Dependents, Fact, Failure, Release, Report, Verb};
+use knarr_controllers::podgc::is_out_of_service;
 use knarr_controllers::protection;
 use tracing::debug;
 
@@ -255,6 +256,16 @@ impl Executor {
                     Ok(live) if live.uid() != uid => Ok(()),
                     Ok(_) => Err(failure(Error::conflict(kind.about(&key.name), "it is there"))),
                 }
+            }
+            Fact::OutOfService { node } => {
+                let kind = &registry::NODE;
+                let failure = failure(Verb::Require, kind, &node);
+                let live = self.api.get(kind, "", &node).await.map_err(&failure)?;
+                if live.get::<Node>().is_some_and(is_out_of_service) {
+                    return Ok(());
+                }
+                let why = "it is not out of service";
+                Err(failure(Error::conflict(kind.about(&node), why)))
             }
             Fact::Unused { claim } => {
                 let kind = &registry::POD;

@@ -63,6 +63,8 @@ pub enum Fact {
         key: ObjectKey,
         uid: String,
     },
+    /// The node is not ready, and somebody vouches for it that nothing of it runs any more.
+    OutOfService { node: String },
     /// No object of the kind is left in the namespace.
     NoneLeft { kind: &'static Kind, namespace: String },
     /// No pod that was scheduled uses this claim: [`uses`](crate::protection::uses).
@@ -261,6 +263,7 @@ impl fmt::Display for Action {
             Action::Require(Fact::Alive { kind, key, .. }) => write!(f, "require {} {key}", kind.plural),
             Action::Require(Fact::Absent { kind, key }) => write!(f, "require no {} {key}", kind.plural),
             Action::Require(Fact::Gone { kind, key, .. }) => write!(f, "require {} {key} gone", kind.plural),
+            Action::Require(Fact::OutOfService { node }) => write!(f, "require node {node} out of service"),
             Action::Require(Fact::Unused { claim }) => write!(f, "require {claim} unused"),
             Action::Require(Fact::NoneLeft { kind, namespace }) => {
                 write!(f, "require no {} in {namespace}", kind.plural)

@@ -5,6 +5,7 @@
 //! To add a controller: one file (or folder), one line in [`all`].
 
 pub mod action;
+pub mod attachdetach;
 pub mod controller;
 pub mod cronjob;
 pub mod daemonset;
@@ -65,6 +66,8 @@ impl Default for Config {
 /// Every controller that works on keys.
 pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     let mut all: Vec<Box<dyn Controller>> = vec![
+        Box::new(attachdetach::AttachDetach),
+        Box::new(attachdetach::VolumesAttached),
         Box::new(cronjob::CronJobs {
             time_zone: config.time_zone,
         }),
