@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use knarr_client::leader::{Election, Terms};
-use knarr_client::{Api, Caches, Clock, EventRecorder};
+use knarr_client::{Api, Caches, Clock, EventRecorder, TypedApi};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -30,6 +30,8 @@ pub use runner::Base;
 
 /// The lease for which several servers of one cluster compete: namespace and name.
 pub const LEASE: (&str, &str) = ("kube-system", "knarr-control");
+/// Between two tries to make what a cluster has from the start.
+const AGAIN: Duration = Duration::from_secs(5);
 /// How long giving the lease back may take on the way out; after it, it runs out by itself.
 const RELEASE: Duration = Duration::from_secs(2);
 
@@ -67,6 +69,20 @@ pub async fn run(api: Arc<dyn Api>, config: Config, clock: Arc<dyn Clock>, cance
     }
 }
 
+/// Sees to it that claims get storage out of the box: the class of nodes' own directories is there. Its user may change it.
+async fn default_storage(api: Arc<dyn Api>) {
+    let class = knarr_controllers::persistentvolume::local::default_class();
+    loop {
+        match api.create_as(class.clone()).await {
+            Err(error) if !error.is_already_exists() => {
+                warn!(%error, "cannot make the storage class yet");
+                tokio::time::sleep(AGAIN).await;
+            }
+            _ => return,
+        }
+    }
+}
+
 /// All loops. Dropped, it takes them along.
 async fn work(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
     let caches = Arc::new(Caches::new(api.clone()));
@@ -88,6 +104,7 @@ async fn work(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
     for sweep in knarr_controllers::sweeps(&controllers) {
         running.spawn(sweeper::run(base.clone(), sweep));
     }
+    running.spawn(default_storage(base.api.clone()));
     running.spawn(garbage_collector::run(base.clone()));
     running.spawn(scheduler::run(base, config.scheduler.scheduler()));
     while let Some(ended) = running.join_next().await {
