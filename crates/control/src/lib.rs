@@ -3,12 +3,14 @@
 //! What is decided is decided in `knarr-controllers` and `knarr-scheduler`; here are loops, queues and requests only.
 
 pub mod executor;
+pub mod fencing;
 pub mod garbage_collector;
 pub mod runner;
 pub mod scheduler;
 pub mod sweeper;
 pub mod view;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +32,8 @@ pub use runner::Base;
 
 /// The lease for which several servers of one cluster compete: namespace and name.
 pub const LEASE: (&str, &str) = ("kube-system", "knarr-control");
+/// Where packages put fence agents.
+pub const FENCE_AGENTS: &str = "/usr/sbin";
 /// Between two tries to make what a cluster has from the start.
 const AGAIN: Duration = Duration::from_secs(5);
 /// How long giving the lease back may take on the way out; after it, it runs out by itself.
@@ -40,6 +44,8 @@ const RELEASE: Duration = Duration::from_secs(2);
 pub struct Config {
     pub controllers: knarr_controllers::Config,
     pub scheduler: scheduler_config::KubeSchedulerConfiguration,
+    /// Where fence agents are; [`FENCE_AGENTS`] unless another place is named.
+    pub fence_agents: Option<PathBuf>,
     /// This process's name, another after each start, where several servers share one store: one of them leads.
     /// `None` for the only server there is.
     pub identity: Option<String>,
@@ -105,6 +111,9 @@ async fn work(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
         running.spawn(sweeper::run(base.clone(), sweep));
     }
     running.spawn(default_storage(base.api.clone()));
+    let agents = config.fence_agents.clone();
+    let agents = agents.unwrap_or_else(|| PathBuf::from(FENCE_AGENTS));
+    running.spawn(fencing::run(base.clone(), agents));
     running.spawn(garbage_collector::run(base.clone()));
     running.spawn(scheduler::run(base, config.scheduler.scheduler()));
     while let Some(ended) = running.join_next().await {

@@ -12,6 +12,7 @@ pub mod daemonset;
 pub mod deployment;
 pub mod disruption;
 pub mod endpoints;
+pub mod fencing;
 pub mod garbagecollector;
 pub mod history;
 pub mod job;

@@ -84,6 +84,9 @@ pub struct Flags {
     /// The part of a zone's nodes whose loss is much [default: 0.55].
     #[arg(long, env = "KNARR_UNHEALTHY_ZONE_THRESHOLD", value_name = "PART", global = true)]
     pub unhealthy_zone_threshold: Option<String>,
+    /// Folder of the fence agents that FencingPolicies name [default: /usr/sbin].
+    #[arg(long, env = "KNARR_FENCE_AGENTS_DIR", value_name = "DIR", global = true)]
+    pub fence_agents_dir: Option<String>,
     /// What is logged, such as `info` or `warn,knarr_node=debug` [default: info].
     #[arg(long, env = "KNARR_LOG", value_name = "FILTER", global = true)]
     pub log: Option<String>,
@@ -127,6 +130,7 @@ pub struct Config {
     pub termination_resume: TerminationResume,
     pub scheduler: KubeSchedulerConfiguration,
     pub node_lifecycle: Lifecycle,
+    pub fence_agents_dir: PathBuf,
     pub log: String,
     pub log_format: LogFormat,
 }
@@ -321,6 +325,13 @@ impl Config {
             ),
             scheduler: reader.scheduler(&flags.scheduler_config),
             node_lifecycle: reader.node_lifecycle(flags),
+            fence_agents_dir: reader.get(
+                "fenceAgentsDir",
+                "--fence-agents-dir",
+                &flags.fence_agents_dir,
+                knarr_control::FENCE_AGENTS,
+                absolute,
+            ),
             log: reader.get("log", "--log", &flags.log, "info", |s| {
                 tracing_subscriber::EnvFilter::try_new(s)
                     .map(|_| s.to_string())

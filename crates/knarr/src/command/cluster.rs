@@ -188,6 +188,7 @@ fn control_config(config: &Config, ca_pem: &str) -> knarr_control::Config {
             node_lifecycle: config.node_lifecycle,
             ..ControllersConfig::default()
         },
+        fence_agents: Some(config.fence_agents_dir.clone()),
         identity: shared.then(identity),
     }
 }

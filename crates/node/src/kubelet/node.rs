@@ -205,21 +205,21 @@ fn fresh(config: &Config) -> core::Node {
     ] {
         labels.entry(key.into()).or_insert_with(|| value.into());
     }
+    let mut annotations = BTreeMap::from([(
+        "volumes.kubernetes.io/controller-managed-attach-detach".to_string(),
+        "true".to_string(),
+    )]);
+    // A hollow node has no disk to offer.
+    if config.machine.is_host() {
+        let place = local_root(&config.root_dir).display().to_string();
+        annotations.insert(LOCAL_PATH.into(), place);
+    }
     let cidr = Some(config.pod_cidr.clone()).filter(|c| !c.is_empty());
     core::Node {
         metadata: ObjectMeta {
             name: Some(config.node_name.clone()),
             labels: Some(labels),
-            annotations: Some(BTreeMap::from([
-                (
-                    "volumes.kubernetes.io/controller-managed-attach-detach".to_string(),
-                    "true".to_string(),
-                ),
-                (
-                    LOCAL_PATH.to_string(),
-                    local_root(&config.root_dir).display().to_string(),
-                ),
-            ])),
+            annotations: Some(annotations),
             ..ObjectMeta::default()
         },
         spec: Some(core::NodeSpec {
