@@ -149,7 +149,12 @@ impl Kubelet {
         };
         let capacity = node::capacity(&config, memory_bytes);
         let shared = Arc::new(Shared {
-            volumes: Volumes::new(config.root_dir.clone(), api.clone(), config.machine),
+            volumes: Volumes::new(
+                config.root_dir.clone(),
+                config.node_name.clone(),
+                api.clone(),
+                config.machine,
+            ),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
             pods: Arc::new(Store::new(core::Pod::kind_of(), &[])),
@@ -221,6 +226,8 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
         informer::run(api, core::Service::kind_of(), Scope::default(), services).await;
     });
     tasks.spawn(node::run(shared.clone()));
+    let volumes = shared.clone();
+    tasks.spawn(async move { volumes.volumes.run().await });
 
     // Nothing is decided about any pod before it is known what runs.
     let mut picture = loop {
