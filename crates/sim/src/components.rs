@@ -129,6 +129,8 @@ impl Node {
             .api(&user, ["system:nodes", "system:authenticated"]);
         let dead = CancellationToken::new();
         let line = Line {
+            node: self.name.clone(),
+            observer: self.ground.observer.clone(),
             inner: self.runtime.clone(),
             condition: self.condition.clone(),
             dead: dead.clone(),

@@ -111,7 +111,14 @@ impl Faults {
                 note(format!("watches of {} break", network.name));
                 network.break_watches();
             }
-            84..94 => {
+            84..86 => {
+                let sandboxes = node.runtime.ready_sandboxes();
+                if let Some(id) = self.chance.pick(&sandboxes) {
+                    note(format!("{id} on {} breaks", node.name));
+                    node.runtime.break_sandbox(id);
+                }
+            }
+            86..94 => {
                 let running = node.runtime.running();
                 if let Some((id, _)) = self.chance.pick(&running) {
                     note(format!("{id} on {} ends by itself", node.name));
@@ -121,6 +128,7 @@ impl Faults {
             _ => {
                 note(format!("{} reboots", node.name));
                 node.crash();
+                node.condition.rebooted();
                 node.runtime.reboot();
                 tokio::spawn(async move {
                     sleep(length).await;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -19,6 +20,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::Sabotage;
+use crate::observer::Observer;
 use crate::random::Stream;
 
 /// How bad it is.
@@ -32,17 +34,24 @@ pub(crate) struct Health {
 /// A node's runtime's health, over all incarnations of its kubelet.
 pub(crate) struct Condition {
     state: Mutex<(Health, Stream)>,
+    /// Counts the machine's reboots: orders under way do not outlive one.
+    boots: AtomicU64,
 }
 
 impl Condition {
     pub fn new(chance: Stream) -> Self {
         Condition {
             state: Mutex::new((Health::default(), chance)),
+            boots: AtomicU64::new(0),
         }
     }
 
     pub fn set(&self, health: Health) {
         self.state.lock().0 = health;
+    }
+
+    pub fn rebooted(&self) {
+        self.boots.fetch_add(1, Ordering::Relaxed);
     }
 
     fn draw(&self) -> (Duration, bool, bool) {
@@ -62,7 +71,9 @@ type Recipe = (String, ContainerConfig, PodSandboxConfig);
 
 /// See the module.
 pub(crate) struct Line {
+    pub node: String,
     pub inner: Arc<FakeRuntime>,
+    pub observer: Arc<Observer>,
     pub condition: Arc<Condition>,
     pub dead: CancellationToken,
     pub sabotage: Option<Sabotage>,
@@ -75,6 +86,13 @@ fn failed() -> RuntimeError {
 }
 
 impl Line {
+    /// What a kubelet asks of its runtime is part of the history.
+    fn note(&self, what: std::fmt::Arguments<'_>) {
+        if !self.dead.is_cancelled() {
+            self.observer.note(&format!("{} is to {what}", self.node));
+        }
+    }
+
     async fn ask<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         let asked = async {
             let (delay, before, after) = self.condition.draw();
@@ -104,8 +122,13 @@ impl Line {
                 return Err(failed());
             }
             let (done, answer) = oneshot::channel();
+            let condition = self.condition.clone();
+            let boot = condition.boots.load(Ordering::Relaxed);
             tokio::spawn(async move {
                 sleep(delay).await;
+                if boot != condition.boots.load(Ordering::Relaxed) {
+                    return;
+                }
                 // Whoever asked may be gone.
                 let _ = done.send(call.await);
             });
@@ -139,17 +162,21 @@ impl Runtime for Line {
     }
 
     async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
+        let of = config.metadata.as_ref().map_or("", |m| &m.name);
+        self.note(format_args!("make a sandbox for {of}"));
         let (inner, config, handler) = (self.inner.clone(), config.clone(), handler.to_string());
         self.order(async move { inner.run_sandbox(&config, &handler).await })
             .await
     }
 
     async fn stop_sandbox(&self, id: &str) -> Result<()> {
+        self.note(format_args!("stop {id}"));
         let (inner, id) = (self.inner.clone(), id.to_string());
         self.order(async move { inner.stop_sandbox(&id).await }).await
     }
 
     async fn remove_sandbox(&self, id: &str) -> Result<()> {
+        self.note(format_args!("remove {id}"));
         let (inner, id) = (self.inner.clone(), id.to_string());
         self.order(async move { inner.remove_sandbox(&id).await }).await
     }
@@ -168,6 +195,8 @@ impl Runtime for Line {
         config: &ContainerConfig,
         sandbox: &PodSandboxConfig,
     ) -> Result<String> {
+        let name = config.metadata.as_ref().map_or("", |m| &m.name);
+        self.note(format_args!("make {name} in {sandbox_id}"));
         let recipe = (sandbox_id.to_string(), config.clone(), sandbox.clone());
         let (inner, asked) = (self.inner.clone(), recipe.clone());
         let made = self
@@ -180,6 +209,7 @@ impl Runtime for Line {
     }
 
     async fn start_container(&self, id: &str) -> Result<()> {
+        self.note(format_args!("start {id}"));
         let (inner, name) = (self.inner.clone(), id.to_string());
         self.order(async move { inner.start_container(&name).await })
             .await?;
@@ -196,6 +226,7 @@ impl Runtime for Line {
             Some(Sabotage::CutTheGrace) => Duration::from_secs(1),
             _ => grace,
         };
+        self.note(format_args!("stop {id} within {} s", grace.as_secs()));
         // Not an order: the runtime gives the wait for KILL up when nobody waits for its answer.
         self.ask(self.inner.stop_container(id, grace)).await
     }
@@ -207,6 +238,7 @@ impl Runtime for Line {
     }
 
     async fn remove_container(&self, id: &str) -> Result<()> {
+        self.note(format_args!("remove {id}"));
         let (inner, id) = (self.inner.clone(), id.to_string());
         self.order(async move { inner.remove_container(&id).await }).await
     }

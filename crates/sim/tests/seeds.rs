@@ -44,10 +44,7 @@ fn run(seeds: std::ops::Range<u64>) -> Vec<Report> {
 }
 
 /// Findings that are not mended yet, by seed and rule.
-///
-/// 20: a kubelet is killed in the midst of a container's start and comes back when the pod is being deleted; the container
-/// is then killed without having been told to end.
-const OPEN: &[(u64, &str)] = &[(20, "T3")];
+const OPEN: &[(u64, &str)] = &[];
 
 #[test]
 fn s9_the_same_seed_gives_the_same_history() {
