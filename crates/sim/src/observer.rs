@@ -209,6 +209,10 @@ impl Observer {
 fn summary(pod: &Pod) -> String {
     let meta = &pod.metadata;
     let mut text = format!("{} on {:?}", phase_of(pod), node_of(pod));
+    let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    if let Some(ready) = conditions.into_iter().find(|c| c.type_ == "Ready") {
+        text.push_str(&format!(", ready: {}", ready.status));
+    }
     if let Some(at) = &meta.deletion_timestamp {
         let grace = meta.deletion_grace_period_seconds.unwrap_or_default();
         text.push_str(&format!(", to end by {} ({grace} s)", at.0));
