@@ -121,6 +121,10 @@ impl FakeRuntime {
         }
     }
 
+    pub fn is_down(&self) -> bool {
+        self.state.lock().down
+    }
+
     /// The machine goes down and comes back: no process survives, what was made stays on record.
     pub fn reboot(&self) {
         let now = self.clock.now();
