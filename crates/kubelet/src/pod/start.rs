@@ -56,7 +56,7 @@ impl Pod {
                 }
             },
             Sandbox::Ready { .. } => {}
-            Sandbox::Creating | Sandbox::Stopping { .. } | Sandbox::Stopped => return,
+            Sandbox::Creating | Sandbox::Lost { .. } | Sandbox::Stopping { .. } | Sandbox::Stopped => return,
         }
         self.start_containers(now);
     }
@@ -170,7 +170,12 @@ impl Pod {
     /// Begins a start, unless it is to wait. True when one is under way.
     fn try_start(&mut self, i: usize, now: Timestamp) -> bool {
         if let Work::Created { id, attempt } = self.containers[i].work.clone() {
-            return self.start_created(i, id, attempt);
+            if self.is_in_use(&self.containers[i].sandbox) {
+                return self.start_created(i, id, attempt);
+            }
+            // It was made for a sandbox that is no more.
+            self.containers[i].work = Work::None;
+            self.containers[i].remains.push(id);
         }
         if let Some(at) = self.containers[i].retry_at.filter(|at| *at > now) {
             self.wake_at(at);
@@ -443,6 +448,7 @@ impl Pod {
         self.containers[i].allocated = Some(resources.clone().unwrap_or_default());
         self.containers[i].actual = resources;
         self.containers[i].work = Work::Creating { attempt };
+        self.containers[i].sandbox.clone_from(&sandbox);
         self.out.push(Action::CreateContainer {
             container: self.containers[i].name.clone(),
             sandbox,
@@ -472,7 +478,7 @@ impl Pod {
         let Work::Creating { attempt } = self.containers[i].work else {
             return self.out.push(Action::RemoveContainer { id });
         };
-        if self.ending.is_some() {
+        if self.ending.is_some() || !self.is_in_use(&self.containers[i].sandbox) {
             self.containers[i].work = Work::None;
             self.containers[i].remains.push(id);
             return;
@@ -646,18 +652,5 @@ impl Pod {
             StopReason::Changed
         };
         self.stop(i, reason, message, now);
-    }
-
-    pub(super) fn sandbox_lost(&mut self, id: String) {
-        if self.ending.is_none() {
-            self.record(
-                None,
-                false,
-                "SandboxChanged",
-                "Pod sandbox changed, it will be killed and re-created.".into(),
-            );
-        }
-        self.sandbox = Sandbox::Stopping { id: id.clone() };
-        self.out.push(Action::StopSandbox { id });
     }
 }
