@@ -5,9 +5,11 @@
 
 pub mod admission;
 pub mod backoff;
+pub mod eviction;
 pub mod grace;
 pub mod image;
 pub mod pod;
 pub mod probe;
 pub mod resources;
 pub mod runtime;
+pub mod stats;
