@@ -5,6 +5,7 @@
 
 pub mod admission;
 pub mod backoff;
+pub mod configuration;
 pub mod eviction;
 pub mod grace;
 pub mod image;
