@@ -7,6 +7,7 @@ pub mod admission;
 pub mod backoff;
 pub mod configuration;
 pub mod eviction;
+pub mod garbage;
 pub mod grace;
 pub mod image;
 pub mod pod;
