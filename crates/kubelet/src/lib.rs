@@ -4,6 +4,7 @@
 //! with actions; the doing half is `knarr-node`.
 
 pub mod admission;
+pub mod allocatable;
 pub mod backoff;
 pub mod configuration;
 pub mod eviction;

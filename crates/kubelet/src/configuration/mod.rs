@@ -92,8 +92,8 @@ pub struct KubeletConfiguration {
     pub pods_per_core: u32,
     /// Of all processes of a pod; none: the node's.
     pub pod_pids_limit: Option<u64>,
-    /// None: one at a time.
-    pub parallel_image_pulls: Option<u32>,
+    /// At a time; none: not said.
+    pub image_pulls: Option<u32>,
     pub cluster_dns: Vec<String>,
     /// Empty: not said.
     pub cluster_domain: String,
@@ -132,7 +132,7 @@ impl Default for KubeletConfiguration {
             max_pods: 110,
             pods_per_core: 0,
             pod_pids_limit: None,
-            parallel_image_pulls: None,
+            image_pulls: None,
             cluster_dns: Vec::new(),
             cluster_domain: String::new(),
             resolv_conf: None,
@@ -259,8 +259,9 @@ impl KubeletConfiguration {
                 n,
                 "cannot be larger than 1 unless serializeImagePulls is set to false",
             ),
-            (_, Some(n)) => self.parallel_image_pulls = u32::try_from(n).ok().filter(|n| *n > 1),
-            (Some(false), None) => self.parallel_image_pulls = Some(u32::MAX),
+            (_, Some(n)) => self.image_pulls = u32::try_from(n).ok(),
+            (Some(true), None) => self.image_pulls = Some(1),
+            (Some(false), None) => self.image_pulls = Some(u32::MAX),
             _ => {}
         }
         let restarts = fields.object("crashLoopBackOff", report);

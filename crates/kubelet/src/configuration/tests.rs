@@ -42,7 +42,7 @@ fn t8_what_is_said_is_in_force() {
     .unwrap();
     assert_eq!(read.max_pods, 20);
     assert_eq!(read.pod_pids_limit, Some(100));
-    assert_eq!(read.parallel_image_pulls, Some(u32::MAX));
+    assert_eq!(read.image_pulls, Some(u32::MAX));
     let thresholds: Vec<_> = read
         .eviction
         .thresholds

@@ -235,10 +235,22 @@ pub enum Action {
 }
 
 /// What is known of the node the pod is on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     pub ips: Vec<String>,
     pub resume: TerminationResume,
+    /// Before a container that crashes is started again.
+    pub longest_restart_wait: SignedDuration,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Node {
+            ips: Vec::new(),
+            resume: TerminationResume::Full,
+            longest_restart_wait: crate::backoff::MAX,
+        }
+    }
 }
 
 /// What a pod is left with that was already ending when this kubelet began to know it (T4).
