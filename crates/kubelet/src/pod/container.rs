@@ -462,6 +462,7 @@ impl Pod {
             .as_ref()
             .and_then(|s| status_of(s, &self.containers[i]))
             .cloned();
+        let longest = self.node.longest_restart_wait;
         let container = &mut self.containers[i];
         let older: Vec<&&runtime::Container> = runs.iter().filter(|r| r.id != newest.id).collect();
         container.remains = older.iter().map(|r| r.id.clone()).collect();
@@ -512,7 +513,7 @@ impl Pod {
                 container.previous = previous.or_else(|| container.previous.take());
                 // How often it has failed is what its attempts tell.
                 for _ in 0..newest.attempt.min(6) {
-                    container.crash.next(finished_at, finished_at);
+                    container.crash.next(finished_at, finished_at, longest);
                 }
             }
             ContainerState::Created => {

@@ -127,11 +127,7 @@ pub enum Event {
         answer: probe::Answer,
     },
     /// The pod must go (eviction, node shutdown), and not by the API's word.
-    Evict {
-        reason: String,
-        message: String,
-        grace_seconds: Option<i64>,
-    },
+    Evict(Eviction),
     /// The node does not take the pod: it ends as failed, and nothing of it runs.
     Reject(Rejection),
     /// Whether there is room for what the pod now asks for.
@@ -144,6 +140,18 @@ pub enum Event {
     FinalDeleteFailed,
     /// Time has passed.
     Timer,
+}
+
+/// Why a node ends a pod by itself (SPEC T8, T9).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Eviction {
+    /// `status.reason`
+    pub reason: String,
+    pub message: String,
+    /// At most so much, whatever the pod's own grace; none: the pod's own.
+    pub grace_seconds: Option<i64>,
+    /// The pod is told to be the target of a disruption.
+    pub disruption_target: bool,
 }
 
 /// What a pull brought.
@@ -228,10 +236,22 @@ pub enum Action {
 }
 
 /// What is known of the node the pod is on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     pub ips: Vec<String>,
     pub resume: TerminationResume,
+    /// Before a container that crashes is started again.
+    pub longest_restart_wait: SignedDuration,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Node {
+            ips: Vec::new(),
+            resume: TerminationResume::Full,
+            longest_restart_wait: crate::backoff::MAX,
+        }
+    }
 }
 
 /// What a pod is left with that was already ending when this kubelet began to know it (T4).
@@ -279,7 +299,10 @@ pub struct Pod {
     /// The sandbox's address waits for other news to be told with.
     address_waits: bool,
     resize: resize::Resize,
-    eviction: Option<(String, String, Option<i64>)>,
+    /// And since when.
+    eviction: Option<(Eviction, Timestamp)>,
+    /// It was told that its eviction takes too long.
+    told_overrun: bool,
     /// As last told.
     status: core::PodStatus,
     timer: Option<Timestamp>,
@@ -312,6 +335,7 @@ impl Pod {
             address_waits: false,
             resize: resize::Resize::default(),
             eviction: None,
+            told_overrun: false,
             status,
             timer: None,
             out: Vec::new(),
@@ -374,7 +398,7 @@ impl Pod {
                     || old.labels != new.labels
                     || old.annotations != new.annotations
             }
-            Event::ContainerExited { .. } | Event::ContainerStarted { .. } | Event::Evict { .. } => true,
+            Event::ContainerExited { .. } | Event::ContainerStarted { .. } | Event::Evict(_) => true,
             _ => false,
         }
     }
@@ -546,11 +570,12 @@ impl Pod {
                 Hook::PreStop => self.pre_stop_done(&id, result, now),
             },
             Event::Probed { id, kind, answer } => self.probed(&id, kind, answer, now),
-            Event::Evict {
-                reason,
-                message,
-                grace_seconds,
-            } => self.eviction = Some((reason, message, grace_seconds)),
+            Event::Evict(eviction) => {
+                self.eviction.get_or_insert((eviction, now));
+                if self.ending.is_some() {
+                    self.shrink_grace(now);
+                }
+            }
             Event::ResizeAdmitted(answer) => self.resize_admitted(answer, now),
             Event::ContainerResized { id, result } => self.container_resized(&id, result, now),
             Event::Reject(rejection) => self.reject(rejection, now),

@@ -14,6 +14,8 @@ use super::*;
 use crate::probe::{Answer, Kind};
 use crate::runtime::{ContainerState, PodRef};
 
+mod evictions;
+
 /// A pod and the little of a node it sees.
 struct Life {
     pod: Pod,
