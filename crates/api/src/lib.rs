@@ -21,6 +21,7 @@ pub mod openapi;
 pub mod patch;
 pub mod protobuf;
 pub mod quantity;
+pub mod quota;
 pub mod registry;
 pub mod scale;
 pub mod schema;

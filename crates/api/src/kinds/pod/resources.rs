@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 
+use crate::names;
 use crate::quantity::Quantity;
 
 /// A resource list with exact values.
@@ -196,6 +197,13 @@ pub fn is_hugepages(name: &str) -> bool {
 /// Whether a resource is Kubernetes' own.
 pub fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
+}
+
+/// Whether a resource is one that a cluster brought, as it can be named in a quota.
+pub fn is_extended(name: &str) -> bool {
+    !is_native(name)
+        && !name.starts_with("requests.")
+        && names::qualified_name(&format!("requests.{name}")).is_empty()
 }
 
 /// Whether limits of a resource may exceed its requests.
