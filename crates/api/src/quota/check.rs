@@ -28,9 +28,41 @@ pub struct Charge {
     pub quota: String,
     pub uid: String,
     pub amounts: Amounts,
+    /// Reported by a component, so that it has happened already and cannot be refused.
+    pub reported: bool,
 }
 
 impl Charge {
+    /// Why the quota has no room for it.
+    pub fn exceeds(&self, quota: &ResourceQuota) -> Option<String> {
+        let hard = amounts(Some(limits(quota)));
+        let used = amounts(quota.status.as_ref().and_then(|s| s.used.as_ref()));
+        let sum = |name: &str, more: &Quantity| used.get(name).copied().unwrap_or_default() + *more;
+        let exceeded: Vec<&String> = self
+            .amounts
+            .iter()
+            .filter(|(name, more)| hard.get(*name).is_some_and(|limit| sum(name, more) > *limit))
+            .map(|(name, _)| name)
+            .collect();
+        if exceeded.is_empty() || self.reported {
+            return None;
+        }
+        let shown = |of: &Amounts| {
+            let all = exceeded.iter().filter_map(|name| Some((name, of.get(*name)?)));
+            let all: Vec<String> = all
+                .map(|(name, amount)| format!("{name}={}", amount.to_wire().0))
+                .collect();
+            all.join(",")
+        };
+        Some(format!(
+            "exceeded quota: {}, requested: {}, used: {}, limited: {}",
+            name(quota),
+            shown(&self.amounts),
+            shown(&used),
+            shown(&hard)
+        ))
+    }
+
     /// Adds the charge to what is used.
     pub fn put_on(&self, quota: &mut ResourceQuota) {
         self.change(quota, |used, amount| used + amount);
@@ -102,12 +134,21 @@ pub fn check(quotas: &[&ResourceQuota], change: &Change<'_>) -> Result<Vec<Charg
         }
         // What got less is given back by the controller, which counts.
         more.retain(|_, amount| !amount.is_zero() && !amount.is_negative());
+        more.retain(|name, _| limits(quota).contains_key(name));
         if more.is_empty() {
             continue;
         }
-        charges.push(charge(quota, more, change.subresource)?);
+        let charge = Charge {
+            quota: name(quota).to_string(),
+            uid: quota.metadata.uid.clone().unwrap_or_default(),
+            amounts: more,
+            reported: change.subresource == "status",
+        };
+        match charge.exceeds(quota) {
+            Some(why) => return Err(why),
+            None => charges.push(charge),
+        }
     }
-    charges.retain(|charge| !charge.amounts.is_empty());
     Ok(charges)
 }
 
@@ -153,38 +194,4 @@ fn judge(quota: &ResourceQuota, change: &Change<'_>) -> Result<(), String> {
         name(quota),
         all.join(",")
     ))
-}
-
-fn charge(quota: &ResourceQuota, mut more: Amounts, subresource: &str) -> Result<Charge, String> {
-    let hard = amounts(Some(limits(quota)));
-    let used = amounts(quota.status.as_ref().and_then(|s| s.used.as_ref()));
-    more.retain(|name, _| hard.contains_key(name));
-    let sum = |name: &str, more: &Quantity| used.get(name).copied().unwrap_or_default() + *more;
-    let exceeded: Vec<&String> = more
-        .iter()
-        .filter(|(name, more)| hard.get(*name).is_some_and(|limit| sum(name, more) > *limit))
-        .map(|(name, _)| name)
-        .collect();
-    // What is reported by a component has happened already.
-    if !exceeded.is_empty() && subresource != "status" {
-        let shown = |of: &Amounts| {
-            let all = exceeded.iter().filter_map(|name| Some((name, of.get(*name)?)));
-            let all: Vec<String> = all
-                .map(|(name, amount)| format!("{name}={}", amount.to_wire().0))
-                .collect();
-            all.join(",")
-        };
-        return Err(format!(
-            "exceeded quota: {}, requested: {}, used: {}, limited: {}",
-            name(quota),
-            shown(&more),
-            shown(&used),
-            shown(&hard)
-        ));
-    }
-    Ok(Charge {
-        quota: name(quota).to_string(),
-        uid: quota.metadata.uid.clone().unwrap_or_default(),
-        amounts: more,
-    })
 }

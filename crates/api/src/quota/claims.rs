@@ -93,3 +93,8 @@ fn attributes_classes(claim: &PersistentVolumeClaim) -> BTreeSet<&str> {
         .filter(|name| !name.is_empty())
         .collect()
 }
+
+/// Whether a claim takes other storage now, or came to fall under other quotas.
+pub(super) fn frees(was: &PersistentVolumeClaim, is: &PersistentVolumeClaim) -> bool {
+    usage(was) != usage(is) || attributes_classes(was) != attributes_classes(is)
+}

@@ -128,16 +128,21 @@ impl Evaluator {
     }
 
     /// Whether there may be room again after this change that nobody was charged for.
-    pub fn frees(&self, old: &dyn AnyObject, new: &dyn AnyObject, now: Timestamp) -> bool {
+    pub fn frees(&self, old: &dyn AnyObject, new: &dyn AnyObject) -> bool {
         let (was, is) = (old.as_any(), new.as_any());
         match self {
             Evaluator::Pods => match (was.downcast_ref(), is.downcast_ref()) {
-                (Some(was), Some(is)) => pods::frees(was, is, now),
+                (Some(was), Some(is)) => pods::frees(was, is),
                 _ => false,
             },
-            Evaluator::Services | Evaluator::PersistentVolumeClaims => {
-                self.usage(old, now) != self.usage(new, now)
-            }
+            Evaluator::Services => match (was.downcast_ref(), is.downcast_ref()) {
+                (Some(was), Some(is)) => services::usage(was) != services::usage(is),
+                _ => false,
+            },
+            Evaluator::PersistentVolumeClaims => match (was.downcast_ref(), is.downcast_ref()) {
+                (Some(was), Some(is)) => claims::frees(was, is),
+                _ => false,
+            },
             _ => false,
         }
     }

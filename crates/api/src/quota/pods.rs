@@ -59,8 +59,7 @@ pub(super) fn usage(pod: &Pod, now: Timestamp) -> Amounts {
 
 /// Whether a pod still uses what it asks for: not once it has ended, nor when it should have long ago.
 fn is_live(pod: &Pod, now: Timestamp) -> bool {
-    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-    if matches!(phase, Some("Failed" | "Succeeded")) {
+    if has_ended(pod) {
         return false;
     }
     let meta = &pod.metadata;
@@ -71,6 +70,11 @@ fn is_live(pod: &Pod, now: Timestamp) -> bool {
             .is_ok_and(|end| now <= end),
         _ => true,
     }
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+    matches!(phase, Some("Failed" | "Succeeded"))
 }
 
 /// Amounts by the names that quotas have for them.
@@ -184,7 +188,7 @@ fn looks_abroad(spec: &PodSpec) -> bool {
 }
 
 /// Whether a pod ended, was resized, or changed between the scopes.
-pub(super) fn frees(was: &Pod, is: &Pod, now: Timestamp) -> bool {
+pub(super) fn frees(was: &Pod, is: &Pod) -> bool {
     let given = |pod: &Pod| -> Vec<(String, Option<ResourceRequirements>)> {
         let status = pod.status.iter();
         let all = status.flat_map(|s| {
@@ -193,7 +197,7 @@ pub(super) fn frees(was: &Pod, is: &Pod, now: Timestamp) -> bool {
         });
         all.map(|s| (s.name.clone(), s.resources.clone())).collect()
     };
-    (is_live(was, now) && !is_live(is, now))
+    (!has_ended(was) && has_ended(is))
         || is_terminating(was) != is_terminating(is)
         || given(was).iter().any(|(name, resources)| {
             given(is)

@@ -363,6 +363,7 @@ fn a_charge_is_put_on_and_taken_off() {
         quota: "q".into(),
         uid: "u".into(),
         amounts: Amounts::from([("pods".into(), one())]),
+        reported: false,
     };
     let used = |q: &ResourceQuota| {
         q.status.as_ref().unwrap().used.as_ref().unwrap()["pods"]

@@ -10,6 +10,7 @@ mod namespace_lifecycle;
 mod node_taint;
 mod pod_security;
 mod priority;
+mod resource_quota;
 mod runtime_class;
 mod service_account;
 mod storage_in_use;
@@ -22,6 +23,8 @@ use knarr_api::{AnyObject, Error, Object, k8s_openapi};
 
 use crate::pipeline::{Ctx, Target};
 use crate::server::Server;
+
+pub(crate) use resource_quota::{Charged, Ledger};
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,19 +119,20 @@ impl Server {
         Ok(())
     }
 
-    /// Judges what would be written.
+    /// Judges what would be written, and charges it to quotas. The charge is to be [settled](Server::settle).
     pub(crate) async fn validate(
         &self,
-        _ctx: &mut Ctx,
+        ctx: &mut Ctx,
         attributes: &Attributes<'_>,
         object: &dyn AnyObject,
-    ) -> Result<(), Error> {
+    ) -> Result<Charged<'_>, Error> {
         limit_ranger::validate(self, attributes, object)?;
         if attributes.target.subresource.is_empty() {
             pod_security::admit(self, object, attributes.operation == Operation::Update)?;
             priority::admit_class(self, object)?;
         }
-        Ok(())
+        resource_quota::validate_count(self, ctx, attributes, object)?;
+        resource_quota::charge(self, ctx, attributes, object).await
     }
 
     /// Lets an object be deleted, or refuses that.

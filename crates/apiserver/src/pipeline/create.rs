@@ -109,16 +109,16 @@ impl Server {
             operation: Operation::Create,
             old: None,
         };
-        self.validate(ctx, &attributes, &*object).await?;
+        let charged = self.validate(ctx, &attributes, &*object).await?;
         if self.cache.get(kind, target.namespace, &name).is_some() {
-            return Ok(Written::Conflict);
+            return self.settle(charged, Ok(Written::Conflict)).await;
         }
         if ctx.dry_run {
             return Ok(Written::Done(Arc::new(Object::from_typed(kind, object))));
         }
         let written = self.cache.put(kind, object, 0).await;
         drop(reserved);
-        written
+        self.settle(charged, written).await
     }
 }
 

@@ -134,7 +134,7 @@ impl Server {
                 ctx.warn(warning);
             }
         }
-        self.validate(ctx, &attributes, &*new).await?;
+        let charged = self.validate(ctx, &attributes, &*new).await?;
         if self.ends_with_update(kind, &*new, old) {
             if !ctx.dry_run && matches!(self.cache.delete(old).await?, Written::Conflict) {
                 return Ok(Written::Conflict);
@@ -147,9 +147,9 @@ impl Server {
         if self.changes_nothing(old, &mut *new) {
             return Ok(Written::Done(old.clone()));
         }
-        let written = self.cache.put(kind, new, old.revision()).await?;
+        let written = self.cache.put(kind, new, old.revision()).await;
         drop(reserved);
-        match written {
+        match self.settle(charged, written).await? {
             Written::Conflict if conditional => Err(Error::conflict(target.about(), MODIFIED)),
             other => Ok(other),
         }
