@@ -44,10 +44,7 @@ fn run(seeds: std::ops::Range<u64>) -> Vec<Report> {
 }
 
 /// Findings that are not mended yet, by seed and rule.
-///
-/// 20: a kubelet is killed in the midst of a container's start and comes back when the pod is being deleted; the container
-/// is then killed without having been told to end.
-const OPEN: &[(u64, &str)] = &[(20, "T3")];
+const OPEN: &[(u64, &str)] = &[];
 
 #[test]
 fn s9_the_same_seed_gives_the_same_history() {
@@ -95,10 +92,15 @@ fn s9_mistakes_made_on_purpose_are_seen() {
         (Sabotage::ForgetUid, "S2"),
         (Sabotage::LoseLastStep, "S9"),
     ] {
-        let found = (0..5).find_map(|seed| {
+        // One mistake may break several rules, and which is seen first is the history's.
+        let mut found = Vec::new();
+        for seed in 0..5 {
             let report = Simulation::new(seed).sabotage(sabotage).run().unwrap();
-            report.violation.map(|v| v.rule)
-        });
-        assert_eq!(found, Some(rule), "{sabotage:?}");
+            found.extend(report.violation.map(|v| v.rule));
+            if found.contains(&rule) {
+                break;
+            }
+        }
+        assert!(found.contains(&rule), "{sabotage:?}: {found:?}");
     }
 }

@@ -14,6 +14,8 @@ mod resource_quota;
 mod runtime_class;
 mod service_account;
 mod storage_in_use;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -127,8 +129,8 @@ impl Server {
         object: &dyn AnyObject,
     ) -> Result<Charged<'_>, Error> {
         limit_ranger::validate(self, attributes, object)?;
+        pod_security::validate(self, ctx, attributes, object)?;
         if attributes.target.subresource.is_empty() {
-            pod_security::admit(self, object, attributes.operation == Operation::Update)?;
             priority::admit_class(self, object)?;
         }
         resource_quota::validate_count(self, ctx, attributes, object)?;
