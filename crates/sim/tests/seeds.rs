@@ -62,6 +62,10 @@ fn s9_mistakes_made_on_purpose_are_seen() {
                 break;
             }
         }
-        assert!(found.contains(&mutation.rule()), "{mutation}: {}: {found:?}", mutation.what());
+        assert!(
+            found.contains(&mutation.rule()),
+            "{mutation}: {}: {found:?}",
+            mutation.what()
+        );
     }
 }
