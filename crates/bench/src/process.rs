@@ -129,7 +129,6 @@ impl Knarr {
         memory_mb(self.child.id())
     }
 
-
     /// Begins a new measurement of [`Knarr::peak_memory_mb`].
     pub fn forget_peak(&self) -> Result<()> {
         forget_peak(self.child.id())

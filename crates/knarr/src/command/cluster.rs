@@ -188,8 +188,10 @@ fn control_config(config: &Config, ca_pem: &str) -> knarr_control::Config {
         scheduler: config.scheduler.clone(),
         controllers: ControllersConfig {
             root_ca: Some(ca_pem.into()),
+            node_lifecycle: config.node_lifecycle,
             ..ControllersConfig::default()
         },
+        fence_agents: Some(config.fence_agents_dir.clone()),
         metrics: Default::default(),
         identity: shared.then(identity),
     }

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use knarr_api::field::Path;
 use serde_json::Value;
 
-use super::reader::{Fields, Report};
 use super::version::Version;
+use knarr_api::document::{Fields, Report};
 
 /// Where in a pod's way plugins are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
