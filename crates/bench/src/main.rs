@@ -149,7 +149,10 @@ fn core_report(only: &str) -> Result<Report, Box<dyn std::error::Error>> {
         }
         Ok(())
     };
-    for workload in scheduler::core_alone().iter().filter(|w| w.title().contains(only)) {
+    for workload in scheduler::core_alone()
+        .iter()
+        .filter(|w| w.title().contains(only))
+    {
         measure(workload)?;
     }
     let large = scheduler::large();

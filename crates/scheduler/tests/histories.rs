@@ -216,11 +216,17 @@ impl World {
             !pod["spec"]["affinity"][kind]["requiredDuringSchedulingIgnoredDuringExecution"].is_null()
         };
         if required(pod, "podAntiAffinity") {
-            assert!(!neighbours().any(is_a), "{pod} has a neighbour on {node} it does not want");
+            assert!(
+                !neighbours().any(is_a),
+                "{pod} has a neighbour on {node} it does not want"
+            );
         }
         if is_a(pod) {
             let unwilling = neighbours().find(|p| required(p, "podAntiAffinity"));
-            assert!(unwilling.is_none(), "{pod} comes to {node}, where {unwilling:?} does not want it");
+            assert!(
+                unwilling.is_none(),
+                "{pod} comes to {node}, where {unwilling:?} does not want it"
+            );
         }
         if required(pod, "podAffinity") {
             // The first of those that want their own kind may go anywhere that has the label.
@@ -242,7 +248,10 @@ impl World {
             let least = zones.values().min().copied().unwrap_or(0);
             let here = here.unwrap_or_else(|| panic!("{pod} is on {node}, which has no zone"));
             let skew = zones[here] + usize::from(is_a(pod)) - least;
-            assert!(skew <= 1, "{pod} makes {node}'s zone {skew} fuller than another: {zones:?}");
+            assert!(
+                skew <= 1,
+                "{pod} makes {node}'s zone {skew} fuller than another: {zones:?}"
+            );
         }
     }
 

@@ -9,6 +9,8 @@ use serde_json::Value;
 
 use super::{Ctx, Target};
 
+const BINDING: &str = "binding";
+
 /// An object's JSON without its managers.
 pub(super) fn bare(json: &[u8]) -> Result<Value, Error> {
     let mut value: Value = serde_json::from_slice(json).map_err(Error::internal)?;
@@ -36,6 +38,10 @@ pub(super) fn track(
     let Some(manager) = &ctx.manager else {
         return Ok(());
     };
+    // As in Kubernetes nobody manages what a binding sets, so that scheduling a pod does not cost its whole tree.
+    if target.subresource == BINDING {
+        return Ok(());
+    }
     let sent = new.metadata_mut().managed_fields.take();
     let managed = match sent {
         _ if !target.subresource.is_empty() => of(live),

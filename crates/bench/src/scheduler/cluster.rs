@@ -235,7 +235,7 @@ fn buckets(page: &str) -> Vec<(f64, f64)> {
         .filter(|l| l.starts_with(NAME) && l.contains("result=\"scheduled\""));
     let bucket = |line: &str| {
         let (labels, count) = line.rsplit_once(' ')?;
-        let (_, bound) = labels.split_once("le=\"")?;
+        let (_, bound) = labels.split_once(",le=\"")?;
         let bound = bound.split('"').next()?.replace("+Inf", "inf");
         Some((bound.parse().ok()?, count.parse().ok()?))
     };
