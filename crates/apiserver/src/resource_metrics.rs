@@ -96,10 +96,8 @@ impl Server {
             let running = typed.status?.phase.as_deref() == Some("Running");
             typed.spec?.node_name.filter(|_| running)
         };
-        let placed: Vec<(&Arc<Object>, String)> = pods
-            .iter()
-            .filter_map(|pod| Some((pod, node_of(pod)?)))
-            .collect();
+        let placed: Vec<(&Arc<Object>, String)> =
+            pods.iter().filter_map(|pod| Some((pod, node_of(pod)?))).collect();
         let mut names: Vec<String> = placed.iter().map(|(_, node)| node.clone()).collect();
         names.sort();
         names.dedup();
@@ -133,11 +131,7 @@ impl Server {
     }
 
     /// The objects that are asked about.
-    async fn chosen(
-        &self,
-        kind: &'static knarr_api::Kind,
-        http: &Http,
-    ) -> Result<Vec<Arc<Object>>, Error> {
+    async fn chosen(&self, kind: &'static knarr_api::Kind, http: &Http) -> Result<Vec<Arc<Object>>, Error> {
         let asked = http.query.list()?;
         let info = &http.info;
         let query = ListQuery {
@@ -188,7 +182,9 @@ impl Server {
         if answer.status() != StatusCode::OK {
             return Err(answer.status().to_string());
         }
-        let body = Limited::new(answer.into_body(), SUMMARY_BYTES_MAX).collect().await;
+        let body = Limited::new(answer.into_body(), SUMMARY_BYTES_MAX)
+            .collect()
+            .await;
         let body = body.map_err(|e| text(&e))?;
         serde_json::from_slice(&body.to_bytes()).map_err(|e| text(&e))
     }
@@ -253,7 +249,10 @@ fn usage(stats: &Value) -> Option<(Value, Value)> {
         0 => "0".to_string(),
         kib => format!("{kib}Ki"),
     };
-    Some((json!({"cpu": cpu, "memory": memory}), stats["cpu"]["time"].clone()))
+    Some((
+        json!({"cpu": cpu, "memory": memory}),
+        stats["cpu"]["time"].clone(),
+    ))
 }
 
 /// `GET /apis`: the group beside the others.
@@ -305,11 +304,13 @@ mod tests {
 
     #[test]
     fn l13_usage_is_told_in_nanocores_and_whole_ki_once_there_is_a_rate() {
-        let stats = |cpu: Value, memory: Value| {
-            json!({"cpu": {"usageNanoCores": cpu, "time": "t"}, "memory": {"workingSetBytes": memory}})
-        };
+        let stats = |cpu: Value, memory: Value| json!({"cpu": {"usageNanoCores": cpu, "time": "t"}, "memory": {"workingSetBytes": memory}});
         for (cpu, memory, want) in [
-            (json!(1_234_567), json!(1025), Some(json!({"cpu": "1234567n", "memory": "2Ki"}))),
+            (
+                json!(1_234_567),
+                json!(1025),
+                Some(json!({"cpu": "1234567n", "memory": "2Ki"})),
+            ),
             (json!(0), json!(0), Some(json!({"cpu": "0", "memory": "0"}))),
             (Value::Null, json!(1), None),
             (json!(1), Value::Null, None),

@@ -109,7 +109,8 @@ impl Server {
             ["api"] => Some(discovery::api_versions(&self.config.advertised)),
             ["apis"] => {
                 let mut list = discovery::group_list(&served);
-                if let (true, Some(groups)) = (self.serves_resource_metrics(), list["groups"].as_array_mut()) {
+                if let (true, Some(groups)) = (self.serves_resource_metrics(), list["groups"].as_array_mut())
+                {
                     groups.push(resource_metrics::group());
                 }
                 Some(list)
@@ -297,7 +298,7 @@ impl Server {
             "# TYPE knarr_cache_revision gauge\nknarr_cache_revision {}\n",
             self.cache.revision()
         );
-        out
+        out + &self.metrics.others()
     }
 }
 

@@ -115,9 +115,12 @@ impl ControlPlane {
             "system:kube-controller-manager",
             ["system:masters", "system:authenticated"],
         );
+        let control = control_config(config, pki.ca_pem());
+        let metrics = control.metrics.clone();
+        server.show_metrics(move || metrics.text());
         tasks.spawn(knarr_control::run(
             components,
-            control_config(config, pki.ca_pem()),
+            control,
             Arc::new(SystemClock),
             cancel.clone(),
         ));
@@ -185,8 +188,11 @@ fn control_config(config: &Config, ca_pem: &str) -> knarr_control::Config {
         scheduler: config.scheduler.clone(),
         controllers: ControllersConfig {
             root_ca: Some(ca_pem.into()),
+            node_lifecycle: config.node_lifecycle,
             ..ControllersConfig::default()
         },
+        fence_agents: Some(config.fence_agents_dir.clone()),
+        metrics: Default::default(),
         identity: shared.then(identity),
     }
 }
@@ -365,7 +371,7 @@ impl PreparedNode {
         let containers = Arc::new(RuntimeContainers(self.runtime));
         let server =
             knarr_node::server::Server::new(kubelet.pods(), containers.clone(), Arc::new(Timestamp::now))
-                .measured_by(kubelet.meter());
+                .measured_by(kubelet.meter(), kubelet.probes());
         for note in &config.kubelet.notes {
             tracing::info!(note, "the kubelet's configuration");
         }

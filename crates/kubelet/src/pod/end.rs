@@ -8,7 +8,7 @@ use knarr_api::k8s_openapi;
 
 use super::container::find_spec;
 use super::status::was_initialized;
-use super::{Action, Container, Hook, Pod, Role, Sandbox, TerminationResume, Volumes, Work};
+use super::{Action, Container, Hook, Old, Pod, Role, Sandbox, TerminationResume, Volumes, Work};
 use crate::grace::{self, Graces, MINIMUM_SECONDS};
 use crate::probe;
 
@@ -65,6 +65,8 @@ pub enum StopReason {
     /// The whole pod is.
     Pod,
     Changed,
+    /// What it runs in is no more.
+    Sandbox,
     PostStart,
     Probe(probe::Kind),
 }
@@ -489,7 +491,7 @@ impl Pod {
             self.tell(now);
         }
         self.take_away();
-        let old_ones_stopped = self.old_sandboxes.values().all(|stopped| *stopped);
+        let old_ones_stopped = self.old_sandboxes.values().all(|old| *old == Old::Stopped);
         if self.sandbox != Sandbox::Stopped || !old_ones_stopped || self.volumes != Volumes::Gone {
             return;
         }
@@ -560,7 +562,7 @@ impl Pod {
                 self.out.push(Action::StopSandbox { id });
             }
             Sandbox::Wanted { .. } => self.sandbox = Sandbox::Stopped,
-            Sandbox::Creating | Sandbox::Stopping { .. } | Sandbox::Stopped => {}
+            Sandbox::Creating | Sandbox::Lost { .. } | Sandbox::Stopping { .. } | Sandbox::Stopped => {}
         }
         if matches!(self.volumes, Volumes::Ready | Volumes::Wanted { .. }) {
             self.volumes = Volumes::TearingDown;

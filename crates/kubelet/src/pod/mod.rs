@@ -12,6 +12,7 @@ mod container;
 mod end;
 mod ends;
 mod resize;
+mod sandbox;
 mod start;
 mod status;
 #[cfg(test)]
@@ -30,6 +31,8 @@ pub use end::{Ending, Why};
 pub use ends::{ANNOTATION as ENDS_ANNOTATION, End, Ends, Moment};
 pub use status::merge;
 
+use sandbox::{Old, Sandbox};
+
 use crate::admission::Rejection;
 use crate::probe;
 use crate::runtime::{self, Exit};
@@ -39,8 +42,6 @@ const VOLUME_RETRY: (SignedDuration, SignedDuration) =
     (SignedDuration::from_millis(500), SignedDuration::from_secs(122));
 /// Before a volume is asked for again that somebody else has to provide.
 const OTHERS_TURN: SignedDuration = SignedDuration::from_secs(12);
-/// Wait between attempts to make a sandbox.
-const SANDBOX_RETRY: SignedDuration = SignedDuration::from_secs(10);
 
 /// What the decision is told.
 #[derive(Clone, Debug)]
@@ -222,8 +223,8 @@ pub enum Action {
         id: String,
         kind: probe::Kind,
     },
-    /// → `EndpointsDropped`, when the pod's address is in no endpoint that proxies send new connections to. Nobody
-    /// waits for the answer beyond the barrier's time.
+    /// → `EndpointsDropped`, when the pod's address is in no endpoint that proxies send new connections to, if that is
+    /// so within the barrier's time.
     AwaitEndpoints,
     /// What the pod's memory of ends is now; it goes with the next status.
     WriteEnds(String),
@@ -285,23 +286,6 @@ enum Volumes {
     Gone,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Sandbox {
-    Wanted {
-        not_before: Option<Timestamp>,
-    },
-    Creating,
-    Ready {
-        id: String,
-        ips: Vec<String>,
-    },
-    /// It is broken or no longer wanted: its processes and network must go.
-    Stopping {
-        id: String,
-    },
-    Stopped,
-}
-
 /// One pod of this node, by uid.
 #[derive(Clone, Debug)]
 pub struct Pod {
@@ -313,8 +297,7 @@ pub struct Pod {
     sandbox_made_at: Option<Timestamp>,
     /// Sandboxes made so far.
     sandbox_attempts: u32,
-    /// Sandboxes that are stopped, or have to be, besides the one in use: true once stopped.
-    old_sandboxes: BTreeMap<String, bool>,
+    old_sandboxes: BTreeMap<String, Old>,
     /// Being removed.
     removing: Vec<String>,
     containers: Vec<Container>,
@@ -450,6 +433,7 @@ impl Pod {
         if self.ending.is_none() {
             self.look_for_the_end(now);
         }
+        self.empty_sandboxes(now);
         if self.ending.is_some() {
             self.end(now);
         } else {
@@ -565,8 +549,7 @@ impl Pod {
                         self.tell_sandbox_ready(now);
                     }
                 } else {
-                    self.old_sandboxes.insert(id.clone(), false);
-                    self.out.push(Action::StopSandbox { id });
+                    self.old_sandboxes.insert(id, Old::Emptying);
                 }
             }
             Event::SandboxFailed { message } => {
@@ -580,7 +563,7 @@ impl Pod {
                 }
                 if self.sandbox == Sandbox::Creating {
                     self.sandbox = Sandbox::Wanted {
-                        not_before: Some(now + SANDBOX_RETRY),
+                        not_before: Some(now + sandbox::RETRY),
                     };
                 }
             }
@@ -647,20 +630,5 @@ impl Pod {
             not_before: Some(now + wait),
         };
         self.volume_wait = (self.volume_wait * 2).min(VOLUME_RETRY.1);
-    }
-
-    fn sandbox_stopped(&mut self, id: String, now: Timestamp) {
-        // Whatever still counted as running in it has lost its processes.
-        self.old_sandboxes.insert(id.clone(), true);
-        self.moment(now, "SandboxStopped", None, None);
-        if (Sandbox::Stopping { id }) == self.sandbox {
-            self.sandbox = match self.ending {
-                Some(_) => Sandbox::Stopped,
-                None => Sandbox::Wanted { not_before: None },
-            };
-            if self.ending.is_some() {
-                self.tell(now);
-            }
-        }
     }
 }

@@ -14,8 +14,9 @@ use crate::runtime::Exit;
 use crate::{image, probe};
 
 /// How long an end is shown as such at most, before it is shown as waiting in back-off. As in v1.36 that comes with the
-/// next look at the pod: other news of it, the end of the wait, or the minute that a look takes to come anyway.
-const SHOW_BACK_OFF_AFTER: SignedDuration = SignedDuration::from_secs(60);
+/// next look at the pod: other news of it, the end of the wait, or a look without news,
+/// which v1.36 was seen to take some six seconds after the end.
+const SHOW_BACK_OFF_AFTER: SignedDuration = SignedDuration::from_secs(6);
 /// Likewise for images: after the first failure, and after later ones.
 const SHOW_PULL_BACK_OFF_AFTER: (SignedDuration, SignedDuration) =
     (SignedDuration::from_secs(9), SignedDuration::from_secs(1));
@@ -55,7 +56,7 @@ impl Pod {
                 }
             },
             Sandbox::Ready { .. } => {}
-            Sandbox::Creating | Sandbox::Stopping { .. } | Sandbox::Stopped => return,
+            Sandbox::Creating | Sandbox::Lost { .. } | Sandbox::Stopping { .. } | Sandbox::Stopped => return,
         }
         self.start_containers(now);
     }
@@ -169,7 +170,12 @@ impl Pod {
     /// Begins a start, unless it is to wait. True when one is under way.
     fn try_start(&mut self, i: usize, now: Timestamp) -> bool {
         if let Work::Created { id, attempt } = self.containers[i].work.clone() {
-            return self.start_created(i, id, attempt);
+            if self.is_in_use(&self.containers[i].sandbox) {
+                return self.start_created(i, id, attempt);
+            }
+            // It was made for a sandbox that is no more.
+            self.containers[i].work = Work::None;
+            self.containers[i].remains.push(id);
         }
         if let Some(at) = self.containers[i].retry_at.filter(|at| *at > now) {
             self.wake_at(at);
@@ -444,6 +450,7 @@ impl Pod {
         self.containers[i].allocated = Some(resources.clone().unwrap_or_default());
         self.containers[i].actual = resources;
         self.containers[i].work = Work::Creating { attempt };
+        self.containers[i].sandbox.clone_from(&sandbox);
         self.out.push(Action::CreateContainer {
             container: self.containers[i].name.clone(),
             sandbox,
@@ -473,7 +480,7 @@ impl Pod {
         let Work::Creating { attempt } = self.containers[i].work else {
             return self.out.push(Action::RemoveContainer { id });
         };
-        if self.ending.is_some() {
+        if self.ending.is_some() || !self.is_in_use(&self.containers[i].sandbox) {
             self.containers[i].work = Work::None;
             self.containers[i].remains.push(id);
             return;
@@ -647,18 +654,5 @@ impl Pod {
             StopReason::Changed
         };
         self.stop(i, reason, message, now);
-    }
-
-    pub(super) fn sandbox_lost(&mut self, id: String) {
-        if self.ending.is_none() {
-            self.record(
-                None,
-                false,
-                "SandboxChanged",
-                "Pod sandbox changed, it will be killed and re-created.".into(),
-            );
-        }
-        self.sandbox = Sandbox::Stopping { id: id.clone() };
-        self.out.push(Action::StopSandbox { id });
     }
 }

@@ -188,7 +188,11 @@ impl Pod {
         let ips = match &self.sandbox {
             Sandbox::Wanted { .. } | Sandbox::Creating if self.status.pod_ips.is_none() => Vec::new(),
             // An address stays shown after it is freed, as in Kubernetes.
-            Sandbox::Stopping { .. } | Sandbox::Stopped | Sandbox::Wanted { .. } | Sandbox::Creating => {
+            Sandbox::Lost { .. }
+            | Sandbox::Stopping { .. }
+            | Sandbox::Stopped
+            | Sandbox::Wanted { .. }
+            | Sandbox::Creating => {
                 let shown = self.status.pod_ips.iter().flatten();
                 shown.map(|ip| ip.ip.clone()).collect()
             }

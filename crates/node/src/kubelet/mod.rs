@@ -52,7 +52,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::figures::{self, HostMeter, Meter};
+use crate::probe;
 use crate::runtime::{Runtime, RuntimeEvent};
+use crate::teardown::remove_sandbox;
 use crate::volumes::Volumes;
 pub use machine::Machine;
 use static_pods::Folder;
@@ -151,9 +153,10 @@ pub(crate) struct Shared {
     /// Pods to be ended, by uid.
     pub evictions: mpsc::UnboundedSender<(String, Event)>,
     pub images: Mutex<garbage_images::Records>,
-    pub endpoints: endpoints::Endpoints,
+    endpoints: endpoints::Endpoints,
     /// Uids of the static pods there are.
     pub static_uids: Mutex<BTreeSet<String>>,
+    pub probes: Arc<probe::Counts>,
 }
 
 impl Shared {
@@ -179,6 +182,7 @@ pub struct Kubelet {
     task: JoinHandle<()>,
     pods: Arc<Store>,
     meter: Option<Arc<dyn Meter>>,
+    probes: Arc<probe::Counts>,
 }
 
 /// What the node has.
@@ -237,8 +241,14 @@ impl Kubelet {
         let capacity = node::capacity(&config, size.cpus, size.memory_bytes);
         let pulls = config.configuration.image_pulls.unwrap_or(PULLS);
         let (evictions, evicted) = mpsc::unbounded_channel();
+        let probes = Arc::<probe::Counts>::default();
         let shared = Arc::new(Shared {
-            volumes: Volumes::new(config.root_dir.clone(), api.clone(), config.machine),
+            volumes: Volumes::new(
+                config.root_dir.clone(),
+                config.node_name.clone(),
+                api.clone(),
+                config.machine,
+            ),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
             pods,
@@ -258,6 +268,7 @@ impl Kubelet {
             evictions,
             endpoints: endpoints::Endpoints::default(),
             static_uids: Mutex::default(),
+            probes: probes.clone(),
             images: Mutex::new(garbage_images::Records::new(clock.now())),
             config,
             api,
@@ -274,7 +285,12 @@ impl Kubelet {
                 () = running => {}
             }
         });
-        Kubelet { task, pods, meter }
+        Kubelet {
+            task,
+            pods,
+            meter,
+            probes,
+        }
     }
 
     /// Who measures what the node and its pods use.
@@ -285,6 +301,11 @@ impl Kubelet {
     /// The pods bound to this node, as the API has them.
     pub fn pods(&self) -> Arc<Store> {
         self.pods.clone()
+    }
+
+    /// How often its probes were asked.
+    pub fn probes(&self) -> Arc<probe::Counts> {
+        self.probes.clone()
     }
 
     /// Returns when it has stopped.
@@ -338,6 +359,8 @@ async fn run(
             informer::run(api, EndpointSlice::kind_of(), Scope::default(), slices).await;
         });
     }
+    let volumes = shared.clone();
+    tasks.spawn(async move { volumes.volumes.run().await });
 
     // Nothing is decided about any pod before it is known what runs.
     let mut picture = loop {
@@ -653,11 +676,7 @@ async fn end_orphan(shared: Arc<Shared>, uid: String, sandboxes: Vec<Sandbox>, c
     });
     futures::future::join_all(stops).await;
     for sandbox in &sandboxes {
-        let ended = async {
-            runtime.stop_sandbox(&sandbox.id).await?;
-            runtime.remove_sandbox(&sandbox.id).await
-        };
-        if let Err(error) = ended.await {
+        if let Err(error) = remove_sandbox(runtime.as_ref(), &sandbox.id).await {
             warn!(sandbox = sandbox.id, %error, "cannot end a sandbox without a pod");
         }
     }

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{self as core, NodeCondition};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::kinds::persistent_volume::LOCAL_PATH;
 use knarr_api::registry::Registered;
 use knarr_api::{Error, k8s_openapi};
 use knarr_client::TypedApi;
@@ -25,6 +26,7 @@ use tracing::{info, warn};
 
 use super::{Config, Shared};
 use crate::runtime::RuntimeStatus;
+use crate::volumes::local_root;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
 /// While the node is not ready yet, it is looked at more often.
@@ -174,6 +176,10 @@ impl NodeState {
         for (key, value) in wanted.metadata.labels.into_iter().flatten() {
             changed |= labels.insert(key, value.clone()).as_ref() != Some(&value);
         }
+        let annotations = node.metadata.annotations.get_or_insert_default();
+        for (key, value) in wanted.metadata.annotations.into_iter().flatten() {
+            changed |= annotations.insert(key, value.clone()).as_ref() != Some(&value);
+        }
         let spec = node.spec.get_or_insert_default();
         let cidr = wanted.spec.and_then(|s| s.pod_cidr);
         if spec.pod_cidr.is_none() && cidr.is_some() {
@@ -207,15 +213,21 @@ fn fresh(config: &Config) -> core::Node {
     ] {
         labels.entry(key.into()).or_insert_with(|| value.into());
     }
+    let mut annotations = BTreeMap::from([(
+        "volumes.kubernetes.io/controller-managed-attach-detach".to_string(),
+        "true".to_string(),
+    )]);
+    // A hollow node has no disk to offer.
+    if config.machine.is_host() {
+        let place = local_root(&config.root_dir).display().to_string();
+        annotations.insert(LOCAL_PATH.into(), place);
+    }
     let cidr = Some(config.pod_cidr.clone()).filter(|c| !c.is_empty());
     core::Node {
         metadata: ObjectMeta {
             name: Some(config.node_name.clone()),
             labels: Some(labels),
-            annotations: Some(BTreeMap::from([(
-                "volumes.kubernetes.io/controller-managed-attach-detach".to_string(),
-                "true".to_string(),
-            )])),
+            annotations: Some(annotations),
             ..ObjectMeta::default()
         },
         spec: Some(core::NodeSpec {
@@ -271,6 +283,10 @@ async fn status(
         }),
         images,
         node_info: Some(node_info(config, runtime)),
+        volumes_in_use: match shared.volumes.in_use() {
+            Some(used) => (!used.is_empty()).then_some(used),
+            None => before.volumes_in_use.clone(),
+        },
         ..before.clone()
     }
 }

@@ -1,7 +1,8 @@
 //! Writes one pod's statuses in order, so that whoever watches sees every step, and deletes the object when all is done (SPEC T5).
 //!
 //! Every write carries the uid and the resourceVersion it was made from; what others wrote meanwhile is read
-//! and kept. The final deletion goes out only after the last status has been taken.
+//! and kept; what is the kubelet's own to say and was changed by others meanwhile (a node that was taken for lost has its
+//! pods marked) is said again. The final deletion goes out only after the last status has been taken.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use knarr_api::k8s_openapi;
 use knarr_client::{DeleteOptions, Error, Preconditions};
 use knarr_kubelet::pod::{ENDS_ANNOTATION, Event, merge};
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::static_pods::ensure_mirror;
@@ -32,6 +33,8 @@ pub(super) enum Write {
 
 /// Statuses that may wait: what an API that is slow, or away, has not taken in time is skipped, the oldest first.
 const WAITING_MAX: usize = 8;
+/// At least between two times that a status is told again which others have changed: no fight at the network's speed.
+const RESTORE: Duration = Duration::from_secs(1);
 /// Between attempts while the API does not answer: 50 ms, doubled up to 5 s.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
@@ -47,8 +50,9 @@ pub(super) async fn run(
         Origin::Api => first.clone(),
         Origin::File => ensure_mirror(&shared, &first).await,
     };
-    // What a mirror that is made again is told at once.
-    let mut last: Option<Box<core::PodStatus>> = None;
+    // As last told, and when it was last told again.
+    let mut told: Option<Box<core::PodStatus>> = None;
+    let mut restored: Option<Instant> = None;
     let mut statuses: VecDeque<Box<core::PodStatus>> = VecDeque::new();
     let mut ends: Option<String> = None;
     let mut delete = false;
@@ -62,12 +66,19 @@ pub(super) async fn run(
         };
         if let Some(write) = write {
             match write {
-                Write::Object(object) if revision(&object) > revision(&base) => base = object,
+                Write::Object(object) if revision(&object) > revision(&base) => {
+                    base = object;
+                    if statuses.is_empty()
+                        && let Some(own) = told.clone().filter(|own| is_overwritten(&base, own))
+                    {
+                        let rest = restored.map(|at| RESTORE.saturating_sub(at.elapsed()));
+                        sleep(rest.unwrap_or_default()).await;
+                        restored = Some(Instant::now());
+                        statuses.push_back(own);
+                    }
+                }
                 Write::Object(_) => {}
                 Write::Status(new) => {
-                    if is_static {
-                        last = Some(new.clone());
-                    }
                     if statuses.len() >= WAITING_MAX {
                         statuses.pop_front();
                     }
@@ -76,8 +87,9 @@ pub(super) async fn run(
                 Write::Ends(new) => ends = Some(new),
                 Write::MirrorGone => {
                     base = ensure_mirror(&shared, &first).await;
-                    statuses.clear();
-                    statuses.extend(last.clone());
+                    if statuses.is_empty() {
+                        statuses.extend(told.clone());
+                    }
                 }
                 Write::FinalDelete => delete = true,
             }
@@ -87,7 +99,7 @@ pub(super) async fn run(
             match write_status(&shared, &base, wanted, ends.as_deref()).await {
                 Ok(Some(written)) => {
                     base = written;
-                    statuses.pop_front();
+                    told = statuses.pop_front();
                     wait = RETRY.0;
                 }
                 Ok(None) if is_static => base = ensure_mirror(&shared, &first).await,
@@ -122,6 +134,12 @@ async fn again(error: &Error, wait: Duration) -> Duration {
     warn!(%error, "cannot write a pod's status yet");
     sleep(wait).await;
     (wait * 2).min(RETRY.1)
+}
+
+/// Whether the pod's status, as the API has it, is not what was told.
+fn is_overwritten(pod: &core::Pod, own: &core::PodStatus) -> bool {
+    let there = pod.status.clone().unwrap_or_default();
+    merge(&there, own) != there
 }
 
 fn revision(pod: &core::Pod) -> u64 {

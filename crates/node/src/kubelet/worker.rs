@@ -19,7 +19,7 @@ use knarr_kubelet::pod::{Action, Event, Hook, Node, Pod, find_spec};
 use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -332,8 +332,10 @@ impl Doer {
             Action::WriteEnds(text) => self.write(Write::Ends(text)),
             Action::AwaitEndpoints => {
                 tokio::spawn(async move {
-                    shared.endpoints.dropped(&pod).await;
-                    tell(&inbox, Event::EndpointsDropped);
+                    let bound = shared.config.endpoint_barrier;
+                    if timeout(bound, shared.endpoints.dropped(&pod)).await.is_ok() {
+                        tell(&inbox, Event::EndpointsDropped);
+                    }
                 });
             }
             Action::FinalDelete => self.write(Write::FinalDelete),
@@ -493,6 +495,7 @@ impl Doer {
                 let ips = self.machine.ips().to_vec();
                 tokio::spawn(async move {
                     let answer = probe::ask(&*shared.runtime, &pod, &container, &id, kind, &ips).await;
+                    shared.probes.count(&pod, &container, kind, &answer);
                     tell(&inbox, Event::Probed { id, kind, answer });
                 });
             }
@@ -566,6 +569,9 @@ impl Doer {
     fn forget(&mut self) {
         self.done = true;
         let pod = self.machine.object();
+        self.shared
+            .probes
+            .forget(pod.metadata.uid.as_deref().unwrap_or(""));
         let logs = sandbox::log_directory(pod, &self.shared.config.log_dir);
         if let Err(error) = std::fs::remove_dir_all(&logs)
             && error.kind() != std::io::ErrorKind::NotFound

@@ -126,6 +126,10 @@ impl FakeRuntime {
         }
     }
 
+    pub fn is_down(&self) -> bool {
+        self.state.lock().down
+    }
+
     /// The machine goes down and comes back: no process survives, what was made stays on record.
     pub fn reboot(&self) {
         let now = self.clock.now();
@@ -138,6 +142,21 @@ impl FakeRuntime {
             sandbox.ready = false;
             sandbox.ips.clear();
         }
+    }
+
+    /// What holds a sandbox's network together dies; what runs in it goes on. False if there is none.
+    pub fn break_sandbox(&self, id: &str) -> bool {
+        let mut state = self.state.lock();
+        let sandbox = state.sandboxes.get_mut(id).filter(|s| s.ready);
+        let broken = sandbox.map(|sandbox| sandbox.ready = false);
+        broken.is_some()
+    }
+
+    /// The ids of the sandboxes that are ready.
+    pub fn ready_sandboxes(&self) -> Vec<String> {
+        let state = self.state.lock();
+        let ready = state.sandboxes.values().filter(|s| s.ready);
+        ready.map(|s| s.id.clone()).collect()
     }
 
     /// The process ends by itself. False if it does not run.
@@ -393,6 +412,15 @@ impl Runtime for FakeRuntime {
                 "the container was started before",
             ));
         }
+        let sandbox = record.container.sandbox_id.clone();
+        if !state.sandboxes.get(&sandbox).is_some_and(|s| s.ready) {
+            return Err(RuntimeError::new(
+                "Unknown",
+                format!("sandbox container {sandbox:?} is not running"),
+            ));
+        }
+        let record = state.containers.get_mut(id);
+        let record = record.ok_or_else(|| RuntimeError::not_found("container", id))?;
         record.container.state = ContainerState::Running { started_at: now };
         let container = record.container.clone();
         state.starts.push((id.to_string(), key(&container)));

@@ -1,9 +1,13 @@
 //! What the node measures, for clients: `/stats/summary`, `/metrics`, `/metrics/resource`, `/metrics/cadvisor`,
 //! `/metrics/probes`. The names are those that dashboards and metrics-server know.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::stats::{ContainerStats, PodStats, Summary};
+
+use crate::probe::Asked;
 
 /// Prometheus' text format: a family's lines stand together under its help and type.
 #[derive(Default)]
@@ -352,6 +356,29 @@ pub(super) fn own(summary: &Summary, own: &Own) -> String {
         "Resident memory size in bytes.",
     );
     text.sample("process_resident_memory_bytes", &[], own.resident_bytes, None);
+    text.done()
+}
+
+/// `/metrics/probes`
+pub(super) fn probes(counts: &BTreeMap<Asked, u64>) -> String {
+    const NAME: &str = "prober_probe_total";
+    let mut text = Text::default();
+    text.family(
+        NAME,
+        "counter",
+        "[BETA] Cumulative number of a liveness, readiness or startup probe for a container by result.",
+    );
+    for (asked, count) in counts {
+        let labels = [
+            ("container", asked.container.as_str()),
+            ("namespace", &asked.namespace),
+            ("pod", &asked.pod),
+            ("pod_uid", &asked.pod_uid),
+            ("probe_type", asked.probe_type),
+            ("result", asked.result),
+        ];
+        text.sample(NAME, &labels, *count as f64, None);
+    }
     text.done()
 }
 

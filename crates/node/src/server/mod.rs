@@ -35,6 +35,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::figures::{Measured, Meter};
 use crate::logs;
+use crate::probe::Counts;
 use crate::runtime::{ExecOptions, RuntimeError};
 use crate::streams::upgrade::{self, negotiate};
 use crate::streams::{port_forward, remote_command, runtime_client};
@@ -47,6 +48,7 @@ pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
+const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Whoever asks for figures gets them not older than this.
 const FIGURES_KEPT: std::time::Duration = std::time::Duration::from_secs(5);
 /// Pieces of a log that wait for a slow reader.
@@ -61,6 +63,7 @@ pub struct Server {
     containers: Arc<dyn Containers>,
     clock: Clock,
     meter: Option<Arc<dyn Meter>>,
+    probes: Arc<Counts>,
     streams: TaskTracker,
 }
 
@@ -142,14 +145,19 @@ impl Server {
             containers,
             clock,
             meter: None,
+            probes: Arc::default(),
             streams: TaskTracker::new(),
         }
     }
 
     /// With somebody who measures; without, there are no figures to be had.
     #[must_use]
-    pub fn measured_by(self, meter: Option<Arc<dyn Meter>>) -> Self {
-        Server { meter, ..self }
+    pub fn measured_by(self, meter: Option<Arc<dyn Meter>>, probes: Arc<Counts>) -> Self {
+        Server {
+            meter,
+            probes,
+            ..self
+        }
     }
 
     /// Serves one connection until it ends or becomes another protocol's.
@@ -204,6 +212,10 @@ impl Server {
                 ))
             }
             Target::Metrics => self.metrics(|s| figures::own(s, &figures::Own::read())).await,
+            Target::ProbeMetrics => Ok(body(
+                Response::builder().header(CONTENT_TYPE, METRICS_TYPE),
+                figures::probes(&self.probes.all()),
+            )),
             Target::ResourceMetrics => self.metrics(figures::resource).await,
             Target::CadvisorMetrics => {
                 let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -226,7 +238,7 @@ impl Server {
 
     async fn metrics(&self, show: impl Fn(&Summary) -> String) -> Result<Response<Body>, Refusal> {
         let measured = self.measured().await?;
-        let head = Response::builder().header(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8");
+        let head = Response::builder().header(CONTENT_TYPE, METRICS_TYPE);
         Ok(body(head, show(&measured.summary)))
     }
 

@@ -24,6 +24,7 @@ pub(super) enum Target {
     Metrics,
     ResourceMetrics,
     CadvisorMetrics,
+    ProbeMetrics,
     ContainerLogs(PodPath),
     Exec(PodPath),
     Attach(PodPath),
@@ -57,6 +58,7 @@ impl Target {
             ("metrics", []) => Some(Target::Metrics),
             ("metrics", [which]) if which == "resource" => Some(Target::ResourceMetrics),
             ("metrics", [which]) if which == "cadvisor" => Some(Target::CadvisorMetrics),
+            ("metrics", [which]) if which == "probes" => Some(Target::ProbeMetrics),
             ("containerLogs", [namespace, pod, container]) => {
                 Some(Target::ContainerLogs(pod_path(namespace, pod, None, container)))
             }
@@ -136,6 +138,7 @@ mod tests {
             ("/metrics", Target::Metrics),
             ("/metrics/resource", Target::ResourceMetrics),
             ("/metrics/cadvisor", Target::CadvisorMetrics),
+            ("/metrics/probes", Target::ProbeMetrics),
             ("/containerLogs/ns/p/c", Target::ContainerLogs(container.clone())),
             ("/exec/ns/p/c", Target::Exec(container.clone())),
             ("/exec/ns/p/u/c", Target::Exec(with_uid.clone())),

@@ -234,3 +234,40 @@ async fn l6_statuses_survive_conflicts_and_an_api_that_fails() {
     );
     assert!(world.runtime.running().is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn l3_a_pod_marked_as_lost_with_its_node_is_ready_again_when_the_node_was_not_lost() {
+    let world = World::new();
+    let (_kubelet, _cancel) = world.kubelet();
+    world.create("a").await;
+    sleep(Duration::from_secs(1)).await;
+    let ready = |pod: &Pod| {
+        let conditions = pod
+            .status
+            .clone()
+            .unwrap_or_default()
+            .conditions
+            .unwrap_or_default();
+        conditions
+            .into_iter()
+            .find(|c| c.type_ == "Ready")
+            .unwrap()
+            .status
+    };
+    for _ in 0..3 {
+        let mut pod = (*world.api.get_as::<Pod>("default", "a").await.unwrap()).clone();
+        assert_eq!(ready(&pod), "True");
+        let conditions = pod.status.as_mut().unwrap().conditions.as_mut().unwrap();
+        conditions.iter_mut().find(|c| c.type_ == "Ready").unwrap().status = "False".into();
+        world
+            .api
+            .update(Pod::kind_of(), Box::new(pod), "status")
+            .await
+            .unwrap();
+        sleep(Duration::from_secs(2)).await;
+    }
+    assert_eq!(
+        ready(&*world.api.get_as::<Pod>("default", "a").await.unwrap()),
+        "True"
+    );
+}
