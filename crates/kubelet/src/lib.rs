@@ -15,4 +15,5 @@ pub mod pod;
 pub mod probe;
 pub mod resources;
 pub mod runtime;
+pub mod static_pods;
 pub mod stats;

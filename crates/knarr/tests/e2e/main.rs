@@ -14,6 +14,7 @@ mod kube_rs;
 mod kubectl;
 mod kubectl_streams;
 mod mistakes;
+mod node;
 mod python;
 
 use std::process::ExitCode;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         .iter()
         .chain(kubectl_streams::SCENARIOS)
         .chain(foresight::SCENARIOS)
+        .chain(node::SCENARIOS)
         .chain(python::SCENARIOS)
         .chain(golden_life::SCENARIOS)
         .chain(kube_rs::SCENARIOS);

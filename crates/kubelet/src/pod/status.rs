@@ -64,6 +64,12 @@ impl Pod {
         self.address_waits = false;
         if status != self.status {
             self.status = status.clone();
+            if self.ends != self.told_ends
+                && let Some(text) = self.ends.text()
+            {
+                self.told_ends = self.ends.clone();
+                self.out.push(Action::WriteEnds(text));
+            }
             self.out.push(Action::WriteStatus(Box::new(status)));
         }
     }

@@ -3,7 +3,9 @@
 // Helpers of tests fail by panicking, as tests do.
 #![allow(clippy::unwrap_used)]
 
+mod deaths;
 mod evictions;
+mod static_pods;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +44,16 @@ impl World {
         }
     }
 
+    fn config(&self) -> Config {
+        Config {
+            node_name: "n1".into(),
+            root_dir: self.dir.path().join("kubelet"),
+            log_dir: self.dir.path().join("logs"),
+            node_ips: vec!["192.0.2.1".into()],
+            ..Config::default()
+        }
+    }
+
     fn kubelet(&self) -> (Kubelet, CancellationToken) {
         self.kubelet_with(KubeletConfiguration::default(), None)
     }
@@ -53,12 +65,8 @@ impl World {
         meter: Option<Arc<dyn Meter>>,
     ) -> (Kubelet, CancellationToken) {
         let config = Config {
-            node_name: "n1".into(),
-            root_dir: self.dir.path().join("kubelet"),
-            log_dir: self.dir.path().join("logs"),
-            node_ips: vec!["192.0.2.1".into()],
             configuration,
-            ..Config::default()
+            ..self.config()
         };
         let cancel = CancellationToken::new();
         let ways = (
