@@ -11,3 +11,4 @@ pub mod pod;
 pub mod probe;
 pub mod resources;
 pub mod runtime;
+pub mod self_fencing;

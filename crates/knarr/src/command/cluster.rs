@@ -339,6 +339,7 @@ impl PreparedNode {
             port: config.kubelet_listen.port(),
             version: git_version(),
             termination_resume: config.termination_resume,
+            self_fencing: config.self_fencing,
             ..kubelet::Config::default()
         };
         let clock = Arc::new(SystemClock);

@@ -14,6 +14,7 @@ mod node;
 mod pull;
 pub mod resources;
 pub mod sandbox;
+mod self_fencing;
 mod status;
 mod worker;
 
@@ -33,6 +34,7 @@ use knarr_kubelet::admission::{self, Rejection};
 use knarr_kubelet::pod::Event;
 pub use knarr_kubelet::pod::TerminationResume;
 use knarr_kubelet::runtime::{Container, Sandbox};
+pub use knarr_kubelet::self_fencing::SelfFencing;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -44,6 +46,7 @@ use crate::runtime::{Runtime, RuntimeEvent};
 use crate::teardown::remove_sandbox;
 use crate::volumes::Volumes;
 pub use machine::Machine;
+use self_fencing::Trust;
 use worker::{Msg, Worker};
 
 /// Between looks at all that runs, while the runtime tells of exits by itself; else [`RELIST_BLIND`].
@@ -80,6 +83,8 @@ pub struct Config {
     pub resolv_conf: PathBuf,
     /// For pods that were ending while no kubelet was there.
     pub termination_resume: TerminationResume,
+    /// Which pods the node ends by itself when it is cut off.
+    pub self_fencing: SelfFencing,
     pub machine: Machine,
 }
 
@@ -99,6 +104,7 @@ impl Default for Config {
             max_pods: 110,
             resolv_conf: "/etc/resolv.conf".into(),
             termination_resume: TerminationResume::Full,
+            self_fencing: SelfFencing::default(),
             machine: Machine::default(),
         }
     }
@@ -112,6 +118,7 @@ pub(crate) struct Shared {
     pub clock: Arc<dyn Clock>,
     pub recorder: EventRecorder,
     pub volumes: Volumes,
+    pub trust: Trust,
     pub services: Arc<Store>,
     /// The pods bound to this node.
     pub pods: Arc<Store>,
@@ -155,6 +162,7 @@ impl Kubelet {
                 api.clone(),
                 config.machine,
             ),
+            trust: Trust::new(config.self_fencing, config.machine, &config.root_dir),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
             pods: Arc::new(Store::new(core::Pod::kind_of(), &[])),
@@ -226,6 +234,7 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
         informer::run(api, core::Service::kind_of(), Scope::default(), services).await;
     });
     tasks.spawn(node::run(shared.clone()));
+    tasks.spawn(self_fencing::run(shared.clone()));
     let volumes = shared.clone();
     tasks.spawn(async move { volumes.volumes.run().await });
 
