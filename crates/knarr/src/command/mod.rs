@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod cluster;
 pub mod down;
+pub mod fence;
 pub mod kubelet_port;
 pub mod server;
 pub mod status;

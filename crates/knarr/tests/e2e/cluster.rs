@@ -87,6 +87,7 @@ impl Cluster {
             "--node-name",
             "node1",
         ]);
+        knarr.arg("--fence-agents-dir").arg(self.agents_dir());
         knarr.stdin(Stdio::null());
         knarr
     }
@@ -213,6 +214,11 @@ impl Cluster {
 
     pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("d")
+    }
+
+    /// Where this cluster's fence agents are.
+    pub fn agents_dir(&self) -> PathBuf {
+        self.dir.path().join("agents")
     }
 
     pub fn kubeconfig(&self) -> PathBuf {

@@ -14,6 +14,7 @@ mod kubectl;
 mod kubectl_streams;
 mod mistakes;
 mod python;
+mod safety;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -46,7 +47,8 @@ fn main() -> ExitCode {
         .chain(kubectl_streams::SCENARIOS)
         .chain(python::SCENARIOS)
         .chain(golden_life::SCENARIOS)
-        .chain(kube_rs::SCENARIOS);
+        .chain(kube_rs::SCENARIOS)
+        .chain(safety::SCENARIOS);
     for (name, run) in scenarios {
         let cluster = shared.clone();
         trials.push(Trial::test(*name, move || match cluster {

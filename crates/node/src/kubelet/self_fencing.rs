@@ -4,6 +4,7 @@
 //! Time since the last renewal is counted by the clock that goes on while the machine sleeps, and the last renewal is
 //! written down, so that a kubelet that comes back counts on from there.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +34,9 @@ pub(crate) struct Trust {
     /// When the last answered renewal was sent, by [`Trust::now`].
     renewed: Mutex<Option<Duration>>,
     changed: Notify,
+    /// Pods that may have been given away while this node was cut off; `None` if it never was. In it are those that the
+    /// API has since said to be this node's still.
+    confirmed: Mutex<Option<BTreeSet<String>>>,
 }
 
 impl Trust {
@@ -44,6 +48,7 @@ impl Trust {
             file,
             renewed: Mutex::new(None),
             changed: Notify::new(),
+            confirmed: Mutex::new(None),
         };
         // What was written before this boot is later than now: nothing of then runs any more.
         let before = trust.file.as_deref().and_then(written).filter(|at| *at <= trust.now());
@@ -101,15 +106,20 @@ fn is_concerned(shared: &Shared, pod: &core::Pod) -> bool {
 /// Waits until a process of this pod may be started. The error is why it may not be at all: the pod was given away while
 /// this node could not know.
 pub(super) async fn may_start(shared: &Shared, pod: &core::Pod) -> Result<(), String> {
-    if !is_concerned(shared, pod) || matches!(shared.trust.verdict(), Verdict::Run { .. }) {
+    if !is_concerned(shared, pod) {
         return Ok(());
     }
+    let trust = &shared.trust;
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
     loop {
-        let changed = shared.trust.changed.notified();
-        if matches!(shared.trust.verdict(), Verdict::Run { .. }) {
+        let changed = trust.changed.notified();
+        if matches!(trust.verdict(), Verdict::Run { .. }) {
             break;
         }
         changed.await;
+    }
+    if trust.confirmed.lock().as_ref().is_none_or(|known| known.contains(&uid)) {
+        return Ok(());
     }
     // What was heard of the pod may be from before: the API says whose it is now.
     let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
@@ -118,7 +128,12 @@ pub(super) async fn may_start(shared: &Shared, pod: &core::Pod) -> Result<(), St
         .get_as::<core::Pod>(namespace.unwrap_or(""), name.unwrap_or(""))
         .await;
     match live {
-        Ok(live) if live.metadata.uid == pod.metadata.uid => Ok(()),
+        Ok(live) if live.metadata.uid == pod.metadata.uid => {
+            if let Some(confirmed) = trust.confirmed.lock().as_mut() {
+                confirmed.insert(uid);
+            }
+            Ok(())
+        }
         Ok(_) => Err("another pod has its name by now".into()),
         Err(error) => Err(format!("cannot see whether the pod is still this node's: {error}")),
     }
@@ -136,6 +151,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 sleep(look_after).await;
             }
             Verdict::End { grace } => {
+                *shared.trust.confirmed.lock() = Some(BTreeSet::new());
                 if !std::mem::replace(&mut cut_off, true) {
                     warn!(?grace, "the lease cannot be renewed: ending the pods that must not run twice");
                 }
