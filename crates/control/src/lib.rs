@@ -47,6 +47,8 @@ pub struct Config {
     pub scheduler: scheduler_config::KubeSchedulerConfiguration,
     /// Where fence agents are; [`FENCE_AGENTS`] unless another place is named.
     pub fence_agents: Option<PathBuf>,
+    /// What the scheduler counts.
+    pub metrics: scheduler::Metrics,
     /// This process's name, another after each start, where several servers share one store: one of them leads.
     /// `None` for the only server there is.
     pub identity: Option<String>,
@@ -116,7 +118,8 @@ async fn work(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
     let agents = agents.unwrap_or_else(|| PathBuf::from(FENCE_AGENTS));
     running.spawn(fencing::run(base.clone(), agents));
     running.spawn(garbage_collector::run(base.clone()));
-    running.spawn(scheduler::run(base, config.scheduler.scheduler()));
+    let metrics = config.metrics.clone();
+    running.spawn(scheduler::run(base, config.scheduler.scheduler(), metrics));
     while let Some(ended) = running.join_next().await {
         if let Err(error) = ended {
             // A panic is a bug in one loop; the others go on.

@@ -25,6 +25,7 @@ pub mod podgc;
 pub mod protection;
 pub mod replicaset;
 pub mod replicationcontroller;
+pub mod resourcequota;
 pub mod root_ca;
 pub mod serviceaccount;
 pub mod statefulset;
@@ -89,6 +90,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(protection::VolumeProtection),
         Box::new(replicaset::ReplicaSets),
         Box::new(replicationcontroller::ReplicationControllers),
+        Box::new(resourcequota::ResourceQuotas),
         Box::new(serviceaccount::ServiceAccounts),
         Box::new(statefulset::StatefulSets),
         Box::new(ttlafterfinished::TtlAfterFinished),

@@ -4,7 +4,11 @@
 //! with actions; the doing half is `knarr-node`.
 
 pub mod admission;
+pub mod allocatable;
 pub mod backoff;
+pub mod configuration;
+pub mod eviction;
+pub mod garbage;
 pub mod grace;
 pub mod image;
 pub mod pod;
@@ -12,3 +16,4 @@ pub mod probe;
 pub mod resources;
 pub mod runtime;
 pub mod self_fencing;
+pub mod stats;

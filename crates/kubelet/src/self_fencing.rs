@@ -49,7 +49,9 @@ impl SelfFencing {
         match self {
             SelfFencing::Annotated => {
                 let annotations = pod.metadata.annotations.as_ref();
-                annotations.and_then(|a| a.get(AT_MOST_ONE)).is_some_and(|v| v == "true")
+                annotations
+                    .and_then(|a| a.get(AT_MOST_ONE))
+                    .is_some_and(|v| v == "true")
             }
             SelfFencing::AtMostOne => at_most_one(pod).unwrap_or(exclusive),
         }
@@ -68,7 +70,9 @@ pub enum Verdict {
 /// By the time since the last answered renewal was sent; `None`: there has been none.
 pub fn decide(since_renewal: Option<Duration>) -> Verdict {
     let Some(since) = since_renewal else {
-        return Verdict::End { grace: Duration::ZERO };
+        return Verdict::End {
+            grace: Duration::ZERO,
+        };
     };
     match BEGIN.checked_sub(since) {
         Some(rest) if !rest.is_zero() => Verdict::Run { look_after: rest },
@@ -100,7 +104,12 @@ mod tests {
         let seconds = Duration::from_secs;
         for (since, verdict) in [
             (Some(seconds(0)), Verdict::Run { look_after: BEGIN }),
-            (Some(seconds(24)), Verdict::Run { look_after: seconds(1) }),
+            (
+                Some(seconds(24)),
+                Verdict::Run {
+                    look_after: seconds(1),
+                },
+            ),
             (Some(seconds(25)), Verdict::End { grace: seconds(10) }),
             (Some(seconds(33)), Verdict::End { grace: seconds(2) }),
             (Some(seconds(35)), Verdict::End { grace: seconds(0) }),

@@ -73,7 +73,10 @@ pub async fn run(config: Config, args: FenceArgs) -> Result<(), Failure> {
         match status.phase {
             Phase::Fenced | Phase::Returning | Phase::Returned => return Ok(()),
             Phase::Failed | Phase::Cancelled => {
-                return Err(Failure::new(format!("{} is not fenced: {}", args.node, status.message)));
+                return Err(Failure::new(format!(
+                    "{} is not fenced: {}",
+                    args.node, status.message
+                )));
             }
             Phase::Pending | Phase::Fencing if Instant::now() >= end => {
                 return Err(Failure::new(format!(

@@ -8,8 +8,14 @@ use crate::Outcome;
 use crate::cluster::{Namespace, Scenario, has, same, text};
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[
-    ("s7_a_statefulset_has_storage_out_of_the_box_and_it_goes_with_its_claim", storage),
-    ("s6_a_node_is_fenced_by_its_agents_and_only_then_its_pods_are_released", fencing),
+    (
+        "s7_a_statefulset_has_storage_out_of_the_box_and_it_goes_with_its_claim",
+        storage,
+    ),
+    (
+        "s6_a_node_is_fenced_by_its_agents_and_only_then_its_pods_are_released",
+        fencing,
+    ),
 ];
 
 const STATEFUL: &str = r#"
@@ -39,7 +45,13 @@ fn storage(ns: &Namespace) -> Outcome {
     ns.apply(STATEFUL)?;
     ns.eventually_run(&["get", "pod", "db-0"], |out| out.contains("Running"))?;
     ns.run(&["wait", "--for=condition=Ready", "pod/db-0", "--timeout=60s"])?;
-    let claim = ns.run(&["get", "pvc", "data-db-0", "-o", "jsonpath={.status.phase} {.spec.storageClassName}"])?;
+    let claim = ns.run(&[
+        "get",
+        "pvc",
+        "data-db-0",
+        "-o",
+        "jsonpath={.status.phase} {.spec.storageClassName}",
+    ])?;
     same(&claim, "Bound local")?;
     let volume = ns.run(&["get", "pvc", "data-db-0", "-o", "jsonpath={.spec.volumeName}"])?;
     let path = ns.run(&["get", "pv", &volume, "-o", "jsonpath={.spec.local.path}"])?;
@@ -50,16 +62,26 @@ fn storage(ns: &Namespace) -> Outcome {
     let before = ns.run(&["get", "pod", "db-0", "-o", "jsonpath={.metadata.uid}"])?;
     ns.run(&["delete", "pod", "db-0"])?;
     ns.eventually_run(
-        &["get", "pod", "db-0", "-o", "jsonpath={.metadata.uid} {.status.phase}"],
+        &[
+            "get",
+            "pod",
+            "db-0",
+            "-o",
+            "jsonpath={.metadata.uid} {.status.phase}",
+        ],
         |out| out.ends_with("Running") && !out.contains(&before),
     )?;
-    ns.eventually_run(&["exec", "db-0", "--", "cat", "/data/starts"], |out| out == "db-0\ndb-0\n")?;
+    ns.eventually_run(&["exec", "db-0", "--", "cat", "/data/starts"], |out| {
+        out == "db-0\ndb-0\n"
+    })?;
 
     // In use it stays; then it goes, and what was in it.
     ns.run(&["delete", "pvc", "data-db-0", "--wait=false"])?;
     has(&ns.run(&["get", "pvc", "data-db-0"])?, "Terminating")?;
     ns.run(&["delete", "statefulset", "db"])?;
-    ns.eventually("the volume to go", || ns.try_run(&["get", "pv", &volume]).is_err())?;
+    ns.eventually("the volume to go", || {
+        ns.try_run(&["get", "pv", &volume]).is_err()
+    })?;
     same(&format!("{}", path.exists()), "false")
 }
 
@@ -78,7 +100,11 @@ exit 1
 
 fn fence(ns: &Namespace, node: &str) -> std::io::Result<Output> {
     let mut knarr = Command::new(env!("CARGO_BIN_EXE_knarr"));
-    knarr.arg("fence").arg(node).arg("--kubeconfig").arg(ns.cluster.kubeconfig());
+    knarr
+        .arg("fence")
+        .arg(node)
+        .arg("--kubeconfig")
+        .arg(ns.cluster.kubeconfig());
     knarr.output()
 }
 
@@ -126,7 +152,9 @@ spec: { nodeName: lost, containers: [{ name: a, image: localhost/knarr/busybox:1
         out.contains("out-of-service")
     })?;
     has(&taints, "fenced")?;
-    ns.eventually("the pod to be released", || ns.try_run(&["get", "pod", "stuck"]).is_err())?;
+    ns.eventually("the pod to be released", || {
+        ns.try_run(&["get", "pod", "stuck"]).is_err()
+    })?;
     has(&ns.run(&["describe", "node", "lost"])?, "NodeFenced")?;
     ns.run(&["delete", "node", "lost"])?;
     ns.run(&["delete", "fencingpolicy", "test"])?;

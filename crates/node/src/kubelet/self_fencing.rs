@@ -51,7 +51,11 @@ impl Trust {
             confirmed: Mutex::new(None),
         };
         // What was written before this boot is later than now: nothing of then runs any more.
-        let before = trust.file.as_deref().and_then(written).filter(|at| *at <= trust.now());
+        let before = trust
+            .file
+            .as_deref()
+            .and_then(written)
+            .filter(|at| *at <= trust.now());
         *trust.renewed.lock() = Some(before.unwrap_or_else(|| trust.now()));
         trust
     }
@@ -118,7 +122,12 @@ pub(super) async fn may_start(shared: &Shared, pod: &core::Pod) -> Result<(), St
         }
         changed.await;
     }
-    if trust.confirmed.lock().as_ref().is_none_or(|known| known.contains(&uid)) {
+    if trust
+        .confirmed
+        .lock()
+        .as_ref()
+        .is_none_or(|known| known.contains(&uid))
+    {
         return Ok(());
     }
     // What was heard of the pod may be from before: the API says whose it is now.
@@ -135,7 +144,9 @@ pub(super) async fn may_start(shared: &Shared, pod: &core::Pod) -> Result<(), St
             Ok(())
         }
         Ok(_) => Err("another pod has its name by now".into()),
-        Err(error) => Err(format!("cannot see whether the pod is still this node's: {error}")),
+        Err(error) => Err(format!(
+            "cannot see whether the pod is still this node's: {error}"
+        )),
     }
 }
 
@@ -153,7 +164,10 @@ pub(super) async fn run(shared: Arc<Shared>) {
             Verdict::End { grace } => {
                 *shared.trust.confirmed.lock() = Some(BTreeSet::new());
                 if !std::mem::replace(&mut cut_off, true) {
-                    warn!(?grace, "the lease cannot be renewed: ending the pods that must not run twice");
+                    warn!(
+                        ?grace,
+                        "the lease cannot be renewed: ending the pods that must not run twice"
+                    );
                 }
                 end_all(&shared, grace).await;
                 // Renewed in between or not: the verdict is asked for anew.
@@ -182,7 +196,11 @@ async fn end_all(shared: &Shared, grace: Duration) {
         .iter()
         .filter(|c| uids.contains(&c.pod.uid) && matches!(c.state, ContainerState::Running { .. }));
     let ends = running.map(|c| async move {
-        warn!(container = c.id, pod = c.pod.name, "ending what must not run twice");
+        warn!(
+            container = c.id,
+            pod = c.pod.name,
+            "ending what must not run twice"
+        );
         if let Err(error) = shared.runtime.stop_container(&c.id, grace).await {
             warn!(container = c.id, %error, "cannot end a container");
         }

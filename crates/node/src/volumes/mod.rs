@@ -70,6 +70,15 @@ pub(crate) fn local_root(root: &Path) -> PathBuf {
     root.join("local-volumes")
 }
 
+/// Where a volume's files are below the kubelet's directory; none for volumes that lie elsewhere.
+pub(crate) fn path_in(root: &Path, uid: &str, volume: &core::Volume) -> Option<PathBuf> {
+    let plugin = plugin(volume);
+    let base = root.join("pods").join(uid).join("volumes");
+    (plugin != ELSEWHERE).then(|| base.join(plugin).join(&volume.name))
+}
+
+const ELSEWHERE: &str = "kubernetes.io~other";
+
 /// The directory names of a volume's plugin.
 fn plugin(volume: &core::Volume) -> &'static str {
     match volume {
@@ -78,7 +87,7 @@ fn plugin(volume: &core::Volume) -> &'static str {
         v if v.secret.is_some() => "kubernetes.io~secret",
         v if v.downward_api.is_some() => "kubernetes.io~downward-api",
         v if v.projected.is_some() => "kubernetes.io~projected",
-        _ => "kubernetes.io~other",
+        _ => ELSEWHERE,
     }
 }
 
@@ -155,7 +164,8 @@ impl Volumes {
             let name = volume.object().name();
             self.attached.hold(uid, name, &exclusive).await?;
         }
-        local::make(&local_root(&self.root), &volume).map_err(|e| format!("cannot make {}: {e}", path.display()))?;
+        local::make(&local_root(&self.root), &volume)
+            .map_err(|e| format!("cannot make {}: {e}", path.display()))?;
         Ok(path)
     }
 
@@ -275,9 +285,10 @@ impl Volumes {
             self.remove(&directory).await?;
         }
         self.claimed.lock().retain(|(of, _), _| of != uid);
-        self.attached.release(uid).await.map_err(|e| VolumeError::Release {
-            why: e.to_string(),
-        })
+        self.attached
+            .release(uid)
+            .await
+            .map_err(|e| VolumeError::Release { why: e.to_string() })
     }
 
     async fn remove(&self, directory: &Path) -> Result<(), VolumeError> {
