@@ -11,8 +11,8 @@ use clap::Args;
 use knarr_api::k8s_openapi::jiff::SignedDuration;
 use knarr_control::node_lifecycle::{EvictionRates, LEASE_SECONDS, Lifecycle};
 use knarr_control::scheduler_config::{self, KubeSchedulerConfiguration};
-use knarr_node::kubelet::TerminationResume;
 use knarr_node::kubelet::configuration::KubeletConfiguration;
+use knarr_node::kubelet::{SelfFencing, TerminationResume};
 use serde_json::Value;
 
 /// What can be set by flag or environment. The same names stand in the file, in camelCase.
@@ -120,6 +120,11 @@ pub struct Flags {
         global = true
     )]
     pub unhealthy_zone_threshold: Option<String>,
+    /// Which pods this node ends by itself when it cannot renew its lease: `Annotated` (those with the annotation
+    /// knarr.io/at-most-one=true) or `AtMostOne` (those of StatefulSets and users of volumes for one node, too)
+    /// [default: Annotated].
+    #[arg(long, env = "KNARR_SELF_FENCING", value_name = "MODE", global = true)]
+    pub self_fencing: Option<String>,
     /// Folder of the fence agents that FencingPolicies name [default: /usr/sbin].
     #[arg(long, env = "KNARR_FENCE_AGENTS_DIR", value_name = "DIR", global = true)]
     pub fence_agents_dir: Option<String>,
@@ -169,6 +174,7 @@ pub struct Config {
     pub scheduler: KubeSchedulerConfiguration,
     pub node_lifecycle: Lifecycle,
     pub fence_agents_dir: PathBuf,
+    pub self_fencing: SelfFencing,
     pub log: String,
     pub log_format: LogFormat,
 }
@@ -371,6 +377,17 @@ impl Config {
             ),
             scheduler: reader.scheduler(&flags.scheduler_config),
             node_lifecycle: reader.node_lifecycle(flags),
+            self_fencing: reader.get(
+                "selfFencing",
+                "--self-fencing",
+                &flags.self_fencing,
+                "Annotated",
+                |s| match s {
+                    "Annotated" => Ok(SelfFencing::Annotated),
+                    "AtMostOne" => Ok(SelfFencing::AtMostOne),
+                    _ => Err("expected Annotated or AtMostOne".into()),
+                },
+            ),
             fence_agents_dir: reader.get(
                 "fenceAgentsDir",
                 "--fence-agents-dir",
@@ -657,6 +674,7 @@ fallback! {
     PathBuf => PathBuf::new(),
     TerminationResume => TerminationResume::Full,
     std::time::Duration => std::time::Duration::ZERO,
+    SelfFencing => SelfFencing::Annotated,
     String => String::new(),
     Vec<String> => Vec::new(),
     Option<String> => None,

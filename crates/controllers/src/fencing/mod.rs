@@ -472,6 +472,15 @@ impl Known<'_> {
         let Some(node) = node else {
             return set(next, Phase::Cancelled, "there is no such node any more", self.now);
         };
+        let begun_already = |f: &&NodeFencing| {
+            f.spec.node_name == fencing.spec.node_name
+                && name_of(f) != name_of(fencing)
+                && matches!(f.status.phase, Phase::Fencing | Phase::Fenced | Phase::Returning)
+        };
+        if let Some(other) = self.fencings.iter().find(begun_already) {
+            let message = format!("{} is at it already", name_of(other));
+            return set(next, Phase::Cancelled, &message, self.now);
+        }
         if fencing.spec.automatic && unknown_since(node).is_none() {
             return set(next, Phase::Cancelled, "the node is back", self.now);
         }

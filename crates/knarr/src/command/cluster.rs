@@ -364,6 +364,7 @@ impl PreparedNode {
             .map(str::to_string)
             .into(),
             configuration: config.kubelet.clone(),
+            self_fencing: config.self_fencing,
             ..kubelet::Config::default()
         };
         let clock = Arc::new(SystemClock);

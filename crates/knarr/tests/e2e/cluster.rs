@@ -90,6 +90,7 @@ impl Cluster {
             "node1",
         ]);
         knarr.arg("--kubelet-config").arg(self.kubelet_config());
+        knarr.arg("--fence-agents-dir").arg(self.agents_dir());
         knarr.stdin(Stdio::null());
         knarr
     }
@@ -236,6 +237,11 @@ impl Cluster {
 
     pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("d")
+    }
+
+    /// Where this cluster's fence agents are.
+    pub fn agents_dir(&self) -> PathBuf {
+        self.dir.path().join("agents")
     }
 
     pub fn kubeconfig(&self) -> PathBuf {

@@ -16,6 +16,7 @@ mod kubectl_streams;
 mod mistakes;
 mod node;
 mod python;
+mod safety;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -50,7 +51,8 @@ fn main() -> ExitCode {
         .chain(node::SCENARIOS)
         .chain(python::SCENARIOS)
         .chain(golden_life::SCENARIOS)
-        .chain(kube_rs::SCENARIOS);
+        .chain(kube_rs::SCENARIOS)
+        .chain(safety::SCENARIOS);
     for (name, run) in scenarios {
         let cluster = shared.clone();
         trials.push(Trial::test(*name, move || match cluster {

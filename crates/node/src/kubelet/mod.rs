@@ -17,6 +17,7 @@ mod node;
 mod pull;
 pub mod resources;
 pub mod sandbox;
+mod self_fencing;
 mod static_pods;
 mod status;
 mod worker;
@@ -43,6 +44,7 @@ use knarr_kubelet::garbage::images as garbage_images;
 use knarr_kubelet::pod::Event;
 pub use knarr_kubelet::pod::TerminationResume;
 use knarr_kubelet::runtime::{Container, Sandbox};
+pub use knarr_kubelet::self_fencing::SelfFencing;
 use knarr_kubelet::static_pods::mirrored;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -57,6 +59,7 @@ use crate::runtime::{Runtime, RuntimeEvent};
 use crate::teardown::remove_sandbox;
 use crate::volumes::Volumes;
 pub use machine::Machine;
+use self_fencing::Trust;
 use static_pods::Folder;
 use worker::{Msg, Origin, Worker};
 
@@ -100,6 +103,8 @@ pub struct Config {
     pub resolv_conf: PathBuf,
     /// For pods that were ending while no kubelet was there.
     pub termination_resume: TerminationResume,
+    /// Which pods the node ends by itself when it is cut off.
+    pub self_fencing: SelfFencing,
     pub machine: Machine,
 }
 
@@ -121,6 +126,7 @@ impl Default for Config {
             configuration: KubeletConfiguration::default(),
             resolv_conf: "/etc/resolv.conf".into(),
             termination_resume: TerminationResume::Full,
+            self_fencing: SelfFencing::default(),
             machine: Machine::default(),
         }
     }
@@ -134,6 +140,7 @@ pub(crate) struct Shared {
     pub clock: Arc<dyn Clock>,
     pub recorder: EventRecorder,
     pub volumes: Volumes,
+    pub trust: Trust,
     pub services: Arc<Store>,
     /// The pods bound to this node.
     pub pods: Arc<Store>,
@@ -249,6 +256,7 @@ impl Kubelet {
                 api.clone(),
                 config.machine,
             ),
+            trust: Trust::new(config.self_fencing, config.machine, &config.root_dir),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
             pods,
@@ -359,6 +367,7 @@ async fn run(
             informer::run(api, EndpointSlice::kind_of(), Scope::default(), slices).await;
         });
     }
+    tasks.spawn(self_fencing::run(shared.clone()));
     let volumes = shared.clone();
     tasks.spawn(async move { volumes.volumes.run().await });
 

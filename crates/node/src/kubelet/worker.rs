@@ -26,7 +26,7 @@ use tracing::{debug, warn};
 use super::downward::Place;
 use super::env::Sources;
 use super::status::Write;
-use super::{Shared, container, env, exit, pod_kind, pull, sandbox, status};
+use super::{Shared, container, env, exit, pod_kind, pull, sandbox, self_fencing, status};
 use crate::cgroup;
 use crate::probe::{self, Target};
 use crate::runtime::RuntimeError;
@@ -695,6 +695,13 @@ async fn create_container(
 }
 
 async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id: String) -> Event {
+    if let Err(message) = self_fencing::may_start(shared, pod).await {
+        return Event::ContainerStartFailed {
+            container,
+            id,
+            message,
+        };
+    }
     let started = {
         let _turn = shared.starts.acquire().await;
         shared.runtime.start_container(&id).await
