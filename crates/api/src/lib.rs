@@ -8,6 +8,7 @@ pub mod codec;
 pub mod convert;
 pub mod custom;
 pub mod discovery;
+pub mod document;
 pub mod error;
 pub mod field;
 pub mod key;

@@ -113,6 +113,11 @@ pub struct Server {
 }
 
 impl Server {
+    /// Puts what another component of the process counts on the page `/metrics`, too.
+    pub fn show_metrics(&self, source: impl Fn() -> String + Send + Sync + 'static) {
+        self.metrics.show(Box::new(source));
+    }
+
     /// Fills the cache, makes what every cluster has, and is ready to serve.
     pub async fn new(
         mut config: Config,

@@ -8,6 +8,7 @@ mod defaults;
 mod diff;
 mod image;
 mod internal;
+mod at_most_one;
 mod prepare;
 pub mod resources;
 mod validation;
@@ -20,6 +21,7 @@ use crate::field::Errors;
 use crate::strategy::{Deletion, Part, Strategy};
 use crate::table::{Cell, Column};
 
+pub use at_most_one::{AT_MOST_ONE, at_most_one};
 pub use defaults::{drop_init_container_annotations, set_claim_spec_defaults, set_pod_spec_defaults};
 pub use prepare::drop_disabled_fields;
 pub use validation::{
