@@ -26,6 +26,7 @@ use crate::selector::label::{Operator, Requirement};
 use crate::{AnyObject, Kind};
 
 pub use check::{Change, Charge, check};
+pub use claims::class as storage_class;
 
 /// Kinds that have a bare name beside `count/…`.
 const ALIASES: [&str; 4] = [
