@@ -39,7 +39,8 @@ mod tests {
             (json!("false"), set("StatefulSet", "apps/v1"), Some(false)),
             (json!("perhaps"), Value::Null, None),
         ] {
-            let pod = json!({"metadata": {"annotations": {AT_MOST_ONE: annotation}, "ownerReferences": owners}});
+            let pod =
+                json!({"metadata": {"annotations": {AT_MOST_ONE: annotation}, "ownerReferences": owners}});
             let mut pod = pod;
             if annotation.is_null() {
                 pod["metadata"]["annotations"] = Value::Null;

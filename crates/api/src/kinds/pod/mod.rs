@@ -3,12 +3,12 @@
 //! What a PodTemplateSpec shares with it (Deployment, ReplicaSet, Job …) is offered as plain functions:
 //! [`set_pod_spec_defaults`], [`validate_pod_template`], [`validate_pod_spec`], [`drop_disabled_fields`].
 
+mod at_most_one;
 pub mod columns;
 mod defaults;
 mod diff;
 mod image;
 mod internal;
-mod at_most_one;
 mod prepare;
 pub mod resources;
 mod validation;
