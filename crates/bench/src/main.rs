@@ -141,7 +141,10 @@ fn core_report(only: &str) -> Result<Report, Box<dyn std::error::Error>> {
         "scheduler, deciding core",
         "no API, no store; pods of one kind after pods of one kind",
     );
-    for workload in scheduler::core_alone().iter().filter(|w| w.title().contains(only)) {
+    for workload in scheduler::core_alone()
+        .iter()
+        .filter(|w| w.title().contains(only))
+    {
         let found = scheduler::core::run(workload, &|| start.elapsed().as_secs_f64())?;
         let figure = report.figure(workload.title(), found.per_second(), "/s");
         if let Some(target) = workload.target {

@@ -129,7 +129,6 @@ impl Knarr {
         memory_mb(self.child.id())
     }
 
-
     /// Begins a new measurement of [`Knarr::peak_memory_mb`].
     pub fn forget_peak(&self) -> Result<()> {
         // proc(5): 5 resets the peak resident set size to the current one.

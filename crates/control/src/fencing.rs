@@ -115,7 +115,10 @@ async fn define(api: &dyn Api) -> Result<(), Error> {
             }
         };
         if !is_established(&there) {
-            return Err(Error::conflict(there.object().kind().about(&name), "it is not established"));
+            return Err(Error::conflict(
+                there.object().kind().about(&name),
+                "it is not established",
+            ));
         }
     }
     Ok(())
@@ -138,8 +141,13 @@ async fn ask(api: &dyn Api, agents: &Path, run: &Run) -> Answer {
 
 fn texts(secret: &Secret) -> BTreeMap<String, String> {
     let data = secret.data.iter().flatten();
-    data.map(|(key, value)| (key.clone(), String::from_utf8_lossy(&value.0).trim_end().to_string()))
-        .collect()
+    data.map(|(key, value)| {
+        (
+            key.clone(),
+            String::from_utf8_lossy(&value.0).trim_end().to_string(),
+        )
+    })
+    .collect()
 }
 
 /// Ends an agent's whole process group when it goes.
@@ -175,7 +183,10 @@ async fn run_agent(agents: &Path, run: &Run, parameters: &BTreeMap<String, Strin
         Ok(child) => child,
         Err(e) => return broken(format!("cannot run {}: {e}", program.display())),
     };
-    let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+    let group = child
+        .id()
+        .and_then(|id| i32::try_from(id).ok())
+        .map(Pid::from_raw);
     let _group = Group(group);
     let mut input = format!("action={}\n", run.action);
     for (key, value) in parameters {
@@ -286,12 +297,17 @@ mod tests {
 
     #[tokio::test]
     async fn s6_an_agent_that_hangs_is_ended_with_all_its_children() {
-        let agents = Agents::with("fence_t", "sleep 1000 & echo $! > \"$(dirname \"$0\")/child\"; wait");
+        let agents = Agents::with(
+            "fence_t",
+            "sleep 1000 & echo $! > \"$(dirname \"$0\")/child\"; wait",
+        );
         let file = agents.0.path().join("child");
         let hung = agents.run("fence_t", Duration::from_secs(3)).await;
         assert_eq!(hung, Answer::TimedOut);
         // Written in time unless the machine stood still for all the three seconds.
-        let Ok(pid) = std::fs::read_to_string(&file) else { return };
+        let Ok(pid) = std::fs::read_to_string(&file) else {
+            return;
+        };
         let pid = Pid::from_raw(pid.trim().parse().unwrap());
         for _ in 0..3000 {
             let state = std::fs::read_to_string(format!("/proc/{pid}/stat"));

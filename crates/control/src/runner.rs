@@ -104,9 +104,9 @@ pub(crate) async fn shown(view: &CacheView, watched: &[&'static Kind], written: 
                     let store = view.0.store(kind);
                     store
                         .wait_until(|store| {
-                            store.get(&key.namespace, &key.name).is_none_or(|o| {
-                                o.uid() != uid || o.metadata().deletion_timestamp.is_some()
-                            })
+                            store
+                                .get(&key.namespace, &key.name)
+                                .is_none_or(|o| o.uid() != uid || o.metadata().deletion_timestamp.is_some())
                         })
                         .await;
                 }

@@ -16,7 +16,9 @@ use k8s_openapi::api::core::v1::{AttachedVolume, Node, PersistentVolume, Persist
 use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::persistent_volume::{ATTACHED_POD, ATTACHER, Exclusive, IN_USE, exclusive, unique_name};
+use knarr_api::kinds::persistent_volume::{
+    ATTACHED_POD, ATTACHER, Exclusive, IN_USE, exclusive, unique_name,
+};
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
@@ -359,7 +361,11 @@ mod tests {
         let mut world = world("ReadWriteOnce");
         assert_eq!(step(&mut world), [""; 0], "nobody wants it (1 to 3)");
         world.put(pod("one", "n1", ""));
-        assert_eq!(step(&mut world), ["create volumeattachments knarr-uid-v"], "4 to 6");
+        assert_eq!(
+            step(&mut world),
+            ["create volumeattachments knarr-uid-v"],
+            "4 to 6"
+        );
         assert_eq!(step(&mut world), ["update volumeattachments/status knarr-uid-v"]);
         assert_eq!(the_attachment(&world).unwrap().spec.node_name, "n1");
         node_uses(&mut world, true);
@@ -368,7 +374,9 @@ mod tests {
         world.put(pod("two", "n2", ""));
         assert_eq!(
             step(&mut world),
-            ["event FailedAttachVolume: Multi-Attach error for volume \"v\" Volume is already used by pod(s) one"],
+            [
+                "event FailedAttachVolume: Multi-Attach error for volume \"v\" Volume is already used by pod(s) one"
+            ],
             "8 to 11: the old one still runs"
         );
         world.remove(&registry::POD, "a", "one");
@@ -396,7 +404,12 @@ mod tests {
             (Some("Unknown"), "node.kubernetes.io/unreachable", false, None),
             (Some("Unknown"), out, true, None),
             (Some("True"), out, false, None),
-            (Some("Unknown"), out, false, Some("require node n1 out of service")),
+            (
+                Some("Unknown"),
+                out,
+                false,
+                Some("require node n1 out of service"),
+            ),
             (None, "", true, None),
             (None, "", false, Some("require no nodes n1")),
         ] {
@@ -432,11 +445,19 @@ mod tests {
         step(&mut world);
         world.put(pod("two", "n1", ""));
         let second = step(&mut world);
-        assert!(second.iter().any(|l| l.contains("Multi-Attach error")), "{second:?}");
+        assert!(
+            second.iter().any(|l| l.contains("Multi-Attach error")),
+            "{second:?}"
+        );
         world.put(pod("one", "n1", "finished"));
         assert_eq!(step(&mut world)[0], "delete volumeattachments knarr-uid-v");
         step(&mut world);
-        let of = the_attachment(&world).unwrap().metadata.annotations.clone().unwrap();
+        let of = the_attachment(&world)
+            .unwrap()
+            .metadata
+            .annotations
+            .clone()
+            .unwrap();
         assert_eq!(of[ATTACHED_POD], "uid-two");
         // On one node, several pods share what is for one node.
         let mut shared = self::world("ReadWriteOnce");
@@ -451,12 +472,25 @@ mod tests {
         for (over, needs) in [
             (json!({}), true),
             (json!({"spec": {"accessModes": ["ReadWriteMany"]}}), false),
-            (json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]}}), false),
-            (json!({"spec": {"accessModes": ["ReadWriteOnce"], "csi": {"driver": "d", "volumeHandle": "h"}}}), false),
-            (json!({"metadata": {"labels": {"knarr.io/node": "n"}}, "spec": {"accessModes": ["ReadWriteOnce"]}}), false),
-            (json!({"metadata": {"labels": {"knarr.io/node": "n"}}, "spec": {"accessModes": ["ReadWriteOncePod"]}}), true),
+            (
+                json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]}}),
+                false,
+            ),
+            (
+                json!({"spec": {"accessModes": ["ReadWriteOnce"], "csi": {"driver": "d", "volumeHandle": "h"}}}),
+                false,
+            ),
+            (
+                json!({"metadata": {"labels": {"knarr.io/node": "n"}}, "spec": {"accessModes": ["ReadWriteOnce"]}}),
+                false,
+            ),
+            (
+                json!({"metadata": {"labels": {"knarr.io/node": "n"}}, "spec": {"accessModes": ["ReadWriteOncePod"]}}),
+                true,
+            ),
         ] {
-            let mut volume = json!({"metadata": {"name": "v", "uid": "u"}, "spec": {"accessModes": ["ReadWriteOnce"]}});
+            let mut volume =
+                json!({"metadata": {"name": "v", "uid": "u"}, "spec": {"accessModes": ["ReadWriteOnce"]}});
             for part in ["metadata", "spec"] {
                 for (key, value) in over[part].as_object().into_iter().flatten() {
                     volume[part][key] = value.clone();

@@ -70,19 +70,44 @@ pub struct Flags {
     #[arg(long, env = "KNARR_SCHEDULER_CONFIG", value_name = "FILE", global = true)]
     pub scheduler_config: Option<String>,
     /// Silence after which a node is lost, in seconds [default: 40].
-    #[arg(long, env = "KNARR_NODE_MONITOR_GRACE_PERIOD", value_name = "SECONDS", global = true)]
+    #[arg(
+        long,
+        env = "KNARR_NODE_MONITOR_GRACE_PERIOD",
+        value_name = "SECONDS",
+        global = true
+    )]
     pub node_monitor_grace_period: Option<String>,
     /// Lost nodes a second and zone whose pods are asked to end, while most of the zone is well [default: 0.1].
-    #[arg(long, env = "KNARR_NODE_EVICTION_RATE", value_name = "PER_SECOND", global = true)]
+    #[arg(
+        long,
+        env = "KNARR_NODE_EVICTION_RATE",
+        value_name = "PER_SECOND",
+        global = true
+    )]
     pub node_eviction_rate: Option<String>,
     /// The same while much of a large zone is lost; in a small one nobody is asked then [default: 0.01].
-    #[arg(long, env = "KNARR_SECONDARY_NODE_EVICTION_RATE", value_name = "PER_SECOND", global = true)]
+    #[arg(
+        long,
+        env = "KNARR_SECONDARY_NODE_EVICTION_RATE",
+        value_name = "PER_SECOND",
+        global = true
+    )]
     pub secondary_node_eviction_rate: Option<String>,
     /// A zone with more nodes is large [default: 50].
-    #[arg(long, env = "KNARR_LARGE_CLUSTER_SIZE_THRESHOLD", value_name = "NODES", global = true)]
+    #[arg(
+        long,
+        env = "KNARR_LARGE_CLUSTER_SIZE_THRESHOLD",
+        value_name = "NODES",
+        global = true
+    )]
     pub large_cluster_size_threshold: Option<String>,
     /// The part of a zone's nodes whose loss is much [default: 0.55].
-    #[arg(long, env = "KNARR_UNHEALTHY_ZONE_THRESHOLD", value_name = "PART", global = true)]
+    #[arg(
+        long,
+        env = "KNARR_UNHEALTHY_ZONE_THRESHOLD",
+        value_name = "PART",
+        global = true
+    )]
     pub unhealthy_zone_threshold: Option<String>,
     /// Folder of the fence agents that FencingPolicies name [default: /usr/sbin].
     #[arg(long, env = "KNARR_FENCE_AGENTS_DIR", value_name = "DIR", global = true)]
@@ -491,9 +516,11 @@ impl Reader {
             "--node-monitor-grace-period",
             &flags.node_monitor_grace_period,
             "40",
-            |s| s.parse().ok().filter(|n| *n >= LEASE_SECONDS).ok_or_else(|| {
-                format!("expected whole seconds, at least the {LEASE_SECONDS} that a node's lease lasts")
-            }),
+            |s| {
+                s.parse().ok().filter(|n| *n >= LEASE_SECONDS).ok_or_else(|| {
+                    format!("expected whole seconds, at least the {LEASE_SECONDS} that a node's lease lasts")
+                })
+            },
         );
         let rate = |s: &str| {
             let rate = s.parse().ok().filter(|r: &f64| r.is_finite() && *r >= 0.0);

@@ -53,10 +53,19 @@ fn s9_every_rule_holds_in_every_history() {
 #[test]
 fn s9_mistakes_made_on_purpose_are_seen() {
     for mutation in Mutation::ALL {
-        let found = (0..5).find_map(|seed| {
+        // One mistake may break several rules, and which is seen first is the history's.
+        let mut found = Vec::new();
+        for seed in 0..5 {
             let report = Simulation::new(seed).mutation(mutation).run().unwrap();
-            report.violation.map(|v| v.rule)
-        });
-        assert_eq!(found, Some(mutation.rule()), "{mutation}: {}", mutation.what());
+            found.extend(report.violation.map(|v| v.rule));
+            if found.contains(&mutation.rule()) {
+                break;
+            }
+        }
+        assert!(
+            found.contains(&mutation.rule()),
+            "{mutation}: {}: {found:?}",
+            mutation.what()
+        );
     }
 }

@@ -267,7 +267,9 @@ mod tests {
         let page = |n: [u32; 3]| {
             let bound = ["0.001", "0.002", "+Inf"];
             let line = |(le, n)| {
-                format!("scheduler_scheduling_attempt_duration_seconds_bucket{{profile=\"p\",result=\"scheduled\",le=\"{le}\"}} {n}\n")
+                format!(
+                    "scheduler_scheduling_attempt_duration_seconds_bucket{{profile=\"p\",result=\"scheduled\",le=\"{le}\"}} {n}\n"
+                )
             };
             bound.into_iter().zip(n).map(line).collect::<String>()
         };

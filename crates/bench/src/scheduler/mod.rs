@@ -22,7 +22,11 @@ pub struct Workload {
 }
 
 impl Workload {
-    fn new(name: &'static str, initial: (usize, fn(usize) -> Value), measured: (usize, fn(usize) -> Value)) -> Self {
+    fn new(
+        name: &'static str,
+        initial: (usize, fn(usize) -> Value),
+        measured: (usize, fn(usize) -> Value),
+    ) -> Self {
         Workload {
             name,
             nodes: 5_000,
@@ -194,16 +198,31 @@ fn preferred(n: usize) -> Value {
 }
 
 fn low(n: usize) -> Value {
-    pod(format!("low-{n}"), "900m", json!({}), json!({"priority": 0, "priorityClassName": "low", "terminationGracePeriodSeconds": 0}))
+    pod(
+        format!("low-{n}"),
+        "900m",
+        json!({}),
+        json!({"priority": 0, "priorityClassName": "low", "terminationGracePeriodSeconds": 0}),
+    )
 }
 
 fn high(n: usize) -> Value {
-    pod(format!("high-{n}"), "3", json!({}), json!({"priority": 10, "priorityClassName": "high"}))
+    pod(
+        format!("high-{n}"),
+        "3",
+        json!({}),
+        json!({"priority": 10, "priorityClassName": "high"}),
+    )
 }
 
 /// The classes of the above, and their values.
 const PRIORITIES: [(&str, i32); 3] = [("low", 0), ("high", 10), ("stuck", 100)];
 
 fn stuck(n: usize) -> Value {
-    pod(format!("stuck-{n}"), "64", json!({}), json!({"priority": 100, "priorityClassName": "stuck"}))
+    pod(
+        format!("stuck-{n}"),
+        "64",
+        json!({}),
+        json!({"priority": 100, "priorityClassName": "stuck"}),
+    )
 }

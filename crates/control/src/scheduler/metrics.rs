@@ -131,10 +131,7 @@ impl Series {
                 ),
                 &["plugin", "profile"],
             )?,
-            cache: IntGaugeVec::new(
-                opts("cache_size", "What the scheduler knows of."),
-                &["type"],
-            )?,
+            cache: IntGaugeVec::new(opts("cache_size", "What the scheduler knows of."), &["type"])?,
             registry,
         };
         let all: [Box<dyn prometheus::core::Collector>; 10] = [

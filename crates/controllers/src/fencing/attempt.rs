@@ -28,10 +28,15 @@ pub struct Run {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// By the convention: 0 is success; of `status`, 0 is on and 2 is off.
-    Exited { code: i32, output: String },
+    Exited {
+        code: i32,
+        output: String,
+    },
     TimedOut,
     /// It could not be run, or did not end by itself.
-    Broken { why: String },
+    Broken {
+        why: String,
+    },
 }
 
 /// Out of the cluster, or back into it.
@@ -46,8 +51,12 @@ pub(super) enum Done {
     Run(Box<Run>),
     /// An agent is at work.
     Waits,
-    Succeeded { level: usize },
-    Failed { why: String },
+    Succeeded {
+        level: usize,
+    },
+    Failed {
+        why: String,
+    },
 }
 
 /// Which of an agent's actions is next.

@@ -252,7 +252,8 @@ static KINDS: LazyLock<[&'static Kind; 2]> = LazyLock::new(|| {
 
 /// The two definitions, as they are made in every cluster.
 pub fn definitions() -> [CustomResourceDefinition; 2] {
-    let seconds = |default: i64| json!({"type": "integer", "format": "int64", "minimum": 0, "default": default});
+    let seconds =
+        |default: i64| json!({"type": "integer", "format": "int64", "minimum": 0, "default": default});
     let text = json!({"type": "string"});
     let texts = json!({"type": "object", "additionalProperties": {"type": "string"}});
     let agent = json!({
@@ -300,7 +301,8 @@ pub fn definitions() -> [CustomResourceDefinition; 2] {
         "x-kubernetes-validations": [{"rule": "self == oldSelf", "message": "spec is immutable"}],
     });
     let time = json!({"type": "string", "format": "date-time"});
-    let open = json!({"type": "array", "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+    let open =
+        json!({"type": "array", "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
     let status = json!({
         "type": "object",
         "properties": {
@@ -323,8 +325,10 @@ pub fn definitions() -> [CustomResourceDefinition; 2] {
             "nodefencings",
             json!({"spec": fencing, "status": status}),
             json!([
-                column("Node", ".spec.nodeName"), column("Phase", ".status.phase"),
-                column("Message", ".status.message"), age
+                column("Node", ".spec.nodeName"),
+                column("Phase", ".status.phase"),
+                column("Message", ".status.message"),
+                age
             ]),
         ),
     ]

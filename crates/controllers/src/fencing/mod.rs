@@ -35,8 +35,8 @@ use crate::controller::View;
 use crate::node::{NO_EXECUTE, condition};
 use crate::podgc::OUT_OF_SERVICE;
 use crate::{pod, protection};
-use attempt::{Attempt, Course, Done};
 pub use attempt::{Answer, Run};
+use attempt::{Attempt, Course, Done};
 use kinds::{Custom, Evidence, FencingPolicy, NodeFencing, Phase};
 
 /// Annotation of a Node that asks for its fencing; its value is the reason.
@@ -132,13 +132,19 @@ impl Fencing {
                 if let Some(policy) = known.policy(fencing) {
                     self.work(known, policy, fencing, Course::Away, &mut next, todo);
                 } else {
-                    set(&mut next, Phase::Failed, "its policy has gone; nothing is released", known.now);
+                    set(
+                        &mut next,
+                        Phase::Failed,
+                        "its policy has gone; nothing is released",
+                        known.now,
+                    );
                 }
             }
             Phase::Fenced => {
                 if let Some(node) = node {
                     if !has_taint(node) {
-                        todo.actions.push(vec![Action::update(tainted(node, true, known.now))]);
+                        todo.actions
+                            .push(vec![Action::update(tainted(node, true, known.now))]);
                     }
                     known.fenced(fencing, node, &mut next);
                 } else {
@@ -215,7 +221,12 @@ impl Fencing {
                         set(next, Phase::Failed, &message, known.now);
                     }
                     // Back to where it was; it is tried again when its time has come.
-                    Course::Back => set(next, Phase::Fenced, &format!("cannot let it back in: {why}"), known.now),
+                    Course::Back => set(
+                        next,
+                        Phase::Fenced,
+                        &format!("cannot let it back in: {why}"),
+                        known.now,
+                    ),
                 }
             }
         }
@@ -262,7 +273,9 @@ fn settle(fencing: &mut NodeFencing, now: Timestamp) {
         Phase::Cancelled => ("False", "Cancelled"),
     };
     let old = fencing.status.conditions.iter().find(|c| c.type_ == "Fenced");
-    let since = old.filter(|c| c.status == is).map(|c| c.last_transition_time.clone());
+    let since = old
+        .filter(|c| c.status == is)
+        .map(|c| c.last_transition_time.clone());
     fencing.status.conditions = vec![Condition {
         type_: "Fenced".into(),
         status: is.into(),
@@ -376,7 +389,11 @@ impl Known<'_> {
             let automatic = self.policies.iter().find(|p| self.is_due(p, node));
             if let Some(reason) = asked {
                 let mut answered = (**node).clone();
-                answered.metadata.annotations.get_or_insert_default().remove(ASKED);
+                answered
+                    .metadata
+                    .annotations
+                    .get_or_insert_default()
+                    .remove(ASKED);
                 let mut list = Vec::new();
                 if !has_one {
                     list.extend(self.create(node, "", reason, false));
@@ -411,7 +428,10 @@ impl Known<'_> {
             protection::claims(pod).any(|name| {
                 let claim = self.view.get_as::<PersistentVolumeClaim>(namespace, &name);
                 let modes = claim.and_then(|c| c.spec.as_ref()?.access_modes.clone());
-                modes.unwrap_or_default().iter().all(|m| m.starts_with("ReadWriteOnce"))
+                modes
+                    .unwrap_or_default()
+                    .iter()
+                    .all(|m| m.starts_with("ReadWriteOnce"))
             })
         })
     }
@@ -552,7 +572,8 @@ impl Known<'_> {
         let uses = status.and_then(|s| s.volumes_in_use.as_ref());
         let uses = uses.is_some_and(|u| u.iter().any(|v| v.starts_with(ATTACHER)));
         if !settled || uses {
-            let message = "let back in by its agents; waiting for it to be ready and to use no volume of before";
+            let message =
+                "let back in by its agents; waiting for it to be ready and to use no volume of before";
             return set(next, Phase::Returning, message, self.now);
         }
         if has_taint(node) {

@@ -34,7 +34,11 @@ fn node(name: &str, ready: &str, since: i64) -> Node {
         "metadata": {"name": name},
         "status": {"conditions": [{"type": "Ready", "status": ready}]},
     }));
-    for c in node.status.iter_mut().flat_map(|s| s.conditions.iter_mut().flatten()) {
+    for c in node
+        .status
+        .iter_mut()
+        .flat_map(|s| s.conditions.iter_mut().flatten())
+    {
         c.last_transition_time = Some(Time(at(since)));
     }
     node
@@ -56,7 +60,10 @@ fn one_agent() -> Value {
 
 /// What an agent answers, in words.
 fn answer(word: &str) -> Answer {
-    let exited = |code| Answer::Exited { code, output: String::new() };
+    let exited = |code| Answer::Exited {
+        code,
+        output: String::new(),
+    };
     match word {
         "ok" | "on" => exited(0),
         "off" => exited(2),
@@ -128,7 +135,13 @@ fn both_definitions_are_served_as_they_are_read() {
         assert!(names.contains(&crd.spec.names.plural.as_str()));
     }
     let policy: FencingPolicy = serde_json::from_value(json!({"spec": one_agent()})).unwrap();
-    assert_eq!((policy.spec.max_concurrent, policy.spec.levels[0].agents[0].timeout_seconds), (1, 60));
+    assert_eq!(
+        (
+            policy.spec.max_concurrent,
+            policy.spec.levels[0].agents[0].timeout_seconds
+        ),
+        (1, 60)
+    );
 }
 
 #[test]
@@ -139,11 +152,22 @@ fn s6_a_lost_node_is_fenced_and_only_then_vouched_for() {
     assert_eq!(story.runs, ["fence_a off", "fence_a status"]);
     assert_eq!(story.phase(), Some(Phase::Fenced));
     assert!(story.is_tainted());
-    let evidence = done.iter().position(|l| l.starts_with("event NodeFenced")).unwrap();
+    let evidence = done
+        .iter()
+        .position(|l| l.starts_with("event NodeFenced"))
+        .unwrap();
     let taint = done.iter().position(|l| l == "update nodes n1").unwrap();
-    assert!(evidence < taint, "the evidence is written before anything follows: {done:?}");
+    assert!(
+        evidence < taint,
+        "the evidence is written before anything follows: {done:?}"
+    );
     let fencing = story.the_fencing().unwrap();
-    let said: Vec<&str> = fencing.status.evidence.iter().map(|e| e.outcome.as_str()).collect();
+    let said: Vec<&str> = fencing
+        .status
+        .evidence
+        .iter()
+        .map(|e| e.outcome.as_str())
+        .collect();
     assert_eq!(said, ["succeeded", "says off"]);
     assert_eq!(fencing.status.conditions[0].status, "True");
     assert_eq!(fencing.status.message, "releasing 1 pods and 0 volumes");
@@ -164,7 +188,11 @@ fn s6_without_evidence_nothing_is_released_and_the_status_says_so() {
         story.settle(60, |run| if run.action == "status" { status } else { off });
         let fencing = story.the_fencing().unwrap();
         assert_eq!(fencing.status.phase, Phase::Failed);
-        assert!(fencing.status.message.starts_with(word), "{}", fencing.status.message);
+        assert!(
+            fencing.status.message.starts_with(word),
+            "{}",
+            fencing.status.message
+        );
         assert!(fencing.status.message.contains("nothing is released"));
         assert!(!story.is_tainted());
         let offs = story.runs.iter().filter(|r| r.ends_with(" off")).count();
@@ -190,7 +218,12 @@ fn s6_a_level_needs_all_its_agents_and_the_next_level_begins_anew() {
     });
     assert_eq!(
         story.runs,
-        ["fence_disk off", "fence_disk status", "fence_path off", "fence_plug reboot"],
+        [
+            "fence_disk off",
+            "fence_disk status",
+            "fence_path off",
+            "fence_plug reboot"
+        ],
         "half of a level is none"
     );
     assert_eq!(story.the_fencing().unwrap().status.level, Some(1));
@@ -212,7 +245,11 @@ fn s6_a_storm_is_waited_out() {
     story.settle(60, |_| "ok");
     let fencing = story.the_fencing().unwrap();
     assert_eq!(fencing.status.phase, Phase::Pending);
-    assert!(fencing.status.message.contains("2 of 3 nodes are lost"), "{}", fencing.status.message);
+    assert!(
+        fencing.status.message.contains("2 of 3 nodes are lost"),
+        "{}",
+        fencing.status.message
+    );
     assert!(story.runs.is_empty());
     // It passes, and the node with it.
     story.world.put(node("n2", "True", 70));
@@ -224,12 +261,18 @@ fn s6_a_storm_is_waited_out() {
     let mut asked = world(one_agent());
     lost(&mut asked, &["n2"]);
     let mut n1 = node("n1", "Unknown", 0);
-    n1.metadata.annotations = Some(BTreeMap::from([(ASKED.to_string(), "the rack burns".to_string())]));
+    n1.metadata.annotations = Some(BTreeMap::from([(
+        ASKED.to_string(),
+        "the rack burns".to_string(),
+    )]));
     asked.put(n1);
     let mut story = Story::new(asked);
     story.settle(10, |run| if run.action == "status" { "off" } else { "ok" });
     let fencing = story.the_fencing().unwrap();
-    assert_eq!((fencing.status.phase, fencing.spec.reason.as_str()), (Phase::Fenced, "the rack burns"));
+    assert_eq!(
+        (fencing.status.phase, fencing.spec.reason.as_str()),
+        (Phase::Fenced, "the rack burns")
+    );
 }
 
 #[test]
@@ -261,9 +304,12 @@ fn s6_only_so_many_at_once_and_in_an_hour() {
     }
     assert_eq!(offs.len(), 2, "{offs:?}");
     let view: &dyn View = &many;
-    let waits = view.list(NodeFencing::kind(), "").iter().filter_map(|o| NodeFencing::of(o)).filter(|f| {
-        f.status.phase == Phase::Pending && f.status.message.contains("maxPerHour 2")
-    }).count();
+    let waits = view
+        .list(NodeFencing::kind(), "")
+        .iter()
+        .filter_map(|o| NodeFencing::of(o))
+        .filter(|f| f.status.phase == Phase::Pending && f.status.message.contains("maxPerHour 2"))
+        .count();
     assert_eq!(waits, 2);
 }
 
@@ -310,7 +356,10 @@ fn s6_a_fenced_node_comes_back_by_its_agents_and_is_trusted_when_it_is_well() {
     story.world.put(back.clone());
     story.settle(120, good);
     assert_eq!(story.runs, ["fence_a on"]);
-    assert!(story.is_tainted() && story.phase() == Some(Phase::Returning), "it still uses a volume");
+    assert!(
+        story.is_tainted() && story.phase() == Some(Phase::Returning),
+        "it still uses a volume"
+    );
     back.status.as_mut().unwrap().volumes_in_use = None;
     story.world.put(back);
     story.settle(130, good);
@@ -345,9 +394,16 @@ fn s6_agents_get_their_parameters_one_nodes_apart_from_anothers() {
         if run.action == "status" { "off" } else { "ok" }
     });
     let run = seen.unwrap();
-    let given: Vec<(&str, &str)> = run.parameters.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+    let given: Vec<(&str, &str)> = run
+        .parameters
+        .iter()
+        .map(|(k, v)| (k.as_str(), v.as_str()))
+        .collect();
     assert_eq!(given, [("ip", "192.0.2.9"), ("port", "7")]);
-    assert_eq!((run.secret.unwrap().name.as_str(), run.timeout.as_secs()), ("login", 5));
+    assert_eq!(
+        (run.secret.unwrap().name.as_str(), run.timeout.as_secs()),
+        ("login", 5)
+    );
     let mut plain = Story::new(world(one_agent()));
     plain.settle(60, |run| {
         assert_eq!(run.parameters["plug"], "n1");

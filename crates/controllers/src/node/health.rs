@@ -203,7 +203,12 @@ impl NodeHealth {
     }
 
     /// Since when it has not moved, and what is to be said of it if that is too long.
-    fn look(&mut self, view: &dyn View, node: &Shared<Node>, now: Timestamp) -> (Timestamp, Option<Vec<Action>>) {
+    fn look(
+        &mut self,
+        view: &dyn View,
+        node: &Shared<Node>,
+        now: Timestamp,
+    ) -> (Timestamp, Option<Vec<Action>>) {
         let name = node.object().name();
         let lease = view.get_as::<Lease>(LEASES, name);
         let ready = condition(node, "Ready");

@@ -127,11 +127,7 @@ fn s4_conditions_become_taints_and_go_with_them() {
     with("False", &mut world);
     assert_eq!(taints(&mut world, 1), ["not-ready:NoSchedule", "mine:NoExecute"]);
     // The taint that evicts, once given, follows the condition, and goes with it.
-    let evicting = [
-        "not-ready:NoSchedule",
-        "mine:NoExecute",
-        "not-ready:NoExecute",
-    ];
+    let evicting = ["not-ready:NoSchedule", "mine:NoExecute", "not-ready:NoExecute"];
     let mut health = NodeHealth::new(Lifecycle::default());
     world.put(well("other"));
     sweep(&mut health, &mut world, 2);
@@ -222,17 +218,33 @@ fn s4_a_single_node_that_is_lost_evicts_nobody_and_one_of_many_does_in_its_turn(
     assert_eq!(sweep(&mut health, &mut world, 0).len(), 3);
     // All fall silent at once.
     let all = sweep(&mut health, &mut world, 41);
-    assert_eq!(all.iter().filter(|l| l.starts_with("update nodes/status")).count(), 3);
+    assert_eq!(
+        all.iter()
+            .filter(|l| l.starts_with("update nodes/status"))
+            .count(),
+        3
+    );
     assert_eq!(sweep(&mut health, &mut world, 46), [""; 0]);
-    assert_eq!(sweep(&mut health, &mut world, 900), [""; 0], "nobody is left to judge by");
+    assert_eq!(
+        sweep(&mut health, &mut world, 900),
+        [""; 0],
+        "nobody is left to judge by"
+    );
     // One is back: the others are lost, and go one by one.
     let mut back = well("c");
-    for condition in back.status.iter_mut().flat_map(|s| s.conditions.iter_mut().flatten()) {
-        condition.last_heartbeat_time =
-            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(905)));
+    for condition in back
+        .status
+        .iter_mut()
+        .flat_map(|s| s.conditions.iter_mut().flatten())
+    {
+        condition.last_heartbeat_time = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(905)));
     }
     world.put(back);
-    let first = |line: &[&str]| line.iter().map(|l| format!("update nodes {l}")).collect::<Vec<_>>();
+    let first = |line: &[&str]| {
+        line.iter()
+            .map(|l| format!("update nodes {l}"))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(sweep(&mut health, &mut world, 905), first(&["a"]));
     assert_eq!(sweep(&mut health, &mut world, 910), first(&[]));
     assert_eq!(sweep(&mut health, &mut world, 915), first(&["b"]));

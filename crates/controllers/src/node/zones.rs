@@ -305,12 +305,21 @@ mod tests {
         let mut zones = Zones::default();
         let nodes = "a/n1 a/n2 a/n3 !a/l1 !a/l2";
         assert_eq!(look(&mut zones, nodes, &[], 0), "l1");
-        assert_eq!(look(&mut zones, nodes, &[], 5), "l1", "its taint is not there yet");
+        assert_eq!(
+            look(&mut zones, nodes, &[], 5),
+            "l1",
+            "its taint is not there yet"
+        );
         assert_eq!(look(&mut zones, nodes, &["l1"], 9), "");
         assert_eq!(look(&mut zones, nodes, &["l1"], 10), "l2");
         assert_eq!(look(&mut zones, nodes, &["l1", "l2"], 60), "");
         assert_eq!(
-            look(&mut zones, "a/n1 a/n2 a/n3 !a/l1 !a/l2 !a/l3 !a/l4 a/n4 a/n5", &["l1", "l2"], 61),
+            look(
+                &mut zones,
+                "a/n1 a/n2 a/n3 !a/l1 !a/l2 !a/l3 !a/l4 a/n4 a/n5",
+                &["l1", "l2"],
+                61
+            ),
             "l3",
             "no more than one is saved up"
         );

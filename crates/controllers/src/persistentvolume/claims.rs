@@ -8,7 +8,7 @@ use knarr_api::{Kind, ObjectKey, Shared};
 
 use super::{
     BIND_COMPLETED, BOUND_BY_CONTROLLER, NAME, PROVISIONER, SELECTED_NODE, STORAGE, annotate, annotation,
-    class_of_claim, claim_ref, is_for, matching, volume_name,
+    claim_ref, class_of_claim, is_for, matching, volume_name,
 };
 use crate::action::{Action, reference};
 use crate::controller::{Changed, Context, Controller, View};
@@ -220,8 +220,12 @@ fn asking_for(view: &dyn View, claim: &Shared<PersistentVolumeClaim>, name: &str
         return pending.into_iter().collect();
     };
     let refused = match claim_ref(&volume) {
-        None => matching::mismatch(&volume, claim)
-            .map(|why| ("VolumeMismatch", format!("Cannot bind to requested volume {name:?}: {why}"))),
+        None => matching::mismatch(&volume, claim).map(|why| {
+            (
+                "VolumeMismatch",
+                format!("Cannot bind to requested volume {name:?}: {why}"),
+            )
+        }),
         Some(_) if is_for(&volume, claim) => None,
         Some(_) => Some((
             "FailedBinding",

@@ -147,7 +147,9 @@ fn made(
         ));
     }
     if spec.data_source.is_some() || spec.data_source_ref.is_some() {
-        return never(format!("{PROVISIONER} makes empty volumes: a dataSource is not supported"));
+        return never(format!(
+            "{PROVISIONER} makes empty volumes: a dataSource is not supported"
+        ));
     }
     let Some(node) = view.get_as::<Node>("", node_name) else {
         return Err(Refused::Elsewhere(format!("node {node_name:?} not found")));

@@ -113,12 +113,21 @@ fn a_claim_gets_the_smallest_volume_that_suits_it() {
         (json!({"spec": {"storageClassName": "fast"}}), false),
         (json!({"spec": {"storageClassName": null}}), false),
         (json!({"spec": {"accessModes": ["ReadOnlyMany"]}}), false),
-        (json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]}}), false),
+        (
+            json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]}}),
+            false,
+        ),
         (json!({"spec": {"volumeMode": "Block"}}), false),
         (json!({"spec": {"volumeAttributesClassName": "gold"}}), false),
         (json!({"status": {"phase": "Released"}}), false),
-        (json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), false),
-        (json!({"spec": {"claimRef": {"namespace": "a", "name": "other"}}}), false),
+        (
+            json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+            false,
+        ),
+        (
+            json!({"spec": {"claimRef": {"namespace": "a", "name": "other"}}}),
+            false,
+        ),
         // Reserved for it: size and modes must do, all else is its user's choice.
         (
             json!({"spec": {"claimRef": {"namespace": "a", "name": "c"}, "capacity": {"storage": "50Gi"}, "storageClassName": "fast"}}),
@@ -137,7 +146,9 @@ fn a_claim_gets_the_smallest_volume_that_suits_it() {
 #[test]
 fn a_selector_chooses_by_labels() {
     let mut world = World::default();
-    world.put(claim(json!({"spec": {"selector": {"matchLabels": {"disk": "ssd"}}}})));
+    world.put(claim(
+        json!({"spec": {"selector": {"matchLabels": {"disk": "ssd"}}}}),
+    ));
     world.put(volume("any", json!({})));
     world.put(volume(
         "ssd",
@@ -168,11 +179,17 @@ fn binding_writes_the_volume_then_the_claim_then_their_phases() {
     assert_eq!(status.capacity.unwrap()["storage"].0, "5Gi");
     assert_eq!(super::volume_phase(&volume), "Bound");
     let to = super::claim_ref(&volume).unwrap();
-    assert_eq!((to.kind.as_deref(), to.uid.as_deref()), (Some("PersistentVolumeClaim"), Some("uid-c")));
+    assert_eq!(
+        (to.kind.as_deref(), to.uid.as_deref()),
+        (Some("PersistentVolumeClaim"), Some("uid-c"))
+    );
     for meta in [&claim.metadata, &volume.metadata] {
         assert_eq!(super::annotation(meta, super::BOUND_BY_CONTROLLER), Some("yes"));
     }
-    assert_eq!(super::annotation(&claim.metadata, super::BIND_COMPLETED), Some("yes"));
+    assert_eq!(
+        super::annotation(&claim.metadata, super::BIND_COMPLETED),
+        Some("yes")
+    );
 }
 
 #[test]
@@ -181,7 +198,10 @@ fn a_claim_that_names_its_volume_gets_it_or_is_told_why_not() {
     let other = json!({"spec": {"claimRef": {"namespace": "a", "name": "x", "uid": "u"}}});
     for (over, expected) in [
         (json!({}), ""),
-        (json!({"spec": {"claimRef": {"namespace": "a", "name": "c"}, "capacity": {"storage": "1Gi"}}}), ""),
+        (
+            json!({"spec": {"claimRef": {"namespace": "a", "name": "c"}, "capacity": {"storage": "1Gi"}}}),
+            "",
+        ),
         (
             json!({"spec": {"capacity": {"storage": "1Gi"}}}),
             "event VolumeMismatch: Cannot bind to requested volume \"v\": requested PV is too small",
@@ -190,7 +210,10 @@ fn a_claim_that_names_its_volume_gets_it_or_is_told_why_not() {
             json!({"spec": {"storageClassName": "x"}}),
             "event VolumeMismatch: Cannot bind to requested volume \"v\": storageClassName does not match",
         ),
-        (other, "event FailedBinding: volume \"v\" already bound to a different claim."),
+        (
+            other,
+            "event FailedBinding: volume \"v\" already bound to a different claim.",
+        ),
     ] {
         let mut world = World::default();
         world.put(named());
@@ -205,7 +228,10 @@ fn a_claim_that_names_its_volume_gets_it_or_is_told_why_not() {
     // A volume its user chose is not marked as the controller's choice.
     let mut world = World::default();
     world.put(named());
-    world.put(volume("v", json!({"spec": {"claimRef": {"namespace": "a", "name": "c"}}})));
+    world.put(volume(
+        "v",
+        json!({"spec": {"claimRef": {"namespace": "a", "name": "c"}}}),
+    ));
     settle(&mut world);
     for meta in [the_claim(&world).metadata, the_volume(&world, "v").metadata] {
         assert_eq!(super::annotation(&meta, super::BOUND_BY_CONTROLLER), None);
@@ -249,7 +275,10 @@ fn a_claim_without_a_volume_says_what_it_waits_for() {
         ["event WaitForPodScheduled: waiting for pods p,q to be scheduled"]
     );
     let selected = json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}});
-    for actions in [run(waits(), selected, &[]), run(Some(class("Immediate")), json!({}), &[])] {
+    for actions in [
+        run(waits(), selected, &[]),
+        run(Some(class("Immediate")), json!({}), &[]),
+    ] {
         assert_eq!(actions[0], "update persistentvolumeclaims a/c");
         assert!(actions[1].starts_with("event ExternalProvisioning: Waiting for a volume to be created either by the external provisioner 'example.com/disks' or manually"));
     }
@@ -315,7 +344,10 @@ fn a_bound_claim_whose_volume_goes_is_lost() {
             "event ClaimLost: Bound claim has lost its PersistentVolume. Data on the volume is lost!"
         ]
     );
-    world.put(volume("v", json!({"spec": {"claimRef": {"namespace": "a", "name": "x", "uid": "u"}}})));
+    world.put(volume(
+        "v",
+        json!({"spec": {"claimRef": {"namespace": "a", "name": "x", "uid": "u"}}}),
+    ));
     let actions = lines(&world.run(&ClaimBinder, ("a", "c"), at(0)));
     assert!(actions[1].starts_with("event ClaimMisbound"), "{actions:?}");
 }
@@ -342,7 +374,10 @@ fn a_volume_whose_claim_has_gone_follows_its_policy() {
         let first = lines(&world.run(&VolumePhases, ("", "v"), at(0)));
         assert_eq!(
             first,
-            ["require persistentvolumeclaims a/gone gone", "update persistentvolumes/status v"],
+            [
+                "require persistentvolumeclaims a/gone gone",
+                "update persistentvolumes/status v"
+            ],
             "the cache may lag"
         );
         for _ in 0..3 {
@@ -386,7 +421,10 @@ fn a_volume_chosen_for_a_claim_that_got_another_is_free_again() {
     ));
     settle(&mut world);
     let v = the_volume(&world, "v");
-    assert_eq!((super::claim_ref(&v), super::volume_phase(&v)), (None, "Available"));
+    assert_eq!(
+        (super::claim_ref(&v), super::volume_phase(&v)),
+        (None, "Available")
+    );
 }
 
 fn local_world(over: Value) -> World {
@@ -426,15 +464,25 @@ fn a_local_volume_is_made_on_the_node_that_was_selected_and_grows_on_demand() {
     world.put(larger);
     world.take(&world.run(&LocalProvisioner, ("a", "c"), at(0)));
     settle(&mut world);
-    assert_eq!(the_claim(&world).status.unwrap().capacity.unwrap()["storage"].0, "8Gi");
+    assert_eq!(
+        the_claim(&world).status.unwrap().capacity.unwrap()["storage"].0,
+        "8Gi"
+    );
 }
 
 #[test]
 fn what_no_local_volume_can_be_is_said() {
-    let node = |name: &str| json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": name}}});
+    let node =
+        |name: &str| json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": name}}});
     for (over, word) in [
-        (json!({"spec": {"volumeMode": "Block"}}), "volumeMode Block is not supported"),
-        (json!({"spec": {"accessModes": ["ReadWriteMany"]}}), "access mode ReadWriteMany is not supported"),
+        (
+            json!({"spec": {"volumeMode": "Block"}}),
+            "volumeMode Block is not supported",
+        ),
+        (
+            json!({"spec": {"accessModes": ["ReadWriteMany"]}}),
+            "access mode ReadWriteMany is not supported",
+        ),
         (node("bare"), "node \"bare\" offers no place for local volumes"),
         (node("gone"), "node \"gone\" not found"),
     ] {
@@ -442,10 +490,17 @@ fn what_no_local_volume_can_be_is_said() {
         world.take(&world.run(&ClaimBinder, ("a", "c"), at(0)));
         let actions = world.run(&LocalProvisioner, ("a", "c"), at(0));
         let said = lines(&actions);
-        assert!(said[0].starts_with("event ProvisioningFailed") && said[0].contains(word), "{said:?}");
+        assert!(
+            said[0].starts_with("event ProvisioningFailed") && said[0].contains(word),
+            "{said:?}"
+        );
         world.take(&actions);
         let selected = super::annotation(&the_claim(&world).metadata, super::SELECTED_NODE).is_some();
-        assert_eq!(selected, !word.contains("gone"), "only a node that has gone is chosen anew");
+        assert_eq!(
+            selected,
+            !word.contains("gone"),
+            "only a node that has gone is chosen anew"
+        );
     }
 }
 

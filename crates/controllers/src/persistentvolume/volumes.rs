@@ -6,7 +6,8 @@ use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use super::{
-    BOUND_BY_CONTROLLER, NAME, PROVISIONED_BY, annotation, claim_ref, local, matching, volume_name, volume_phase,
+    BOUND_BY_CONTROLLER, NAME, PROVISIONED_BY, annotation, claim_ref, local, matching, volume_name,
+    volume_phase,
 };
 use crate::action::{Action, Delete, Fact, reference};
 use crate::controller::{Changed, Context, Controller, View};

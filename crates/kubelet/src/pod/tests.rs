@@ -1104,6 +1104,7 @@ fn t4_an_end_met_halfway_has_its_grace_again_or_keeps_its_deadline() {
         let node = Node {
             ips: vec!["192.0.2.1".into()],
             resume,
+            ..Node::default()
         };
         life.pod = Pod::new(Arc::new(object), node);
         life.now = before.now + SignedDuration::from_secs(since_deletion);

@@ -117,7 +117,9 @@ impl Attached {
         let pod = annotations.and_then(|a| a.get(ATTACHED_POD));
         if attachment.spec.attacher != ATTACHER {
             let by = &attachment.spec.attacher;
-            Some(format!("volume {volume} is attached by {by}, expected {ATTACHER}"))
+            Some(format!(
+                "volume {volume} is attached by {by}, expected {ATTACHER}"
+            ))
         } else if *at != self.node {
             Some(format!("volume {volume} is attached to node {at}"))
         } else if attachment.metadata.deletion_timestamp.is_some() {
@@ -178,9 +180,9 @@ impl Attached {
         let kind = &registry::VOLUME_ATTACHMENT;
         let all = self.api.list(kind, ListOptions::default()).await?;
         for object in &all.items {
-            let ours = object.get::<VolumeAttachment>().is_some_and(|a| {
-                a.spec.attacher == ATTACHER && a.spec.node_name == self.node && is_held(a)
-            });
+            let ours = object
+                .get::<VolumeAttachment>()
+                .is_some_and(|a| a.spec.attacher == ATTACHER && a.spec.node_name == self.node && is_held(a));
             if ours && !used.contains_key(object.name()) {
                 self.let_go(object.name()).await?;
             }
@@ -214,7 +216,11 @@ fn recovered(root: &Path) -> std::io::Result<BTreeMap<String, Users>> {
     for pod in entries(&root.join("pods"))? {
         let uid = pod.file_name().unwrap_or_default().to_string_lossy().into_owned();
         for mark in entries(&pod.join(MARKS))? {
-            let name = mark.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let name = mark
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             let users = used.entry(name).or_default();
             users.volume = std::fs::read_to_string(&mark)?;
             users.uids.insert(uid.clone());
@@ -338,7 +344,10 @@ mod tests {
         let node = n.start();
         node.hold("one", "v", &exclusive(false)).await.unwrap();
         let kind = &registry::VOLUME_ATTACHMENT;
-        n.api.delete(kind, "", "knarr-u", Default::default()).await.unwrap();
+        n.api
+            .delete(kind, "", "knarr-u", Default::default())
+            .await
+            .unwrap();
         let late = node.hold("two", "v", &exclusive(false)).await;
         assert_eq!(late, Err("volume v is being detached".into()));
         node.release("one").await.unwrap();

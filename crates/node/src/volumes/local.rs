@@ -114,7 +114,10 @@ async fn remove(
             removed.map_err(Error::internal)?;
         }
         // Whoever wrote another path into it keeps what is there.
-        None => warn!(volume = volume.object().name(), "not a directory of this node's place: left as it is"),
+        None => warn!(
+            volume = volume.object().name(),
+            "not a directory of this node's place: left as it is"
+        ),
     }
     let mut done = (**volume).clone();
     let finalizers = done.metadata.finalizers.get_or_insert_default();
@@ -179,9 +182,17 @@ mod tests {
         std::fs::write(root.join("v/data"), "x").unwrap();
         api.delete(kind, "", "v", Default::default()).await.unwrap();
         let deleted = api.get_as::<PersistentVolume>("", "v").await.unwrap();
-        assert!(!remove(&api, &root, Machine::Host, &deleted, |_| true).await.unwrap());
+        assert!(
+            !remove(&api, &root, Machine::Host, &deleted, |_| true)
+                .await
+                .unwrap()
+        );
         assert!(root.join("v/data").exists(), "a pod has it");
-        assert!(remove(&api, &root, Machine::Host, &deleted, |_| false).await.unwrap());
+        assert!(
+            remove(&api, &root, Machine::Host, &deleted, |_| false)
+                .await
+                .unwrap()
+        );
         assert!(!root.join("v").exists() && root.exists());
         assert!(api.get(kind, "", "v").await.unwrap_err().is_not_found());
     }

@@ -164,7 +164,8 @@ impl Volumes {
             let name = volume.object().name();
             self.attached.hold(uid, name, &exclusive).await?;
         }
-        local::make(&local_root(&self.root), &volume).map_err(|e| format!("cannot make {}: {e}", path.display()))?;
+        local::make(&local_root(&self.root), &volume)
+            .map_err(|e| format!("cannot make {}: {e}", path.display()))?;
         Ok(path)
     }
 
@@ -279,9 +280,10 @@ impl Volumes {
             self.remove(&directory).await?;
         }
         self.claimed.lock().retain(|(of, _), _| of != uid);
-        self.attached.release(uid).await.map_err(|e| VolumeError::Release {
-            why: e.to_string(),
-        })
+        self.attached
+            .release(uid)
+            .await
+            .map_err(|e| VolumeError::Release { why: e.to_string() })
     }
 
     async fn remove(&self, directory: &Path) -> Result<(), VolumeError> {
