@@ -378,7 +378,7 @@ impl Wire {
             }
             Some(Mutation::KeepReleased) if self.is_kubelet() => {
                 let mut kept = self.kept.lock();
-                for pod in &list.items {
+                for pod in list.items.iter().filter(|pod| !is_forced(pod)) {
                     kept.insert((pod.namespace().to_string(), pod.name().to_string()), pod.clone());
                 }
                 let all = kept
@@ -410,17 +410,27 @@ impl Wire {
             Some(Mutation::KeepReleased) if self.is_kubelet() => {
                 let kept = self.kept.clone();
                 let keep = move |event: &Result<WatchEvent>| {
-                    if let Ok(WatchEvent::Added(pod) | WatchEvent::Modified(pod)) = event {
-                        let key = (pod.namespace().to_string(), pod.name().to_string());
-                        kept.lock().insert(key, pod.clone());
-                    }
-                    std::future::ready(!matches!(event, Ok(WatchEvent::Deleted(_))))
+                    let hears = match event {
+                        Ok(WatchEvent::Added(pod) | WatchEvent::Modified(pod)) if !is_forced(pod) => {
+                            let key = (pod.namespace().to_string(), pod.name().to_string());
+                            kept.lock().insert(key, pod.clone());
+                            true
+                        }
+                        Ok(WatchEvent::Bookmark(_)) | Err(_) => true,
+                        Ok(_) => false,
+                    };
+                    std::future::ready(hears)
                 };
                 stream.filter(keep).boxed()
             }
             _ => stream,
         }
     }
+}
+
+/// Whether somebody has said that this pod's node is not waited for.
+fn is_forced(pod: &Object) -> bool {
+    pod.metadata().deletion_grace_period_seconds == Some(0)
 }
 
 #[async_trait]
