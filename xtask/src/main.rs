@@ -32,6 +32,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "knarr-api",
             "knarr-store",
             "knarr-client",
+            "knarr-scheduler",
             "knarr-apiserver",
             "knarr-control",
             "knarr-node",

@@ -8,8 +8,11 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
+use knarr_api::k8s_openapi::jiff::SignedDuration;
+use knarr_control::node_lifecycle::{EvictionRates, LEASE_SECONDS, Lifecycle};
 use knarr_control::scheduler_config::{self, KubeSchedulerConfiguration};
 use knarr_node::kubelet::TerminationResume;
+use knarr_node::kubelet::configuration::KubeletConfiguration;
 use serde_json::Value;
 
 /// What can be set by flag or environment. The same names stand in the file, in camelCase.
@@ -64,9 +67,62 @@ pub struct Flags {
     /// (what is left until the deadline first set, without a second preStop) [default: Full].
     #[arg(long, env = "KNARR_TERMINATION_RESUME", value_name = "MODE", global = true)]
     pub termination_resume: Option<String>,
+    /// The kubelet's settings: a KubeletConfiguration (v1beta1) as kubelets take it.
+    #[arg(long, env = "KNARR_KUBELET_CONFIG", value_name = "FILE", global = true)]
+    pub kubelet_config: Option<String>,
+    /// Folder of manifests of pods that this node runs by itself; outweighs the file's staticPodPath.
+    #[arg(long, env = "KNARR_POD_MANIFEST_PATH", value_name = "DIR", global = true)]
+    pub pod_manifest_path: Option<String>,
+    /// Milliseconds that a process's TERM waits, at the most, for the proxies to send its pod no more new
+    /// connections; 0 sends it at once [default: 1000].
+    #[arg(long, env = "KNARR_ENDPOINT_BARRIER_MILLIS", value_name = "N", global = true)]
+    pub endpoint_barrier_millis: Option<String>,
     /// The scheduler's settings: a KubeSchedulerConfiguration as kube-scheduler takes it.
     #[arg(long, env = "KNARR_SCHEDULER_CONFIG", value_name = "FILE", global = true)]
     pub scheduler_config: Option<String>,
+    /// Silence after which a node is lost, in seconds [default: 40].
+    #[arg(
+        long,
+        env = "KNARR_NODE_MONITOR_GRACE_PERIOD",
+        value_name = "SECONDS",
+        global = true
+    )]
+    pub node_monitor_grace_period: Option<String>,
+    /// Lost nodes a second and zone whose pods are asked to end, while most of the zone is well [default: 0.1].
+    #[arg(
+        long,
+        env = "KNARR_NODE_EVICTION_RATE",
+        value_name = "PER_SECOND",
+        global = true
+    )]
+    pub node_eviction_rate: Option<String>,
+    /// The same while much of a large zone is lost; in a small one nobody is asked then [default: 0.01].
+    #[arg(
+        long,
+        env = "KNARR_SECONDARY_NODE_EVICTION_RATE",
+        value_name = "PER_SECOND",
+        global = true
+    )]
+    pub secondary_node_eviction_rate: Option<String>,
+    /// A zone with more nodes is large [default: 50].
+    #[arg(
+        long,
+        env = "KNARR_LARGE_CLUSTER_SIZE_THRESHOLD",
+        value_name = "NODES",
+        global = true
+    )]
+    pub large_cluster_size_threshold: Option<String>,
+    /// The part of a zone's nodes whose loss is much [default: 0.55].
+    #[arg(
+        long,
+        env = "KNARR_UNHEALTHY_ZONE_THRESHOLD",
+        value_name = "PART",
+        global = true
+    )]
+    pub unhealthy_zone_threshold: Option<String>,
+    /// Folder of the fence agents that FencingPolicies name [default: /usr/sbin].
+    #[arg(long, env = "KNARR_FENCE_AGENTS_DIR", value_name = "DIR", global = true)]
+    pub fence_agents_dir: Option<String>,
     /// What is logged, such as `info` or `warn,knarr_node=debug` [default: info].
     #[arg(long, env = "KNARR_LOG", value_name = "FILTER", global = true)]
     pub log: Option<String>,
@@ -108,7 +164,11 @@ pub struct Config {
     /// `None`: knarr's own.
     pub sandbox_image: Option<String>,
     pub termination_resume: TerminationResume,
+    pub kubelet: KubeletConfiguration,
+    pub endpoint_barrier: std::time::Duration,
     pub scheduler: KubeSchedulerConfiguration,
+    pub node_lifecycle: Lifecycle,
+    pub fence_agents_dir: PathBuf,
     pub log: String,
     pub log_format: LogFormat,
 }
@@ -301,7 +361,23 @@ impl Config {
                     _ => Err("expected Full or Deadline".into()),
                 },
             ),
+            kubelet: reader.kubelet(&flags.kubelet_config, &flags.pod_manifest_path),
+            endpoint_barrier: reader.get(
+                "endpointBarrierMillis",
+                "--endpoint-barrier-millis",
+                &flags.endpoint_barrier_millis,
+                "1000",
+                barrier,
+            ),
             scheduler: reader.scheduler(&flags.scheduler_config),
+            node_lifecycle: reader.node_lifecycle(flags),
+            fence_agents_dir: reader.get(
+                "fenceAgentsDir",
+                "--fence-agents-dir",
+                &flags.fence_agents_dir,
+                knarr_control::FENCE_AGENTS,
+                absolute,
+            ),
             log: reader.get("log", "--log", &flags.log, "info", |s| {
                 tracing_subscriber::EnvFilter::try_new(s)
                     .map(|_| s.to_string())
@@ -432,6 +508,52 @@ impl Reader {
         }
     }
 
+    /// The kubelet's settings from the file named; each mistake in it is one of this configuration.
+    fn kubelet(&mut self, file: &Option<String>, manifests: &Option<String>) -> KubeletConfiguration {
+        let file = self.get("kubeletConfig", "--kubelet-config", file, "", |s| {
+            Ok((!s.is_empty()).then(|| s.to_string()))
+        });
+        let manifests: Option<String> =
+            self.get("podManifestPath", "--pod-manifest-path", manifests, "", |s| {
+                Ok((!s.is_empty()).then(|| s.to_string()))
+            });
+        let mut kubelet = match file {
+            Some(file) => self.kubelet_file(&file),
+            None => KubeletConfiguration::default(),
+        };
+        if manifests.is_some() {
+            kubelet.static_pod_path = manifests;
+        }
+        // Components run in other directories than the one that was meant.
+        if let Some(path) = &mut kubelet.static_pod_path
+            && let Ok(absolute) = std::path::absolute(&*path)
+        {
+            *path = absolute.display().to_string();
+        }
+        kubelet
+    }
+
+    fn kubelet_file(&mut self, file: &str) -> KubeletConfiguration {
+        let document = std::fs::read_to_string(file)
+            .map_err(|e| format!("cannot be read: {e}"))
+            .and_then(|text| match text.trim() {
+                "" => Ok(Value::Null),
+                _ => serde_saphyr::from_str::<Value>(&text).map_err(|e| e.to_string()),
+            });
+        let document = match document {
+            Ok(document) => document,
+            Err(why) => {
+                self.mistakes.push(format!("{file}: {why}"));
+                return KubeletConfiguration::default();
+            }
+        };
+        knarr_node::kubelet::configuration::read(&document).unwrap_or_else(|errors| {
+            let mistakes = errors.iter().map(|e| format!("{file}: {e}"));
+            self.mistakes.extend(mistakes);
+            KubeletConfiguration::default()
+        })
+    }
+
     /// The scheduler's settings from the file named; each mistake in it is one of this configuration.
     fn scheduler(&mut self, flag: &Option<String>) -> KubeSchedulerConfiguration {
         let file = self.get("schedulerConfig", "--scheduler-config", flag, "", |s| {
@@ -452,6 +574,62 @@ impl Reader {
             self.mistakes.extend(mistakes);
             KubeSchedulerConfiguration::default()
         })
+    }
+
+    /// When a node is lost, and how fast its pods are evicted then.
+    fn node_lifecycle(&mut self, flags: &Flags) -> Lifecycle {
+        let seconds = self.get(
+            "nodeMonitorGracePeriod",
+            "--node-monitor-grace-period",
+            &flags.node_monitor_grace_period,
+            "40",
+            |s| {
+                s.parse().ok().filter(|n| *n >= LEASE_SECONDS).ok_or_else(|| {
+                    format!("expected whole seconds, at least the {LEASE_SECONDS} that a node's lease lasts")
+                })
+            },
+        );
+        let rate = |s: &str| {
+            let rate = s.parse().ok().filter(|r: &f64| r.is_finite() && *r >= 0.0);
+            rate.ok_or_else(|| "expected a number of nodes a second, such as 0.1".to_string())
+        };
+        let rates = EvictionRates {
+            node_eviction_rate: self.get(
+                "nodeEvictionRate",
+                "--node-eviction-rate",
+                &flags.node_eviction_rate,
+                "0.1",
+                rate,
+            ),
+            secondary_node_eviction_rate: self.get(
+                "secondaryNodeEvictionRate",
+                "--secondary-node-eviction-rate",
+                &flags.secondary_node_eviction_rate,
+                "0.01",
+                rate,
+            ),
+            large_cluster_size_threshold: self.get(
+                "largeClusterSizeThreshold",
+                "--large-cluster-size-threshold",
+                &flags.large_cluster_size_threshold,
+                "50",
+                |s| s.parse().map_err(|_| "expected a number of nodes".to_string()),
+            ),
+            unhealthy_zone_threshold: self.get(
+                "unhealthyZoneThreshold",
+                "--unhealthy-zone-threshold",
+                &flags.unhealthy_zone_threshold,
+                "0.55",
+                |s| {
+                    let part = s.parse().ok().filter(|p| (0.0..=1.0).contains(p));
+                    part.ok_or_else(|| "expected a part from 0 to 1".to_string())
+                },
+            ),
+        };
+        Lifecycle {
+            grace: SignedDuration::from_secs(seconds),
+            rates,
+        }
     }
 
     fn finish(mut self) -> Vec<String> {
@@ -478,13 +656,26 @@ macro_rules! fallback {
 fallback! {
     PathBuf => PathBuf::new(),
     TerminationResume => TerminationResume::Full,
+    std::time::Duration => std::time::Duration::ZERO,
     String => String::new(),
     Vec<String> => Vec::new(),
     Option<String> => None,
     SocketAddr => SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0),
     Cidr => Cidr { base: [0, 0, 0, 0].into(), prefix: 32 },
     StoreEngine => StoreEngine::Memory,
+    i64 => 0,
+    f64 => 0.0,
+    usize => 0,
     LogFormat => LogFormat::Human,
+}
+
+/// The longest that TERM may be held back: more would eat up a pod's grace without need.
+const BARRIER_MAX_MILLIS: u64 = 5000;
+
+fn barrier(s: &str) -> Result<std::time::Duration, String> {
+    let millis = s.parse().ok().filter(|n| *n <= BARRIER_MAX_MILLIS);
+    let millis = millis.ok_or_else(|| format!("expected milliseconds from 0 to {BARRIER_MAX_MILLIS}"))?;
+    Ok(std::time::Duration::from_millis(millis))
 }
 
 fn socket(s: &str) -> Result<SocketAddr, String> {
@@ -579,6 +770,35 @@ mod tests {
         }
         let good = load(&format!("{head}profiles: [{{schedulerName: mine}}]\n")).unwrap();
         assert_eq!(good.scheduler.profiles[0].scheduler_name, "mine");
+    }
+
+    #[test]
+    fn t8_a_bad_kubelet_file_is_reported_whole_and_a_good_one_is_in_force() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().display().to_string();
+        let load = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Config::parse(&flags(), &format!("kubeletConfig: {path}\n"))
+        };
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let text = load(&format!("{head}maxPods: many\nmaxPodz: 3\n"))
+            .unwrap_err()
+            .to_string();
+        for part in [
+            "2 mistakes".to_string(),
+            format!("{path}: maxPods: Invalid value: \"many\": must be a 32-bit integer"),
+            format!("{path}: maxPodz: Forbidden: unknown field"),
+        ] {
+            assert!(text.contains(&part), "{part:?} is missing in:\n{text}");
+        }
+        let good = load(&format!("{head}maxPods: 7\nstaticPodPath: /a\n")).unwrap();
+        assert_eq!(good.kubelet.max_pods, 7);
+        let set = Flags {
+            pod_manifest_path: Some("/b".into()),
+            ..flags()
+        };
+        let outweighed = Config::parse(&set, &format!("kubeletConfig: {path}\n")).unwrap();
+        assert_eq!(outweighed.kubelet.static_pod_path.as_deref(), Some("/b"));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::plugins::{
 };
 use crate::pod_info::{ClassId, PodClass, PodInfo};
 use crate::profile::Profile;
+use crate::storage::Storage;
 
 /// What no node is looked at for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +96,7 @@ pub struct ClassState {
     nodes: usize,
     named: Option<BTreeSet<String>>,
     refusals: Refusals,
+    storage: Option<Storage>,
     /// By the rules on one node.
     local: Vec<u16>,
     columns: Columns,
@@ -115,6 +117,27 @@ pub struct Scratch {
     pub totals: Vec<i64>,
     scores: Vec<i64>,
     seen: Vec<u32>,
+    ready: Vec<i32>,
+}
+
+impl Scratch {
+    /// The nodes that will do.
+    pub fn collect(&mut self) {
+        self.feasible.clear();
+        let feasible = (0..).zip(&self.verdicts).filter(|(_, v)| **v == FEASIBLE);
+        self.feasible.extend(feasible.map(|(place, _)| place));
+    }
+}
+
+/// Of places with their sums one of the best, which one is `turn`'s, and how many will do. Short passes over small
+/// numbers: this is done for every pod.
+fn one_of_the_best(ready: &[i32], turn: usize) -> Option<(Place, usize)> {
+    let best = ready.iter().copied().max().filter(|best| *best != NOT_READY)?;
+    let equals: usize = ready.iter().map(|r| usize::from(*r == best)).sum();
+    let feasible: usize = ready.iter().map(|r| usize::from(*r != NOT_READY)).sum();
+    let mut places = (0..).zip(ready).filter(|(_, r)| **r == best);
+    let (place, _) = places.nth(turn % equals.max(1))?;
+    Some((place, feasible))
 }
 
 /// Scores of one plugin for the feasible nodes, in their order.
@@ -139,6 +162,7 @@ impl ClassState {
                 node_affinity::CONFLICT,
             )));
         }
+        let storage = Storage::new(profile, cluster.volumes(), &class)?;
         let spread = Spread::new(profile, cluster, &class).map_err(Rejection::Error)?;
         let affinity = InterPodAffinity::new(profile, cluster, &class).map_err(|error| {
             Rejection::Refused(Refusal {
@@ -155,6 +179,7 @@ impl ClassState {
             nodes: 0,
             named,
             refusals: Refusals::default(),
+            storage,
             local: Vec::new(),
             columns: Columns::default(),
             spread,
@@ -226,7 +251,7 @@ impl ClassState {
         let at = place as usize;
         self.learn(cluster, place);
         let node = cluster.at(place);
-        self.local[at] = match self.judge_local(profile, node) {
+        self.local[at] = match self.judge_local(profile, cluster, node) {
             None => NO_NODE,
             Some(Ok(())) => FEASIBLE,
             Some(Err(refusal)) => self.refusals.number(refusal),
@@ -275,21 +300,36 @@ impl ClassState {
     /// The best node where the sum of the rules on one node is all there is: one of the equally good, which one is
     /// `turn`'s; and how many nodes would do. `None`: it takes all rules to say, or no node will do.
     pub fn best_by_sum(&self, profile: &Profile, turn: usize) -> Option<(Place, usize)> {
-        let plain = self.is_local()
-            && self.columns.tainted == 0
-            && !self.spread.scores()
-            && !self.affinity.scores()
-            && !node_affinity::scores(profile, &self.class);
-        if !plain {
+        if !self.is_local() || !self.sum_decides(profile) {
             return None;
         }
-        let ready = &self.columns.ready;
-        let best = ready.iter().copied().max().filter(|best| *best != NOT_READY)?;
-        let equals: usize = ready.iter().map(|r| usize::from(*r == best)).sum();
-        let feasible: usize = ready.iter().map(|r| usize::from(*r != NOT_READY)).sum();
-        let mut places = (0..).zip(ready).filter(|(_, r)| **r == best);
-        let (place, _) = places.nth(turn % equals.max(1))?;
-        Some((place, feasible))
+        one_of_the_best(&self.columns.ready, turn)
+    }
+
+    /// Whether of the nodes that will do the one with the best sum of the rules on one node is the best.
+    fn sum_decides(&self, profile: &Profile) -> bool {
+        self.columns.tainted == 0
+            && !self.spread.scores()
+            && !self.affinity.scores()
+            && !node_affinity::scores(profile, &self.class)
+    }
+
+    /// The same as [`ClassState::best_by_sum`] of the nodes that [`ClassState::filter`] has left. Not to be asked where
+    /// pods are nominated: those change what a node is beside its sum.
+    pub fn best_by_sum_of_filtered(
+        &self,
+        profile: &Profile,
+        scratch: &mut Scratch,
+        turn: usize,
+    ) -> Option<(Place, usize)> {
+        if !self.sum_decides(profile) {
+            return None;
+        }
+        let Scratch { verdicts, ready, .. } = scratch;
+        let both = verdicts.iter().zip(&self.columns.ready);
+        ready.clear();
+        ready.extend(both.map(|(verdict, sum)| if *verdict == FEASIBLE { *sum } else { NOT_READY }));
+        one_of_the_best(ready, turn)
     }
 
     /// Works out how pods there bear on the class, where that is not known.
@@ -323,7 +363,13 @@ impl ClassState {
     }
 
     /// What the rules on one node say; `None`: there is none.
-    fn judge(&self, profile: &Profile, node: &NodeInfo) -> Option<Result<(), Refusal>> {
+    fn judge(
+        &self,
+        profile: &Profile,
+        cluster: &Cluster,
+        node: &NodeInfo,
+        pictured: &[(&PodInfo, i64)],
+    ) -> Option<Result<(), Refusal>> {
         node.node.as_ref()?;
         if let Some(named) = &self.named
             && !named.contains(&node.name)
@@ -342,24 +388,41 @@ impl ClassState {
             let earlier = first.and_then(|(_, filter)| filter(profile, &self.class, node).err());
             return Some(Err(earlier.unwrap_or(refusal)));
         }
-        Some(plugins::filter(profile, &self.class, node))
+        let verdict = plugins::filter(profile, &self.class, node);
+        Some(match &self.storage {
+            Some(storage) => verdict.and_then(|()| storage.filter(cluster.volumes(), node, pictured)),
+            None => verdict,
+        })
     }
 
     /// The same, with and without the pods that are nominated to it and of no lower priority.
-    fn judge_local(&self, profile: &Profile, node: &NodeInfo) -> Option<Result<(), Refusal>> {
+    fn judge_local(
+        &self,
+        profile: &Profile,
+        cluster: &Cluster,
+        node: &NodeInfo,
+    ) -> Option<Result<(), Refusal>> {
         let ahead = node.nominated.iter();
         let mut ahead = ahead.filter(|n| n.priority() >= self.class.priority).peekable();
         if ahead.peek().is_some() {
             let mut with = node.clone();
+            let mut more: Vec<(&PodInfo, i64)> = Vec::new();
             for nominated in ahead {
                 with.add_pod(nominated);
+                more.push((nominated, 1));
             }
-            match self.judge(profile, &with) {
+            match self.judge(profile, cluster, &with, &more) {
                 Some(Ok(())) => {}
                 verdict => return verdict,
             }
         }
-        self.judge(profile, node)
+        self.judge(profile, cluster, node, &[])
+    }
+
+    /// Whether it was made from what is known of storage now (or looks at none).
+    pub fn knows_storage(&self, cluster: &Cluster) -> bool {
+        let storage = self.storage.as_ref();
+        storage.is_none_or(|s| s.version == cluster.volumes().version)
     }
 
     /// The nodes that were named by the pod; `None`: all.
@@ -381,7 +444,7 @@ impl ClassState {
         node: &NodeInfo,
         pictured: &[(&PodInfo, i64)],
     ) -> Result<(), Refusal> {
-        match self.judge(profile, node) {
+        match self.judge(profile, cluster, node, pictured) {
             None => return Err(Refusal::of_node("", "node not found")),
             Some(verdict) => verdict?,
         }
@@ -437,7 +500,7 @@ impl ClassState {
         self.judge_pictured(profile, cluster, place, node, pictured)
     }
 
-    /// Judges all nodes for a pod of the class. Afterwards `scratch` has the feasible ones.
+    /// Judges all nodes for a pod of the class; [`Scratch::collect`] then has the feasible ones.
     /// `own` is where the pod itself is nominated to.
     pub fn filter(
         &mut self,
@@ -481,9 +544,6 @@ impl ClassState {
                     };
             }
         }
-        scratch.feasible.clear();
-        let feasible = (0..).zip(&scratch.verdicts).filter(|(_, v)| **v == FEASIBLE);
-        scratch.feasible.extend(feasible.map(|(place, _)| place));
     }
 
     /// Whether one node takes the pod.

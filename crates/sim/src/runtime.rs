@@ -327,4 +327,8 @@ impl Runtime for Line {
     async fn remove_image(&self, name: &str) -> Result<()> {
         self.ask(self.inner.remove_image(name)).await
     }
+
+    async fn image_fs(&self) -> Result<Option<std::path::PathBuf>> {
+        self.ask(self.inner.image_fs()).await
+    }
 }

@@ -49,30 +49,27 @@ fn s9_every_rule_holds_in_every_history() {
     assert_eq!(broken, OPEN, "broken seeds, and those known to be");
 }
 
-/// With a seed that shows each: a rule that no longer sees its mistake is no rule.
+/// A rule that no longer sees its mistake is no rule.
 ///
-/// `ignore-terminating` is not among them: no seed is known that shows it (`./dev sim --mutations` says so too).
+/// `ignore-terminating` is left out: no seed is known that shows it (`./dev sim --mutations` says so too).
 #[test]
 fn s9_mistakes_made_on_purpose_are_seen() {
-    for (mutation, seed) in [
-        (Mutation::DeleteBeforeTheEnd, 0),
-        (Mutation::DeleteBeforeProcessesAreGone, 0),
-        (Mutation::StartTwice, 0),
-        (Mutation::CutTheGrace, 0),
-        (Mutation::LengthenTheGrace, 2),
-        (Mutation::ForceAway, 0),
-        (Mutation::ReplaceLost, 7),
-        (Mutation::GcWithoutQuarantine, 2),
-        (Mutation::ForgetUid, 0),
-        (Mutation::KeepReleased, 1),
-        (Mutation::LoseLastStep, 0),
-    ] {
-        let report = Simulation::new(seed).mutation(mutation).run().unwrap();
-        let found = report.violation.map(|v| v.rule);
-        assert_eq!(
-            found,
-            Some(mutation.rule()),
-            "{mutation}, seed {seed}: {}",
+    let shown = Mutation::ALL
+        .into_iter()
+        .filter(|m| *m != Mutation::IgnoreTerminating);
+    for mutation in shown {
+        // One mistake may break several rules, and which is seen first is the history's.
+        let mut found = Vec::new();
+        for seed in 0..10 {
+            let report = Simulation::new(seed).mutation(mutation).run().unwrap();
+            found.extend(report.violation.map(|v| v.rule));
+            if found.contains(&mutation.rule()) {
+                break;
+            }
+        }
+        assert!(
+            found.contains(&mutation.rule()),
+            "{mutation}: {}: {found:?}",
             mutation.what()
         );
     }

@@ -9,6 +9,8 @@ use serde_json::Value;
 
 use super::{Ctx, Target};
 
+const BINDING: &str = "binding";
+
 /// An object's JSON without its managers.
 pub(super) fn bare(json: &[u8]) -> Result<Value, Error> {
     let mut value: Value = serde_json::from_slice(json).map_err(Error::internal)?;
@@ -36,6 +38,10 @@ pub(super) fn track(
     let Some(manager) = &ctx.manager else {
         return Ok(());
     };
+    // As in Kubernetes nobody manages what a binding sets, so that scheduling a pod does not cost its whole tree.
+    if target.subresource == BINDING {
+        return Ok(());
+    }
     let sent = new.metadata_mut().managed_fields.take();
     let managed = match sent {
         _ if !target.subresource.is_empty() => of(live),
@@ -49,15 +55,23 @@ pub(super) fn track(
     if managed.is_empty() && live.is_some() {
         return Ok(());
     }
-    let before = match live {
-        Some(live) => Cow::Owned(bare(live.json())?),
-        None => Cow::Borrowed(blank(target.kind)),
-    };
     let mut json = Vec::with_capacity(1024);
     new.encode_into(&mut json);
-    let after = serde_json::from_slice(&json).map_err(Error::internal)?;
     let by = ManagerId::new(manager, Operation::Update, target.kind, target.subresource);
-    let managed = managed.update(target.kind, &before, &after, by, super::seconds(ctx.now));
+    let now = super::seconds(ctx.now);
+    let managed = match live {
+        None if managed.is_empty() => {
+            Managed::create(target.kind, &json, by, now).map_err(Error::internal)?
+        }
+        _ => {
+            let before = match live {
+                Some(live) => Cow::Owned(bare(live.json())?),
+                None => Cow::Borrowed(blank(target.kind)),
+            };
+            let after = serde_json::from_slice(&json).map_err(Error::internal)?;
+            managed.update(target.kind, &before, &after, by, now)
+        }
+    };
     new.metadata_mut().managed_fields = managed.encode();
     Ok(())
 }

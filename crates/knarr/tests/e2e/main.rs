@@ -8,11 +8,13 @@
 mod cluster;
 mod crash;
 mod disk;
+mod foresight;
 mod golden_life;
 mod kube_rs;
 mod kubectl;
 mod kubectl_streams;
 mod mistakes;
+mod node;
 mod python;
 
 use std::process::ExitCode;
@@ -44,6 +46,8 @@ fn main() -> ExitCode {
     let scenarios = kubectl::SCENARIOS
         .iter()
         .chain(kubectl_streams::SCENARIOS)
+        .chain(foresight::SCENARIOS)
+        .chain(node::SCENARIOS)
         .chain(python::SCENARIOS)
         .chain(golden_life::SCENARIOS)
         .chain(kube_rs::SCENARIOS);

@@ -462,6 +462,7 @@ impl Pod {
             .as_ref()
             .and_then(|s| status_of(s, &self.containers[i]))
             .cloned();
+        let longest = self.node.longest_restart_wait;
         let container = &mut self.containers[i];
         let older: Vec<&&runtime::Container> = runs.iter().filter(|r| r.id != newest.id).collect();
         container.remains = older.iter().map(|r| r.id.clone()).collect();
@@ -508,12 +509,14 @@ impl Pod {
             ContainerState::Exited(exit) => {
                 let end = terminated(&newest.id, exit, None);
                 let finished_at = exit.finished_at.unwrap_or(now);
-                container.run = Some(run(RunState::Exited(Box::new(end))));
+                container.run = Some(run(RunState::Exited(Box::new(end.clone()))));
                 container.previous = previous.or_else(|| container.previous.take());
                 // How often it has failed is what its attempts tell.
                 for _ in 0..newest.attempt.min(6) {
-                    container.crash.next(finished_at, finished_at);
+                    container.crash.next(finished_at, finished_at, longest);
                 }
+                let name = container.name.clone();
+                self.remember_end(&name, newest.attempt, &end);
             }
             ContainerState::Created => {
                 container.work = Work::Created {
@@ -589,12 +592,18 @@ impl Pod {
         };
         let mut end = terminated(id, &exit, Some(started_at));
         end.finished_at.get_or_insert_with(|| time(now));
+        let (attempt, ended) = (run.attempt, end.clone());
         run.state = RunState::Exited(Box::new(end));
         let asked = container
             .probes
             .drain(..)
             .filter_map(|p| Some((p.kind, p.asked_at?)));
         container.beats = asked.collect();
+        let name = container.name.clone();
+        self.remember_end(&name, attempt, &ended);
+        let code = format!("exit code {}", ended.exit_code);
+        self.moment(now, "Exited", Some(&name), Some(code));
+        let container = &mut self.containers[i];
         if container.waiting.is_some() && !self.restarts(i) {
             self.containers[i].waiting = None;
         }

@@ -8,7 +8,7 @@ use knarr_api::k8s_openapi;
 
 use super::container::find_spec;
 use super::status::was_initialized;
-use super::{Action, Hook, Old, Pod, Role, Sandbox, TerminationResume, Volumes, Work};
+use super::{Action, Container, Hook, Old, Pod, Role, Sandbox, TerminationResume, Volumes, Work};
 use crate::grace::{self, Graces, MINIMUM_SECONDS};
 use crate::probe;
 
@@ -16,6 +16,10 @@ use crate::probe;
 const RETRY: SignedDuration = SignedDuration::from_secs(1);
 
 const DEADLINE_EXCEEDED: &str = "Pod was active on the node longer than the specified deadline";
+
+/// An eviction may take at least so long.
+const EVICTION_SECONDS_MIN: i64 = 10;
+const EXCEEDED_GRACE: &str = "Container runtime did not kill the pod within specified grace period.";
 
 /// Why a pod ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,8 +115,11 @@ impl Pod {
             Why::Deleted
         } else if self.rejected || matches!(phase, Some("Succeeded" | "Failed")) {
             Why::Completed
-        } else if let Some((reason, message, _)) = self.eviction.clone() {
-            Why::Failed { reason, message }
+        } else if let Some((eviction, _)) = &self.eviction {
+            Why::Failed {
+                reason: eviction.reason.clone(),
+                message: eviction.message.clone(),
+            }
         } else if self.past_deadline(now) {
             self.record(None, false, "DeadlineExceeded", DEADLINE_EXCEEDED.into());
             Why::Failed {
@@ -124,7 +131,7 @@ impl Pod {
         } else {
             return;
         };
-        let given = self.eviction.as_ref().and_then(|(_, _, grace)| *grace);
+        let given = self.given_grace();
         let grace_seconds = grace::effective_seconds(Graces {
             in_force: None,
             deletion: if self.removed {
@@ -149,6 +156,8 @@ impl Pod {
             final_delete: FinalDelete::NotYet,
             forgotten: false,
         });
+        self.tell_beginning(now);
+        self.close_barrier(now);
         let asked = self.wants_removal();
         if let Some(ending) = &mut self.ending {
             // What is ended by this node is first told to have ended; so is what never got to run.
@@ -181,6 +190,24 @@ impl Pod {
             self.tell_waiting(now);
         }
         self.shrink_grace(now);
+    }
+
+    /// The timeline's first moment.
+    fn tell_beginning(&mut self, now: Timestamp) {
+        let Some(ending) = &self.ending else { return };
+        let (what, why) = match &ending.why {
+            Why::Completed => ("Completed", None),
+            Why::Deleted => ("Deleted", None),
+            Why::Removed => ("Removed", None),
+            Why::Failed { reason, .. } => ("Ended", Some(reason.clone())),
+        };
+        let grace = format!("{}s of grace", ending.grace_seconds);
+        let detail = match (why, &ending.why) {
+            (_, Why::Completed) => None,
+            (Some(why), _) => Some(format!("{why}, {grace}")),
+            (None, _) => Some(grace),
+        };
+        self.moment(now, what, None, detail);
     }
 
     fn past_deadline(&mut self, now: Timestamp) -> bool {
@@ -260,6 +287,7 @@ impl Pod {
         let resumed = self.ending.as_ref().is_some_and(|e| e.resumed);
         if hooked && grace_seconds > 0 && !resumed {
             stop.stage = Stage::PreStop;
+            self.moment(now, "PreStop", Some(&name), None);
             self.out.push(Action::RunHook {
                 container: name,
                 id,
@@ -284,6 +312,8 @@ impl Pod {
                 return self.wake_at(stop.deadline());
             }
             self.record(Some(i), true, "FailedPreStopHook", "PreStopHook failed".into());
+            let name = self.containers[i].name.clone();
+            self.moment(now, "PreStopCut", Some(&name), Some("the grace is over".into()));
             self.out.push(Action::CancelHook {
                 id: id.clone(),
                 hook: Hook::PreStop,
@@ -292,11 +322,11 @@ impl Pod {
         }
         let go = match stop.stage {
             Stage::Turn => {
-                let must_wait = now < stop.deadline() && self.is_held(i);
-                if must_wait {
+                let in_turn = now >= stop.deadline() || !self.is_held(i);
+                if !in_turn {
                     self.wake_at(stop.deadline());
                 }
-                !must_wait
+                in_turn && !self.barrier_holds(now)
             }
             Stage::RetryAt(at) if at > now => {
                 self.wake_at(at);
@@ -310,6 +340,8 @@ impl Pod {
             stop.stage = Stage::Term {
                 kill_at: now + SignedDuration::from_secs(seconds),
             };
+            let name = self.containers[i].name.clone();
+            self.moment(now, "Term", Some(&name), Some(format!("KILL after {seconds}s")));
             self.out.push(Action::StopContainer {
                 id,
                 grace_seconds: seconds,
@@ -338,6 +370,9 @@ impl Pod {
             Work::Stopping(stop) if stop.stage == Stage::PreStop => stop.stage = Stage::Turn,
             _ => return,
         }
+        let name = self.containers[i].name.clone();
+        let detail = result.is_err().then(|| "failed".to_string());
+        self.moment(now, "PreStopDone", Some(&name), detail);
         if result.is_err() {
             self.record(Some(i), true, "FailedPreStopHook", "PreStopHook failed".into());
         }
@@ -371,13 +406,16 @@ impl Pod {
             true => Some(0),
             false => self.object.metadata.deletion_grace_period_seconds,
         };
+        let given = self.given_grace();
         let Some(ending) = &mut self.ending else { return };
         ending.grace_seconds = grace::effective_seconds(Graces {
             in_force: Some(ending.grace_seconds),
             deletion,
-            ..Graces::default()
+            given,
+            pod: None,
         });
         let grace_seconds = ending.grace_seconds;
+        self.shorten_barrier();
         for i in 0..self.containers.len() {
             let container = &mut self.containers[i];
             let Some(id) = container.run.as_ref().map(|r| r.id.clone()) else {
@@ -404,9 +442,33 @@ impl Pod {
         }
     }
 
+    fn given_grace(&self) -> Option<i64> {
+        self.eviction.as_ref().and_then(|(e, _)| e.grace_seconds)
+    }
+
+    /// An eviction that takes longer than it was given, and half as long again, is told (T8).
+    fn tell_overrun(&mut self, now: Timestamp) {
+        let Some((eviction, since)) = &self.eviction else {
+            return;
+        };
+        if self.told_overrun || !self.containers.iter().any(Container::has_processes) {
+            return;
+        }
+        let pods = self.spec().termination_grace_period_seconds;
+        let grace = eviction.grace_seconds.or(pods).unwrap_or(0);
+        let most = grace.saturating_add(grace / 2).max(EVICTION_SECONDS_MIN);
+        let until = *since + SignedDuration::from_secs(most);
+        if now < until {
+            return self.wake_at(until);
+        }
+        self.told_overrun = true;
+        self.record(None, true, "ExceededGracePeriod", EXCEEDED_GRACE.into());
+    }
+
     /// Takes the pod's end as far as it goes now.
     pub(super) fn end(&mut self, now: Timestamp) {
         self.end_post_starts(now);
+        self.tell_overrun(now);
         for i in 0..self.containers.len() {
             if self.containers[i].running_since().is_some() && self.containers[i].work == Work::None {
                 let message = format!("Stopping container {}", self.containers[i].name);

@@ -7,8 +7,10 @@
 //! Promises: a container never runs twice at a time (SPEC S1); nothing starts once the pod is ending; the
 //! object is deleted only after processes, sandbox and volumes are gone (T5).
 
+mod barrier;
 mod container;
 mod end;
+mod ends;
 mod resize;
 mod sandbox;
 mod start;
@@ -26,6 +28,7 @@ use knarr_api::k8s_openapi;
 
 pub use container::{Container, Role, Run, RunState, Work, definition_hash, find_spec};
 pub use end::{Ending, Why};
+pub use ends::{ANNOTATION as ENDS_ANNOTATION, End, Ends, Moment};
 pub use status::merge;
 
 use sandbox::{Old, Sandbox};
@@ -127,13 +130,11 @@ pub enum Event {
         answer: probe::Answer,
     },
     /// The pod must go (eviction, node shutdown), and not by the API's word.
-    Evict {
-        reason: String,
-        message: String,
-        grace_seconds: Option<i64>,
-    },
+    Evict(Eviction),
     /// The node does not take the pod: it ends as failed, and nothing of it runs.
     Reject(Rejection),
+    /// No proxy sends the pod anything new.
+    EndpointsDropped,
     /// Whether there is room for what the pod now asks for.
     ResizeAdmitted(Result<(), Rejection>),
     ContainerResized {
@@ -144,6 +145,18 @@ pub enum Event {
     FinalDeleteFailed,
     /// Time has passed.
     Timer,
+}
+
+/// Why a node ends a pod by itself (SPEC T8, T9).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Eviction {
+    /// `status.reason`
+    pub reason: String,
+    pub message: String,
+    /// At most so much, whatever the pod's own grace; none: the pod's own.
+    pub grace_seconds: Option<i64>,
+    /// The pod is told to be the target of a disruption.
+    pub disruption_target: bool,
 }
 
 /// What a pull brought.
@@ -210,6 +223,11 @@ pub enum Action {
         id: String,
         kind: probe::Kind,
     },
+    /// → `EndpointsDropped`, when the pod's address is in no endpoint that proxies send new connections to, if that is
+    /// so within the barrier's time.
+    AwaitEndpoints,
+    /// What the pod's memory of ends is now; it goes with the next status.
+    WriteEnds(String),
     /// The status as it is now; only the newest counts.
     WriteStatus(Box<core::PodStatus>),
     /// After the last status is written: delete with grace 0 and this pod's uid. → `FinalDeleteFailed` if it was not.
@@ -228,10 +246,25 @@ pub enum Action {
 }
 
 /// What is known of the node the pod is on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     pub ips: Vec<String>,
     pub resume: TerminationResume,
+    /// Before a container that crashes is started again.
+    pub longest_restart_wait: SignedDuration,
+    /// How long TERM waits for proxies at the most; zero: not at all.
+    pub endpoint_barrier: SignedDuration,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Node {
+            ips: Vec::new(),
+            resume: TerminationResume::Full,
+            longest_restart_wait: crate::backoff::MAX,
+            endpoint_barrier: SignedDuration::ZERO,
+        }
+    }
 }
 
 /// What a pod is left with that was already ending when this kubelet began to know it (T4).
@@ -279,7 +312,13 @@ pub struct Pod {
     /// The sandbox's address waits for other news to be told with.
     address_waits: bool,
     resize: resize::Resize,
-    eviction: Option<(String, String, Option<i64>)>,
+    /// And since when.
+    eviction: Option<(Eviction, Timestamp)>,
+    /// It was told that its eviction takes too long.
+    told_overrun: bool,
+    barrier: barrier::Barrier,
+    ends: Ends,
+    told_ends: Ends,
     /// As last told.
     status: core::PodStatus,
     timer: Option<Timestamp>,
@@ -292,6 +331,7 @@ impl Pod {
     pub fn new(object: Arc<core::Pod>, node: Node) -> Self {
         let status = object.status.clone().unwrap_or_default();
         let object_ends = object.metadata.deletion_timestamp.is_some();
+        let ends = Ends::of(object.metadata.annotations.as_ref());
         let mut pod = Pod {
             start_time: status.start_time.as_ref().map(|t| t.0),
             object,
@@ -312,6 +352,10 @@ impl Pod {
             address_waits: false,
             resize: resize::Resize::default(),
             eviction: None,
+            told_overrun: false,
+            barrier: barrier::Barrier::Open,
+            told_ends: ends.clone(),
+            ends,
             status,
             timer: None,
             out: Vec::new(),
@@ -364,6 +408,12 @@ impl Pod {
 
     /// Whether an event makes the whole pod be looked at anew: what is in back-off is then shown as such.
     fn is_news(&self, event: &Event) -> bool {
+        // What this kubelet itself has written is no news to it.
+        let others = |annotations: &Option<BTreeMap<String, String>>| -> BTreeMap<String, String> {
+            let mut others = annotations.clone().unwrap_or_default();
+            others.remove(ENDS_ANNOTATION);
+            others
+        };
         match event {
             Event::Updated(new) => {
                 let (old, new) = (&self.object.metadata, &new.metadata);
@@ -372,9 +422,9 @@ impl Pod {
                 }
                 old.generation != new.generation
                     || old.labels != new.labels
-                    || old.annotations != new.annotations
+                    || others(&old.annotations) != others(&new.annotations)
             }
-            Event::ContainerExited { .. } | Event::ContainerStarted { .. } | Event::Evict { .. } => true,
+            Event::ContainerExited { .. } | Event::ContainerStarted { .. } | Event::Evict(_) => true,
             _ => false,
         }
     }
@@ -486,7 +536,11 @@ impl Pod {
             Event::VolumesFailed { message, others_turn } => {
                 self.volumes_failed(message, others_turn, now);
             }
-            Event::VolumesGone => self.volumes = Volumes::Gone,
+            Event::VolumesGone => {
+                self.volumes = Volumes::Gone;
+                self.moment(now, "VolumesFreed", None, None);
+            }
+            Event::EndpointsDropped => self.endpoints_dropped(now),
             Event::SandboxCreated { id, ips } => {
                 if self.sandbox == Sandbox::Creating {
                     self.sandbox = Sandbox::Ready { id, ips };
@@ -546,11 +600,12 @@ impl Pod {
                 Hook::PreStop => self.pre_stop_done(&id, result, now),
             },
             Event::Probed { id, kind, answer } => self.probed(&id, kind, answer, now),
-            Event::Evict {
-                reason,
-                message,
-                grace_seconds,
-            } => self.eviction = Some((reason, message, grace_seconds)),
+            Event::Evict(eviction) => {
+                self.eviction.get_or_insert((eviction, now));
+                if self.ending.is_some() {
+                    self.shrink_grace(now);
+                }
+            }
             Event::ResizeAdmitted(answer) => self.resize_admitted(answer, now),
             Event::ContainerResized { id, result } => self.container_resized(&id, result, now),
             Event::Reject(rejection) => self.reject(rejection, now),

@@ -9,7 +9,7 @@ use knarr_api::k8s_openapi;
 use super::container::{find_spec, terminated};
 use super::end::StopReason;
 use super::{Action, Container, Hook, Pod, Pulled, Role, Run, RunState, Sandbox, Volumes, Work};
-use crate::backoff::{BASE, go_millis, go_seconds};
+use crate::backoff::{self, BASE, go_millis, go_seconds};
 use crate::runtime::Exit;
 use crate::{image, probe};
 
@@ -427,7 +427,7 @@ impl Pod {
                 self.record(Some(i), true, "Failed", message.clone());
                 self.record(Some(i), true, "Failed", "Error: ErrImagePull".into());
                 let container = &mut self.containers[i];
-                container.pull.next(now, now);
+                container.pull.next(now, now, backoff::MAX);
                 container.pull_failed = Some((now, why.clone()));
                 container.waiting = Some(("ErrImagePull", why));
                 self.tell(now);
@@ -441,7 +441,9 @@ impl Pod {
             return;
         };
         if let Some(since) = self.waits_since(i, now) {
-            self.containers[i].crash.next(since, now);
+            self.containers[i]
+                .crash
+                .next(since, now, self.node.longest_restart_wait);
         }
         let attempt = self.containers[i].attempts;
         let resources = find_spec(self.spec(), &self.containers[i].name).and_then(|c| c.resources.clone());

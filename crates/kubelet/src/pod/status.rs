@@ -10,6 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
 use crate::admission::Rejection;
+use crate::eviction::TERMINATION_BY_KUBELET;
 
 use super::container::{find_spec, lost_without_a_trace, status_of, time};
 use super::{Action, Container, Pod, Role, RunState, Sandbox, Why};
@@ -68,6 +69,12 @@ impl Pod {
         self.address_waits = false;
         if status != self.status {
             self.status = status.clone();
+            if self.ends != self.told_ends
+                && let Some(text) = self.ends.text()
+            {
+                self.told_ends = self.ends.clone();
+                self.out.push(Action::WriteEnds(text));
+            }
             self.out.push(Action::WriteStatus(Box::new(status)));
         }
     }
@@ -145,12 +152,14 @@ impl Pod {
         let ephemeral = of(&[Role::Ephemeral]);
         let freed = self.ending.as_ref().is_some_and(|e| e.freed);
         let computed = self.phase(&init, &apps);
-        let failed = match &self.ending {
-            Some(e) => match &e.why {
+        let failed = match (&self.ending, &self.eviction) {
+            (None, _) => None,
+            // Also where it was on its way out already.
+            (Some(_), Some((eviction, _))) => Some((eviction.reason.clone(), eviction.message.clone())),
+            (Some(e), None) => match &e.why {
                 Why::Failed { reason, message } => Some((reason.clone(), message.clone())),
                 _ => None,
             },
-            None => None,
         };
         let target = if failed.is_some() { "Failed" } else { computed };
         let stopped = self.ending.is_some()
@@ -167,7 +176,7 @@ impl Pod {
             "Pending" if before == "Running" => before.clone(),
             phase => phase.to_string(),
         };
-        let conditions = self.conditions(&init, &apps, if terminal { target } else { &phase }, now);
+        let mut conditions = self.conditions(&init, &apps, if terminal { target } else { &phase }, now);
         if freed {
             let initialized = self.ending.as_ref().is_some_and(|e| e.initialized);
             mark_lost(&mut init, &mut apps, initialized);
@@ -176,7 +185,10 @@ impl Pod {
             }
         }
         // Why it failed stands beside the phase that says so, not before.
-        let over = failed.filter(|_| matches!(phase.as_str(), "Succeeded" | "Failed"));
+        let over = failed.filter(|_| phase == "Failed" && before != "Succeeded");
+        if over.is_some() {
+            conditions.extend(self.disruption_target(now));
+        }
         let some = |list: Vec<ContainerStatus>| (!list.is_empty()).then_some(list);
         let ips = match &self.sandbox {
             Sandbox::Wanted { .. } | Sandbox::Creating if self.status.pod_ips.is_none() => Vec::new(),
@@ -424,6 +436,21 @@ impl Pod {
             });
         }
         conditions
+    }
+
+    fn disruption_target(&self, now: Timestamp) -> Option<PodCondition> {
+        const TYPE: &str = "DisruptionTarget";
+        let (eviction, _) = self.eviction.as_ref().filter(|(e, _)| e.disruption_target)?;
+        let known = self.status.conditions.iter().flatten().find(|c| c.type_ == TYPE);
+        Some(PodCondition {
+            type_: TYPE.into(),
+            status: "True".into(),
+            reason: Some(TERMINATION_BY_KUBELET.into()),
+            message: Some(eviction.message.clone()),
+            last_probe_time: None,
+            last_transition_time: known.map_or(Some(time(now)), |c| c.last_transition_time.clone()),
+            observed_generation: self.object.metadata.generation,
+        })
     }
 
     fn containers_ready(&self, init: &[ContainerStatus], apps: &[ContainerStatus], phase: &str) -> Answer {

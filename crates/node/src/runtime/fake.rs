@@ -111,6 +111,11 @@ impl FakeRuntime {
         self.state.lock().observer = Some(Box::new(observer));
     }
 
+    /// Somebody brought another image.
+    pub fn add_image(&self, name: &str) {
+        self.state.lock().images.insert(name.into());
+    }
+
     /// Calls fail with `Unavailable` while it is down; what runs goes on.
     pub fn set_down(&self, down: bool) {
         let mut state = self.state.lock();
@@ -514,6 +519,10 @@ impl Runtime for FakeRuntime {
     async fn remove_image(&self, name: &str) -> Result<()> {
         self.up()?.images.remove(name);
         Ok(())
+    }
+
+    async fn image_fs(&self) -> Result<Option<std::path::PathBuf>> {
+        self.up().map(|_| None)
     }
 }
 
