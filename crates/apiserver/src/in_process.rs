@@ -81,6 +81,9 @@ impl Api for InProcess {
             ..ListQuery::default()
         };
         let filter = self.server.filter(kind, &options.namespace, &query)?;
+        if options.after.is_none() {
+            self.server.catch_up().await?;
+        }
         let watcher = self.server.follow(filter, options.after)?;
         // The state there was is closed by a bookmark.
         let bookmark = options.after.is_none().then(|| watcher.revision());

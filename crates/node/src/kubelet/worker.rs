@@ -252,7 +252,9 @@ impl Doer {
                     };
                 }
                 Err(error) if error.is_not_found() => gone.push(container.id.clone()),
-                // Without its detail nothing is said about it: it is as if it still ran.
+                // That it was made, and has not been started, the list says.
+                Err(_) if container.state == ContainerState::Created => {}
+                // Without its detail nothing is said about its end: it is as if it still ran.
                 Err(_) => {
                     container.state = ContainerState::Running {
                         started_at: container.created_at,
