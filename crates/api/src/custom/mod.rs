@@ -19,6 +19,8 @@ mod scale;
 pub mod schema;
 mod shape;
 
+use std::sync::OnceLock;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionNames, CustomResourceDefinitionVersion,
 };
@@ -77,6 +79,12 @@ impl Definition {
                 false => kind(crd, &names, v, Some(stored)),
             })
             .collect();
+        for kind in served.iter().chain([&stored]) {
+            if let Some(custom) = kind.ops.custom() {
+                // Made a moment ago: nobody has set it.
+                let _ = custom.rules().versions.set(served.clone());
+            }
+        }
         served.sort_by_key(|kind| std::cmp::Reverse(version_order(kind.version)));
         Some(Definition { stored, served })
     }
@@ -181,6 +189,7 @@ fn kind(
         selectable: Box::leak(selectable.iter().map(|(name, _)| *name).collect()),
         selectable_paths: selectable,
         deprecation,
+        versions: OnceLock::new(),
     };
     let rules: &'static Rules = Box::leak(Box::new(rules));
     Box::leak(Box::new(Kind {

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntr
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
+use super::reset::Reset;
 use super::set::FieldSet;
 use super::typed::{self, Comparison, Type};
 use crate::codec;
@@ -216,15 +217,15 @@ impl Managed {
             Some(c) => c.added.union(&c.modified),
             None => return self,
         };
-        let reset = reset(kind, &by.subresource);
-        own = own.recursive_difference(&reset).difference(&STRIPPED);
+        let reset = Reset::of(kind, &by.subresource);
+        own = reset.keep(&own).difference(&STRIPPED);
         // Worked out once for each version that somebody wrote in, which most often is one.
         let mut taken: BTreeMap<String, Option<FieldSet>> = BTreeMap::new();
         self.0.retain(|_, fields| {
             let taken = taken.entry(fields.api_version.clone()).or_insert_with(|| {
                 let c = differs.at(&fields.api_version)?;
                 let all = c.added.union(&c.modified).union(&c.removed);
-                Some(all.recursive_difference(&reset))
+                Some(reset.keep(&all))
             });
             let Some(taken) = taken else { return false };
             if !taken.is_empty() {
@@ -309,10 +310,9 @@ impl Managed {
         force: bool,
         now: Timestamp,
     ) -> Result<Applied, Refused> {
-        let Some(shape) = Shape::of(kind) else {
+        let Some(root) = Type::of_kind(kind) else {
             return Err(Refused::Mistakes(vec![format!("{} has no schema", kind.kind)]));
         };
-        let root = Type::root(shape);
         let mistakes = typed::mistakes(root, config);
         if !mistakes.is_empty() {
             return Err(Refused::Mistakes(mistakes));
@@ -321,9 +321,9 @@ impl Managed {
             let before = ManagerId::new(BEFORE_FIRST_APPLY, Operation::Update, kind, &by.subresource);
             self = self.update(kind, blank(kind), live, before, now);
         }
-        let reset = reset(kind, &by.subresource);
+        let reset = Reset::of(kind, &by.subresource);
         let merged = typed::merge(root, live, config);
-        let set = typed::fields_of(root, config).recursive_difference(&reset);
+        let set = reset.keep(&typed::fields_of(root, config));
         let had = self.0.remove(&by);
         let time = had.as_ref().and_then(|h| h.time);
         let mine = Fields {
@@ -345,12 +345,9 @@ impl Managed {
                 lost.push(id.clone());
                 continue;
             };
-            let changed = c.modified.union(&c.added).recursive_difference(&reset);
+            let changed = reset.keep(&c.modified.union(&c.added));
             let conflict = fields.set.intersection(&changed);
-            taken.insert(
-                id.clone(),
-                conflict.union(&c.removed.recursive_difference(&reset)),
-            );
+            taken.insert(id.clone(), conflict.union(&reset.keep(&c.removed)));
             if !conflict.is_empty() {
                 conflicts.insert(id.clone(), conflict);
             }
@@ -385,10 +382,9 @@ impl Managed {
         let Some((at_kind, merged_then)) = at_version(kind, &merged, &had.api_version) else {
             return merged;
         };
-        let Some(shape) = Shape::of(at_kind) else {
+        let Some(root) = Type::of_kind(at_kind) else {
             return merged;
         };
-        let root = Type::root(shape);
         let last = typed::with_named_fields(root, &had.set);
         let mut pruned = typed::remove(root, &merged_then, &last);
         // Back comes what anybody still holds,
@@ -404,10 +400,9 @@ impl Managed {
             let Some((_, there)) = at_version(at_kind, &pruned, version) else {
                 continue;
             };
-            let Some(shape) = Shape::of(kind_then) else {
+            let Some(root) = Type::of_kind(kind_then) else {
                 continue;
             };
-            let root = Type::root(shape);
             let named = |set: &FieldSet| typed::with_named_fields(root, set);
             let keep = named(&typed::fields_of(root, &there)).union(&named(&held));
             let gone = named(&typed::fields_of(root, &merged)).difference(&keep);
@@ -436,7 +431,7 @@ pub fn last_applied_fields(kind: &'static Kind, live: &Value) -> Option<FieldSet
     if last.get("apiVersion")?.as_str()? != kind.api_version() {
         return None;
     }
-    let root = Type::root(Shape::of(kind)?);
+    let root = Type::of_kind(kind)?;
     if !typed::mistakes(root, &last).is_empty() {
         return None;
     }
@@ -478,15 +473,11 @@ impl<'a> Versions<'a> {
 
     fn compare(&self, version: &str) -> Option<Comparison> {
         if version == self.kind.api_version() {
-            return Some(typed::compare(
-                Type::root(Shape::of(self.kind)?),
-                self.live,
-                self.new,
-            ));
+            return Some(typed::compare(Type::of_kind(self.kind)?, self.live, self.new));
         }
         let (kind, live) = at_version(self.kind, self.live, version)?;
         let (_, new) = at_version(self.kind, self.new, version)?;
-        Some(typed::compare(Type::root(Shape::of(kind)?), &live, &new))
+        Some(typed::compare(Type::of_kind(kind)?, &live, &new))
     }
 }
 
@@ -495,7 +486,10 @@ fn at_version(kind: &'static Kind, value: &Value, version: &str) -> Option<(&'st
     if version == kind.api_version() {
         return Some((kind, value.clone()));
     }
-    let to = registry::by_kind(version, kind.kind)?;
+    let to = match kind.ops.custom() {
+        Some(custom) => custom.rules().sibling(version)?,
+        None => registry::by_kind(version, kind.kind)?,
+    };
     let json = serde_json::to_vec(value).ok()?;
     let typed = kind.ops.decode(&json).ok()?.object;
     let mut out = Vec::new();
@@ -524,24 +518,6 @@ static STRIPPED: LazyLock<FieldSet> = LazyLock::new(|| {
         .iter()
         .fold(set, |set, field| set.with(&["metadata", field]))
 });
-
-/// What a write to this resource cannot change, so that it is nobody's who tried.
-fn reset(kind: &Kind, subresource: &str) -> FieldSet {
-    let set = FieldSet::default();
-    if kind.subresource("status").is_none() {
-        return set;
-    }
-    match (subresource, kind.group, kind.kind) {
-        ("", ..) => set.with(&["status"]),
-        ("status", "", "Pod") => set
-            .with(&["spec"])
-            .with(&["metadata", "deletionTimestamp"])
-            .with(&["metadata", "ownerReferences"]),
-        ("status", "apps", "Deployment") => set.with(&["spec"]).with(&["metadata", "labels"]),
-        ("status", ..) => set.with(&["spec"]),
-        _ => set,
-    }
-}
 
 /// An object of the kind with nothing set, as Go encodes it: structs that are no pointers are there, some lists null.
 ///

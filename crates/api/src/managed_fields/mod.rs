@@ -3,7 +3,9 @@
 //! Pure: values in, values out. The pipeline hands in the object before and after a write and who wrote it
 //! ([`Managed::update`]), or the object there is and a configuration that somebody applies ([`Managed::apply`]).
 
+mod custom;
 mod managers;
+mod reset;
 mod set;
 mod typed;
 
