@@ -53,6 +53,8 @@ pub enum Fact {
     Absent { kind: &'static Kind, key: ObjectKey },
     /// No object of the kind is left in the namespace.
     NoneLeft { kind: &'static Kind, namespace: String },
+    /// The namespace holds no object of any kind that users brought.
+    NoCustomLeft { namespace: String },
     /// No pod that was scheduled uses this claim: [`uses`](crate::protection::uses).
     Unused { claim: ObjectKey },
 }
@@ -233,6 +235,9 @@ impl fmt::Display for Action {
             Action::Require(Fact::Alive { kind, key, .. }) => write!(f, "require {} {key}", kind.plural),
             Action::Require(Fact::Absent { kind, key }) => write!(f, "require no {} {key}", kind.plural),
             Action::Require(Fact::Unused { claim }) => write!(f, "require {claim} unused"),
+            Action::Require(Fact::NoCustomLeft { namespace }) => {
+                write!(f, "require no custom objects in {namespace}")
+            }
             Action::Require(Fact::NoneLeft { kind, namespace }) => {
                 write!(f, "require no {} in {namespace}", kind.plural)
             }

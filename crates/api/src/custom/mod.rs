@@ -90,6 +90,55 @@ impl Definition {
     }
 }
 
+/// What a definition calls its kind: all that those who look at metadata only have to know.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Names {
+    group: String,
+    /// Of those that are served the preferred one.
+    version: String,
+    kind: String,
+    plural: String,
+    namespaced: bool,
+}
+
+impl Names {
+    /// `None` where nothing is served.
+    pub fn of(crd: &CustomResourceDefinition) -> Option<Names> {
+        let status = crd.status.as_ref()?;
+        if !conditions::is_true(status, conditions::ESTABLISHED) {
+            return None;
+        }
+        let names = status.accepted_names.as_ref().filter(|n| !n.kind.is_empty());
+        let names = names.unwrap_or(&crd.spec.names);
+        let served = crd.spec.versions.iter().filter(|v| v.served);
+        let preferred = served.max_by_key(|v| version_order(&v.name))?;
+        Some(Names {
+            group: crd.spec.group.clone(),
+            version: preferred.name.clone(),
+            kind: names.kind.clone(),
+            plural: names.plural.clone(),
+            namespaced: crd.spec.scope == "Namespaced",
+        })
+    }
+
+    /// A kind of these names whose objects may hold anything. A new one each time, to be kept as long as the process.
+    pub fn kind(&self) -> &'static Kind {
+        let mut crd = CustomResourceDefinition::default();
+        crd.spec.group.clone_from(&self.group);
+        crd.spec.scope = if self.namespaced { "Namespaced" } else { "Cluster" }.into();
+        let names = CustomResourceDefinitionNames {
+            kind: self.kind.clone(),
+            plural: self.plural.clone(),
+            ..CustomResourceDefinitionNames::default()
+        };
+        let version = CustomResourceDefinitionVersion {
+            name: self.version.clone(),
+            ..CustomResourceDefinitionVersion::default()
+        };
+        kind(&crd, &names, &version, None)
+    }
+}
+
 /// How versions are ordered (KEP: general availability before beta before alpha, newer first); greater is preferred.
 pub fn version_order(version: &str) -> (u8, u64, u64, std::cmp::Reverse<String>) {
     let other = (0, 0, 0, std::cmp::Reverse(version.to_string()));

@@ -37,7 +37,7 @@ pub struct ManagerId {
     pub name: String,
     pub operation: Operation,
     /// Of updates only: whoever applies stays the same over versions.
-    api_version: String,
+    pub(super) api_version: String,
     pub subresource: String,
 }
 
@@ -73,15 +73,15 @@ impl fmt::Display for ManagerId {
 }
 
 #[derive(Clone, Debug)]
-struct Fields {
-    set: FieldSet,
-    api_version: String,
-    time: Option<Timestamp>,
+pub(super) struct Fields {
+    pub(super) set: FieldSet,
+    pub(super) api_version: String,
+    pub(super) time: Option<Timestamp>,
 }
 
 /// All managers of an object. See the module.
 #[derive(Clone, Debug, Default)]
-pub struct Managed(BTreeMap<ManagerId, Fields>);
+pub struct Managed(pub(super) BTreeMap<ManagerId, Fields>);
 
 /// What an apply comes to.
 #[derive(Debug)]

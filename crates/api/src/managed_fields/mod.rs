@@ -6,6 +6,7 @@
 mod custom;
 mod managers;
 mod reset;
+mod scale;
 mod set;
 mod typed;
 
