@@ -13,6 +13,7 @@ mod kube_rs;
 mod kubectl;
 mod kubectl_streams;
 mod mistakes;
+mod operator;
 mod python;
 
 use std::process::ExitCode;
@@ -46,7 +47,8 @@ fn main() -> ExitCode {
         .chain(kubectl_streams::SCENARIOS)
         .chain(python::SCENARIOS)
         .chain(golden_life::SCENARIOS)
-        .chain(kube_rs::SCENARIOS);
+        .chain(kube_rs::SCENARIOS)
+        .chain(operator::SCENARIOS);
     for (name, run) in scenarios {
         let cluster = shared.clone();
         trials.push(Trial::test(*name, move || match cluster {
