@@ -338,7 +338,7 @@ fn check_rules(json: &Value, path: &Path, errors: &mut Errors) {
         match cel::compile(source) {
             Err(why) => tell(errors, &at.child("rule"), &shown_rule(rule), why),
             Ok(program) => {
-                let uses_old_self = program.references().has_variable("oldSelf");
+                let uses_old_self = program.uses("oldSelf");
                 if let Some(optional) = rule.get("optionalOldSelf").filter(|_| !uses_old_self) {
                     tell(
                         errors,

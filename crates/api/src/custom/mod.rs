@@ -10,7 +10,7 @@
 mod cel;
 pub mod conditions;
 pub mod definition;
-mod format;
+pub(crate) mod format;
 mod judge;
 mod object;
 mod ops;

@@ -44,9 +44,14 @@ impl Rules {
         format!("{}/{}", self.group, self.version)
     }
 
+    /// The kinds of all served versions of the definition.
+    pub fn siblings(&self) -> &[&'static Kind] {
+        self.versions.get().map_or(&[], Vec::as_slice)
+    }
+
     /// The kind of this apiVersion among those of the same definition.
     pub fn sibling(&self, api_version: &str) -> Option<&'static Kind> {
-        let mut versions = self.versions.get()?.iter().copied();
+        let mut versions = self.siblings().iter().copied();
         versions.find(|kind| kind.api_version() == api_version)
     }
 }

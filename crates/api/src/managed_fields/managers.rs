@@ -420,6 +420,18 @@ impl Managed {
     }
 }
 
+/// `config` merged into `live`, whoever holds what; or what in it does not fit the kind's schema.
+pub fn merged(kind: &'static Kind, live: &Value, config: &Value) -> Result<Value, Vec<String>> {
+    let Some(root) = Type::of_kind(kind) else {
+        return Err(vec![format!("{} has no schema", kind.kind)]);
+    };
+    let mistakes = typed::mistakes(root, config);
+    match mistakes.is_empty() {
+        true => Ok(typed::merge(root, live, config)),
+        false => Err(mistakes),
+    }
+}
+
 /// The conflicts that are none: `kubectl apply` set these fields without `--server-side`, and they are still as it
 /// left them.
 pub fn last_applied_fields(kind: &'static Kind, live: &Value) -> Option<FieldSet> {
@@ -490,11 +502,7 @@ fn at_version(kind: &'static Kind, value: &Value, version: &str) -> Option<(&'st
         Some(custom) => custom.rules().sibling(version)?,
         None => registry::by_kind(version, kind.kind)?,
     };
-    let json = serde_json::to_vec(value).ok()?;
-    let typed = kind.ops.decode(&json).ok()?.object;
-    let mut out = Vec::new();
-    convert::typed(kind, to, typed).ok()?.encode_into(&mut out);
-    Some((to, serde_json::from_slice(&out).ok()?))
+    Some((to, convert::json(kind, to, value)?))
 }
 
 /// Fields that nobody holds: they are the system's.

@@ -12,6 +12,6 @@ mod typed;
 
 pub use managers::{
     Applied, Conflicts, LAST_APPLIED, Managed, ManagerId, Operation, Refused, blank, is_reset,
-    last_applied_fields,
+    last_applied_fields, merged,
 };
 pub use set::FieldSet;

@@ -43,7 +43,11 @@ impl Managed {
                     api_version: SCALE.api_version(),
                     time: fields.time,
                 };
-                (id.clone(), fields)
+                let mut id = id.clone();
+                if !id.api_version.is_empty() {
+                    id.api_version.clone_from(&fields.api_version);
+                }
+                (id, fields)
             })
         });
         Managed(holders.collect())
