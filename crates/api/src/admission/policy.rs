@@ -211,7 +211,7 @@ impl ValidatingPolicy {
         let mut judgement = Judgement::default();
         let mut scope = input.scope();
         set_variables(&mut scope, &self.variables);
-        let mut broken = |judgement: &mut Judgement, index, message| {
+        let broken = |judgement: &mut Judgement, index, message| {
             if self.fails {
                 judgement.denials.push(Denial {
                     index,

@@ -102,8 +102,8 @@ const KNOWN: [&str; 24] = [
 pub struct Program {
     expression: Expression,
     variables: Vec<String>,
-    /// Fields of variables that are spoken of: variable, field, and the byte they are selected at.
-    selected: Vec<(String, String, usize)>,
+    /// Fields of variables that are spoken of: the variable, and field by field the name and the byte it is selected at.
+    selected: Vec<(String, Vec<(String, usize)>)>,
 }
 
 impl Program {
@@ -112,10 +112,10 @@ impl Program {
         self.variables.iter().any(|v| v == variable)
     }
 
-    /// The fields of a variable that it speaks of, with the bytes they stand at.
-    pub fn selected<'p>(&'p self, variable: &'p str) -> impl Iterator<Item = (&'p str, usize)> + 'p {
-        let of_it = self.selected.iter().filter(move |(of, ..)| of == variable);
-        of_it.map(|(_, field, at)| (field.as_str(), *at))
+    /// The fields of a variable that it speaks of, and the fields of those, with the bytes they are selected at.
+    pub fn selected<'p>(&'p self, variable: &'p str) -> impl Iterator<Item = &'p [(String, usize)]> + 'p {
+        let of_it = self.selected.iter().filter(move |(of, _)| of == variable);
+        of_it.map(|(_, fields)| fields.as_slice())
     }
 
     /// The value, or what went wrong in Kubernetes' words.
@@ -186,11 +186,16 @@ pub fn compile(text: &str, known: &[&str]) -> Result<Arc<Program>, String> {
     }
     let mut selected = Vec::new();
     walk(&expression, &mut |e| {
-        if let Expr::Select(select) = &e.expr
-            && let Expr::Ident(of) = &select.operand.expr
-        {
-            let at = places.offset_for(e.id).map_or(0, |(start, _)| start as usize);
-            selected.push((of.clone(), select.field.clone(), at));
+        let mut fields = Vec::new();
+        let mut at = e;
+        while let Expr::Select(select) = &at.expr {
+            let place = places.offset_for(at.id).map_or(0, |(start, _)| start as usize);
+            fields.push((select.field.clone(), place));
+            at = &select.operand;
+        }
+        if let (Expr::Ident(of), false) = (&at.expr, fields.is_empty()) {
+            fields.reverse();
+            selected.push((of.clone(), fields));
         }
     });
     let mut variables: Vec<String> = references.variables().into_iter().map(str::to_string).collect();

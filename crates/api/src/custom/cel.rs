@@ -69,6 +69,44 @@ pub fn compile(text: &str) -> Result<Arc<Program>, String> {
     cel::compile(text, &["self", "oldSelf"])
 }
 
+/// What a rule says of fields that its schema does not have, drawn as Kubernetes' compiler does. Only what the schema
+/// settles is judged: fields of objects that name theirs.
+pub fn undefined_field(text: &str, program: &Program, schema: &Schema, is_root: bool) -> Option<String> {
+    let paths = program.selected("self").chain(program.selected("oldSelf"));
+    for path in paths {
+        let (mut at, mut whole) = (schema, is_root || schema.embedded);
+        for (i, (name, place)) in path.iter().enumerate() {
+            let undefined = || {
+                let why = cel::pointed(text, *place, &format!("undefined field '{name}'"));
+                Some(format!("compilation failed: {why}"))
+            };
+            if whole && matches!(name.as_str(), "apiVersion" | "kind") {
+                break;
+            }
+            if whole && name == "metadata" {
+                // Of metadata rules see names only.
+                match path.get(i + 1) {
+                    Some((name, place)) if !matches!(name.as_str(), "name" | "generateName") => {
+                        let why = cel::pointed(text, *place, &format!("undefined field '{name}'"));
+                        return Some(format!("compilation failed: {why}"));
+                    }
+                    _ => break,
+                }
+            }
+            let names_its_fields = at.of == "object" && !at.properties.is_empty() && at.additional.is_none();
+            if !names_its_fields {
+                break;
+            }
+            match at.properties.iter().find(|(field, _)| escaped(field) == *name) {
+                Some((_, field)) => (at, whole) = (field, field.embedded),
+                // Optional values have functions, not fields; whatever else is not there is a mistake.
+                None => return undefined(),
+            }
+        }
+    }
+    None
+}
+
 /// Judges `value` by the rules of its schema and of all below it. `old`: what stood in its place before.
 pub fn judge(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, errors: &mut Errors) {
     if value.is_null() {
@@ -359,6 +397,36 @@ mod tests {
             ]
         );
         assert!(told(&schema, &old, Some(&old)).is_empty());
+    }
+
+    #[test]
+    fn rules_on_fields_that_are_not_there_are_told_with_their_place() {
+        let schema = Schema::read(&json!({"type": "object", "properties": {
+            "spec": {"type": "object", "properties": {"a-b": {"type": "string"}, "map": {"type": "object",
+                "additionalProperties": {"type": "string"}}, "any": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}}}));
+        for (rule, want) in [
+            (
+                "self.spec.a__dash__b == 'x' && self.spec.map.x == 'y' && has(self.spec.any.x)",
+                "",
+            ),
+            ("self.metadata.name == 'x' && self.kind == 'K'", ""),
+            (
+                "self.spec.missing == 1",
+                "compilation failed: ERROR: <input>:1:10: undefined field 'missing'\n | self.spec.missing == 1\n | .........^",
+            ),
+            (
+                "has(oldSelf.status)",
+                "compilation failed: ERROR: <input>:1:12: undefined field 'status'\n | has(oldSelf.status)\n | ...........^",
+            ),
+            (
+                "size(self.metadata.labels) > 0",
+                "compilation failed: ERROR: <input>:1:19: undefined field 'labels'\n | size(self.metadata.labels) > 0\n | ..................^",
+            ),
+        ] {
+            let program = compile(rule).unwrap();
+            let found = undefined_field(rule, &program, &schema, true).unwrap_or_default();
+            assert_eq!(found, want, "{rule}");
+        }
     }
 
     #[test]

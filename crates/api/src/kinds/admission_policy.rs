@@ -29,9 +29,11 @@ impl PolicyScope<'_> {
         match cel::compile(text, &known) {
             Err(why) => errors.invalid(at, text, why),
             Ok(program) => {
-                let mut selected = program.selected("variables");
-                if let Some((name, at_byte)) = selected.find(|(name, _)| !self.variables.contains(name)) {
-                    let why = cel::pointed(text, at_byte, &format!("undefined field '{name}'"));
+                let mut selected = program.selected("variables").filter_map(<[_]>::first);
+                if let Some((name, at_byte)) =
+                    selected.find(|(name, _)| !self.variables.contains(&name.as_str()))
+                {
+                    let why = cel::pointed(text, *at_byte, &format!("undefined field '{name}'"));
                     errors.invalid(at, text, format!("compilation failed: {why}"));
                 }
             }

@@ -2,6 +2,7 @@
 //! One file a plugin.
 
 mod default_toleration_seconds;
+pub(crate) mod extension;
 mod namespace_lifecycle;
 mod node_taint;
 mod pod_security;

@@ -7,6 +7,7 @@ use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry};
 
 use super::{Ctx, Target, managed_fields};
 use crate::admission::Change;
+use crate::admission::extension::{Operation, Write};
 use crate::cache::Written;
 use crate::keys::stored_kind;
 use crate::seams;
@@ -79,6 +80,7 @@ impl Server {
         let served = target.kind;
         let kind = stored_kind(served);
         self.admit(ctx, served, target.namespace, Change::Create(&mut *object))?;
+        object = self.mutate(ctx, target, Operation::Create, object, None).await?;
         kind.ops.prepare_for_create(&mut *object)?;
         let reserved = self.allocations.for_create(kind, &mut *object, &self.cache)?;
         let name = object.metadata().name.clone().unwrap_or_default();
@@ -99,6 +101,12 @@ impl Server {
         for warning in kind.ops.warnings(&*object)? {
             ctx.warn(warning);
         }
+        let write = Write {
+            operation: Operation::Create,
+            object: Some(&*object),
+            old: None,
+        };
+        self.judge(ctx, target, &write).await?;
         if self.cache.get(kind, target.namespace, &name).is_some() {
             return Ok(Written::Conflict);
         }

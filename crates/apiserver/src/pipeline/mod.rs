@@ -14,6 +14,8 @@ pub mod read;
 pub mod update;
 pub(crate) mod yaml;
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::error::About;
 use knarr_api::strategy::Part;
@@ -33,6 +35,8 @@ pub struct Ctx {
     pub dry_run: bool,
     /// For the answer's `Warning` headers.
     pub warnings: Vec<String>,
+    /// What admission says of the request to whoever keeps the audit log.
+    pub annotations: BTreeMap<String, String>,
 }
 
 impl Ctx {
@@ -45,7 +49,13 @@ impl Ctx {
             manager,
             dry_run: false,
             warnings: Vec::new(),
+            annotations: BTreeMap::new(),
         }
+    }
+
+    /// The first to say something under a key is heard.
+    pub fn annotate(&mut self, key: &str, value: &str) {
+        self.annotations.entry(key.into()).or_insert_with(|| value.into());
     }
 
     /// Warns once of each thing.

@@ -10,6 +10,7 @@ use knarr_client::Preconditions;
 use super::create::check_namespace;
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields};
 use crate::admission::Change;
+use crate::admission::extension::{Operation, Write};
 use crate::cache::Written;
 use crate::server::Server;
 
@@ -114,6 +115,9 @@ impl Server {
             target.namespace,
             Change::Update { new: &mut *new, part },
         )?;
+        new = self
+            .mutate(ctx, target, Operation::Update, new, Some(old))
+            .await?;
         kind.ops.prepare_for_update(&mut *new, old.typed(), part)?;
         let reserved = self
             .allocations
@@ -134,6 +138,12 @@ impl Server {
                 ctx.warn(warning);
             }
         }
+        let write = Write {
+            operation: Operation::Update,
+            object: Some(&*new),
+            old: Some(old),
+        };
+        self.judge(ctx, target, &write).await?;
         if self.ends_with_update(kind, &*new, old) {
             if !ctx.dry_run && matches!(self.cache.delete(old).await?, Written::Conflict) {
                 return Ok(Written::Conflict);

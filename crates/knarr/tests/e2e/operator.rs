@@ -11,7 +11,9 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace as KubeNamespace};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, PropagationPolicy};
+use kube::api::{
+    Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, PropagationPolicy,
+};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::crd::CustomResourceExt;
 use kube::runtime::controller::{Action, Controller};
@@ -70,7 +72,11 @@ async fn program(ns: &Namespace<'_>) -> Outcome {
     let client = Client::try_from(config)?;
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     definitions
-        .patch(DEFINITION, &PatchParams::apply("operator"), &Patch::Apply(Greeting::crd()))
+        .patch(
+            DEFINITION,
+            &PatchParams::apply("operator"),
+            &Patch::Apply(Greeting::crd()),
+        )
         .await?;
     let established = await_condition(definitions.clone(), DEFINITION, conditions::is_crd_established());
     timeout(LIMIT, established).await??;
@@ -96,7 +102,11 @@ async fn operate(client: Client) {
     let maps: Api<ConfigMap> = Api::all(client.clone());
     let running = Controller::new(greetings, watcher::Config::default())
         .owns(maps, watcher::Config::default())
-        .run(reconcile, |_, _, _| Action::requeue(Duration::from_millis(200)), Arc::new(client));
+        .run(
+            reconcile,
+            |_, _, _| Action::requeue(Duration::from_millis(200)),
+            Arc::new(client),
+        );
     running.for_each(|_| std::future::ready(())).await;
 }
 
@@ -181,7 +191,12 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
         let maps = maps.clone();
         move || {
             let maps = maps.clone();
-            async move { Ok(maps.list(&ListParams::default().labels(&format!("of={of}"))).await?.items) }
+            async move {
+                Ok(maps
+                    .list(&ListParams::default().labels(&format!("of={of}")))
+                    .await?
+                    .items)
+            }
         }
     };
     eventually("two copies", copies("hi"), |maps| maps.len() == 2).await?;
@@ -196,7 +211,9 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
 
     // The scale is somebody's, and what he set nobody else changes unawares.
     let scale = |n: i32| {
-        Patch::Apply(json!({"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "hi"}, "spec": {"replicas": n}}))
+        Patch::Apply(
+            json!({"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "hi"}, "spec": {"replicas": n}}),
+        )
     };
     let scaler = PatchParams::apply("scaler");
     let refused = told(greetings.patch_scale("hi", &scaler, &scale(3)).await);
@@ -204,10 +221,16 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
         &refused,
         "409 Apply failed with 1 conflict: conflict with \"unknown\" using autoscaling/v1: .spec.replicas",
     )?;
-    greetings.patch_scale("hi", &scaler.clone().force(), &scale(3)).await?;
+    greetings
+        .patch_scale("hi", &scaler.clone().force(), &scale(3))
+        .await?;
     eventually("three copies", copies("hi"), |maps| maps.len() == 3).await?;
     let config = json!({"apiVersion": "e2e.knarr.io/v1", "kind": "Greeting", "metadata": {"name": "hi"}, "spec": {"copies": 1}});
-    let refused = told(greetings.patch("hi", &PatchParams::apply("user"), &Patch::Apply(config)).await);
+    let refused = told(
+        greetings
+            .patch("hi", &PatchParams::apply("user"), &Patch::Apply(config))
+            .await,
+    );
     same(
         &refused,
         "409 Apply failed with 1 conflict: conflict with \"scaler\" with subresource \"scale\": .spec.copies",
@@ -217,7 +240,14 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
         let all = hi.metadata.managed_fields.iter().flatten();
         let of = all.filter(|e| e.subresource.as_deref().unwrap_or("") == subresource);
         let told: Vec<Value> = of
-            .map(|e| json!([e.manager, e.operation, e.api_version, e.fields_v1.as_ref().map(|f| &f.0)]))
+            .map(|e| {
+                json!([
+                    e.manager,
+                    e.operation,
+                    e.api_version,
+                    e.fields_v1.as_ref().map(|f| &f.0)
+                ])
+            })
             .collect();
         Value::from(told).to_string()
     };
