@@ -65,7 +65,7 @@ impl Api for InProcess {
         let kind = self.served(kind)?;
         let target = Target::main(kind, namespace, name);
         self.allow("get", &target)?;
-        self.server.get(&target)
+        self.server.get_now(&target).await
     }
 
     async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {

@@ -292,7 +292,7 @@ mod tests {
         let mut world = World::default();
         world.put(ending());
         let json = r#"{"metadata": {"name": "w", "namespace": "a", "uid": "u", "resourceVersion": "1"}}"#;
-        world.put_custom(crate::world::widgets(), json);
+        world.put_json(crate::world::widgets(), json);
         let actions = run(&mut world);
         assert!(
             lines(&actions).iter().any(|l| l == "delete widgets a/w"),

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::typed::Type;
+use super::typed::{Form, Type};
 use crate::custom::Schema;
 use crate::custom::schema::Additional;
 
@@ -38,10 +38,10 @@ impl<'a> Node<'a> {
     }
 
     /// The type of what stands here, if that is one form of several: this one.
-    pub fn settle(self, value: Option<&Value>) -> Type<'a> {
-        let of = match (self.schema.of.as_str(), value) {
-            ("", Some(Value::Array(_))) => "array",
-            ("", Some(Value::Object(_))) => "object",
+    pub fn settle(self, form: Form) -> Type<'a> {
+        let of = match (self.schema.of.as_str(), form) {
+            ("", Form::List) => "array",
+            ("", Form::Map) => "object",
             (of, _) => of,
         };
         match (of, self.schema.list_type.as_str()) {

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::mem;
 use std::sync::LazyLock;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
+use super::creation::fields_beyond;
 use super::reset::Reset;
 use super::set::FieldSet;
 use super::typed::{self, Comparison, Type};
@@ -132,6 +134,16 @@ pub fn is_reset(sent: Option<&[ManagedFieldsEntry]>) -> bool {
     }
 }
 
+impl Fields {
+    fn at(kind: &Kind, set: FieldSet, now: Timestamp) -> Self {
+        Fields {
+            set,
+            api_version: kind.api_version(),
+            time: Some(now),
+        }
+    }
+}
+
 impl Managed {
     /// `None` where an entry is none.
     pub fn decode(entries: &[ManagedFieldsEntry]) -> Option<Managed> {
@@ -202,8 +214,8 @@ impl Managed {
         self.0.is_empty()
     }
 
-    /// What a write other than an apply does: `by` now holds what it changed, and nobody else does. `live` is the
-    /// kind's [`blank`] where the object is new. Both are the `kind`'s JSON.
+    /// What a write other than an apply does: `by` now holds what it changed, and nobody else does. Both are
+    /// the `kind`'s JSON.
     pub fn update(
         mut self,
         kind: &'static Kind,
@@ -214,43 +226,53 @@ impl Managed {
     ) -> Managed {
         let mut differs = Versions::new(kind, live, new);
         let mut own = match differs.at(&kind.api_version()) {
-            Some(c) => c.added.union(&c.modified),
+            Some(c) => c.added.clone().union(c.modified.clone()),
             None => return self,
         };
         let reset = Reset::of(kind, &by.subresource);
-        own = reset.keep(&own).difference(&STRIPPED);
+        own = reset.keep(own).difference(&STRIPPED);
         // Worked out once for each version that somebody wrote in, which most often is one.
         let mut taken: BTreeMap<String, Option<FieldSet>> = BTreeMap::new();
         self.0.retain(|_, fields| {
             let taken = taken.entry(fields.api_version.clone()).or_insert_with(|| {
                 let c = differs.at(&fields.api_version)?;
-                let all = c.added.union(&c.modified).union(&c.removed);
-                Some(reset.keep(&all))
+                let all = c.added.clone().union(c.modified.clone()).union(c.removed.clone());
+                Some(reset.keep(all))
             });
             let Some(taken) = taken else { return false };
             if !taken.is_empty() {
-                fields.set = fields.set.difference(taken);
+                fields.set = mem::take(&mut fields.set).difference(taken);
             }
             !fields.set.is_empty()
         });
         if !own.is_empty() {
-            let set = self
-                .0
-                .get(&by)
-                .map_or_else(|| own.clone(), |had| had.set.union(&own));
-            let api_version = kind.api_version();
-            let time = Some(now);
-            self.0.insert(
-                by,
-                Fields {
-                    set,
-                    api_version,
-                    time,
-                },
-            );
+            let had = self.0.remove(&by).map(|had| had.set).unwrap_or_default();
+            self.0.insert(by, Fields::at(kind, had.union(own), now));
         }
         self.cap();
         self
+    }
+
+    /// What a creation does: `by` holds what the kind's [`blank`] object has not. `json` is the `kind`'s.
+    ///
+    /// # Errors
+    ///
+    /// Where `json` is no JSON.
+    pub fn create(
+        kind: &'static Kind,
+        json: &[u8],
+        by: ManagerId,
+        now: Timestamp,
+    ) -> Result<Managed, serde_json::Error> {
+        let mut managed = Managed::default();
+        if let Some(root) = Type::of_kind(kind) {
+            let all = fields_beyond(root, blank(kind), json)?;
+            let own = Reset::of(kind, &by.subresource).keep(all).difference(&STRIPPED);
+            if !own.is_empty() {
+                managed.0.insert(by, Fields::at(kind, own, now));
+            }
+        }
+        Ok(managed)
     }
 
     /// Makes one of the oldest updaters where there are too many.
@@ -293,7 +315,7 @@ impl Managed {
             if let Some(merged) = self.0.remove(&id)
                 && let Some(into) = self.0.get_mut(&bucket)
             {
-                into.set = into.set.union(&merged.set);
+                into.set = mem::take(&mut into.set).union(merged.set);
                 into.time = merged.time;
                 count -= 1;
             }
@@ -323,7 +345,7 @@ impl Managed {
         }
         let reset = Reset::of(kind, &by.subresource);
         let merged = typed::merge(root, live, config);
-        let set = reset.keep(&typed::fields_of(root, config));
+        let set = reset.keep(typed::fields_of(root, config));
         let had = self.0.remove(&by);
         let time = had.as_ref().and_then(|h| h.time);
         let mine = Fields {
@@ -345,9 +367,9 @@ impl Managed {
                 lost.push(id.clone());
                 continue;
             };
-            let changed = reset.keep(&c.modified.union(&c.added));
+            let changed = reset.keep(c.modified.clone().union(c.added.clone()));
             let conflict = fields.set.intersection(&changed);
-            taken.insert(id.clone(), conflict.union(&reset.keep(&c.removed)));
+            taken.insert(id.clone(), conflict.clone().union(reset.keep(c.removed.clone())));
             if !conflict.is_empty() {
                 conflicts.insert(id.clone(), conflict);
             }
@@ -360,12 +382,12 @@ impl Managed {
         }
         for (id, taken) in taken {
             if let Some(fields) = self.0.get_mut(&id) {
-                fields.set = fields.set.difference(&taken);
+                fields.set = mem::take(&mut fields.set).difference(&taken);
             }
         }
         let object = (new != *live).then_some(new);
         if let Some(mine) = self.0.get_mut(&by) {
-            mine.set = mine.set.difference(&STRIPPED);
+            mine.set = mem::take(&mut mine.set).difference(&STRIPPED);
             if object.is_some() {
                 mine.time = Some(now);
             }
@@ -391,7 +413,7 @@ impl Managed {
         let mut versions: BTreeMap<&str, FieldSet> = BTreeMap::new();
         for fields in self.0.values() {
             let all = versions.entry(&fields.api_version).or_default();
-            *all = all.union(&fields.set);
+            *all = mem::take(all).union(fields.set.clone());
         }
         for (version, held) in versions {
             let Some((kind_then, merged)) = at_version(at_kind, &merged_then, version) else {
@@ -404,7 +426,7 @@ impl Managed {
                 continue;
             };
             let named = |set: &FieldSet| typed::with_named_fields(root, set);
-            let keep = named(&typed::fields_of(root, &there)).union(&named(&held));
+            let keep = named(&typed::fields_of(root, &there)).union(named(&held));
             let gone = named(&typed::fields_of(root, &merged)).difference(&keep);
             let kept = typed::remove(root, &merged, &gone);
             if let Some((_, kept)) = at_version(kind_then, &kept, &had.api_version) {

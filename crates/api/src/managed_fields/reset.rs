@@ -57,13 +57,13 @@ impl Reset {
     }
 
     /// What of the set counts.
-    pub fn keep(&self, set: &FieldSet) -> FieldSet {
+    pub fn keep(&self, set: FieldSet) -> FieldSet {
         match self {
             Reset::But(fields) => set.recursive_difference(fields),
             Reset::Only(paths) => paths
                 .iter()
-                .map(|path| below(set, path))
-                .fold(FieldSet::default(), |all, one| all.union(&one)),
+                .map(|path| below(&set, path))
+                .fold(FieldSet::default(), FieldSet::union),
         }
     }
 }
@@ -76,7 +76,7 @@ fn below(set: &FieldSet, path: &[&str]) -> FieldSet {
     let mut out = FieldSet::default();
     for (element, own, behind) in set.children() {
         if *first == "*" || *first == element {
-            out.add(element, own, below(&behind, rest));
+            out.add(element.clone(), own, below(&behind, rest));
         }
     }
     out
@@ -124,7 +124,7 @@ mod tests {
             ),
             (&registry::VOLUME_ATTACHMENT, "status", ".status.phase"),
         ] {
-            let mut found = Reset::of(kind, subresource).keep(&set).paths();
+            let mut found = Reset::of(kind, subresource).keep(set.clone()).paths();
             found.sort();
             assert_eq!(found.join(" "), kept, "{kind:?} {subresource}");
         }

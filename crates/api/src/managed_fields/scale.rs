@@ -73,7 +73,10 @@ impl Managed {
                     holders.remove(&kept);
                 }
                 // Somebody else has taken it.
-                None => fields.set = fields.set.difference(&FieldSet::default().with(&path)),
+                None => {
+                    let set = std::mem::take(&mut fields.set);
+                    fields.set = set.difference(&FieldSet::default().with(&path));
+                }
             }
             !fields.set.is_empty()
         });

@@ -1,6 +1,8 @@
 //! What a kubelet may do: read what its pods use, write its own node, lease and pods' status, report events.
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use knarr_api::kinds::persistent_volume::LOCAL_NODE;
 use knarr_api::{k8s_openapi, registry};
 
 use super::Attributes;
@@ -41,13 +43,18 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
         ("", "secrets", "") => {
             reads && !r.name.is_empty() && any_pod(cache, node, r.namespace, |s| uses(s, "secret", r.name))
         }
-        ("", "persistentvolumeclaims" | "persistentvolumes", "") => r.verb == "get",
+        ("", "persistentvolumes", "") if r.verb == "update" => is_directory_of(cache, node, r.name),
+        ("", "persistentvolumes", "") => reads,
+        ("", "persistentvolumeclaims", "") => r.verb == "get",
         ("coordination.k8s.io", "leases", "") => {
             r.namespace == "kube-node-lease"
                 && (r.verb == "create"
                     || (["get", "update", "patch", "delete"].contains(&r.verb) && r.name == node))
         }
         ("storage.k8s.io", "csinodes", "") => r.verb == "create" || r.name == node,
+        ("storage.k8s.io", "volumeattachments", "") if r.verb == "update" => {
+            is_attached_to(cache, node, r.name)
+        }
         ("storage.k8s.io", "volumeattachments" | "csidrivers", "")
         | ("node.k8s.io", "runtimeclasses", "") => reads,
         ("certificates.k8s.io", "certificatesigningrequests", "") => reads || r.verb == "create",
@@ -61,6 +68,21 @@ fn is_on(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool {
     cache
         .get(&registry::POD, namespace, name)
         .is_some_and(|o| o.get::<Pod>().and_then(|p| p.spec.as_ref()?.node_name.as_deref()) == Some(node))
+}
+
+/// Whether the volume is one that the node makes and removes itself.
+fn is_directory_of(cache: &Cache, node: &str, volume: &str) -> bool {
+    let volume = cache.get(&registry::PERSISTENT_VOLUME, "", volume);
+    volume.is_some_and(|v| {
+        let labels = v.metadata().labels.as_ref();
+        labels.and_then(|l| l.get(LOCAL_NODE)).is_some_and(|n| n == node)
+    })
+}
+
+fn is_attached_to(cache: &Cache, node: &str, attachment: &str) -> bool {
+    let attachment = cache.get(&registry::VOLUME_ATTACHMENT, "", attachment);
+    let node_of = |o: &knarr_api::Object| Some(o.get::<VolumeAttachment>()?.spec.node_name.clone());
+    attachment.and_then(|a| node_of(&a)).as_deref() == Some(node)
 }
 
 fn any_pod(cache: &Cache, node: &str, namespace: &str, wanted: impl Fn(&PodSpec) -> bool) -> bool {

@@ -271,7 +271,7 @@ impl Server {
             "# TYPE knarr_cache_revision gauge\nknarr_cache_revision {}\n",
             self.cache.revision()
         );
-        out
+        out + &self.metrics.others()
     }
 }
 

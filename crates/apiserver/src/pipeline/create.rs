@@ -6,8 +6,7 @@ use knarr_api::field::{self, Errors};
 use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry};
 
 use super::{Ctx, Target, managed_fields};
-use crate::admission::Change;
-use crate::admission::extension::{Operation, Write};
+use crate::admission::{Attributes, Operation, extension};
 use crate::cache::Written;
 use crate::keys::stored_kind;
 use crate::seams;
@@ -51,7 +50,15 @@ impl Server {
             .filter(|g| !g.is_empty() && meta.name.as_deref().unwrap_or("").is_empty());
         served.ops.set_defaults(&mut *object)?;
         managed_fields::track(ctx, target, None, &mut *object)?;
-        let object = convert::typed(served, stored_kind(served), object)?;
+        let mut object = convert::typed(served, stored_kind(served), object)?;
+        let attributes = Attributes {
+            target,
+            operation: Operation::Create,
+            old: None,
+        };
+        self.admit(ctx, &attributes, &mut *object)?;
+        let create = extension::Operation::Create;
+        let object = self.mutate(ctx, target, create, object, None).await?;
 
         let Some(prefix) = generate else {
             let name = object.metadata().name.clone().unwrap_or_default();
@@ -79,8 +86,6 @@ impl Server {
     ) -> Result<Written<Arc<Object>>, Error> {
         let served = target.kind;
         let kind = stored_kind(served);
-        self.admit(ctx, served, target.namespace, Change::Create(&mut *object))?;
-        object = self.mutate(ctx, target, Operation::Create, object, None).await?;
         kind.ops.prepare_for_create(&mut *object)?;
         let reserved = self.allocations.for_create(kind, &mut *object, &self.cache)?;
         let name = object.metadata().name.clone().unwrap_or_default();
@@ -101,21 +106,27 @@ impl Server {
         for warning in kind.ops.warnings(&*object)? {
             ctx.warn(warning);
         }
-        let write = Write {
-            operation: Operation::Create,
+        let write = extension::Write {
+            operation: extension::Operation::Create,
             object: Some(&*object),
             old: None,
         };
         self.judge(ctx, target, &write).await?;
+        let attributes = Attributes {
+            target,
+            operation: Operation::Create,
+            old: None,
+        };
+        let charged = self.validate(ctx, &attributes, &*object).await?;
         if self.cache.get(kind, target.namespace, &name).is_some() {
-            return Ok(Written::Conflict);
+            return self.settle(charged, Ok(Written::Conflict)).await;
         }
         if ctx.dry_run {
             return Ok(Written::Done(Arc::new(Object::from_typed(kind, object))));
         }
         let written = self.cache.put(kind, object, 0).await;
         drop(reserved);
-        written
+        self.settle(charged, written).await
     }
 }
 

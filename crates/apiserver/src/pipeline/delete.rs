@@ -12,7 +12,6 @@ use knarr_client::{DeleteOptions, Propagation};
 use super::read::{ListQuery, Listed, invalid_options};
 use super::update::check_preconditions;
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS};
-use crate::admission::Change;
 use crate::cache::Written;
 use crate::custom;
 use crate::seams;
@@ -71,8 +70,8 @@ impl Server {
                 .get(target.kind, target.namespace, target.name)
                 .ok_or_else(|| Error::not_found(target.about()))?;
             check_preconditions(target.kind, &request.options.preconditions, &object)?;
-            self.admit(ctx, target.kind, target.namespace, Change::Delete(&object))?;
-            self.admit_deletion(ctx, target, &object).await?;
+            self.admit_deletion(target, &object)?;
+            self.judge_deletion(ctx, target, &object).await?;
             if let Some(mut done) = self.delete_once(ctx, &object, request).await? {
                 done.object = convert::object(&done.object, target.kind)?;
                 return Ok(done);

@@ -35,8 +35,8 @@ pub struct Ctx {
     pub dry_run: bool,
     /// For the answer's `Warning` headers.
     pub warnings: Vec<String>,
-    /// What admission says of the request to whoever keeps the audit log.
-    pub annotations: BTreeMap<String, String>,
+    /// What plugins note for the audit log, by the annotation's key.
+    pub audit_annotations: BTreeMap<String, String>,
 }
 
 impl Ctx {
@@ -49,13 +49,13 @@ impl Ctx {
             manager,
             dry_run: false,
             warnings: Vec::new(),
-            annotations: BTreeMap::new(),
+            audit_annotations: BTreeMap::new(),
         }
     }
 
-    /// The first to say something under a key is heard.
-    pub fn annotate(&mut self, key: &str, value: &str) {
-        self.annotations.entry(key.into()).or_insert_with(|| value.into());
+    /// Notes something for the audit log.
+    pub fn note(&mut self, key: impl Into<String>, value: &str) {
+        self.audit_annotations.insert(key.into(), value.to_string());
     }
 
     /// Warns once of each thing.

@@ -9,8 +9,7 @@ use knarr_client::Preconditions;
 
 use super::create::check_namespace;
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields};
-use crate::admission::Change;
-use crate::admission::extension::{Operation, Write};
+use crate::admission::{Attributes, Operation, extension};
 use crate::cache::Written;
 use crate::server::Server;
 
@@ -109,15 +108,14 @@ impl Server {
         let mut new = convert::typed(served, kind, new)?;
         carry_over(&mut *new, old);
         new.metadata_mut().resource_version = old.metadata().resource_version.clone();
-        self.admit(
-            ctx,
-            served,
-            target.namespace,
-            Change::Update { new: &mut *new, part },
-        )?;
-        new = self
-            .mutate(ctx, target, Operation::Update, new, Some(old))
-            .await?;
+        let attributes = Attributes {
+            target,
+            operation: Operation::Update,
+            old: Some(old),
+        };
+        self.admit(ctx, &attributes, &mut *new)?;
+        let update = extension::Operation::Update;
+        new = self.mutate(ctx, target, update, new, Some(old)).await?;
         kind.ops.prepare_for_update(&mut *new, old.typed(), part)?;
         let reserved = self
             .allocations
@@ -138,12 +136,13 @@ impl Server {
                 ctx.warn(warning);
             }
         }
-        let write = Write {
-            operation: Operation::Update,
+        let write = extension::Write {
+            operation: extension::Operation::Update,
             object: Some(&*new),
             old: Some(old),
         };
         self.judge(ctx, target, &write).await?;
+        let charged = self.validate(ctx, &attributes, &*new).await?;
         if self.ends_with_update(kind, &*new, old) {
             if !ctx.dry_run && matches!(self.cache.delete(old).await?, Written::Conflict) {
                 return Ok(Written::Conflict);
@@ -156,9 +155,9 @@ impl Server {
         if self.changes_nothing(old, &mut *new) {
             return Ok(Written::Done(old.clone()));
         }
-        let written = self.cache.put(kind, new, old.revision()).await?;
+        let written = self.cache.put(kind, new, old.revision()).await;
         drop(reserved);
-        match written {
+        match self.settle(charged, written).await? {
             Written::Conflict if conditional => Err(Error::conflict(target.about(), MODIFIED)),
             other => Ok(other),
         }

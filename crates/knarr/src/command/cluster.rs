@@ -115,9 +115,12 @@ impl ControlPlane {
             "system:kube-controller-manager",
             ["system:masters", "system:authenticated"],
         );
+        let control = control_config(config, pki.ca_pem());
+        let metrics = control.metrics.clone();
+        server.show_metrics(move || metrics.text());
         tasks.spawn(knarr_control::run(
             components,
-            control_config(config, pki.ca_pem()),
+            control,
             Arc::new(SystemClock),
             cancel.clone(),
         ));
@@ -185,8 +188,11 @@ fn control_config(config: &Config, ca_pem: &str) -> knarr_control::Config {
         scheduler: config.scheduler.clone(),
         controllers: ControllersConfig {
             root_ca: Some(ca_pem.into()),
+            node_lifecycle: config.node_lifecycle,
             ..ControllersConfig::default()
         },
+        fence_agents: Some(config.fence_agents_dir.clone()),
+        metrics: Default::default(),
         identity: shared.then(identity),
     }
 }

@@ -100,7 +100,7 @@ impl Server {
     }
 
     /// The same for a deletion, which nobody can change, but be told of.
-    pub(crate) async fn admit_deletion(
+    pub(crate) async fn judge_deletion(
         &self,
         ctx: &mut Ctx,
         target: &Target<'_>,

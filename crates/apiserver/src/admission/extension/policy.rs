@@ -247,7 +247,7 @@ impl Server {
                                 "Audit" => {
                                     let told = json!([{"message": denial.message, "policy": name, "binding": bound.name(),
                                         "expressionIndex": denial.index, "validationActions": binding.spec.validation_actions}]);
-                                    ctx.annotate(
+                                    ctx.note(
                                         "validation.policy.admission.k8s.io/validation_failure",
                                         &told.to_string(),
                                     );
@@ -273,7 +273,7 @@ impl Server {
                 }
             }
             for (key, values) in annotations {
-                ctx.annotate(&format!("{name}/{key}"), &values.join(", "));
+                ctx.note(format!("{name}/{key}"), &values.join(", "));
             }
         }
         match denied.into_iter().next() {

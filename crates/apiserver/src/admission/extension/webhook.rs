@@ -282,7 +282,7 @@ impl Passed {
             ctx.warn(warning.as_str());
         }
         for (key, value) in &self.annotations {
-            ctx.annotate(&format!("{}/{key}", hook.name), value);
+            ctx.note(format!("{}/{key}", hook.name), value);
         }
     }
 }
