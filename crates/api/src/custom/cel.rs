@@ -416,7 +416,7 @@ mod tests {
             ),
             (
                 "has(oldSelf.status)",
-                "compilation failed: ERROR: <input>:1:12: undefined field 'status'\n | has(oldSelf.status)\n | ...........^",
+                "compilation failed: ERROR: <input>:1:4: undefined field 'status'\n | has(oldSelf.status)\n | ...^",
             ),
             (
                 "size(self.metadata.labels) > 0",
