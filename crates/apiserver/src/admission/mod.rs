@@ -7,6 +7,7 @@
 mod certificates;
 mod default_class;
 mod default_toleration_seconds;
+pub(crate) mod extension;
 mod limit_ranger;
 mod mountable_secrets;
 mod namespace_lifecycle;

@@ -5,7 +5,7 @@ pub mod answer;
 pub mod body;
 pub mod query;
 pub(crate) mod raw;
-mod resource;
+pub(crate) mod resource;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -15,6 +15,7 @@ mod kubectl;
 mod kubectl_streams;
 mod mistakes;
 mod node;
+mod operator;
 mod python;
 mod safety;
 
@@ -52,7 +53,8 @@ fn main() -> ExitCode {
         .chain(python::SCENARIOS)
         .chain(golden_life::SCENARIOS)
         .chain(kube_rs::SCENARIOS)
-        .chain(safety::SCENARIOS);
+        .chain(safety::SCENARIOS)
+        .chain(operator::SCENARIOS);
     for (name, run) in scenarios {
         let cluster = shared.clone();
         trials.push(Trial::test(*name, move || match cluster {
