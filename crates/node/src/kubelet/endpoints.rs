@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 /// What proxies need, after they were told, to change the kernel's tables.
-const PROXIES_NEED: Duration = Duration::from_millis(100);
+const PROXIES_NEED: Duration = Duration::from_millis(50);
 
 /// The slices of the cluster, and a bell that rings when one changes.
 pub(super) struct Endpoints {

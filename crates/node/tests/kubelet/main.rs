@@ -342,7 +342,7 @@ async fn l3_a_pod_marked_as_lost_with_its_node_is_ready_again_when_the_node_was_
         sleep(Duration::from_secs(2)).await;
     }
     assert_eq!(
-        ready(&*world.api.get_as::<Pod>("default", "a").await.unwrap()),
+        ready(&world.api.get_as::<Pod>("default", "a").await.unwrap()),
         "True"
     );
 }
