@@ -132,16 +132,18 @@ async fn follow(mut stream: WatchStream, store: &Store, after: &mut Option<u64>)
 /// The stores of one process, one a kind, each begun when first asked for. All of them end with this value.
 pub struct Caches {
     api: Arc<dyn Api>,
-    stores: Mutex<BTreeMap<usize, Arc<Store>>>,
+    stores: Mutex<BTreeMap<Place, Arc<Store>>>,
     informers: Mutex<JoinSet<()>>,
 }
 
-/// Kinds are compared by address; their place in the registry gives them an order.
-fn place(kind: &'static Kind) -> usize {
-    registry::ALL
-        .iter()
-        .position(|k| *k == kind)
-        .unwrap_or(usize::MAX)
+/// Kinds are compared by address; their place in the registry gives them an order, and those that are not in it (custom
+/// kinds, of which there is one a version of a plural) come after, by their names.
+type Place = (usize, &'static str, &'static str, &'static str);
+
+fn place(kind: &'static Kind) -> Place {
+    let registered = registry::ALL.iter().position(|k| *k == kind);
+    let at = registered.unwrap_or(usize::MAX);
+    (at, kind.group, kind.plural, kind.version)
 }
 
 impl Caches {
