@@ -34,6 +34,10 @@ impl Controller for ResourceQuotas {
         quota::built_in().collect()
     }
 
+    fn watches_custom_kinds(&self) -> bool {
+        true
+    }
+
     fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
         let mut keys = Vec::new();
         if let (Some(key), Some(new)) = (changed.key_of(&RESOURCE_QUOTA), changed.new)
@@ -80,7 +84,8 @@ impl Controller for ResourceQuotas {
         let status = quota.status.clone().unwrap_or_default();
         let before = amounts(status.used.as_ref());
         let list = |kind: &'static Kind| context.view.list(kind, &key.namespace);
-        let counted = quota::used(&quota, quota::built_in(), list, context.now);
+        let kinds = quota::built_in().chain(context.view.custom_kinds());
+        let counted = quota::used(&quota, kinds, list, context.now);
         let unknown = |name: &String| name.starts_with("count/") && !counted.contains_key(name);
         let wait = if hard.keys().any(unknown) { UNKNOWN } else { RESYNC };
         let resync = Action::RequeueAfter(wait);

@@ -122,6 +122,7 @@ impl Server {
             }
             (Operation::Update, "") => {
                 if let Some(pod) = object.as_any_mut().downcast_mut::<Pod>() {
+                    priority::keep(attributes, pod);
                     default_toleration_seconds::admit(pod);
                 }
             }

@@ -221,6 +221,15 @@ async fn what_a_namespace_enforces_is_refused_and_what_it_warns_of_is_told() {
         warned.warnings,
         ["would violate PodSecurity \"baseline:latest\": host namespaces (hostNetwork=true)"]
     );
+    // Who replaces a pod need not repeat its priority.
+    let replaced = c
+        .update(&POD, ("default", "host", ""), |p| {
+            let spec = p["spec"].as_object_mut().unwrap();
+            spec.remove("priority");
+            spec.remove("preemptionPolicy");
+        })
+        .await;
+    assert_eq!(replaced.json()["spec"]["priority"], 0);
     // What was let in before stays as it is, but gets no other image.
     let touched = c
         .update(&POD, ("default", "host", ""), |p| {
