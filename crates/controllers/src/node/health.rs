@@ -89,7 +89,7 @@ impl Sweep for NodeHealth {
         let mut lists = self.announce(&nodes);
         self.seen
             .retain(|name, _| view.get(&registry::NODE, "", name).is_some());
-        let mut looked: Vec<(Timestamp, &Shared<Node>, Option<Vec<Action>>)> = nodes
+        let mut looked: Vec<_> = nodes
             .iter()
             .map(|node| {
                 let (since, actions) = self.look(view, node, now);
