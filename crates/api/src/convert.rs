@@ -36,6 +36,18 @@ pub fn typed(from: &Kind, to: &Kind, object: Box<dyn AnyObject>) -> Result<Box<d
     })
 }
 
+/// JSON of `from` as `to` has it; `None` where it is none.
+pub fn json(from: &'static Kind, to: &'static Kind, value: &serde_json::Value) -> Option<serde_json::Value> {
+    if from == to {
+        return Some(value.clone());
+    }
+    let text = serde_json::to_vec(value).ok()?;
+    let object = from.ops.decode(&text).ok()?.object;
+    let mut out = Vec::new();
+    typed(from, to, object).ok()?.encode_into(&mut out);
+    serde_json::from_slice(&out).ok()
+}
+
 fn take<T: 'static>(object: Box<dyn AnyObject>) -> Result<T, Error> {
     let any: Box<dyn Any> = object.into_any();
     any.downcast()

@@ -4,6 +4,8 @@
 //! This crate is pure: no IO, no clock, no randomness. Time and names that need chance are handed in.
 //! What belongs to one kind stands in one file under [`kinds`]; [`registry`] lists them all.
 
+pub mod admission;
+pub mod cel;
 pub mod codec;
 pub mod convert;
 pub mod custom;

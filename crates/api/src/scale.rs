@@ -10,9 +10,27 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
 use crate::custom::CustomObject;
 use crate::field::{Errors, Path};
-use crate::kind::Kind;
+use crate::kind::{Kind, Scope};
 use crate::object::{AnyObject, Object};
-use crate::table;
+use crate::strategy::{Of, Strategy};
+
+/// The kind that scales are of. No objects of it are kept, so it is none of the registry's.
+pub static SCALE: Kind = Kind {
+    group: "autoscaling",
+    version: "v1",
+    kind: "Scale",
+    plural: "scales",
+    singular: "scale",
+    scope: Scope::Namespaced,
+    short_names: &[],
+    categories: &[],
+    verbs: &[],
+    subresources: &[],
+    stored_as: None,
+    ops: &Of::<Scale>::new(),
+};
+
+impl Strategy for Scale {}
 
 /// The object's scale; `None` for kinds that have none.
 pub fn get(kind: &Kind, object: &Object) -> Option<Scale> {
@@ -79,12 +97,35 @@ pub fn made(meta: &ObjectMeta, wanted: Option<i32>, current: Option<i32>, select
 }
 
 fn selected(selector: Option<&LabelSelector>) -> String {
-    selector.map(table::selector_text).unwrap_or_default()
+    selector.map(text).unwrap_or_default()
 }
 
 fn of_map(selector: &BTreeMap<String, String>) -> String {
     let pairs: Vec<String> = selector.iter().map(|(k, v)| format!("{k}={v}")).collect();
     pairs.join(",")
+}
+
+/// A selector in the query string's syntax, its requirements sorted by key.
+fn text(selector: &LabelSelector) -> String {
+    let mut terms: Vec<(String, String)> = Vec::new();
+    for (key, value) in selector.match_labels.iter().flatten() {
+        terms.push((key.clone(), format!("{key}={value}")));
+    }
+    for e in selector.match_expressions.iter().flatten() {
+        let mut values = e.values.clone().unwrap_or_default();
+        values.sort();
+        let key = &e.key;
+        let term = match e.operator.as_str() {
+            "In" => format!("{key} in ({})", values.join(",")),
+            "NotIn" => format!("{key} notin ({})", values.join(",")),
+            "Exists" => key.clone(),
+            "DoesNotExist" => format!("!{key}"),
+            _ => continue,
+        };
+        terms.push((key.clone(), term));
+    }
+    terms.sort();
+    terms.into_iter().map(|(_, t)| t).collect::<Vec<_>>().join(",")
 }
 
 /// Writes the number of replicas; false for kinds that have no scale. What follows is an update of the object
@@ -128,6 +169,8 @@ pub fn validate(scale: &Scale) -> Errors {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement;
+
     use super::*;
     use crate::registry;
 
@@ -171,5 +214,22 @@ mod tests {
             .object;
         assert!(!set(kind, &mut *typed, 1));
         assert!(get(kind, &Object::from_typed(kind, typed)).is_none());
+    }
+
+    #[test]
+    fn a_selector_is_written_as_the_query_string_has_it() {
+        let expression = |key: &str, operator: &str, values: &[&str]| LabelSelectorRequirement {
+            key: key.into(),
+            operator: operator.into(),
+            values: Some(values.iter().map(ToString::to_string).collect()),
+        };
+        let selector = LabelSelector {
+            match_labels: Some([("b".to_string(), "1".to_string())].into()),
+            match_expressions: Some(vec![
+                expression("a", "In", &["y", "x"]),
+                expression("c", "DoesNotExist", &[]),
+            ]),
+        };
+        assert_eq!(text(&selector), "a in (x,y),b=1,!c");
     }
 }

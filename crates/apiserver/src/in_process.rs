@@ -14,7 +14,7 @@ use crate::pipeline::decode::FieldValidation;
 use crate::pipeline::delete::DeleteRequest;
 use crate::pipeline::patch::PatchBody;
 use crate::pipeline::read::ListQuery;
-use crate::pipeline::{Ctx, Target};
+use crate::pipeline::{Ctx, Target, not_served};
 use crate::server::Server;
 use crate::user::User;
 use crate::watch::Item;
@@ -27,6 +27,17 @@ pub(crate) struct InProcess {
 impl InProcess {
     fn ctx(&self) -> Ctx {
         Ctx::new(self.user.clone(), self.server.clock.now())
+    }
+
+    /// Components know the kinds that users brought by name only; this is the one that is served.
+    fn served(&self, kind: &'static Kind) -> Result<&'static Kind> {
+        if kind.ops.custom().is_none() {
+            return Ok(kind);
+        }
+        let served = self.server.cache.served();
+        served
+            .by_resource(kind.group, kind.version, kind.plural)
+            .ok_or_else(not_served)
     }
 
     fn allow(&self, verb: &str, target: &Target<'_>) -> Result<()> {
@@ -51,12 +62,14 @@ impl InProcess {
 #[async_trait]
 impl Api for InProcess {
     async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
+        let kind = self.served(kind)?;
         let target = Target::main(kind, namespace, name);
         self.allow("get", &target)?;
         self.server.get_now(&target).await
     }
 
     async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
+        let kind = self.served(kind)?;
         self.allow("list", &Target::main(kind, &options.namespace, ""))?;
         let query = ListQuery {
             label_selector: options.label_selector,
@@ -74,6 +87,7 @@ impl Api for InProcess {
     }
 
     async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
+        let kind = self.served(kind)?;
         self.allow("watch", &Target::main(kind, &options.namespace, ""))?;
         let query = ListQuery {
             label_selector: options.label_selector,
@@ -81,6 +95,9 @@ impl Api for InProcess {
             ..ListQuery::default()
         };
         let filter = self.server.filter(kind, &options.namespace, &query)?;
+        if options.after.is_none() {
+            self.server.catch_up().await?;
+        }
         let watcher = self.server.follow(filter, options.after)?;
         // The state there was is closed by a bookmark.
         let bookmark = options.after.is_none().then(|| watcher.revision());
@@ -116,6 +133,7 @@ impl Api for InProcess {
     }
 
     async fn create(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
+        let kind = self.served(kind)?;
         let namespace = object.metadata().namespace.clone().unwrap_or_default();
         let target = Target::main(kind, &namespace, "");
         self.allow("create", &target)?;
@@ -128,6 +146,7 @@ impl Api for InProcess {
         object: Box<dyn AnyObject>,
         subresource: &str,
     ) -> Result<Arc<Object>> {
+        let kind = self.served(kind)?;
         let meta = object.metadata();
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
@@ -147,6 +166,7 @@ impl Api for InProcess {
         subresource: &str,
         patch: Patch,
     ) -> Result<Arc<Object>> {
+        let kind = self.served(kind)?;
         let target = Target {
             subresource,
             ..Target::main(kind, namespace, name)
@@ -165,6 +185,7 @@ impl Api for InProcess {
         name: &str,
         options: DeleteOptions,
     ) -> Result<Arc<Object>> {
+        let kind = self.served(kind)?;
         let target = Target::main(kind, namespace, name);
         self.allow("delete", &target)?;
         let request = DeleteRequest {
@@ -186,6 +207,7 @@ impl Api for InProcess {
         subresource: &str,
         body: serde_json::Value,
     ) -> Result<serde_json::Value> {
+        let kind = self.served(kind)?;
         let target = Target {
             subresource,
             ..Target::main(kind, namespace, name)

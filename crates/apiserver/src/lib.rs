@@ -21,6 +21,7 @@ mod metrics;
 pub mod pipeline;
 pub mod pki;
 pub mod request;
+mod resource_metrics;
 pub mod seams;
 mod server;
 mod subresource;

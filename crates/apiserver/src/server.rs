@@ -106,6 +106,7 @@ pub struct Server {
     pub(crate) tokens: Tokens,
     pub(crate) static_tokens: StaticTokens,
     pub(crate) metrics: Metrics,
+    pub(crate) policies: crate::admission::extension::Policies,
     /// Kept as long as what is served does not change, which the number counts.
     pub(crate) documents: Mutex<(u64, HashMap<String, Arc<Document>>)>,
     /// Ends the cache's feed when the server goes.
@@ -142,6 +143,7 @@ impl Server {
             cache,
             tokens,
             static_tokens,
+            policies: Default::default(),
             metrics: Metrics::default(),
             documents: Mutex::default(),
             _feed: feed,

@@ -75,6 +75,9 @@ impl Server {
             })?,
         };
         let initial = query.send_initial_events == Some(true);
+        if list.resource_version.is_empty() {
+            self.catch_up().await?;
+        }
         if initial {
             self.wait_for_revision(version).await?;
         }
@@ -175,7 +178,8 @@ impl Watcher {
                 }
                 () = end => return None,
                 () = tick => {
-                    let revision = self.cache.revision();
+                    // A server that lags behind the one that was asked before takes nobody back.
+                    let revision = self.cache.revision().max(self.after);
                     // The cache hands out changes before it advances: with none waiting, all up to here were told.
                     match self.changes.try_recv() {
                         Ok(change) => self.missed.push_back(change),

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
+#[path = "in_process/admission.rs"]
+mod admission;
 #[path = "in_process/custom.rs"]
 mod custom;
 #[path = "in_process/quota.rs"]

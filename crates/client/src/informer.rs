@@ -9,12 +9,13 @@ use futures::StreamExt;
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Error, Kind, ObjectKey};
 use parking_lot::Mutex;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use crate::api::{Api, WatchEvent, WatchOptions, WatchStream};
 use crate::cache::{Cache, Index, NODE_NAME, Store};
+use crate::custom_kinds::CustomKinds;
 use crate::workqueue::Backoff;
 
 /// Waits between two attempts to reach the API.
@@ -132,16 +133,26 @@ async fn follow(mut stream: WatchStream, store: &Store, after: &mut Option<u64>)
 /// The stores of one process, one a kind, each begun when first asked for. All of them end with this value.
 pub struct Caches {
     api: Arc<dyn Api>,
-    stores: Mutex<BTreeMap<usize, Arc<Store>>>,
+    stores: Mutex<BTreeMap<Place, Kept>>,
     informers: Mutex<JoinSet<()>>,
+    pub(crate) custom: CustomKinds,
 }
 
-/// Kinds are compared by address; their place in the registry gives them an order.
-fn place(kind: &'static Kind) -> usize {
-    registry::ALL
-        .iter()
-        .position(|k| *k == kind)
-        .unwrap_or(usize::MAX)
+/// A store and what keeps it.
+struct Kept {
+    store: Arc<Store>,
+    tasks: [AbortHandle; 2],
+}
+
+/// Kinds are compared by address; their place in the registry gives them an order, and behind all of it their names to
+/// those that users brought.
+type Place = (usize, &'static str, &'static str);
+
+fn place(kind: &'static Kind) -> Place {
+    match registry::ALL.iter().position(|k| *k == kind) {
+        Some(at) => (at, "", ""),
+        None => (usize::MAX, kind.group, kind.plural),
+    }
 }
 
 impl Caches {
@@ -150,22 +161,44 @@ impl Caches {
             api,
             stores: Mutex::default(),
             informers: Mutex::default(),
+            custom: CustomKinds::default(),
         }
     }
 
     /// The store of this kind; begins to fill it if nobody has asked before. Needs a tokio runtime.
     pub fn store(&self, kind: &'static Kind) -> Arc<Store> {
         let mut stores = self.stores.lock();
-        let store = stores.entry(place(kind)).or_insert_with(|| {
+        let kept = stores.entry(place(kind)).or_insert_with(|| {
             let indexes: &[Index] = if kind == &registry::POD { &[NODE_NAME] } else { &[] };
             let store = Arc::new(Store::new(kind, indexes));
             let informer = run(self.api.clone(), kind, Scope::default(), store.clone());
             let mut tasks = self.informers.lock();
-            tasks.spawn(informer);
-            tasks.spawn(keep_slim(store.clone()));
-            store
+            // Tasks that were aborted are collected here, where new ones come.
+            while tasks.try_join_next().is_some() {}
+            let tasks = [tasks.spawn(informer), tasks.spawn(keep_slim(store.clone()))];
+            Kept { store, tasks }
         });
-        store.clone()
+        kept.store.clone()
+    }
+
+    /// The store of this kind, if it is kept.
+    pub fn existing(&self, kind: &'static Kind) -> Option<Arc<Store>> {
+        self.stores
+            .lock()
+            .get(&place(kind))
+            .map(|kept| kept.store.clone())
+    }
+
+    /// Ends the store of a kind. If its objects have gone, too, its subscribers are told so.
+    pub(crate) fn forget(&self, kind: &'static Kind, objects_too: bool) {
+        let Some(kept) = self.stores.lock().remove(&place(kind)) else {
+            return;
+        };
+        kept.tasks.iter().for_each(AbortHandle::abort);
+        if objects_too {
+            kept.store.retain(&BTreeSet::new());
+        }
+        kept.store.unsubscribe_all();
     }
 
     /// The same, typed.
@@ -178,7 +211,7 @@ impl Caches {
 
     /// Waits until every store that was asked for has its first full picture.
     pub async fn synced(&self) {
-        let stores: Vec<_> = self.stores.lock().values().cloned().collect();
+        let stores: Vec<_> = self.stores.lock().values().map(|k| k.store.clone()).collect();
         for store in stores {
             store.synced().await;
         }
@@ -187,9 +220,10 @@ impl Caches {
     /// Ends all informers and forgets all subscribers.
     pub fn stop(&self) {
         self.informers.lock().abort_all();
-        for store in self.stores.lock().values() {
-            store.unsubscribe_all();
+        for kept in self.stores.lock().values() {
+            kept.store.unsubscribe_all();
         }
+        self.custom.stop();
     }
 }
 

@@ -6,6 +6,7 @@
 pub mod api;
 pub mod cache;
 pub mod clock;
+pub mod custom_kinds;
 pub mod events;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use knarr_api::{AnyObject, k8s_openapi, registry};
+use knarr_client::custom_kinds::kind_of;
 use knarr_client::{
     Api, DeleteOptions, Error, EventRecorder, EventType, Kind, ListOptions, ObjectKey, Preconditions,
     Propagation, Result,
@@ -287,22 +288,40 @@ impl Executor {
                     ))),
                 }
             }
-            Fact::NoneLeft { kind, namespace } => {
-                let failure = failure(Verb::Require, kind, "");
-                let options = ListOptions {
-                    namespace,
-                    limit: 1,
-                    ..ListOptions::default()
-                };
-                let list = self.api.list(kind, options).await.map_err(&failure)?;
-                match list.items.first() {
-                    None => Ok(()),
-                    Some(left) => Err(failure(Error::conflict(
-                        kind.about(left.name()),
-                        "it is still there",
-                    ))),
+            Fact::NoneLeft { kind, namespace } => self.require_none_left(kind, namespace).await,
+            Fact::NoCustomLeft { namespace } => {
+                let definitions = &registry::CUSTOM_RESOURCE_DEFINITION;
+                let all = self.api.list(definitions, ListOptions::default()).await;
+                let all = all.map_err(failure(Verb::Require, definitions, ""))?;
+                for kind in all.items.iter().filter_map(|o| kind_of(o)) {
+                    if !kind.namespaced() {
+                        continue;
+                    }
+                    match self.require_none_left(kind, namespace.clone()).await {
+                        // The kind has gone meanwhile, and so have its objects.
+                        Err(failure) if failure.error.is_not_found() => {}
+                        other => other?,
+                    }
                 }
+                Ok(())
             }
+        }
+    }
+
+    async fn require_none_left(&self, kind: &'static Kind, namespace: String) -> Result<(), Box<Failure>> {
+        let failure = failure(Verb::Require, kind, "");
+        let options = ListOptions {
+            namespace,
+            limit: 1,
+            ..ListOptions::default()
+        };
+        let list = self.api.list(kind, options).await.map_err(&failure)?;
+        match list.items.first() {
+            None => Ok(()),
+            Some(left) => Err(failure(Error::conflict(
+                kind.about(left.name()),
+                "it is still there",
+            ))),
         }
     }
 

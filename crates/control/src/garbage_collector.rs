@@ -2,13 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use knarr_client::custom_kinds::KindChange;
 use knarr_client::workqueue::Queue;
-use knarr_client::{Api, Error};
+use knarr_client::{Api, Error, Store};
 use knarr_controllers::action::{Failure, Verb};
 use knarr_controllers::garbagecollector::{Asked, Graph, Todo, Work, action, kinds};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use crate::executor::Executor;
@@ -16,6 +19,8 @@ use crate::runner::Base;
 
 /// Objects worked on at the same time (kube-controller-manager: 20).
 const WORKERS: usize = 20;
+/// How long the start waits for the objects of one custom kind (kube-controller-manager: 30 s for all).
+const CUSTOM_SYNC: Duration = Duration::from_secs(30);
 
 struct Collector {
     api: Arc<dyn Api>,
@@ -23,6 +28,18 @@ struct Collector {
     graph: Arc<Mutex<Graph>>,
     /// Of uids.
     queue: Arc<Queue<String>>,
+}
+
+/// Tells the graph of the store's changes.
+fn feed(store: &Arc<Store>, graph: &Arc<Mutex<Graph>>, queue: &Arc<Queue<String>>) {
+    let (graph, queue) = (graph.clone(), queue.clone());
+    store.subscribe(move |change| {
+        let look = match change.after() {
+            Some(object) => graph.lock().put(object),
+            None => graph.lock().remove(change.object().uid()),
+        };
+        look.into_iter().for_each(|uid| queue.add(uid));
+    });
 }
 
 /// Runs until dropped.
@@ -37,17 +54,31 @@ pub async fn run(base: Base) {
         queue: Arc::default(),
     });
     for kind in kinds() {
-        let (graph, queue) = (collector.graph.clone(), collector.queue.clone());
-        base.caches.store(kind).subscribe(move |change| {
-            let look = match change.after() {
-                Some(object) => graph.lock().put(object),
-                None => graph.lock().remove(change.object().uid()),
-            };
-            look.into_iter().for_each(|uid| queue.add(uid));
-        });
+        feed(&base.caches.store(kind), &collector.graph, &collector.queue);
     }
+    let (graph, queue) = (collector.graph.clone(), collector.queue.clone());
+    base.caches.follow_custom_kinds(move |change| match change {
+        KindChange::Came(store) => {
+            let look = graph.lock().know(store.kind());
+            look.into_iter().for_each(|uid| queue.add(uid));
+            feed(store, &graph, &queue);
+        }
+        KindChange::Gone(kind) => graph.lock().forget(kind),
+    });
     for kind in kinds() {
         base.caches.store(kind).synced().await;
+    }
+    // Whoever waits for its dependents, or lets go of them, must know those of custom kinds, too. A kind that goes
+    // meanwhile has none.
+    for kind in base.caches.custom_kinds() {
+        if let Some(store) = base.caches.existing(kind)
+            && timeout(CUSTOM_SYNC, store.synced()).await.is_err()
+        {
+            warn!(
+                kind = kind.plural,
+                "its objects cannot be listed; collecting without them"
+            );
+        }
     }
     debug!("garbage collector started");
     let mut workers = JoinSet::new();

@@ -3,12 +3,13 @@
 //! A key is given back only when the caches show what was written for it, so that a controller never decides twice
 //! on the same old picture: no pod is created twice because the first was not seen yet.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
+use knarr_client::custom_kinds::KindChange;
 use knarr_client::workqueue::Queue;
-use knarr_client::{Api, Caches, Clock, EventRecorder, Kind, ObjectKey};
+use knarr_client::{Api, Caches, Clock, EventRecorder, Kind, ObjectKey, Store};
 use knarr_controllers::action::{Failure, Verb};
 use knarr_controllers::{Changed, Context, Controller};
 use tokio::task::JoinSet;
@@ -42,23 +43,46 @@ struct Runner {
     clock: Arc<dyn Clock>,
 }
 
+/// Makes keys of the store's changes. The store holds the handler and the caches hold the store: a strong reference
+/// back would keep all alive.
+fn feed(
+    store: &Arc<Store>,
+    caches: &Weak<Caches>,
+    controller: &Arc<dyn Controller>,
+    queue: &Arc<Queue<ObjectKey>>,
+) {
+    let kind = store.kind();
+    let (caches, controller, queue) = (caches.clone(), controller.clone(), queue.clone());
+    store.subscribe(move |change| {
+        let Some(caches) = caches.upgrade() else { return };
+        let changed = Changed {
+            kind,
+            old: change.before().map(|o| &**o),
+            new: change.after().map(|o| &**o),
+        };
+        for key in controller.keys(&CacheView(caches), changed) {
+            queue.add(key);
+        }
+    });
+}
+
 /// Runs the controller until dropped.
 pub async fn run(base: Base, controller: Box<dyn Controller>) {
     let controller: Arc<dyn Controller> = controller.into();
     let queue = Arc::new(Queue::default());
     for kind in controller.watches() {
-        let (queue, controller) = (queue.clone(), controller.clone());
-        // The store holds this handler and the caches hold the store: a strong reference back would keep all alive.
-        let caches = Arc::downgrade(&base.caches);
-        base.caches.store(kind).subscribe(move |change| {
-            let Some(caches) = caches.upgrade() else { return };
-            let changed = Changed {
-                kind,
-                old: change.before().map(|o| &**o),
-                new: change.after().map(|o| &**o),
-            };
-            for key in controller.keys(&CacheView(caches), changed) {
-                queue.add(key);
+        feed(
+            &base.caches.store(kind),
+            &Arc::downgrade(&base.caches),
+            &controller,
+            &queue,
+        );
+    }
+    if controller.watches_custom_kinds() {
+        let (caches, controller, queue) = (Arc::downgrade(&base.caches), controller.clone(), queue.clone());
+        base.caches.follow_custom_kinds(move |change| {
+            if let KindChange::Came(store) = change {
+                feed(store, &caches, &controller, &queue);
             }
         });
     }

@@ -15,7 +15,19 @@ impl View for CacheView {
     }
 
     fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
-        self.0.store(kind).list(namespace)
+        // A kind that users brought may be gone by now; asking for it must not bring it back.
+        match kind.ops.custom() {
+            None => self.0.store(kind).list(namespace),
+            Some(_) => self
+                .0
+                .existing(kind)
+                .map(|s| s.list(namespace))
+                .unwrap_or_default(),
+        }
+    }
+
+    fn custom_kinds(&self) -> Vec<&'static Kind> {
+        self.0.custom_kinds()
     }
 
     fn controlled_by(&self, kind: &'static Kind, uid: &str) -> Vec<Arc<Object>> {

@@ -67,6 +67,8 @@ pub enum Fact {
     OutOfService { node: String },
     /// No object of the kind is left in the namespace.
     NoneLeft { kind: &'static Kind, namespace: String },
+    /// The namespace holds no object of any kind that users brought.
+    NoCustomLeft { namespace: String },
     /// No pod that was scheduled uses this claim: [`uses`](crate::protection::uses).
     Unused { claim: ObjectKey },
 }
@@ -265,6 +267,9 @@ impl fmt::Display for Action {
             Action::Require(Fact::Gone { kind, key, .. }) => write!(f, "require {} {key} gone", kind.plural),
             Action::Require(Fact::OutOfService { node }) => write!(f, "require node {node} out of service"),
             Action::Require(Fact::Unused { claim }) => write!(f, "require {claim} unused"),
+            Action::Require(Fact::NoCustomLeft { namespace }) => {
+                write!(f, "require no custom objects in {namespace}")
+            }
             Action::Require(Fact::NoneLeft { kind, namespace }) => {
                 write!(f, "require no {} in {namespace}", kind.plural)
             }

@@ -20,6 +20,10 @@ pub trait View {
     fn orphans(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>>;
     /// Pods bound to this node.
     fn pods_on(&self, node: &str) -> Vec<Arc<Object>>;
+    /// The kinds that users brought and whose objects are in the view.
+    fn custom_kinds(&self) -> Vec<&'static Kind> {
+        Vec::new()
+    }
 }
 
 fn typed<T: 'static>(objects: Vec<Arc<Object>>) -> Vec<Shared<T>> {
@@ -88,6 +92,11 @@ pub trait Controller: Send + Sync + 'static {
 
     /// The kinds whose changes can concern it. The view holds these.
     fn watches(&self) -> Vec<&'static Kind>;
+
+    /// Whether changes of every kind that users brought concern it, too.
+    fn watches_custom_kinds(&self) -> bool {
+        false
+    }
 
     /// The keys to look at because of a change. Naming too many costs time, too few costs correctness.
     fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey>;

@@ -21,7 +21,7 @@ pub const ORPHAN: &str = "orphan";
 /// back; the oldest are forgotten.
 const GONE_KEPT: usize = 4096;
 
-/// Every kind that can own or be owned. Events are left out: they come and go in numbers and own nothing.
+/// Every built-in kind that can own or be owned; those that users brought come and go ([`Graph::know`]). Events are left out: they come and go in numbers and own nothing.
 pub fn kinds() -> impl Iterator<Item = &'static Kind> {
     registry::ALL.iter().copied().filter(|kind| {
         kind.stored_as.is_none()
@@ -88,6 +88,8 @@ pub struct Graph {
     nodes: BTreeMap<String, Node>,
     /// By owner's uid, whether the owner is known or not.
     dependents: BTreeMap<String, BTreeSet<String>>,
+    /// Kinds that users brought, by group and kind.
+    custom: BTreeMap<(&'static str, &'static str), &'static Kind>,
     gone: BTreeSet<String>,
     gone_order: std::collections::VecDeque<String>,
 }
@@ -99,6 +101,32 @@ impl Graph {
 
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
+    }
+
+    /// A kind that users brought is served: the uids of those whose owners are of it, and may be asked for now.
+    pub fn know(&mut self, kind: &'static Kind) -> Vec<String> {
+        self.custom.insert((kind.group, kind.kind), kind);
+        let of_it = |owner: &OwnerReference| owner.kind == kind.kind && group(owner) == kind.group;
+        let nodes = self.nodes.iter();
+        let waiting = nodes.filter(|(_, node)| node.owners.iter().any(of_it));
+        waiting.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// It is served no more, or under other names: nobody can say here of its objects whether they are there.
+    pub fn forget(&mut self, kind: &'static Kind) {
+        self.custom.remove(&(kind.group, kind.kind));
+        let of_it = |node: &Node| node.kind.group == kind.group && node.kind.kind == kind.kind;
+        let lost: Vec<String> = self
+            .nodes
+            .iter()
+            .filter(|(_, node)| of_it(node))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in lost {
+            for owner in self.nodes.remove(&uid).iter().flat_map(|n| &n.owners) {
+                self.unlink(&owner.uid, &uid);
+            }
+        }
     }
 
     /// Takes in an object as it is; the uids to look at because of it.
@@ -218,7 +246,7 @@ impl Graph {
                 _ if self.gone.contains(&owner.uid) => {
                     gone.insert(owner.uid.clone());
                 }
-                _ => match asked(owner, node) {
+                _ => match self.asked(owner, node) {
                     Some(asked) => return Work::Ask(asked),
                     // A kind that is not served here: nobody can say that it is gone.
                     None => solid = true,
@@ -253,6 +281,22 @@ impl Graph {
             Dependents::Background
         };
         todo(TodoChange::Delete(dependents))
+    }
+
+    fn asked(&self, owner: &OwnerReference, dependent: &Node) -> Option<Asked> {
+        let built_in = registry::by_kind(&owner.api_version, &owner.kind);
+        let custom = || self.custom.get(&(group(owner), owner.kind.as_str())).copied();
+        let kind = built_in.or_else(custom)?;
+        let namespace = if kind.namespaced() {
+            dependent.key.namespace.clone()
+        } else {
+            String::new()
+        };
+        Some(Asked {
+            kind,
+            key: ObjectKey::new(namespace, &owner.name),
+            uid: owner.uid.clone(),
+        })
     }
 
     fn todo(&self, uid: &str, change: TodoChange) -> Option<Todo> {
@@ -296,25 +340,14 @@ impl Graph {
 
 /// Whether the reference is to this object: the uid alone can be made up.
 fn names(owner: &OwnerReference, dependent: &Node, known: &Node) -> bool {
-    let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
     owner.kind == known.kind.kind
-        && group == known.kind.group
+        && group(owner) == known.kind.group
         && owner.name == known.key.name
         && (known.key.namespace.is_empty() || known.key.namespace == dependent.key.namespace)
 }
 
-fn asked(owner: &OwnerReference, dependent: &Node) -> Option<Asked> {
-    let kind = registry::by_kind(&owner.api_version, &owner.kind)?;
-    let namespace = if kind.namespaced() {
-        dependent.key.namespace.clone()
-    } else {
-        String::new()
-    };
-    Some(Asked {
-        kind,
-        key: ObjectKey::new(namespace, &owner.name),
-        uid: owner.uid.clone(),
-    })
+fn group(owner: &OwnerReference) -> &str {
+    owner.api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
 /// The action that carries a [`Todo`] out on the object as the API has it; `None` if there is nothing to be done any
@@ -441,6 +474,45 @@ mod tests {
         assert_eq!(look(&graph, "child"), "nothing");
         assert_eq!(graph.remove("uid-owner"), ["uid-child"]);
         assert_eq!(look(&graph, "child"), "delete child Background");
+    }
+
+    #[test]
+    fn an_owner_of_a_kind_that_users_brought_is_asked_for_once_its_kind_is_known() {
+        let widgets = crate::world::widgets();
+        let mut graph = Graph::default();
+        let owned = |meta: &mut ObjectMeta| {
+            let owner = OwnerReference {
+                api_version: "example.com/v1beta1".into(),
+                kind: "Widget".into(),
+                ..owner_of("owner")
+            };
+            meta.owner_references = Some(vec![owner]);
+        };
+        graph.put(&object("child", &[], owned));
+        assert_eq!(look(&graph, "child"), "nothing", "nobody can say that it is gone");
+        assert_eq!(graph.know(widgets), ["uid-child"]);
+        assert_eq!(look(&graph, "child"), "ask default/owner uid-owner");
+        graph.answered("uid-owner", false);
+        assert_eq!(look(&graph, "child"), "delete child Background");
+
+        let json = r#"{"metadata": {"name": "owner", "namespace": "default", "uid": "uid-owner",
+            "deletionTimestamp": "2020-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"]}}"#;
+        let typed = widgets.ops.decode(json.as_bytes()).unwrap().object;
+        graph.put(&Object::from_typed(widgets, typed));
+        assert_eq!(look(&graph, "owner"), "nothing", "its dependent goes first");
+        graph.remove("uid-child");
+        assert_eq!(look(&graph, "owner"), "remove foregroundDeletion from owner");
+
+        // Its definition says something else now: that is no end of the object.
+        let mut graph = Graph::default();
+        graph.know(widgets);
+        let typed = widgets.ops.decode(json.as_bytes()).unwrap().object;
+        graph.put(&Object::from_typed(widgets, typed));
+        graph.put(&object("child", &[], owned));
+        graph.forget(widgets);
+        assert_eq!(look(&graph, "child"), "nothing");
+        graph.know(widgets);
+        assert_eq!(look(&graph, "child"), "ask default/owner uid-owner");
     }
 
     #[test]

@@ -47,6 +47,10 @@ impl Controller for Namespaces {
         std::iter::once(&registry::NAMESPACE).chain(contents()).collect()
     }
 
+    fn watches_custom_kinds(&self) -> bool {
+        true
+    }
+
     fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::NAMESPACE) {
             return vec![key];
@@ -72,7 +76,9 @@ impl Controller for Namespaces {
             return Vec::new();
         }
         let name = &context.key.name;
+        let custom = context.view.custom_kinds().into_iter();
         let mut left: Vec<(&'static Kind, Vec<_>)> = contents()
+            .chain(custom.filter(|kind| kind.namespaced()))
             .map(|kind| (kind, context.view.list(kind, name)))
             .filter(|(_, objects)| !objects.is_empty())
             .collect();
@@ -100,6 +106,9 @@ impl Controller for Namespaces {
                 })
             };
             actions.extend(contents().map(none_left));
+            actions.push(Action::Require(Fact::NoCustomLeft {
+                namespace: name.clone(),
+            }));
             actions.push(Action::update_part(done, "finalize"));
             return actions;
         }
@@ -276,6 +285,25 @@ mod tests {
         let namespace = updated::<Namespace>(actions, "status").unwrap();
         let conditions = namespace.status.unwrap().conditions.unwrap();
         conditions.into_iter().find(|c| c.type_ == type_).unwrap()
+    }
+
+    #[test]
+    fn objects_of_kinds_that_users_brought_go_too() {
+        let mut world = World::default();
+        world.put(ending());
+        let json = r#"{"metadata": {"name": "w", "namespace": "a", "uid": "u", "resourceVersion": "1"}}"#;
+        world.put_json(crate::world::widgets(), json);
+        let actions = run(&mut world);
+        assert!(
+            lines(&actions).iter().any(|l| l == "delete widgets a/w"),
+            "{:?}",
+            lines(&actions)
+        );
+        let remaining = condition(&actions, "NamespaceContentRemaining").message;
+        assert_eq!(
+            remaining.unwrap_or_default(),
+            "Some resources are remaining: widgets.example.com has 1 resource instances"
+        );
     }
 
     #[test]

@@ -19,6 +19,9 @@ use crate::controller::{Changed, Context, Controller, View};
 /// How often everything is counted anew (kube-controller-manager: `--resource-quota-sync-period`).
 const RESYNC: Duration = Duration::from_secs(5 * 60);
 
+/// How soon a quota is looked at again that limits a kind which is not served: its users may be about to bring it.
+const UNKNOWN: Duration = Duration::from_secs(10);
+
 /// See the module.
 pub struct ResourceQuotas;
 
@@ -29,6 +32,10 @@ impl Controller for ResourceQuotas {
 
     fn watches(&self) -> Vec<&'static Kind> {
         quota::built_in().collect()
+    }
+
+    fn watches_custom_kinds(&self) -> bool {
+        true
     }
 
     fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
@@ -70,7 +77,6 @@ impl Controller for ResourceQuotas {
         let Some(quota) = context.view.get_as::<ResourceQuota>(&key.namespace, &key.name) else {
             return Vec::new();
         };
-        let resync = Action::RequeueAfter(RESYNC);
         if context.failure.is_some() {
             return Vec::new();
         }
@@ -78,7 +84,11 @@ impl Controller for ResourceQuotas {
         let status = quota.status.clone().unwrap_or_default();
         let before = amounts(status.used.as_ref());
         let list = |kind: &'static Kind| context.view.list(kind, &key.namespace);
-        let counted = quota::used(&quota, quota::built_in(), list, context.now);
+        let kinds = quota::built_in().chain(context.view.custom_kinds());
+        let counted = quota::used(&quota, kinds, list, context.now);
+        let unknown = |name: &String| name.starts_with("count/") && !counted.contains_key(name);
+        let wait = if hard.keys().any(unknown) { UNKNOWN } else { RESYNC };
+        let resync = Action::RequeueAfter(wait);
         // What nobody here can count stays as it is.
         let kept = before.iter().filter(|(name, _)| hard.contains_key(*name));
         let mut used: Amounts = kept.map(|(name, amount)| (name.clone(), *amount)).collect();
@@ -152,7 +162,7 @@ mod tests {
         let actions = world.run(&ResourceQuotas, ("ns", "q"), at(0));
         assert_eq!(
             lines(&actions),
-            ["update resourcequotas/status ns/q", "requeue after 300s"]
+            ["update resourcequotas/status ns/q", "requeue after 10s"]
         );
         let told: ResourceQuota = updated(&actions, "status").unwrap();
         let expected = json!({"hard": hard, "used": {
@@ -161,7 +171,7 @@ mod tests {
         assert_eq!(serde_json::to_value(told.status).unwrap(), expected);
         world.take_updates(&actions);
         let again = world.run(&ResourceQuotas, ("ns", "q"), at(1));
-        assert_eq!(lines(&again), ["requeue after 300s"]);
+        assert_eq!(lines(&again), ["requeue after 10s"]);
         assert!(world.run(&ResourceQuotas, ("ns", "gone"), at(1)).is_empty());
     }
 

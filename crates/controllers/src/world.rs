@@ -21,6 +21,16 @@ pub struct World {
     created: usize,
 }
 
+/// The kind `Widget` of `example.com/v1`.
+pub fn widgets() -> &'static Kind {
+    let definition = serde_json::json!({"metadata": {"name": "widgets.example.com"},
+        "spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": "widgets", "kind": "Widget"},
+            "versions": [{"name": "v1", "served": true, "storage": true}]},
+        "status": {"conditions": [{"type": "Established", "status": "True"}]}});
+    let definition = serde_json::from_value(definition).unwrap();
+    knarr_api::custom::Names::of(&definition).unwrap().kind()
+}
+
 /// The test's second `n`.
 pub fn at(n: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + n).unwrap()
@@ -35,6 +45,15 @@ impl World {
         meta.uid.get_or_insert_with(|| format!("uid-{name}"));
         meta.resource_version.get_or_insert_with(|| "1".into());
         let object = Arc::new(Object::from_typed(kind, Box::new(object)));
+        self.objects
+            .insert((kind.plural, ObjectKey::of(&object)), object.clone());
+        object
+    }
+
+    /// Puts in an object of a kind that users brought.
+    pub fn put_json(&mut self, kind: &'static Kind, json: &str) -> Arc<Object> {
+        let object = kind.ops.decode(json.as_bytes()).unwrap().object;
+        let object = Arc::new(Object::from_typed(kind, object));
         self.objects
             .insert((kind.plural, ObjectKey::of(&object)), object.clone());
         object
@@ -188,6 +207,13 @@ impl View for World {
         let mut all = self.list(kind, namespace);
         all.retain(|o| controller_of(o.metadata()).is_none());
         all
+    }
+
+    fn custom_kinds(&self) -> Vec<&'static Kind> {
+        let kinds = self.objects.values().map(|o| o.kind());
+        let mut kinds: Vec<_> = kinds.filter(|kind| kind.ops.custom().is_some()).collect();
+        kinds.dedup();
+        kinds
     }
 
     fn pods_on(&self, node: &str) -> Vec<Arc<Object>> {

@@ -11,7 +11,8 @@ use clap::Args;
 use knarr_api::k8s_openapi::jiff::SignedDuration;
 use knarr_control::node_lifecycle::{EvictionRates, LEASE_SECONDS, Lifecycle};
 use knarr_control::scheduler_config::{self, KubeSchedulerConfiguration};
-use knarr_node::kubelet::TerminationResume;
+use knarr_node::kubelet::configuration::KubeletConfiguration;
+use knarr_node::kubelet::{SelfFencing, TerminationResume};
 use serde_json::Value;
 
 /// What can be set by flag or environment. The same names stand in the file, in camelCase.
@@ -66,6 +67,16 @@ pub struct Flags {
     /// (what is left until the deadline first set, without a second preStop) [default: Full].
     #[arg(long, env = "KNARR_TERMINATION_RESUME", value_name = "MODE", global = true)]
     pub termination_resume: Option<String>,
+    /// The kubelet's settings: a KubeletConfiguration (v1beta1) as kubelets take it.
+    #[arg(long, env = "KNARR_KUBELET_CONFIG", value_name = "FILE", global = true)]
+    pub kubelet_config: Option<String>,
+    /// Folder of manifests of pods that this node runs by itself; outweighs the file's staticPodPath.
+    #[arg(long, env = "KNARR_POD_MANIFEST_PATH", value_name = "DIR", global = true)]
+    pub pod_manifest_path: Option<String>,
+    /// Milliseconds that a process's TERM waits, at the most, for the proxies to send its pod no more new
+    /// connections; 0 sends it at once [default: 1000].
+    #[arg(long, env = "KNARR_ENDPOINT_BARRIER_MILLIS", value_name = "N", global = true)]
+    pub endpoint_barrier_millis: Option<String>,
     /// The scheduler's settings: a KubeSchedulerConfiguration as kube-scheduler takes it.
     #[arg(long, env = "KNARR_SCHEDULER_CONFIG", value_name = "FILE", global = true)]
     pub scheduler_config: Option<String>,
@@ -109,6 +120,11 @@ pub struct Flags {
         global = true
     )]
     pub unhealthy_zone_threshold: Option<String>,
+    /// Which pods this node ends by itself when it cannot renew its lease: `Annotated` (those with the annotation
+    /// knarr.io/at-most-one=true) or `AtMostOne` (those of StatefulSets and users of volumes for one node, too)
+    /// [default: Annotated].
+    #[arg(long, env = "KNARR_SELF_FENCING", value_name = "MODE", global = true)]
+    pub self_fencing: Option<String>,
     /// Folder of the fence agents that FencingPolicies name [default: /usr/sbin].
     #[arg(long, env = "KNARR_FENCE_AGENTS_DIR", value_name = "DIR", global = true)]
     pub fence_agents_dir: Option<String>,
@@ -153,9 +169,12 @@ pub struct Config {
     /// `None`: knarr's own.
     pub sandbox_image: Option<String>,
     pub termination_resume: TerminationResume,
+    pub kubelet: KubeletConfiguration,
+    pub endpoint_barrier: std::time::Duration,
     pub scheduler: KubeSchedulerConfiguration,
     pub node_lifecycle: Lifecycle,
     pub fence_agents_dir: PathBuf,
+    pub self_fencing: SelfFencing,
     pub log: String,
     pub log_format: LogFormat,
 }
@@ -348,8 +367,27 @@ impl Config {
                     _ => Err("expected Full or Deadline".into()),
                 },
             ),
+            kubelet: reader.kubelet(&flags.kubelet_config, &flags.pod_manifest_path),
+            endpoint_barrier: reader.get(
+                "endpointBarrierMillis",
+                "--endpoint-barrier-millis",
+                &flags.endpoint_barrier_millis,
+                "1000",
+                barrier,
+            ),
             scheduler: reader.scheduler(&flags.scheduler_config),
             node_lifecycle: reader.node_lifecycle(flags),
+            self_fencing: reader.get(
+                "selfFencing",
+                "--self-fencing",
+                &flags.self_fencing,
+                "Annotated",
+                |s| match s {
+                    "Annotated" => Ok(SelfFencing::Annotated),
+                    "AtMostOne" => Ok(SelfFencing::AtMostOne),
+                    _ => Err("expected Annotated or AtMostOne".into()),
+                },
+            ),
             fence_agents_dir: reader.get(
                 "fenceAgentsDir",
                 "--fence-agents-dir",
@@ -487,6 +525,52 @@ impl Reader {
         }
     }
 
+    /// The kubelet's settings from the file named; each mistake in it is one of this configuration.
+    fn kubelet(&mut self, file: &Option<String>, manifests: &Option<String>) -> KubeletConfiguration {
+        let file = self.get("kubeletConfig", "--kubelet-config", file, "", |s| {
+            Ok((!s.is_empty()).then(|| s.to_string()))
+        });
+        let manifests: Option<String> =
+            self.get("podManifestPath", "--pod-manifest-path", manifests, "", |s| {
+                Ok((!s.is_empty()).then(|| s.to_string()))
+            });
+        let mut kubelet = match file {
+            Some(file) => self.kubelet_file(&file),
+            None => KubeletConfiguration::default(),
+        };
+        if manifests.is_some() {
+            kubelet.static_pod_path = manifests;
+        }
+        // Components run in other directories than the one that was meant.
+        if let Some(path) = &mut kubelet.static_pod_path
+            && let Ok(absolute) = std::path::absolute(&*path)
+        {
+            *path = absolute.display().to_string();
+        }
+        kubelet
+    }
+
+    fn kubelet_file(&mut self, file: &str) -> KubeletConfiguration {
+        let document = std::fs::read_to_string(file)
+            .map_err(|e| format!("cannot be read: {e}"))
+            .and_then(|text| match text.trim() {
+                "" => Ok(Value::Null),
+                _ => serde_saphyr::from_str::<Value>(&text).map_err(|e| e.to_string()),
+            });
+        let document = match document {
+            Ok(document) => document,
+            Err(why) => {
+                self.mistakes.push(format!("{file}: {why}"));
+                return KubeletConfiguration::default();
+            }
+        };
+        knarr_node::kubelet::configuration::read(&document).unwrap_or_else(|errors| {
+            let mistakes = errors.iter().map(|e| format!("{file}: {e}"));
+            self.mistakes.extend(mistakes);
+            KubeletConfiguration::default()
+        })
+    }
+
     /// The scheduler's settings from the file named; each mistake in it is one of this configuration.
     fn scheduler(&mut self, flag: &Option<String>) -> KubeSchedulerConfiguration {
         let file = self.get("schedulerConfig", "--scheduler-config", flag, "", |s| {
@@ -589,6 +673,8 @@ macro_rules! fallback {
 fallback! {
     PathBuf => PathBuf::new(),
     TerminationResume => TerminationResume::Full,
+    std::time::Duration => std::time::Duration::ZERO,
+    SelfFencing => SelfFencing::Annotated,
     String => String::new(),
     Vec<String> => Vec::new(),
     Option<String> => None,
@@ -599,6 +685,15 @@ fallback! {
     f64 => 0.0,
     usize => 0,
     LogFormat => LogFormat::Human,
+}
+
+/// The longest that TERM may be held back: more would eat up a pod's grace without need.
+const BARRIER_MAX_MILLIS: u64 = 5000;
+
+fn barrier(s: &str) -> Result<std::time::Duration, String> {
+    let millis = s.parse().ok().filter(|n| *n <= BARRIER_MAX_MILLIS);
+    let millis = millis.ok_or_else(|| format!("expected milliseconds from 0 to {BARRIER_MAX_MILLIS}"))?;
+    Ok(std::time::Duration::from_millis(millis))
 }
 
 fn socket(s: &str) -> Result<SocketAddr, String> {
@@ -693,6 +788,35 @@ mod tests {
         }
         let good = load(&format!("{head}profiles: [{{schedulerName: mine}}]\n")).unwrap();
         assert_eq!(good.scheduler.profiles[0].scheduler_name, "mine");
+    }
+
+    #[test]
+    fn t8_a_bad_kubelet_file_is_reported_whole_and_a_good_one_is_in_force() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().display().to_string();
+        let load = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Config::parse(&flags(), &format!("kubeletConfig: {path}\n"))
+        };
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let text = load(&format!("{head}maxPods: many\nmaxPodz: 3\n"))
+            .unwrap_err()
+            .to_string();
+        for part in [
+            "2 mistakes".to_string(),
+            format!("{path}: maxPods: Invalid value: \"many\": must be a 32-bit integer"),
+            format!("{path}: maxPodz: Forbidden: unknown field"),
+        ] {
+            assert!(text.contains(&part), "{part:?} is missing in:\n{text}");
+        }
+        let good = load(&format!("{head}maxPods: 7\nstaticPodPath: /a\n")).unwrap();
+        assert_eq!(good.kubelet.max_pods, 7);
+        let set = Flags {
+            pod_manifest_path: Some("/b".into()),
+            ..flags()
+        };
+        let outweighed = Config::parse(&set, &format!("kubeletConfig: {path}\n")).unwrap();
+        assert_eq!(outweighed.kubelet.static_pod_path.as_deref(), Some("/b"));
     }
 
     #[test]

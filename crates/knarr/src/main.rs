@@ -45,6 +45,9 @@ enum Command {
     Agent(command::agent::AgentArgs),
     /// End the cluster of this data directory: its pods, its containerd, its network.
     Down(command::down::DownArgs),
+    /// Have a lost node fenced by the agents of its FencingPolicy, and tell what comes of it.
+    #[command(after_help = command::fence::AFTER_HELP)]
+    Fence(command::fence::FenceArgs),
     /// Tell whether the cluster of this data directory runs, and how it is.
     Status(command::status::StatusArgs),
     /// Say why a pod is on no node: the rule that refuses each node, and the smallest change that would help.
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
             Command::Server => command::server::run(config).await,
             Command::Agent(args) => command::agent::run(config, args).await,
             Command::Down(args) => command::down::run(config, args).await,
+            Command::Fence(args) => command::fence::run(config, args).await,
             Command::Status(args) => command::status::run(config, args).await,
             Command::Why(args) => command::why::run(config, args, kubeconfig_named).await,
             Command::WhatIf(args) => command::whatif::run(config, args, kubeconfig_named).await,

@@ -79,11 +79,7 @@ mod tests {
         let text = |name: &str| left[name].0.as_str();
         assert_eq!(text("cpu"), "1500m");
         assert_eq!(text("memory"), "824Mi", "and 100Mi for memory.available");
-        assert_eq!(
-            text("ephemeral-storage"),
-            "921600",
-            "and 10% for nodefs.available"
-        );
+        assert_eq!(text("ephemeral-storage"), "900Ki", "and 10% for nodefs.available");
         assert_eq!(text("pods"), "20");
         assert_eq!(max_pods(&configuration, 2), 20);
         assert_eq!(max_pods(&KubeletConfiguration::default(), 2), 110);

@@ -15,4 +15,6 @@ pub mod pod;
 pub mod probe;
 pub mod resources;
 pub mod runtime;
+pub mod self_fencing;
+pub mod static_pods;
 pub mod stats;

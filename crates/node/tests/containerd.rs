@@ -16,6 +16,8 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry::{self, Registered};
 use knarr_client::fake::FakeApi;
 use knarr_client::{Api, DeleteOptions, ListOptions, Shared, SystemClock, TypedApi};
+use knarr_kubelet::configuration::{ImageGc, KubeletConfiguration};
+use knarr_kubelet::eviction::Settings;
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::network::{PodNetwork, remove_bridge};
 use knarr_node::runtime::{Runtime, cri::Cri};
@@ -123,6 +125,18 @@ impl Machine {
             log_dir: self.dir.path().join("logs"),
             pod_cidr: self.subnet.clone(),
             node_ips: vec!["127.0.0.1".into()],
+            // How full this machine is must not decide what a test comes to.
+            configuration: KubeletConfiguration {
+                eviction: Settings {
+                    thresholds: Vec::new(),
+                    ..Settings::default()
+                },
+                image_gc: ImageGc {
+                    high_percent: 100,
+                    ..ImageGc::default()
+                },
+                ..KubeletConfiguration::default()
+            },
             ..Config::default()
         };
         let cancel = CancellationToken::new();

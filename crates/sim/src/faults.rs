@@ -145,7 +145,9 @@ impl Faults {
                 let sandboxes = node.runtime.ready_sandboxes();
                 if let Some(id) = self.chance.pick(&sandboxes) {
                     note(format!("{id} on {} breaks", node.name));
-                    node.runtime.break_sandbox(id);
+                    if node.runtime.break_sandbox(id) {
+                        self.observer.sandbox_broke(&node.name, id);
+                    }
                 }
             }
             84..92 => {

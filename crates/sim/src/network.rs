@@ -339,27 +339,42 @@ impl Wire {
         request: impl FnOnce(Arc<dyn Api>) -> F,
     ) -> Result<T> {
         let sent = async {
-            let Some(Connection { gone, api }) = self.connect() else {
-                self.turn_away();
-                sleep(Duration::from_millis(20)).await;
-                return Err(Error::unavailable("dial tcp: connection refused"));
+            let Some(connection) = self.connect() else {
+                return Err(self.refused().await);
             };
-            let answer = tokio::select! {
-                biased;
-                // Whatever it has done, it did not live to say.
-                () = gone.cancelled() => Err(Error::timeout("the connection was lost before an answer came")),
-                answer = self.network.carry(write, &gone, request(api)) => answer,
-            };
-            if answer.as_ref().is_err_and(|e| e.code() >= 500) {
-                self.turn_away();
-            }
-            answer
+            let Connection { gone, api } = &connection;
+            self.send_to(write, gone, request(api.clone())).await
         };
         tokio::select! {
             biased;
             () = self.dead.cancelled() => std::future::pending().await,
             answer = sent => answer,
         }
+    }
+
+    async fn refused(&self) -> Error {
+        self.turn_away();
+        sleep(Duration::from_millis(20)).await;
+        Error::unavailable("dial tcp: connection refused")
+    }
+
+    /// To the incarnation of a server that rings `gone` when it dies.
+    async fn send_to<T: Send + 'static>(
+        &self,
+        write: bool,
+        gone: &CancellationToken,
+        request: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let answer = tokio::select! {
+            biased;
+            // Whatever it has done, it did not live to say.
+            () = gone.cancelled() => Err(Error::timeout("the connection was lost before an answer came")),
+            answer = self.network.carry(write, gone, request) => answer,
+        };
+        if answer.as_ref().is_err_and(|e| e.code() >= 500) {
+            self.turn_away();
+        }
+        answer
     }
 
     fn is_kubelet(&self) -> bool {
@@ -378,7 +393,7 @@ impl Wire {
             }
             Some(Mutation::KeepReleased) if self.is_kubelet() => {
                 let mut kept = self.kept.lock();
-                for pod in &list.items {
+                for pod in list.items.iter().filter(|pod| !is_forced(pod)) {
                     kept.insert((pod.namespace().to_string(), pod.name().to_string()), pod.clone());
                 }
                 let all = kept
@@ -410,17 +425,27 @@ impl Wire {
             Some(Mutation::KeepReleased) if self.is_kubelet() => {
                 let kept = self.kept.clone();
                 let keep = move |event: &Result<WatchEvent>| {
-                    if let Ok(WatchEvent::Added(pod) | WatchEvent::Modified(pod)) = event {
-                        let key = (pod.namespace().to_string(), pod.name().to_string());
-                        kept.lock().insert(key, pod.clone());
-                    }
-                    std::future::ready(!matches!(event, Ok(WatchEvent::Deleted(_))))
+                    let hears = match event {
+                        Ok(WatchEvent::Added(pod) | WatchEvent::Modified(pod)) if !is_forced(pod) => {
+                            let key = (pod.namespace().to_string(), pod.name().to_string());
+                            kept.lock().insert(key, pod.clone());
+                            true
+                        }
+                        Ok(WatchEvent::Bookmark(_)) | Err(_) => true,
+                        Ok(_) => false,
+                    };
+                    std::future::ready(hears)
                 };
                 stream.filter(keep).boxed()
             }
             _ => stream,
         }
     }
+}
+
+/// Whether somebody has said that this pod's node is not waited for.
+fn is_forced(pod: &Object) -> bool {
+    pod.metadata().deletion_grace_period_seconds == Some(0)
 }
 
 #[async_trait]
@@ -438,12 +463,22 @@ impl Api for Wire {
     }
 
     async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
-        let stream = self
-            .send(false, |api| async move { api.watch(kind, options).await })
-            .await?;
-        let Some(gone) = self.connect().map(|c| c.gone) else {
-            return Err(Error::unavailable("the connection was lost"));
+        let begun = async {
+            // The stream lives as long as the server it comes from.
+            let Some(Connection { gone, api }) = self.connect() else {
+                return Err(self.refused().await);
+            };
+            let request = async move { api.watch(kind, options).await };
+            let stream = self.send_to(false, &gone, request).await?;
+            Ok((stream, gone))
         };
+        let (stream, gone) = tokio::select! {
+            biased;
+            () = self.dead.cancelled() => std::future::pending().await,
+            begun = begun => begun?,
+        };
+        self.observer
+            .note(&format!("{} watches {}", self.network.name, kind.plural));
         let stream = self.distort_watch(kind, stream);
         let watched = Watched {
             inner: stream,

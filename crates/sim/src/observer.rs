@@ -137,9 +137,14 @@ impl Observer {
             return;
         }
         let verb = if value.is_some() { "put" } else { "gone" };
+        let more = if path.starts_with("apps/") || path.starts_with("batch/") {
+            told_of_workload(content)
+        } else {
+            String::new()
+        };
         inner
             .history
-            .add(now, &format!("{revision} {verb} {path}"), content);
+            .add(now, &format!("{revision} {verb} {path}{more}"), content);
         if let Some(name) = path.strip_prefix("core/nodes/") {
             match value.and_then(|v| serde_json::from_slice::<Node>(v).ok()) {
                 Some(node) => {
@@ -176,6 +181,14 @@ impl Observer {
             true => drop(since.get_or_insert(now)),
             false => *since = None,
         }
+    }
+
+    /// What runs in it has lost its sandbox.
+    pub fn sandbox_broke(&self, node: &str, sandbox: &str) {
+        let mut inner = self.lock();
+        let all = inner.world.processes.values_mut();
+        all.filter(|p| p.node == node && p.sandbox == sandbox)
+            .for_each(|p| p.homeless = true);
     }
 
     /// Time passes: what has gone on for too long is asked for.
@@ -239,6 +252,8 @@ impl Observer {
                     namespace: pod.namespace.clone(),
                     name: pod.name.clone(),
                     container: container.name.clone(),
+                    sandbox: container.sandbox_id.clone(),
+                    homeless: false,
                     asked: None,
                 };
                 inner.world.processes.insert(key, process.clone());
@@ -264,6 +279,19 @@ impl Observer {
             }
         }
     }
+}
+
+/// How far a workload is, by its own word.
+fn told_of_workload(content: &[u8]) -> String {
+    let Ok(mut object) = serde_json::from_slice::<serde_json::Value>(content) else {
+        return String::new();
+    };
+    let wanted = object["spec"]["replicas"].take();
+    let mut status = object["status"].take();
+    if let Some(status) = status.as_object_mut() {
+        status.remove("conditions");
+    }
+    format!(", wants {wanted}, has {status}")
 }
 
 fn summary(pod: &Pod) -> String {

@@ -18,6 +18,9 @@ pub(crate) struct Process {
     pub namespace: String,
     pub name: String,
     pub container: String,
+    pub sandbox: String,
+    /// Its sandbox broke: it may be ended for that, with its pod's own grace, before anybody deletes the pod.
+    pub homeless: bool,
     /// When TERM was first sent.
     pub asked: Option<Timestamp>,
 }

@@ -1,43 +1,16 @@
-//! `x-kubernetes-validations`: rules in CEL, with the `cel` crate as interpreter.
+//! `x-kubernetes-validations`: rules in CEL on values and on how they change.
 //!
-//! What that crate does not do is static typing: a rule that speaks of a field the schema does not have is refused by
-//! Kubernetes with the definition, and here fails when an object is judged (`no such key`). There are no cost
+//! What the interpreter does not do is static typing: a rule that speaks of a field the schema does not have is refused
+//! by Kubernetes with the definition, and here fails when an object is judged (`no such key`). There are no cost
 //! estimates; the lengths of rules and of what they walk are bounded by constants instead.
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
-use cel::objects::{Key, Map, OptionalValue};
-use cel::{Context, Env, Program, Value as Cel};
 use serde_json::Value;
 
 use super::schema::Schema;
+use crate::cel::{self, Cel, MESSAGE_MAX_BYTES, OptionalValue, Program, Scope, of_map, timed};
 use crate::field::{Cause, Errors, FieldError};
-
-/// Longest rule, in bytes; Kubernetes' cost limits refuse far shorter ones.
-const RULE_MAX_BYTES: usize = 16 * 1024;
-/// How deep brackets may stand in each other: the parser descends as deep.
-const NESTING_MAX: usize = 48;
-/// Longest message a messageExpression may make, in bytes.
-const MESSAGE_MAX_BYTES: usize = 5 * 1024;
-
-/// Kubernetes' environment, as far as the crate has it: the standard library, strings, lists, math, base64.
-static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
-    let mut env = Env::stdlib();
-    type Extension = fn(&mut Env) -> Result<(), cel::DeclarationError>;
-    let extensions: [Extension; 3] = [
-        cel::extensions::strings,
-        cel::extensions::lists,
-        cel::extensions::math,
-    ];
-    for add in extensions {
-        // They are declared once, on an environment that has none of them.
-        if let Err(e) = env.add_extension(add) {
-            unreachable!("an extension of the standard environment: {e}");
-        }
-    }
-    Arc::new(env)
-});
 
 /// One rule.
 #[derive(Clone, Debug, Default)]
@@ -65,9 +38,7 @@ impl Rule {
         let rule = text("rule");
         let message_expression = text("messageExpression");
         let program = compile(&rule).ok();
-        let uses_old_self = program
-            .as_ref()
-            .is_some_and(|p| p.references().has_variable("oldSelf"));
+        let uses_old_self = program.as_ref().is_some_and(|p| p.uses("oldSelf"));
         Rule {
             uses_old_self,
             message_program: compile(&message_expression).ok(),
@@ -93,62 +64,47 @@ impl Rule {
     }
 }
 
-/// A program, or why the text is none.
+/// A rule's program, or why the text is none.
 pub fn compile(text: &str) -> Result<Arc<Program>, String> {
-    if text.trim().is_empty() {
-        return Err("must not be empty".into());
-    }
-    if text.len() > RULE_MAX_BYTES {
-        return Err(format!("must not be longer than {RULE_MAX_BYTES} bytes"));
-    }
-    let mut depth = 0usize;
-    for c in text.chars() {
-        match c {
-            '(' | '[' | '{' | '?' => depth += 1,
-            ')' | ']' | '}' => depth = depth.saturating_sub(1),
-            _ => {}
+    cel::compile(text, &["self", "oldSelf"])
+}
+
+/// What a rule says of fields that its schema does not have, drawn as Kubernetes' compiler does. Only what the schema
+/// settles is judged: fields of objects that name theirs.
+pub fn undefined_field(text: &str, program: &Program, schema: &Schema, is_root: bool) -> Option<String> {
+    let paths = program.selected("self").chain(program.selected("oldSelf"));
+    for path in paths {
+        let (mut at, mut whole) = (schema, is_root || schema.embedded);
+        for (i, (name, place)) in path.iter().enumerate() {
+            let undefined = || {
+                let why = cel::pointed(text, *place, &format!("undefined field '{name}'"));
+                Some(format!("compilation failed: {why}"))
+            };
+            if whole && matches!(name.as_str(), "apiVersion" | "kind") {
+                break;
+            }
+            if whole && name == "metadata" {
+                // Of metadata rules see names only.
+                match path.get(i + 1) {
+                    Some((name, place)) if !matches!(name.as_str(), "name" | "generateName") => {
+                        let why = cel::pointed(text, *place, &format!("undefined field '{name}'"));
+                        return Some(format!("compilation failed: {why}"));
+                    }
+                    _ => break,
+                }
+            }
+            let names_its_fields = at.of == "object" && !at.properties.is_empty() && at.additional.is_none();
+            if !names_its_fields {
+                break;
+            }
+            match at.properties.iter().find(|(field, _)| escaped(field) == *name) {
+                Some((_, field)) => (at, whole) = (field, field.embedded),
+                // Optional values have functions, not fields; whatever else is not there is a mistake.
+                None => return undefined(),
+            }
         }
-        if depth > NESTING_MAX {
-            return Err(format!("must not nest deeper than {NESTING_MAX}"));
-        }
     }
-    let program = ENV
-        .compile(text)
-        .map_err(|e| format!("compilation failed: {e}"))?;
-    let known = ["self", "oldSelf"];
-    let types = [
-        "int",
-        "uint",
-        "double",
-        "bool",
-        "string",
-        "bytes",
-        "list",
-        "map",
-        "null_type",
-        "type",
-        "optional",
-        "dyn",
-        "timestamp",
-        "duration",
-        "math",
-        "strings",
-        "base64",
-        "lists",
-        "google",
-        "optional_type",
-    ];
-    let references = program.references();
-    let unknown = references
-        .variables()
-        .into_iter()
-        .find(|name| !known.contains(name) && !types.contains(name));
-    match unknown {
-        Some(name) => Err(format!(
-            "compilation failed: undeclared reference to '{name}' (in container '')"
-        )),
-        None => Ok(Arc::new(program)),
-    }
+    None
 }
 
 /// Judges `value` by the rules of its schema and of all below it. `old`: what stood in its place before.
@@ -192,7 +148,7 @@ fn same_item<'a>(item: &Value, old: &'a Value, schema: &Schema) -> Option<&'a Va
 }
 
 fn run_rules(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, errors: &mut Errors) {
-    let of = match schema.types().as_slice() {
+    let type_name = match schema.types().as_slice() {
         [one] => one.to_string(),
         _ => String::new(),
     };
@@ -201,15 +157,15 @@ fn run_rules(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, er
         if rule.uses_old_self && old.is_none() && !rule.optional_old_self {
             continue;
         }
-        let mut context = Context::with_env(ENV.clone());
-        context.add_variable_from_value("self", cel(value, schema));
-        let old = old.map(|old| cel(old, schema));
+        let mut scope = Scope::default();
+        scope.set("self", of(value, schema));
+        let old = old.map(|old| of(old, schema));
         match (rule.optional_old_self, old) {
             (true, old) => {
                 let old = old.map_or_else(OptionalValue::none, OptionalValue::of);
-                context.add_variable_from_value("oldSelf", Cel::Opaque(Arc::new(old)));
+                scope.set("oldSelf", Cel::Opaque(Arc::new(old)));
             }
-            (false, Some(old)) => context.add_variable_from_value("oldSelf", old),
+            (false, Some(old)) => scope.set("oldSelf", old),
             (false, None) => {}
         }
         let told = |detail: String| FieldError {
@@ -219,37 +175,23 @@ fn run_rules(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, er
             } else {
                 path.to_string()
             },
-            value: Some(crate::field::quoted(&of)),
+            value: Some(crate::field::quoted(&type_name)),
             detail,
         };
-        match program.execute(&context) {
+        match program.run(&scope) {
             Ok(Cel::Bool(true)) => {}
-            Ok(Cel::Bool(false)) => errors.push(failed(rule, &context, value, schema, path)),
+            Ok(Cel::Bool(false)) => errors.push(failed(rule, &scope, value, schema, path)),
             Ok(_) => errors.push(told(format!("rule must evaluate to a bool: {}", rule.named()))),
-            Err(e) => errors.push(told(format!("{} evaluating rule: {}", words(&e), rule.named()))),
+            Err(e) => errors.push(told(format!("{e} evaluating rule: {}", rule.named()))),
         }
     }
 }
 
-/// An error in the words of Go's interpreter, where they are known.
-fn words(error: &cel::ExecutionError) -> String {
-    use cel::ExecutionError as E;
-    match error {
-        E::NoSuchKey(key) => format!("no such key: {key}"),
-        E::IndexOutOfBounds(Cel::Int(at)) => format!("index out of bounds: {at}"),
-        E::DivisionByZero(_) => "division by zero".into(),
-        E::RemainderByZero(_) => "modulus by zero".into(),
-        E::Overflow(..) => "integer overflow".into(),
-        E::UndeclaredReference(name) => format!("undeclared reference to '{name}'"),
-        other => other.to_string(),
-    }
-}
-
-fn failed(rule: &Rule, context: &Context<'_, '_>, value: &Value, schema: &Schema, path: &str) -> FieldError {
+fn failed(rule: &Rule, scope: &Scope<'_>, value: &Value, schema: &Schema, path: &str) -> FieldError {
     let own = rule
         .message_program
         .as_ref()
-        .and_then(|program| match program.execute(context) {
+        .and_then(|program| match program.run(scope) {
             Ok(Cel::String(text)) => Some(text.trim().to_string()),
             _ => None,
         });
@@ -327,7 +269,7 @@ fn escaped(name: &str) -> String {
 }
 
 /// The value as CEL sees it: numbers by what the schema calls them, times where the format says so.
-fn cel(value: &Value, schema: &Schema) -> Cel {
+fn of(value: &Value, schema: &Schema) -> Cel {
     match value {
         Value::Null => Cel::Null,
         Value::Bool(b) => Cel::Bool(*b),
@@ -342,36 +284,19 @@ fn cel(value: &Value, schema: &Schema) -> Cel {
         Value::Array(list) => {
             let any = Schema::default();
             let items = schema.items.as_deref().unwrap_or(&any);
-            Cel::List(Arc::new(list.iter().map(|item| cel(item, items)).collect()))
+            Cel::List(Arc::new(list.iter().map(|item| of(item, items)).collect()))
         }
         Value::Object(map) => {
             let any = Schema::default();
-            let entries = map.iter().map(|(name, value)| {
+            of_map(map.iter().map(|(name, value)| {
                 let key = match schema.properties.contains_key(name) {
                     true => escaped(name),
                     false => name.clone(),
                 };
-                let of = schema.field(name).unwrap_or(&any);
-                (Key::String(Arc::new(key)), cel(value, of))
-            });
-            Cel::Map(Map {
-                map: Arc::new(entries.collect::<HashMap<_, _>>()),
-            })
+                (key, of(value, schema.field(name).unwrap_or(&any)))
+            }))
         }
     }
-}
-
-/// A text that is a point or a length of time.
-fn timed(text: &str, format: &str) -> Option<Cel> {
-    let call = match format {
-        "date-time" => "timestamp(text)",
-        "duration" => "duration(text)",
-        _ => return None,
-    };
-    let program = ENV.compile(call).ok()?;
-    let mut context = Context::with_env(ENV.clone());
-    context.add_variable_from_value("text", text);
-    program.execute(&context).ok()
 }
 
 #[cfg(test)]
@@ -475,6 +400,36 @@ mod tests {
     }
 
     #[test]
+    fn rules_on_fields_that_are_not_there_are_told_with_their_place() {
+        let schema = Schema::read(&json!({"type": "object", "properties": {
+            "spec": {"type": "object", "properties": {"a-b": {"type": "string"}, "map": {"type": "object",
+                "additionalProperties": {"type": "string"}}, "any": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}}}));
+        for (rule, want) in [
+            (
+                "self.spec.a__dash__b == 'x' && self.spec.map.x == 'y' && has(self.spec.any.x)",
+                "",
+            ),
+            ("self.metadata.name == 'x' && self.kind == 'K'", ""),
+            (
+                "self.spec.missing == 1",
+                "compilation failed: ERROR: <input>:1:10: undefined field 'missing'\n | self.spec.missing == 1\n | .........^",
+            ),
+            (
+                "has(oldSelf.status)",
+                "compilation failed: ERROR: <input>:1:4: undefined field 'status'\n | has(oldSelf.status)\n | ...^",
+            ),
+            (
+                "size(self.metadata.labels) > 0",
+                "compilation failed: ERROR: <input>:1:19: undefined field 'labels'\n | size(self.metadata.labels) > 0\n | ..................^",
+            ),
+        ] {
+            let program = compile(rule).unwrap();
+            let found = undefined_field(rule, &program, &schema, true).unwrap_or_default();
+            assert_eq!(found, want, "{rule}");
+        }
+    }
+
+    #[test]
     fn what_is_no_rule_is_told() {
         for (rule, want) in [
             ("", "must not be empty"),
@@ -484,8 +439,5 @@ mod tests {
             let found = compile(rule).err().unwrap_or_default();
             assert!(found.contains(want), "{rule}: {found}");
         }
-        assert!(compile(&"(".repeat(10_000)).is_err());
-        assert!(compile(&"a?".repeat(4_000)).is_err());
-        assert!(compile(&"x".repeat(RULE_MAX_BYTES + 1)).is_err());
     }
 }

@@ -115,7 +115,7 @@ pub fn check_schema(json: &Value, path: &Path, errors: &mut Errors) {
             "nullable cannot be true at the root",
         );
     }
-    check_props(json, path, DEPTH_MAX, errors);
+    check_props(json, path, DEPTH_MAX, &Within::default(), errors);
     check_structural(json, Level::Root, path, DEPTH_MAX, errors);
     check_completeness(json, json, path, path, errors);
     if errors.is_empty() {
@@ -123,8 +123,17 @@ pub fn check_schema(json: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
+/// Where in a schema a node stands.
+#[derive(Clone, Default)]
+struct Within {
+    /// Below the root.
+    below: bool,
+    /// What it is part of and cannot be told from what was there before: rules on changes have no place here.
+    uncorrelatable: Option<Path>,
+}
+
 /// What holds of every node, structural or not.
-fn check_props(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
+fn check_props(json: &Value, path: &Path, left: usize, within: &Within, errors: &mut Errors) {
     if left == 0 {
         return errors.forbidden(path, format!("must not nest deeper than {DEPTH_MAX}"));
     }
@@ -171,18 +180,33 @@ fn check_props(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
         errors.forbidden(&path.child("additionalProperties"), words);
     }
     check_extensions(json, path, errors);
-    check_rules(json, path, errors);
+    check_rules(json, path, within, errors);
+    let below = Within {
+        below: true,
+        ..within.clone()
+    };
     for (name, schema) in fields(json, "properties") {
-        check_props(schema, &path.child("properties").key(name), left - 1, errors);
+        check_props(
+            schema,
+            &path.child("properties").key(name),
+            left - 1,
+            &below,
+            errors,
+        );
     }
     for name in ["items", "additionalProperties", "not"] {
         if let Some(schema) = json.get(name).filter(|v| v.is_object()) {
-            check_props(schema, &path.child(name), left - 1, errors);
+            let mut below = below.clone();
+            // Items that no keys tell apart.
+            if name == "items" && text(json, "x-kubernetes-list-type") != "map" {
+                below.uncorrelatable.get_or_insert_with(|| path.clone());
+            }
+            check_props(schema, &path.child(name), left - 1, &below, errors);
         }
     }
     for name in ["allOf", "anyOf", "oneOf"] {
         for (i, schema) in list(json, name).enumerate() {
-            check_props(schema, &path.child(name).index(i), left - 1, errors);
+            check_props(schema, &path.child(name).index(i), left - 1, &below, errors);
         }
     }
 }
@@ -310,7 +334,8 @@ const REASONS: [&str; 4] = [
     "FieldValueDuplicate",
 ];
 
-fn check_rules(json: &Value, path: &Path, errors: &mut Errors) {
+fn check_rules(json: &Value, path: &Path, within: &Within, errors: &mut Errors) {
+    let schema = Schema::read(json);
     for (i, rule) in list(json, "x-kubernetes-validations").enumerate() {
         let at = path.child("x-kubernetes-validations").index(i);
         let source = text(rule, "rule");
@@ -338,7 +363,16 @@ fn check_rules(json: &Value, path: &Path, errors: &mut Errors) {
         match cel::compile(source) {
             Err(why) => tell(errors, &at.child("rule"), &shown_rule(rule), why),
             Ok(program) => {
-                let uses_old_self = program.references().has_variable("oldSelf");
+                if let Some(why) = cel::undefined_field(source, &program, &schema, !within.below) {
+                    tell(errors, &at.child("rule"), &shown_rule(rule), why);
+                }
+                let uses_old_self = program.uses("oldSelf");
+                if let Some(whole) = within.uncorrelatable.as_ref().filter(|_| uses_old_self) {
+                    let words = format!(
+                        "oldSelf cannot be used on the uncorrelatable portion of the schema within {whole}"
+                    );
+                    errors.invalid(&at.child("rule"), source, words);
+                }
                 if let Some(optional) = rule.get("optionalOldSelf").filter(|_| !uses_old_self) {
                     tell(
                         errors,

@@ -10,7 +10,7 @@
 mod cel;
 pub mod conditions;
 pub mod definition;
-mod format;
+pub(crate) mod format;
 mod judge;
 mod object;
 mod ops;
@@ -18,6 +18,8 @@ pub mod path;
 mod scale;
 pub mod schema;
 mod shape;
+
+use std::sync::OnceLock;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionNames, CustomResourceDefinitionVersion,
@@ -77,8 +79,63 @@ impl Definition {
                 false => kind(crd, &names, v, Some(stored)),
             })
             .collect();
+        for kind in served.iter().chain([&stored]) {
+            if let Some(custom) = kind.ops.custom() {
+                // Made a moment ago: nobody has set it.
+                let _ = custom.rules().versions.set(served.clone());
+            }
+        }
         served.sort_by_key(|kind| std::cmp::Reverse(version_order(kind.version)));
         Some(Definition { stored, served })
+    }
+}
+
+/// What a definition calls its kind: all that those who look at metadata only have to know.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Names {
+    group: String,
+    /// Of those that are served the preferred one.
+    version: String,
+    kind: String,
+    plural: String,
+    namespaced: bool,
+}
+
+impl Names {
+    /// `None` where nothing is served.
+    pub fn of(crd: &CustomResourceDefinition) -> Option<Names> {
+        let status = crd.status.as_ref()?;
+        if !conditions::is_true(status, conditions::ESTABLISHED) {
+            return None;
+        }
+        let names = status.accepted_names.as_ref().filter(|n| !n.kind.is_empty());
+        let names = names.unwrap_or(&crd.spec.names);
+        let served = crd.spec.versions.iter().filter(|v| v.served);
+        let preferred = served.max_by_key(|v| version_order(&v.name))?;
+        Some(Names {
+            group: crd.spec.group.clone(),
+            version: preferred.name.clone(),
+            kind: names.kind.clone(),
+            plural: names.plural.clone(),
+            namespaced: crd.spec.scope == "Namespaced",
+        })
+    }
+
+    /// A kind of these names whose objects may hold anything. A new one each time, to be kept as long as the process.
+    pub fn kind(&self) -> &'static Kind {
+        let mut crd = CustomResourceDefinition::default();
+        crd.spec.group.clone_from(&self.group);
+        crd.spec.scope = if self.namespaced { "Namespaced" } else { "Cluster" }.into();
+        let names = CustomResourceDefinitionNames {
+            kind: self.kind.clone(),
+            plural: self.plural.clone(),
+            ..CustomResourceDefinitionNames::default()
+        };
+        let version = CustomResourceDefinitionVersion {
+            name: self.version.clone(),
+            ..CustomResourceDefinitionVersion::default()
+        };
+        kind(&crd, &names, &version, None)
     }
 }
 
@@ -181,6 +238,7 @@ fn kind(
         selectable: Box::leak(selectable.iter().map(|(name, _)| *name).collect()),
         selectable_paths: selectable,
         deprecation,
+        versions: OnceLock::new(),
     };
     let rules: &'static Rules = Box::leak(Box::new(rules));
     Box::leak(Box::new(Kind {

@@ -1,5 +1,7 @@
 //! The rules of a custom kind, as the request pipeline asks for them.
 
+use std::sync::OnceLock;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceSubresourceScale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -12,6 +14,7 @@ use super::{Cell, cel, judge, published_name, shape};
 use crate::codec::{self, DecodeError, Decoded};
 use crate::error::Error;
 use crate::field::{self, Errors};
+use crate::kind::Kind;
 use crate::names;
 use crate::object::AnyObject;
 use crate::strategy::{Deletion, Ops, Part};
@@ -32,11 +35,24 @@ pub struct Rules {
     pub(super) cells: Vec<Cell>,
     pub(super) selectable: &'static [&'static str],
     pub(super) selectable_paths: Vec<(&'static str, JsonPath)>,
+    /// The kinds of all versions of the definition, once they are made.
+    pub(super) versions: OnceLock<Vec<&'static Kind>>,
 }
 
 impl Rules {
     pub fn api_version(&self) -> String {
         format!("{}/{}", self.group, self.version)
+    }
+
+    /// The kinds of all served versions of the definition.
+    pub fn siblings(&self) -> &[&'static Kind] {
+        self.versions.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// The kind of this apiVersion among those of the same definition.
+    pub fn sibling(&self, api_version: &str) -> Option<&'static Kind> {
+        let mut versions = self.siblings().iter().copied();
+        versions.find(|kind| kind.api_version() == api_version)
     }
 }
 

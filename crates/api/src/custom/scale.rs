@@ -85,7 +85,10 @@ impl CustomObject {
                 None => format!(
                     "{path} accessor error: {} is of the type {}, expected int64",
                     crate::patch::go_value(found),
-                    go_type(found)
+                    match found {
+                        Value::Null => "<nil>",
+                        other => crate::patch::strategic::go_type(other),
+                    }
                 ),
             };
             errors.push(FieldError {
@@ -95,16 +98,5 @@ impl CustomObject {
                 detail,
             });
         }
-    }
-}
-
-fn go_type(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "<nil>",
-        Value::Bool(_) => "bool",
-        Value::Number(_) => "float64",
-        Value::String(_) => "string",
-        Value::Array(_) => "[]interface {}",
-        Value::Object(_) => "map[string]interface {}",
     }
 }

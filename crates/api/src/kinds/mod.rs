@@ -4,6 +4,7 @@ use k8s_openapi::api::*;
 
 use crate::Strategy;
 
+mod admission_policy;
 mod api_service;
 mod certificate_signing_request;
 mod checks;

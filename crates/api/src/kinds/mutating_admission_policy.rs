@@ -1,13 +1,60 @@
-//! MutatingAdmissionPolicy: how writes are changed, as expressions. Those are not compiled here.
+//! MutatingAdmissionPolicy: how writes are changed, as expressions.
 
-use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicy;
+use k8s_openapi::api::admissionregistration::v1::{MutatingAdmissionPolicy, MutatingAdmissionPolicySpec};
 use k8s_openapi::jiff::Timestamp;
 
+use super::admission_policy::{PolicyScope, check_conditions, check_param_kind, check_variables};
 use super::checks::{count_generation, text};
 use super::webhook::set_match_defaults;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
+
+fn check_expressions(spec: &MutatingAdmissionPolicySpec, path: &Path, errors: &mut Errors) {
+    let variables: Vec<&str> = spec.variables.iter().flatten().map(|v| v.name.as_str()).collect();
+    let scope = PolicyScope {
+        has_params: spec.param_kind.is_some(),
+        variables: &variables,
+    };
+    check_param_kind(spec.param_kind.as_ref(), path, errors);
+    check_variables(&spec.variables, &scope, path, errors);
+    check_conditions(&spec.match_conditions, &scope, path, errors);
+    for (i, mutation) in spec.mutations.iter().flatten().enumerate() {
+        let at = path.child("mutations").index(i);
+        let apply = mutation.apply_configuration.as_ref().map(|a| &a.expression);
+        let patch = mutation.json_patch.as_ref().map(|p| &p.expression);
+        let (field, wanted, other, other_field) = match mutation.patch_type.as_str() {
+            "ApplyConfiguration" => ("applyConfiguration", apply, patch, "jsonPatch"),
+            "JSONPatch" => ("jsonPatch", patch, apply, "applyConfiguration"),
+            "" => {
+                errors.required(&at.child("patchType"), "");
+                continue;
+            }
+            unknown => {
+                const TYPES: &[&str] = &["ApplyConfiguration", "JSONPatch"];
+                errors.not_supported(&at.child("patchType"), unknown, TYPES);
+                continue;
+            }
+        };
+        if other.is_some() {
+            let of = &mutation.patch_type;
+            let words = format!("{other_field} may not be specified when patchType is {of}");
+            errors.forbidden(&at.child(other_field), words);
+        }
+        match wanted {
+            None => {
+                let of = &mutation.patch_type;
+                let words = format!("{field} must be specified when patchType is {of}");
+                errors.required(&at.child(field), words);
+            }
+            Some(expression) => {
+                let text = expression.as_deref().unwrap_or_default().trim();
+                let at = at.child(field).child("expression");
+                scope.check(text, &at, "expression is not specified", errors);
+            }
+        }
+    }
+}
 
 impl Strategy for MutatingAdmissionPolicy {
     fn set_defaults(&mut self) {
@@ -53,7 +100,24 @@ impl Strategy for MutatingAdmissionPolicy {
                 "mutations must contain at least one item",
             );
         }
+        check_expressions(&spec, &path, &mut errors);
+        const REINVOCATIONS: &[&str] = &["IfNeeded", "Never"];
+        match spec.reinvocation_policy.as_deref().unwrap_or_default() {
+            "" => errors.required(&path.child("reinvocationPolicy"), ""),
+            policy if !REINVOCATIONS.contains(&policy) => {
+                errors.not_supported(&path.child("reinvocationPolicy"), policy, REINVOCATIONS);
+            }
+            _ => {}
+        }
         errors
+    }
+
+    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+        // Expressions that were taken once are not judged again while nobody touches the policy.
+        if self.spec == old.spec {
+            return Errors::new();
+        }
+        self.validate()
     }
 
     const UNCONDITIONAL_UPDATE: bool = false;

@@ -1,13 +1,84 @@
-//! ValidatingAdmissionPolicy: what writes must satisfy, as expressions. Those are not compiled here.
+//! ValidatingAdmissionPolicy: what writes must satisfy, as expressions.
 
-use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicySpec};
 use k8s_openapi::jiff::Timestamp;
 
+use super::admission_policy::{PolicyScope, check_conditions, check_param_kind, check_variables};
 use super::checks::{count_generation, text};
 use super::webhook::set_match_defaults;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
+
+const REASONS: [&str; 4] = ["Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized"];
+
+fn check_expressions(spec: &ValidatingAdmissionPolicySpec, path: &Path, errors: &mut Errors) {
+    let has_params = spec.param_kind.is_some();
+    let variables: Vec<&str> = spec.variables.iter().flatten().map(|v| v.name.as_str()).collect();
+    let scope = PolicyScope {
+        has_params,
+        variables: &variables,
+    };
+    check_param_kind(spec.param_kind.as_ref(), path, errors);
+    check_variables(&spec.variables, &scope, path, errors);
+    check_conditions(&spec.match_conditions, &scope, path, errors);
+    for (i, validation) in spec.validations.iter().flatten().enumerate() {
+        let at = path.child("validations").index(i);
+        let text = validation.expression.trim();
+        scope.check(
+            text,
+            &at.child("expression"),
+            "expression is not specified",
+            errors,
+        );
+        if let Some(message) = validation.message_expression.as_deref()
+            && !message.is_empty()
+        {
+            if message.trim().is_empty() {
+                errors.invalid(
+                    &at.child("messageExpression"),
+                    message,
+                    "must be non-empty if specified",
+                );
+            } else {
+                // Who may do what is no message's.
+                scope.check(message.trim(), &at.child("messageExpression"), "", errors);
+            }
+        }
+        match validation.message.as_deref() {
+            Some(message) if !message.is_empty() && message.trim().is_empty() => {
+                errors.invalid(&at.child("message"), message, "must be non-empty if specified");
+            }
+            Some(message) if message.trim().contains('\n') => {
+                errors.invalid(&at.child("message"), message, "must not contain line breaks");
+            }
+            None | Some("") if text.contains('\n') => errors.required(
+                &at.child("message"),
+                "message must be specified if expression contains line breaks",
+            ),
+            _ => {}
+        }
+        if let Some(reason) = validation.reason.as_deref()
+            && !REASONS.contains(&reason)
+        {
+            errors.not_supported(&at.child("reason"), reason, &REASONS);
+        }
+    }
+    let mut keys: Vec<&str> = Vec::new();
+    for (i, annotation) in spec.audit_annotations.iter().flatten().enumerate() {
+        let at = path.child("auditAnnotations").index(i);
+        for why in crate::names::qualified_name(&annotation.key) {
+            errors.invalid(&at.child("key"), annotation.key.as_str(), why);
+        }
+        if keys.contains(&annotation.key.as_str()) {
+            errors.duplicate(&at.child("key"), &annotation.key);
+        }
+        keys.push(&annotation.key);
+        let text = annotation.value_expression.trim();
+        let missing = "valueExpression is not specified";
+        scope.check(text, &at.child("valueExpression"), missing, errors);
+    }
+}
 
 impl Strategy for ValidatingAdmissionPolicy {
     fn set_defaults(&mut self) {
@@ -62,7 +133,16 @@ impl Strategy for ValidatingAdmissionPolicy {
             errors.required(&path.child("validations"), why);
             errors.required(&path.child("auditAnnotations"), why);
         }
+        check_expressions(&spec, &path, &mut errors);
         errors
+    }
+
+    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+        // Expressions that were taken once are not judged again while nobody touches the policy.
+        if part == Part::Main && self.spec == old.spec {
+            return Errors::new();
+        }
+        self.validate()
     }
 
     const UNCONDITIONAL_UPDATE: bool = false;

@@ -180,6 +180,7 @@ fn walk(type_: Type<'_>, blank: Option<&Value>, new: &Json<'_>) -> (bool, FieldS
     if blank.is_some_and(|blank| new.is(blank)) {
         return (false, set);
     }
+    let type_ = type_.settle_as(new.form());
     // A blank object has nothing in what is not a struct.
     let is_leaf = !(type_.is_map() || type_.is_list());
     if is_leaf || (new.is_bare(&type_) && blank.is_none_or(is_empty)) {

@@ -10,6 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::creation::fields_beyond;
+use super::reset::Reset;
 use super::set::FieldSet;
 use super::typed::{self, Comparison, Type};
 use crate::codec;
@@ -38,7 +39,7 @@ pub struct ManagerId {
     pub name: String,
     pub operation: Operation,
     /// Of updates only: whoever applies stays the same over versions.
-    api_version: String,
+    pub(super) api_version: String,
     pub subresource: String,
 }
 
@@ -74,15 +75,15 @@ impl fmt::Display for ManagerId {
 }
 
 #[derive(Clone, Debug)]
-struct Fields {
-    set: FieldSet,
-    api_version: String,
-    time: Option<Timestamp>,
+pub(super) struct Fields {
+    pub(super) set: FieldSet,
+    pub(super) api_version: String,
+    pub(super) time: Option<Timestamp>,
 }
 
 /// All managers of an object. See the module.
 #[derive(Clone, Debug, Default)]
-pub struct Managed(BTreeMap<ManagerId, Fields>);
+pub struct Managed(pub(super) BTreeMap<ManagerId, Fields>);
 
 /// What an apply comes to.
 #[derive(Debug)]
@@ -228,15 +229,15 @@ impl Managed {
             Some(c) => c.added.clone().union(c.modified.clone()),
             None => return self,
         };
-        let reset = reset(kind, &by.subresource);
-        own = own.recursive_difference(&reset).difference(&STRIPPED);
+        let reset = Reset::of(kind, &by.subresource);
+        own = reset.keep(own).difference(&STRIPPED);
         // Worked out once for each version that somebody wrote in, which most often is one.
         let mut taken: BTreeMap<String, Option<FieldSet>> = BTreeMap::new();
         self.0.retain(|_, fields| {
             let taken = taken.entry(fields.api_version.clone()).or_insert_with(|| {
                 let c = differs.at(&fields.api_version)?;
                 let all = c.added.clone().union(c.modified.clone()).union(c.removed.clone());
-                Some(all.recursive_difference(&reset))
+                Some(reset.keep(all))
             });
             let Some(taken) = taken else { return false };
             if !taken.is_empty() {
@@ -264,11 +265,9 @@ impl Managed {
         now: Timestamp,
     ) -> Result<Managed, serde_json::Error> {
         let mut managed = Managed::default();
-        if let Some(shape) = Shape::of(kind) {
-            let all = fields_beyond(Type::root(shape), blank(kind), json)?;
-            let own = all
-                .recursive_difference(&reset(kind, &by.subresource))
-                .difference(&STRIPPED);
+        if let Some(root) = Type::of_kind(kind) {
+            let all = fields_beyond(root, blank(kind), json)?;
+            let own = Reset::of(kind, &by.subresource).keep(all).difference(&STRIPPED);
             if !own.is_empty() {
                 managed.0.insert(by, Fields::at(kind, own, now));
             }
@@ -333,10 +332,9 @@ impl Managed {
         force: bool,
         now: Timestamp,
     ) -> Result<Applied, Refused> {
-        let Some(shape) = Shape::of(kind) else {
+        let Some(root) = Type::of_kind(kind) else {
             return Err(Refused::Mistakes(vec![format!("{} has no schema", kind.kind)]));
         };
-        let root = Type::root(shape);
         let mistakes = typed::mistakes(root, config);
         if !mistakes.is_empty() {
             return Err(Refused::Mistakes(mistakes));
@@ -345,9 +343,9 @@ impl Managed {
             let before = ManagerId::new(BEFORE_FIRST_APPLY, Operation::Update, kind, &by.subresource);
             self = self.update(kind, blank(kind), live, before, now);
         }
-        let reset = reset(kind, &by.subresource);
+        let reset = Reset::of(kind, &by.subresource);
         let merged = typed::merge(root, live, config);
-        let set = typed::fields_of(root, config).recursive_difference(&reset);
+        let set = reset.keep(typed::fields_of(root, config));
         let had = self.0.remove(&by);
         let time = had.as_ref().and_then(|h| h.time);
         let mine = Fields {
@@ -369,18 +367,9 @@ impl Managed {
                 lost.push(id.clone());
                 continue;
             };
-            let changed = c
-                .modified
-                .clone()
-                .union(c.added.clone())
-                .recursive_difference(&reset);
+            let changed = reset.keep(c.modified.clone().union(c.added.clone()));
             let conflict = fields.set.intersection(&changed);
-            taken.insert(
-                id.clone(),
-                conflict
-                    .clone()
-                    .union(c.removed.clone().recursive_difference(&reset)),
-            );
+            taken.insert(id.clone(), conflict.clone().union(reset.keep(c.removed.clone())));
             if !conflict.is_empty() {
                 conflicts.insert(id.clone(), conflict);
             }
@@ -415,10 +404,9 @@ impl Managed {
         let Some((at_kind, merged_then)) = at_version(kind, &merged, &had.api_version) else {
             return merged;
         };
-        let Some(shape) = Shape::of(at_kind) else {
+        let Some(root) = Type::of_kind(at_kind) else {
             return merged;
         };
-        let root = Type::root(shape);
         let last = typed::with_named_fields(root, &had.set);
         let mut pruned = typed::remove(root, &merged_then, &last);
         // Back comes what anybody still holds,
@@ -434,10 +422,9 @@ impl Managed {
             let Some((_, there)) = at_version(at_kind, &pruned, version) else {
                 continue;
             };
-            let Some(shape) = Shape::of(kind_then) else {
+            let Some(root) = Type::of_kind(kind_then) else {
                 continue;
             };
-            let root = Type::root(shape);
             let named = |set: &FieldSet| typed::with_named_fields(root, set);
             let keep = named(&typed::fields_of(root, &there)).union(named(&held));
             let gone = named(&typed::fields_of(root, &merged)).difference(&keep);
@@ -455,6 +442,18 @@ impl Managed {
     }
 }
 
+/// `config` merged into `live`, whoever holds what; or what in it does not fit the kind's schema.
+pub fn merged(kind: &'static Kind, live: &Value, config: &Value) -> Result<Value, Vec<String>> {
+    let Some(root) = Type::of_kind(kind) else {
+        return Err(vec![format!("{} has no schema", kind.kind)]);
+    };
+    let mistakes = typed::mistakes(root, config);
+    match mistakes.is_empty() {
+        true => Ok(typed::merge(root, live, config)),
+        false => Err(mistakes),
+    }
+}
+
 /// The conflicts that are none: `kubectl apply` set these fields without `--server-side`, and they are still as it
 /// left them.
 pub fn last_applied_fields(kind: &'static Kind, live: &Value) -> Option<FieldSet> {
@@ -466,7 +465,7 @@ pub fn last_applied_fields(kind: &'static Kind, live: &Value) -> Option<FieldSet
     if last.get("apiVersion")?.as_str()? != kind.api_version() {
         return None;
     }
-    let root = Type::root(Shape::of(kind)?);
+    let root = Type::of_kind(kind)?;
     if !typed::mistakes(root, &last).is_empty() {
         return None;
     }
@@ -508,15 +507,11 @@ impl<'a> Versions<'a> {
 
     fn compare(&self, version: &str) -> Option<Comparison> {
         if version == self.kind.api_version() {
-            return Some(typed::compare(
-                Type::root(Shape::of(self.kind)?),
-                self.live,
-                self.new,
-            ));
+            return Some(typed::compare(Type::of_kind(self.kind)?, self.live, self.new));
         }
         let (kind, live) = at_version(self.kind, self.live, version)?;
         let (_, new) = at_version(self.kind, self.new, version)?;
-        Some(typed::compare(Type::root(Shape::of(kind)?), &live, &new))
+        Some(typed::compare(Type::of_kind(kind)?, &live, &new))
     }
 }
 
@@ -525,12 +520,11 @@ fn at_version(kind: &'static Kind, value: &Value, version: &str) -> Option<(&'st
     if version == kind.api_version() {
         return Some((kind, value.clone()));
     }
-    let to = registry::by_kind(version, kind.kind)?;
-    let json = serde_json::to_vec(value).ok()?;
-    let typed = kind.ops.decode(&json).ok()?.object;
-    let mut out = Vec::new();
-    convert::typed(kind, to, typed).ok()?.encode_into(&mut out);
-    Some((to, serde_json::from_slice(&out).ok()?))
+    let to = match kind.ops.custom() {
+        Some(custom) => custom.rules().sibling(version)?,
+        None => registry::by_kind(version, kind.kind)?,
+    };
+    Some((to, convert::json(kind, to, value)?))
 }
 
 /// Fields that nobody holds: they are the system's.
@@ -554,24 +548,6 @@ static STRIPPED: LazyLock<FieldSet> = LazyLock::new(|| {
         .iter()
         .fold(set, |set, field| set.with(&["metadata", field]))
 });
-
-/// What a write to this resource cannot change, so that it is nobody's who tried.
-fn reset(kind: &Kind, subresource: &str) -> FieldSet {
-    let set = FieldSet::default();
-    if kind.subresource("status").is_none() {
-        return set;
-    }
-    match (subresource, kind.group, kind.kind) {
-        ("", ..) => set.with(&["status"]),
-        ("status", "", "Pod") => set
-            .with(&["spec"])
-            .with(&["metadata", "deletionTimestamp"])
-            .with(&["metadata", "ownerReferences"]),
-        ("status", "apps", "Deployment") => set.with(&["spec"]).with(&["metadata", "labels"]),
-        ("status", ..) => set.with(&["spec"]),
-        _ => set,
-    }
-}
 
 /// An object of the kind with nothing set, as Go encodes it: structs that are no pointers are there, some lists null.
 ///

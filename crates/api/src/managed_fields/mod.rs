@@ -5,12 +5,15 @@
 //! somebody applies ([`Managed::apply`]).
 
 mod creation;
+mod custom;
 mod managers;
+mod reset;
+mod scale;
 mod set;
 mod typed;
 
 pub use managers::{
     Applied, Conflicts, LAST_APPLIED, Managed, ManagerId, Operation, Refused, blank, is_reset,
-    last_applied_fields,
+    last_applied_fields, merged,
 };
 pub use set::FieldSet;

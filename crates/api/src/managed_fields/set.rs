@@ -165,6 +165,11 @@ impl FieldSet {
         FieldSet(walk(&self.0, &other.0))
     }
 
+    /// Each child: its element, whether it is in the set, and what is behind it.
+    pub(super) fn children(&self) -> impl Iterator<Item = (&String, bool, FieldSet)> {
+        below(&self.0).map(|(key, value)| (key, node(value).is_some_and(owns), self.behind(key)))
+    }
+
     /// Rebuilds the set: `own` says of each child whether it is in it, `go` makes what is behind it.
     pub(super) fn rebuild(
         &self,

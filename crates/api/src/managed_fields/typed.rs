@@ -6,7 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
+use super::custom::Node;
 use super::set::{FieldSet, shown};
+use crate::kind::Kind;
+use crate::registry;
 use crate::schema::rules::{self, List};
 use crate::schema::{self, Shape};
 
@@ -22,12 +25,61 @@ pub enum Type<'a> {
     Set,
     /// Objects that differ in these fields.
     Keyed(&'a Shape, &'a str, &'static [&'static str]),
+    /// A place in a custom kind's schema that may hold values of several forms: see [`Type::settle`].
+    Custom(Node<'a>),
+    /// An object, by a custom kind's schema.
+    CustomMap(Node<'a>),
+    /// Objects that differ in some fields, by a custom kind's schema.
+    CustomKeyed(Node<'a>),
+    /// What no schema describes: maps field by field, lists and scalars as a whole.
+    Any,
+    AnyMap,
 }
 
 impl<'a> Type<'a> {
     /// The kind's own type.
     pub fn root(shape: &'a Shape) -> Self {
         Type::Struct(shape, shape.root())
+    }
+
+    /// Of a kind; `None` where it has no schema.
+    pub fn of_kind(kind: &'static Kind) -> Option<Type<'static>> {
+        match kind.ops.custom() {
+            Some(custom) => Some(Type::CustomMap(Node::root(&custom.rules().schema))),
+            None => Shape::of(kind).map(Type::root),
+        }
+    }
+
+    /// What metadata is in every kind.
+    pub(super) fn metadata() -> Type<'static> {
+        Shape::of(&registry::CONFIG_MAP)
+            .and_then(|shape| Type::root(shape).field("metadata"))
+            .unwrap_or(Type::Any)
+    }
+
+    /// Of what may have several forms, the one that these values have.
+    fn settle(self, left: Option<&Value>, right: Option<&Value>) -> Self {
+        let value = [right, left].into_iter().flatten().find(|v| !v.is_null());
+        self.settle_as(value.map_or(Form::Null, Item::form))
+    }
+
+    /// The same for a value of this form.
+    pub(super) fn settle_as(self, form: Form) -> Self {
+        match (self, form) {
+            (Type::Any, Form::Map) => Type::AnyMap,
+            (Type::Any, _) => Type::Leaf,
+            (Type::Custom(node), form) => node.settle(form),
+            (other, _) => other,
+        }
+    }
+
+    /// Whether a schema names this field.
+    fn declares(&self, name: &str) -> bool {
+        match self {
+            Type::Struct(..) => self.field(name).is_some(),
+            Type::Custom(node) | Type::CustomMap(node) => node.declares(name),
+            _ => false,
+        }
     }
 
     /// A named type where no rule of a field says otherwise.
@@ -64,28 +116,43 @@ impl<'a> Type<'a> {
             }
             Type::Map(shape, Some(of)) => Some(Type::named(shape, of)),
             Type::Map(_, None) => Some(Type::Leaf),
-            Type::Leaf | Type::Set | Type::Keyed(..) => None,
+            Type::Custom(node) | Type::CustomMap(node) => node.field(name),
+            Type::Any | Type::AnyMap => Some(Type::Any),
+            Type::Leaf | Type::Set | Type::Keyed(..) | Type::CustomKeyed(_) => None,
         }
     }
 
     pub(super) fn item(&self) -> Type<'a> {
         match *self {
             Type::Keyed(shape, of, _) => Type::named(shape, of),
+            Type::Custom(node) | Type::CustomKeyed(node) => node.item(),
             _ => Type::Leaf,
         }
     }
 
     pub(super) fn is_map(&self) -> bool {
-        matches!(self, Type::Struct(..) | Type::Map(..))
+        matches!(
+            self,
+            Type::Struct(..) | Type::Map(..) | Type::CustomMap(_) | Type::AnyMap
+        )
     }
 
     pub(super) fn is_list(&self) -> bool {
-        matches!(self, Type::Set | Type::Keyed(..))
+        matches!(self, Type::Set | Type::Keyed(..) | Type::CustomKeyed(_))
+    }
+
+    /// The fields in which a list's items differ, each with its default.
+    fn keys(&self) -> Option<Vec<(&'a str, Option<Value>)>> {
+        match *self {
+            Type::Keyed(_, of, keys) => Some(keys.iter().map(|key| (*key, key_default(of, key))).collect()),
+            Type::CustomKeyed(node) => Some(node.keys()),
+            _ => None,
+        }
     }
 
     /// The path element of a list's item, or why it has none.
     fn element(&self, item: &impl Item) -> Result<String, String> {
-        let Type::Keyed(_, of, keys) = self else {
+        let Some(keys) = self.keys() else {
             return match item.form() {
                 Form::Map => Err("associative list without keys has an element that's a map type".into()),
                 Form::List => Err("not supported: associative list with lists as elements".into()),
@@ -102,15 +169,13 @@ impl<'a> Type<'a> {
         }
         let found: BTreeMap<&str, Cow<'_, Value>> = keys
             .iter()
-            .filter_map(|key| {
-                let value = item
-                    .member(key)
-                    .or_else(|| key_default(of, key).map(Cow::Owned))?;
+            .filter_map(|(key, default)| {
+                let value = item.member(key).or_else(|| default.clone().map(Cow::Owned))?;
                 Some((*key, value))
             })
             .collect();
         if found.is_empty() {
-            let keys: Vec<String> = keys.iter().map(|k| format!("{k:?}")).collect();
+            let keys: Vec<String> = keys.iter().map(|(k, _)| format!("{k:?}")).collect();
             return Err(format!(
                 "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values \
 for any key fields)",
@@ -224,6 +289,12 @@ pub fn mistakes(type_: Type<'_>, value: &Value) -> Vec<String> {
 }
 
 fn check(type_: Type<'_>, value: &Value, path: &str, found: &mut Vec<String>) {
+    if let Type::Custom(node) = type_
+        && let Some(what) = node.mismatch(value)
+    {
+        return found.push(format!("{path}: {what}"));
+    }
+    let type_ = type_.settle(None, Some(value));
     let mut say = |path: &str, what: String| {
         found.push(if path.is_empty() {
             what
@@ -279,17 +350,14 @@ pub fn fields_of(type_: Type<'_>, value: &Value) -> FieldSet {
 }
 
 fn walk_fields(type_: Type<'_>, value: &Value) -> (bool, FieldSet) {
+    let type_ = type_.settle(None, Some(value));
     let mut set = FieldSet::default();
     if type_.is_map() {
         for (key, value) in map_of(Some(value)).into_iter().flatten() {
             let Some(field) = type_.field(key) else { continue };
             let (own, behind) = walk_fields(field, value);
             let empty = value.is_null() || value.as_object().is_some_and(Map::is_empty);
-            set.add(
-                format!("f:{key}"),
-                own || empty || matches!(type_, Type::Map(..)),
-                behind,
-            );
+            set.add(format!("f:{key}"), own || empty || !type_.declares(key), behind);
         }
         (false, set)
     } else if type_.is_list() {
@@ -347,6 +415,7 @@ fn walk_compare(type_: Type<'_>, left: Option<&Value>, right: Option<&Value>) ->
     if left == right {
         return found;
     }
+    let type_ = type_.settle(left, right);
     if is_leaf(&type_, left, right) {
         found.added.0 = left.is_none();
         found.removed.0 = right.is_none();
@@ -410,6 +479,7 @@ pub fn merge(type_: Type<'_>, left: &Value, right: &Value) -> Value {
 }
 
 fn walk_merge(type_: Type<'_>, left: Option<&Value>, right: Option<&Value>) -> Option<Value> {
+    let type_ = type_.settle(left, right);
     if is_leaf(&type_, left, right) {
         return right.or(left).cloned();
     }
@@ -491,6 +561,7 @@ fn merge_lists(type_: Type<'_>, left: &[Value], right: &[Value]) -> Vec<Value> {
 
 /// `value` without the fields of `set`.
 pub fn remove(type_: Type<'_>, value: &Value, set: &FieldSet) -> Value {
+    let type_ = type_.settle(None, Some(value));
     if !(type_.is_map() || type_.is_list()) {
         // A scalar is its parent's to take out; what is set as a whole goes with anything in it.
         return match value {
@@ -550,10 +621,7 @@ pub fn with_named_fields(type_: Type<'_>, set: &FieldSet) -> FieldSet {
         Some(name) => type_.field(name).unwrap_or(Type::Leaf),
         None => type_.item(),
     };
-    let declared = |key: &str| {
-        let name = key.strip_prefix("f:");
-        matches!(type_, Type::Struct(..)) && name.is_some_and(|n| type_.field(n).is_some())
-    };
+    let declared = |key: &str| key.strip_prefix("f:").is_some_and(|name| type_.declares(name));
     set.rebuild(
         |key, own| own || declared(key),
         |key, behind| with_named_fields(child(key), &behind),

@@ -99,7 +99,7 @@ const GO_MAP: &str = "map[string]interface {}";
 const GO_SLICE: &str = "[]interface {}";
 
 /// A JSON value's type in Go. Two numbers are of one type only if both or none are integers.
-fn go_type(value: &Value) -> &'static str {
+pub(crate) fn go_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "%!s(<nil>)",
         Value::Bool(_) => "bool",

@@ -36,7 +36,8 @@ pub(super) fn usage(claim: &PersistentVolumeClaim) -> Amounts {
     used
 }
 
-fn class(claim: &PersistentVolumeClaim) -> Option<&str> {
+/// The storage class that a claim names, in its spec or as it was named before.
+pub fn class(claim: &PersistentVolumeClaim) -> Option<&str> {
     let annotated = claim
         .metadata
         .annotations

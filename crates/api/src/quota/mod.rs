@@ -26,6 +26,7 @@ use crate::selector::label::{Operator, Requirement};
 use crate::{AnyObject, Kind};
 
 pub use check::{Change, Charge, check};
+pub use claims::class as storage_class;
 
 /// Kinds that have a bare name beside `count/…`.
 const ALIASES: [&str; 4] = [
@@ -42,13 +43,33 @@ pub enum Evaluator {
     Services,
     PersistentVolumeClaims,
     ResourceClaims,
-    /// By their number only, under these names.
-    Count(Vec<String>),
+    /// By their number only.
+    Count(&'static Kind),
 }
 
 /// `count/pods`, `count/deployments.apps`.
 pub fn count_name(kind: &Kind) -> String {
     format!("count/{}", kind.qualified())
+}
+
+/// Whether this is a kind's [`count_name`].
+fn is_count_of(kind: &Kind, name: &str) -> bool {
+    let rest = name
+        .strip_prefix("count/")
+        .and_then(|n| n.strip_prefix(kind.plural));
+    match (rest, kind.group) {
+        (Some(rest), "") => rest.is_empty(),
+        (Some(rest), group) => rest.strip_prefix('.') == Some(group),
+        (None, _) => false,
+    }
+}
+
+/// The bare name under which a kind is counted, too.
+fn alias(kind: &Kind) -> Option<&'static str> {
+    ALIASES
+        .iter()
+        .find(|alias| kind.group.is_empty() && kind.plural == **alias)
+        .copied()
 }
 
 fn one() -> Quantity {
@@ -61,7 +82,7 @@ fn whole(number: usize) -> Quantity {
 
 impl Evaluator {
     /// `None`: no quota counts this kind.
-    pub fn of(kind: &Kind) -> Option<Self> {
+    pub fn of(kind: &'static Kind) -> Option<Self> {
         if !kind.namespaced() || !kind.is_stored() || kind.plural == "events" {
             return None;
         }
@@ -70,10 +91,7 @@ impl Evaluator {
             ("", "services") => Evaluator::Services,
             ("", "persistentvolumeclaims") => Evaluator::PersistentVolumeClaims,
             ("resource.k8s.io", "resourceclaims") => Evaluator::ResourceClaims,
-            ("", plural) if ALIASES.contains(&plural) => {
-                Evaluator::Count(vec![count_name(kind), plural.to_string()])
-            }
-            _ => Evaluator::Count(vec![count_name(kind)]),
+            _ => Evaluator::Count(kind),
         })
     }
 
@@ -84,7 +102,7 @@ impl Evaluator {
             Evaluator::Services => services::NAMES.contains(&name),
             Evaluator::PersistentVolumeClaims => claims::counts(name),
             Evaluator::ResourceClaims => resource_claims::counts(name),
-            Evaluator::Count(names) => names.iter().any(|n| n == name),
+            Evaluator::Count(kind) => is_count_of(kind, name) || alias(kind) == Some(name),
         }
     }
 
@@ -98,7 +116,13 @@ impl Evaluator {
                 any.downcast_ref::<PersistentVolumeClaim>().map(claims::usage)
             }
             Evaluator::ResourceClaims => any.downcast_ref::<ResourceClaim>().map(resource_claims::usage),
-            Evaluator::Count(names) => Some(names.iter().map(|n| (n.clone(), one())).collect()),
+            Evaluator::Count(kind) => {
+                let names = alias(kind)
+                    .map(str::to_string)
+                    .into_iter()
+                    .chain([count_name(kind)]);
+                Some(names.map(|name| (name, one())).collect())
+            }
         };
         used.unwrap_or_default()
     }
@@ -115,16 +139,25 @@ impl Evaluator {
         })
     }
 
+    /// Whether a request to create, or to change this part of what there is, can change what is used.
+    pub fn may_change(&self, subresource: &str, creates: bool) -> bool {
+        match self {
+            _ if creates => subresource.is_empty(),
+            Evaluator::Pods => matches!(subresource, "" | "resize"),
+            Evaluator::PersistentVolumeClaims => matches!(subresource, "" | "status"),
+            Evaluator::Services | Evaluator::ResourceClaims => subresource.is_empty(),
+            Evaluator::Count(_) => false,
+        }
+    }
+
     /// Whether writing this can change what is used. `old`: nothing at a creation.
     fn concerns(&self, subresource: &str, old: Option<&dyn AnyObject>, new: &dyn AnyObject) -> bool {
-        match (self, subresource, old) {
-            (_, "", None) => true,
-            (Evaluator::Pods, "", Some(old)) => pods::has_deadline(old) != pods::has_deadline(new),
-            (Evaluator::Pods, "resize", Some(_)) => true,
-            (Evaluator::PersistentVolumeClaims, "" | "status", Some(_)) => true,
-            (Evaluator::Services | Evaluator::ResourceClaims, "", Some(_)) => true,
-            _ => false,
-        }
+        self.may_change(subresource, old.is_none())
+            && match (self, subresource, old) {
+                // Of what else can be changed of a pod's spec nothing is counted.
+                (Evaluator::Pods, "", Some(old)) => pods::has_deadline(old) != pods::has_deadline(new),
+                _ => true,
+            }
     }
 
     /// Whether there may be room again after this change that nobody was charged for.

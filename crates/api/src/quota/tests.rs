@@ -40,7 +40,11 @@ fn quota(spec: Value, used: Value) -> ResourceQuota {
     quota
 }
 
-fn try_create(quota: &ResourceQuota, new: &dyn AnyObject, kind: &Kind) -> Result<Vec<String>, String> {
+fn try_create(
+    quota: &ResourceQuota,
+    new: &dyn AnyObject,
+    kind: &'static Kind,
+) -> Result<Vec<String>, String> {
     let change = Change {
         evaluator: &Evaluator::of(kind).unwrap(),
         subresource: "",
@@ -57,10 +61,15 @@ fn try_create(quota: &ResourceQuota, new: &dyn AnyObject, kind: &Kind) -> Result
 #[test]
 fn every_stored_kind_of_a_namespace_but_events_is_counted() {
     assert_eq!(Evaluator::of(&POD), Some(Evaluator::Pods));
-    assert_eq!(
-        Evaluator::of(&DEPLOYMENT),
-        Some(Evaluator::Count(vec!["count/deployments.apps".into()]))
-    );
+    let deployments = Evaluator::of(&DEPLOYMENT).unwrap();
+    for (name, counted) in [
+        ("count/deployments.apps", true),
+        ("count/deployments", false),
+        ("count/deployments.apps.x", false),
+        ("deployments", false),
+    ] {
+        assert_eq!(deployments.counts(name), counted, "{name}");
+    }
     assert!(Evaluator::of(&CONFIG_MAP).unwrap().counts("configmaps"));
     assert_eq!(Evaluator::of(&EVENT), None);
     assert_eq!(Evaluator::of(&NODE), None);

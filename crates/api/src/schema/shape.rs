@@ -10,6 +10,7 @@ use serde_json::Value as Json;
 use super::rules::{self, Rule};
 use crate::kind::Kind;
 use crate::registry;
+use crate::scale::SCALE;
 
 /// What a field holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +65,9 @@ impl Shape {
     pub fn of(kind: &Kind) -> Option<&'static Shape> {
         static SHAPES: LazyLock<Vec<OnceLock<Shape>>> =
             LazyLock::new(|| registry::ALL.iter().map(|_| OnceLock::new()).collect());
+        if *kind == SCALE {
+            return Some(Shape::of_scale());
+        }
         let at = registry::ALL.iter().position(|k| *k == kind)?;
         Some(SHAPES[at].get_or_init(|| Shape::build(|generator| kind.ops.schema(generator))))
     }

@@ -4,11 +4,18 @@
 //! Twice a request: [`Server::admit`] completes what was sent before it is validated, [`Server::validate`] judges what
 //! would be stored. Quota comes last, so that nothing is charged for what another plugin refuses.
 
+mod certificates;
+mod default_class;
 mod default_toleration_seconds;
+pub(crate) mod extension;
 mod limit_ranger;
+mod mountable_secrets;
 mod namespace_lifecycle;
 mod node_taint;
+mod persistent_volume_claim_resize;
+mod pod_resize;
 mod pod_security;
+pub(crate) mod pod_topology_labels;
 mod priority;
 mod resource_quota;
 mod runtime_class;
@@ -106,13 +113,16 @@ impl Server {
                     priority::admit_pod(self, pod)?;
                     default_toleration_seconds::admit(pod);
                     runtime_class::admit(self, pod)?;
+                    pod_topology_labels::admit(self, pod);
                 } else {
                     node_taint::admit(object);
+                    default_class::admit(self, object)?;
                     storage_in_use::admit(object);
                 }
             }
             (Operation::Update, "") => {
                 if let Some(pod) = object.as_any_mut().downcast_mut::<Pod>() {
+                    priority::keep(attributes, pod);
                     default_toleration_seconds::admit(pod);
                 }
             }
@@ -129,9 +139,17 @@ impl Server {
         object: &dyn AnyObject,
     ) -> Result<Charged<'_>, Error> {
         limit_ranger::validate(self, attributes, object)?;
+        if let Some(pod) = object.as_any().downcast_ref::<Pod>() {
+            mountable_secrets::validate(self, attributes, pod)?;
+        }
         pod_security::validate(self, ctx, attributes, object)?;
         if attributes.target.subresource.is_empty() {
             priority::admit_class(self, object)?;
+            persistent_volume_claim_resize::validate(self, attributes, object)?;
+        }
+        certificates::validate(self, ctx, attributes, object)?;
+        if matches!(attributes.target.subresource, "" | "resize") {
+            pod_resize::validate(self, attributes, object)?;
         }
         resource_quota::validate_count(self, ctx, attributes, object)?;
         resource_quota::charge(self, ctx, attributes, object).await

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use knarr_api::{AnyObject, Error, k8s_openapi, registry};
 
-use super::shown_name;
+use super::{Attributes, shown_name};
 use crate::cache::change::Filter;
 use crate::server::Server;
 
@@ -48,6 +48,17 @@ controller computed {policy} from the given PriorityClass name"
         Some(_) => {}
     }
     Ok(())
+}
+
+/// Who replaces a pod need not repeat what was worked out when it was made.
+pub(super) fn keep(attributes: &Attributes<'_>, pod: &mut Pod) {
+    let old = attributes.old.and_then(|old| old.get::<Pod>()?.spec.as_ref());
+    if let (Some(spec), Some(old)) = (&mut pod.spec, old) {
+        spec.priority = spec.priority.or(old.priority);
+        if spec.preemption_policy.is_none() {
+            spec.preemption_policy.clone_from(&old.preemption_policy);
+        }
+    }
 }
 
 /// The class for pods that name none: of several (which racing writers can bring about) the lowest.

@@ -129,7 +129,11 @@ pub(super) async fn charge<'a>(
 ) -> Result<Charged<'a>, Error> {
     let target = attributes.target;
     let mut charged = server.ledger.nothing(target.namespace);
-    let Some(evaluator) = Evaluator::of(target.kind).filter(|_| !target.namespace.is_empty()) else {
+    let evaluator = Evaluator::of(target.kind).filter(|evaluator| {
+        !target.namespace.is_empty()
+            && evaluator.may_change(target.subresource, attributes.operation == Operation::Create)
+    });
+    let Some(evaluator) = evaluator else {
         return Ok(charged);
     };
     let kind = &registry::RESOURCE_QUOTA;

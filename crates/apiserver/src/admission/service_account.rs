@@ -23,19 +23,12 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 pub(super) fn admit(server: &Server, namespace: &str, pod: &mut Pod) -> Result<(), Error> {
     let name = shown_name(&pod.metadata).to_string();
     let refused = |why: &str| Error::forbidden(registry::POD.about(&name), why);
-    let is_mirror = pod
-        .metadata
-        .annotations
-        .as_ref()
-        .is_some_and(|a| a.contains_key(MIRROR));
+    // The copy of what a kubelet was given by others stays as it is.
+    if is_mirror(pod) {
+        return Ok(());
+    }
     let Some(spec) = &mut pod.spec else { return Ok(()) };
     let named = spec.service_account_name.clone().filter(|n| !n.is_empty());
-    if is_mirror {
-        return match named {
-            Some(_) => Err(refused("a mirror pod may not reference service accounts")),
-            None => Ok(()),
-        };
-    }
     let account = named.unwrap_or_else(|| "default".to_string());
     let Some(found) = server.cache.get(&registry::SERVICE_ACCOUNT, namespace, &account) else {
         return Err(refused(&format!(
@@ -59,6 +52,12 @@ pub(super) fn admit(server: &Server, namespace: &str, pod: &mut Pod) -> Result<(
         mount_token(server, pod);
     }
     Ok(())
+}
+
+/// Whether the pod is a static one's copy in the API.
+pub(super) fn is_mirror(pod: &Pod) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    annotations.is_some_and(|a| a.contains_key(MIRROR))
 }
 
 fn mount_token(server: &Server, pod: &mut Pod) {

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::ResourceQuota;
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::registry::{DEPLOYMENT, NAMESPACE, POD, RESOURCE_QUOTA, SERVICE_ACCOUNT};
+use knarr_api::registry::{
+    CERTIFICATE_SIGNING_REQUEST, DEPLOYMENT, INGRESS, INGRESS_CLASS, LIMIT_RANGE, NAMESPACE, NODE,
+    PERSISTENT_VOLUME_CLAIM, POD, RESOURCE_QUOTA, SERVICE_ACCOUNT, STORAGE_CLASS,
+};
 use knarr_api::{Error, Kind, Object, k8s_openapi};
 use knarr_client::{Conn, NodeDialer, Preconditions};
 use serde_json::{Value, json};
@@ -45,29 +48,29 @@ impl NodeDialer for NoNodes {
     }
 }
 
-pub(super) struct Cluster {
-    pub server: Arc<Server>,
+struct Cluster {
+    server: Arc<Server>,
 }
 
 /// What a request came to, and what was said beside.
-pub(super) struct Outcome {
-    pub result: Result<Arc<Object>, Error>,
-    pub warnings: Vec<String>,
-    pub notes: BTreeMap<String, String>,
+struct Outcome {
+    result: Result<Arc<Object>, Error>,
+    warnings: Vec<String>,
+    notes: BTreeMap<String, String>,
 }
 
 impl Outcome {
-    pub fn message(&self) -> &str {
+    fn message(&self) -> &str {
         self.result.as_ref().map_or_else(|e| e.message(), |_| "")
     }
 
-    pub fn json(&self) -> Value {
+    fn json(&self) -> Value {
         serde_json::from_slice(self.result.as_ref().unwrap().json()).unwrap()
     }
 }
 
 impl Cluster {
-    pub async fn new() -> Self {
+    async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let pki = pki::Pki::open(directory.path(), Noon.now()).unwrap();
         let config = Config {
@@ -103,23 +106,17 @@ impl Cluster {
         Ctx::new(User::new("admin", [MASTERS]), self.server.clock.now())
     }
 
-    pub async fn create(&self, kind: &'static Kind, namespace: &str, object: Value) -> Outcome {
+    async fn create(&self, kind: &'static Kind, namespace: &str, object: Value) -> Outcome {
         self.create_as(self.ctx(), kind, namespace, object).await
     }
 
-    pub async fn dry_run(&self, kind: &'static Kind, namespace: &str, object: Value) -> Outcome {
+    async fn dry_run(&self, kind: &'static Kind, namespace: &str, object: Value) -> Outcome {
         let mut ctx = self.ctx();
         ctx.dry_run = true;
         self.create_as(ctx, kind, namespace, object).await
     }
 
-    pub async fn create_as(
-        &self,
-        mut ctx: Ctx,
-        kind: &'static Kind,
-        namespace: &str,
-        object: Value,
-    ) -> Outcome {
+    async fn create_as(&self, mut ctx: Ctx, kind: &'static Kind, namespace: &str, object: Value) -> Outcome {
         let object = kind.ops.decode(object.to_string().as_bytes()).unwrap().object;
         let result = self
             .server
@@ -133,7 +130,7 @@ impl Cluster {
     }
 
     /// Changes what there is, through this subresource.
-    pub async fn change(
+    async fn change(
         &self,
         mut ctx: Ctx,
         kind: &'static Kind,
@@ -159,7 +156,7 @@ impl Cluster {
         }
     }
 
-    pub async fn update(
+    async fn update(
         &self,
         kind: &'static Kind,
         at: (&str, &str, &str),
@@ -224,6 +221,15 @@ async fn what_a_namespace_enforces_is_refused_and_what_it_warns_of_is_told() {
         warned.warnings,
         ["would violate PodSecurity \"baseline:latest\": host namespaces (hostNetwork=true)"]
     );
+    // Who replaces a pod need not repeat its priority.
+    let replaced = c
+        .update(&POD, ("default", "host", ""), |p| {
+            let spec = p["spec"].as_object_mut().unwrap();
+            spec.remove("priority");
+            spec.remove("preemptionPolicy");
+        })
+        .await;
+    assert_eq!(replaced.json()["spec"]["priority"], 0);
     // What was let in before stays as it is, but gets no other image.
     let touched = c
         .update(&POD, ("default", "host", ""), |p| {
@@ -279,5 +285,172 @@ async fn a_dry_run_is_held_against_quotas_and_charged_to_none() {
     assert_eq!(
         c.dry_run(&POD, "default", plain_pod("d")).await.message(),
         "pods \"d\" is forbidden: exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_names_no_class_gets_the_default_and_a_claim_grows_as_its_class_allows() {
+    let c = Cluster::new().await;
+    let claim = |name: &str| {
+        json!({"metadata": {"name": name}, "spec": {
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}})
+    };
+    let without = c
+        .create(&PERSISTENT_VOLUME_CLAIM, "default", claim("a"))
+        .await
+        .json();
+    assert_eq!(without["spec"]["storageClassName"], Value::Null);
+    let class = json!({"metadata": {"name": "gold", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+        "provisioner": "p", "allowVolumeExpansion": true});
+    c.create(&STORAGE_CLASS, "", class).await.result.unwrap();
+    let with = c
+        .create(&PERSISTENT_VOLUME_CLAIM, "default", claim("b"))
+        .await
+        .json();
+    assert_eq!(with["spec"]["storageClassName"], "gold");
+
+    let grow = |name: &'static str| {
+        let c = &c;
+        async move {
+            let at = ("default", name, "");
+            c.update(&PERSISTENT_VOLUME_CLAIM, at, |claim| {
+                claim["spec"]["resources"]["requests"]["storage"] = json!("2Gi");
+            })
+            .await
+        }
+    };
+    let bind = |name: &'static str| {
+        let c = &c;
+        async move {
+            c.update(&PERSISTENT_VOLUME_CLAIM, ("default", name, ""), |claim| {
+                claim["spec"]["volumeName"] = json!("v");
+            })
+            .await
+            .result
+            .unwrap();
+            c.update(&PERSISTENT_VOLUME_CLAIM, ("default", name, "status"), |claim| {
+                claim["status"] = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}});
+            })
+            .await
+            .result
+            .unwrap();
+        }
+    };
+    bind("a").await;
+    bind("b").await;
+    assert_eq!(
+        grow("a").await.message(),
+        "persistentvolumeclaims \"a\" is forbidden: only dynamically provisioned pvc can be resized and the storageclass \
+that provisions the pvc must support resize"
+    );
+    assert_eq!(grow("b").await.message(), "");
+
+    let class = json!({"metadata": {"name": "web", "annotations": {"ingressclass.kubernetes.io/is-default-class": "true"}},
+        "spec": {"controller": "example.com/web"}});
+    c.create(&INGRESS_CLASS, "", class).await.result.unwrap();
+    let backend = json!({"service": {"name": "s", "port": {"number": 1}}});
+    let ingress = json!({"metadata": {"name": "i"}, "spec": {"defaultBackend": backend}});
+    let ingress = c.create(&INGRESS, "default", ingress).await.json();
+    assert_eq!(ingress["spec"]["ingressClassName"], "web");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_learns_where_its_node_is_and_grows_no_further_than_it() {
+    let c = Cluster::new().await;
+    let node =
+        json!({"metadata": {"name": "n", "labels": {"topology.kubernetes.io/zone": "z", "other": "o"}}});
+    c.create(&NODE, "", node).await.result.unwrap();
+    c.update(&NODE, ("", "n", "status"), |n| {
+        n["status"]["allocatable"] = json!({"cpu": "2", "memory": "1Gi"})
+    })
+    .await
+    .result
+    .unwrap();
+    let mut placed = plain_pod("p");
+    placed["spec"]["nodeName"] = json!("n");
+    placed["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1"}});
+    let placed = c.create(&POD, "default", placed).await.json();
+    assert_eq!(
+        placed["metadata"]["labels"],
+        json!({"topology.kubernetes.io/zone": "z"})
+    );
+    let resize = |cpu: &'static str| {
+        let c = &c;
+        async move {
+            c.update(&POD, ("default", "p", "resize"), |p| {
+                p["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!(cpu);
+            })
+            .await
+        }
+    };
+    assert_eq!(
+        resize("3").await.message(),
+        "pods \"p\" is forbidden: node didn't have enough allocatable resources: cpu, requested: 3000, allocatable: 2000"
+    );
+    // A LimitRange and a quota look at resizes too.
+    let range =
+        json!({"metadata": {"name": "l"}, "spec": {"limits": [{"type": "Pod", "max": {"cpu": "1500m"}}]}});
+    c.create(&LIMIT_RANGE, "default", range).await.result.unwrap();
+    assert_eq!(
+        resize("1200m").await.message(),
+        "pods \"p\" is forbidden: maximum cpu usage per Pod is 1500m.  No limit is specified"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn certificates_are_approved_and_signed_by_those_who_may() {
+    let c = Cluster::new().await;
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    params
+        .distinguished_name
+        .push(rcgen::DnType::CommonName, "somebody");
+    let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+    use base64::Engine;
+    let request = json!({"metadata": {"name": "r"}, "spec": {"signerName": "example.com/own", "usages": ["client auth"],
+        "request": base64::engine::general_purpose::STANDARD.encode(pem)}});
+    c.create(&CERTIFICATE_SIGNING_REQUEST, "", request)
+        .await
+        .result
+        .unwrap();
+    let nobody = || Ctx::new(User::new("nobody", [] as [&str; 0]), c.server.clock.now());
+    let approve = |r: &mut Value| {
+        r["status"]["conditions"] =
+            json!([{"type": "Approved", "status": "True", "reason": "r", "message": "m"}]);
+    };
+    let at = |subresource: &'static str| ("", "r", subresource);
+    let refused = c
+        .change(nobody(), &CERTIFICATE_SIGNING_REQUEST, at("approval"), approve)
+        .await;
+    assert_eq!(
+        refused.message(),
+        "certificatesigningrequests.certificates.k8s.io \"r\" is forbidden: user not permitted to approve requests with \
+signerName \"example.com/own\""
+    );
+    assert_eq!(
+        c.update(&CERTIFICATE_SIGNING_REQUEST, at("approval"), approve)
+            .await
+            .message(),
+        ""
+    );
+    let fail = |r: &mut Value| {
+        let conditions = r["status"]["conditions"].as_array_mut().unwrap();
+        conditions.push(json!({"type": "Failed", "status": "True", "reason": "r", "message": "m"}));
+    };
+    let refused = c
+        .change(nobody(), &CERTIFICATE_SIGNING_REQUEST, at("status"), fail)
+        .await;
+    assert!(
+        refused
+            .message()
+            .ends_with("user not permitted to sign requests with signerName \"example.com/own\""),
+        "{}",
+        refused.message()
+    );
+    assert_eq!(
+        c.update(&CERTIFICATE_SIGNING_REQUEST, at("status"), fail)
+            .await
+            .message(),
+        ""
     );
 }

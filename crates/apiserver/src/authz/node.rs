@@ -56,7 +56,9 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
             is_attached_to(cache, node, r.name)
         }
         ("storage.k8s.io", "volumeattachments" | "csidrivers", "")
-        | ("node.k8s.io", "runtimeclasses", "") => reads,
+        | ("node.k8s.io", "runtimeclasses", "")
+        // TERM waits until they offer an ending pod no more.
+        | ("discovery.k8s.io", "endpointslices", "") => reads,
         ("certificates.k8s.io", "certificatesigningrequests", "") => reads || r.verb == "create",
         ("authentication.k8s.io", "tokenreviews", "")
         | ("authorization.k8s.io", "subjectaccessreviews", "") => r.verb == "create",

@@ -1,6 +1,7 @@
 //! The watch cache: every object in memory, kept up by one watch of the store.
 //!
-//! - Reads and watches are served from here, never from the store (but for lists at an old revision).
+//! - Reads and watches are served from here, never from the store (but for lists at an old revision). Where the store is
+//!   shared with other servers, reads first wait until everything that is there is here.
 //! - A write is answered after the cache has taken it in, so everybody reads their own writes.
 //! - A write of this process is not parsed again: the writer deposits its typed value, and the feed picks it
 //!   up when the store's watch tells the same bytes.

@@ -5,7 +5,7 @@ pub mod answer;
 pub mod body;
 pub mod query;
 pub(crate) mod raw;
-mod resource;
+pub(crate) mod resource;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -38,6 +38,7 @@ use crate::authn::certificate_user;
 use crate::authz::{Attributes, forbidden};
 use crate::pipeline::Ctx;
 use crate::request::RequestInfo;
+use crate::resource_metrics;
 use crate::server::Server;
 use crate::user::{UNAUTHENTICATED, User};
 
@@ -285,6 +286,9 @@ impl Server {
         self.authorize(ctx, http)?;
         if discovery {
             return self.raw(ctx, http, &accept).await;
+        }
+        if http.info.group == resource_metrics::GROUP && self.serves_resource_metrics() {
+            return self.resource_metrics(http).await;
         }
         let streams = matches!(http.info.verb, "list" | "watch");
         http.wants.form = accept::negotiate(&accept, &include, false, streams)?;

@@ -15,6 +15,7 @@ use super::accept::{self, Form, OpenApiMedia};
 use super::answer::{Answer, text};
 use super::body::{Body, full, gzip};
 use crate::pipeline::{Ctx, not_allowed, not_served};
+use crate::resource_metrics;
 use crate::server::Server;
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
@@ -106,7 +107,24 @@ impl Server {
             ["api"] if form(http, true)?.aggregated => return self.aggregated(http, true),
             ["apis"] if form(http, true)?.aggregated => return self.aggregated(http, false),
             ["api"] => Some(discovery::api_versions(&self.config.advertised)),
-            ["apis"] => Some(discovery::group_list(&served)),
+            ["apis"] => {
+                let mut list = discovery::group_list(&served);
+                if let (true, Some(groups)) = (self.serves_resource_metrics(), list["groups"].as_array_mut())
+                {
+                    groups.push(resource_metrics::group());
+                }
+                Some(list)
+            }
+            ["apis", resource_metrics::GROUP, rest @ ..] if self.serves_resource_metrics() => match rest {
+                [] => {
+                    let mut group = resource_metrics::group();
+                    group["kind"] = "APIGroup".into();
+                    group["apiVersion"] = "v1".into();
+                    Some(group)
+                }
+                ["v1beta1"] => Some(resource_metrics::resources()),
+                _ => None,
+            },
             ["api", version] => {
                 form(http, false)?;
                 Some(discovery::resource_list(&served, "", version).ok_or_else(not_served)?)
@@ -132,9 +150,18 @@ impl Server {
     }
 
     fn aggregated(&self, http: &Http, core: bool) -> Result<Response<Body>, Error> {
-        let key = if core { "aggregated/api" } else { "aggregated/apis" };
+        let metrics = !core && self.serves_resource_metrics();
+        let key = match (core, metrics) {
+            (true, _) => "aggregated/api",
+            (false, false) => "aggregated/apis",
+            (false, true) => "aggregated/apis and metrics",
+        };
         self.document(http, key, AGGREGATED, || {
-            Some(discovery::aggregated(&self.cache.served(), core))
+            let mut list = discovery::aggregated(&self.cache.served(), core);
+            if let (true, Some(items)) = (metrics, list["items"].as_array_mut()) {
+                items.push(resource_metrics::aggregated());
+            }
+            Some(list)
         })
     }
 

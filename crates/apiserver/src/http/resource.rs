@@ -14,7 +14,7 @@ use super::answer::{Answer, refused_watch, success, text};
 use super::body::Body;
 use super::query::check_dry_run;
 use crate::pipeline::apply::{ApplyBody, ApplyOptions};
-use crate::pipeline::decode::{decode, syntax, to_json};
+use crate::pipeline::decode::{FieldValidation, decode, syntax, to_json};
 use crate::pipeline::delete::{DeleteRequest, Deleted};
 use crate::pipeline::patch::PatchBody;
 use crate::pipeline::read::{bad_revision, invalid_options};
@@ -188,31 +188,14 @@ impl Server {
         http: &mut Http,
         target: &Target<'_>,
     ) -> Result<Updated, Error> {
-        let options = http.query.write("PatchOptions")?;
-        ctx.dry_run = options.dry_run;
         let content_type = http.header(CONTENT_TYPE).to_string();
-        let is_apply = content_type.split(';').next().is_some_and(|t| t.trim() == APPLY);
-        let mut mistakes = Errors::new();
-        if is_apply && http.query.get("fieldManager").is_empty() {
-            mistakes.required(&Path::new("fieldManager"), "is required for apply patch");
-        }
-        if !is_apply && http.query.has("force") {
-            mistakes.forbidden(&Path::new("force"), "may not be specified for non-apply patch");
-        }
-        if !mistakes.is_empty() {
-            return Err(invalid_options("PatchOptions", &mistakes));
-        }
+        let (validation, apply) = patch_options(ctx, http)?;
         let body = http.body().await?;
-        if is_apply {
-            let options = ApplyOptions {
-                manager: http.query.get("fieldManager").to_string(),
-                force: http.query.flag("force"),
-                validation: options.validation,
-            };
+        if let Some(options) = apply {
             return self.apply(ctx, target, &ApplyBody::parse(&body)?, &options).await;
         }
         let body = PatchBody::parse_for(target.kind, &content_type, &body)?;
-        let object = self.patch(ctx, target, &body, options.validation).await?;
+        let object = self.patch(ctx, target, &body, validation).await?;
         Ok(Updated {
             object,
             created: false,
@@ -231,6 +214,33 @@ impl Server {
             }
         }
     }
+}
+
+/// What a PATCH says besides its body; how strict to be, and how to apply it if it is an apply.
+pub(crate) fn patch_options(
+    ctx: &mut Ctx,
+    http: &Http,
+) -> Result<(FieldValidation, Option<ApplyOptions>), Error> {
+    let options = http.query.write("PatchOptions")?;
+    ctx.dry_run = options.dry_run;
+    let content_type = http.header(CONTENT_TYPE);
+    let is_apply = content_type.split(';').next().is_some_and(|t| t.trim() == APPLY);
+    let mut mistakes = Errors::new();
+    if is_apply && http.query.get("fieldManager").is_empty() {
+        mistakes.required(&Path::new("fieldManager"), "is required for apply patch");
+    }
+    if !is_apply && http.query.has("force") {
+        mistakes.forbidden(&Path::new("force"), "may not be specified for non-apply patch");
+    }
+    if !mistakes.is_empty() {
+        return Err(invalid_options("PatchOptions", &mistakes));
+    }
+    let apply = is_apply.then(|| ApplyOptions {
+        manager: http.query.get("fieldManager").to_string(),
+        force: http.query.flag("force"),
+        validation: options.validation,
+    });
+    Ok((options.validation, apply))
 }
 
 /// What the URL may not be, whatever the verb.

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
 use knarr_api::managed_fields::{
     Applied, Conflicts, LAST_APPLIED, ManagerId, Operation, Refused, blank, last_applied_fields,
 };
-use knarr_api::{AnyObject, Error, Object, codec, convert, k8s_openapi};
+use knarr_api::{AnyObject, Error, Kind, Object, codec, convert, k8s_openapi};
 use serde_json::Value;
 
 use super::decode::{FieldValidation, decode};
@@ -21,7 +21,7 @@ const KUBECTL: &str = "kubectl";
 
 /// What somebody applies, read.
 pub(crate) struct ApplyBody {
-    config: Value,
+    pub(crate) config: Value,
     /// What the strict reader has against it.
     mistakes: Vec<String>,
 }
@@ -81,6 +81,31 @@ map[string]interface {{}}"
         };
         format!("{version}, Kind={kind}")
     }
+
+    /// What is applied must say that it is of this kind.
+    pub(crate) fn check_type(&self, kind: &Kind) -> Result<(), Error> {
+        if self.text("/kind") == kind.kind && self.text("/apiVersion") == kind.api_version() {
+            return Ok(());
+        }
+        Err(Error::bad_request(format!("invalid object type: {}", self.gvk())))
+    }
+
+    /// The answer to one whose configuration was refused.
+    pub(crate) fn refusal(&self, refused: Refused) -> Error {
+        match refused {
+            Refused::Conflicts(conflicts) => conflict_error(&conflicts),
+            Refused::Mistakes(mistakes) => {
+                let said = match &mistakes[..] {
+                    [one] => one.clone(),
+                    many => format!("errors:\n  {}", many.join("\n  ")),
+                };
+                let (namespace, name) = (self.text("/metadata/namespace"), self.text("/metadata/name"));
+                let gvk = self.gvk();
+                let said = format!("failed to create typed patch object ({namespace}/{name}; {gvk}): {said}");
+                Error::new(500, "", said)
+            }
+        }
+    }
 }
 
 /// In which line a key of a JSON text stands for the second time.
@@ -99,9 +124,7 @@ impl Server {
         body: &ApplyBody,
         options: &ApplyOptions,
     ) -> Result<Updated, Error> {
-        if body.text("/kind") != target.kind.kind || body.text("/apiVersion") != target.kind.api_version() {
-            return Err(Error::bad_request(format!("invalid object type: {}", body.gvk())));
-        }
+        body.check_type(target.kind)?;
         if body
             .config
             .pointer("/metadata/managedFields")
@@ -183,24 +206,7 @@ fn configured(
         }
         other => other,
     };
-    let applied = applied.map_err(|refused| match refused {
-        Refused::Conflicts(conflicts) => conflict_error(&conflicts),
-        Refused::Mistakes(mistakes) => {
-            let said = match &mistakes[..] {
-                [one] => one.clone(),
-                many => format!("errors:\n  {}", many.join("\n  ")),
-            };
-            let (namespace, name) = (body.text("/metadata/namespace"), body.text("/metadata/name"));
-            Error::new(
-                500,
-                "",
-                format!(
-                    "failed to create typed patch object ({namespace}/{name}; {}): {said}",
-                    body.gvk()
-                ),
-            )
-        }
-    })?;
+    let applied = applied.map_err(|refused| body.refusal(refused))?;
     judge(ctx, body, options.validation)?;
     finish(ctx, target, &before, live, body, options, applied)
 }

@@ -6,7 +6,7 @@ use knarr_api::field::{self, Errors};
 use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry};
 
 use super::{Ctx, Target, managed_fields};
-use crate::admission::{Attributes, Operation};
+use crate::admission::{Attributes, Operation, extension};
 use crate::cache::Written;
 use crate::keys::stored_kind;
 use crate::seams;
@@ -57,6 +57,8 @@ impl Server {
             old: None,
         };
         self.admit(ctx, &attributes, &mut *object)?;
+        let create = extension::Operation::Create;
+        let object = self.mutate(ctx, target, create, object, None).await?;
 
         let Some(prefix) = generate else {
             let name = object.metadata().name.clone().unwrap_or_default();
@@ -104,6 +106,12 @@ impl Server {
         for warning in kind.ops.warnings(&*object)? {
             ctx.warn(warning);
         }
+        let write = extension::Write {
+            operation: extension::Operation::Create,
+            object: Some(&*object),
+            old: None,
+        };
+        self.judge(ctx, target, &write).await?;
         let attributes = Attributes {
             target,
             operation: Operation::Create,

@@ -71,6 +71,7 @@ impl Server {
                 .ok_or_else(|| Error::not_found(target.about()))?;
             check_preconditions(target.kind, &request.options.preconditions, &object)?;
             self.admit_deletion(target, &object)?;
+            self.judge_deletion(ctx, target, &object).await?;
             if let Some(mut done) = self.delete_once(ctx, &object, request).await? {
                 done.object = convert::object(&done.object, target.kind)?;
                 return Ok(done);

@@ -21,7 +21,7 @@ pub(super) fn bare(json: &[u8]) -> Result<Value, Error> {
 }
 
 /// The managers that `object` carries; none where they cannot be read.
-pub(super) fn of(object: Option<&Object>) -> Managed {
+pub(crate) fn of(object: Option<&Object>) -> Managed {
     let entries = object.and_then(|o| o.typed().metadata().managed_fields.as_deref());
     entries.and_then(Managed::decode).unwrap_or_default()
 }

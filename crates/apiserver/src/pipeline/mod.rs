@@ -8,7 +8,7 @@ pub mod apply;
 pub mod create;
 pub mod decode;
 pub mod delete;
-mod managed_fields;
+pub(crate) mod managed_fields;
 pub mod patch;
 pub mod read;
 pub mod update;

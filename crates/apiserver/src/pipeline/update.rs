@@ -9,7 +9,7 @@ use knarr_client::Preconditions;
 
 use super::create::check_namespace;
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields};
-use crate::admission::{Attributes, Operation};
+use crate::admission::{Attributes, Operation, extension};
 use crate::cache::Written;
 use crate::server::Server;
 
@@ -114,6 +114,8 @@ impl Server {
             old: Some(old),
         };
         self.admit(ctx, &attributes, &mut *new)?;
+        let update = extension::Operation::Update;
+        new = self.mutate(ctx, target, update, new, Some(old)).await?;
         kind.ops.prepare_for_update(&mut *new, old.typed(), part)?;
         let reserved = self
             .allocations
@@ -134,6 +136,12 @@ impl Server {
                 ctx.warn(warning);
             }
         }
+        let write = extension::Write {
+            operation: extension::Operation::Update,
+            object: Some(&*new),
+            old: Some(old),
+        };
+        self.judge(ctx, target, &write).await?;
         let charged = self.validate(ctx, &attributes, &*new).await?;
         if self.ends_with_update(kind, &*new, old) {
             if !ctx.dry_run && matches!(self.cache.delete(old).await?, Written::Conflict) {

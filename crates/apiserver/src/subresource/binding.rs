@@ -6,6 +6,7 @@ use knarr_api::{Error, Object, k8s_openapi};
 use knarr_client::Preconditions;
 use serde_json::Value;
 
+use crate::admission::pod_topology_labels;
 use crate::http::answer::success;
 use crate::pipeline::{Ctx, Target};
 use crate::seams;
@@ -51,6 +52,7 @@ impl Server {
             Err(Error::conflict(about, &why))
         };
         let unconditional = Preconditions::default();
+        let topology = pod_topology_labels::of_node(self, &machine);
         self.update(ctx, &binding_target(target), &unconditional, &mut |ctx, old| {
             check_preconditions(target, wanted_uid, wanted_version, old)?;
             let mut pod: Pod = old
@@ -81,6 +83,9 @@ impl Server {
             }
             if let Some(labels) = &binding.metadata.labels {
                 meta.labels.get_or_insert_default().extend(labels.clone());
+            }
+            if !topology.is_empty() {
+                meta.labels.get_or_insert_default().extend(topology.clone());
             }
             let status = pod.status.get_or_insert_default();
             status.nominated_node_name = None;

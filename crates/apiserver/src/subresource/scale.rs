@@ -4,23 +4,31 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
-use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::autoscaling::v1::Scale;
-use k8s_openapi::api::core::v1::ReplicationController;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use knarr_api::custom::CustomObject;
 use knarr_api::error::About;
-use knarr_api::field::{Errors, Path};
-use knarr_api::scale::made;
-use knarr_api::{AnyObject, Error, Object, codec, k8s_openapi};
+use knarr_api::managed_fields::{Managed, ManagerId, Operation};
+use knarr_api::scale::{self, SCALE};
+use knarr_api::{Error, Object, codec, k8s_openapi};
 use knarr_client::Preconditions;
+use serde_json::Value;
 
 use crate::http::Http;
 use crate::http::answer::Answer;
+use crate::http::resource::patch_options;
+use crate::pipeline::apply::{ApplyBody, ApplyOptions};
 use crate::pipeline::decode::to_json;
+use crate::pipeline::managed_fields;
 use crate::pipeline::patch::PatchBody;
-use crate::pipeline::{Ctx, Target, not_served};
+use crate::pipeline::{Ctx, Target, not_served, seconds};
 use crate::server::Server;
+
+/// What a request asks for.
+enum Change {
+    Replace(Scale),
+    Patch(PatchBody),
+    Apply(ApplyBody, ApplyOptions),
+}
 
 impl Server {
     pub(super) async fn scale(
@@ -30,11 +38,11 @@ impl Server {
         target: &Target<'_>,
     ) -> Result<Answer, Error> {
         let content_type = http.header(CONTENT_TYPE).to_string();
-        let body = http.body().await?;
         let main = Target::main(target.kind, target.namespace, target.name);
         let object = match http.info.verb {
             "get" => self.get(&main)?,
             "update" => {
+                let body = http.body().await?;
                 ctx.dry_run = http.query.write("UpdateOptions")?.dry_run;
                 let json = to_json("Scale", &content_type, body)?;
                 let scale: Scale = serde_json::from_slice(&json).map_err(not_a_scale)?;
@@ -44,24 +52,20 @@ impl Server {
                         target.name
                     )));
                 }
-                self.rescale(ctx, &main, &mut |_| Ok(scale.clone())).await?
+                self.rescale(ctx, &main, &Change::Replace(scale)).await?
             }
             _ => {
-                ctx.dry_run = http.query.write("PatchOptions")?.dry_run;
-                let patch = PatchBody::parse(&content_type, &body)?;
-                self.rescale(ctx, &main, &mut |old| {
-                    let mut document = serde_json::to_value(old).map_err(Error::internal)?;
-                    let was = document["metadata"]["resourceVersion"].clone();
-                    patch.apply_to_scale(&mut document)?;
-                    let json = serde_json::to_vec(&document).map_err(Error::internal)?;
-                    let (mut new, ..) = codec::read::<Scale>(&json)
-                        .map_err(|e| patch.unprocessable(&document, &e.message))?;
-                    if new.metadata.resource_version.as_deref() == was.as_str() {
-                        new.metadata.resource_version = None;
+                let (_, apply) = patch_options(ctx, http)?;
+                let body = http.body().await?;
+                let change = match apply {
+                    Some(options) => {
+                        let body = ApplyBody::parse(&body)?;
+                        body.check_type(&SCALE)?;
+                        Change::Apply(body, options)
                     }
-                    Ok(new)
-                })
-                .await?
+                    None => Change::Patch(PatchBody::parse(&content_type, &body)?),
+                };
+                self.rescale(ctx, &main, &change).await?
             }
         };
         let scale = scale_of(&object)?;
@@ -75,18 +79,17 @@ impl Server {
         &self,
         ctx: &mut Ctx,
         target: &Target<'_>,
-        change: &mut (dyn FnMut(&Scale) -> Result<Scale, Error> + Send),
+        change: &Change,
     ) -> Result<Arc<Object>, Error> {
-        self.update(ctx, target, &Preconditions::default(), &mut |_, old| {
-            let new = change(&scale_of(old)?)?;
-            let replicas = new.spec.as_ref().and_then(|s| s.replicas).unwrap_or(0);
-            if replicas < 0 {
-                let mut mistakes = Errors::new();
-                mistakes.invalid(
-                    &Path::new("spec").child("replicas"),
-                    replicas,
-                    "must be greater than or equal to 0",
-                );
+        // Who holds the replicas is decided here; the object's other fields do not change.
+        let manager = ctx.manager.take();
+        self.update(ctx, target, &Preconditions::default(), &mut |ctx, old| {
+            let before = serde_json::to_value(scale_of(old)?).map_err(Error::internal)?;
+            let parents = managed_fields::of(Some(old));
+            let holders = parents.of_scale(target.kind);
+            let (new, holders) = changed(ctx, change, before, holders, manager.as_deref())?;
+            let mistakes = scale::validate(&new);
+            if !mistakes.is_empty() {
                 let about = About {
                     group: "autoscaling",
                     resource: "Scale",
@@ -94,9 +97,15 @@ impl Server {
                 };
                 return Err(Error::invalid(about, &mistakes));
             }
+            let replicas = new.spec.as_ref().and_then(|s| s.replicas).unwrap_or(0);
             let mut object = old.typed().clone_box();
-            set_replicas(&mut *object, replicas)?;
+            if !scale::set(target.kind, &mut *object, replicas) {
+                return Err(not_served());
+            }
             let meta = object.metadata_mut();
+            if !parents.is_empty() {
+                meta.managed_fields = parents.with_scale(target.kind, holders).encode();
+            }
             // Kinds whose updates must say what they saw have seen what is scaled here.
             if new.metadata.resource_version.is_some() || target.kind.ops.unconditional_update() {
                 meta.resource_version = new.metadata.resource_version.clone();
@@ -110,124 +119,78 @@ impl Server {
     }
 }
 
+/// The scale as a request leaves it, and who holds its replicas then.
+fn changed(
+    ctx: &Ctx,
+    change: &Change,
+    before: Value,
+    holders: Managed,
+    manager: Option<&str>,
+) -> Result<(Scale, Managed), Error> {
+    let now = seconds(ctx.now);
+    let (new, after) = match change {
+        Change::Apply(body, options) => {
+            let by = ManagerId::new(&options.manager, Operation::Apply, &SCALE, "scale");
+            let applied = holders
+                .apply(&SCALE, &before, &body.config, by, options.force, now)
+                .map_err(|refused| body.refusal(refused))?;
+            let mut after = applied.object.unwrap_or_else(|| before.clone());
+            let was = &before["metadata"]["resourceVersion"];
+            let given = body.config.pointer("/metadata/resourceVersion");
+            if given.is_none() && after["metadata"]["resourceVersion"] == *was {
+                forget_version(&mut after);
+            }
+            let json = serde_json::to_vec(&after).map_err(Error::internal)?;
+            let (new, ..) = codec::read::<Scale>(&json).map_err(|e| Error::new(500, "", e.message))?;
+            return Ok((new, applied.managed));
+        }
+        Change::Replace(scale) => {
+            let after = serde_json::to_value(scale).map_err(Error::internal)?;
+            (scale.clone(), after)
+        }
+        Change::Patch(patch) => {
+            let mut after = before.clone();
+            patch.apply_to_scale(&mut after)?;
+            if after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"] {
+                forget_version(&mut after);
+            }
+            let json = serde_json::to_vec(&after).map_err(Error::internal)?;
+            let (new, ..) =
+                codec::read::<Scale>(&json).map_err(|e| patch.unprocessable(&after, &e.message))?;
+            (new, after)
+        }
+    };
+    let holders = match manager {
+        Some(manager) if !holders.is_empty() => {
+            let by = ManagerId::new(manager, Operation::Update, &SCALE, "scale");
+            holders.update(&SCALE, &before, &after, by, now)
+        }
+        _ => holders,
+    };
+    Ok((new, holders))
+}
+
+/// What was not changed is no precondition.
+fn forget_version(scale: &mut Value) {
+    if let Some(meta) = scale.get_mut("metadata").and_then(Value::as_object_mut) {
+        meta.remove("resourceVersion");
+    }
+}
+
 fn not_a_scale(error: serde_json::Error) -> Error {
     Error::bad_request(format!(
         "Scale in version \"v1\" cannot be handled as a Scale: {error}"
     ))
 }
 
-fn set_replicas(object: &mut dyn AnyObject, replicas: i32) -> Result<(), Error> {
-    let any = object.as_any_mut();
-    if let Some(custom) = any.downcast_mut::<CustomObject>() {
-        return match custom.set_replicas(replicas) {
-            true => Ok(()),
-            false => Err(not_served()),
-        };
-    }
-    if let Some(o) = any.downcast_mut::<Deployment>() {
-        o.spec.get_or_insert_default().replicas = Some(replicas);
-    } else if let Some(o) = any.downcast_mut::<ReplicaSet>() {
-        o.spec.get_or_insert_default().replicas = Some(replicas);
-    } else if let Some(o) = any.downcast_mut::<StatefulSet>() {
-        o.spec.get_or_insert_default().replicas = Some(replicas);
-    } else if let Some(o) = any.downcast_mut::<ReplicationController>() {
-        o.spec.get_or_insert_default().replicas = Some(replicas);
-    } else {
-        return Err(not_served());
-    }
-    Ok(())
-}
-
 fn scale_of(object: &Object) -> Result<Scale, Error> {
-    if let Some(custom) = object.get::<CustomObject>() {
-        if !custom.has_replicas() {
-            let path = custom.replicas_path();
-            return Err(Error::internal(format!(
-                "the spec replicas field {path:?} does not exist"
-            )));
-        }
-        return custom.scale().ok_or_else(not_served);
+    if let Some(custom) = object.get::<CustomObject>()
+        && !custom.has_replicas()
+    {
+        let path = custom.replicas_path();
+        return Err(Error::internal(format!(
+            "the spec replicas field {path:?} does not exist"
+        )));
     }
-    let (wanted, found, selector) = if let Some(o) = object.get::<Deployment>() {
-        let spec = o.spec.clone().unwrap_or_default();
-        (
-            spec.replicas,
-            o.status.as_ref().and_then(|s| s.replicas),
-            text(&spec.selector),
-        )
-    } else if let Some(o) = object.get::<ReplicaSet>() {
-        let spec = o.spec.clone().unwrap_or_default();
-        (
-            spec.replicas,
-            o.status.as_ref().map(|s| s.replicas),
-            text(&spec.selector),
-        )
-    } else if let Some(o) = object.get::<StatefulSet>() {
-        let spec = o.spec.clone().unwrap_or_default();
-        (
-            spec.replicas,
-            o.status.as_ref().map(|s| s.replicas),
-            text(&spec.selector),
-        )
-    } else if let Some(o) = object.get::<ReplicationController>() {
-        let spec = o.spec.clone().unwrap_or_default();
-        let selector = LabelSelector {
-            match_labels: spec.selector,
-            ..LabelSelector::default()
-        };
-        (
-            spec.replicas,
-            o.status.as_ref().map(|s| s.replicas),
-            text(&selector),
-        )
-    } else {
-        return Err(not_served());
-    };
-    Ok(made(object.metadata(), wanted, found, &selector))
-}
-
-/// A selector in the query string's syntax, its requirements sorted by key.
-fn text(selector: &LabelSelector) -> String {
-    let mut terms: Vec<(String, String)> = Vec::new();
-    for (key, value) in selector.match_labels.iter().flatten() {
-        terms.push((key.clone(), format!("{key}={value}")));
-    }
-    for e in selector.match_expressions.iter().flatten() {
-        let mut values = e.values.clone().unwrap_or_default();
-        values.sort();
-        let key = &e.key;
-        let term = match e.operator.as_str() {
-            "In" => format!("{key} in ({})", values.join(",")),
-            "NotIn" => format!("{key} notin ({})", values.join(",")),
-            "Exists" => key.clone(),
-            "DoesNotExist" => format!("!{key}"),
-            _ => continue,
-        };
-        terms.push((key.clone(), term));
-    }
-    terms.sort();
-    terms.into_iter().map(|(_, t)| t).collect::<Vec<_>>().join(",")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement;
-
-    #[test]
-    fn a_selector_is_written_as_the_query_string_has_it() {
-        let expression = |key: &str, operator: &str, values: &[&str]| LabelSelectorRequirement {
-            key: key.into(),
-            operator: operator.into(),
-            values: Some(values.iter().map(ToString::to_string).collect()),
-        };
-        let selector = LabelSelector {
-            match_labels: Some([("b".to_string(), "1".to_string())].into()),
-            match_expressions: Some(vec![
-                expression("a", "In", &["y", "x"]),
-                expression("c", "DoesNotExist", &[]),
-            ]),
-        };
-        assert_eq!(text(&selector), "a in (x,y),b=1,!c");
-    }
+    scale::get(object.kind(), object).ok_or_else(not_served)
 }

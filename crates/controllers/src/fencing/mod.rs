@@ -247,9 +247,13 @@ fn unknown_since(node: &Node) -> Option<Timestamp> {
     ready.last_transition_time.as_ref().map(|t| t.0)
 }
 
-fn ready_since(node: &Node) -> Option<Timestamp> {
+/// Since when a fenced node is known to live again: it is ready and has said so after it was fenced. That it was ready
+/// before says nothing: whoever is switched off does not tell.
+fn back_since(fencing: &NodeFencing, node: &Node) -> Option<Timestamp> {
     let ready = condition(node, "Ready").filter(|c| c.status == "True")?;
-    ready.last_transition_time.as_ref().map(|t| t.0)
+    let said = ready.last_heartbeat_time.as_ref()?.0;
+    let fenced = fencing.status.completion_time.as_ref()?.0;
+    (said > fenced).then_some(said)
 }
 
 fn set(fencing: &mut NodeFencing, phase: Phase, message: &str, now: Timestamp) {
@@ -472,6 +476,15 @@ impl Known<'_> {
         let Some(node) = node else {
             return set(next, Phase::Cancelled, "there is no such node any more", self.now);
         };
+        let begun_already = |f: &&NodeFencing| {
+            f.spec.node_name == fencing.spec.node_name
+                && name_of(f) != name_of(fencing)
+                && matches!(f.status.phase, Phase::Fencing | Phase::Fenced | Phase::Returning)
+        };
+        if let Some(other) = self.fencings.iter().find(begun_already) {
+            let message = format!("{} is at it already", name_of(other));
+            return set(next, Phase::Cancelled, &message, self.now);
+        }
         if fencing.spec.automatic && unknown_since(node).is_none() {
             return set(next, Phase::Cancelled, "the node is back", self.now);
         }
@@ -546,7 +559,7 @@ impl Known<'_> {
             .iter()
             .filter(|a| a.spec.attacher == ATTACHER && a.spec.node_name == name)
             .count();
-        let ready = ready_since(node).is_some();
+        let ready = back_since(fencing, node).is_some();
         if left > 0 || held > 0 {
             next.status.message = format!("releasing {left} pods and {held} volumes");
             return;
@@ -567,7 +580,7 @@ impl Known<'_> {
 
     /// Let back in by its agents: trusted again once it is ready and uses nothing of before.
     fn returned(&self, node: &Shared<Node>, next: &mut NodeFencing, todo: &mut Todo) {
-        let settled = ready_since(node).is_some_and(|at| self.now.duration_since(at) >= SETTLED);
+        let settled = back_since(next, node).is_some_and(|at| self.now.duration_since(at) >= SETTLED);
         let status = node.status.as_ref();
         let uses = status.and_then(|s| s.volumes_in_use.as_ref());
         let uses = uses.is_some_and(|u| u.iter().any(|v| v.starts_with(ATTACHER)));

@@ -40,6 +40,7 @@ fn node(name: &str, ready: &str, since: i64) -> Node {
         .flat_map(|s| s.conditions.iter_mut().flatten())
     {
         c.last_transition_time = Some(Time(at(since)));
+        c.last_heartbeat_time = Some(Time(at(since)));
     }
     node
 }
@@ -365,6 +366,19 @@ fn s6_a_fenced_node_comes_back_by_its_agents_and_is_trusted_when_it_is_well() {
     story.settle(130, good);
     assert_eq!(story.phase(), Some(Phase::Returned));
     assert!(!story.is_tainted());
+}
+
+#[test]
+fn s6_a_node_that_was_well_when_it_was_switched_off_is_not_back_because_of_that() {
+    let mut world = world(one_agent());
+    let mut well = node("n1", "True", 50);
+    well.metadata.annotations = Some(BTreeMap::from([(ASKED.to_string(), "a test".to_string())]));
+    world.put(well);
+    world.remove(&registry::POD, "a", "p");
+    let mut story = Story::new(world);
+    story.settle(60, |run| if run.action == "status" { "off" } else { "ok" });
+    assert_eq!(story.runs, ["fence_a off", "fence_a status"]);
+    assert!(story.is_tainted() && story.phase() == Some(Phase::Fenced));
 }
 
 #[test]

@@ -55,6 +55,30 @@ pub fn of_no_job(context: &Context<'_>) -> Vec<Action> {
     actions
 }
 
+/// Pods of a Job that had this one's name before it: nobody counts them any more, once the API has said that this one
+/// has the name now.
+pub fn of_predecessors(context: &Context<'_>, job: &Shared<Job>) -> Vec<Action> {
+    if context.failure.is_some() {
+        return Vec::new();
+    }
+    let key = context.key;
+    let mut left: Vec<Shared<Pod>> = context.view.list_as(&key.namespace);
+    left.retain(|p| {
+        let owner = controller_of(&p.metadata).filter(|o| o.kind == "Job" && o.name == key.name);
+        pods::is_tracked(p) && owner.is_some_and(|o| o.uid != job.object().uid())
+    });
+    if left.is_empty() {
+        return Vec::new();
+    }
+    let mut actions = vec![Action::Require(Fact::Alive {
+        kind: &registry::JOB,
+        key: key.clone(),
+        uid: job.object().uid().to_string(),
+    })];
+    actions.extend(release(left));
+    actions
+}
+
 /// A Job that has ended counts no more.
 pub fn of_finished(context: &Context<'_>, job: &Shared<Job>) -> Vec<Action> {
     if context.failure.is_some() {

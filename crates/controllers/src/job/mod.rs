@@ -66,6 +66,12 @@ impl Controller for Jobs {
         let Some(job) = context.view.get_as::<Job>(&key.namespace, &key.name) else {
             return leftovers::of_no_job(context);
         };
+        let mut actions = leftovers::of_predecessors(context, &job);
+        if !actions.is_empty() {
+            // Its own pods have their turn at once, after this.
+            actions.push(Action::RequeueAfter(Duration::ZERO));
+            return actions;
+        }
         let Some(spec) = &job.spec else { return Vec::new() };
         if spec.managed_by.as_deref().is_some_and(|by| by != MANAGED_BY) {
             return Vec::new();

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Persis
 use k8s_openapi::api::storage::v1::StorageClass;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use super::{
     BIND_COMPLETED, BOUND_BY_CONTROLLER, NAME, PROVISIONER, SELECTED_NODE, STORAGE, annotate, annotation,
@@ -44,7 +44,13 @@ impl Controller for ClaimBinder {
             return vec![key];
         }
         if changed.kind == &registry::POD {
-            return Vec::new();
+            // A pod that has got its node says where its claims are needed.
+            let on = |o: Option<&Object>| o.and_then(|o| o.get::<Pod>()).is_some_and(is_placed);
+            let placed = changed.new.filter(|_| on(changed.new) && !on(changed.old));
+            let pod = placed.and_then(|o| o.get::<Pod>());
+            let namespace = changed.object().map_or("", Object::namespace);
+            let claims = pod.into_iter().flat_map(protection::claims);
+            return claims.map(|name| ObjectKey::new(namespace, &name)).collect();
         }
         let volume: Option<&PersistentVolume> = changed.object().and_then(|o| o.get());
         if let Some(to) = volume.and_then(claim_ref) {
@@ -86,6 +92,10 @@ impl Controller for ClaimBinder {
     }
 }
 
+fn is_placed(pod: &Pod) -> bool {
+    !crate::pod::node_name(pod).is_empty()
+}
+
 fn is_complete(claim: &PersistentVolumeClaim) -> bool {
     annotation(&claim.metadata, BIND_COMPLETED).is_some()
 }
@@ -115,7 +125,14 @@ fn unbound(view: &dyn View, claim: &Shared<PersistentVolumeClaim>) -> Vec<Action
         changed.spec.get_or_insert_default().storage_class_name = default.metadata.name.clone();
         return vec![Action::update(changed)];
     }
-    if delayed && annotation(&claim.metadata, SELECTED_NODE).is_none() {
+    let undecided = delayed && annotation(&claim.metadata, SELECTED_NODE).is_none();
+    if let Some(node) = undecided.then(|| node_of_user(view, claim)).flatten() {
+        // Its pod was placed without the scheduler, or by one that does not say so.
+        let mut changed = (**claim).clone();
+        annotate(&mut changed.metadata, SELECTED_NODE, &node);
+        return vec![Action::update(changed)];
+    }
+    if undecided {
         let (reason, message) = waiting_for(view, claim);
         actions.push(Action::event(&about, reason, message));
     } else if class_name.is_empty() {
@@ -148,6 +165,16 @@ fn default_class(view: &dyn View) -> Option<Shared<StorageClass>> {
         (std::cmp::Reverse(created), class.metadata.name.clone())
     });
     marked.into_iter().next()
+}
+
+/// The node of a pod that has one already and uses the claim.
+fn node_of_user(view: &dyn View, claim: &Shared<PersistentVolumeClaim>) -> Option<String> {
+    let (namespace, name) = (claim.object().namespace(), claim.object().name());
+    let pods = view.list_as::<Pod>(namespace);
+    let user = pods
+        .iter()
+        .find(|pod| !crate::pod::is_finished(pod) && protection::uses(pod, name));
+    user.map(|pod| crate::pod::node_name(pod).to_string())
 }
 
 /// Whom a claim waits for, whose volume is chosen with the node of its first pod.

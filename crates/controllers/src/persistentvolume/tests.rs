@@ -521,3 +521,19 @@ fn a_deleted_local_volume_waits_for_its_node_unless_that_has_gone() {
         ["require no nodes n", "update persistentvolumes v"]
     );
 }
+
+#[test]
+fn a_claim_is_provisioned_where_its_pod_is_if_that_was_placed_without_the_scheduler() {
+    let mut world = local_world(json!({"metadata": {"annotations": null}}));
+    world.put::<Pod>(from(json!({
+        "metadata": {"namespace": "a", "name": "p"},
+        "spec": {"nodeName": "n", "containers": [],
+            "volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}]},
+    })));
+    for _ in 0..2 {
+        world.take(&world.run(&ClaimBinder, ("a", "c"), at(0)));
+    }
+    world.take(&world.run(&LocalProvisioner, ("a", "c"), at(0)));
+    settle(&mut world);
+    assert_eq!(got(&world), "pvc-uid-c");
+}

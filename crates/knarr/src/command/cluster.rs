@@ -337,21 +337,47 @@ impl PreparedNode {
             root_dir: config.data_dir.join("kubelet"),
             log_dir: config.data_dir.join("logs"),
             pod_cidr: config.pod_cidr.to_string(),
-            cluster_dns: vec![dns_address(config).to_string()],
-            cluster_domain: CLUSTER_DOMAIN.into(),
+            cluster_dns: match config.kubelet.cluster_dns.as_slice() {
+                [] => vec![dns_address(config).to_string()],
+                said => said.to_vec(),
+            },
+            cluster_domain: match config.kubelet.cluster_domain.as_str() {
+                "" => CLUSTER_DOMAIN.into(),
+                said => said.into(),
+            },
+            resolv_conf: config
+                .kubelet
+                .resolv_conf
+                .as_deref()
+                .unwrap_or("/etc/resolv.conf")
+                .into(),
             node_ips: vec![config.kubelet_listen.ip().to_string()],
             port: config.kubelet_listen.port(),
             version: git_version(),
             termination_resume: config.termination_resume,
+            endpoint_barrier: config.endpoint_barrier,
+            pinned_images: [
+                &containerd_config(config).sandbox_image,
+                images::PAUSE,
+                images::BUSYBOX,
+            ]
+            .map(str::to_string)
+            .into(),
+            configuration: config.kubelet.clone(),
+            self_fencing: config.self_fencing,
             ..kubelet::Config::default()
         };
         let clock = Arc::new(SystemClock);
         let kubelet = Kubelet::start(kubelet_config, api, self.runtime.clone(), clock, cancel.clone());
         let containers = Arc::new(RuntimeContainers(self.runtime));
         let server =
-            knarr_node::server::Server::new(kubelet.pods(), containers.clone(), Arc::new(Timestamp::now));
+            knarr_node::server::Server::new(kubelet.pods(), containers.clone(), Arc::new(Timestamp::now))
+                .measured_by(kubelet.meter(), kubelet.probes());
+        for note in &config.kubelet.notes {
+            tracing::info!(note, "the kubelet's configuration");
+        }
         let (policy, clock) = (
-            knarr_node::logs::rotate::Policy::default(),
+            knarr_node::logs::rotate::Policy::from(config.kubelet.container_logs),
             Arc::new(Timestamp::now),
         );
         let rotation = cancel

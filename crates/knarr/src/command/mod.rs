@@ -4,6 +4,7 @@ pub mod agent;
 pub mod cluster;
 mod columns;
 pub mod down;
+pub mod fence;
 pub mod kubelet_port;
 pub mod server;
 mod snapshot;

@@ -59,14 +59,16 @@ impl Cluster {
         let (port, kubelet_port) = free_ports()?;
         // Different clusters of one test run must not share a network.
         let unique = port % 250;
-        Ok(Cluster {
+        let cluster = Cluster {
             dir,
             bridge: format!("knt{port}"),
             pod_cidr: format!("10.{}.{unique}.0/24", 200 + port % 50),
             port,
             kubelet_port,
             child: std::sync::Mutex::new(None),
-        })
+        };
+        cluster.configure_kubelet().map_err(|e| e.to_string())?;
+        Ok(cluster)
     }
 
     fn knarr(&self, command: &str) -> Command {
@@ -87,8 +89,30 @@ impl Cluster {
             "--node-name",
             "node1",
         ]);
+        knarr.arg("--kubelet-config").arg(self.kubelet_config());
+        knarr.arg("--fence-agents-dir").arg(self.agents_dir());
         knarr.stdin(Stdio::null());
         knarr
+    }
+
+    /// The folder of the node's static pods.
+    pub fn manifests(&self) -> PathBuf {
+        self.dir.path().join("manifests")
+    }
+
+    fn kubelet_config(&self) -> PathBuf {
+        self.dir.path().join("kubelet.yaml")
+    }
+
+    /// How full this machine is must not decide what the tests come to: nothing is evicted or thrown away for it.
+    fn configure_kubelet(&self) -> std::io::Result<()> {
+        std::fs::create_dir_all(self.manifests())?;
+        let text = format!(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {{}}\n\
+             imageGCHighThresholdPercent: 100\nstaticPodPath: {}\n",
+            self.manifests().display()
+        );
+        std::fs::write(self.kubelet_config(), text)
     }
 
     pub fn launch(&self) -> Result<(), String> {
@@ -213,6 +237,11 @@ impl Cluster {
 
     pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("d")
+    }
+
+    /// Where this cluster's fence agents are.
+    pub fn agents_dir(&self) -> PathBuf {
+        self.dir.path().join("agents")
     }
 
     pub fn kubeconfig(&self) -> PathBuf {

@@ -14,7 +14,10 @@ mod kube_rs;
 mod kubectl;
 mod kubectl_streams;
 mod mistakes;
+mod node;
+mod operator;
 mod python;
+mod safety;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -46,9 +49,12 @@ fn main() -> ExitCode {
         .iter()
         .chain(kubectl_streams::SCENARIOS)
         .chain(foresight::SCENARIOS)
+        .chain(node::SCENARIOS)
         .chain(python::SCENARIOS)
         .chain(golden_life::SCENARIOS)
-        .chain(kube_rs::SCENARIOS);
+        .chain(kube_rs::SCENARIOS)
+        .chain(safety::SCENARIOS)
+        .chain(operator::SCENARIOS);
     for (name, run) in scenarios {
         let cluster = shared.clone();
         trials.push(Trial::test(*name, move || match cluster {

@@ -68,7 +68,8 @@ pub(super) fn shutdown(shutdown: &Shutdown, fields: &Fields, report: &mut Report
             report.errors.invalid(&fields.at(name), shown.as_str(), words);
         }
     }
-    if !shutdown.by_priority.is_empty() && !(whole.is_zero() && critical.is_zero()) {
+    let budgeted = !whole.is_zero() || !critical.is_zero();
+    if budgeted && !shutdown.by_priority.is_empty() {
         report.errors.forbidden(
             &fields.at("shutdownGracePeriodByPodPriority"),
             "cannot be specified together with shutdownGracePeriod",

@@ -509,12 +509,14 @@ impl Pod {
             ContainerState::Exited(exit) => {
                 let end = terminated(&newest.id, exit, None);
                 let finished_at = exit.finished_at.unwrap_or(now);
-                container.run = Some(run(RunState::Exited(Box::new(end))));
+                container.run = Some(run(RunState::Exited(Box::new(end.clone()))));
                 container.previous = previous.or_else(|| container.previous.take());
                 // How often it has failed is what its attempts tell.
                 for _ in 0..newest.attempt.min(6) {
                     container.crash.next(finished_at, finished_at, longest);
                 }
+                let name = container.name.clone();
+                self.remember_end(&name, newest.attempt, &end);
             }
             ContainerState::Created => {
                 container.work = Work::Created {
@@ -590,12 +592,18 @@ impl Pod {
         };
         let mut end = terminated(id, &exit, Some(started_at));
         end.finished_at.get_or_insert_with(|| time(now));
+        let (attempt, ended) = (run.attempt, end.clone());
         run.state = RunState::Exited(Box::new(end));
         let asked = container
             .probes
             .drain(..)
             .filter_map(|p| Some((p.kind, p.asked_at?)));
         container.beats = asked.collect();
+        let name = container.name.clone();
+        self.remember_end(&name, attempt, &ended);
+        let code = format!("exit code {}", ended.exit_code);
+        self.moment(now, "Exited", Some(&name), Some(code));
+        let container = &mut self.containers[i];
         if container.waiting.is_some() && !self.restarts(i) {
             self.containers[i].waiting = None;
         }

@@ -156,6 +156,8 @@ impl Pod {
             final_delete: FinalDelete::NotYet,
             forgotten: false,
         });
+        self.tell_beginning(now);
+        self.close_barrier(now);
         let asked = self.wants_removal();
         if let Some(ending) = &mut self.ending {
             // What is ended by this node is first told to have ended; so is what never got to run.
@@ -188,6 +190,24 @@ impl Pod {
             self.tell_waiting(now);
         }
         self.shrink_grace(now);
+    }
+
+    /// The timeline's first moment.
+    fn tell_beginning(&mut self, now: Timestamp) {
+        let Some(ending) = &self.ending else { return };
+        let (what, why) = match &ending.why {
+            Why::Completed => ("Completed", None),
+            Why::Deleted => ("Deleted", None),
+            Why::Removed => ("Removed", None),
+            Why::Failed { reason, .. } => ("Ended", Some(reason.clone())),
+        };
+        let grace = format!("{}s of grace", ending.grace_seconds);
+        let detail = match (why, &ending.why) {
+            (_, Why::Completed) => None,
+            (Some(why), _) => Some(format!("{why}, {grace}")),
+            (None, _) => Some(grace),
+        };
+        self.moment(now, what, None, detail);
     }
 
     fn past_deadline(&mut self, now: Timestamp) -> bool {
@@ -267,6 +287,7 @@ impl Pod {
         let resumed = self.ending.as_ref().is_some_and(|e| e.resumed);
         if hooked && grace_seconds > 0 && !resumed {
             stop.stage = Stage::PreStop;
+            self.moment(now, "PreStop", Some(&name), None);
             self.out.push(Action::RunHook {
                 container: name,
                 id,
@@ -291,6 +312,8 @@ impl Pod {
                 return self.wake_at(stop.deadline());
             }
             self.record(Some(i), true, "FailedPreStopHook", "PreStopHook failed".into());
+            let name = self.containers[i].name.clone();
+            self.moment(now, "PreStopCut", Some(&name), Some("the grace is over".into()));
             self.out.push(Action::CancelHook {
                 id: id.clone(),
                 hook: Hook::PreStop,
@@ -299,11 +322,11 @@ impl Pod {
         }
         let go = match stop.stage {
             Stage::Turn => {
-                let must_wait = now < stop.deadline() && self.is_held(i);
-                if must_wait {
+                let in_turn = now >= stop.deadline() || !self.is_held(i);
+                if !in_turn {
                     self.wake_at(stop.deadline());
                 }
-                !must_wait
+                in_turn && !self.barrier_holds(now)
             }
             Stage::RetryAt(at) if at > now => {
                 self.wake_at(at);
@@ -317,6 +340,8 @@ impl Pod {
             stop.stage = Stage::Term {
                 kill_at: now + SignedDuration::from_secs(seconds),
             };
+            let name = self.containers[i].name.clone();
+            self.moment(now, "Term", Some(&name), Some(format!("KILL after {seconds}s")));
             self.out.push(Action::StopContainer {
                 id,
                 grace_seconds: seconds,
@@ -345,6 +370,9 @@ impl Pod {
             Work::Stopping(stop) if stop.stage == Stage::PreStop => stop.stage = Stage::Turn,
             _ => return,
         }
+        let name = self.containers[i].name.clone();
+        let detail = result.is_err().then(|| "failed".to_string());
+        self.moment(now, "PreStopDone", Some(&name), detail);
         if result.is_err() {
             self.record(Some(i), true, "FailedPreStopHook", "PreStopHook failed".into());
         }
@@ -387,6 +415,7 @@ impl Pod {
             pod: None,
         });
         let grace_seconds = ending.grace_seconds;
+        self.shorten_barrier();
         for i in 0..self.containers.len() {
             let container = &mut self.containers[i];
             let Some(id) = container.run.as_ref().map(|r| r.id.clone()) else {

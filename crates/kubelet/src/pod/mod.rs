@@ -7,8 +7,10 @@
 //! Promises: a container never runs twice at a time (SPEC S1); nothing starts once the pod is ending; the
 //! object is deleted only after processes, sandbox and volumes are gone (T5).
 
+mod barrier;
 mod container;
 mod end;
+mod ends;
 mod resize;
 mod sandbox;
 mod start;
@@ -26,6 +28,7 @@ use knarr_api::k8s_openapi;
 
 pub use container::{Container, Role, Run, RunState, Work, definition_hash, find_spec};
 pub use end::{Ending, Why};
+pub use ends::{ANNOTATION as ENDS_ANNOTATION, End, Ends, Moment};
 pub use status::merge;
 
 use sandbox::{Old, Sandbox};
@@ -130,6 +133,8 @@ pub enum Event {
     Evict(Eviction),
     /// The node does not take the pod: it ends as failed, and nothing of it runs.
     Reject(Rejection),
+    /// No proxy sends the pod anything new.
+    EndpointsDropped,
     /// Whether there is room for what the pod now asks for.
     ResizeAdmitted(Result<(), Rejection>),
     ContainerResized {
@@ -218,6 +223,11 @@ pub enum Action {
         id: String,
         kind: probe::Kind,
     },
+    /// → `EndpointsDropped`, when the pod's address is in no endpoint that proxies send new connections to, if that is
+    /// so within the barrier's time.
+    AwaitEndpoints,
+    /// What the pod's memory of ends is now; it goes with the next status.
+    WriteEnds(String),
     /// The status as it is now; only the newest counts.
     WriteStatus(Box<core::PodStatus>),
     /// After the last status is written: delete with grace 0 and this pod's uid. → `FinalDeleteFailed` if it was not.
@@ -242,6 +252,8 @@ pub struct Node {
     pub resume: TerminationResume,
     /// Before a container that crashes is started again.
     pub longest_restart_wait: SignedDuration,
+    /// How long TERM waits for proxies at the most; zero: not at all.
+    pub endpoint_barrier: SignedDuration,
 }
 
 impl Default for Node {
@@ -250,6 +262,7 @@ impl Default for Node {
             ips: Vec::new(),
             resume: TerminationResume::Full,
             longest_restart_wait: crate::backoff::MAX,
+            endpoint_barrier: SignedDuration::ZERO,
         }
     }
 }
@@ -303,6 +316,9 @@ pub struct Pod {
     eviction: Option<(Eviction, Timestamp)>,
     /// It was told that its eviction takes too long.
     told_overrun: bool,
+    barrier: barrier::Barrier,
+    ends: Ends,
+    told_ends: Ends,
     /// As last told.
     status: core::PodStatus,
     timer: Option<Timestamp>,
@@ -315,6 +331,7 @@ impl Pod {
     pub fn new(object: Arc<core::Pod>, node: Node) -> Self {
         let status = object.status.clone().unwrap_or_default();
         let object_ends = object.metadata.deletion_timestamp.is_some();
+        let ends = Ends::of(object.metadata.annotations.as_ref());
         let mut pod = Pod {
             start_time: status.start_time.as_ref().map(|t| t.0),
             object,
@@ -336,6 +353,9 @@ impl Pod {
             resize: resize::Resize::default(),
             eviction: None,
             told_overrun: false,
+            barrier: barrier::Barrier::Open,
+            told_ends: ends.clone(),
+            ends,
             status,
             timer: None,
             out: Vec::new(),
@@ -388,6 +408,12 @@ impl Pod {
 
     /// Whether an event makes the whole pod be looked at anew: what is in back-off is then shown as such.
     fn is_news(&self, event: &Event) -> bool {
+        // What this kubelet itself has written is no news to it.
+        let others = |annotations: &Option<BTreeMap<String, String>>| -> BTreeMap<String, String> {
+            let mut others = annotations.clone().unwrap_or_default();
+            others.remove(ENDS_ANNOTATION);
+            others
+        };
         match event {
             Event::Updated(new) => {
                 let (old, new) = (&self.object.metadata, &new.metadata);
@@ -396,7 +422,7 @@ impl Pod {
                 }
                 old.generation != new.generation
                     || old.labels != new.labels
-                    || old.annotations != new.annotations
+                    || others(&old.annotations) != others(&new.annotations)
             }
             Event::ContainerExited { .. } | Event::ContainerStarted { .. } | Event::Evict(_) => true,
             _ => false,
@@ -510,7 +536,11 @@ impl Pod {
             Event::VolumesFailed { message, others_turn } => {
                 self.volumes_failed(message, others_turn, now);
             }
-            Event::VolumesGone => self.volumes = Volumes::Gone,
+            Event::VolumesGone => {
+                self.volumes = Volumes::Gone;
+                self.moment(now, "VolumesFreed", None, None);
+            }
+            Event::EndpointsDropped => self.endpoints_dropped(now),
             Event::SandboxCreated { id, ips } => {
                 if self.sandbox == Sandbox::Creating {
                     self.sandbox = Sandbox::Ready { id, ips };

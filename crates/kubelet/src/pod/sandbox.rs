@@ -141,6 +141,7 @@ impl Pod {
     }
 
     pub(super) fn sandbox_stopped(&mut self, id: String, now: Timestamp) {
+        self.moment(now, "SandboxStopped", None, None);
         if (Sandbox::Stopping { id: id.clone() }) == self.sandbox {
             self.sandbox = match self.ending {
                 Some(_) => Sandbox::Stopped,

@@ -47,8 +47,13 @@ pub fn merge(there: &PodStatus, ours: &PodStatus) -> PodStatus {
         .clone_from(&there.extended_resource_claim_status);
     merged.resize.clone_from(&there.resize);
     merged.qos_class = there.qos_class.clone().or(merged.qos_class);
-    // Phases only go forward (L1).
-    if matches!(there.phase.as_deref(), Some("Succeeded" | "Failed")) {
+    // Phases only go forward (L1), also where a kubelet before this one has told more than this one saw.
+    let keeps = match there.phase.as_deref() {
+        Some("Succeeded" | "Failed") => true,
+        Some("Running") => merged.phase.as_deref() == Some("Pending"),
+        _ => false,
+    };
+    if keeps {
         merged.phase.clone_from(&there.phase);
     }
     merged
@@ -64,6 +69,12 @@ impl Pod {
         self.address_waits = false;
         if status != self.status {
             self.status = status.clone();
+            if self.ends != self.told_ends
+                && let Some(text) = self.ends.text()
+            {
+                self.told_ends = self.ends.clone();
+                self.out.push(Action::WriteEnds(text));
+            }
             self.out.push(Action::WriteStatus(Box::new(status)));
         }
     }

@@ -14,7 +14,9 @@ use super::*;
 use crate::probe::{Answer, Kind};
 use crate::runtime::{ContainerState, PodRef};
 
+mod endpoint_barrier;
 mod evictions;
+mod memory_of_ends;
 
 /// A pod and the little of a node it sees.
 struct Life {
@@ -28,6 +30,7 @@ struct Life {
     running: BTreeMap<String, String>,
     /// What happened, in words.
     log: Vec<String>,
+    ends: Option<Ends>,
 }
 
 fn container(name: &str) -> Value {
@@ -59,6 +62,7 @@ impl Life {
             open: Vec::new(),
             running: BTreeMap::new(),
             log: Vec::new(),
+            ends: None,
         }
     }
 
@@ -80,6 +84,7 @@ impl Life {
                     let mark = if *warning { "!" } else { "" };
                     self.log.push(format!("event {mark}{reason}: {message}"));
                 }
+                Action::WriteEnds(text) => self.ends = Some(serde_json::from_str(text).unwrap()),
                 Action::FinalDelete => self.log.push("delete".into()),
                 Action::Forget => self.log.push("forget".into()),
                 Action::CancelHook { id, .. } => {
@@ -232,6 +237,11 @@ impl Life {
 
     fn take_log(&mut self) -> Vec<String> {
         std::mem::take(&mut self.log)
+    }
+
+    /// As told last.
+    fn ends(&self) -> Ends {
+        self.ends.clone().unwrap_or_default()
     }
 
     fn status(&self) -> String {

@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::runtime::{Container, ContainerState};
+use knarr_kubelet::static_pods::mirrored;
 use knarr_kubelet::stats::{
     ContainerStats, FsStats, PodReference, PodStats, ProcessStats, PvcReference, VolumeStats,
 };
@@ -21,6 +22,14 @@ impl Measuring<'_> {
         node_fs: Option<Filesystem>,
         image_fs: Option<Filesystem>,
     ) -> Option<PodStats> {
+        let api_uid = pod.metadata.uid.clone()?;
+        // A mirror stands for a static pod, whose uid is another.
+        let of_static = mirrored(pod).map(|uid| {
+            let mut pod = pod.clone();
+            pod.metadata.uid = Some(uid.to_string());
+            pod
+        });
+        let pod = of_static.as_ref().unwrap_or(pod);
         let uid = pod.metadata.uid.as_deref()?;
         let sandbox = held.sandboxes.iter().find(|s| s.pod.uid == uid)?;
         let group = resources::cgroup_parent(pod);
@@ -37,7 +46,7 @@ impl Measuring<'_> {
             pod_ref: PodReference {
                 name: pod.metadata.name.clone().unwrap_or_default(),
                 namespace: pod.metadata.namespace.clone().unwrap_or_default(),
-                uid: uid.into(),
+                uid: api_uid,
             },
             start_time: start_time.or_else(|| Some(whole_seconds(sandbox.created_at))),
             cpu: self.cpu(&group, &usage),

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use knarr_api::k8s_openapi;
 use knarr_api::quantity::Quantity;
+use knarr_kubelet::pod::ENDS_ANNOTATION;
 
 /// What a pod may learn about where it runs.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +35,12 @@ pub fn field(pod: &core::Pod, path: &str, place: &Place) -> Result<String, Strin
         "metadata.namespace" => text(&meta.namespace),
         "metadata.uid" => text(&meta.uid),
         "metadata.labels" => lines(meta.labels.as_ref()),
-        "metadata.annotations" => lines(meta.annotations.as_ref()),
+        "metadata.annotations" => {
+            // What the kubelet itself remembers there is none of the pod's own.
+            let mut own = meta.annotations.clone().unwrap_or_default();
+            own.remove(ENDS_ANNOTATION);
+            lines(Some(&own))
+        }
         "spec.nodeName" => spec.map(|s| text(&s.node_name)).unwrap_or_default(),
         "spec.serviceAccountName" => spec.map(|s| text(&s.service_account_name)).unwrap_or_default(),
         "status.hostIP" => place.host_ips.first().cloned().unwrap_or_default(),

@@ -6,6 +6,7 @@
 
 pub mod container;
 pub mod downward;
+mod endpoints;
 pub mod env;
 mod eviction;
 mod exit;
@@ -16,6 +17,8 @@ mod node;
 mod pull;
 pub mod resources;
 pub mod sandbox;
+mod self_fencing;
+mod static_pods;
 mod status;
 mod worker;
 
@@ -26,6 +29,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::{self, Registered};
@@ -34,12 +38,14 @@ use knarr_client::informer::{self, Scope};
 use knarr_client::{Api, Clock, EventRecorder, Store};
 use knarr_kubelet::admission::{self, Rejection};
 use knarr_kubelet::allocatable::allocatable;
-use knarr_kubelet::configuration::KubeletConfiguration;
+pub use knarr_kubelet::configuration::{self, KubeletConfiguration};
 use knarr_kubelet::eviction::Pressure;
 use knarr_kubelet::garbage::images as garbage_images;
 use knarr_kubelet::pod::Event;
 pub use knarr_kubelet::pod::TerminationResume;
 use knarr_kubelet::runtime::{Container, Sandbox};
+pub use knarr_kubelet::self_fencing::SelfFencing;
+use knarr_kubelet::static_pods::mirrored;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -48,11 +54,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::figures::{self, HostMeter, Meter};
+use crate::probe;
 use crate::runtime::{Runtime, RuntimeEvent};
 use crate::teardown::remove_sandbox;
 use crate::volumes::Volumes;
 pub use machine::Machine;
-use worker::{Msg, Worker};
+use self_fencing::Trust;
+use static_pods::Folder;
+use worker::{Msg, Origin, Worker};
 
 /// Between looks at all that runs, while the runtime tells of exits by itself; else [`RELIST_BLIND`].
 const RELIST: Duration = Duration::from_secs(10);
@@ -61,6 +70,8 @@ const RELIST_BLIND: Duration = Duration::from_secs(1);
 const PULLS: u32 = 5;
 /// Sandboxes and containers made at a time: more would only make each of them slower.
 const STARTS: usize = 8;
+/// Between looks at the folder of static pods.
+const FOLDER_LOOK: Duration = Duration::from_secs(1);
 /// What an orphan is given to end by itself.
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
 
@@ -82,6 +93,8 @@ pub struct Config {
     /// As `v1.36.2+knarr…`.
     pub version: String,
     pub node_labels: BTreeMap<String, String>,
+    /// How long TERM waits at the most for proxies to drop an ending pod's address; zero: not at all.
+    pub endpoint_barrier: Duration,
     /// Images that are never thrown away, by name.
     pub pinned_images: Vec<String>,
     /// What the administrator says.
@@ -90,6 +103,8 @@ pub struct Config {
     pub resolv_conf: PathBuf,
     /// For pods that were ending while no kubelet was there.
     pub termination_resume: TerminationResume,
+    /// Which pods the node ends by itself when it is cut off.
+    pub self_fencing: SelfFencing,
     pub machine: Machine,
 }
 
@@ -106,10 +121,12 @@ impl Default for Config {
             port: 0,
             version: "v1.36.2+knarr".into(),
             node_labels: BTreeMap::new(),
+            endpoint_barrier: Duration::ZERO,
             pinned_images: Vec::new(),
             configuration: KubeletConfiguration::default(),
             resolv_conf: "/etc/resolv.conf".into(),
             termination_resume: TerminationResume::Full,
+            self_fencing: SelfFencing::default(),
             machine: Machine::default(),
         }
     }
@@ -123,6 +140,7 @@ pub(crate) struct Shared {
     pub clock: Arc<dyn Clock>,
     pub recorder: EventRecorder,
     pub volumes: Volumes,
+    pub trust: Trust,
     pub services: Arc<Store>,
     /// The pods bound to this node.
     pub pods: Arc<Store>,
@@ -142,6 +160,10 @@ pub(crate) struct Shared {
     /// Pods to be ended, by uid.
     pub evictions: mpsc::UnboundedSender<(String, Event)>,
     pub images: Mutex<garbage_images::Records>,
+    endpoints: endpoints::Endpoints,
+    /// Uids of the static pods there are.
+    pub static_uids: Mutex<BTreeSet<String>>,
+    pub probes: Arc<probe::Counts>,
 }
 
 impl Shared {
@@ -167,6 +189,7 @@ pub struct Kubelet {
     task: JoinHandle<()>,
     pods: Arc<Store>,
     meter: Option<Arc<dyn Meter>>,
+    probes: Arc<probe::Counts>,
 }
 
 /// What the node has.
@@ -225,6 +248,7 @@ impl Kubelet {
         let capacity = node::capacity(&config, size.cpus, size.memory_bytes);
         let pulls = config.configuration.image_pulls.unwrap_or(PULLS);
         let (evictions, evicted) = mpsc::unbounded_channel();
+        let probes = Arc::<probe::Counts>::default();
         let shared = Arc::new(Shared {
             volumes: Volumes::new(
                 config.root_dir.clone(),
@@ -232,6 +256,7 @@ impl Kubelet {
                 api.clone(),
                 config.machine,
             ),
+            trust: Trust::new(config.self_fencing, config.machine, &config.root_dir),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
             pods,
@@ -249,6 +274,9 @@ impl Kubelet {
             pressures: Mutex::default(),
             pressures_changed: Notify::new(),
             evictions,
+            endpoints: endpoints::Endpoints::default(),
+            static_uids: Mutex::default(),
+            probes: probes.clone(),
             images: Mutex::new(garbage_images::Records::new(clock.now())),
             config,
             api,
@@ -265,7 +293,12 @@ impl Kubelet {
                 () = running => {}
             }
         });
-        Kubelet { task, pods, meter }
+        Kubelet {
+            task,
+            pods,
+            meter,
+            probes,
+        }
     }
 
     /// Who measures what the node and its pods use.
@@ -276,6 +309,11 @@ impl Kubelet {
     /// The pods bound to this node, as the API has them.
     pub fn pods(&self) -> Arc<Store> {
         self.pods.clone()
+    }
+
+    /// How often its probes were asked.
+    pub fn probes(&self) -> Arc<probe::Counts> {
+        self.probes.clone()
     }
 
     /// Returns when it has stopped.
@@ -323,6 +361,13 @@ async fn run(
         informer::run(api, core::Service::kind_of(), Scope::default(), services).await;
     });
     tasks.spawn(node::run(shared.clone()));
+    if !shared.config.endpoint_barrier.is_zero() {
+        let (api, slices) = (shared.api.clone(), shared.endpoints.slices());
+        tasks.spawn(async move {
+            informer::run(api, EndpointSlice::kind_of(), Scope::default(), slices).await;
+        });
+    }
+    tasks.spawn(self_fencing::run(shared.clone()));
     let volumes = shared.clone();
     tasks.spawn(async move { volumes.volumes.run().await });
 
@@ -355,7 +400,16 @@ async fn run(
         cancel,
         admitted: BTreeSet::new(),
         orphans: BTreeSet::new(),
+        statics: BTreeMap::new(),
     };
+    let said = shared.config.configuration.static_pod_path.as_ref();
+    let mut folder = said.map(|path| Folder::new(path, &shared.config.node_name));
+    // Before anything that runs may look as if nobody wanted it.
+    if let Some(folder) = &mut folder {
+        workers.run_statics(folder.look(shared.clock.now()), &mut picture);
+    }
+    let mut folder_looks = tokio::time::interval(FOLDER_LOOK);
+    folder_looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     if let Some(meter) = meter {
         tasks.spawn(eviction::run(shared.clone(), meter.clone()));
         tasks.spawn(garbage::run(shared.clone(), meter));
@@ -379,6 +433,11 @@ async fn run(
                     next_look = Instant::now();
                 }
             },
+            _ = folder_looks.tick(), if folder.is_some() => {
+                if let Some(folder) = &mut folder {
+                    workers.run_statics(folder.look(shared.clock.now()), &mut picture);
+                }
+            }
             () = tokio::time::sleep_until(next_look) => {
                 next_look = Instant::now() + if hearing { RELIST } else { RELIST_BLIND };
                 // What the first picture showed is still to be handed to pods that come with the first list.
@@ -436,17 +495,93 @@ struct Workers {
     admitted: BTreeSet<String>,
     /// Being ended.
     orphans: BTreeSet<String>,
+    /// The static pods that have a worker, by uid; true once their file is gone.
+    statics: BTreeMap<String, (core::Pod, bool)>,
 }
 
 impl Workers {
+    /// Begins the static pods that are wanted and ends the others. One whose file says something else waits for the
+    /// one before it to end: both have one name.
+    fn run_statics(&mut self, wanted: BTreeMap<String, core::Pod>, picture: &mut Picture) {
+        let by_uid = &self.by_uid;
+        self.statics
+            .retain(|uid, _| by_uid.get(uid).is_some_and(|worker| !worker.is_finished()));
+        let now = self.shared.clock.now();
+        for (uid, (pod, ended)) in &mut self.statics {
+            if !*ended
+                && !wanted.contains_key(uid)
+                && let Some(worker) = self.by_uid.get(uid)
+            {
+                *ended = true;
+                let ending = static_pods::told_to_end(pod, now);
+                worker.send(Msg::Event(Event::Updated(Arc::new(ending))));
+            }
+        }
+        for (uid, pod) in wanted {
+            let name = |p: &core::Pod| (p.metadata.namespace.clone(), p.metadata.name.clone());
+            let taken = self.statics.values().any(|(other, _)| name(other) == name(&pod));
+            if taken {
+                continue;
+            }
+            let found = picture.pods.remove(&uid).map(|(s, c)| (picture.since, s, c));
+            let admitted = if found.is_some() { Ok(()) } else { self.admit(&pod) };
+            if admitted.is_ok() {
+                self.admitted.insert(uid.clone());
+            }
+            let worker = Worker::start(
+                self.shared.clone(),
+                Arc::new(pod.clone()),
+                found,
+                admitted,
+                Origin::File,
+                self.cancel.clone(),
+            );
+            self.by_uid.insert(uid.clone(), worker);
+            self.statics.insert(uid, (pod, false));
+        }
+        *self.shared.static_uids.lock() = self.statics.keys().cloned().collect();
+    }
+
+    /// A mirror is not run; that it goes, or is told to, is undone as long as its pod is there.
+    fn mirror_changed(&self, mirror: &core::Pod, gone: bool) {
+        let name = |p: &core::Pod| (p.metadata.namespace.clone(), p.metadata.name.clone());
+        let stands_for = self
+            .statics
+            .iter()
+            .find(|(_, (pod, ended))| !*ended && name(pod) == name(mirror));
+        match stands_for.and_then(|(uid, _)| self.by_uid.get(uid)) {
+            Some(worker) if gone || mirror.metadata.deletion_timestamp.is_some() => {
+                worker.send(Msg::MirrorGone);
+            }
+            Some(_) => {}
+            None if gone || self.statics.values().any(|(pod, _)| name(pod) == name(mirror)) => {}
+            None => {
+                let (shared, mirror) = (self.shared.clone(), mirror.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = static_pods::remove_mirror(&shared, &mirror).await {
+                        warn!(%error, "cannot remove the mirror of a static pod that is gone");
+                    }
+                });
+            }
+        }
+    }
+
     fn changed(&mut self, old: Option<&Object>, new: Option<Arc<Object>>, picture: &mut Picture) {
         let gone = old.filter(|old| new.as_ref().is_none_or(|new| new.uid() != old.uid()));
+        if let Some(mirror) = gone.and_then(|old| old.to_typed::<core::Pod>())
+            && mirrored(&mirror).is_some()
+        {
+            self.mirror_changed(&mirror, true);
+        }
         if let Some(worker) = gone.and_then(|old| self.by_uid.get(old.uid())) {
             worker.send(Msg::Event(Event::Removed));
         }
         let Some(pod) = new.and_then(|new| new.to_typed::<core::Pod>()) else {
             return;
         };
+        if mirrored(&pod).is_some() {
+            return self.mirror_changed(&pod, false);
+        }
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         match self.by_uid.get(&uid) {
             Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new(pod)))),
@@ -461,6 +596,7 @@ impl Workers {
                     Arc::new(pod),
                     found,
                     admitted,
+                    Origin::Api,
                     self.cancel.clone(),
                 );
                 self.by_uid.insert(uid, worker);

@@ -94,8 +94,12 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
         }
         if next_lease <= Instant::now() {
+            let sent = shared.trust.now();
             match renew(&shared, node.uid.as_deref()).await {
-                Ok(()) => next_lease = Instant::now() + renewal,
+                Ok(()) => {
+                    shared.trust.renewed(sent);
+                    next_lease = Instant::now() + renewal;
+                }
                 Err(error) => {
                     warn!(%error, "cannot renew the node's lease yet");
                     next_lease = Instant::now() + Duration::from_secs(1);
@@ -283,10 +287,7 @@ async fn status(
         }),
         images,
         node_info: Some(node_info(config, runtime)),
-        volumes_in_use: match shared.volumes.in_use() {
-            Some(used) => (!used.is_empty()).then_some(used),
-            None => before.volumes_in_use.clone(),
-        },
+        volumes_in_use: Some(shared.volumes.in_use()).filter(|used| !used.is_empty()),
         ..before.clone()
     }
 }

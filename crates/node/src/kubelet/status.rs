@@ -11,18 +11,23 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_client::{DeleteOptions, Error, Preconditions};
-use knarr_kubelet::pod::{Event, merge};
+use knarr_kubelet::pod::{ENDS_ANNOTATION, Event, merge};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-use super::worker::Msg;
+use super::static_pods::ensure_mirror;
+use super::worker::{Msg, Origin};
 use super::{Shared, pod_kind};
 
 pub(super) enum Write {
     /// The object as last seen.
     Object(Arc<core::Pod>),
     Status(Box<core::PodStatus>),
+    /// The memory of ends, from the next status on.
+    Ends(String),
+    /// A static pod's mirror is to be made again, and told everything.
+    MirrorGone,
     FinalDelete,
 }
 
@@ -36,14 +41,20 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 pub(super) async fn run(
     shared: Arc<Shared>,
     first: Arc<core::Pod>,
+    origin: Origin,
     mut writes: mpsc::UnboundedReceiver<Write>,
     worker: mpsc::UnboundedSender<Msg>,
 ) {
-    let mut base = first;
+    let is_static = origin == Origin::File;
+    let mut base = match origin {
+        Origin::Api => first.clone(),
+        Origin::File => ensure_mirror(&shared, &first).await,
+    };
     // As last told, and when it was last told again.
     let mut told: Option<Box<core::PodStatus>> = None;
     let mut restored: Option<Instant> = None;
     let mut statuses: VecDeque<Box<core::PodStatus>> = VecDeque::new();
+    let mut ends: Option<String> = None;
     let mut delete = false;
     let mut wait = RETRY.0;
     loop {
@@ -73,21 +84,30 @@ pub(super) async fn run(
                     }
                     statuses.push_back(new);
                 }
+                Write::Ends(new) => ends = Some(new),
+                Write::MirrorGone => {
+                    base = ensure_mirror(&shared, &first).await;
+                    if statuses.is_empty() {
+                        statuses.extend(told.clone());
+                    }
+                }
                 Write::FinalDelete => delete = true,
             }
             continue;
         }
         if let Some(wanted) = statuses.front() {
-            match write_status(&shared, &base, wanted).await {
+            match write_status(&shared, &base, wanted, ends.as_deref()).await {
                 Ok(Some(written)) => {
                     base = written;
                     told = statuses.pop_front();
                     wait = RETRY.0;
                 }
+                Ok(None) if is_static => base = ensure_mirror(&shared, &first).await,
                 // There is nothing left to write to.
                 Ok(None) => statuses.clear(),
                 Err(error) if error.is_conflict() => match refresh(&shared, &base).await {
                     Ok(Some(newer)) => base = newer,
+                    Ok(None) if is_static => base = ensure_mirror(&shared, &first).await,
                     Ok(None) => statuses.clear(),
                     Err(error) => wait = again(&error, wait).await,
                 },
@@ -99,6 +119,11 @@ pub(super) async fn run(
         if let Err(error) = final_delete(&shared, &base).await {
             debug!(%error, "the final deletion was refused");
             if worker.send(Msg::Event(Event::FinalDeleteFailed)).is_err() {
+                return;
+            }
+        } else if is_static {
+            // Nobody else tells of the end of what the API never had.
+            if worker.send(Msg::Event(Event::Removed)).is_err() {
                 return;
             }
         }
@@ -127,6 +152,7 @@ async fn write_status(
     shared: &Shared,
     base: &Arc<core::Pod>,
     status: &core::PodStatus,
+    ends: Option<&str>,
 ) -> Result<Option<Arc<core::Pod>>, Error> {
     let there = base.status.clone().unwrap_or_default();
     let merged = merge(&there, status);
@@ -135,6 +161,10 @@ async fn write_status(
     }
     let mut pod = (**base).clone();
     pod.status = Some(merged);
+    if let Some(ends) = ends {
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(ENDS_ANNOTATION.into(), ends.into());
+    }
     match shared.api.update(pod_kind(), Box::new(pod), "status").await {
         Ok(written) => Ok(written.to_typed::<core::Pod>().map(Arc::new)),
         Err(error) if error.is_not_found() => Ok(None),

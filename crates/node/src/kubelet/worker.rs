@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use k8s_cri::v1::PodSandboxConfig;
 use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, k8s_openapi};
 use knarr_client::Error;
@@ -19,14 +19,14 @@ use knarr_kubelet::pod::{Action, Event, Hook, Node, Pod, find_spec};
 use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::downward::Place;
 use super::env::Sources;
 use super::status::Write;
-use super::{Shared, container, env, exit, pod_kind, pull, sandbox, status};
+use super::{Shared, container, env, exit, pod_kind, pull, sandbox, self_fencing, status};
 use crate::cgroup;
 use crate::probe::{self, Target};
 use crate::runtime::RuntimeError;
@@ -46,10 +46,20 @@ pub(crate) enum Msg {
         sandboxes: Vec<Sandbox>,
         containers: Vec<Container>,
     },
+    /// A static pod's mirror has gone, or is to go.
+    MirrorGone,
     /// Nobody is being looked at under this id any more.
     Looked {
         id: String,
     },
+}
+
+/// Who says what a pod is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    Api,
+    /// A static pod: the API only has its mirror.
+    File,
 }
 
 /// A handle on a pod's task.
@@ -64,16 +74,33 @@ impl Worker {
         pod: Arc<core::Pod>,
         found: Option<(Timestamp, Vec<Sandbox>, Vec<Container>)>,
         admitted: Result<(), Rejection>,
+        origin: Origin,
         cancel: CancellationToken,
     ) -> Self {
         let (inbox, messages) = mpsc::unbounded_channel();
         if let Err(rejection) = admitted {
             // Whatever else it is told comes later.
             let _ = inbox.send(Msg::Event(Event::Reject(rejection)));
-            let task = tokio::spawn(run(shared, pod, None, true, inbox.clone(), messages, cancel));
+            let task = tokio::spawn(run(
+                shared,
+                pod,
+                None,
+                (true, origin),
+                inbox.clone(),
+                messages,
+                cancel,
+            ));
             return Worker { inbox, task };
         }
-        let task = tokio::spawn(run(shared, pod, found, false, inbox.clone(), messages, cancel));
+        let task = tokio::spawn(run(
+            shared,
+            pod,
+            found,
+            (false, origin),
+            inbox.clone(),
+            messages,
+            cancel,
+        ));
         Worker { inbox, task }
     }
 
@@ -105,7 +132,7 @@ async fn run(
     shared: Arc<Shared>,
     pod: Arc<core::Pod>,
     found: Option<(Timestamp, Vec<Sandbox>, Vec<Container>)>,
-    rejected: bool,
+    (rejected, origin): (bool, Origin),
     inbox: mpsc::UnboundedSender<Msg>,
     mut messages: mpsc::UnboundedReceiver<Msg>,
     cancel: CancellationToken,
@@ -113,10 +140,18 @@ async fn run(
     let node = Node {
         ips: shared.config.node_ips.clone(),
         resume: shared.config.termination_resume,
+        endpoint_barrier: SignedDuration::try_from(shared.config.endpoint_barrier)
+            .unwrap_or(SignedDuration::ZERO),
         longest_restart_wait: shared.config.configuration.max_container_restart_period,
     };
     let (writes, to_write) = mpsc::unbounded_channel();
-    let writer = tokio::spawn(status::run(shared.clone(), pod.clone(), to_write, inbox.clone()));
+    let writer = tokio::spawn(status::run(
+        shared.clone(),
+        pod.clone(),
+        origin,
+        to_write,
+        inbox.clone(),
+    ));
     let mut doer = Doer {
         machine: Pod::new(pod, node),
         shared,
@@ -147,6 +182,7 @@ async fn run(
             message = messages.recv() => match message {
                 Some(Msg::Event(event)) => doer.step(event),
                 Some(Msg::Look { id }) => doer.look(id),
+                Some(Msg::MirrorGone) => doer.write(Write::MirrorGone),
                 Some(Msg::Looked { id }) => { doer.looking.remove(&id); }
                 Some(Msg::Observed { since, sandboxes, containers }) => {
                     let event = doer.complete(since, sandboxes, containers, false).await;
@@ -216,7 +252,9 @@ impl Doer {
                     };
                 }
                 Err(error) if error.is_not_found() => gone.push(container.id.clone()),
-                // Without its detail nothing is said about it: it is as if it still ran.
+                // That it was made, and has not been started, the list says.
+                Err(_) if container.state == ContainerState::Created => {}
+                // Without its detail nothing is said about its end: it is as if it still ran.
                 Err(_) => {
                     container.state = ContainerState::Running {
                         started_at: container.created_at,
@@ -293,6 +331,15 @@ impl Doer {
         let (shared, inbox, pod) = self.parts();
         match action {
             Action::WriteStatus(status) => self.write(Write::Status(status)),
+            Action::WriteEnds(text) => self.write(Write::Ends(text)),
+            Action::AwaitEndpoints => {
+                tokio::spawn(async move {
+                    let bound = shared.config.endpoint_barrier;
+                    if timeout(bound, shared.endpoints.dropped(&pod)).await.is_ok() {
+                        tell(&inbox, Event::EndpointsDropped);
+                    }
+                });
+            }
             Action::FinalDelete => self.write(Write::FinalDelete),
             Action::SetTimer(at) => self.timer = Some(at),
             Action::Forget => self.forget(),
@@ -450,6 +497,7 @@ impl Doer {
                 let ips = self.machine.ips().to_vec();
                 tokio::spawn(async move {
                     let answer = probe::ask(&*shared.runtime, &pod, &container, &id, kind, &ips).await;
+                    shared.probes.count(&pod, &container, kind, &answer);
                     tell(&inbox, Event::Probed { id, kind, answer });
                 });
             }
@@ -523,6 +571,9 @@ impl Doer {
     fn forget(&mut self) {
         self.done = true;
         let pod = self.machine.object();
+        self.shared
+            .probes
+            .forget(pod.metadata.uid.as_deref().unwrap_or(""));
         let logs = sandbox::log_directory(pod, &self.shared.config.log_dir);
         if let Err(error) = std::fs::remove_dir_all(&logs)
             && error.kind() != std::io::ErrorKind::NotFound
@@ -646,6 +697,13 @@ async fn create_container(
 }
 
 async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id: String) -> Event {
+    if let Err(message) = self_fencing::may_start(shared, pod).await {
+        return Event::ContainerStartFailed {
+            container,
+            id,
+            message,
+        };
+    }
     let started = {
         let _turn = shared.starts.acquire().await;
         shared.runtime.start_container(&id).await

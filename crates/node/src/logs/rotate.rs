@@ -16,6 +16,7 @@ use flate2::write::GzEncoder;
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::tz::TimeZone;
 use knarr_api::k8s_openapi;
+use knarr_kubelet::configuration::ContainerLogs;
 
 use crate::runtime::RuntimeError;
 use crate::server::{Clock, Containers};
@@ -34,10 +35,16 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
+        ContainerLogs::default().into()
+    }
+}
+
+impl From<ContainerLogs> for Policy {
+    fn from(said: ContainerLogs) -> Self {
         Policy {
-            max_bytes: 10 << 20,
-            max_files: 5,
-            interval: Duration::from_secs(10),
+            max_bytes: said.max_bytes,
+            max_files: said.max_files,
+            interval: said.interval.unsigned_abs(),
         }
     }
 }

@@ -2,8 +2,11 @@
 //!
 //! What the answers come to is decided in `knarr_kubelet::probe`; here one question is asked once.
 
+mod counts;
 mod grpc;
 mod http;
+
+pub use counts::{Asked, Counts};
 
 use std::time::Duration;
 

@@ -3,7 +3,9 @@
 //! Speaks HTTP/1.1 over whatever stream it is given ([`Server::serve`]); who may connect is decided by whoever
 //! accepts the stream. Answers are the kubelet's: plain text for refusals, which the API server turns into a Status.
 
+mod figures;
 mod host;
+mod node_logs;
 mod pod_container;
 mod request;
 
@@ -27,10 +29,13 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_client::{Conn, NodeDialer};
+use knarr_kubelet::stats::Summary;
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
+use crate::figures::{Measured, Meter};
 use crate::logs;
+use crate::probe::Counts;
 use crate::runtime::{ExecOptions, RuntimeError};
 use crate::streams::upgrade::{self, negotiate};
 use crate::streams::{port_forward, remote_command, runtime_client};
@@ -43,6 +48,9 @@ pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
+const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// Whoever asks for figures gets them not older than this.
+const FIGURES_KEPT: std::time::Duration = std::time::Duration::from_secs(5);
 /// Pieces of a log that wait for a slow reader.
 const LOG_PIECES: usize = 4;
 /// Bytes on their way between the API server and the kubelet of the same process, each way.
@@ -54,6 +62,8 @@ pub struct Server {
     pods: Arc<dyn Pods>,
     containers: Arc<dyn Containers>,
     clock: Clock,
+    meter: Option<Arc<dyn Meter>>,
+    probes: Arc<Counts>,
     streams: TaskTracker,
 }
 
@@ -134,7 +144,19 @@ impl Server {
             pods,
             containers,
             clock,
+            meter: None,
+            probes: Arc::default(),
             streams: TaskTracker::new(),
+        }
+    }
+
+    /// With somebody who measures; without, there are no figures to be had.
+    #[must_use]
+    pub fn measured_by(self, meter: Option<Arc<dyn Meter>>, probes: Arc<Counts>) -> Self {
+        Server {
+            meter,
+            probes,
+            ..self
         }
     }
 
@@ -175,7 +197,30 @@ impl Server {
         let query = Query::parse(request.uri().query().unwrap_or_default())?;
         match target {
             Target::Healthz => Ok(text(StatusCode::OK, "ok")),
-            Target::Pods => self.list_pods(),
+            Target::Pods => self.list_pods(|_| true),
+            Target::RunningPods => self.list_pods(|pod| {
+                let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+                phase == Some("Running")
+            }),
+            Target::NodeLogs(path) => node_logs::serve(&path).await,
+            Target::Summary => {
+                let measured = self.measured().await?;
+                let json = serde_json::to_vec(&measured.summary).map_err(Refusal::internal)?;
+                Ok(body(
+                    Response::builder().header(CONTENT_TYPE, "application/json"),
+                    json,
+                ))
+            }
+            Target::Metrics => self.metrics(|s| figures::own(s, &figures::Own::read())).await,
+            Target::ProbeMetrics => Ok(body(
+                Response::builder().header(CONTENT_TYPE, METRICS_TYPE),
+                figures::probes(&self.probes.all()),
+            )),
+            Target::ResourceMetrics => self.metrics(figures::resource).await,
+            Target::CadvisorMetrics => {
+                let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+                self.metrics(|s| figures::cadvisor(s, cpus)).await
+            }
             Target::ContainerLogs(path) => self.logs(&path, &query).await,
             Target::Exec(path) => self.exec(&path, &query, &mut request).await,
             Target::Attach(path) => self.attach(&path, &query, &mut request).await,
@@ -183,8 +228,24 @@ impl Server {
         }
     }
 
-    fn list_pods(&self) -> Result<Response<Body>, Refusal> {
-        let items = self.pods.list().iter().map(|pod| Pod::clone(pod)).collect();
+    async fn measured(&self) -> Result<Arc<Measured>, Refusal> {
+        let meter = self
+            .meter
+            .as_ref()
+            .ok_or_else(|| Refusal::not_found("404 page not found"))?;
+        Ok(meter.measure(FIGURES_KEPT).await)
+    }
+
+    async fn metrics(&self, show: impl Fn(&Summary) -> String) -> Result<Response<Body>, Refusal> {
+        let measured = self.measured().await?;
+        let head = Response::builder().header(CONTENT_TYPE, METRICS_TYPE);
+        Ok(body(head, show(&measured.summary)))
+    }
+
+    fn list_pods(&self, wanted: impl Fn(&Pod) -> bool) -> Result<Response<Body>, Refusal> {
+        let pods = self.pods.list();
+        let items = pods.iter().filter(|pod| wanted(pod)).map(|pod| Pod::clone(pod));
+        let items = items.collect();
         let list = List::<Pod> {
             items,
             ..List::default()

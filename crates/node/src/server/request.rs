@@ -17,6 +17,14 @@ pub(super) struct PodPath {
 pub(super) enum Target {
     Healthz,
     Pods,
+    RunningPods,
+    /// What is below `/var/log`.
+    NodeLogs(String),
+    Summary,
+    Metrics,
+    ResourceMetrics,
+    CadvisorMetrics,
+    ProbeMetrics,
     ContainerLogs(PodPath),
     Exec(PodPath),
     Attach(PodPath),
@@ -37,6 +45,20 @@ impl Target {
         let target = match (kind.as_str(), parts.as_slice()) {
             ("healthz", _) => Some(Target::Healthz),
             ("pods", []) => Some(Target::Pods),
+            ("runningpods", []) => Some(Target::RunningPods),
+            ("logs", below) => {
+                let folder = if path.ends_with('/') && !below.is_empty() {
+                    "/"
+                } else {
+                    ""
+                };
+                Some(Target::NodeLogs(below.join("/") + folder))
+            }
+            ("stats", [summary]) if summary == "summary" => Some(Target::Summary),
+            ("metrics", []) => Some(Target::Metrics),
+            ("metrics", [which]) if which == "resource" => Some(Target::ResourceMetrics),
+            ("metrics", [which]) if which == "cadvisor" => Some(Target::CadvisorMetrics),
+            ("metrics", [which]) if which == "probes" => Some(Target::ProbeMetrics),
             ("containerLogs", [namespace, pod, container]) => {
                 Some(Target::ContainerLogs(pod_path(namespace, pod, None, container)))
             }
@@ -111,6 +133,12 @@ mod tests {
         for (path, target) in [
             ("/healthz", Target::Healthz),
             ("/pods/", Target::Pods),
+            ("/logs/apt/", Target::NodeLogs("apt/".into())),
+            ("/stats/summary", Target::Summary),
+            ("/metrics", Target::Metrics),
+            ("/metrics/resource", Target::ResourceMetrics),
+            ("/metrics/cadvisor", Target::CadvisorMetrics),
+            ("/metrics/probes", Target::ProbeMetrics),
             ("/containerLogs/ns/p/c", Target::ContainerLogs(container.clone())),
             ("/exec/ns/p/c", Target::Exec(container.clone())),
             ("/exec/ns/p/u/c", Target::Exec(with_uid.clone())),

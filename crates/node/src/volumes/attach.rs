@@ -14,6 +14,7 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::kinds::persistent_volume::{ATTACHED_POD, ATTACHER, Exclusive, IN_USE, unique_name};
 use knarr_api::{Error, k8s_openapi, registry};
 use knarr_client::{Api, ListOptions, TypedApi};
+use parking_lot::Mutex;
 use tokio::time::sleep;
 use tracing::warn;
 
@@ -36,8 +37,10 @@ pub(super) struct Attached {
     api: Arc<dyn Api>,
     node: String,
     root: PathBuf,
-    /// By the attachment's name. Held while the API is asked: one change at a time.
-    used: tokio::sync::Mutex<BTreeMap<String, Users>>,
+    /// By the attachment's name.
+    used: Mutex<BTreeMap<String, Users>>,
+    /// Held while the API is asked: one change at a time.
+    turn: tokio::sync::Mutex<()>,
 }
 
 impl Attached {
@@ -51,7 +54,8 @@ impl Attached {
             api,
             node,
             root,
-            used: tokio::sync::Mutex::new(used),
+            used: Mutex::new(used),
+            turn: tokio::sync::Mutex::default(),
         }
     }
 
@@ -73,7 +77,7 @@ impl Attached {
 
     async fn try_hold(&self, uid: &str, volume: &str, exclusive: &Exclusive) -> Result<(), String> {
         let name = &exclusive.attachment;
-        let mut used = self.used.lock().await;
+        let _turn = self.turn.lock().await;
         let attachment = self.api.get_as::<VolumeAttachment>("", name).await;
         let attachment = match attachment {
             Ok(attachment) => attachment,
@@ -99,6 +103,7 @@ impl Attached {
                 return Err(format!("cannot take volume {volume} into use: {error}"));
             }
         }
+        let mut used = self.used.lock();
         let users = used.entry(name.clone()).or_default();
         users.volume = volume.into();
         users.uids.insert(uid.into());
@@ -135,21 +140,20 @@ impl Attached {
 
     /// Lets go of what this pod used, where no other pod of this node does. Its containers have ended.
     pub async fn release(&self, uid: &str) -> Result<(), Error> {
-        let mut used = self.used.lock().await;
-        let of_pod: Vec<String> = used
+        let _turn = self.turn.lock().await;
+        let of_pod: Vec<(String, bool)> = self
+            .used
+            .lock()
             .iter()
             .filter(|(_, users)| users.uids.contains(uid))
-            .map(|(name, _)| name.clone())
+            .map(|(name, users)| (name.clone(), users.uids.len() == 1))
             .collect();
-        for name in of_pod {
-            let Some(users) = used.get_mut(&name) else {
-                continue;
-            };
-            if users.uids.len() == 1 {
+        for (name, is_last) in of_pod {
+            if is_last {
                 // If this fails it is still known as used, and tried again.
                 self.let_go(&name).await?;
-                used.remove(&name);
-            } else {
+                self.used.lock().remove(&name);
+            } else if let Some(users) = self.used.lock().get_mut(&name) {
                 users.uids.remove(uid);
             }
         }
@@ -176,24 +180,29 @@ impl Attached {
 
     /// Lets go of what nobody here knows of: a pod's directory went, and the kubelet with it, before it could say so.
     pub async fn let_go_of_the_unknown(&self) -> Result<(), Error> {
-        let used = self.used.lock().await;
+        let _turn = self.turn.lock().await;
         let kind = &registry::VOLUME_ATTACHMENT;
         let all = self.api.list(kind, ListOptions::default()).await?;
         for object in &all.items {
             let ours = object
                 .get::<VolumeAttachment>()
                 .is_some_and(|a| a.spec.attacher == ATTACHER && a.spec.node_name == self.node && is_held(a));
-            if ours && !used.contains_key(object.name()) {
+            if ours && !self.used.lock().contains_key(object.name()) {
                 self.let_go(object.name()).await?;
             }
         }
         Ok(())
     }
 
-    /// What this node uses, by the names in its status. `None` while that is just changing.
-    pub fn in_use(&self) -> Option<Vec<String>> {
-        let used = self.used.try_lock().ok()?;
-        Some(used.values().map(|users| unique_name(&users.volume)).collect())
+    /// Whether this pod uses one.
+    pub fn uses(&self, uid: &str) -> bool {
+        self.used.lock().values().any(|users| users.uids.contains(uid))
+    }
+
+    /// What this node uses, by the names in its status.
+    pub fn in_use(&self) -> Vec<String> {
+        let used = self.used.lock();
+        used.values().map(|users| unique_name(&users.volume)).collect()
     }
 }
 
@@ -327,7 +336,7 @@ mod tests {
         let node = n.start();
         node.let_go_of_the_unknown().await.unwrap();
         assert!(n.is_held().await);
-        assert_eq!(node.in_use(), Some(vec!["knarr.io/exclusive/v".to_string()]));
+        assert_eq!(node.in_use(), ["knarr.io/exclusive/v"]);
         node.release("two").await.unwrap();
         assert!(!n.is_held().await);
         // It dies between a pod's end and its word: the next one says it.

@@ -183,8 +183,13 @@ impl Volumes {
         tokio::join!(clean, let_go);
     }
 
-    /// The attached volumes that pods use, as the node's status names them. `None` while that is just changing.
-    pub(crate) fn in_use(&self) -> Option<Vec<String>> {
+    /// Whether this pod uses a volume that is for one node or pod.
+    pub(crate) fn uses_exclusive(&self, uid: &str) -> bool {
+        self.attached.uses(uid)
+    }
+
+    /// The attached volumes that pods use, as the node's status names them.
+    pub(crate) fn in_use(&self) -> Vec<String> {
         self.attached.in_use()
     }
 

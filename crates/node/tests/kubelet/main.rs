@@ -3,7 +3,9 @@
 // Helpers of tests fail by panicking, as tests do.
 #![allow(clippy::unwrap_used)]
 
+mod deaths;
 mod evictions;
+mod static_pods;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +19,7 @@ use knarr_client::{Api, Clock, DeleteOptions, Error, ListOptions, Store, TokioCl
 use knarr_kubelet::configuration::KubeletConfiguration;
 use knarr_node::figures::Meter;
 use knarr_node::runtime::fake::FakeRuntime;
-use knarr_node::{Config, Kubelet};
+use knarr_node::{Config, Kubelet, Machine};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -42,8 +44,27 @@ impl World {
         }
     }
 
+    fn config(&self) -> Config {
+        Config {
+            node_name: "n1".into(),
+            root_dir: self.dir.path().join("kubelet"),
+            log_dir: self.dir.path().join("logs"),
+            node_ips: vec!["192.0.2.1".into()],
+            ..Config::default()
+        }
+    }
+
     fn kubelet(&self) -> (Kubelet, CancellationToken) {
         self.kubelet_with(KubeletConfiguration::default(), None)
+    }
+
+    /// Without a machine's own clock, which no test can wind on.
+    fn kubelet_on_nothing(&self) -> (Kubelet, CancellationToken) {
+        let machine = Machine::Hollow {
+            cpus: 2,
+            memory_bytes: 1 << 30,
+        };
+        self.kubelet_of(machine, KubeletConfiguration::default(), None)
     }
 
     /// What this machine is short of is no matter here: nobody measures but `meter`.
@@ -52,13 +73,19 @@ impl World {
         configuration: KubeletConfiguration,
         meter: Option<Arc<dyn Meter>>,
     ) -> (Kubelet, CancellationToken) {
+        self.kubelet_of(Machine::Host, configuration, meter)
+    }
+
+    fn kubelet_of(
+        &self,
+        machine: Machine,
+        configuration: KubeletConfiguration,
+        meter: Option<Arc<dyn Meter>>,
+    ) -> (Kubelet, CancellationToken) {
         let config = Config {
-            node_name: "n1".into(),
-            root_dir: self.dir.path().join("kubelet"),
-            log_dir: self.dir.path().join("logs"),
-            node_ips: vec!["192.0.2.1".into()],
+            machine,
             configuration,
-            ..Config::default()
+            ..self.config()
         };
         let cancel = CancellationToken::new();
         let ways = (
@@ -228,6 +255,62 @@ async fn l6_statuses_survive_conflicts_and_an_api_that_fails() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn b4_a_node_that_is_cut_off_ends_what_must_not_run_twice_and_nothing_else() {
+    let world = World::new();
+    let (_kubelet, _cancel) = world.kubelet_on_nothing();
+    world.create("plain").await;
+    for name in ["once", "given-away"] {
+        world.create(name).await;
+        let pod = world.api.get_as::<Pod>("default", name).await.unwrap();
+        let mut pod = (*pod).clone();
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert("knarr.io/at-most-one".into(), "true".into());
+        world.api.update_as(pod).await.unwrap();
+    }
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(world.runtime.running().len(), 3);
+    let cut = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let is_cut = cut.clone();
+    world.api.intercept(move |_| {
+        let cut = is_cut.load(std::sync::atomic::Ordering::SeqCst);
+        cut.then(|| Error::unavailable("there is no way to the server"))
+    });
+    // The last renewal was at most ten seconds ago.
+    sleep(Duration::from_secs(14)).await;
+    assert_eq!(world.runtime.running().len(), 3, "two renewals may fail");
+    sleep(Duration::from_secs(21)).await;
+    let running = |world: &World| -> Vec<String> {
+        let keys = world.runtime.running().into_iter().map(|(_, key)| key);
+        let mut names: Vec<String> = keys
+            .filter_map(|k| Some(k.rsplit('/').next()?.to_string()))
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(running(&world), ["plain"], "35 seconds after the last renewal");
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(running(&world), ["plain"], "nothing is started again meanwhile");
+    cut.store(false, std::sync::atomic::Ordering::SeqCst);
+    // While the node could not know, one was released by those who vouch for it.
+    world.api.break_watches(true);
+    let at_once = DeleteOptions {
+        grace_period_seconds: Some(0),
+        ..DeleteOptions::default()
+    };
+    let kind = Pod::kind_of();
+    world
+        .api
+        .delete(kind, "default", "given-away", at_once)
+        .await
+        .unwrap();
+    sleep(Duration::from_secs(400)).await;
+    assert_eq!(running(&world), ["once", "plain"]);
+    let starts = world.runtime.starts();
+    let of = |name: &str| starts.iter().filter(|(_, key)| key.ends_with(name)).count();
+    assert_eq!((of("/plain"), of("/once"), of("/given-away")), (1, 2, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn l3_a_pod_marked_as_lost_with_its_node_is_ready_again_when_the_node_was_not_lost() {
     let world = World::new();
     let (_kubelet, _cancel) = world.kubelet();
@@ -259,7 +342,7 @@ async fn l3_a_pod_marked_as_lost_with_its_node_is_ready_again_when_the_node_was_
         sleep(Duration::from_secs(2)).await;
     }
     assert_eq!(
-        ready(&*world.api.get_as::<Pod>("default", "a").await.unwrap()),
+        ready(&world.api.get_as::<Pod>("default", "a").await.unwrap()),
         "True"
     );
 }

@@ -26,7 +26,12 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     }
     let pod = &life.pod;
     let own = pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds);
-    let grace = pod.metadata.deletion_grace_period_seconds.or(own);
+    let asked_for = pod.metadata.deletion_grace_period_seconds;
+    // A longer grace does not lengthen an end that has begun for another reason.
+    let grace = match asked_for.zip(own) {
+        Some((asked_for, own)) if process.homeless => Some(asked_for.min(own)),
+        _ => asked_for.or(own),
+    };
     let grace = grace.unwrap_or(DEFAULT_SECONDS);
     let Some(asked) = process.asked else {
         return Err(format!(

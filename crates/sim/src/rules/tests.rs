@@ -82,6 +82,8 @@ fn s3_what_starts_out_of_turn_is_seen() {
         namespace: "default".into(),
         name: "a".into(),
         container: container.into(),
+        sandbox: "s".into(),
+        homeless: false,
         asked: None,
     };
     for (started, done, removed, expect) in [

@@ -92,7 +92,7 @@ pub fn charged(pod: &Pod, side: Side) -> Amounts {
         return Amounts::new();
     };
     let infeasible = resize_is_infeasible(pod);
-    let mut sum = aggregate_by(spec, |container| {
+    let containers = aggregate_by(spec, |container| {
         let asked = amounts(side.of(container.resources.as_ref()));
         let runs_on = is_sidecar(container) || spec.containers.iter().any(|c| c.name == container.name);
         let Some(given) = status_of(pod, &container.name).filter(|_| runs_on) else {
@@ -108,6 +108,16 @@ pub fn charged(pod: &Pod, side: Side) -> Amounts {
         }
         most
     });
+    whole(spec, side, containers)
+}
+
+/// What a pod asks for as a whole: its containers' needs, its own in their place, and its runtime's overhead on top.
+pub fn asked(spec: &PodSpec, side: Side) -> Amounts {
+    whole(spec, side, aggregate(spec, side))
+}
+
+fn whole(spec: &PodSpec, side: Side, containers: Amounts) -> Amounts {
+    let mut sum = containers;
     let own = amounts(side.of(spec.resources.as_ref()));
     sum.extend(own.into_iter().filter(|(name, _)| is_pod_level(name)));
     for (name, overhead) in amounts(spec.overhead.as_ref()) {

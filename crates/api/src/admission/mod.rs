@@ -1,0 +1,76 @@
+//! What users add to admission: policies and webhooks. Which requests they are about, and what policies' expressions
+//! come to. Pure: who is asked over the network, and what the cluster holds, is the API server's.
+
+pub mod matching;
+pub mod policy;
+
+use serde_json::{Value, json};
+
+use crate::convert;
+use crate::kind::Kind;
+
+/// A write as admission sees it.
+#[derive(Clone, Debug)]
+pub struct Attributes {
+    /// `CREATE`, `UPDATE`, `DELETE` or `CONNECT`.
+    pub operation: &'static str,
+    /// The kind whose resource is written, as it was asked for.
+    pub kind: &'static Kind,
+    pub subresource: String,
+    /// Empty for cluster-scoped kinds; a namespace's own name for namespaces.
+    pub namespace: String,
+    pub name: String,
+    /// As `kind` shows it; `None` for deletions.
+    pub object: Option<Value>,
+    /// `None` for creations.
+    pub old: Option<Value>,
+    /// CreateOptions, UpdateOptions or DeleteOptions.
+    pub options: Value,
+    /// An authentication.k8s.io/v1 UserInfo.
+    pub user: Value,
+    pub dry_run: bool,
+}
+
+impl Attributes {
+    /// Whether what is written is itself a policy or a webhook: those cannot be guarded, or nobody could mend them.
+    pub fn is_exempt(&self) -> bool {
+        self.kind.group == "admissionregistration.k8s.io"
+    }
+
+    /// The same with its objects as another version of the kind has them.
+    pub fn in_version(&self, kind: &'static Kind) -> Option<Attributes> {
+        let mut out = self.clone();
+        for value in [&mut out.object, &mut out.old].into_iter().flatten() {
+            *value = convert::json(self.kind, kind, value)?;
+        }
+        Some(out)
+    }
+
+    /// An admission.k8s.io/v1 AdmissionRequest but for its uid and objects. `matched` is the kind by which a rule matched.
+    pub fn request(&self, matched: &Kind) -> Value {
+        let kind = |kind: &Kind| json!({"group": kind.group, "version": kind.version, "kind": kind.kind});
+        let resource =
+            |kind: &Kind| json!({"group": kind.group, "version": kind.version, "resource": kind.plural});
+        let mut request = json!({
+            "kind": kind(matched),
+            "resource": resource(matched),
+            "requestKind": kind(self.kind),
+            "requestResource": resource(self.kind),
+            "operation": self.operation,
+            "userInfo": self.user,
+            "dryRun": self.dry_run,
+            "options": self.options,
+        });
+        for (field, text) in [
+            ("subResource", &self.subresource),
+            ("requestSubResource", &self.subresource),
+            ("name", &self.name),
+            ("namespace", &self.namespace),
+        ] {
+            if !text.is_empty() {
+                request[field] = text.as_str().into();
+            }
+        }
+        request
+    }
+}

@@ -1,0 +1,103 @@
+//! Kubernetes' quantity library: amounts of resources, compared and added.
+
+use cel::Env;
+use cel::common::types::{INT_TYPE, STRING_TYPE, Type};
+use cel::objects::Opaque;
+
+use super::Cel;
+use super::library::{Declared, Library, call, inside, int, opaque, text};
+use crate::quantity::{Notation, Quantity};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Amount(Quantity);
+
+const NAME: &str = "kubernetes.Quantity";
+
+impl Opaque for Amount {
+    fn runtime_type_name(&self) -> &str {
+        NAME
+    }
+}
+
+fn amount(value: &Cel) -> Result<Quantity, String> {
+    Ok(inside::<Amount>(value)?.0)
+}
+
+/// A quantity that is given as such, or as a whole number.
+fn addend(value: &Cel) -> Result<Quantity, String> {
+    match value {
+        Cel::Int(_) => Ok(Quantity::from_value(int(value)?, Notation::DecimalSi)),
+        other => amount(other),
+    }
+}
+
+/// Whether nothing of it is behind the point.
+fn is_whole(quantity: Quantity) -> bool {
+    Quantity::from_value(quantity.value(), quantity.notation()) == quantity
+}
+
+pub fn declare(env: &mut Env) -> Declared {
+    let of = Type::new_opaque_type(NAME);
+    env.add_type(of.to_owned())?;
+    let mut library = Library(env);
+    library.global("quantity", &[STRING_TYPE], |args| {
+        call(args, |[given]| {
+            Ok(opaque(Amount(Quantity::parse(text(&given)?)?)))
+        })
+    })?;
+    library.global("isQuantity", &[STRING_TYPE], |args| {
+        call(args, |[given]| {
+            Ok(Cel::Bool(Quantity::parse(text(&given)?).is_ok()))
+        })
+    })?;
+    let one = std::slice::from_ref(&of);
+    library.member("sign", &of, &[], |args| {
+        call(args, |[a]| {
+            let a = amount(&a)?;
+            Ok(Cel::Int(match (a.is_zero(), a.is_negative()) {
+                (true, _) => 0,
+                (false, true) => -1,
+                (false, false) => 1,
+            }))
+        })
+    })?;
+    library.member("isGreaterThan", &of, one, |args| {
+        call(args, |[a, b]| Ok(Cel::Bool(amount(&a)? > amount(&b)?)))
+    })?;
+    library.member("isLessThan", &of, one, |args| {
+        call(args, |[a, b]| Ok(Cel::Bool(amount(&a)? < amount(&b)?)))
+    })?;
+    library.member("compareTo", &of, one, |args| {
+        call(args, |[a, b]| Ok(Cel::Int(amount(&a)?.cmp(&amount(&b)?) as i64)))
+    })?;
+    library.member("asApproximateFloat", &of, &[], |args| {
+        call(args, |[a]| {
+            let a = amount(&a)?;
+            Ok(Cel::Float(match is_whole(a) {
+                true => a.value() as f64,
+                false => a.milli_value() as f64 / 1000.0,
+            }))
+        })
+    })?;
+    library.member("isInteger", &of, &[], |args| {
+        call(args, |[a]| Ok(Cel::Bool(is_whole(amount(&a)?))))
+    })?;
+    library.member("asInteger", &of, &[], |args| {
+        call(args, |[a]| {
+            let a = amount(&a)?;
+            match is_whole(a) {
+                true => Ok(Cel::Int(a.value())),
+                false => Err("cannot convert value to integer".into()),
+            }
+        })
+    })?;
+    for by in [of.to_owned(), INT_TYPE] {
+        library.member("add", &of, &[by.to_owned()], |args| {
+            call(args, |[a, b]| Ok(opaque(Amount(amount(&a)? + addend(&b)?))))
+        })?;
+        library.member("sub", &of, &[by], |args| {
+            call(args, |[a, b]| Ok(opaque(Amount(amount(&a)? - addend(&b)?))))
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! Applies to objects of custom kinds: what their schemas say of lists and maps holds.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::custom::Definition;
+use crate::kind::Kind;
+use crate::managed_fields::{Managed, ManagerId, Operation, Refused, blank};
+
+fn kind() -> &'static Kind {
+    let item = json!({"type": "object", "properties": {"name": {"type": "string"}, "port": {"type": "integer"},
+        "protocol": {"type": "string", "default": "TCP"}}, "required": ["name"]});
+    let crd: CustomResourceDefinition = serde_json::from_value(json!({
+        "metadata": {"name": "widgets.example.com"},
+        "spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": "widgets", "kind": "Widget"},
+            "versions": [
+                {"name": "v1", "served": true, "storage": true, "subresources": {"status": {}},
+                 "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+                    "spec": {"type": "object", "properties": {
+                        "size": {"type": "integer"},
+                        "any": {"x-kubernetes-preserve-unknown-fields": true},
+                        "either": {"x-kubernetes-int-or-string": true},
+                        "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+                        "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+                        "whole": {"type": "object", "x-kubernetes-map-type": "atomic", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}},
+                        "plain": {"type": "array", "items": {"type": "string"}},
+                        "set": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
+                        "ports": {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name", "protocol"], "items": item}}},
+                    "status": {"type": "object", "properties": {"ready": {"type": "integer"}}}}}}},
+                {"name": "v1beta1", "served": true, "storage": false,
+                 "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]},
+        "status": {"acceptedNames": {"plural": "", "kind": ""}, "conditions": [{"type": "Established", "status": "True"}]}
+    }))
+    .unwrap();
+    Definition::of(&crd).unwrap().stored
+}
+
+fn widget(spec: Value) -> Value {
+    json!({"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w", "namespace": "n"}, "spec": spec})
+}
+
+fn by(kind: &Kind, name: &str, operation: Operation) -> ManagerId {
+    ManagerId::new(name, operation, kind, "")
+}
+
+fn told(refused: Refused) -> String {
+    match refused {
+        Refused::Conflicts(conflicts) => conflicts.to_string(),
+        Refused::Mistakes(mistakes) => mistakes.join("; "),
+    }
+}
+
+/// One applies the first configuration, then another (or the same) the second to what came of it: the spec at the end,
+/// and what both hold.
+fn after(first: Value, who: &str, second: Value) -> Result<(Value, Vec<String>), String> {
+    let kind = kind();
+    let apply = |managed: Managed, live: &Value, config: Value, name: &str| {
+        let id = by(kind, name, Operation::Apply);
+        managed.apply(kind, live, &widget(config), id, false, Timestamp::UNIX_EPOCH)
+    };
+    let made = apply(Managed::default(), blank(kind), first, "one").map_err(told)?;
+    let live = made.object.unwrap();
+    let made = apply(made.managed, &live, second, who).map_err(told)?;
+    let held = made.managed.encode().unwrap_or_default().into_iter().map(|e| {
+        let fields = e.fields_v1.map(|f| f.0["f:spec"].to_string()).unwrap_or_default();
+        format!("{} {fields}", e.manager.unwrap_or_default())
+    });
+    let spec = made.object.unwrap_or(live)["spec"].clone();
+    Ok((spec, held.collect()))
+}
+
+#[test]
+fn lists_and_maps_of_a_custom_kind_merge_as_its_schema_says() {
+    for (field, first, second, merged, held) in [
+        // Scalars, and what is set as a whole.
+        ("size", json!(1), json!(1), json!(1), r#"{"f:size":{}}"#),
+        (
+            "plain",
+            json!(["a", "b"]),
+            json!(["a", "b"]),
+            json!(["a", "b"]),
+            r#"{"f:plain":{}}"#,
+        ),
+        (
+            "whole",
+            json!({"a": "x"}),
+            json!({"a": "x"}),
+            json!({"a": "x"}),
+            r#"{"f:whole":{}}"#,
+        ),
+        ("either", json!(80), json!(80), json!(80), r#"{"f:either":{}}"#),
+        // What is set piece by piece.
+        (
+            "labels",
+            json!({"a": "x"}),
+            json!({"b": "y"}),
+            json!({"a": "x", "b": "y"}),
+            r#"{"f:labels":{"f:b":{}}}"#,
+        ),
+        (
+            "set",
+            json!(["a", "b"]),
+            json!(["c", "b"]),
+            json!(["a", "c", "b"]),
+            r#"{"f:set":{"v:\"b\"":{},"v:\"c\"":{}}}"#,
+        ),
+        (
+            "ports",
+            json!([{"name": "a", "port": 1}]),
+            json!([{"name": "b", "port": 2}, {"name": "a", "protocol": "UDP"}]),
+            json!([{"name": "a", "port": 1}, {"name": "b", "port": 2}, {"name": "a", "protocol": "UDP"}]),
+            r#"{"f:ports":{"k:{\"name\":\"a\",\"protocol\":\"UDP\"}":{".":{},"f:name":{},"f:protocol":{}},"k:{\"name\":\"b\",\"protocol\":\"TCP\"}":{".":{},"f:name":{},"f:port":{}}}}"#,
+        ),
+        // What nothing describes.
+        (
+            "free",
+            json!({"m": {"a": 1}, "l": [1]}),
+            json!({"m": {"b": [{"c": 1}]}, "l": [1]}),
+            json!({"m": {"a": 1, "b": [{"c": 1}]}, "l": [1]}),
+            r#"{"f:free":{"f:l":{},"f:m":{".":{},"f:b":{}}}}"#,
+        ),
+        (
+            "any",
+            json!({"a": 1}),
+            json!({"b": 2}),
+            json!({"a": 1, "b": 2}),
+            r#"{"f:any":{"f:b":{}}}"#,
+        ),
+    ] {
+        let (spec, managers) = after(json!({field: first}), "two", json!({field: second}))
+            .unwrap_or_else(|e| panic!("{field}: {e}"));
+        assert_eq!(spec[field], merged, "{field}");
+        assert_eq!(managers[1], format!("two {held}"), "{field}");
+    }
+}
+
+#[test]
+fn what_its_applier_no_longer_names_goes() {
+    let ports = |names: &[&str]| {
+        let all: Vec<Value> = names.iter().map(|n| json!({"name": n})).collect();
+        json!({"ports": all, "size": 1})
+    };
+    let (spec, _) = after(ports(&["a", "b"]), "one", ports(&["b"])).unwrap();
+    assert_eq!(spec, ports(&["b"]));
+    let (spec, _) = after(
+        json!({"free": {"a": 1, "b": 2}}),
+        "one",
+        json!({"free": {"b": 2}}),
+    )
+    .unwrap();
+    assert_eq!(spec, json!({"free": {"b": 2}}));
+}
+
+#[test]
+fn conflicts_and_what_does_not_fit_the_schema_are_told() {
+    for (first, second, told) in [
+        (
+            json!({"size": 1}),
+            json!({"size": 2}),
+            "Apply failed with 1 conflict: conflict with \"one\": .spec.size",
+        ),
+        (
+            json!({"ports": [{"name": "a", "port": 1}]}),
+            json!({"ports": [{"name": "a", "port": 2}]}),
+            "Apply failed with 1 conflict: conflict with \"one\": .spec.ports[name=\"a\",protocol=\"TCP\"].port",
+        ),
+        (
+            json!({}),
+            json!({"colour": 1}),
+            ".spec.colour: field not declared in schema",
+        ),
+        (
+            json!({}),
+            json!({"size": "1"}),
+            ".spec.size: expected numeric (int or float), got string",
+        ),
+        (
+            json!({}),
+            json!({"set": ["a", "a"]}),
+            ".spec.set: duplicate entries for key [=\"a\"]",
+        ),
+    ] {
+        assert_eq!(after(first, "two", second).unwrap_err(), told);
+    }
+}
+
+#[test]
+fn status_is_owned_through_its_own_door_only() {
+    let kind = kind();
+    let mut new = widget(json!({"size": 1}));
+    new["status"] = json!({"ready": 1});
+    for (subresource, held) in [
+        (
+            "",
+            r#"{"f:metadata":{"f:labels":{".":{},"f:a":{}}},"f:spec":{".":{},"f:size":{}}}"#,
+        ),
+        ("status", r#"{"f:status":{".":{},"f:ready":{}}}"#),
+    ] {
+        new["metadata"]["labels"] = json!({"a": "b"});
+        let id = ManagerId::new("m", Operation::Update, kind, subresource);
+        let managed = Managed::default().update(kind, blank(kind), &new, id, Timestamp::UNIX_EPOCH);
+        let entries = managed.encode().unwrap();
+        assert_eq!(entries[0].fields_v1.as_ref().unwrap().0.to_string(), held);
+    }
+}
+
+#[test]
+fn fields_set_in_another_version_are_still_known() {
+    let v1 = kind();
+    let beta = v1
+        .ops
+        .custom()
+        .unwrap()
+        .rules()
+        .sibling("example.com/v1beta1")
+        .unwrap();
+    let new = json!({"apiVersion": "example.com/v1beta1", "kind": "Widget", "metadata": {"name": "w"}, "spec": {"size": 1}});
+    let id = by(beta, "old", Operation::Update);
+    let managed = Managed::default().update(beta, blank(beta), &new, id, Timestamp::UNIX_EPOCH);
+    let id = by(v1, "new", Operation::Apply);
+    let refused = managed
+        .apply(
+            v1,
+            &widget(json!({"size": 1})),
+            &widget(json!({"size": 2})),
+            id,
+            false,
+            Timestamp::UNIX_EPOCH,
+        )
+        .unwrap_err();
+    assert_eq!(
+        told(refused),
+        "Apply failed with 1 conflict: conflict with \"old\" using example.com/v1beta1: .spec.size"
+    );
+}

@@ -1,0 +1,297 @@
+//! Calls a webhook: over TLS, at its URL or at its service's endpoints, which are reached without any proxy.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE, HOST, USER_AGENT};
+use http::{Method, Request};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use knarr_api::{Object, k8s_openapi, registry};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::cache::change::Filter;
+use crate::server::Server;
+
+/// The longest answer that is read, in bytes: as long as any object.
+const ANSWER_MAX_BYTES: usize = 3 * 1024 * 1024;
+const HTTPS_PORT: u16 = 443;
+const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+
+/// Where a webhook is.
+struct Place {
+    /// As errors name it.
+    url: String,
+    path: String,
+    /// What its certificate must be for.
+    host: String,
+    /// Where it is dialled.
+    address: String,
+}
+
+impl Server {
+    /// The webhook's answer to `review`, or why there is none, in Kubernetes' words.
+    pub(super) async fn call_webhook(
+        &self,
+        client: &WebhookClientConfig,
+        timeout: Duration,
+        review: &Value,
+    ) -> Result<Value, String> {
+        let failed = |why: String| format!("failed to call webhook: {why}");
+        let place = self.place(client, timeout).map_err(failed)?;
+        let posted = |why: &str| format!("failed to call webhook: Post {:?}: {why}", place.url);
+        let ca = client
+            .ca_bundle
+            .as_ref()
+            .map(|b| b.0.as_slice())
+            .unwrap_or_default();
+        let tls = client_config(ca).map_err(|why| posted(&why))?;
+        let body = Bytes::from(review.to_string());
+        match tokio::time::timeout(timeout, post(&place, tls, body)).await {
+            Err(_) => Err(posted("context deadline exceeded")),
+            Ok(Err(Failure::Transport(why))) => Err(posted(&why)),
+            Ok(Err(Failure::Answer(why))) => Err(failed(why)),
+            Ok(Ok(answer)) => Ok(answer),
+        }
+    }
+
+    fn place(&self, client: &WebhookClientConfig, timeout: Duration) -> Result<Place, String> {
+        let query = format!("timeout={}s", timeout.as_secs());
+        if let Some(service) = &client.service {
+            let port = service
+                .port
+                .and_then(|p| u16::try_from(p).ok())
+                .unwrap_or(HTTPS_PORT);
+            let path = service
+                .path
+                .as_deref()
+                .unwrap_or_default()
+                .trim_start_matches('/');
+            let host = format!("{}.{}.svc", service.name, service.namespace);
+            return Ok(Place {
+                url: format!("https://{host}:{port}/{path}?{query}"),
+                path: format!("/{path}?{query}"),
+                address: self.endpoint(&service.namespace, &service.name, port)?,
+                host,
+            });
+        }
+        let given = client.url.as_deref().unwrap_or_default();
+        let rest = given
+            .strip_prefix("https://")
+            .ok_or_else(|| format!("{given:?} is no https URL"))?;
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (host, address) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) => {
+                (host, authority.to_string())
+            }
+            _ => (authority, format!("{authority}:{HTTPS_PORT}")),
+        };
+        Ok(Place {
+            url: format!("{given}?{query}"),
+            path: format!("/{}?{query}", path.trim_start_matches('/')),
+            host: host.trim_matches(['[', ']']).to_string(),
+            address,
+        })
+    }
+
+    /// An address at which the service's port is served.
+    fn endpoint(&self, namespace: &str, name: &str, port: u16) -> Result<String, String> {
+        let object = self.cache.get(&registry::SERVICE, namespace, name);
+        let object = object.ok_or_else(|| format!("service {name:?} not found"))?;
+        let slices = self
+            .cache
+            .of(&registry::ENDPOINT_SLICE)
+            .map(|cache| cache.list(&Filter::everything(&registry::ENDPOINT_SLICE, namespace)))
+            .unwrap_or_default();
+        let of_it = |slice: &&Arc<Object>| {
+            let labels = slice.metadata().labels.as_ref();
+            labels
+                .and_then(|l| l.get(SERVICE_LABEL))
+                .is_some_and(|of| of == name)
+        };
+        let slices = slices
+            .iter()
+            .filter(of_it)
+            .filter_map(|slice| slice.get::<EndpointSlice>());
+        let service = object.get::<Service>().cloned().unwrap_or_default();
+        endpoint_of(&service, slices, port).map_err(|why| format!("{why} service {name:?}"))
+    }
+}
+
+/// The first endpoint that is ready at which this port of the service is served.
+fn endpoint_of<'a>(
+    service: &Service,
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+    port: u16,
+) -> Result<String, String> {
+    let spec = service.spec.clone().unwrap_or_default();
+    if spec.type_.as_deref() == Some("ExternalName") {
+        return Ok(format!("{}:{port}", spec.external_name.unwrap_or_default()));
+    }
+    let ports = spec.ports.unwrap_or_default();
+    let service_port = ports.iter().find(|p| p.port == i32::from(port));
+    let service_port = service_port.ok_or_else(|| format!("no service port {port} found for"))?;
+    let wanted = service_port.name.as_deref().unwrap_or_default();
+    for slice in slices {
+        let mut slice_ports = slice.ports.iter().flatten();
+        let target = slice_ports.find(|p| p.name.as_deref().unwrap_or_default() == wanted);
+        let number = target.and_then(|p| p.port);
+        let ready = slice.endpoints.iter().flatten().find(|e| {
+            let ready = e.conditions.as_ref().and_then(|c| c.ready);
+            ready != Some(false) && !e.addresses.is_empty()
+        });
+        if let (Some(number), Some(address)) = (number, ready.and_then(|e| e.addresses.first())) {
+            return Ok(match address.contains(':') {
+                true => format!("[{address}]:{number}"),
+                false => format!("{address}:{number}"),
+            });
+        }
+    }
+    Err("no endpoints available for".into())
+}
+
+/// Trust in the bundle; in the system's authorities where there is none.
+fn client_config(ca_bundle: &[u8]) -> Result<Arc<ClientConfig>, String> {
+    let mut roots = RootCertStore::empty();
+    if ca_bundle.is_empty() {
+        for certificate in rustls_native_certs::load_native_certs().certs {
+            // One that is broken is as good as one that is not there.
+            let _ = roots.add(certificate);
+        }
+    } else {
+        for certificate in CertificateDer::pem_slice_iter(ca_bundle) {
+            let certificate = certificate.map_err(|e| format!("unable to load root certificates: {e}"))?;
+            roots
+                .add(certificate)
+                .map_err(|e| format!("unable to load root certificates: {e}"))?;
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| e.to_string())?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+enum Failure {
+    /// Nobody answered.
+    Transport(String),
+    /// Somebody did, but not as a webhook does.
+    Answer(String),
+}
+
+async fn post(place: &Place, tls: Arc<ClientConfig>, body: Bytes) -> Result<Value, Failure> {
+    let transport = |e: &dyn std::fmt::Display| Failure::Transport(e.to_string());
+    let stream = TcpStream::connect(&place.address)
+        .await
+        .map_err(|e| Failure::Transport(format!("dial tcp {}: connect: {}", place.address, dialled(&e))))?;
+    let name = ServerName::try_from(place.host.clone()).map_err(|e| transport(&e))?;
+    let stream = TlsConnector::from(tls)
+        .connect(name, stream)
+        .await
+        .map_err(|e| Failure::Transport(format!("tls: failed to verify certificate: {e}")))?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|e| transport(&e))?;
+    let connection = tokio::spawn(async move {
+        if let Err(e) = connection.await {
+            tracing::debug!("a connection to a webhook ended: {e}");
+        }
+    });
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(&place.path)
+        .header(HOST, &place.host)
+        .header(USER_AGENT, "kube-apiserver-admission")
+        .header(ACCEPT, "application/json")
+        .header(CONTENT_TYPE, "application/json")
+        .body(Full::new(body))
+        .map_err(|e| transport(&e))?;
+    let answer = sender.send_request(request).await.map_err(|e| transport(&e))?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), ANSWER_MAX_BYTES).collect().await;
+    connection.abort();
+    let body = body.map_err(|e| transport(&e))?.to_bytes();
+    if !status.is_success() {
+        return Err(Failure::Answer(refused(status, &body)));
+    }
+    serde_json::from_slice(&body).map_err(|e| {
+        Failure::Answer(format!(
+            "couldn't get version/kind; json parse error: {e}; the webhook said {:?}",
+            String::from_utf8_lossy(body.get(..200).unwrap_or(&body))
+        ))
+    })
+}
+
+fn dialled(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::ConnectionRefused => "connection refused".into(),
+        _ => error.to_string(),
+    }
+}
+
+/// An HTTP error as Kubernetes' clients tell it.
+fn refused(status: http::StatusCode, body: &[u8]) -> String {
+    let said = serde_json::from_slice::<Value>(body).ok();
+    let said = said.as_ref().and_then(|v| v.get("message")?.as_str());
+    match (said, status.as_u16()) {
+        (Some(message), _) => message.to_string(),
+        (None, 404) => "the server could not find the requested resource".into(),
+        (None, 401) => "Unauthorized".into(),
+        (None, 403) => format!("forbidden: {}", String::from_utf8_lossy(body).trim()),
+        (None, 500) => format!(
+            "an error on the server ({:?}) has prevented the request from succeeding",
+            String::from_utf8_lossy(body).trim()
+        ),
+        (None, code) => {
+            format!("the server responded with the status code {code} but did not return more information")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_services_port_is_found_at_an_endpoint_that_is_ready() {
+        let service = json!({"spec": {"ports": [{"name": "web", "port": 80}, {"name": "https", "port": 443, "targetPort": "tls"}]}});
+        let service: Service = serde_json::from_value(service).unwrap();
+        let slice = |ready: bool, address: &str| -> EndpointSlice {
+            let slice = json!({"addressType": "IPv4", "ports": [{"name": "web", "port": 8080}, {"name": "https", "port": 8443}],
+                "endpoints": [{"addresses": [address], "conditions": {"ready": ready}}]});
+            serde_json::from_value(slice).unwrap()
+        };
+        let (unready, v4, v6) = (
+            slice(false, "10.0.0.1"),
+            slice(true, "10.0.0.2"),
+            slice(true, "fd00::1"),
+        );
+        for (slices, port, want) in [
+            (vec![&unready, &v4], 443, Ok("10.0.0.2:8443")),
+            (vec![&v6, &v4], 80, Ok("[fd00::1]:8080")),
+            (vec![&unready], 443, Err("no endpoints available for")),
+            (vec![&v4], 8443, Err("no service port 8443 found for")),
+        ] {
+            let found = endpoint_of(&service, slices.into_iter(), port);
+            assert_eq!(found.as_deref().map_err(String::as_str), want);
+        }
+        let outside = json!({"spec": {"type": "ExternalName", "externalName": "hook.example.com"}});
+        let outside: Service = serde_json::from_value(outside).unwrap();
+        let found = endpoint_of(&outside, std::iter::empty(), 443);
+        assert_eq!(found.as_deref(), Ok("hook.example.com:443"));
+    }
+}

@@ -1,0 +1,460 @@
+//! Policies and webhooks that users add to admission, on a server over the memory store; webhooks over TLS on loopback.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use base64::Engine;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use knarr_api::Kind;
+use knarr_api::registry::{
+    MUTATING_ADMISSION_POLICY, MUTATING_ADMISSION_POLICY_BINDING, MUTATING_WEBHOOK_CONFIGURATION, SERVICE,
+    VALIDATING_ADMISSION_POLICY, VALIDATING_ADMISSION_POLICY_BINDING, VALIDATING_WEBHOOK_CONFIGURATION,
+};
+use parking_lot::Mutex;
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use super::*;
+
+fn decode(kind: &'static Kind, value: &Value) -> Box<dyn knarr_api::AnyObject> {
+    kind.ops.decode(value.to_string().as_bytes()).unwrap().object
+}
+
+async fn create(c: &Cluster, kind: &'static Kind, value: Value) -> Result<Value, (u16, String)> {
+    let made = c.api.create(kind, decode(kind, &value)).await;
+    made.map(|o| serde_json::from_slice(o.json()).unwrap())
+        .map_err(|e| (e.code(), e.message().to_string()))
+}
+
+fn map(name: &str, data: Value) -> Value {
+    json!({"metadata": {"name": name, "namespace": "default"}, "data": data})
+}
+
+fn rules(operations: Value) -> Value {
+    json!([{"apiGroups": [""], "apiVersions": ["v1"], "operations": operations, "resources": ["configmaps"]}])
+}
+
+async fn policy(c: &Cluster, name: &str, spec: Value, binding: Value) {
+    let mut whole =
+        json!({"failurePolicy": "Fail", "matchConstraints": {"resourceRules": rules(json!(["*"]))}});
+    knarr_api::patch::merge::apply(&mut whole, &spec);
+    let made = json!({"metadata": {"name": name}, "spec": whole});
+    create(c, &VALIDATING_ADMISSION_POLICY, made).await.unwrap();
+    let mut bound = json!({"policyName": name, "validationActions": ["Deny"]});
+    knarr_api::patch::merge::apply(&mut bound, &binding);
+    let made = json!({"metadata": {"name": format!("{name}-b")}, "spec": bound});
+    create(c, &VALIDATING_ADMISSION_POLICY_BINDING, made)
+        .await
+        .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_denies_with_its_binding_and_parameters() {
+    let c = cluster().await;
+    create(&c, &CONFIG_MAP, map("limits", json!({"max": "3"})))
+        .await
+        .unwrap();
+    policy(
+        &c,
+        "size",
+        json!({"paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
+            "matchConditions": [{"name": "sized", "expression": "object != null && has(object.data) && 'n' in object.data"}],
+            "variables": [{"name": "n", "expression": "int(object.data.n)"}],
+            "validations": [{"expression": "variables.n <= int(params.data.max)",
+                "messageExpression": "'n must be at most ' + params.data.max + ' in ' + namespaceObject.metadata.name"}]}),
+        json!({"paramRef": {"name": "limits", "namespace": "default", "parameterNotFoundAction": "Deny"}}),
+    )
+    .await;
+    create(&c, &CONFIG_MAP, map("small", json!({"n": "3"})))
+        .await
+        .unwrap();
+    let (code, message) = create(&c, &CONFIG_MAP, map("large", json!({"n": "4"})))
+        .await
+        .unwrap_err();
+    assert_eq!(code, 422);
+    assert_eq!(
+        message,
+        "configmaps \"large\" is forbidden: ValidatingAdmissionPolicy 'size' with binding 'size-b' denied request: \
+         n must be at most 3 in default"
+    );
+    let grown = c
+        .api
+        .patch(
+            &CONFIG_MAP,
+            "default",
+            "small",
+            "",
+            Patch::Merge(json!({"data": {"n": "x"}})),
+        )
+        .await
+        .unwrap_err();
+    assert!(
+        grown.message().contains(
+            "'size' with binding 'size-b' denied request: expression 'variables.n <= int(params.data.max)' resulted in \
+             error: composited variable \"n\" fails to evaluate: "
+        ),
+        "{}",
+        grown.message()
+    );
+    c.api
+        .delete(&CONFIG_MAP, "default", "limits", DeleteOptions::default())
+        .await
+        .unwrap();
+    let (_, message) = create(&c, &CONFIG_MAP, map("late", json!({"n": "1"})))
+        .await
+        .unwrap_err();
+    assert!(
+        message.ends_with(
+            "denied request: failed to configure binding: no params found for policy binding with `Deny` \
+             parameterNotFoundAction"
+        ),
+        "{message}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_guards_deletions_and_asks_who_may_do_what() {
+    let c = cluster().await;
+    policy(
+        &c,
+        "keep",
+        json!({"matchConstraints": {"resourceRules": rules(json!(["DELETE"]))},
+            "validations": [{"expression": "oldObject.metadata.name != 'kept' && object == null", "message": "it stays", "reason": "Forbidden"},
+                {"expression": "authorizer.group('').resource('pods').namespace('default').check('get').allowed()"}]}),
+        json!({}),
+    )
+    .await;
+    for name in ["kept", "other"] {
+        create(&c, &CONFIG_MAP, map(name, json!({}))).await.unwrap();
+    }
+    let delete = |name: &'static str| {
+        c.api
+            .delete(&CONFIG_MAP, "default", name, DeleteOptions::default())
+    };
+    let refused = delete("kept").await.unwrap_err();
+    assert_eq!((refused.code(), refused.reason()), (403, "Forbidden"));
+    assert!(
+        refused.message().ends_with("denied request: it stays"),
+        "{refused}"
+    );
+    delete("other").await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_that_is_none_is_refused_with_the_field_that_is_wrong() {
+    let c = cluster().await;
+    let spec = json!({"failurePolicy": "Fail", "matchConstraints": {"resourceRules": rules(json!(["*"]))},
+        "validations": [{"expression": "object.x == params.y"}, {"expression": "variables.z", "reason": "No"}]});
+    let made = json!({"metadata": {"name": "wrong"}, "spec": spec});
+    let (code, message) = create(&c, &VALIDATING_ADMISSION_POLICY, made).await.unwrap_err();
+    assert_eq!(code, 422);
+    for part in [
+        "spec.validations[0].expression: Invalid value: \"object.x == params.y\": compilation failed: ERROR: <input>:1:13: \
+         undeclared reference to 'params' (in container '')",
+        "spec.validations[1].expression: Invalid value: \"variables.z\": compilation failed: ERROR: <input>:1:10: undefined \
+         field 'z'",
+        "spec.validations[1].reason: Unsupported value: \"No\"",
+    ] {
+        assert!(message.contains(part), "{part}\nis missing in {message}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mutating_policy_changes_what_is_written() {
+    let c = cluster().await;
+    let spec = json!({"failurePolicy": "Fail", "reinvocationPolicy": "Never",
+        "matchConstraints": {"resourceRules": rules(json!(["CREATE"]))},
+        "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression":
+            "Object{metadata: Object.metadata{labels: {'by': request.userInfo.username.replace(':', '.')}}}"}}]});
+    let made = json!({"metadata": {"name": "label"}, "spec": spec});
+    create(&c, &MUTATING_ADMISSION_POLICY, made).await.unwrap();
+    let made = json!({"metadata": {"name": "label-b"}, "spec": {"policyName": "label"}});
+    create(&c, &MUTATING_ADMISSION_POLICY_BINDING, made)
+        .await
+        .unwrap();
+    let made = create(&c, &CONFIG_MAP, map("m", json!({"k": "v"})))
+        .await
+        .unwrap();
+    assert!(made["metadata"]["labels"]["by"].is_string(), "{made}");
+    assert_eq!(made["data"], json!({"k": "v"}));
+}
+
+/// A webhook's server: answers each path as told, and keeps what it was asked.
+struct Hooks {
+    port: u16,
+    ca: String,
+    asked: Arc<Mutex<Vec<Value>>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Hooks {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+type Answer = fn(&str, &Value) -> Value;
+
+async fn hooks(answer: Answer) -> Hooks {
+    let key = KeyPair::generate().unwrap();
+    let names = vec!["127.0.0.1".to_string(), "hook.default.svc".to_string()];
+    let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], private)
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let heard = asked.clone();
+    let task = tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acceptor, heard) = (acceptor.clone(), heard.clone());
+            tokio::spawn(async move {
+                let Ok(stream) = acceptor.accept(stream).await else {
+                    return;
+                };
+                let service = hyper::service::service_fn(
+                    move |request: http::Request<hyper::body::Incoming>| {
+                        let heard = heard.clone();
+                        async move {
+                            let path = request.uri().path().to_string();
+                            let body = request.into_body().collect().await.unwrap().to_bytes();
+                            let review: Value = serde_json::from_slice(&body).unwrap();
+                            heard.lock().push(review["request"].clone());
+                            if path == "/hang" {
+                                std::future::pending::<()>().await;
+                            }
+                            let mut response = answer(&path, &review["request"]);
+                            if response.get("uid").is_none() {
+                                response["uid"] = review["request"]["uid"].clone();
+                            }
+                            let answer = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
+                            let status = if path == "/missing" { 404 } else { 200 };
+                            let body = Full::new(Bytes::from(answer.to_string()));
+                            Ok::<_, Infallible>(http::Response::builder().status(status).body(body).unwrap())
+                        }
+                    },
+                );
+                let connection = hyper::server::conn::http1::Builder::new();
+                let _ = connection.serve_connection(TokioIo::new(stream), service).await;
+            });
+        }
+    });
+    Hooks {
+        port,
+        ca: base64::engine::general_purpose::STANDARD.encode(certificate.pem()),
+        asked,
+        task,
+    }
+}
+
+fn hook(hooks: &Hooks, path: &str, more: Value) -> Value {
+    let mut hook = json!({"name": "hook.example.com", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+        "timeoutSeconds": 30, "rules": rules(json!(["CREATE"])),
+        "clientConfig": {"url": format!("https://127.0.0.1:{}{path}", hooks.port), "caBundle": hooks.ca}});
+    knarr_api::patch::merge::apply(&mut hook, &more);
+    hook
+}
+
+fn patched(path: &str, request: &Value) -> Value {
+    let encode = |patch: Value| base64::engine::general_purpose::STANDARD.encode(patch.to_string());
+    let allow = json!({"allowed": true});
+    match path {
+        "/label" => {
+            let patch = json!([{"op": "add", "path": "/data/seen", "value": request["operation"]}]);
+            json!({"allowed": true, "patchType": "JSONPatch", "patch": encode(patch), "warnings": ["looked at it"]})
+        }
+        "/count" => {
+            let before = request["object"]["data"]["count"]
+                .as_str()
+                .unwrap_or("")
+                .to_string();
+            let patch = json!([{"op": "add", "path": "/data/count", "value": format!("{before}+")}]);
+            json!({"allowed": true, "patchType": "JSONPatch", "patch": encode(patch)})
+        }
+        "/broken" => json!({"allowed": true, "patchType": "JSONPatch", "patch": "!"}),
+        "/other" => json!({"allowed": true, "uid": "other"}),
+        "/deny" => {
+            json!({"allowed": false, "status": {"code": 403, "reason": "Forbidden", "message": "not today"}})
+        }
+        "/silent" => json!({"allowed": false}),
+        _ => allow,
+    }
+}
+
+/// Real time: connections are made.
+#[tokio::test]
+async fn a_mutating_webhook_changes_what_is_written_and_is_asked_again_if_it_wants() {
+    let c = cluster().await;
+    let server = hooks(patched).await;
+    let again = json!({"name": "count.example.com", "reinvocationPolicy": "IfNeeded"});
+    let configuration = json!({"metadata": {"name": "m"}, "webhooks": [
+        hook(&server, "/count", again),
+        hook(&server, "/label", json!({"objectSelector": {"matchExpressions": [{"key": "skip", "operator": "DoesNotExist"}]}}))]});
+    create(&c, &MUTATING_WEBHOOK_CONFIGURATION, configuration)
+        .await
+        .unwrap();
+    let made = create(&c, &CONFIG_MAP, map("m", json!({"k": "v"})))
+        .await
+        .unwrap();
+    assert_eq!(made["data"], json!({"k": "v", "seen": "CREATE", "count": "++"}));
+    let mut skipped = map("s", json!({"k": "v"}));
+    skipped["metadata"]["labels"] = json!({"skip": ""});
+    let made = create(&c, &CONFIG_MAP, skipped).await.unwrap();
+    assert_eq!(made["data"], json!({"k": "v", "count": "+"}));
+    let asked = server.asked.lock().clone();
+    assert_eq!(asked.len(), 4);
+    let first = &asked[0];
+    assert_eq!(
+        first["resource"],
+        json!({"group": "", "version": "v1", "resource": "configmaps"})
+    );
+    assert_eq!(
+        (&first["namespace"], &first["name"]),
+        (&json!("default"), &json!("m"))
+    );
+    assert_eq!(first["oldObject"], Value::Null);
+    assert_eq!(first["options"]["kind"], "CreateOptions");
+}
+
+#[tokio::test]
+async fn a_validating_webhook_refuses_in_its_words_and_its_failures_are_told() {
+    let c = cluster().await;
+    let server = hooks(patched).await;
+    let url = |path: &str| format!("https://127.0.0.1:{}{path}?timeout=30s", server.port);
+    let internal = |why: &str| {
+        let said = format!("Internal error occurred: failed calling webhook \"hook.example.com\": {why}");
+        Err((500, said))
+    };
+    let expressions =
+        json!({"matchConditions": [{"name": "c", "expression": "object.metadata.name == 'other'"}]});
+    let nowhere =
+        json!({"clientConfig": {"url": null, "service": {"namespace": "default", "name": "nowhere"}}});
+    for (what, hook, want) in [
+        ("lets pass", hook(&server, "/allow", json!({})), Ok(())),
+        (
+            "denies",
+            hook(&server, "/deny", json!({})),
+            Err((
+                403,
+                "admission webhook \"hook.example.com\" denied the request: not today".to_string(),
+            )),
+        ),
+        (
+            "denies without a word",
+            hook(&server, "/silent", json!({})),
+            Err((
+                400,
+                "admission webhook \"hook.example.com\" denied the request without explanation".to_string(),
+            )),
+        ),
+        ("is not meant", hook(&server, "/deny", expressions), Ok(())),
+        (
+            "is no webhook",
+            hook(&server, "/missing", json!({})),
+            internal("failed to call webhook: the server could not find the requested resource"),
+        ),
+        (
+            "may fail",
+            hook(&server, "/missing", json!({"failurePolicy": "Ignore"})),
+            Ok(()),
+        ),
+        (
+            "answers somebody else",
+            hook(&server, "/other", json!({})),
+            internal("received invalid webhook response: expected response.uid="),
+        ),
+        (
+            "changes what it may not",
+            hook(&server, "/label", json!({})),
+            internal("received invalid webhook response: validating webhook may not return response.patch"),
+        ),
+        (
+            "takes too long",
+            hook(&server, "/hang", json!({"timeoutSeconds": 1})),
+            internal(&format!(
+                "failed to call webhook: Post {:?}: context deadline exceeded",
+                url("/hang").replace("30s", "1s")
+            )),
+        ),
+        (
+            "is not there",
+            hook(&server, "/", nowhere),
+            internal("failed to call webhook: service \"nowhere\" not found"),
+        ),
+        (
+            "is not trusted",
+            hook(
+                &server,
+                "/",
+                json!({"clientConfig": {"caBundle": hooks(patched).await.ca.clone()}}),
+            ),
+            internal(&format!(
+                "failed to call webhook: Post {:?}: tls: failed to verify certificate: ",
+                url("/")
+            )),
+        ),
+    ] {
+        let configuration = json!({"metadata": {"name": "v"}, "webhooks": [hook]});
+        create(&c, &VALIDATING_WEBHOOK_CONFIGURATION, configuration)
+            .await
+            .unwrap();
+        let found = create(&c, &CONFIG_MAP, map("m", json!({}))).await.map(drop);
+        match (&found, &want) {
+            (Err((code, message)), Err((wanted, begins))) => {
+                assert!(
+                    code == wanted && message.starts_with(begins),
+                    "{what}: {code} {message}"
+                );
+            }
+            _ => assert_eq!(found, want, "{what}"),
+        }
+        let none = DeleteOptions::default;
+        if found.is_ok() {
+            c.api.delete(&CONFIG_MAP, "default", "m", none()).await.unwrap();
+        }
+        c.api
+            .delete(&VALIDATING_WEBHOOK_CONFIGURATION, "", "v", none())
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_webhook_is_reached_through_its_service() {
+    let c = cluster().await;
+    let server = hooks(patched).await;
+    // Endpoints may not be on loopback; which of them is taken is shown by a table beside the code.
+    let service = json!({"metadata": {"name": "hook", "namespace": "default"},
+        "spec": {"type": "ExternalName", "externalName": "localhost"}});
+    create(&c, &SERVICE, service).await.unwrap();
+    let service = json!({"namespace": "default", "name": "hook", "path": "/deny", "port": server.port});
+    let through = json!({"clientConfig": {"url": null, "service": service}});
+    let configuration = json!({"metadata": {"name": "v"}, "webhooks": [hook(&server, "", through)]});
+    create(&c, &VALIDATING_WEBHOOK_CONFIGURATION, configuration)
+        .await
+        .unwrap();
+    let asked = tokio::time::timeout(
+        Duration::from_secs(60),
+        create(&c, &CONFIG_MAP, map("m", json!({}))),
+    );
+    let (code, message) = asked.await.unwrap().unwrap_err();
+    assert_eq!(
+        (code, message.as_str()),
+        (
+            403,
+            "admission webhook \"hook.example.com\" denied the request: not today"
+        )
+    );
+}

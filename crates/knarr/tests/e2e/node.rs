@@ -1,0 +1,98 @@
+//! What a node does by itself: pods from its own files, figures, pods over their limits, the memory of ends.
+
+use crate::Outcome;
+use crate::cluster::{Namespace, Scenario, has};
+use crate::kubectl::{WEB, running};
+
+pub const SCENARIOS: &[(&str, Scenario)] = &[
+    ("l13_top_and_the_kubelets_figures_show_what_is_used", figures),
+    ("l13_a_static_pod_runs_by_its_file_alone", static_pod),
+    (
+        "t8_a_pod_that_fills_its_empty_dir_over_the_limit_is_evicted",
+        over_its_limit,
+    ),
+    (
+        "b8_terminations_and_the_end_are_remembered_in_the_api",
+        memory_of_ends,
+    ),
+];
+
+fn figures(ns: &Namespace) -> Outcome {
+    ns.apply(WEB)?;
+    running(ns, "web")?;
+    let top = ns.eventually_run(&["top", "pods", "--containers"], |t| t.contains("web"))?;
+    has(&top, "MEMORY(bytes)")?;
+    ns.eventually_run(&["top", "nodes"], |t| t.contains("node1") && t.contains('%'))?;
+    let raw = |path: &str| ns.run(&["get", "--raw", &format!("/api/v1/nodes/node1/proxy/{path}")]);
+    let summary = raw("stats/summary")?;
+    for part in [
+        "\"workingSetBytes\":",
+        "\"rlimit\":",
+        "\"imageFs\":",
+        "\"name\":\"web\"",
+    ] {
+        has(&summary, part)?;
+    }
+    has(&raw("metrics/resource")?, "pod_memory_working_set_bytes{")?;
+    has(&raw("metrics/cadvisor")?, "container_cpu_usage_seconds_total{")?;
+    has(&raw("metrics")?, "kubelet_running_pods")?;
+    has(&raw("logs/")?, "<pre>")
+}
+
+fn static_pod(ns: &Namespace) -> Outcome {
+    let file = ns.cluster.manifests().join("fixed.yaml");
+    std::fs::write(&file, WEB.replace("name: web\n  labels", "name: fixed\n  labels"))?;
+    let shown = &["get", "pod", "-n", "default", "fixed-node1"];
+    ns.eventually_run(shown, |t| t.contains("Running"))?;
+    let first = ns.run(&[&shown[..], &["-o", "jsonpath={.metadata.uid}"]].concat())?;
+    ns.run(&["delete", "pod", "-n", "default", "fixed-node1", "--wait=false"])?;
+    ns.eventually_run(
+        &[&shown[..], &["-o", "jsonpath={.metadata.uid} {.status.phase}"]].concat(),
+        |t| t.ends_with(" Running") && !t.starts_with(&first),
+    )?;
+    std::fs::remove_file(&file)?;
+    ns.eventually_run(shown, |t| t.contains("NotFound")).map(drop)
+}
+
+fn over_its_limit(ns: &Namespace) -> Outcome {
+    ns.apply(
+        r#"
+apiVersion: v1
+kind: Pod
+metadata: { name: greedy }
+spec:
+  terminationGracePeriodSeconds: 2
+  volumes: [{ name: scratch, emptyDir: { sizeLimit: 1Mi } }]
+  containers:
+    - name: c
+      image: localhost/knarr/busybox:1
+      command: ["sh", "-c", "dd if=/dev/zero of=/scratch/x bs=1024 count=3000; while :; do sleep 0.1; done"]
+      volumeMounts: [{ name: scratch, mountPath: /scratch }]
+"#,
+    )?;
+    let said = "jsonpath={.status.phase} {.status.reason} {.status.message}";
+    let end = ns.eventually_run(&["get", "pod", "greedy", "-o", said], |t| t.starts_with("Failed"))?;
+    has(
+        &end,
+        "Failed Evicted Usage of EmptyDir volume \"scratch\" exceeds the limit \"1Mi\". ",
+    )
+}
+
+fn memory_of_ends(ns: &Namespace) -> Outcome {
+    ns.run(&[
+        "run",
+        "once",
+        "--restart=Never",
+        "--image=localhost/knarr/busybox:1",
+        "--",
+        "sh",
+        "-c",
+        "exit 3",
+    ])?;
+    let ends = "jsonpath={.metadata.annotations.knarr\\.io/ends}";
+    let ends = ns.eventually_run(&["get", "pod", "once", "-o", ends], |t| {
+        t.contains("\"Completed\"")
+    })?;
+    has(&ends, "\"exitCode\":3")?;
+    has(&ends, "\"SandboxStopped\"")
+}

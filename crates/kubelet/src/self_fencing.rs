@@ -1,0 +1,150 @@
+//! When a node that cannot renew its lease ends its at-most-one pods by itself (SPEC B4).
+//!
+//! # The arithmetic
+//!
+//! All that others know of a node is when its lease last moved. Let `t` be the moment, by this node's clock, at which it
+//! sent the last renewal that was answered: the lease moved at `t` or later. The node begins to end its pods at
+//! `t` + [`BEGIN`] and lets no process of theirs live past `t` + [`END`]. Others take the node for lost when the lease has
+//! not moved for 40 s by their clock ([`LOST`]), and nothing of it is released before that: a fencing policy begins
+//! then at the earliest, and a user who forces it looks at a node that is lost.
+//!
+//! Clocks drift. If no clock that counts seconds is wrong by more than [`DRIFT_PERCENT`] (quartz is wrong by a hundredth
+//! of a percent), the node's end comes at the latest `END` · (1 + d) after `t`, and others' 40 s pass at the
+//! earliest in `LOST` / (1 + d). The first is the smaller one, which a test checks.
+//!
+//! # What it is not
+//!
+//! Evidence. A kubelet that has died ends nothing, a machine that stands still neither, nor does a process end that the
+//! kernel cannot kill. So nobody releases pods because of it: it makes the time short in which two might
+//! run if somebody was wrong.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::{AT_MOST_ONE, at_most_one};
+
+/// From the last renewal to the first TERM: two renewals have failed, and five seconds of trying again.
+pub const BEGIN: Duration = Duration::from_secs(25);
+/// From the last renewal to the last KILL.
+pub const END: Duration = Duration::from_secs(35);
+/// What others wait for at the least (the node controller's grace period).
+pub const LOST: Duration = Duration::from_secs(40);
+/// How wrong any clock may count.
+pub const DRIFT_PERCENT: u32 = 5;
+
+/// Which pods a node ends by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SelfFencing {
+    /// Those whose annotation `knarr.io/at-most-one` says `true`: what their users asked for.
+    #[default]
+    Annotated,
+    /// All that must not run twice: those of StatefulSets and users of volumes for one node, too.
+    AtMostOne,
+}
+
+impl SelfFencing {
+    /// Whether the node ends this pod; `exclusive` is whether it uses a volume that is for one node or pod.
+    pub fn ends(self, pod: &Pod, exclusive: bool) -> bool {
+        match self {
+            SelfFencing::Annotated => {
+                let annotations = pod.metadata.annotations.as_ref();
+                annotations
+                    .and_then(|a| a.get(AT_MOST_ONE))
+                    .is_some_and(|v| v == "true")
+            }
+            SelfFencing::AtMostOne => at_most_one(pod).unwrap_or(exclusive),
+        }
+    }
+}
+
+/// What a node may do about such pods now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Run them, and look again after this time.
+    Run { look_after: Duration },
+    /// End them, with this much time before KILL, and start none.
+    End { grace: Duration },
+}
+
+/// By the time since the last answered renewal was sent; `None`: there has been none.
+pub fn decide(since_renewal: Option<Duration>) -> Verdict {
+    let Some(since) = since_renewal else {
+        return Verdict::End {
+            grace: Duration::ZERO,
+        };
+    };
+    match BEGIN.checked_sub(since) {
+        Some(rest) if !rest.is_zero() => Verdict::Run { look_after: rest },
+        _ => Verdict::End {
+            grace: END.saturating_sub(since),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn b4_all_have_ended_before_anybody_may_take_the_node_for_lost_however_clocks_drift() {
+        // END * (1 + d) < LOST / (1 + d), in whole numbers.
+        let with_drift = |d: Duration| d.as_millis() * u128::from(100 + DRIFT_PERCENT);
+        let ended_at_the_latest = with_drift(END) * u128::from(100 + DRIFT_PERCENT);
+        let lost_at_the_earliest = LOST.as_millis() * 100 * 100;
+        assert!(ended_at_the_latest < lost_at_the_earliest);
+        // Time for TERM is left, and a lease that is renewed every ten seconds may miss twice.
+        assert!(END - BEGIN >= Duration::from_secs(10) && BEGIN > 2 * Duration::from_secs(10));
+    }
+
+    #[test]
+    fn b4_grace_never_reaches_past_the_end() {
+        let seconds = Duration::from_secs;
+        for (since, verdict) in [
+            (Some(seconds(0)), Verdict::Run { look_after: BEGIN }),
+            (
+                Some(seconds(24)),
+                Verdict::Run {
+                    look_after: seconds(1),
+                },
+            ),
+            (Some(seconds(25)), Verdict::End { grace: seconds(10) }),
+            (Some(seconds(33)), Verdict::End { grace: seconds(2) }),
+            (Some(seconds(35)), Verdict::End { grace: seconds(0) }),
+            (Some(seconds(900)), Verdict::End { grace: seconds(0) }),
+            (None, Verdict::End { grace: seconds(0) }),
+        ] {
+            assert_eq!(decide(since), verdict, "{since:?}");
+        }
+    }
+
+    #[test]
+    fn b4_who_is_ended_is_said_by_the_pod_its_set_and_its_volumes() {
+        let pod = |annotation: &str, set: bool| -> Pod {
+            let owners = json!([{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "s", "uid": "u", "controller": true}]);
+            let mut pod = json!({"metadata": {}});
+            if set {
+                pod["metadata"]["ownerReferences"] = owners;
+            }
+            if !annotation.is_empty() {
+                pod["metadata"]["annotations"] = json!({AT_MOST_ONE: annotation});
+            }
+            serde_json::from_value(pod).unwrap()
+        };
+        use SelfFencing::{Annotated, AtMostOne};
+        for (mode, annotation, set, exclusive, ends) in [
+            (Annotated, "", true, true, false),
+            (Annotated, "true", false, false, true),
+            (AtMostOne, "true", false, false, true),
+            (AtMostOne, "", true, false, true),
+            (AtMostOne, "", false, true, true),
+            (AtMostOne, "", false, false, false),
+            (AtMostOne, "false", true, true, false),
+        ] {
+            let is = mode.ends(&pod(annotation, set), exclusive);
+            assert_eq!(is, ends, "{mode:?} {annotation:?} {set} {exclusive}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Static pods: pods that a node runs by itself, from files in a folder of its own; and their mirrors, by which the
+//! API shows them.
+//!
+//! A static pod's uid is made from what its file says: another content is another pod. Its mirror has a uid of the
+//! API's and names the pod by its hash. Whatever is done to a mirror, the file alone decides what runs.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::strategy::Strategy;
+use knarr_api::{codec, k8s_openapi};
+use serde_json::Value;
+
+const HASH: &str = "kubernetes.io/config.hash";
+const MIRROR: &str = "kubernetes.io/config.mirror";
+const SEEN: &str = "kubernetes.io/config.seen";
+const SOURCE: &str = "kubernetes.io/config.source";
+
+/// The pod that a file describes. The error says what is wrong with it.
+pub fn read(document: &Value, file: &str, node_name: &str, now: Timestamp) -> Result<Pod, String> {
+    for (name, wanted) in [("apiVersion", "v1"), ("kind", "Pod")] {
+        let found = document.get(name).and_then(Value::as_str).unwrap_or("");
+        if found != wanted {
+            return Err(format!("{name}: {found:?}: expected {wanted}"));
+        }
+    }
+    let json = serde_json::to_vec(document).map_err(|e| e.to_string())?;
+    let (mut pod, unknown, _) = codec::read::<Pod>(&json).map_err(|e| e.message)?;
+    if let Some(field) = unknown.first() {
+        return Err(format!("{field}: unknown field"));
+    }
+    let meta = &mut pod.metadata;
+    let name = meta.name.clone().filter(|name| !name.is_empty());
+    let name = name.ok_or("metadata.name: Required value: name is needed for the pod")?;
+    if meta.uid.as_deref().is_none_or(str::is_empty) {
+        meta.uid = Some(hash(&[
+            &json,
+            b"host:",
+            node_name.as_bytes(),
+            b"file:",
+            file.as_bytes(),
+        ]));
+    }
+    meta.name = Some(format!("{name}-{}", node_name.to_lowercase()));
+    if meta.namespace.as_deref().is_none_or(str::is_empty) {
+        meta.namespace = Some("default".into());
+    }
+    meta.generation = Some(1);
+    let uid = meta.uid.clone().unwrap_or_default();
+    let annotations = meta.annotations.get_or_insert_default();
+    annotations.insert(HASH.into(), uid);
+    annotations.insert(SEEN.into(), now.to_string());
+    annotations.insert(SOURCE.into(), "file".into());
+    let spec = pod.spec.get_or_insert_default();
+    spec.node_name = Some(node_name.into());
+    let everything = Toleration {
+        operator: Some("Exists".into()),
+        effect: Some("NoExecute".into()),
+        ..Toleration::default()
+    };
+    let tolerations = spec.tolerations.get_or_insert_default();
+    if !tolerations.contains(&everything) {
+        tolerations.push(everything);
+    }
+    pod.set_defaults();
+    pod.status = None;
+    let errors = pod.validate();
+    if !errors.is_empty() {
+        let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        return Err(texts.join(", "));
+    }
+    pod.status = Some(PodStatus {
+        phase: Some("Pending".into()),
+        qos_class: Some(qos(&pod).into()),
+        ..PodStatus::default()
+    });
+    Ok(pod)
+}
+
+fn qos(pod: &Pod) -> &'static str {
+    let lists = pod.spec.iter().flat_map(|s| {
+        let init = s.init_containers.iter().flatten();
+        s.containers.iter().chain(init)
+    });
+    let (mut any, mut all) = (false, true);
+    for container in lists {
+        let resources = container.resources.clone().unwrap_or_default();
+        let requests = crate::resources::amounts(resources.requests.as_ref());
+        let limits = crate::resources::amounts(resources.limits.as_ref());
+        for name in ["cpu", "memory"] {
+            let get = |of: &crate::resources::Amounts| of.get(name).copied().filter(|n| *n > 0);
+            let (request, limit) = (get(&requests), get(&limits));
+            any |= request.is_some() || limit.is_some();
+            all &= limit.is_some() && (request.is_none() || request == limit);
+        }
+    }
+    match (any, all) {
+        (false, _) => "BestEffort",
+        (true, true) => "Guaranteed",
+        (true, false) => "Burstable",
+    }
+}
+
+/// FNV-1a, 128 bits: the same everywhere.
+fn hash(parts: &[&[u8]]) -> String {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let bytes = parts.iter().flat_map(|part| part.iter());
+    let hash = bytes.fold(OFFSET, |h, b| (h ^ u128::from(*b)).wrapping_mul(PRIME));
+    format!("{hash:032x}")
+}
+
+/// What the API is to show of a static pod. It belongs to its node, and goes with it.
+pub fn mirror(pod: &Pod, node_uid: Option<&str>) -> Pod {
+    let mut annotations = pod.metadata.annotations.clone().unwrap_or_default();
+    let hash = annotations.get(HASH).cloned().unwrap_or_default();
+    annotations.insert(MIRROR.into(), hash);
+    let spec = pod.spec.clone();
+    let node = spec.as_ref().and_then(|s| s.node_name.clone());
+    let owner = node.zip(node_uid).map(|(name, uid)| OwnerReference {
+        api_version: "v1".into(),
+        kind: "Node".into(),
+        name,
+        uid: uid.into(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    });
+    Pod {
+        metadata: ObjectMeta {
+            name: pod.metadata.name.clone(),
+            namespace: pod.metadata.namespace.clone(),
+            labels: pod.metadata.labels.clone(),
+            annotations: Some(annotations),
+            owner_references: owner.map(|o| vec![o]),
+            ..ObjectMeta::default()
+        },
+        spec,
+        status: None,
+    }
+}
+
+/// The hash of the pod that a mirror stands for; none for pods that are no mirrors.
+pub fn mirrored(pod: &Pod) -> Option<&str> {
+    annotation(pod.metadata.annotations.as_ref(), MIRROR)
+}
+
+fn annotation<'a>(annotations: Option<&'a BTreeMap<String, String>>, key: &str) -> Option<&'a str> {
+    annotations?.get(key).map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_800_000_000).unwrap()
+    }
+
+    fn file() -> Value {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "c", "image": "app"}]}})
+    }
+
+    #[test]
+    fn l1_a_file_makes_the_same_pod_until_it_says_something_else() {
+        let pod = read(&file(), "/a/web.yaml", "n1", now()).unwrap();
+        let meta = &pod.metadata;
+        assert_eq!(meta.name.as_deref(), Some("web-n1"));
+        assert_eq!(meta.namespace.as_deref(), Some("default"));
+        let spec = pod.spec.as_ref().unwrap();
+        assert_eq!(spec.restart_policy.as_deref(), Some("Always"), "defaults are set");
+        assert_eq!(spec.node_name.as_deref(), Some("n1"));
+        let tolerated = &spec.tolerations.as_ref().unwrap()[0];
+        assert_eq!(tolerated.effect.as_deref(), Some("NoExecute"));
+        let uid = |document: &Value, file: &str| read(document, file, "n1", now()).unwrap().metadata.uid;
+        assert_eq!(uid(&file(), "/a/web.yaml"), meta.uid);
+        assert_ne!(uid(&file(), "/a/other.yaml"), meta.uid);
+        let mut changed = file();
+        changed["spec"]["containers"][0]["image"] = json!("app:2");
+        assert_ne!(uid(&changed, "/a/web.yaml"), meta.uid);
+        assert!(crate::admission::is_critical(&pod), "it is not evicted");
+    }
+
+    #[test]
+    fn l1_what_is_wrong_with_a_file_is_named() {
+        let with = |path: &str, value: Value| {
+            let mut document = file();
+            *document.pointer_mut(path).unwrap() = value;
+            read(&document, "f", "n1", now()).unwrap_err()
+        };
+        for (path, value, want) in [
+            ("/kind", json!("Job"), "kind: \"Job\": expected Pod"),
+            ("/metadata/name", json!(""), "metadata.name: Required value"),
+            ("/spec/containers", json!([]), "spec.containers: Required value"),
+            (
+                "/metadata",
+                json!({"name": "web", "labelz": {}}),
+                "metadata.labelz: unknown field",
+            ),
+            ("/spec/containers/0/name", json!(3), "cannot unmarshal number"),
+        ] {
+            let why = with(path, value);
+            assert!(why.contains(want), "{path}: {why}");
+        }
+    }
+
+    #[test]
+    fn l13_a_mirror_names_its_pod_and_belongs_to_its_node() {
+        let pod = read(&file(), "f", "n1", now()).unwrap();
+        let mirror = mirror(&pod, Some("node-uid"));
+        assert_eq!(mirrored(&mirror), pod.metadata.uid.as_deref());
+        assert_eq!(mirrored(&pod), None);
+        assert_eq!(mirror.metadata.uid, None, "that is the API's");
+        assert_eq!(mirror.metadata.owner_references.unwrap()[0].uid, "node-uid");
+        assert_eq!(mirror.spec, pod.spec);
+    }
+}

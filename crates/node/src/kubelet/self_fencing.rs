@@ -1,0 +1,209 @@
+//! Ends this node's at-most-one pods when its lease cannot be renewed, and starts none until it can (SPEC B4): the doing
+//! half of [`knarr_kubelet::self_fencing`], where the times are.
+//!
+//! Time since the last renewal is counted by the clock that goes on while the machine sleeps, and the last renewal is
+//! written down, so that a kubelet that comes back counts on from there.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as core;
+use knarr_api::k8s_openapi;
+use knarr_client::TypedApi;
+use knarr_kubelet::runtime::ContainerState;
+use knarr_kubelet::self_fencing::{SelfFencing, Verdict, decide};
+use nix::time::{ClockId, clock_gettime};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
+
+use super::{Machine, Shared};
+
+/// Between two looks at whether everything has ended.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What a node knows of its own lease.
+pub(crate) struct Trust {
+    mode: SelfFencing,
+    start: Instant,
+    /// Where the last renewal is written down; a hollow node's is not.
+    file: Option<PathBuf>,
+    /// When the last answered renewal was sent, by [`Trust::now`].
+    renewed: Mutex<Option<Duration>>,
+    changed: Notify,
+    /// Pods that may have been given away while this node was cut off; `None` if it never was. In it are those that the
+    /// API has since said to be this node's still.
+    confirmed: Mutex<Option<BTreeSet<String>>>,
+}
+
+impl Trust {
+    pub fn new(mode: SelfFencing, machine: Machine, root: &Path) -> Self {
+        let file = machine.is_host().then(|| root.join("lease-renewed"));
+        let trust = Trust {
+            mode,
+            start: Instant::now(),
+            file,
+            renewed: Mutex::new(None),
+            changed: Notify::new(),
+            confirmed: Mutex::new(None),
+        };
+        // What was written before this boot is later than now: nothing of then runs any more.
+        let before = trust
+            .file
+            .as_deref()
+            .and_then(written)
+            .filter(|at| *at <= trust.now());
+        *trust.renewed.lock() = Some(before.unwrap_or_else(|| trust.now()));
+        trust
+    }
+
+    /// A clock that is never set, only ever forward.
+    pub fn now(&self) -> Duration {
+        let since_start = self.start.elapsed();
+        if self.file.is_none() {
+            return since_start;
+        }
+        // Of no machine that has this program is it unknown; but then the next best will do.
+        clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(since_start, Duration::from)
+    }
+
+    /// A renewal that was sent at this time has been answered.
+    pub fn renewed(&self, sent: Duration) {
+        *self.renewed.lock() = Some(sent);
+        if let Some(file) = &self.file
+            && let Err(error) = note(file, sent)
+        {
+            warn!(%error, "cannot note when the lease was renewed");
+        }
+        self.changed.notify_waiters();
+    }
+
+    fn verdict(&self) -> Verdict {
+        let renewed = *self.renewed.lock();
+        decide(renewed.map(|at| self.now().saturating_sub(at)))
+    }
+}
+
+fn written(file: &Path) -> Option<Duration> {
+    let text = std::fs::read_to_string(file).ok()?;
+    text.trim().parse().ok().map(Duration::from_millis)
+}
+
+/// Whole, or as it was before.
+fn note(file: &Path, at: Duration) -> std::io::Result<()> {
+    if let Some(folder) = file.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let part = file.with_extension("part");
+    std::fs::write(&part, at.as_millis().to_string())?;
+    std::fs::rename(part, file)
+}
+
+fn is_concerned(shared: &Shared, pod: &core::Pod) -> bool {
+    let uid = pod.metadata.uid.as_deref().unwrap_or("");
+    shared.trust.mode.ends(pod, shared.volumes.uses_exclusive(uid))
+}
+
+/// Waits until a process of this pod may be started. The error is why it may not be at all: the pod was given away while
+/// this node could not know.
+pub(super) async fn may_start(shared: &Shared, pod: &core::Pod) -> Result<(), String> {
+    if !is_concerned(shared, pod) {
+        return Ok(());
+    }
+    let trust = &shared.trust;
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    loop {
+        let changed = trust.changed.notified();
+        if matches!(trust.verdict(), Verdict::Run { .. }) {
+            break;
+        }
+        changed.await;
+    }
+    if trust
+        .confirmed
+        .lock()
+        .as_ref()
+        .is_none_or(|known| known.contains(&uid))
+    {
+        return Ok(());
+    }
+    // What was heard of the pod may be from before: the API says whose it is now.
+    let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
+    let live = shared
+        .api
+        .get_as::<core::Pod>(namespace.unwrap_or(""), name.unwrap_or(""))
+        .await;
+    match live {
+        Ok(live) if live.metadata.uid == pod.metadata.uid => {
+            if let Some(confirmed) = trust.confirmed.lock().as_mut() {
+                confirmed.insert(uid);
+            }
+            Ok(())
+        }
+        Ok(_) => Err("another pod has its name by now".into()),
+        Err(error) => Err(format!(
+            "cannot see whether the pod is still this node's: {error}"
+        )),
+    }
+}
+
+/// Watches the lease, until dropped.
+pub(super) async fn run(shared: Arc<Shared>) {
+    let mut cut_off = false;
+    loop {
+        match shared.trust.verdict() {
+            Verdict::Run { look_after } => {
+                if std::mem::take(&mut cut_off) {
+                    info!("the lease is renewed again: at-most-one pods may run");
+                }
+                sleep(look_after).await;
+            }
+            Verdict::End { grace } => {
+                *shared.trust.confirmed.lock() = Some(BTreeSet::new());
+                if !std::mem::replace(&mut cut_off, true) {
+                    warn!(
+                        ?grace,
+                        "the lease cannot be renewed: ending the pods that must not run twice"
+                    );
+                }
+                end_all(&shared, grace).await;
+                // Renewed in between or not: the verdict is asked for anew.
+                let _ = timeout(AGAIN, shared.trust.changed.notified()).await;
+            }
+        }
+    }
+}
+
+/// Ends the containers of all pods concerned, all at once.
+async fn end_all(shared: &Shared, grace: Duration) {
+    let objects = shared.pods.list("");
+    let pods = objects.iter().filter_map(|o| o.to_typed::<core::Pod>());
+    let uids: Vec<String> = pods
+        .filter(|pod| is_concerned(shared, pod))
+        .filter_map(|pod| pod.metadata.uid.clone())
+        .collect();
+    if uids.is_empty() {
+        return;
+    }
+    let containers = match shared.runtime.containers().await {
+        Ok(containers) => containers,
+        Err(error) => return warn!(%error, "cannot see what runs"),
+    };
+    let running = containers
+        .iter()
+        .filter(|c| uids.contains(&c.pod.uid) && matches!(c.state, ContainerState::Running { .. }));
+    let ends = running.map(|c| async move {
+        warn!(
+            container = c.id,
+            pod = c.pod.name,
+            "ending what must not run twice"
+        );
+        if let Err(error) = shared.runtime.stop_container(&c.id, grace).await {
+            warn!(container = c.id, %error, "cannot end a container");
+        }
+    });
+    futures::future::join_all(ends).await;
+}

@@ -1,0 +1,506 @@
+//! What the node measures, for clients: `/stats/summary`, `/metrics`, `/metrics/resource`, `/metrics/cadvisor`,
+//! `/metrics/probes`. The names are those that dashboards and metrics-server know.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use knarr_api::k8s_openapi;
+use knarr_kubelet::stats::{ContainerStats, PodStats, Summary};
+
+use crate::probe::Asked;
+
+/// Prometheus' text format: a family's lines stand together under its help and type.
+#[derive(Default)]
+pub(super) struct Text(String);
+
+type Labels<'a> = &'a [(&'a str, &'a str)];
+
+impl Text {
+    pub fn family(&mut self, name: &str, kind: &str, help: &str) {
+        self.0 += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    pub fn sample(&mut self, name: &str, labels: Labels, value: f64, at: Option<&Time>) {
+        self.0 += name;
+        if !labels.is_empty() {
+            let labels: Vec<String> = labels
+                .iter()
+                .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)))
+                .collect();
+            self.0 += &format!("{{{}}}", labels.join(","));
+        }
+        self.0 += &format!(" {value}");
+        if let Some(at) = at {
+            self.0 += &format!(" {}", at.0.as_millisecond());
+        }
+        self.0.push('\n');
+    }
+
+    pub fn done(self) -> String {
+        self.0
+    }
+}
+
+fn escaped(value: &str) -> String {
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e9
+}
+
+fn start(at: Option<&Time>) -> Option<f64> {
+    at.map(|t| t.0.as_millisecond() as f64 / 1000.0)
+}
+
+/// One figure of a container or pod, if it is known.
+type Of<T> = fn(&T) -> Option<f64>;
+
+/// `/metrics/resource`: what metrics-server reads.
+pub(super) fn resource(summary: &Summary) -> String {
+    let mut text = Text::default();
+    let node = &summary.node;
+    let at = node.cpu.as_ref().and_then(|c| c.time.as_ref());
+    let per_container: [(&str, &str, &str, Of<ContainerStats>); 4] = [
+        (
+            "container_cpu_usage_seconds_total",
+            "counter",
+            "[STABLE] Cumulative cpu time consumed by the container in core-seconds",
+            |c| c.cpu.as_ref()?.usage_core_nano_seconds.map(seconds),
+        ),
+        (
+            "container_memory_working_set_bytes",
+            "gauge",
+            "[STABLE] Current working set of the container in bytes",
+            |c| c.memory.as_ref()?.working_set_bytes.map(|n| n as f64),
+        ),
+        (
+            "container_start_time_seconds",
+            "gauge",
+            "[STABLE] Start time of the container since unix epoch in seconds",
+            |c| start(c.start_time.as_ref()),
+        ),
+        (
+            "container_swap_usage_bytes",
+            "gauge",
+            "[ALPHA] Current amount of the container swap usage in bytes",
+            |c| c.swap.as_ref()?.swap_usage_bytes.map(|n| n as f64),
+        ),
+    ];
+    for (name, kind, help, of) in per_container {
+        text.family(name, kind, help);
+        for pod in &summary.pods {
+            for container in &pod.containers {
+                let Some(value) = of(container) else { continue };
+                let labels = [
+                    ("container", container.name.as_str()),
+                    ("namespace", &pod.pod_ref.namespace),
+                    ("pod", &pod.pod_ref.name),
+                ];
+                let stamp = container.cpu.as_ref().and_then(|c| c.time.as_ref());
+                text.sample(name, &labels, value, stamp.filter(|_| !name.contains("start")));
+            }
+        }
+    }
+    for (name, kind, help, value) in [
+        (
+            "node_cpu_usage_seconds_total",
+            "counter",
+            "[STABLE] Cumulative cpu time consumed by the node in core-seconds",
+            node.cpu
+                .as_ref()
+                .and_then(|c| c.usage_core_nano_seconds)
+                .map(seconds),
+        ),
+        (
+            "node_memory_working_set_bytes",
+            "gauge",
+            "[STABLE] Current working set of the node in bytes",
+            node.memory
+                .as_ref()
+                .and_then(|m| m.working_set_bytes)
+                .map(|n| n as f64),
+        ),
+        (
+            "node_swap_usage_bytes",
+            "gauge",
+            "[ALPHA] Current swap usage of the node in bytes. Reported only on non-windows systems",
+            node.swap
+                .as_ref()
+                .and_then(|s| s.swap_usage_bytes)
+                .map(|n| n as f64),
+        ),
+    ] {
+        if let Some(value) = value {
+            text.family(name, kind, help);
+            text.sample(name, &[], value, at);
+        }
+    }
+    let per_pod: [(&str, &str, &str, Of<PodStats>); 3] = [
+        (
+            "pod_cpu_usage_seconds_total",
+            "counter",
+            "[STABLE] Cumulative cpu time consumed by the pod in core-seconds",
+            |p| p.cpu.as_ref()?.usage_core_nano_seconds.map(seconds),
+        ),
+        (
+            "pod_memory_working_set_bytes",
+            "gauge",
+            "[STABLE] Current working set of the pod in bytes",
+            |p| p.memory.as_ref()?.working_set_bytes.map(|n| n as f64),
+        ),
+        (
+            "pod_swap_usage_bytes",
+            "gauge",
+            "[ALPHA] Current amount of the pod swap usage in bytes",
+            |p| p.swap.as_ref()?.swap_usage_bytes.map(|n| n as f64),
+        ),
+    ];
+    for (name, kind, help, of) in per_pod {
+        text.family(name, kind, help);
+        for pod in &summary.pods {
+            let Some(value) = of(pod) else { continue };
+            let labels = [
+                ("namespace", pod.pod_ref.namespace.as_str()),
+                ("pod", &pod.pod_ref.name),
+            ];
+            text.sample(
+                name,
+                &labels,
+                value,
+                pod.cpu.as_ref().and_then(|c| c.time.as_ref()),
+            );
+        }
+    }
+    text.family(
+        "resource_scrape_error",
+        "gauge",
+        "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise",
+    );
+    let failed = node.memory.is_none();
+    text.sample("resource_scrape_error", &[], f64::from(u8::from(failed)), None);
+    text.done()
+}
+
+/// `/metrics/cadvisor`: the names most in use. The empty container stands for the whole pod, as there.
+pub(super) fn cadvisor(summary: &Summary, cpus: usize) -> String {
+    let mut text = Text::default();
+    let per_container: [(&str, &str, &str, Of<ContainerStats>); 7] = [
+        (
+            "container_cpu_usage_seconds_total",
+            "counter",
+            "Cumulative cpu time consumed in seconds.",
+            |c| c.cpu.as_ref()?.usage_core_nano_seconds.map(seconds),
+        ),
+        (
+            "container_fs_usage_bytes",
+            "gauge",
+            "Number of bytes that are consumed by the container on this filesystem.",
+            |c| c.rootfs.as_ref()?.used_bytes.map(|n| n as f64),
+        ),
+        ("container_memory_rss", "gauge", "Size of RSS in bytes.", |c| {
+            c.memory.as_ref()?.rss_bytes.map(|n| n as f64)
+        }),
+        (
+            "container_memory_swap",
+            "gauge",
+            "Container swap usage in bytes.",
+            |c| c.swap.as_ref()?.swap_usage_bytes.map(|n| n as f64),
+        ),
+        (
+            "container_memory_usage_bytes",
+            "gauge",
+            "Current memory usage in bytes, including all memory regardless of when it was accessed",
+            |c| c.memory.as_ref()?.usage_bytes.map(|n| n as f64),
+        ),
+        (
+            "container_memory_working_set_bytes",
+            "gauge",
+            "Current working set in bytes.",
+            |c| c.memory.as_ref()?.working_set_bytes.map(|n| n as f64),
+        ),
+        (
+            "container_start_time_seconds",
+            "gauge",
+            "Start time of the container since unix epoch in seconds.",
+            |c| start(c.start_time.as_ref()),
+        ),
+    ];
+    for (name, kind, help, of) in per_container {
+        text.family(name, kind, help);
+        for pod in &summary.pods {
+            let whole = ContainerStats {
+                cpu: pod.cpu.clone(),
+                memory: pod.memory.clone(),
+                swap: pod.swap.clone(),
+                start_time: pod.start_time.clone(),
+                ..ContainerStats::default()
+            };
+            for container in pod.containers.iter().chain([&whole]) {
+                let Some(value) = of(container) else { continue };
+                let mut labels = vec![
+                    ("container", container.name.as_str()),
+                    ("namespace", &pod.pod_ref.namespace),
+                    ("pod", &pod.pod_ref.name),
+                ];
+                if name.contains("cpu") {
+                    labels.insert(1, ("cpu", "total"));
+                }
+                let stamp = container.cpu.as_ref().and_then(|c| c.time.as_ref());
+                text.sample(name, &labels, value, stamp);
+            }
+        }
+    }
+    text.family(
+        "container_processes",
+        "gauge",
+        "Number of processes running inside the container.",
+    );
+    for pod in &summary.pods {
+        let count = pod.process_stats.as_ref().and_then(|p| p.count);
+        let labels = [
+            ("container", ""),
+            ("namespace", pod.pod_ref.namespace.as_str()),
+            ("pod", &pod.pod_ref.name),
+        ];
+        if let Some(count) = count {
+            text.sample("container_processes", &labels, count as f64, None);
+        }
+    }
+    for (name, help, received) in [
+        (
+            "container_network_receive_bytes_total",
+            "Cumulative count of bytes received",
+            true,
+        ),
+        (
+            "container_network_transmit_bytes_total",
+            "Cumulative count of bytes transmitted",
+            false,
+        ),
+    ] {
+        text.family(name, "counter", help);
+        for pod in &summary.pods {
+            for interface in pod.network.iter().flat_map(|n| &n.interfaces) {
+                let bytes = if received {
+                    interface.rx_bytes
+                } else {
+                    interface.tx_bytes
+                };
+                let labels = [
+                    ("interface", interface.name.as_str()),
+                    ("namespace", &pod.pod_ref.namespace),
+                    ("pod", &pod.pod_ref.name),
+                ];
+                if let Some(bytes) = bytes {
+                    text.sample(name, &labels, bytes as f64, None);
+                }
+            }
+        }
+    }
+    text.family("machine_cpu_cores", "gauge", "Number of logical CPU cores.");
+    text.sample("machine_cpu_cores", &[], cpus as f64, None);
+    let memory = summary.node.memory.as_ref();
+    let total = memory.and_then(|m| Some(m.available_bytes? + m.working_set_bytes?));
+    if let Some(total) = total {
+        text.family(
+            "machine_memory_bytes",
+            "gauge",
+            "Amount of memory installed on the machine.",
+        );
+        text.sample("machine_memory_bytes", &[], total as f64, None);
+    }
+    text.done()
+}
+
+/// `/metrics`: the kubelet itself.
+pub(super) fn own(summary: &Summary, own: &Own) -> String {
+    let mut text = Text::default();
+    text.family(
+        "kubelet_node_name",
+        "gauge",
+        "[ALPHA] The node's name. The count is always 1.",
+    );
+    text.sample(
+        "kubelet_node_name",
+        &[("node", &summary.node.node_name)],
+        1.0,
+        None,
+    );
+    text.family(
+        "kubelet_running_containers",
+        "gauge",
+        "[ALPHA] Number of containers currently running",
+    );
+    let running: usize = summary.pods.iter().map(|p| p.containers.len()).sum();
+    let labels = [("container_state", "running")];
+    text.sample("kubelet_running_containers", &labels, running as f64, None);
+    text.family(
+        "kubelet_running_pods",
+        "gauge",
+        "[ALPHA] Number of pods that have a running pod sandbox",
+    );
+    text.sample("kubelet_running_pods", &[], summary.pods.len() as f64, None);
+    text.family(
+        "process_cpu_seconds_total",
+        "counter",
+        "Total user and system CPU time spent in seconds.",
+    );
+    text.sample("process_cpu_seconds_total", &[], own.cpu_seconds, None);
+    text.family(
+        "process_resident_memory_bytes",
+        "gauge",
+        "Resident memory size in bytes.",
+    );
+    text.sample("process_resident_memory_bytes", &[], own.resident_bytes, None);
+    text.done()
+}
+
+/// `/metrics/probes`
+pub(super) fn probes(counts: &BTreeMap<Asked, u64>) -> String {
+    const NAME: &str = "prober_probe_total";
+    let mut text = Text::default();
+    text.family(
+        NAME,
+        "counter",
+        "[BETA] Cumulative number of a liveness, readiness or startup probe for a container by result.",
+    );
+    for (asked, count) in counts {
+        let labels = [
+            ("container", asked.container.as_str()),
+            ("namespace", &asked.namespace),
+            ("pod", &asked.pod),
+            ("pod_uid", &asked.pod_uid),
+            ("probe_type", asked.probe_type),
+            ("result", asked.result),
+        ];
+        text.sample(NAME, &labels, *count as f64, None);
+    }
+    text.done()
+}
+
+/// What this process uses.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Own {
+    pub cpu_seconds: f64,
+    pub resident_bytes: f64,
+}
+
+impl Own {
+    pub fn read() -> Self {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+        let pages: f64 = statm
+            .split_whitespace()
+            .nth(1)
+            .and_then(|n| n.parse().ok())
+            .unwrap_or(0.0);
+        // Nanoseconds on a processor, of all threads of the process.
+        let threads = std::fs::read_dir("/proc/self/task")
+            .into_iter()
+            .flatten()
+            .flatten();
+        let on_cpu = threads.filter_map(|t| {
+            let text = std::fs::read_to_string(t.path().join("schedstat")).ok()?;
+            text.split_whitespace().next()?.parse::<u64>().ok()
+        });
+        Own {
+            cpu_seconds: seconds(on_cpu.sum()),
+            resident_bytes: pages * 4096.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::jiff::Timestamp;
+    use knarr_kubelet::stats::{
+        CpuStats, InterfaceStats, MemoryStats, NetworkStats, NodeStats, PodReference,
+    };
+
+    use super::*;
+
+    fn summary() -> Summary {
+        let time = Some(Time(Timestamp::from_second(1_800_000_000).unwrap()));
+        let cpu = Some(CpuStats {
+            time: time.clone(),
+            usage_core_nano_seconds: Some(1_500_000_000),
+            usage_nano_cores: None,
+        });
+        let memory = Some(MemoryStats {
+            working_set_bytes: Some(4096),
+            available_bytes: Some(1000),
+            ..MemoryStats::default()
+        });
+        let interface = InterfaceStats {
+            name: "eth0".into(),
+            rx_bytes: Some(7),
+            ..InterfaceStats::default()
+        };
+        Summary {
+            node: NodeStats {
+                node_name: "n1".into(),
+                cpu: cpu.clone(),
+                memory: memory.clone(),
+                ..NodeStats::default()
+            },
+            pods: vec![PodStats {
+                pod_ref: PodReference {
+                    name: "p".into(),
+                    namespace: "ns".into(),
+                    uid: "u".into(),
+                },
+                start_time: time.clone(),
+                containers: vec![ContainerStats {
+                    name: "a\"b".into(),
+                    start_time: time,
+                    cpu: cpu.clone(),
+                    memory: memory.clone(),
+                    ..ContainerStats::default()
+                }],
+                cpu,
+                memory,
+                network: Some(NetworkStats {
+                    interfaces: vec![interface],
+                    ..NetworkStats::default()
+                }),
+                ..PodStats::default()
+            }],
+        }
+    }
+
+    #[test]
+    fn l13_resource_metrics_are_those_metrics_server_reads() {
+        let text = resource(&summary());
+        for line in [
+            "# TYPE container_cpu_usage_seconds_total counter",
+            "container_cpu_usage_seconds_total{container=\"a\\\"b\",namespace=\"ns\",pod=\"p\"} 1.5 1800000000000",
+            "container_start_time_seconds{container=\"a\\\"b\",namespace=\"ns\",pod=\"p\"} 1800000000",
+            "node_memory_working_set_bytes 4096 1800000000000",
+            "pod_cpu_usage_seconds_total{namespace=\"ns\",pod=\"p\"} 1.5 1800000000000",
+            "resource_scrape_error 0",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line:?} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn l13_cadvisors_names_stand_for_containers_and_with_an_empty_container_for_pods() {
+        let text = cadvisor(&summary(), 2);
+        for line in [
+            "container_cpu_usage_seconds_total{container=\"\",cpu=\"total\",namespace=\"ns\",pod=\"p\"} 1.5 1800000000000",
+            "container_network_receive_bytes_total{interface=\"eth0\",namespace=\"ns\",pod=\"p\"} 7",
+            "machine_cpu_cores 2",
+            "machine_memory_bytes 5096",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line:?} is not in\n{text}");
+        }
+        let own = own(&summary(), &Own::default());
+        assert!(
+            own.contains("kubelet_running_containers{container_state=\"running\"} 1\n"),
+            "{own}"
+        );
+    }
+}

@@ -1,0 +1,288 @@
+//! `kill -9` of the kubelet and of the runtime at every step of a pod's start and end (SPEC S1, T4): each call to the
+//! runtime is once the last thing the kubelet does, and once the last thing the runtime does, before and after its
+//! effect.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use knarr_kubelet::runtime::{Container, Sandbox};
+use knarr_node::runtime::fake::{End, Happening, Manners};
+use knarr_node::runtime::{
+    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, LinuxContainerResources,
+    PodSandboxConfig, Result, Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
+};
+use parking_lot::Mutex;
+
+use super::*;
+
+/// Who dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    Kubelet,
+    Runtime,
+}
+
+/// One death: at the call of this number, before or after what it does.
+#[derive(Clone, Copy, Debug)]
+struct Death {
+    victim: Victim,
+    call: usize,
+    after_effect: bool,
+}
+
+/// The runtime as one kubelet reaches it, until one of both dies.
+struct Mortal {
+    inner: Arc<FakeRuntime>,
+    calls: Arc<AtomicUsize>,
+    death: Option<Death>,
+    /// The kubelet's.
+    dead: CancellationToken,
+}
+
+impl Mortal {
+    async fn call<T>(&self, does: impl Future<Output = Result<T>>) -> Result<T> {
+        // The dead wait for no answer.
+        if self.dead.is_cancelled() {
+            return std::future::pending().await;
+        }
+        let n = self.calls.fetch_add(1, Ordering::SeqCst);
+        let death = self.death.filter(|d| d.call == n);
+        match death {
+            Some(death) if !death.after_effect => self.die(death.victim).await,
+            Some(death) => {
+                let effect = does.await;
+                drop(effect);
+                self.die(death.victim).await
+            }
+            None => does.await,
+        }
+    }
+
+    async fn die<T>(&self, victim: Victim) -> Result<T> {
+        match victim {
+            Victim::Kubelet => {
+                self.dead.cancel();
+                std::future::pending().await
+            }
+            Victim::Runtime => {
+                self.inner.set_down(true);
+                let inner = self.inner.clone();
+                tokio::spawn(async move {
+                    sleep(Duration::from_secs(2)).await;
+                    inner.set_down(false);
+                });
+                Err(RuntimeError::new("Unavailable", "connection reset"))
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Runtime for Mortal {
+    async fn status(&self) -> Result<RuntimeStatus> {
+        // How the node is must not be counted among a pod's steps: it is asked for at any time.
+        self.inner.status().await
+    }
+    async fn events(&self) -> Result<BoxStream<'static, RuntimeEvent>> {
+        self.inner.events().await
+    }
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>> {
+        self.inner.sandboxes().await
+    }
+    async fn sandbox(&self, id: &str) -> Result<SandboxDetail> {
+        self.call(self.inner.sandbox(id)).await
+    }
+    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
+        self.call(self.inner.run_sandbox(config, handler)).await
+    }
+    async fn stop_sandbox(&self, id: &str) -> Result<()> {
+        self.call(self.inner.stop_sandbox(id)).await
+    }
+    async fn remove_sandbox(&self, id: &str) -> Result<()> {
+        self.call(self.inner.remove_sandbox(id)).await
+    }
+    async fn containers(&self) -> Result<Vec<Container>> {
+        self.inner.containers().await
+    }
+    async fn container(&self, id: &str) -> Result<ContainerDetail> {
+        self.call(self.inner.container(id)).await
+    }
+    async fn create_container(
+        &self,
+        sandbox_id: &str,
+        config: &ContainerConfig,
+        sandbox: &PodSandboxConfig,
+    ) -> Result<String> {
+        self.call(self.inner.create_container(sandbox_id, config, sandbox))
+            .await
+    }
+    async fn start_container(&self, id: &str) -> Result<()> {
+        self.call(self.inner.start_container(id)).await
+    }
+    async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
+        self.call(self.inner.stop_container(id, grace)).await
+    }
+    async fn remove_container(&self, id: &str) -> Result<()> {
+        self.call(self.inner.remove_container(id)).await
+    }
+    async fn update_container(&self, id: &str, resources: &LinuxContainerResources) -> Result<()> {
+        self.call(self.inner.update_container(id, resources)).await
+    }
+    async fn exec(&self, id: &str, command: &[String], limit: Option<Duration>) -> Result<ExecOutput> {
+        self.call(self.inner.exec(id, command, limit)).await
+    }
+    async fn usage(&self) -> Result<Vec<Usage>> {
+        self.inner.usage().await
+    }
+    async fn exec_url(&self, id: &str, options: &ExecOptions) -> Result<String> {
+        self.inner.exec_url(id, options).await
+    }
+    async fn attach_url(&self, id: &str, options: &ExecOptions) -> Result<String> {
+        self.inner.attach_url(id, options).await
+    }
+    async fn port_forward_url(&self, id: &str, ports: &[i32]) -> Result<String> {
+        self.inner.port_forward_url(id, ports).await
+    }
+    async fn reopen_log(&self, id: &str) -> Result<()> {
+        self.inner.reopen_log(id).await
+    }
+    async fn images(&self) -> Result<Vec<Image>> {
+        self.inner.images().await
+    }
+    async fn image(&self, name: &str) -> Result<Option<Image>> {
+        self.call(self.inner.image(name)).await
+    }
+    async fn pull_image(
+        &self,
+        name: &str,
+        auth: Option<&AuthConfig>,
+        sandbox: &PodSandboxConfig,
+    ) -> Result<String> {
+        self.call(self.inner.pull_image(name, auth, sandbox)).await
+    }
+    async fn remove_image(&self, name: &str) -> Result<()> {
+        self.inner.remove_image(name).await
+    }
+    async fn image_fs(&self) -> Result<Option<std::path::PathBuf>> {
+        self.inner.image_fs().await
+    }
+}
+
+/// Enough virtual time for anything that a pod's life of this test can take.
+const LONG: Duration = Duration::from_secs(300);
+
+async fn until(what: &str, death: Option<Death>, mut holds: impl AsyncFnMut() -> bool) {
+    let reached = tokio::time::timeout(LONG, async {
+        while !holds().await {
+            sleep(Duration::from_millis(100)).await;
+        }
+    });
+    assert!(reached.await.is_ok(), "{what}: never, with {death:?}");
+}
+
+/// Starts and ends a pod of two containers with a death on the way. The number of calls there were.
+async fn live_through(death: Option<Death>) -> usize {
+    let world = World::new();
+    // Both take a while to end, and less than their grace: nobody may be killed.
+    world
+        .runtime
+        .set_manners("c", Manners::Lingers(Duration::from_secs(5)));
+    world
+        .runtime
+        .set_manners("d", Manners::Lingers(Duration::from_secs(12)));
+    let killed = Arc::new(Mutex::new(Vec::new()));
+    let seen = killed.clone();
+    world.runtime.observe(move |container, happening| {
+        if let Happening::Ended(end) = happening
+            && *end != End::Asked
+        {
+            seen.lock().push(format!("{} {end:?}", container.name));
+        }
+    });
+    let calls = Arc::new(AtomicUsize::new(0));
+    let start = |death: Option<Death>| {
+        let dead = CancellationToken::new();
+        let mortal = Mortal {
+            inner: world.runtime.clone(),
+            calls: calls.clone(),
+            death,
+            dead: dead.clone(),
+        };
+        let ways = (world.api.clone() as _, Arc::new(mortal) as _, world.clock.clone());
+        let pods = Arc::new(Store::new(Pod::kind_of(), &[]));
+        Kubelet::start_measured(world.config(), ways, pods, None, dead.clone());
+        dead
+    };
+    let first = start(death);
+    let replacement = CancellationToken::new();
+    // Somebody starts a kubelet that died anew.
+    let nurse = {
+        let (first, replacement) = (first.clone(), replacement.clone());
+        async move {
+            first.cancelled().await;
+            sleep(Duration::from_secs(1)).await;
+            let second = start(None);
+            replacement.cancelled().await;
+            second.cancel();
+        }
+    };
+    let container = |name: &str| json!({"name": name, "image": "app", "imagePullPolicy": "IfNotPresent"});
+    let life = async {
+        let containers = json!([container("c"), container("d")]);
+        world.create_with("a", json!({"containers": containers})).await;
+        until("Running", death, async || {
+            world.phase("a").await.as_deref() == Some("Running")
+        })
+        .await;
+        sleep(Duration::from_secs(1)).await;
+        world.delete("a").await;
+        until("gone", death, async || world.phase("a").await.is_none()).await;
+        sleep(Duration::from_secs(20)).await;
+    };
+    tokio::select! {
+        () = life => {}
+        () = nurse => {}
+    }
+    let starts: Vec<String> = world.runtime.starts().into_iter().map(|(_, key)| key).collect();
+    assert_eq!(
+        starts.len(),
+        2,
+        "each container runs once, with {death:?}: {starts:?}"
+    );
+    assert_eq!(*killed.lock(), [""; 0], "nobody's grace is cut, with {death:?}");
+    assert_eq!(world.runtime.containers().await.unwrap(), [], "{death:?}");
+    assert_eq!(world.runtime.sandboxes().await.unwrap(), [], "{death:?}");
+    let left = std::fs::read_dir(world.dir.path().join("kubelet/pods"));
+    let left: Vec<_> = left.into_iter().flatten().flatten().map(|e| e.path()).collect();
+    assert!(left.is_empty(), "left over with {death:?}: {left:?}");
+    replacement.cancel();
+    first.cancel();
+    calls.load(Ordering::SeqCst)
+}
+
+/// All deaths of one kind, at each call of an undisturbed life, and a few more for what a disturbed one adds.
+async fn walk(victim: Victim) {
+    let steps = live_through(None).await;
+    assert!(steps > 10, "a life has more steps than {steps}");
+    for call in 0..steps + 2 {
+        for after_effect in [false, true] {
+            let death = Death {
+                victim,
+                call,
+                after_effect,
+            };
+            live_through(Some(death)).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn s1_t4_the_kubelet_may_die_at_every_step_of_a_start_and_an_end() {
+    walk(Victim::Kubelet).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn s1_t4_the_runtime_may_die_at_every_step_of_a_start_and_an_end() {
+    walk(Victim::Runtime).await;
+}
