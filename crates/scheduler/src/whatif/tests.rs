@@ -167,7 +167,7 @@ fn b2_a_workload_is_scaled_up_and_down() {
     let error = cluster().what_if(&nobody).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "Deployment default/nobody has no pod to make others after"
+        "there is no Deployment default/nobody, nor a pod of it"
     );
 }
 
