@@ -286,7 +286,7 @@ pub(crate) struct Wire {
     pub dead: CancellationToken,
     pub mutation: Option<Mutation>,
     /// For [`Mutation::KeepReleased`]: every pod ever heard of, by namespace and name.
-    kept: Arc<Mutex<BTreeMap<(String, String), Arc<Object>>>>,
+    kept: Arc<Mutex<Kept>>,
 }
 
 impl Wire {
@@ -578,6 +578,9 @@ impl Api for Wire {
         })
         .await
     }
+
+    /// Objects by namespace and name.
+    type Kept = BTreeMap<(String, String), Arc<Object>>;
 
     async fn create_subresource(
         &self,

@@ -42,7 +42,6 @@ impl Authorizes for Answers {
             namespace: &asked.namespace,
             name: &asked.name,
             path: &asked.path,
-            ..authz::Attributes::default()
         };
         Decision {
             allowed: self
