@@ -275,6 +275,9 @@ struct Connection {
     api: Arc<dyn Api>,
 }
 
+/// Objects by namespace and name.
+type Kept = BTreeMap<(String, String), Arc<Object>>;
+
 /// The API as one incarnation of a component reaches it.
 pub(crate) struct Wire {
     servers: Arc<Vec<Arc<ApiServer>>>,
@@ -578,9 +581,6 @@ impl Api for Wire {
         })
         .await
     }
-
-    /// Objects by namespace and name.
-    type Kept = BTreeMap<(String, String), Arc<Object>>;
 
     async fn create_subresource(
         &self,

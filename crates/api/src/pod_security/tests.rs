@@ -1,3 +1,5 @@
+//! The checks of the Pod Security Standards by tables: what each level refuses, in which words.
+
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 

@@ -1,3 +1,5 @@
+//! What objects use of a quota, and what a quota refuses, by tables.
+
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, Service};
