@@ -11,22 +11,31 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
-use knarr_client::{Api, Clock, DeleteOptions, Error, ListOptions, Patch, TokioClock, TypedApi};
+use knarr_client::{
+    Api, Caches, Clock, DeleteOptions, Error, EventRecorder, ListOptions, Patch, TokioClock, TypedApi,
+};
+use knarr_control::scheduler_config::KubeSchedulerConfiguration;
+use knarr_control::{Base, scheduler};
 use serde_json::json;
 use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+/// The scheduler alone: what other controllers write, the tests do.
 fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
-    let api = Arc::new(FakeApi::new(clock.clone()));
-    let cancel = CancellationToken::new();
-    tokio::spawn(knarr_control::run(
-        api.clone(),
-        Default::default(),
+    let fake = Arc::new(FakeApi::new(clock.clone()));
+    let api: Arc<dyn Api> = fake.clone();
+    let base = Base {
+        caches: Arc::new(Caches::new(api.clone())),
+        events: EventRecorder::new(api.clone(), "test", "", clock.clone()),
+        api,
         clock,
-        cancel.clone(),
-    ));
-    (api, cancel.drop_guard())
+    };
+    let scheduler = KubeSchedulerConfiguration::default().scheduler();
+    let cancel = CancellationToken::new();
+    let running = scheduler::run(base, scheduler, scheduler::Metrics::default());
+    tokio::spawn(cancel.clone().run_until_cancelled_owned(running));
+    (fake, cancel.drop_guard())
 }
 
 fn node(name: &str) -> Node {
