@@ -13,10 +13,10 @@ use crate::backoff::{self, BASE, go_millis, go_seconds};
 use crate::runtime::Exit;
 use crate::{image, probe};
 
-/// How long an end is shown as such at most, before it is shown as waiting in back-off. As in v1.36 that comes with the
-/// next look at the pod: other news of it, the end of the wait, or a look without news,
-/// which v1.36 was seen to take some six seconds after the end.
-const SHOW_BACK_OFF_AFTER: SignedDuration = SignedDuration::from_secs(6);
+/// How long an end is shown as such at most, before it is shown as waiting in back-off. In v1.36 that comes with the
+/// next look at the pod: other news of it, the end of the wait, or a look without news, which was seen to come six
+/// seconds after the end and much later. Nine are less than the first wait.
+const SHOW_BACK_OFF_AFTER: SignedDuration = SignedDuration::from_secs(9);
 /// Likewise for images: after the first failure, and after later ones.
 const SHOW_PULL_BACK_OFF_AFTER: (SignedDuration, SignedDuration) =
     (SignedDuration::from_secs(9), SignedDuration::from_secs(1));

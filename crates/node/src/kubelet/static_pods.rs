@@ -140,7 +140,8 @@ async fn mirror_once(shared: &Shared, pod: &core::Pod) -> Result<Option<Arc<core
     let name = pod.metadata.name.as_deref().unwrap_or("");
     let there = match shared.api.get(pod_kind(), namespace, name).await {
         Ok(object) => object.to_typed::<core::Pod>(),
-        Err(error) if error.is_not_found() => None,
+        // A node may not ask for what is no pod of its own; whether there is one the creation tells.
+        Err(error) if error.is_not_found() || error.is_forbidden() => None,
         Err(error) => return Err(error),
     };
     if let Some(there) = there {
