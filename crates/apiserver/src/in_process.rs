@@ -30,8 +30,12 @@ impl InProcess {
     }
 
     fn allow(&self, verb: &str, target: &Target<'_>) -> Result<()> {
+        self.allow_selected(verb, target, "")
+    }
+
+    fn allow_selected(&self, verb: &str, target: &Target<'_>, field_selector: &str) -> Result<()> {
         self.server.metrics.count("in-process");
-        let attributes = Attributes {
+        let mut attributes = Attributes {
             verb,
             group: target.kind.group,
             resource: target.kind.plural,
@@ -39,7 +43,11 @@ impl InProcess {
             namespace: target.namespace,
             name: target.name,
             path: "",
+            field_selector,
         };
+        if attributes.name.is_empty() {
+            attributes.name = attributes.required_field("metadata.name").unwrap_or_default();
+        }
         if self.server.authorizer.allows(&self.user, &attributes) {
             Ok(())
         } else {
@@ -57,7 +65,8 @@ impl Api for InProcess {
     }
 
     async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
-        self.allow("list", &Target::main(kind, &options.namespace, ""))?;
+        let target = Target::main(kind, &options.namespace, "");
+        self.allow_selected("list", &target, &options.field_selector)?;
         let query = ListQuery {
             label_selector: options.label_selector,
             field_selector: options.field_selector,
@@ -74,7 +83,8 @@ impl Api for InProcess {
     }
 
     async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
-        self.allow("watch", &Target::main(kind, &options.namespace, ""))?;
+        let target = Target::main(kind, &options.namespace, "");
+        self.allow_selected("watch", &target, &options.field_selector)?;
         let query = ListQuery {
             label_selector: options.label_selector,
             field_selector: options.field_selector,

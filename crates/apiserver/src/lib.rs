@@ -29,5 +29,5 @@ pub mod user;
 pub mod watch;
 
 pub use allocation::ServiceRange;
-pub use server::{Config, ISSUER, Seams, Server, StartError};
+pub use server::{Config, ISSUER, Options, Seams, Server, StartError};
 pub use user::User;

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use crate::allocation::{Allocations, ServiceRange};
 use crate::authn::StaticTokens;
 use crate::authn::service_account::Tokens;
+use crate::authn::token_key::KeyFiles;
 use crate::authz::{Authorizer, Standard};
 use crate::cache::Cache;
 use crate::custom::look_after_definitions;
@@ -69,8 +70,33 @@ pub struct Config {
     pub static_tokens: StaticTokens,
     /// Issuer of service-account tokens, see [`ISSUER`].
     pub issuer: String,
-    /// Their key: PKCS#8 PEM and public point, see [`crate::pki::Pki::service_account_key`].
-    pub service_account_key: (String, Vec<u8>),
+    /// Their keys, see [`crate::pki::Pki::service_account_key`].
+    pub service_account_key: KeyFiles,
+    pub options: Options,
+}
+
+/// What has a default.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Whether who shows no credential is `system:anonymous`; else he is refused.
+    pub anonymous: bool,
+    /// Further issuers whose tokens are taken.
+    pub other_issuers: Vec<String>,
+    /// What service-account tokens are good for; empty: the issuer.
+    pub audiences: Vec<String>,
+    /// Where the keys of service-account tokens are published, if not at this server.
+    pub jwks_uri: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            anonymous: true,
+            other_issuers: Vec::new(),
+            audiences: Vec::new(),
+            jwks_uri: None,
+        }
+    }
 }
 
 /// The outside world: see [`crate::seams`].
@@ -116,8 +142,11 @@ impl Server {
         seams: Seams,
         store: Arc<dyn Store>,
     ) -> Result<Arc<Self>, StartError> {
-        let (pem, point) = &config.service_account_key;
-        let tokens = Tokens::new(&config.issuer, pem, point).map_err(StartError::Key)?;
+        let options = &config.options;
+        let issuers = [std::slice::from_ref(&config.issuer), &options.other_issuers[..]].concat();
+        let tokens = Tokens::new(&issuers, &options.audiences, &config.service_account_key)
+            .map_err(StartError::Key)?
+            .with_jwks_uri(options.jwks_uri.clone());
         let cache = Cache::new(store);
         let (feed, stop) = oneshot::channel();
         cache.start(stop).await?;

@@ -193,6 +193,7 @@ fn server_config(directory: &std::path::Path, clock: &dyn Clock) -> std::io::Res
         static_tokens: Default::default(),
         issuer: knarr_apiserver::ISSUER.into(),
         service_account_key: pki.service_account_key().map_err(std::io::Error::other)?,
+        options: knarr_apiserver::Options::default(),
     })
 }
 

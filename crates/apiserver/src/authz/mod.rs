@@ -26,6 +26,8 @@ pub struct Attributes<'a> {
     pub namespace: &'a str,
     pub name: &'a str,
     pub path: &'a str,
+    /// What a list, watch or deletecollection is limited to, in the query string's syntax.
+    pub field_selector: &'a str,
 }
 
 impl<'a> Attributes<'a> {
@@ -38,7 +40,18 @@ impl<'a> Attributes<'a> {
             namespace: &info.namespace,
             name: &info.name,
             path: &info.path,
+            field_selector: "",
         }
+    }
+
+    /// The value that the field selector requires of a field; `None` if any will do.
+    pub fn required_field(&self, field: &str) -> Option<&'a str> {
+        self.field_selector.split(',').find_map(|term| {
+            let (name, value) = term.split_once('=')?;
+            let value = value.strip_prefix('=').unwrap_or(value);
+            // `!=`, and values that hold escapes, require nothing that is asked about here.
+            (name == field && !value.contains('\\')).then_some(value)
+        })
     }
 
     fn qualified_resource(&self) -> String {

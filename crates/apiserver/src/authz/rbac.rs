@@ -141,6 +141,7 @@ mod tests {
             namespace: "a",
             name,
             path,
+            field_selector: "",
         };
         let table = [
             (&read_pods, ask("get", "", "pods", "", "p", ""), true),

@@ -34,12 +34,12 @@ use self::answer::{Wants, add_warnings, refusal};
 use self::body::Body;
 use self::query::Query;
 pub use self::raw::Document;
-use crate::authn::certificate_user;
+use crate::authn::certificate::Peer;
 use crate::authz::{Attributes, forbidden};
 use crate::pipeline::Ctx;
 use crate::request::RequestInfo;
 use crate::server::Server;
-use crate::user::{UNAUTHENTICATED, User};
+use crate::tls::Tls;
 
 /// Largest body of a request, as kube-apiserver's.
 const BODY_MAX_BYTES: usize = 3 * 1024 * 1024;
@@ -52,8 +52,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Streams at once on one HTTP/2 connection, as kube-apiserver allows.
 const H2_STREAMS: u32 = 250;
 
-/// Paths that answer clients nobody knows.
-const PUBLIC: [&str; 4] = ["/healthz", "/livez", "/readyz", "/version"];
+/// Paths that answer whoever is authenticated or anonymous, whatever the roles say
+/// (`--authorization-always-allow-paths`).
+const ALWAYS_ALLOWED: [&str; 3] = ["/healthz", "/livez", "/readyz"];
 
 /// What a connection speaks, as was agreed in the TLS handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,10 +153,10 @@ impl Server {
     pub async fn serve(
         self: Arc<Self>,
         listener: TcpListener,
-        tls: Arc<rustls::ServerConfig>,
+        tls: Tls,
         stop: CancellationToken,
     ) {
-        let acceptor = TlsAcceptor::from(tls);
+        let acceptor = TlsAcceptor::from(tls.config.clone());
         let connections = TaskTracker::new();
         loop {
             let (stream, peer) = tokio::select! {
@@ -173,7 +174,7 @@ impl Server {
             if let Err(e) = stream.set_nodelay(true) {
                 debug!(%peer, "cannot set TCP_NODELAY: {e}");
             }
-            let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
+            let (server, acceptor, tls, stop) = (self.clone(), acceptor.clone(), tls.clone(), stop.clone());
             connections.spawn(async move {
                 // Boxed, both: a task is as large as the largest of what it ever holds, as long as it lives.
                 let handshake = Box::pin(tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)));
@@ -182,15 +183,15 @@ impl Server {
                     Ok(Err(e)) => return debug!(%peer, "TLS handshake failed: {e}"),
                     Err(_) => return debug!(%peer, "TLS handshake took too long"),
                 };
-                let tls = stream.get_ref().1;
-                let certificate = tls.peer_certificates().and_then(|c| c.first());
-                let user = certificate.and_then(|c| certificate_user(c)).map(Arc::new);
-                let protocol = match tls.alpn_protocol() {
+                let connection = stream.get_ref().1;
+                let client = Arc::new(tls.peer(connection, server.clock.now()));
+                drop(tls);
+                let protocol = match connection.alpn_protocol() {
                     Some(b"h2") => Protocol::Http2,
                     _ => Protocol::Http1,
                 };
                 server
-                    .serve_connection(stream, protocol, user, Some(peer), stop)
+                    .serve_connection(stream, protocol, client, Some(peer), stop)
                     .await;
             });
         }
@@ -203,19 +204,19 @@ impl Server {
         }
     }
 
-    /// Speaks HTTP over a stream whose client, if it showed a certificate, is `user`.
+    /// Speaks HTTP over a stream whose client is `client` as far as certificates say.
     pub async fn serve_connection(
         self: Arc<Self>,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         protocol: Protocol,
-        user: Option<Arc<User>>,
+        client: Arc<Peer>,
         peer: Option<SocketAddr>,
         stop: CancellationToken,
     ) {
         let service = service_fn(move |request| {
-            let (server, user) = (self.clone(), user.clone());
+            let (server, client) = (self.clone(), client.clone());
             // A connection keeps the place of its request's future as long as it is open; this one is large.
-            Box::pin(async move { Ok::<_, Infallible>(server.handle(request, user).await) })
+            Box::pin(async move { Ok::<_, Infallible>(server.handle(request, &client).await) })
         });
         let io = TokioIo::new(stream);
         let ended = match protocol {
@@ -243,7 +244,7 @@ impl Server {
     async fn handle(
         self: Arc<Self>,
         request: Request<Incoming>,
-        certificate: Option<Arc<User>>,
+        client: &Peer,
     ) -> Response<Body> {
         let query = Query::parse(request.uri().query().unwrap_or(""));
         let info = RequestInfo::parse(request.method(), request.uri().path(), query.flag("watch"));
@@ -264,11 +265,11 @@ impl Server {
             request,
         };
         self.metrics.count(http.info.verb);
-        let user = match self.authenticate(&http.headers, certificate.as_ref()) {
-            Ok(user) => user,
+        let requester = match self.authenticate(&http.headers, client, http.wants.now) {
+            Ok(requester) => requester,
             Err(e) => return refusal(&e, http.wants),
         };
-        let mut ctx = Ctx::new(user, http.wants.now);
+        let mut ctx = Ctx::new(requester.user, http.wants.now);
         ctx.manager = Some(field_manager(&http));
         let mut response = match self.route(&mut ctx, &mut http).await {
             Ok(response) => response,
@@ -296,25 +297,15 @@ impl Server {
 
     fn authorize(&self, ctx: &Ctx, http: &Http) -> Result<(), Error> {
         let mut attributes = Attributes::of(&http.info);
-        if ctx.user.is_in(UNAUTHENTICATED) {
-            let path = &http.info.path;
-            let public = PUBLIC.iter().any(|p| {
-                path.strip_prefix(p)
-                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-            });
-            return if public {
-                Ok(())
-            } else {
-                Err(Error::unauthorized())
-            };
+        if ALWAYS_ALLOWED.contains(&attributes.path) {
+            return Ok(());
+        }
+        if matches!(attributes.verb, "list" | "watch" | "deletecollection") {
+            attributes.field_selector = http.query.get("fieldSelector");
         }
         // A list or watch of one object by its name is asked for as that one.
-        let selected = http.query.get("fieldSelector").strip_prefix("metadata.name=");
-        if attributes.name.is_empty()
-            && matches!(attributes.verb, "list" | "watch")
-            && let Some(name) = selected.filter(|n| !n.contains(','))
-        {
-            attributes.name = name.trim_start_matches('=');
+        if attributes.name.is_empty() && matches!(attributes.verb, "list" | "watch") {
+            attributes.name = attributes.required_field("metadata.name").unwrap_or_default();
         }
         if self.authorizer.allows(&ctx.user, &attributes) {
             return Ok(());

@@ -119,16 +119,9 @@ impl Server {
             ));
         };
         let wanted = review.spec.audiences.clone().unwrap_or_default();
-        let found = match self.static_tokens.get(&token) {
-            Some(user) => Some((
-                user.clone().authenticated(),
-                self.tokens.default_audiences().to_vec(),
-            )),
-            None => self
-                .tokens
-                .verify(&token, &wanted, ctx.now, &self.cache)
-                .map(|v| (v.user, v.audiences)),
-        };
+        let found = self
+            .token_holder(&token, &wanted, ctx.now)
+            .map(|(user, audiences)| (user.authenticated(), audiences));
         review.status = Some(match found {
             Some((user, audiences)) => TokenReviewStatus {
                 authenticated: Some(true),
@@ -163,6 +156,7 @@ impl Server {
                 namespace: of(&r.namespace),
                 name: of(&r.name),
                 path: "",
+                field_selector: "",
             },
             (None, Some(p)) => Attributes {
                 verb: of(&p.verb),

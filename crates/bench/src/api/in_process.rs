@@ -51,6 +51,7 @@ pub async fn leases() -> Result<Report> {
         static_tokens: Default::default(),
         issuer: knarr_apiserver::ISSUER.into(),
         service_account_key: pki.service_account_key()?,
+        options: knarr_apiserver::Options::default(),
     };
     let seams = Seams {
         clock: Arc::new(clock),

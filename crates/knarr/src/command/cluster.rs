@@ -9,7 +9,8 @@ use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_apiserver::authn::StaticTokens;
 use knarr_apiserver::pki::{self, Pki};
 use knarr_apiserver::seams::SystemEntropy;
-use knarr_apiserver::{Seams, Server, ServiceRange, tls};
+use knarr_apiserver::tls::Tls;
+use knarr_apiserver::{Seams, Server, ServiceRange};
 use knarr_client::remote::Remote;
 use knarr_client::{Api, Conn, NodeDialer, SystemClock};
 use knarr_control::ControllersConfig;
@@ -70,7 +71,7 @@ impl ControlPlane {
         let failed = |e| Failure::new("the cluster's keys are not usable").because(e);
         let pki = Pki::open(&config.data_dir.join("pki"), Timestamp::now()).map_err(failed)?;
         let serving = pki.server(&certificate_names(config, &range)).map_err(failed)?;
-        let tls = tls::server_config(&serving, pki.ca_pem()).map_err(Failure::new)?;
+        let tls = Tls::new(&serving, pki.ca_pem()).map_err(Failure::new)?;
         let server_config = knarr_apiserver::Config {
             advertised: listen.to_string(),
             address: listen.ip(),
@@ -79,6 +80,7 @@ impl ControlPlane {
             static_tokens: StaticTokens::default(),
             issuer: knarr_apiserver::ISSUER.into(),
             service_account_key: pki.service_account_key().map_err(failed)?,
+            options: knarr_apiserver::Options::default(),
         };
         let kubelet_client = pki
             .client("kubelet-client", API_SERVER, &["system:masters"])
