@@ -98,6 +98,11 @@ impl Pki {
         })
     }
 
+    /// Where the files are.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// The CA's certificate, for those who must trust it.
     pub fn ca_pem(&self) -> &str {
         &self.ca.certificate_pem

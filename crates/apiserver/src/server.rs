@@ -182,6 +182,11 @@ impl Server {
         self.cache.served()
     }
 
+    /// Of the last write this server has heard of.
+    pub fn revision(&self) -> u64 {
+        self.cache.revision()
+    }
+
     /// The cluster as `user` sees it, without HTTP in between.
     pub fn api(
         self: &Arc<Self>,

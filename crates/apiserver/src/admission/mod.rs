@@ -3,6 +3,7 @@
 
 mod default_toleration_seconds;
 mod namespace_lifecycle;
+pub(crate) mod node_restriction;
 mod node_taint;
 mod pod_security;
 mod priority;

@@ -35,7 +35,7 @@ use self::body::Body;
 use self::query::Query;
 pub use self::raw::Document;
 use crate::authn::certificate::Peer;
-use crate::authz::{Attributes, forbidden};
+use crate::authz::{Attributes, refused};
 use crate::pipeline::Ctx;
 use crate::request::RequestInfo;
 use crate::server::Server;
@@ -310,6 +310,6 @@ impl Server {
         if self.authorizer.allows(&ctx.user, &attributes) {
             return Ok(());
         }
-        Err(forbidden(&ctx.user, &Attributes::of(&http.info)))
+        Err(refused(&*self.authorizer, &ctx.user, &Attributes::of(&http.info)))
     }
 }

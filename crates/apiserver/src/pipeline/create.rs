@@ -90,6 +90,8 @@ impl Server {
         } else {
             mistakes.extend(kind.ops.validate(&*object)?);
         }
+        self.restrict_node_write(ctx, target, None, &*object)?;
+        self.check_escalation(ctx, target, None, &*object)?;
         for warning in kind.ops.early_warnings(&*object)? {
             ctx.warn(warning);
         }

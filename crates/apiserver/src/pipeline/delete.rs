@@ -70,6 +70,7 @@ impl Server {
                 .cache
                 .get(target.kind, target.namespace, target.name)
                 .ok_or_else(|| Error::not_found(target.about()))?;
+            self.restrict_node_deletion(ctx, target, &object)?;
             check_preconditions(target.kind, &request.options.preconditions, &object)?;
             self.admit(ctx, target.kind, target.namespace, Change::Delete(&object))?;
             if let Some(mut done) = self.delete_once(ctx, &object, request).await? {

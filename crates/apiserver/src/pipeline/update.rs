@@ -126,6 +126,8 @@ impl Server {
         } else {
             mistakes.extend(kind.ops.validate_update(&*new, old.typed(), part)?);
         }
+        self.restrict_node_write(ctx, target, Some(old), &*new)?;
+        self.check_escalation(ctx, target, Some(old), &*new)?;
         if !mistakes.is_empty() {
             return Err(Error::invalid(served.about_kind(target.name), &mistakes));
         }

@@ -1,0 +1,9 @@
+//! Who gets in and what he may do, asked over HTTPS of a server in this process with a clock of its own.
+
+#![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+
+mod cluster;
+mod nothing_open;
+mod rbac;
+mod reviews;
+mod tokens;
