@@ -22,7 +22,7 @@ impl Server {
     pub(super) fn subject_access(&self, mut review: SubjectAccessReview) -> Result<Value, Error> {
         let mut mistakes = check_subject(&review.spec);
         check_metadata(&review.metadata, "must be empty", &mut mistakes);
-        refuse("SubjectAccessReview", &mistakes)?;
+        refuse(&mistakes)?;
         review.status = Some(self.status_of(&review.spec));
         document(&review)
     }
@@ -56,7 +56,7 @@ impl Server {
                 "disallowed on this kind of request",
             );
         }
-        refuse("LocalSubjectAccessReview", &mistakes)?;
+        refuse(&mistakes)?;
         review.status = Some(self.status_of(&review.spec));
         document(&review)
     }
@@ -72,7 +72,7 @@ impl Server {
         check_attributes(resource.as_ref(), path.as_ref(), &mut mistakes);
         check_selectors(resource.as_ref(), &mut mistakes);
         check_metadata(&review.metadata, "must be empty", &mut mistakes);
-        refuse("SelfSubjectAccessReview", &mistakes)?;
+        refuse(&mistakes)?;
         review.status = Some(self.access(&ctx.user, resource.as_ref(), path.as_ref()));
         document(&review)
     }
@@ -347,13 +347,14 @@ fn check_metadata(meta: &ObjectMeta, words: &str, mistakes: &mut Errors) {
     }
 }
 
-fn refuse(resource: &str, mistakes: &Errors) -> Result<(), Error> {
+/// Kubernetes names no kind here.
+fn refuse(mistakes: &Errors) -> Result<(), Error> {
     if mistakes.is_empty() {
         return Ok(());
     }
     let about = About {
         group: "authorization.k8s.io",
-        resource,
+        resource: "",
         name: "",
     };
     Err(Error::invalid(about, mistakes))
