@@ -11,12 +11,17 @@ use std::time::Duration;
 use futures::future::join_all;
 use knarr_kubelet::runtime::ContainerState;
 use nix::mount::{MntFlags, umount2};
+use tokio::time::sleep;
 
 use crate::network;
-use crate::runtime::Runtime;
+use crate::runtime::{Result as RuntimeResult, Runtime};
 
 /// What a container gets between TERM and KILL when the whole node goes.
 pub const CONTAINER_GRACE: Duration = Duration::from_secs(10);
+
+/// containerd refuses to stop a sandbox whose shim is just going ("ttrpc: closed"); nobody looks again later here.
+const SANDBOX_TRIES: u32 = 20;
+const BETWEEN_TRIES: Duration = Duration::from_millis(250);
 
 /// How many pods ended, and what could not be freed.
 #[derive(Debug, Default)]
@@ -50,8 +55,14 @@ pub async fn end_pods(runtime: &dyn Runtime) -> Torn {
         Ok(sandboxes) => {
             torn.pods = sandboxes.len();
             let ends = sandboxes.iter().map(|s| async move {
-                runtime.stop_sandbox(&s.id).await?;
-                runtime.remove_sandbox(&s.id).await
+                let mut tries = 1;
+                loop {
+                    match remove_sandbox(runtime, &s.id).await {
+                        Err(_) if tries < SANDBOX_TRIES => tries += 1,
+                        end => return end,
+                    }
+                    sleep(BETWEEN_TRIES).await;
+                }
             });
             let named = join_all(ends).await.into_iter().zip(&sandboxes);
             torn.faults.extend(named.filter_map(|(end, s)| {
@@ -62,6 +73,12 @@ pub async fn end_pods(runtime: &dyn Runtime) -> Torn {
         Err(e) => torn.faults.push(format!("the sandboxes cannot be listed: {e}")),
     }
     torn
+}
+
+/// Stops a sandbox, which also gives its network back, and removes it.
+pub(crate) async fn remove_sandbox(runtime: &dyn Runtime, id: &str) -> RuntimeResult<()> {
+    runtime.stop_sandbox(id).await?;
+    runtime.remove_sandbox(id).await
 }
 
 /// Frees what is left on the machine once no pod runs: mounts under `data_dir`, the bridge, rules, cgroups.

@@ -19,6 +19,7 @@ use knarr_client::{Api, DeleteOptions, ListOptions, Shared, SystemClock, TypedAp
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::network::{PodNetwork, remove_bridge};
 use knarr_node::runtime::{Runtime, cri::Cri};
+use knarr_node::teardown::end_pods;
 use knarr_node::{Config, Kubelet, images};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -146,10 +147,8 @@ impl Machine {
         if self.kubelet.is_some() {
             self.stop_kubelet().await;
         }
-        for sandbox in self.runtime.sandboxes().await.unwrap() {
-            self.runtime.stop_sandbox(&sandbox.id).await.unwrap();
-            self.runtime.remove_sandbox(&sandbox.id).await.unwrap();
-        }
+        let torn = end_pods(self.runtime.as_ref()).await;
+        assert!(torn.faults.is_empty(), "{:?}", torn.faults);
         self.stop_containerd().await;
         remove_bridge(&self.bridge).await.unwrap();
         let left = mounts_below(self.dir.path());

@@ -10,7 +10,7 @@ use knarr_api::k8s_openapi::api::core::v1::{Node, Pod};
 use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared};
-use knarr_scheduler::{Scheduler, Step};
+use knarr_scheduler::{Nomination, Scheduler, Step};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -133,7 +133,14 @@ impl World {
                 new["spec"]["nodeName"] = node.into();
                 self.change(scheduler, &name, Some(new), now);
             }
-            Step::Report { .. } => {}
+            Step::Report { pod, nomination, .. } => {
+                if nomination == Nomination::Clear {
+                    let name = pod.object().name().to_string();
+                    let mut new = self.pods[&name].clone();
+                    new["status"]["nominatedNodeName"] = Value::Null;
+                    self.change(scheduler, &name, Some(new), now);
+                }
+            }
             Step::Preempt {
                 pod,
                 node,
@@ -188,7 +195,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn d2_p4_p5_what_is_kept_is_what_would_be_worked_out_anew(history in prop::collection::vec(happens(), 1..60)) {

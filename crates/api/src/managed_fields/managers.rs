@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::mem;
 use std::sync::LazyLock;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
+use super::creation::fields_beyond;
 use super::set::FieldSet;
 use super::typed::{self, Comparison, Type};
 use crate::codec;
@@ -131,6 +133,16 @@ pub fn is_reset(sent: Option<&[ManagedFieldsEntry]>) -> bool {
     }
 }
 
+impl Fields {
+    fn at(kind: &Kind, set: FieldSet, now: Timestamp) -> Self {
+        Fields {
+            set,
+            api_version: kind.api_version(),
+            time: Some(now),
+        }
+    }
+}
+
 impl Managed {
     /// `None` where an entry is none.
     pub fn decode(entries: &[ManagedFieldsEntry]) -> Option<Managed> {
@@ -201,8 +213,8 @@ impl Managed {
         self.0.is_empty()
     }
 
-    /// What a write other than an apply does: `by` now holds what it changed, and nobody else does. `live` is the
-    /// kind's [`blank`] where the object is new. Both are the `kind`'s JSON.
+    /// What a write other than an apply does: `by` now holds what it changed, and nobody else does. Both are
+    /// the `kind`'s JSON.
     pub fn update(
         mut self,
         kind: &'static Kind,
@@ -213,7 +225,7 @@ impl Managed {
     ) -> Managed {
         let mut differs = Versions::new(kind, live, new);
         let mut own = match differs.at(&kind.api_version()) {
-            Some(c) => c.added.union(&c.modified),
+            Some(c) => c.added.clone().union(c.modified.clone()),
             None => return self,
         };
         let reset = reset(kind, &by.subresource);
@@ -223,33 +235,45 @@ impl Managed {
         self.0.retain(|_, fields| {
             let taken = taken.entry(fields.api_version.clone()).or_insert_with(|| {
                 let c = differs.at(&fields.api_version)?;
-                let all = c.added.union(&c.modified).union(&c.removed);
+                let all = c.added.clone().union(c.modified.clone()).union(c.removed.clone());
                 Some(all.recursive_difference(&reset))
             });
             let Some(taken) = taken else { return false };
             if !taken.is_empty() {
-                fields.set = fields.set.difference(taken);
+                fields.set = mem::take(&mut fields.set).difference(taken);
             }
             !fields.set.is_empty()
         });
         if !own.is_empty() {
-            let set = self
-                .0
-                .get(&by)
-                .map_or_else(|| own.clone(), |had| had.set.union(&own));
-            let api_version = kind.api_version();
-            let time = Some(now);
-            self.0.insert(
-                by,
-                Fields {
-                    set,
-                    api_version,
-                    time,
-                },
-            );
+            let had = self.0.remove(&by).map(|had| had.set).unwrap_or_default();
+            self.0.insert(by, Fields::at(kind, had.union(own), now));
         }
         self.cap();
         self
+    }
+
+    /// What a creation does: `by` holds what the kind's [`blank`] object has not. `json` is the `kind`'s.
+    ///
+    /// # Errors
+    ///
+    /// Where `json` is no JSON.
+    pub fn create(
+        kind: &'static Kind,
+        json: &[u8],
+        by: ManagerId,
+        now: Timestamp,
+    ) -> Result<Managed, serde_json::Error> {
+        let mut managed = Managed::default();
+        if let Some(shape) = Shape::of(kind) {
+            let all = fields_beyond(Type::root(shape), blank(kind), json)?;
+            let own = all
+                .recursive_difference(&reset(kind, &by.subresource))
+                .difference(&STRIPPED);
+            if !own.is_empty() {
+                managed.0.insert(by, Fields::at(kind, own, now));
+            }
+        }
+        Ok(managed)
     }
 
     /// Makes one of the oldest updaters where there are too many.
@@ -292,7 +316,7 @@ impl Managed {
             if let Some(merged) = self.0.remove(&id)
                 && let Some(into) = self.0.get_mut(&bucket)
             {
-                into.set = into.set.union(&merged.set);
+                into.set = mem::take(&mut into.set).union(merged.set);
                 into.time = merged.time;
                 count -= 1;
             }
@@ -345,11 +369,17 @@ impl Managed {
                 lost.push(id.clone());
                 continue;
             };
-            let changed = c.modified.union(&c.added).recursive_difference(&reset);
+            let changed = c
+                .modified
+                .clone()
+                .union(c.added.clone())
+                .recursive_difference(&reset);
             let conflict = fields.set.intersection(&changed);
             taken.insert(
                 id.clone(),
-                conflict.union(&c.removed.recursive_difference(&reset)),
+                conflict
+                    .clone()
+                    .union(c.removed.clone().recursive_difference(&reset)),
             );
             if !conflict.is_empty() {
                 conflicts.insert(id.clone(), conflict);
@@ -363,12 +393,12 @@ impl Managed {
         }
         for (id, taken) in taken {
             if let Some(fields) = self.0.get_mut(&id) {
-                fields.set = fields.set.difference(&taken);
+                fields.set = mem::take(&mut fields.set).difference(&taken);
             }
         }
         let object = (new != *live).then_some(new);
         if let Some(mine) = self.0.get_mut(&by) {
-            mine.set = mine.set.difference(&STRIPPED);
+            mine.set = mem::take(&mut mine.set).difference(&STRIPPED);
             if object.is_some() {
                 mine.time = Some(now);
             }
@@ -395,7 +425,7 @@ impl Managed {
         let mut versions: BTreeMap<&str, FieldSet> = BTreeMap::new();
         for fields in self.0.values() {
             let all = versions.entry(&fields.api_version).or_default();
-            *all = all.union(&fields.set);
+            *all = mem::take(all).union(fields.set.clone());
         }
         for (version, held) in versions {
             let Some((kind_then, merged)) = at_version(at_kind, &merged_then, version) else {
@@ -409,7 +439,7 @@ impl Managed {
             };
             let root = Type::root(shape);
             let named = |set: &FieldSet| typed::with_named_fields(root, set);
-            let keep = named(&typed::fields_of(root, &there)).union(&named(&held));
+            let keep = named(&typed::fields_of(root, &there)).union(named(&held));
             let gone = named(&typed::fields_of(root, &merged)).difference(&keep);
             let kept = typed::remove(root, &merged, &gone);
             if let Some((_, kept)) = at_version(kind_then, &kept, &had.api_version) {

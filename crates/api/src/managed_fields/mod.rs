@@ -1,8 +1,10 @@
 //! Who set which field (KEP-555): kept with every write, and what server-side apply decides by.
 //!
 //! Pure: values in, values out. The pipeline hands in the object before and after a write and who wrote it
-//! ([`Managed::update`]), or the object there is and a configuration that somebody applies ([`Managed::apply`]).
+//! ([`Managed::update`]; [`Managed::create`] where there was none), or the object there is and a configuration that
+//! somebody applies ([`Managed::apply`]).
 
+mod creation;
 mod managers;
 mod set;
 mod typed;

@@ -1,6 +1,7 @@
 //! Values walked by their kind's schema: which fields a value sets, what differs between two, one merged into
 //! another, fields taken out. The rules are structured-merge-diff's (KEP-555), which fix what users see.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
@@ -40,7 +41,7 @@ impl<'a> Type<'a> {
     }
 
     /// The type of a field, `None` where the struct has none of that name.
-    fn field(&self, name: &str) -> Option<Type<'a>> {
+    pub(super) fn field(&self, name: &str) -> Option<Type<'a>> {
         match *self {
             Type::Struct(shape, of) => {
                 if matches!(name, "apiVersion" | "kind") && of == shape.root() {
@@ -67,45 +68,44 @@ impl<'a> Type<'a> {
         }
     }
 
-    fn item(&self) -> Type<'a> {
+    pub(super) fn item(&self) -> Type<'a> {
         match *self {
             Type::Keyed(shape, of, _) => Type::named(shape, of),
             _ => Type::Leaf,
         }
     }
 
-    fn is_map(&self) -> bool {
+    pub(super) fn is_map(&self) -> bool {
         matches!(self, Type::Struct(..) | Type::Map(..))
     }
 
-    fn is_list(&self) -> bool {
+    pub(super) fn is_list(&self) -> bool {
         matches!(self, Type::Set | Type::Keyed(..))
     }
 
     /// The path element of a list's item, or why it has none.
-    fn element(&self, item: &Value) -> Result<String, String> {
+    fn element(&self, item: &impl Item) -> Result<String, String> {
         let Type::Keyed(_, of, keys) = self else {
-            return match item {
-                Value::Object(_) => {
-                    Err("associative list without keys has an element that's a map type".into())
-                }
-                Value::Array(_) => Err("not supported: associative list with lists as elements".into()),
-                Value::Null => {
+            return match item.form() {
+                Form::Map => Err("associative list without keys has an element that's a map type".into()),
+                Form::List => Err("not supported: associative list with lists as elements".into()),
+                Form::Null => {
                     Err("associative list without keys has an element that's an explicit null".into())
                 }
-                scalar => Ok(format!("v:{scalar}")),
+                Form::Scalar => Ok(format!("v:{}", item.text())),
             };
         };
-        let Value::Object(item) = item else {
-            return Err(match item {
-                Value::Null => "associative list with keys may not have a null element".into(),
-                _ => "associative list with keys may not have non-map elements".into(),
-            });
-        };
-        let found: BTreeMap<&str, Value> = keys
+        match item.form() {
+            Form::Map => {}
+            Form::Null => return Err("associative list with keys may not have a null element".into()),
+            _ => return Err("associative list with keys may not have non-map elements".into()),
+        }
+        let found: BTreeMap<&str, Cow<'_, Value>> = keys
             .iter()
             .filter_map(|key| {
-                let value = item.get(*key).cloned().or_else(|| key_default(of, key))?;
+                let value = item
+                    .member(key)
+                    .or_else(|| key_default(of, key).map(Cow::Owned))?;
                 Some((*key, value))
             })
             .collect();
@@ -119,6 +119,60 @@ for any key fields)",
         }
         // Strings and numbers always encode.
         Ok(format!("k:{}", serde_json::to_string(&found).unwrap_or_default()))
+    }
+
+    /// A list's items by path element, in the order of their first. Items that have none are left out.
+    pub(super) fn items<'v, I: Item>(&self, list: &'v [I]) -> Vec<(String, Vec<&'v I>)> {
+        let mut found: Vec<(String, Vec<&I>)> = Vec::with_capacity(list.len());
+        let mut places = BTreeMap::new();
+        for item in list {
+            let Ok(element) = self.element(item) else {
+                continue;
+            };
+            let at = *places.entry(element.clone()).or_insert_with(|| {
+                found.push((element, Vec::new()));
+                found.len() - 1
+            });
+            found[at].1.push(item);
+        }
+        found
+    }
+}
+
+/// What a value is, as far as lists ask it of their items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Null,
+    Scalar,
+    List,
+    Map,
+}
+
+/// An item of a list, whatever holds it.
+pub(super) trait Item {
+    fn form(&self) -> Form;
+    /// Of a map.
+    fn member(&self, name: &str) -> Option<Cow<'_, Value>>;
+    /// A scalar as JSON.
+    fn text(&self) -> String;
+}
+
+impl Item for Value {
+    fn form(&self) -> Form {
+        match self {
+            Value::Null => Form::Null,
+            Value::Array(_) => Form::List,
+            Value::Object(_) => Form::Map,
+            Value::Bool(_) | Value::Number(_) | Value::String(_) => Form::Scalar,
+        }
+    }
+
+    fn member(&self, name: &str) -> Option<Cow<'_, Value>> {
+        self.get(name).map(Cow::Borrowed)
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
     }
 }
 
@@ -232,41 +286,24 @@ fn walk_fields(type_: Type<'_>, value: &Value) -> (bool, FieldSet) {
             let (own, behind) = walk_fields(field, value);
             let empty = value.is_null() || value.as_object().is_some_and(Map::is_empty);
             set.add(
-                &format!("f:{key}"),
+                format!("f:{key}"),
                 own || empty || matches!(type_, Type::Map(..)),
                 behind,
             );
         }
         (false, set)
     } else if type_.is_list() {
-        for (element, items) in items(type_, list_of(Some(value))) {
+        for (element, items) in type_.items(list_of(Some(value))) {
             let behind = match items[..] {
                 [one] => walk_fields(type_.item(), one).1,
                 _ => FieldSet::default(),
             };
-            set.add(&element, true, behind);
+            set.add(element, true, behind);
         }
         (false, set)
     } else {
         (true, set)
     }
-}
-
-/// A list's items by path element, in the order of their first. Items that have none are left out.
-fn items<'v>(type_: Type<'_>, list: &'v [Value]) -> Vec<(String, Vec<&'v Value>)> {
-    let mut found: Vec<(String, Vec<&Value>)> = Vec::with_capacity(list.len());
-    let mut places = BTreeMap::new();
-    for item in list {
-        let Ok(element) = type_.element(item) else {
-            continue;
-        };
-        let at = *places.entry(element.clone()).or_insert_with(|| {
-            found.push((element, Vec::new()));
-            found.len() - 1
-        });
-        found[at].1.push(item);
-    }
-    found
 }
 
 /// How one value differs from another.
@@ -287,9 +324,12 @@ struct Found {
 
 impl Found {
     fn take_in(&mut self, element: &str, child: Found) {
-        self.added.1.add(element, child.added.0, child.added.1);
-        self.modified.1.add(element, child.modified.0, child.modified.1);
-        self.removed.1.add(element, child.removed.0, child.removed.1);
+        let sets = [&mut self.added.1, &mut self.modified.1, &mut self.removed.1];
+        for (set, (own, behind)) in sets.into_iter().zip([child.added, child.modified, child.removed]) {
+            if own || !behind.is_empty() {
+                set.add(element.to_string(), own, behind);
+            }
+        }
     }
 }
 
@@ -329,7 +369,7 @@ fn walk_compare(type_: Type<'_>, left: Option<&Value>, right: Option<&Value>) ->
 }
 
 fn compare_lists(type_: Type<'_>, left: &[Value], right: &[Value], found: &mut Found) {
-    let (left, right) = (items(type_, left), items(type_, right));
+    let (left, right) = (type_.items(left), type_.items(right));
     let right_of: BTreeMap<&str, &Vec<&Value>> = right.iter().map(|(e, v)| (e.as_str(), v)).collect();
     let left_of: BTreeMap<&str, &Vec<&Value>> = left.iter().map(|(e, v)| (e.as_str(), v)).collect();
     let more = right.iter().filter(|(e, _)| !left_of.contains_key(e.as_str()));

@@ -12,6 +12,7 @@ use knarr_api::k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::priority_class;
 use knarr_api::kinds::service_ips::{self, Cidr, NodePorts, Pool};
+use knarr_api::managed_fields::{Managed, ManagerId, Operation, blank};
 use knarr_api::strategy::Part;
 use knarr_api::table::{Head, Include};
 use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry, table};
@@ -50,6 +51,17 @@ struct Response {
     #[serde(default)]
     headers: BTreeMap<String, Value>,
     body: Value,
+}
+
+/// There are two ways to learn what a creator holds, a quick one and the one that updates go.
+fn assert_creator_holds_what_differs_from_nothing(kind: &'static Kind, object: &mut dyn AnyObject) {
+    let mut json = Vec::new();
+    object.encode_into(&mut json);
+    let by = || ManagerId::new("creator", Operation::Update, kind, "");
+    let after: Value = serde_json::from_slice(&json).expect("JSON");
+    let long = Managed::default().update(kind, blank(kind), &after, by(), now());
+    let quick = Managed::create(kind, &json, by(), now()).expect("JSON");
+    assert_eq!(quick.encode(), long.encode(), "{}", after);
 }
 
 pub enum Outcome {
@@ -279,6 +291,7 @@ impl World {
         metadata.uid = Some("01234567-89ab-cdef-0123-456789abcdef".into());
         metadata.creation_timestamp = Some(Time(now()));
         ops.set_defaults(&mut *object)?;
+        assert_creator_holds_what_differs_from_nothing(kind, &mut *object);
         Self::admit(&mut *object);
         ops.prepare_for_create(&mut *object)?;
         self.allocate(kind, &mut *object, None)?;

@@ -214,7 +214,7 @@ fn unsettled(
     let left = conflicts
         .0
         .iter()
-        .map(|(id, set)| (id.clone(), set.difference(&allowed)));
+        .map(|(id, set)| (id.clone(), set.clone().difference(&allowed)));
     let left: std::collections::BTreeMap<_, _> = left.filter(|(_, set)| !set.is_empty()).collect();
     (!left.is_empty()).then_some(Conflicts(left))
 }

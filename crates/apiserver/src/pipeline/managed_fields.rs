@@ -49,15 +49,23 @@ pub(super) fn track(
     if managed.is_empty() && live.is_some() {
         return Ok(());
     }
-    let before = match live {
-        Some(live) => Cow::Owned(bare(live.json())?),
-        None => Cow::Borrowed(blank(target.kind)),
-    };
     let mut json = Vec::with_capacity(1024);
     new.encode_into(&mut json);
-    let after = serde_json::from_slice(&json).map_err(Error::internal)?;
     let by = ManagerId::new(manager, Operation::Update, target.kind, target.subresource);
-    let managed = managed.update(target.kind, &before, &after, by, super::seconds(ctx.now));
+    let now = super::seconds(ctx.now);
+    let managed = match live {
+        None if managed.is_empty() => {
+            Managed::create(target.kind, &json, by, now).map_err(Error::internal)?
+        }
+        _ => {
+            let before = match live {
+                Some(live) => Cow::Owned(bare(live.json())?),
+                None => Cow::Borrowed(blank(target.kind)),
+            };
+            let after = serde_json::from_slice(&json).map_err(Error::internal)?;
+            managed.update(target.kind, &before, &after, by, now)
+        }
+    };
     new.metadata_mut().managed_fields = managed.encode();
     Ok(())
 }

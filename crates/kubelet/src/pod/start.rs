@@ -14,8 +14,9 @@ use crate::runtime::Exit;
 use crate::{image, probe};
 
 /// How long an end is shown as such at most, before it is shown as waiting in back-off. As in v1.36 that comes with the
-/// next look at the pod: other news of it, the end of the wait, or the minute that a look takes to come anyway.
-const SHOW_BACK_OFF_AFTER: SignedDuration = SignedDuration::from_secs(60);
+/// next look at the pod: other news of it, the end of the wait, or a look without news,
+/// which v1.36 was seen to take some six seconds after the end.
+const SHOW_BACK_OFF_AFTER: SignedDuration = SignedDuration::from_secs(6);
 /// Likewise for images: after the first failure, and after later ones.
 const SHOW_PULL_BACK_OFF_AFTER: (SignedDuration, SignedDuration) =
     (SignedDuration::from_secs(9), SignedDuration::from_secs(1));

@@ -41,6 +41,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::runtime::{Runtime, RuntimeEvent};
+use crate::teardown::remove_sandbox;
 use crate::volumes::Volumes;
 pub use machine::Machine;
 use worker::{Msg, Worker};
@@ -430,11 +431,7 @@ async fn end_orphan(shared: Arc<Shared>, uid: String, sandboxes: Vec<Sandbox>, c
     });
     futures::future::join_all(stops).await;
     for sandbox in &sandboxes {
-        let ended = async {
-            runtime.stop_sandbox(&sandbox.id).await?;
-            runtime.remove_sandbox(&sandbox.id).await
-        };
-        if let Err(error) = ended.await {
+        if let Err(error) = remove_sandbox(runtime.as_ref(), &sandbox.id).await {
             warn!(sandbox = sandbox.id, %error, "cannot end a sandbox without a pod");
         }
     }
