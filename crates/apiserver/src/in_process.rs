@@ -129,6 +129,15 @@ impl Api for InProcess {
         let namespace = object.metadata().namespace.clone().unwrap_or_default();
         let target = Target::main(kind, &namespace, "");
         self.allow("create", &target)?;
+        if !kind.is_stored() {
+            let mut body = Vec::new();
+            object.encode_into(&mut body);
+            let body = serde_json::from_slice(&body).map_err(Error::internal)?;
+            let answer = self.server.review(&mut self.ctx(), &target, body, object).await?;
+            let decoded = kind.ops.decode(answer.to_string().as_bytes());
+            let object = decoded.map_err(|e| Error::internal(e.message))?.object;
+            return Ok(Arc::new(Object::from_typed(kind, object)));
+        }
         self.server.create(&mut self.ctx(), &target, object).await
     }
 

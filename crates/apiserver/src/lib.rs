@@ -23,6 +23,7 @@ pub mod pki;
 pub mod request;
 pub mod seams;
 mod server;
+pub mod signing;
 mod subresource;
 pub mod tls;
 pub mod user;

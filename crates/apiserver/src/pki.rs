@@ -20,6 +20,7 @@ use rcgen::{
 use x509_parser::pem::parse_x509_pem;
 
 use crate::authn::token_key::KeyFiles;
+use crate::signing::Authority;
 
 /// How long the CA lives.
 const CA_LIFE: SignedDuration = SignedDuration::from_hours(10 * 365 * 24);
@@ -101,6 +102,11 @@ impl Pki {
     /// Where the files are.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// What signs certificates that are asked for.
+    pub fn authority(&self) -> Authority {
+        Authority::new(self.ca.clone())
     }
 
     /// The CA's certificate, for those who must trust it.
@@ -248,6 +254,18 @@ impl Pki {
             key_pem: key.serialize_pem(),
         })
     }
+}
+
+/// A server's certificate that vouches for itself, kept nowhere.
+pub fn self_signed(name: &str) -> Result<Identity, PkiError> {
+    let made = rcgen::generate_simple_self_signed(vec![name.to_string()]).map_err(|source| PkiError::Make {
+        what: format!("the certificate of {name}"),
+        source,
+    })?;
+    Ok(Identity {
+        certificate_pem: made.cert.pem(),
+        key_pem: made.signing_key.serialize_pem(),
+    })
 }
 
 /// A kubeconfig with everything in it.

@@ -35,9 +35,17 @@ pub struct Tls {
 impl Tls {
     /// Serves with `identity` and knows clients by the CAs in `client_ca_pem`; the error says what is wrong with what.
     pub fn new(identity: &Identity, client_ca_pem: &str) -> Result<Self, String> {
+        Self::with_authorities(identity, certificates(client_ca_pem, "the client CA")?)
+    }
+
+    /// The same with the CAs' certificates.
+    pub fn with_authorities(
+        identity: &Identity,
+        authorities: impl IntoIterator<Item = CertificateDer<'static>>,
+    ) -> Result<Self, String> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut roots = RootCertStore::empty();
-        for certificate in certificates(client_ca_pem, "the client CA")? {
+        for certificate in authorities {
             roots
                 .add(certificate)
                 .map_err(|e| format!("the client CA: {e}"))?;

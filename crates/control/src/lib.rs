@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 pub use knarr_controllers::Config as ControllersConfig;
+pub use knarr_controllers::certificates;
 pub use knarr_scheduler::config as scheduler_config;
 pub use runner::Base;
 

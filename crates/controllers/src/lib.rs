@@ -5,6 +5,9 @@
 //! To add a controller: one file (or folder), one line in [`all`].
 
 pub mod action;
+pub mod bootstrap_token;
+pub mod certificates;
+pub mod clusterrole_aggregation;
 pub mod controller;
 pub mod cronjob;
 pub mod daemonset;
@@ -31,6 +34,8 @@ pub mod vac_protection;
 #[cfg(test)]
 mod world;
 
+use std::sync::Arc;
+
 use k8s_openapi::jiff::tz::TimeZone;
 use knarr_api::k8s_openapi;
 
@@ -46,6 +51,8 @@ pub struct Config {
     pub terminated_pod_gc_threshold: usize,
     /// Looks a time zone up by its IANA name, for CronJobs; the database is the driver's.
     pub time_zone: fn(&str) -> Option<TimeZone>,
+    /// Signs certificates; without it no CertificateSigningRequest is looked at.
+    pub authority: Option<Arc<dyn certificates::Authority>>,
 }
 
 impl Default for Config {
@@ -54,6 +61,7 @@ impl Default for Config {
             root_ca: None,
             terminated_pod_gc_threshold: 12_500,
             time_zone: |name| (name == "UTC").then_some(TimeZone::UTC),
+            authority: None,
         }
     }
 }
@@ -61,6 +69,9 @@ impl Default for Config {
 /// Every controller that works on keys.
 pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     let mut all: Vec<Box<dyn Controller>> = vec![
+        Box::new(bootstrap_token::cleaner::TokenCleaner),
+        Box::new(bootstrap_token::signer::BootstrapSigner),
+        Box::new(clusterrole_aggregation::ClusterRoleAggregation),
         Box::new(cronjob::CronJobs {
             time_zone: config.time_zone,
         }),
@@ -85,13 +96,21 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     if let Some(bundle) = config.root_ca.clone() {
         all.push(Box::new(root_ca::RootCa { bundle }));
     }
+    if let Some(authority) = &config.authority {
+        all.push(Box::new(certificates::approver::Approver(authority.clone())));
+        all.push(Box::new(certificates::signer::Signer(authority.clone())));
+    }
     all
 }
 
 /// Every controller that looks at everything now and then.
 pub fn sweeps(config: &Config) -> Vec<Box<dyn sweep::Sweep>> {
-    vec![
+    let mut all: Vec<Box<dyn sweep::Sweep>> = vec![
         Box::<node::health::NodeHealth>::default(),
         Box::new(podgc::PodGc::new(config.terminated_pod_gc_threshold)),
-    ]
+    ];
+    if let Some(authority) = &config.authority {
+        all.push(Box::new(certificates::cleaner::Cleaner(authority.clone())));
+    }
+    all
 }

@@ -9,11 +9,13 @@ use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_apiserver::authn::StaticTokens;
 use knarr_apiserver::pki::{self, Pki};
 use knarr_apiserver::seams::SystemEntropy;
+use knarr_apiserver::signing;
 use knarr_apiserver::tls::Tls;
 use knarr_apiserver::{Seams, Server, ServiceRange};
 use knarr_client::remote::Remote;
 use knarr_client::{Api, Conn, NodeDialer, SystemClock};
 use knarr_control::ControllersConfig;
+use knarr_control::certificates::{Authority, Requested};
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::images;
 use knarr_node::kubelet::{self, Kubelet};
@@ -119,7 +121,7 @@ impl ControlPlane {
         );
         tasks.spawn(knarr_control::run(
             components,
-            control_config(config, pki.ca_pem()),
+            control_config(config, &pki),
             Arc::new(SystemClock),
             cancel.clone(),
         ));
@@ -169,7 +171,7 @@ impl NodeDialer for Nodes {
     }
 }
 
-fn control_config(config: &Config, ca_pem: &str) -> knarr_control::Config {
+fn control_config(config: &Config, pki: &Pki) -> knarr_control::Config {
     // Only an etcd is shared by several servers, one of which leads.
     let shared = config.store == StoreEngine::Etcd;
     let identity = || {
@@ -186,10 +188,43 @@ fn control_config(config: &Config, ca_pem: &str) -> knarr_control::Config {
     knarr_control::Config {
         scheduler: config.scheduler.clone(),
         controllers: ControllersConfig {
-            root_ca: Some(ca_pem.into()),
+            root_ca: Some(pki.ca_pem().into()),
+            authority: Some(Arc::new(ClusterAuthority(pki.authority()))),
             ..ControllersConfig::default()
         },
         identity: shared.then(identity),
+    }
+}
+
+/// The cluster's CA as the certificate controllers use it.
+#[derive(Debug)]
+struct ClusterAuthority(signing::Authority);
+
+impl Authority for ClusterAuthority {
+    fn read(&self, request: &[u8]) -> Result<Requested, String> {
+        let asked = signing::read_request(request)?;
+        Ok(Requested {
+            common_name: asked.common_name,
+            organizations: asked.organizations,
+            dns_names: asked.dns_names,
+            ip_addresses: asked.ip_addresses,
+            email_addresses: asked.email_addresses,
+            uris: asked.uris,
+        })
+    }
+
+    fn sign(
+        &self,
+        request: &[u8],
+        usages: &[String],
+        seconds: Option<i32>,
+        now: Timestamp,
+    ) -> Result<String, String> {
+        self.0.sign(request, usages, seconds, now)
+    }
+
+    fn ends(&self, certificate: &[u8]) -> Option<Timestamp> {
+        signing::ends(certificate)
     }
 }
 
@@ -327,7 +362,16 @@ impl PreparedNode {
         authorities: &[CertificateDer<'_>],
         cancel: &CancellationToken,
     ) -> Result<RunningNode, Failure> {
-        let port = KubeletPort::bind(config.kubelet_listen, &config.node_name, authorities).await?;
+        let identity = pki::self_signed(&config.node_name)
+            .map_err(|e| Failure::new("the kubelet's certificate cannot be made").because(e))?;
+        let port = KubeletPort::bind(
+            config.kubelet_listen,
+            &config.node_name,
+            authorities,
+            &identity,
+            api.clone(),
+        )
+        .await?;
         let kubelet_config = kubelet::Config {
             node_name: config.node_name.clone(),
             root_dir: config.data_dir.join("kubelet"),
