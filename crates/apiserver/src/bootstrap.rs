@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::authz::default_roles::{self, Repair};
 use crate::pipeline::delete::DeleteRequest;
 use crate::pipeline::{Ctx, Target};
+use crate::priority_and_fairness;
 use crate::server::Server;
 use crate::user::{MASTERS, User};
 
@@ -35,6 +36,9 @@ impl Server {
         for (name, value, description) in classes {
             let class = json!({"metadata": {"name": name}, "value": value, "description": description});
             self.ensure(&registry::PRIORITY_CLASS, class).await?;
+        }
+        for (kind, document) in priority_and_fairness::objects() {
+            self.ensure(kind, document).await?;
         }
         // All at once, so that they share the store's commits.
         let roles = default_roles::objects().into_iter().map(|d| self.reconcile(d));

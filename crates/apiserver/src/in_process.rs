@@ -34,7 +34,7 @@ impl InProcess {
     }
 
     fn allow_selected(&self, verb: &str, target: &Target<'_>, field_selector: &str) -> Result<()> {
-        self.server.metrics.count("in-process");
+        self.server.metrics.count_in_process();
         let mut attributes = Attributes {
             verb,
             group: target.kind.group,

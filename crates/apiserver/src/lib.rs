@@ -9,17 +9,20 @@
 
 pub mod admission;
 pub mod allocation;
+pub mod audit;
 pub mod authn;
 pub mod authz;
 mod bootstrap;
 pub mod cache;
 mod custom;
+pub mod encryption;
 pub mod http;
 mod in_process;
 mod keys;
 mod metrics;
 pub mod pipeline;
 pub mod pki;
+mod priority_and_fairness;
 pub mod request;
 pub mod seams;
 mod server;

@@ -11,6 +11,7 @@ use knarr_store::Store;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::audit::Audit;
 use crate::allocation::{Allocations, ServiceRange};
 use crate::authn::StaticTokens;
 use crate::authn::service_account::Tokens;
@@ -18,7 +19,9 @@ use crate::authn::token_key::KeyFiles;
 use crate::authz::{Authorizer, Standard};
 use crate::cache::Cache;
 use crate::custom::look_after_definitions;
+use crate::encryption::{AtRest, Encryption};
 use crate::http::Document;
+use crate::http::inflight::{self, InFlight};
 use crate::in_process::InProcess;
 use crate::metrics::Metrics;
 use crate::seams::{Clock, Entropy};
@@ -75,6 +78,9 @@ pub struct Config {
     pub options: Options,
 }
 
+/// As kube-apiserver's `--request-timeout`.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// What has a default.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -86,6 +92,14 @@ pub struct Options {
     pub audiences: Vec<String>,
     /// Where the keys of service-account tokens are published, if not at this server.
     pub jwks_uri: Option<String>,
+    /// How values are encrypted in the store.
+    pub encryption: Option<Arc<Encryption>>,
+    /// What is written down of requests, and where.
+    pub audit: Option<Audit>,
+    /// How many requests that only read, and how many others, are worked on at once.
+    pub max_in_flight: (usize, usize),
+    /// How long a request may take that is no watch or stream.
+    pub request_timeout: Duration,
 }
 
 impl Default for Options {
@@ -95,6 +109,10 @@ impl Default for Options {
             other_issuers: Vec::new(),
             audiences: Vec::new(),
             jwks_uri: None,
+            encryption: None,
+            audit: None,
+            max_in_flight: (inflight::READ_ONLY, inflight::MUTATING),
+            request_timeout: REQUEST_TIMEOUT,
         }
     }
 }
@@ -128,7 +146,8 @@ pub struct Server {
     pub(crate) allocations: Allocations,
     pub(crate) tokens: Tokens,
     pub(crate) static_tokens: StaticTokens,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) in_flight: InFlight,
     /// Kept as long as what is served does not change, which the number counts.
     pub(crate) documents: Mutex<(u64, HashMap<String, Arc<Document>>)>,
     /// Ends the cache's feed when the server goes.
@@ -147,7 +166,14 @@ impl Server {
         let tokens = Tokens::new(&issuers, &options.audiences, &config.service_account_key)
             .map_err(StartError::Key)?
             .with_jwks_uri(options.jwks_uri.clone());
-        let cache = Cache::new(store);
+        let at_rest = options.encryption.clone().map(|encryption| AtRest {
+            encryption,
+            entropy: seams.entropy.clone(),
+        });
+        let (read_only, mutating) = options.max_in_flight;
+        let in_flight = InFlight::new(read_only, mutating);
+        let metrics = Arc::<Metrics>::default();
+        let cache = Cache::encrypted(store, at_rest, metrics.clone());
         let (feed, stop) = oneshot::channel();
         cache.start(stop).await?;
         let fresh = cache.revision() <= EMPTY_STORE;
@@ -162,7 +188,8 @@ impl Server {
             cache,
             tokens,
             static_tokens,
-            metrics: Metrics::default(),
+            metrics,
+            in_flight,
             documents: Mutex::default(),
             _feed: feed,
         });

@@ -145,7 +145,7 @@ impl Server {
         if ctx.dry_run {
             return Ok(Written::Done(Arc::new(Object::from_typed(kind, new))));
         }
-        if self.changes_nothing(old, &mut *new) {
+        if self.changes_nothing(old, &mut *new) && !self.cache.is_stale(old) {
             return Ok(Written::Done(old.clone()));
         }
         let written = self.cache.put(kind, new, old.revision()).await?;

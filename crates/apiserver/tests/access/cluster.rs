@@ -53,7 +53,6 @@ impl NodeDialer for NoNodes {
 }
 
 pub struct Cluster {
-    pub server: Arc<Server>,
     pub store: Arc<dyn Store>,
     pub pki: Pki,
     pub address: SocketAddr,
@@ -132,6 +131,16 @@ impl Cluster {
 
     /// With other options, or other keys.
     pub async fn with(change: impl FnOnce(&mut Options, &mut KeyFiles)) -> Self {
+        let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
+        Self::over(store, change).await
+    }
+
+    /// Another server over the same store.
+    pub async fn next(&self, change: impl FnOnce(&mut Options)) -> Self {
+        Self::over(self.store.clone(), |options, _| change(options)).await
+    }
+
+    async fn over(store: Arc<dyn Store>, change: impl FnOnce(&mut Options, &mut KeyFiles)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let clock = Arc::new(TestClock(AtomicI64::new(START)));
         let pki = Pki::open(directory.path(), clock.now()).unwrap();
@@ -151,7 +160,6 @@ impl Cluster {
             entropy: Arc::new(SystemEntropy),
             nodes: Arc::new(NoNodes),
         };
-        let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
         let server = Server::new(config, seams, store.clone()).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -160,29 +168,13 @@ impl Cluster {
         let stop = CancellationToken::new();
         tokio::spawn(server.clone().serve(listener, tls, stop.clone()));
         Cluster {
-            server,
+
             store,
             pki,
             address,
             clock,
             _directory: directory,
             _stop: stop.drop_guard(),
-        }
-    }
-
-    /// Another server over the same store takes the place of this one's start; the first goes on serving.
-    pub async fn restart(&self) {
-        let seams = Seams {
-            clock: self.clock.clone(),
-            entropy: Arc::new(SystemEntropy),
-            nodes: Arc::new(NoNodes),
-        };
-        let keys = self.pki.service_account_key().unwrap();
-        let config = config(HashMap::new(), keys, Options::default());
-        let again = Server::new(config, seams, self.store.clone()).await.unwrap();
-        let wanted = again.revision();
-        while self.server.revision() < wanted {
-            tokio::task::yield_now().await;
         }
     }
 

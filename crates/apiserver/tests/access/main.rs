@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
+mod at_rest;
+mod audit;
 mod cluster;
+mod limits;
 mod nothing_open;
 mod rbac;
 mod reviews;

@@ -97,7 +97,7 @@ async fn default_roles_are_put_back_when_the_server_starts() {
     assert_eq!(cluster.ask(&ann(), "POST", reviews, Some(may.clone())).await.code, 403);
     let binding = format!("{GROUP}/clusterrolebindings/system:discovery");
     cluster.admin("DELETE", &binding, None).await.expect(200);
-    cluster.restart().await;
+    let cluster = cluster.next(|_| {}).await;
     let role = cluster.admin("GET", &path, None).await.expect(200);
     assert_eq!(role["rules"].as_array().unwrap().len(), 3, "{all} broken down: {role}");
     assert_eq!(cluster.admin("GET", &binding, None).await.code, 200);
