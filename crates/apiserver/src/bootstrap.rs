@@ -163,7 +163,7 @@ impl Server {
         self.put(&mut self.myself(), &target, object).await.map(drop)
     }
 
-    fn myself(&self) -> Ctx {
+    pub(crate) fn myself(&self) -> Ctx {
         Ctx::new(User::new("system:apiserver", [MASTERS]), self.clock.now())
     }
 }

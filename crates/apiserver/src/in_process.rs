@@ -61,7 +61,7 @@ impl Api for InProcess {
     async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
         let target = Target::main(kind, namespace, name);
         self.allow("get", &target)?;
-        self.server.get(&target)
+        self.server.get_now(&target).await
     }
 
     async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {

@@ -132,6 +132,9 @@ struct Requests {
     running: i64,
 }
 
+/// What else in the process has something to show, in Prometheus' text form.
+type Source = Box<dyn Fn() -> String + Send + Sync>;
+
 /// All of them.
 #[derive(Default)]
 pub struct Metrics {
@@ -142,6 +145,7 @@ pub struct Metrics {
     rejected: Mutex<BTreeMap<&'static str, u64>>,
     watch_events: Mutex<BTreeMap<String, u64>>,
     store: Mutex<BTreeMap<(&'static str, String), Histogram>>,
+    others: Mutex<Vec<Source>>,
 }
 
 impl Metrics {
@@ -197,6 +201,14 @@ impl Metrics {
         all.entry(key)
             .or_insert_with(|| Histogram::new(&STORE_BOUNDS))
             .observe(took);
+    }
+
+    pub fn show(&self, source: Source) {
+        self.others.lock().push(source);
+    }
+
+    pub fn others(&self) -> String {
+        self.others.lock().iter().map(|source| source()).collect()
     }
 
     /// In Prometheus' text form.

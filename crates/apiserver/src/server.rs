@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::audit::Audit;
+use crate::admission::Ledger;
 use crate::allocation::{Allocations, ServiceRange};
 use crate::authn::StaticTokens;
 use crate::authn::service_account::Tokens;
@@ -144,6 +145,8 @@ pub struct Server {
     pub(crate) cache: Arc<Cache>,
     pub(crate) authorizer: Arc<dyn Authorizer>,
     pub(crate) allocations: Allocations,
+    /// Charges to quotas.
+    pub(crate) ledger: Ledger,
     pub(crate) tokens: Tokens,
     pub(crate) static_tokens: StaticTokens,
     pub(crate) metrics: Arc<Metrics>,
@@ -155,6 +158,11 @@ pub struct Server {
 }
 
 impl Server {
+    /// Puts what another component of the process counts on the page `/metrics`, too.
+    pub fn show_metrics(&self, source: impl Fn() -> String + Send + Sync + 'static) {
+        self.metrics.show(Box::new(source));
+    }
+
     /// Fills the cache, makes what every cluster has, and is ready to serve.
     pub async fn new(
         mut config: Config,
@@ -180,6 +188,7 @@ impl Server {
         let static_tokens = std::mem::take(&mut config.static_tokens);
         let server = Arc::new(Server {
             allocations: Allocations::new(config.service_range, seams.entropy.clone()),
+            ledger: Ledger::default(),
             config,
             clock: seams.clock,
             entropy: seams.entropy,

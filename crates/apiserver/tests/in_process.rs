@@ -4,6 +4,8 @@
 
 #[path = "in_process/custom.rs"]
 mod custom;
+#[path = "in_process/quota.rs"]
+mod quota;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};

@@ -24,6 +24,12 @@ struct Cli {
     /// Writes the figures here too.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Of the scheduler, only workloads whose title has this in it.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Runs one workload through the API in this process and prints what it came to: each is measured alone.
+    #[arg(long, hide = true, value_name = "NUMBER")]
+    workload: Option<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -36,9 +42,13 @@ enum Name {
     Api,
     /// The embedded store alone: durable writes, opening.
     Store,
-    /// The scheduler's deciding core alone, on 500 to 50 000 nodes.
+    /// The scheduler through the API with the embedded store, and its deciding core alone, on 500 to 50 000 nodes.
     Scheduler,
 }
+
+/// As knarr has it, or its speed would not be measured.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -52,6 +62,13 @@ async fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
+    if let Some(number) = cli.workload {
+        let workloads = scheduler::through_api();
+        let workload = workloads.get(number).ok_or("there is no such workload")?;
+        let found = scheduler::cluster::run(workload).await?;
+        println!("{}", serde_json::to_string(&found)?);
+        return Ok(());
+    }
     let wanted = |name| cli.name.is_none_or(|only| only == name);
     let mut reports: Vec<Report> = Vec::new();
     if wanted(Name::Store) {
@@ -71,8 +88,11 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
         reports.extend(api::all().await?);
     }
     if wanted(Name::Scheduler) {
+        let only = cli.only.as_deref().unwrap_or("");
+        eprintln!("measuring the scheduler through the API …");
+        reports.extend(scheduler_reports(only)?);
         eprintln!("measuring the scheduler's core …");
-        reports.push(scheduler_report()?);
+        reports.push(core_report(only)?);
     }
     if let Some(path) = &cli.json {
         std::fs::write(path, serde_json::to_vec_pretty(&reports)?)
@@ -82,15 +102,51 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn scheduler_report() -> Result<Report, Box<dyn std::error::Error>> {
+/// Each workload in a process of its own, so that its memory is its own.
+fn scheduler_reports(only: &str) -> Result<Vec<Report>, Box<dyn std::error::Error>> {
+    let mut reports = Vec::new();
+    for (number, workload) in scheduler::through_api().iter().enumerate() {
+        if !workload.title().contains(only) {
+            continue;
+        }
+        let out = std::process::Command::new(std::env::current_exe()?)
+            .args(["scheduler", "--workload", &number.to_string()])
+            .stderr(std::process::Stdio::inherit())
+            .output()?;
+        if !out.status.success() {
+            return Err(format!("{} could not be measured", workload.title()).into());
+        }
+        let found: scheduler::cluster::Found = serde_json::from_slice(&out.stdout)?;
+        let what = "API, embedded store with fsync, scheduler and load generator in one process";
+        let mut report = Report::new("scheduler", format!("{}; {what}", workload.title()));
+        let pods = report.figure("pods bound", found.pods_per_second, "/s");
+        if let Some(target) = workload.target {
+            pods.target(Target::AtLeast(target));
+        }
+        if let Some(kubernetes) = workload.kubernetes {
+            pods.kubernetes(kubernetes);
+            report.figure("times kube-scheduler", found.pods_per_second / kubernetes, "x");
+        }
+        report.figure("pods bound in the worst second", found.worst_second, "/s");
+        report.figure("one attempt with its binding, p99", found.p99_attempt_ms, "ms");
+        report.figure("memory in the end", found.memory_mb, "MB");
+        reports.push(report);
+    }
+    Ok(reports)
+}
+
+fn core_report(only: &str) -> Result<Report, Box<dyn std::error::Error>> {
     let start = tokio::time::Instant::now();
     let mut report = Report::new(
-        "scheduler",
-        "the deciding core alone: no API, no store; pods of one kind after pods of one kind",
+        "scheduler, deciding core",
+        "no API, no store; pods of one kind after pods of one kind",
     );
-    for workload in scheduler::workloads() {
-        let found = scheduler::run(&workload, &|| start.elapsed().as_secs_f64())?;
-        let figure = report.figure(&found.workload, found.per_second(), "/s");
+    for workload in scheduler::core_alone()
+        .iter()
+        .filter(|w| w.title().contains(only))
+    {
+        let found = scheduler::core::run(workload, &|| start.elapsed().as_secs_f64())?;
+        let figure = report.figure(workload.title(), found.per_second(), "/s");
         if let Some(target) = workload.target {
             figure.target(Target::AtLeast(target));
         }

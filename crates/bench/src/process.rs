@@ -126,16 +126,7 @@ impl Knarr {
 
     /// Resident memory of knarr itself (without containerd), MB.
     pub fn memory_mb(&self) -> Result<f64> {
-        self.memory("VmRSS:")
-    }
-
-    fn memory(&self, name: &str) -> Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let kib = status
-            .lines()
-            .find_map(|l| l.strip_prefix(name))
-            .and_then(|v| v.trim().trim_end_matches(" kB").parse::<f64>().ok());
-        Ok(kib.ok_or_else(|| format!("/proc shows no {name}"))? * 1024.0 / 1e6)
+        memory_mb(self.child.id())
     }
 
     /// Begins a new measurement of [`Knarr::peak_memory_mb`].
@@ -149,7 +140,7 @@ impl Knarr {
 
     /// The most that was resident since then, MB.
     pub fn peak_memory_mb(&self) -> Result<f64> {
-        self.memory("VmHWM:")
+        memory(self.child.id(), "VmHWM:")
     }
 
     /// CPU time used so far by knarr itself, seconds.
@@ -181,6 +172,20 @@ impl Drop for Knarr {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Resident memory of a process, MB.
+pub fn memory_mb(process: u32) -> Result<f64> {
+    memory(process, "VmRSS:")
+}
+
+fn memory(process: u32, name: &str) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let kib = status
+        .lines()
+        .find_map(|l| l.strip_prefix(name))
+        .and_then(|v| v.trim().trim_end_matches(" kB").parse::<f64>().ok());
+    Ok(kib.ok_or_else(|| format!("/proc shows no {name}"))? * 1024.0 / 1e6)
 }
 
 pub async fn kube_client(kubeconfig: &Path) -> Result<kube::Client> {

@@ -250,6 +250,7 @@ fn similar(event: &Event) -> Similar {
 struct Recorded {
     component: String,
     about: ObjectReference,
+    annotations: BTreeMap<String, String>,
     type_: EventType,
     reason: String,
     message: String,
@@ -283,9 +284,22 @@ impl EventRecorder {
     }
 
     pub fn event(&self, about: &ObjectReference, type_: EventType, reason: &str, message: impl Into<String>) {
+        self.annotated_event(about, BTreeMap::new(), type_, reason, message);
+    }
+
+    /// With annotations on the event itself.
+    pub fn annotated_event(
+        &self,
+        about: &ObjectReference,
+        annotations: BTreeMap<String, String>,
+        type_: EventType,
+        reason: &str,
+        message: impl Into<String>,
+    ) {
         let recorded = Recorded {
             component: self.component.clone(),
             about: about.clone(),
+            annotations,
             type_,
             reason: reason.to_string(),
             message: message.into(),
@@ -322,6 +336,7 @@ fn new_event(recorded: Recorded, host: &str) -> Event {
     let Recorded {
         component,
         about,
+        annotations,
         type_,
         reason,
         message,
@@ -331,6 +346,7 @@ fn new_event(recorded: Recorded, host: &str) -> Event {
     Event {
         metadata: ObjectMeta {
             namespace: Some(namespace.unwrap_or_else(|| CLUSTER_NAMESPACE.to_string())),
+            annotations: (!annotations.is_empty()).then_some(annotations),
             ..ObjectMeta::default()
         },
         involved_object: about,
@@ -381,6 +397,7 @@ mod tests {
         new_event(
             Recorded {
                 component: "test".into(),
+                annotations: BTreeMap::new(),
                 about: ObjectReference {
                     kind: Some("Pod".into()),
                     namespace: Some("default".into()),

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use knarr_api::{k8s_openapi, registry};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use knarr_api::{AnyObject, k8s_openapi, registry};
 use knarr_client::{
     Api, DeleteOptions, Error, EventRecorder, EventType, Kind, ListOptions, ObjectKey, Preconditions,
     Propagation, Result,
 };
 use knarr_controllers::action::{Action, Create, Delete, Dependents, Fact, Failure, Release, Report, Verb};
+use knarr_controllers::podgc::is_out_of_service;
 use knarr_controllers::protection;
 use tracing::debug;
 
@@ -73,26 +74,26 @@ impl Executor {
                 object,
                 subresource,
             } => {
-                let name = object.metadata().name.clone().unwrap_or_default();
-                let updated = self.api.update(kind, object, subresource).await;
-                let updated = updated.map_err(failure(Verb::Update, kind, &name))?;
-                outcome.written.push(Written::Revision(kind, updated.revision()));
+                outcome
+                    .written
+                    .push(self.update(kind, object, subresource).await?);
+            }
+            Action::UpdateMany {
+                kind,
+                objects,
+                subresource,
+            } => {
+                let all = objects.into_iter().map(|o| self.update(kind, o, subresource));
+                all_of(
+                    join_all(all).await.into_iter().map(|r| r.map(Some)).collect(),
+                    outcome,
+                )?;
             }
             Action::Delete(delete) => outcome.written.extend(self.delete(delete).await?),
             Action::Release(release) => outcome.written.extend(self.release(release).await?),
             Action::DeleteMany(deletes) => {
-                let mut first = None;
-                for result in join_all(deletes.into_iter().map(|d| self.delete(d))).await {
-                    match result {
-                        Ok(written) => outcome.written.extend(written),
-                        Err(failure) => {
-                            first.get_or_insert(failure);
-                        }
-                    }
-                }
-                if let Some(failure) = first {
-                    return Err(failure);
-                }
+                let all = deletes.into_iter().map(|d| self.delete(d));
+                all_of(join_all(all).await, outcome)?;
             }
             Action::Require(fact) => self.require(fact).await?,
             Action::RequeueAfter(wait) => {
@@ -113,6 +114,18 @@ impl Executor {
             }
         }
         Ok(())
+    }
+
+    async fn update(
+        &self,
+        kind: &'static Kind,
+        object: Box<dyn AnyObject>,
+        subresource: &'static str,
+    ) -> Result<Written, Box<Failure>> {
+        let name = object.metadata().name.clone().unwrap_or_default();
+        let updated = self.api.update(kind, object, subresource).await;
+        let updated = updated.map_err(failure(Verb::Update, kind, &name))?;
+        Ok(Written::Revision(kind, updated.revision()))
     }
 
     async fn create(&self, create: Create) -> Result<Option<Written>, Box<Failure>> {
@@ -152,18 +165,7 @@ impl Executor {
             if now.is_empty() {
                 return Ok(());
             }
-            let mut first = None;
-            for result in join_all(now).await {
-                match result {
-                    Ok(written) => outcome.written.extend(written),
-                    Err(failure) => {
-                        first.get_or_insert(failure);
-                    }
-                }
-            }
-            if let Some(failure) = first {
-                return Err(failure);
-            }
+            all_of(join_all(now).await, outcome)?;
             batch *= 2;
         }
     }
@@ -246,6 +248,25 @@ impl Executor {
                     Err(error) => Err(failure(error)),
                     Ok(_) => Err(failure(Error::conflict(kind.about(&key.name), "it is there"))),
                 }
+            }
+            Fact::Gone { kind, key, uid } => {
+                let failure = failure(Verb::Require, kind, &key.name);
+                match self.api.get(kind, &key.namespace, &key.name).await {
+                    Err(error) if error.is_not_found() => Ok(()),
+                    Err(error) => Err(failure(error)),
+                    Ok(live) if live.uid() != uid => Ok(()),
+                    Ok(_) => Err(failure(Error::conflict(kind.about(&key.name), "it is there"))),
+                }
+            }
+            Fact::OutOfService { node } => {
+                let kind = &registry::NODE;
+                let failure = failure(Verb::Require, kind, &node);
+                let live = self.api.get(kind, "", &node).await.map_err(&failure)?;
+                if live.get::<Node>().is_some_and(is_out_of_service) {
+                    return Ok(());
+                }
+                let why = "it is not out of service";
+                Err(failure(Error::conflict(kind.about(&node), why)))
             }
             Fact::Allowed { about, any_of } => {
                 let kind = &registry::SUBJECT_ACCESS_REVIEW;
@@ -331,6 +352,23 @@ impl Executor {
     pub fn event(&self, about: &ObjectReference, type_: EventType, reason: &str, message: String) {
         self.events.event(about, type_, reason, message);
     }
+}
+
+/// Takes what was written, and answers the first failure.
+fn all_of<W: IntoIterator<Item = Written>>(
+    results: Vec<Result<W, Box<Failure>>>,
+    outcome: &mut Outcome,
+) -> Result<(), Box<Failure>> {
+    let mut first = None;
+    for result in results {
+        match result {
+            Ok(written) => outcome.written.extend(written),
+            Err(failure) => {
+                first.get_or_insert(failure);
+            }
+        }
+    }
+    first.map_or(Ok(()), Err)
 }
 
 fn failure<'a>(verb: Verb, kind: &'static Kind, name: &'a str) -> impl Fn(Error) -> Box<Failure> + use<'a> {

@@ -3,17 +3,19 @@
 //! What is decided is decided in `knarr-controllers` and `knarr-scheduler`; here are loops, queues and requests only.
 
 pub mod executor;
+pub mod fencing;
 pub mod garbage_collector;
 pub mod runner;
 pub mod scheduler;
 pub mod sweeper;
 pub mod view;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use knarr_client::leader::{Election, Terms};
-use knarr_client::{Api, Caches, Clock, EventRecorder};
+use knarr_client::{Api, Caches, Clock, EventRecorder, TypedApi};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -21,11 +23,20 @@ use tracing::{debug, warn};
 
 pub use knarr_controllers::Config as ControllersConfig;
 pub use knarr_controllers::certificates;
+/// When a node is lost, and what follows how fast.
+pub mod node_lifecycle {
+    pub use knarr_controllers::node::health::{LEASE_SECONDS, Lifecycle};
+    pub use knarr_controllers::node::zones::EvictionRates;
+}
 pub use knarr_scheduler::config as scheduler_config;
 pub use runner::Base;
 
 /// The lease for which several servers of one cluster compete: namespace and name.
 pub const LEASE: (&str, &str) = ("kube-system", "knarr-control");
+/// Where packages put fence agents.
+pub const FENCE_AGENTS: &str = "/usr/sbin";
+/// Between two tries to make what a cluster has from the start.
+const AGAIN: Duration = Duration::from_secs(5);
 /// How long giving the lease back may take on the way out; after it, it runs out by itself.
 const RELEASE: Duration = Duration::from_secs(2);
 
@@ -34,6 +45,10 @@ const RELEASE: Duration = Duration::from_secs(2);
 pub struct Config {
     pub controllers: knarr_controllers::Config,
     pub scheduler: scheduler_config::KubeSchedulerConfiguration,
+    /// Where fence agents are; [`FENCE_AGENTS`] unless another place is named.
+    pub fence_agents: Option<PathBuf>,
+    /// What the scheduler counts.
+    pub metrics: scheduler::Metrics,
     /// This process's name, another after each start, where several servers share one store: one of them leads.
     /// `None` for the only server there is.
     pub identity: Option<String>,
@@ -63,6 +78,20 @@ pub async fn run(api: Arc<dyn Api>, config: Config, clock: Arc<dyn Clock>, cance
     }
 }
 
+/// Sees to it that claims get storage out of the box: the class of nodes' own directories is there. Its user may change it.
+async fn default_storage(api: Arc<dyn Api>) {
+    let class = knarr_controllers::persistentvolume::local::default_class();
+    loop {
+        match api.create_as(class.clone()).await {
+            Err(error) if !error.is_already_exists() => {
+                warn!(%error, "cannot make the storage class yet");
+                tokio::time::sleep(AGAIN).await;
+            }
+            _ => return,
+        }
+    }
+}
+
 /// All loops. Dropped, it takes them along.
 async fn work(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
     let caches = Arc::new(Caches::new(api.clone()));
@@ -84,8 +113,13 @@ async fn work(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
     for sweep in knarr_controllers::sweeps(&controllers) {
         running.spawn(sweeper::run(base.clone(), sweep));
     }
+    running.spawn(default_storage(base.api.clone()));
+    let agents = config.fence_agents.clone();
+    let agents = agents.unwrap_or_else(|| PathBuf::from(FENCE_AGENTS));
+    running.spawn(fencing::run(base.clone(), agents));
     running.spawn(garbage_collector::run(base.clone()));
-    running.spawn(scheduler::run(base, config.scheduler.scheduler()));
+    let metrics = config.metrics.clone();
+    running.spawn(scheduler::run(base, config.scheduler.scheduler(), metrics));
     while let Some(ended) = running.join_next().await {
         if let Err(error) = ended {
             // A panic is a bug in one loop; the others go on.

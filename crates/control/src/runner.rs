@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_client::workqueue::Queue;
-use knarr_client::{Api, Caches, Clock, EventRecorder, ObjectKey};
+use knarr_client::{Api, Caches, Clock, EventRecorder, Kind, ObjectKey};
 use knarr_controllers::action::{Failure, Verb};
 use knarr_controllers::{Changed, Context, Controller};
 use tokio::task::JoinSet;
@@ -92,6 +92,31 @@ pub async fn run(base: Base, controller: Box<dyn Controller>) {
     }
 }
 
+/// Waits until the caches of the kinds that are watched show what was written. False if they do not in time.
+pub(crate) async fn shown(view: &CacheView, watched: &[&'static Kind], written: &[Written]) -> bool {
+    let all_shown = async {
+        for written in written {
+            match written {
+                Written::Revision(kind, revision) if watched.contains(kind) => {
+                    view.0.store(kind).wait_for(*revision).await;
+                }
+                Written::Gone { kind, key, uid } if watched.contains(kind) => {
+                    let store = view.0.store(kind);
+                    store
+                        .wait_until(|store| {
+                            store
+                                .get(&key.namespace, &key.name)
+                                .is_none_or(|o| o.uid() != uid || o.metadata().deletion_timestamp.is_some())
+                        })
+                        .await;
+                }
+                Written::Revision(..) | Written::Gone { .. } => {}
+            }
+        }
+    };
+    timeout(CATCH_UP, all_shown).await.is_ok()
+}
+
 impl Runner {
     async fn process(&self, key: &ObjectKey) {
         let outcome = self.decide_and_do(key, None).await;
@@ -133,28 +158,7 @@ impl Runner {
     }
 
     async fn catch_up(&self, key: &ObjectKey, written: &[Written]) {
-        let watched = self.controller.watches();
-        let all_shown = async {
-            for written in written {
-                match written {
-                    Written::Revision(kind, revision) if watched.contains(kind) => {
-                        self.view.0.store(kind).wait_for(*revision).await;
-                    }
-                    Written::Gone { kind, key, uid } if watched.contains(kind) => {
-                        let store = self.view.0.store(kind);
-                        store
-                            .wait_until(|store| {
-                                store.get(&key.namespace, &key.name).is_none_or(|o| {
-                                    o.uid() != uid || o.metadata().deletion_timestamp.is_some()
-                                })
-                            })
-                            .await;
-                    }
-                    Written::Revision(..) | Written::Gone { .. } => {}
-                }
-            }
-        };
-        if timeout(CATCH_UP, all_shown).await.is_err() {
+        if !shown(&self.view, &self.controller.watches(), written).await {
             warn!(controller = self.controller.name(), %key, "the caches do not show what was written");
         }
     }

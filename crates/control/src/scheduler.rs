@@ -3,6 +3,9 @@
 //! Deciding is done by one task, one pod after the other, each seeing the reservations of those before; requests are
 //! made beside it, so that a slow API does not hold back decisions.
 
+mod metrics;
+mod volumes;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,10 +25,13 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use crate::runner::Base;
+use metrics::Attempt;
+
+pub use metrics::Metrics;
 
 /// The scheduler's name in events.
 const COMPONENT: &str = "default-scheduler";
@@ -42,20 +48,27 @@ struct Driver {
     clock: Arc<dyn Clock>,
     events: EventRecorder,
     scheduler: Arc<Mutex<Scheduler>>,
+    metrics: Metrics,
     wake: Arc<Notify>,
+    /// Something of storage has changed, or a pod has gone.
+    storage_changed: Arc<Notify>,
 }
 
 /// Runs until dropped.
-pub async fn run(base: Base, scheduler: Scheduler) {
+pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
     let driver = Driver {
         api: base.api,
         clock: base.clock,
         events: base.events.with_component(COMPONENT),
         scheduler: Arc::new(Mutex::new(scheduler)),
+        metrics,
         wake: Arc::new(Notify::new()),
+        storage_changed: Arc::new(Notify::new()),
     };
+    driver.metrics.of(&driver.scheduler);
     // Before pods are placed all nodes, all that stands on them and all that rules look at besides must be known.
     driver.follow_surroundings(&base.caches).await;
+    driver.follow_storage(&base.caches).await;
     let nodes = base.caches.store(&registry::NODE);
     let pods = base.caches.store(&registry::POD);
     let d = driver.clone();
@@ -72,19 +85,28 @@ pub async fn run(base: Base, scheduler: Scheduler) {
         let (old, new) = (typed(change.before()), typed(change.after()));
         let now = d.clock.now();
         d.scheduler.lock().pod_changed(old.as_ref(), new.as_ref(), now);
+        if new.is_none() {
+            d.storage_changed.notify_waiters();
+        }
         d.wake.notify_one();
     });
     pods.synced().await;
     debug!("scheduler started");
 
     let mut requests = JoinSet::new();
+    // These wait for others, perhaps for minutes: they hold up nobody.
+    let mut volumes = JoinSet::new();
     loop {
         let mut decided = 0;
         while requests.len() < IN_FLIGHT && decided < TURN {
+            let begun = Instant::now();
             let step = driver.scheduler.lock().step(driver.clock.now());
             let Some(step) = step else { break };
+            driver.metrics.decided(begun.elapsed().as_secs_f64());
             decided += 1;
-            requests.spawn(driver.clone().carry_out(step));
+            let waits = matches!(step, Step::Bind { volumes: Some(_), .. });
+            let of = if waits { &mut volumes } else { &mut requests };
+            of.spawn(driver.clone().carry_out(step, begun));
         }
         if decided == TURN {
             tokio::task::yield_now().await;
@@ -97,6 +119,11 @@ pub async fn run(base: Base, scheduler: Scheduler) {
             ended = requests.join_next(), if !requests.is_empty() => {
                 if let Some(Err(error)) = ended {
                     warn!(%error, "a scheduling request died");
+                }
+            }
+            ended = volumes.join_next(), if !volumes.is_empty() => {
+                if let Some(Err(error)) = ended {
+                    warn!(%error, "binding the volumes of a pod died");
                 }
             }
             _ = timeout(wait, driver.wake.notified()) => {}
@@ -115,20 +142,43 @@ impl Driver {
             .min(LOOK_FOR_FORGOTTEN)
     }
 
-    async fn carry_out(self, step: Step) {
+    async fn carry_out(self, step: Step, begun: Instant) {
+        let attempted = |what, pod: &Shared<Pod>| {
+            let seconds = begun.elapsed().as_secs_f64();
+            self.metrics.attempted(what, profile_name(pod), seconds);
+        };
         match step {
-            Step::Bind { pod, node } => self.bind(pod, node).await,
+            Step::Bind {
+                pod,
+                node,
+                volumes,
+                waited,
+            } => {
+                if let Some(volumes) = volumes
+                    && let Err(why) = self.bind_volumes(&pod, &node, &volumes).await
+                {
+                    attempted(Attempt::Error, &pod);
+                    return self.not_bound(&pod, why).await;
+                }
+                if !self.bind(&pod, node).await {
+                    return attempted(Attempt::Error, &pod);
+                }
+                attempted(Attempt::Scheduled, &pod);
+                let took = self.clock.now().duration_since(waited.since);
+                self.metrics.placed(waited.attempts, took.as_secs_f64());
+            }
             Step::Report {
                 pod,
                 message,
                 nomination,
                 is_error,
             } => {
-                let reason = if is_error {
-                    "SchedulerError"
+                let (reason, result) = if is_error {
+                    ("SchedulerError", Attempt::Error)
                 } else {
-                    "Unschedulable"
+                    ("Unschedulable", Attempt::Unschedulable)
                 };
+                attempted(result, &pod);
                 self.report(&pod, reason, message, nomination).await;
             }
             Step::Preempt {
@@ -138,6 +188,8 @@ impl Driver {
                 victims,
                 cleared,
             } => {
+                attempted(Attempt::Unschedulable, &pod);
+                self.metrics.preempted(victims.len());
                 self.report(&pod, "Unschedulable", message, Nomination::Set(node.clone()))
                     .await;
                 let done = self.preempt(&pod, &node, &victims, &cleared).await;
@@ -147,29 +199,40 @@ impl Driver {
         }
     }
 
-    async fn bind(&self, pod: Shared<Pod>, node: String) {
-        match self.api.bind(&pod, &node).await {
+    async fn bind(&self, pod: &Shared<Pod>, node: String) -> bool {
+        match self.api.bind(pod, &node).await {
             Ok(()) => {
-                self.scheduler.lock().bound(&pod);
+                self.scheduler.lock().bound(pod);
                 let message = format!(
                     "Successfully assigned {}/{} to {node}",
                     pod.object().namespace(),
                     pod.object().name()
                 );
-                self.event(&pod, EventType::Normal, "Scheduled", message);
+                self.event(pod, EventType::Normal, "Scheduled", message);
+                true
             }
             Err(error) => {
                 debug!(pod = ?pod.object(), node, %error, "not bound");
-                self.scheduler.lock().not_bound(&pod, self.clock.now());
-                self.wake.notify_one();
                 // It has gone, or somebody else has bound it: nothing to report on it.
-                if !error.is_not_found() && !error.is_conflict() {
-                    let message = format!("binding rejected: {error}");
-                    self.report(&pod, "SchedulerError", message, Nomination::Keep)
-                        .await;
+                if error.is_not_found() || error.is_conflict() {
+                    self.give_back(pod);
+                } else {
+                    self.not_bound(pod, format!("binding rejected: {error}")).await;
                 }
+                false
             }
         }
+    }
+
+    /// Its room is free again, and the pod is tried again later.
+    fn give_back(&self, pod: &Shared<Pod>) {
+        self.scheduler.lock().not_bound(pod, self.clock.now());
+        self.wake.notify_one();
+    }
+
+    async fn not_bound(&self, pod: &Shared<Pod>, why: String) {
+        self.give_back(pod);
+        self.report(pod, "SchedulerError", why, Nomination::Keep).await;
     }
 
     fn event(&self, pod: &Shared<Pod>, type_: EventType, reason: &str, message: String) {
@@ -245,14 +308,13 @@ impl Driver {
     }
 
     async fn evict(&self, pod: &Shared<Pod>, node: &str, victim: &Shared<Pod>) -> bool {
-        let scheduler = pod.spec.as_ref().and_then(|s| s.scheduler_name.as_deref());
         let condition = PodCondition {
             type_: "DisruptionTarget".into(),
             status: "True".into(),
             reason: Some(REASON.into()),
             message: Some(format!(
                 "{}: preempting to accommodate a higher priority pod",
-                scheduler.unwrap_or(DEFAULT_SCHEDULER_NAME)
+                profile_name(pod)
             )),
             last_transition_time: Some(Time(self.clock.now())),
             observed_generation: victim.metadata.generation,
@@ -336,6 +398,14 @@ impl Driver {
         });
         store.synced().await;
     }
+}
+
+/// The scheduler that a pod names.
+fn profile_name(pod: &Pod) -> &str {
+    let spec = pod.spec.as_ref();
+    spec.and_then(|s| s.scheduler_name.as_deref())
+        .filter(|name| !name.is_empty())
+        .unwrap_or(DEFAULT_SCHEDULER_NAME)
 }
 
 /// Events hold so much of a message.

@@ -5,12 +5,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
-use knarr_client::{Api, Clock, DeleteOptions, Error, ListOptions, TokioClock, TypedApi};
+use knarr_client::{Api, Clock, DeleteOptions, Error, ListOptions, Patch, TokioClock, TypedApi};
 use serde_json::json;
 use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -163,4 +164,167 @@ async fn p4_a_pod_of_higher_priority_makes_room_for_itself_and_says_whom_it_cost
     assert!(events.contains(&preempted), "{events:?}");
     let failed = "Warning FailedScheduling: 0/1 nodes are available: 1 Insufficient cpu.".to_string();
     assert!(events.contains(&failed), "{events:?}");
+}
+
+/// A node, a claim that waits for its first consumer, and a pod with that claim.
+async fn with_claim(api: &FakeApi, provisioner: &str) {
+    api.create_as(node("n1")).await.unwrap();
+    let class: StorageClass = serde_json::from_value(json!({
+        "metadata": {"name": "disks"}, "provisioner": provisioner,
+        "volumeBindingMode": "WaitForFirstConsumer",
+    }))
+    .unwrap();
+    api.create_as(class).await.unwrap();
+    let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+        "metadata": {"name": "data", "namespace": "default"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "disks",
+            "resources": {"requests": {"storage": "1Gi"}}},
+    }))
+    .unwrap();
+    api.create_as(claim).await.unwrap();
+    let mut web = pod("web", "1");
+    let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    web.spec.as_mut().unwrap().volumes = serde_json::from_value(volumes).unwrap();
+    api.create_as(web).await.unwrap();
+}
+
+/// What the volume controller writes once the volume is there.
+async fn bind_claim(api: &FakeApi, volume: &str) {
+    let patch = json!({
+        "metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
+        "spec": {"volumeName": volume},
+    });
+    let kind = &registry::PERSISTENT_VOLUME_CLAIM;
+    api.patch(kind, "default", "data", "", Patch::Merge(patch))
+        .await
+        .unwrap();
+}
+
+fn volume() -> PersistentVolume {
+    serde_json::from_value(json!({
+        "metadata": {"name": "disk"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "disks", "capacity": {"storage": "1Gi"},
+            "local": {"path": "/x"}},
+    }))
+    .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_is_given_to_the_claim_before_the_pod_is_bound() {
+    let (api, _running) = cluster();
+    api.create_as(volume()).await.unwrap();
+    with_claim(&api, "kubernetes.io/no-provisioner").await;
+    // As the volume controller says.
+    let available = Patch::Merge(json!({"status": {"phase": "Available"}}));
+    api.patch(&registry::PERSISTENT_VOLUME, "", "disk", "status", available)
+        .await
+        .unwrap();
+    sleep(Duration::from_secs(30)).await;
+    let disk = api.get_as::<PersistentVolume>("", "disk").await.unwrap();
+    let claim = api
+        .get_as::<PersistentVolumeClaim>("default", "data")
+        .await
+        .unwrap();
+    let given = disk.spec.as_ref().unwrap().claim_ref.as_ref().unwrap();
+    assert_eq!(given.uid.as_deref(), Some(claim.object().uid()));
+    let by = disk.metadata.annotations.as_ref().unwrap();
+    assert_eq!(by["pv.kubernetes.io/bound-by-controller"], "yes");
+    assert_eq!(
+        node_of(&api, "web").await,
+        None,
+        "the claim does not know of it yet"
+    );
+    bind_claim(&api, "disk").await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(node_of(&api, "web").await.as_deref(), Some("n1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_is_asked_for_on_the_node_and_a_failure_to_make_it_is_said_and_tried_again() {
+    let (api, _running) = cluster();
+    with_claim(&api, "disks.example.com").await;
+    sleep(Duration::from_secs(1)).await;
+    let selected = async || {
+        let claim = api
+            .get_as::<PersistentVolumeClaim>("default", "data")
+            .await
+            .unwrap();
+        let annotations = claim.metadata.annotations.clone().unwrap_or_default();
+        annotations.get("volume.kubernetes.io/selected-node").cloned()
+    };
+    assert_eq!(selected().await.as_deref(), Some("n1"));
+    assert_eq!(node_of(&api, "web").await, None);
+    // Who makes volumes says that it cannot on that node.
+    let patch = json!({"metadata": {"annotations":
+        {"volume.kubernetes.io/selected-node": null, "x": "y"}}});
+    let kind = &registry::PERSISTENT_VOLUME_CLAIM;
+    api.patch(kind, "default", "data", "", Patch::Merge(patch))
+        .await
+        .unwrap();
+    sleep(Duration::from_millis(500)).await;
+    let said = events(&api).await;
+    let failed = "Warning FailedScheduling: running PreBind plugin \"VolumeBinding\": binding volumes: \
+                  provisioning failed for PVC \"data\"";
+    assert!(said.contains(&failed.to_string()), "{said:?}");
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(selected().await.as_deref(), Some("n1"), "it is tried again");
+    api.create_as(volume()).await.unwrap();
+    bind_claim(&api, "disk").await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(node_of(&api, "web").await.as_deref(), Some("n1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_volume_is_not_bound_in_time_is_given_back() {
+    let (api, _running) = cluster();
+    with_claim(&api, "disks.example.com").await;
+    sleep(Duration::from_secs(601)).await;
+    let said = events(&api).await;
+    let failed = "Warning FailedScheduling: running PreBind plugin \"VolumeBinding\": binding volumes: \
+                  context deadline exceeded";
+    assert!(said.contains(&failed.to_string()), "{said:?}");
+    let now = DeleteOptions {
+        grace_period_seconds: Some(0),
+        ..DeleteOptions::default()
+    };
+    api.delete(&registry::POD, "default", "web", now).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_done_is_counted_under_kube_schedulers_names() {
+    let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
+    let api = Arc::new(FakeApi::new(clock.clone()));
+    let config = knarr_control::Config::default();
+    let metrics = config.metrics.clone();
+    let cancel = CancellationToken::new();
+    tokio::spawn(knarr_control::run(api.clone(), config, clock, cancel.clone()));
+    let _running = cancel.drop_guard();
+    api.create_as(node("n1")).await.unwrap();
+    for name in ["a", "b"] {
+        let mut low = pod(name, "1");
+        low.spec.as_mut().unwrap().scheduler_name = Some("default-scheduler".into());
+        api.create_as(low).await.unwrap();
+    }
+    sleep(Duration::from_secs(3)).await;
+    api.create_as(pod("large", "3")).await.unwrap();
+    let mut high = pod("high", "2");
+    high.spec.as_mut().unwrap().priority = Some(10);
+    api.create_as(high).await.unwrap();
+    sleep(Duration::from_secs(3)).await;
+    let page = metrics.text();
+    for line in [
+        r#"scheduler_schedule_attempts_total{profile="default-scheduler",result="scheduled"} 2"#,
+        r#"scheduler_schedule_attempts_total{profile="default-scheduler",result="unschedulable"} 2"#,
+        r#"scheduler_scheduling_attempt_duration_seconds_count{profile="default-scheduler",result="scheduled"} 2"#,
+        r#"scheduler_pending_pods{queue="unschedulable"} 2"#,
+        r#"scheduler_pending_pods{queue="active"} 0"#,
+        r#"scheduler_unschedulable_pods{plugin="NodeResourcesFit",profile="default-scheduler"} 2"#,
+        r#"scheduler_preemption_victims_sum 2"#,
+        r#"scheduler_preemption_attempts_total 1"#,
+        r#"scheduler_pod_scheduling_attempts_count 2"#,
+        r#"scheduler_cache_size{type="nodes"} 1"#,
+        "# TYPE scheduler_scheduling_algorithm_duration_seconds histogram",
+    ] {
+        assert!(page.lines().any(|l| l == line), "{line} is not in:\n{page}");
+    }
 }

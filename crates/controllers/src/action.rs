@@ -24,6 +24,12 @@ pub enum Action {
         object: Box<dyn AnyObject>,
         subresource: &'static str,
     },
+    /// All at once, each as [`Action::Update`] does; one that fails does not keep the others.
+    UpdateMany {
+        kind: &'static Kind,
+        objects: Vec<Box<dyn AnyObject>>,
+        subresource: &'static str,
+    },
     Delete(Delete),
     /// Removes a pod at once, without its node's word: only PodGC can make one (SPEC S2).
     Release(Release),
@@ -52,6 +58,14 @@ pub enum Fact {
     },
     /// There is no object of this name.
     Absent { kind: &'static Kind, key: ObjectKey },
+    /// There is no object of this name with this uid.
+    Gone {
+        kind: &'static Kind,
+        key: ObjectKey,
+        uid: String,
+    },
+    /// The node is not ready, and somebody vouches for it that nothing of it runs any more.
+    OutOfService { node: String },
     /// No object of the kind is left in the namespace.
     NoneLeft { kind: &'static Kind, namespace: String },
     /// One of these may be done, as the API server judges it.
@@ -147,6 +161,14 @@ impl Action {
         }
     }
 
+    pub fn update_many<T: Registered>(objects: impl Iterator<Item = T>, subresource: &'static str) -> Self {
+        Action::UpdateMany {
+            kind: T::kind_of(),
+            objects: objects.map(|o| Box::new(o) as Box<dyn AnyObject>).collect(),
+            subresource,
+        }
+    }
+
     pub fn event(about: &ObjectReference, reason: &'static str, message: impl Into<String>) -> Self {
         Action::Event {
             about: about.clone(),
@@ -230,6 +252,14 @@ impl fmt::Display for Action {
                 object,
                 subresource,
             } => write!(f, "update {}/{subresource} {}", kind.plural, key(&**object)),
+            Action::UpdateMany {
+                kind,
+                objects,
+                subresource,
+            } => {
+                write!(f, "update {}/{subresource}", kind.plural)?;
+                objects.iter().try_for_each(|o| write!(f, " {}", key(&**o)))
+            }
             Action::Delete(d) => write!(f, "delete {} {}", d.kind.plural, d.key),
             Action::Release(r) => write!(f, "release pods {}", r.key()),
             Action::DeleteMany(all) => {
@@ -246,6 +276,8 @@ impl fmt::Display for Action {
                 let resource = text(asked.and_then(|r| r.resource.as_ref()));
                 write!(f, "require {about} may {verb} {resource}")
             }
+            Action::Require(Fact::Gone { kind, key, .. }) => write!(f, "require {} {key} gone", kind.plural),
+            Action::Require(Fact::OutOfService { node }) => write!(f, "require node {node} out of service"),
             Action::Require(Fact::Unused { claim }) => write!(f, "require {claim} unused"),
             Action::Require(Fact::NoneLeft { kind, namespace }) => {
                 write!(f, "require no {} in {namespace}", kind.plural)

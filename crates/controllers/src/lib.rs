@@ -5,6 +5,7 @@
 //! To add a controller: one file (or folder), one line in [`all`].
 
 pub mod action;
+pub mod attachdetach;
 pub mod bootstrap_token;
 pub mod certificates;
 pub mod clusterrole_aggregation;
@@ -14,17 +15,20 @@ pub mod daemonset;
 pub mod deployment;
 pub mod disruption;
 pub mod endpoints;
+pub mod fencing;
 pub mod garbagecollector;
 pub mod history;
 pub mod job;
 pub mod namespace;
 pub mod node;
 pub mod owner;
+pub mod persistentvolume;
 pub mod pod;
 pub mod podgc;
 pub mod protection;
 pub mod replicaset;
 pub mod replicationcontroller;
+pub mod resourcequota;
 pub mod root_ca;
 pub mod serviceaccount;
 pub mod statefulset;
@@ -49,6 +53,8 @@ pub struct Config {
     pub root_ca: Option<String>,
     /// How many finished pods may lie about before the oldest are removed; 0 is any number (SPEC L12).
     pub terminated_pod_gc_threshold: usize,
+    /// When a node counts as lost, and how fast its pods are evicted then.
+    pub node_lifecycle: node::health::Lifecycle,
     /// Looks a time zone up by its IANA name, for CronJobs; the database is the driver's.
     pub time_zone: fn(&str) -> Option<TimeZone>,
     /// Signs certificates; without it no CertificateSigningRequest is looked at.
@@ -60,6 +66,7 @@ impl Default for Config {
         Config {
             root_ca: None,
             terminated_pod_gc_threshold: 12_500,
+            node_lifecycle: node::health::Lifecycle::default(),
             time_zone: |name| (name == "UTC").then_some(TimeZone::UTC),
             authority: None,
         }
@@ -69,6 +76,8 @@ impl Default for Config {
 /// Every controller that works on keys.
 pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     let mut all: Vec<Box<dyn Controller>> = vec![
+        Box::new(attachdetach::AttachDetach),
+        Box::new(attachdetach::VolumesAttached),
         Box::new(bootstrap_token::cleaner::TokenCleaner),
         Box::new(bootstrap_token::signer::BootstrapSigner),
         Box::new(clusterrole_aggregation::ClusterRoleAggregation),
@@ -84,10 +93,15 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(namespace::Namespaces),
         Box::new(node::eviction::TaintEviction),
         Box::new(node::taints::NodeTaints),
+        Box::new(persistentvolume::claims::ClaimBinder),
+        Box::new(persistentvolume::local::LocalLeftovers),
+        Box::new(persistentvolume::local::LocalProvisioner),
+        Box::new(persistentvolume::volumes::VolumePhases),
         Box::new(protection::ClaimProtection),
         Box::new(protection::VolumeProtection),
         Box::new(replicaset::ReplicaSets),
         Box::new(replicationcontroller::ReplicationControllers),
+        Box::new(resourcequota::ResourceQuotas),
         Box::new(serviceaccount::ServiceAccounts),
         Box::new(statefulset::StatefulSets),
         Box::new(ttlafterfinished::TtlAfterFinished),
@@ -106,7 +120,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
 /// Every controller that looks at everything now and then.
 pub fn sweeps(config: &Config) -> Vec<Box<dyn sweep::Sweep>> {
     let mut all: Vec<Box<dyn sweep::Sweep>> = vec![
-        Box::<node::health::NodeHealth>::default(),
+        Box::new(node::health::NodeHealth::new(config.node_lifecycle)),
         Box::new(podgc::PodGc::new(config.terminated_pod_gc_threshold)),
     ];
     if let Some(authority) = &config.authority {

@@ -24,7 +24,7 @@ use crate::sweep::Sweep;
 
 /// How long a node must have been missing before its pods are released.
 pub const QUARANTINE: SignedDuration = SignedDuration::from_secs(40);
-const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+pub(crate) const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 const REASON: &str = "DeletionByPodGC";
 
 /// The right to remove one pod by force. Its fields are this room's own, so nobody else can make one:
@@ -128,7 +128,8 @@ impl PodGc {
     }
 }
 
-fn is_out_of_service(node: &Node) -> bool {
+/// Whether somebody vouches for it that nothing of this node runs any more.
+pub fn is_out_of_service(node: &Node) -> bool {
     let ready = condition(node, "Ready").is_some_and(|c| c.status == "True");
     let mut taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
     !ready && taints.any(|t| t.key == OUT_OF_SERVICE)

@@ -4,10 +4,9 @@
 //! That no pod uses a claim is checked at the API itself before it is let go: the cache may lag.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::k8s_openapi;
-use knarr_api::registry;
-use knarr_api::{Kind, ObjectKey};
+use knarr_api::registry::{self, Registered};
+use knarr_api::{Kind, ObjectKey, Shared};
 
 use crate::action::{Action, Fact};
 use crate::controller::{Changed, Context, Controller, View};
@@ -23,7 +22,7 @@ pub fn uses(pod: &Pod, claim: &str) -> bool {
 }
 
 /// The claims that a pod's volumes are of; generic ephemeral ones are named after pod and volume.
-fn claims(pod: &Pod) -> impl Iterator<Item = String> {
+pub(crate) fn claims(pod: &Pod) -> impl Iterator<Item = String> {
     let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
     volumes.filter_map(|v| match (&v.persistent_volume_claim, &v.ephemeral) {
         (Some(source), _) => Some(source.claim_name.clone()),
@@ -36,28 +35,33 @@ fn claims(pod: &Pod) -> impl Iterator<Item = String> {
     })
 }
 
-fn holds(meta: &ObjectMeta, finalizer: &str) -> bool {
-    meta.finalizers.iter().flatten().any(|f| f == finalizer)
-}
-
-fn let_go(meta: &mut ObjectMeta, finalizer: &str) {
-    if let Some(finalizers) = &mut meta.finalizers {
-        finalizers.retain(|f| f != finalizer);
-    }
-}
-
-/// What is to be done about a finalizer: `None` is nothing.
-enum Step {
-    Add,
-    Remove,
-}
-
-fn step(meta: &ObjectMeta, finalizer: &str) -> Option<Step> {
-    match (meta.deletion_timestamp.is_some(), holds(meta, finalizer)) {
-        (true, true) => Some(Step::Remove),
-        (false, false) => Some(Step::Add),
-        _ => None,
-    }
+/// The steps of every finalizer that guards what is in use: put on while the object lives, taken off once it is being
+/// deleted and `free`, which answers what must hold at the API before (`None`: it is in use).
+pub(crate) fn guard<T: Registered>(
+    object: &Shared<T>,
+    finalizer: &str,
+    free: impl FnOnce() -> Option<Vec<Action>>,
+) -> Vec<Action> {
+    let mut changed = (**object).clone();
+    let meta = changed.metadata_mut();
+    let deleting = meta.deletion_timestamp.is_some();
+    let finalizers = meta.finalizers.get_or_insert_default();
+    let mut actions = match (deleting, finalizers.iter().any(|f| f == finalizer)) {
+        (true, true) => {
+            let Some(sure) = free() else {
+                return Vec::new();
+            };
+            finalizers.retain(|f| f != finalizer);
+            sure
+        }
+        (false, false) => {
+            finalizers.push(finalizer.into());
+            Vec::new()
+        }
+        _ => return Vec::new(),
+    };
+    actions.push(Action::update(changed));
+    actions
 }
 
 /// See the module. Its keys are claims.
@@ -92,26 +96,14 @@ impl Controller for ClaimProtection {
         let Some(claim) = context.view.get_as::<PersistentVolumeClaim>(namespace, name) else {
             return Vec::new();
         };
-        let mut new = (*claim).clone();
-        match step(&claim.metadata, CLAIM_FINALIZER) {
-            Some(Step::Add) => {
-                let finalizers = new.metadata.finalizers.get_or_insert_default();
-                finalizers.push(CLAIM_FINALIZER.into());
-                vec![Action::update(new)]
-            }
-            Some(Step::Remove) => {
-                let pods = context.view.list_as::<Pod>(namespace);
-                if pods.iter().any(|pod| uses(pod, name)) {
-                    return Vec::new();
-                }
-                let_go(&mut new.metadata, CLAIM_FINALIZER);
-                let unused = Fact::Unused {
-                    claim: context.key.clone(),
-                };
-                vec![Action::Require(unused), Action::update(new)]
-            }
-            None => Vec::new(),
-        }
+        guard(&claim, CLAIM_FINALIZER, || {
+            let pods = context.view.list_as::<Pod>(namespace);
+            let used = pods.iter().any(|pod| uses(pod, name));
+            let unused = Fact::Unused {
+                claim: context.key.clone(),
+            };
+            (!used).then(|| vec![Action::Require(unused)])
+        })
     }
 }
 
@@ -135,23 +127,10 @@ impl Controller for VolumeProtection {
         let Some(volume) = context.view.get_as::<PersistentVolume>("", &context.key.name) else {
             return Vec::new();
         };
-        let mut new = (*volume).clone();
-        match step(&volume.metadata, VOLUME_FINALIZER) {
-            Some(Step::Add) => {
-                let finalizers = new.metadata.finalizers.get_or_insert_default();
-                finalizers.push(VOLUME_FINALIZER.into());
-                vec![Action::update(new)]
-            }
-            Some(Step::Remove) => {
-                let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
-                if phase == Some("Bound") {
-                    return Vec::new();
-                }
-                let_go(&mut new.metadata, VOLUME_FINALIZER);
-                vec![Action::update(new)]
-            }
-            None => Vec::new(),
-        }
+        let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
+        guard(&volume, VOLUME_FINALIZER, || {
+            (phase != Some("Bound")).then(Vec::new)
+        })
     }
 }
 

@@ -11,6 +11,7 @@ use knarr_api::{Kind, ObjectKey};
 
 use crate::action::Action;
 use crate::controller::{Changed, Context, Controller, View};
+use crate::protection::guard;
 
 const FINALIZER: &str = "kubernetes.io/vac-protection";
 
@@ -51,18 +52,9 @@ impl Controller for VacProtection {
         let Some(class) = context.view.get_as::<VolumeAttributesClass>("", name) else {
             return Vec::new();
         };
-        let carries = class.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER);
-        let deleted = class.metadata.deletion_timestamp.is_some();
-        let mut new = (*class).clone();
-        let finalizers = new.metadata.finalizers.get_or_insert_default();
-        if deleted && carries && !is_named(context.view, name) {
-            finalizers.retain(|f| f != FINALIZER);
-        } else if !deleted && !carries {
-            finalizers.push(FINALIZER.into());
-        } else {
-            return Vec::new();
-        }
-        vec![Action::update(new)]
+        guard(&class, FINALIZER, || {
+            (!is_named(context.view, name)).then(Vec::new)
+        })
     }
 }
 

@@ -10,6 +10,7 @@ use knarr_api::{Kind, Object, ObjectKey};
 
 use crate::action::{Action, Create, Delete, Failure};
 use crate::controller::{Context, Controller, View};
+use crate::fencing::kinds::Custom;
 use crate::owner::controller_of;
 
 /// What is known in a test.
@@ -39,10 +40,26 @@ impl World {
         object
     }
 
+    /// The same for a kind of knarr's own.
+    pub fn put_custom<T: Custom>(&mut self, value: &T) {
+        let mut object = value.to_object().unwrap();
+        let meta = object.metadata_mut();
+        let name = meta.name.clone().unwrap();
+        meta.uid.get_or_insert_with(|| format!("uid-{name}"));
+        let object = Arc::new(Object::from_typed(T::kind(), object));
+        self.objects
+            .insert((T::kind().plural, ObjectKey::of(&object)), object);
+    }
+
     /// Puts in what the updates among these actions say.
     pub fn take_updates(&mut self, actions: &[Action]) {
         for action in actions {
-            if let Action::Update { kind, object, .. } = action {
+            let (kind, objects) = match action {
+                Action::Update { kind, object, .. } => (kind, std::slice::from_ref(object)),
+                Action::UpdateMany { kind, objects, .. } => (kind, objects.as_slice()),
+                _ => continue,
+            };
+            for object in objects {
                 let object = Arc::new(Object::from_typed(kind, object.clone_box()));
                 self.objects.insert((kind.plural, ObjectKey::of(&object)), object);
             }

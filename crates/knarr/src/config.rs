@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
+use knarr_api::k8s_openapi::jiff::SignedDuration;
+use knarr_control::node_lifecycle::{EvictionRates, LEASE_SECONDS, Lifecycle};
 use knarr_control::scheduler_config::{self, KubeSchedulerConfiguration};
 use knarr_node::kubelet::TerminationResume;
 use serde_json::Value;
@@ -67,6 +69,49 @@ pub struct Flags {
     /// The scheduler's settings: a KubeSchedulerConfiguration as kube-scheduler takes it.
     #[arg(long, env = "KNARR_SCHEDULER_CONFIG", value_name = "FILE", global = true)]
     pub scheduler_config: Option<String>,
+    /// Silence after which a node is lost, in seconds [default: 40].
+    #[arg(
+        long,
+        env = "KNARR_NODE_MONITOR_GRACE_PERIOD",
+        value_name = "SECONDS",
+        global = true
+    )]
+    pub node_monitor_grace_period: Option<String>,
+    /// Lost nodes a second and zone whose pods are asked to end, while most of the zone is well [default: 0.1].
+    #[arg(
+        long,
+        env = "KNARR_NODE_EVICTION_RATE",
+        value_name = "PER_SECOND",
+        global = true
+    )]
+    pub node_eviction_rate: Option<String>,
+    /// The same while much of a large zone is lost; in a small one nobody is asked then [default: 0.01].
+    #[arg(
+        long,
+        env = "KNARR_SECONDARY_NODE_EVICTION_RATE",
+        value_name = "PER_SECOND",
+        global = true
+    )]
+    pub secondary_node_eviction_rate: Option<String>,
+    /// A zone with more nodes is large [default: 50].
+    #[arg(
+        long,
+        env = "KNARR_LARGE_CLUSTER_SIZE_THRESHOLD",
+        value_name = "NODES",
+        global = true
+    )]
+    pub large_cluster_size_threshold: Option<String>,
+    /// The part of a zone's nodes whose loss is much [default: 0.55].
+    #[arg(
+        long,
+        env = "KNARR_UNHEALTHY_ZONE_THRESHOLD",
+        value_name = "PART",
+        global = true
+    )]
+    pub unhealthy_zone_threshold: Option<String>,
+    /// Folder of the fence agents that FencingPolicies name [default: /usr/sbin].
+    #[arg(long, env = "KNARR_FENCE_AGENTS_DIR", value_name = "DIR", global = true)]
+    pub fence_agents_dir: Option<String>,
     /// What is logged, such as `info` or `warn,knarr_node=debug` [default: info].
     #[arg(long, env = "KNARR_LOG", value_name = "FILTER", global = true)]
     pub log: Option<String>,
@@ -109,6 +154,8 @@ pub struct Config {
     pub sandbox_image: Option<String>,
     pub termination_resume: TerminationResume,
     pub scheduler: KubeSchedulerConfiguration,
+    pub node_lifecycle: Lifecycle,
+    pub fence_agents_dir: PathBuf,
     pub log: String,
     pub log_format: LogFormat,
 }
@@ -302,6 +349,14 @@ impl Config {
                 },
             ),
             scheduler: reader.scheduler(&flags.scheduler_config),
+            node_lifecycle: reader.node_lifecycle(flags),
+            fence_agents_dir: reader.get(
+                "fenceAgentsDir",
+                "--fence-agents-dir",
+                &flags.fence_agents_dir,
+                knarr_control::FENCE_AGENTS,
+                absolute,
+            ),
             log: reader.get("log", "--log", &flags.log, "info", |s| {
                 tracing_subscriber::EnvFilter::try_new(s)
                     .map(|_| s.to_string())
@@ -454,6 +509,62 @@ impl Reader {
         })
     }
 
+    /// When a node is lost, and how fast its pods are evicted then.
+    fn node_lifecycle(&mut self, flags: &Flags) -> Lifecycle {
+        let seconds = self.get(
+            "nodeMonitorGracePeriod",
+            "--node-monitor-grace-period",
+            &flags.node_monitor_grace_period,
+            "40",
+            |s| {
+                s.parse().ok().filter(|n| *n >= LEASE_SECONDS).ok_or_else(|| {
+                    format!("expected whole seconds, at least the {LEASE_SECONDS} that a node's lease lasts")
+                })
+            },
+        );
+        let rate = |s: &str| {
+            let rate = s.parse().ok().filter(|r: &f64| r.is_finite() && *r >= 0.0);
+            rate.ok_or_else(|| "expected a number of nodes a second, such as 0.1".to_string())
+        };
+        let rates = EvictionRates {
+            node_eviction_rate: self.get(
+                "nodeEvictionRate",
+                "--node-eviction-rate",
+                &flags.node_eviction_rate,
+                "0.1",
+                rate,
+            ),
+            secondary_node_eviction_rate: self.get(
+                "secondaryNodeEvictionRate",
+                "--secondary-node-eviction-rate",
+                &flags.secondary_node_eviction_rate,
+                "0.01",
+                rate,
+            ),
+            large_cluster_size_threshold: self.get(
+                "largeClusterSizeThreshold",
+                "--large-cluster-size-threshold",
+                &flags.large_cluster_size_threshold,
+                "50",
+                |s| s.parse().map_err(|_| "expected a number of nodes".to_string()),
+            ),
+            unhealthy_zone_threshold: self.get(
+                "unhealthyZoneThreshold",
+                "--unhealthy-zone-threshold",
+                &flags.unhealthy_zone_threshold,
+                "0.55",
+                |s| {
+                    let part = s.parse().ok().filter(|p| (0.0..=1.0).contains(p));
+                    part.ok_or_else(|| "expected a part from 0 to 1".to_string())
+                },
+            ),
+        };
+        Lifecycle {
+            grace: SignedDuration::from_secs(seconds),
+            rates,
+        }
+    }
+
     fn finish(mut self) -> Vec<String> {
         for key in self.file.keys() {
             if !self.known.contains(&key.as_str()) {
@@ -484,6 +595,9 @@ fallback! {
     SocketAddr => SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0),
     Cidr => Cidr { base: [0, 0, 0, 0].into(), prefix: 32 },
     StoreEngine => StoreEngine::Memory,
+    i64 => 0,
+    f64 => 0.0,
+    usize => 0,
     LogFormat => LogFormat::Human,
 }
 

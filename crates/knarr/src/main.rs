@@ -47,6 +47,11 @@ enum Command {
     Down(command::down::DownArgs),
     /// Tell whether the cluster of this data directory runs, and how it is.
     Status(command::status::StatusArgs),
+    /// Say why a pod is on no node: the rule that refuses each node, and the smallest change that would help.
+    Why(command::why::WhyArgs),
+    /// Say what a change would do to the pods: a drain, a scale, a lost zone, another priority. Nothing is done.
+    #[command(name = "whatif")]
+    WhatIf(command::whatif::WhatIfArgs),
     /// Print the version.
     Version(command::version::VersionArgs),
 }
@@ -66,6 +71,7 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
+    let kubeconfig_named = cli.flags.kubeconfig.is_some();
     logging::start(&config);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -82,6 +88,8 @@ fn main() -> ExitCode {
             Command::Agent(args) => command::agent::run(config, args).await,
             Command::Down(args) => command::down::run(config, args).await,
             Command::Status(args) => command::status::run(config, args).await,
+            Command::Why(args) => command::why::run(config, args, kubeconfig_named).await,
+            Command::WhatIf(args) => command::whatif::run(config, args, kubeconfig_named).await,
             Command::Version(args) => command::version::run(&args),
         }
     }))

@@ -23,13 +23,13 @@ impl BackOff {
         (failed_at.duration_since(updated) <= RESET_AFTER).then(|| failed_at + delay)
     }
 
-    /// An attempt begins after a failure at `failed_at`: the next wait is longer.
-    pub fn next(&mut self, failed_at: Timestamp, now: Timestamp) {
+    /// An attempt begins after a failure at `failed_at`: the next wait is longer, up to `longest`.
+    pub fn next(&mut self, failed_at: Timestamp, now: Timestamp, longest: SignedDuration) {
         let delay = match self.entry {
             Some((delay, updated)) if failed_at.duration_since(updated) <= RESET_AFTER => {
-                (delay * 2).min(MAX)
+                (delay * 2).min(longest)
             }
-            _ => BASE,
+            _ => BASE.min(longest),
         };
         self.entry = Some((delay, now));
     }
@@ -88,20 +88,23 @@ mod tests {
                 .until(at(now))
                 .map_or(0, |u| u.duration_since(at(now)).as_secs());
             waits.push(wait);
-            b.next(at(now), at(now + wait));
+            b.next(at(now), at(now + wait), MAX);
             now += wait;
         }
         assert_eq!(waits, [0, 10, 20, 40, 80, 160, 300, 300]);
+        let short = SignedDuration::from_secs(3);
+        b.next(at(now), at(now), short);
+        assert_eq!(b.delay(), short, "as the administrator says");
     }
 
     #[test]
     fn l5_ten_minutes_of_clean_running_reset_the_waits() {
         let mut b = BackOff::default();
-        b.next(at(0), at(0));
-        b.next(at(10), at(20));
+        b.next(at(0), at(0), MAX);
+        b.next(at(10), at(20), MAX);
         assert_eq!(b.until(at(620)), Some(at(640)));
         assert_eq!(b.until(at(621)), None);
-        b.next(at(621), at(621));
+        b.next(at(621), at(621), MAX);
         assert_eq!(b.delay(), BASE);
     }
 

@@ -4,10 +4,15 @@
 //! with actions; the doing half is `knarr-node`.
 
 pub mod admission;
+pub mod allocatable;
 pub mod backoff;
+pub mod configuration;
+pub mod eviction;
+pub mod garbage;
 pub mod grace;
 pub mod image;
 pub mod pod;
 pub mod probe;
 pub mod resources;
 pub mod runtime;
+pub mod stats;

@@ -5,6 +5,7 @@
 
 pub mod cgroup;
 pub mod containerd;
+pub mod figures;
 pub mod images;
 pub mod kubelet;
 pub mod logs;

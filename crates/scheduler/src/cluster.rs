@@ -13,6 +13,7 @@ use knarr_api::selector::label::{Requirement, Selector};
 
 use crate::node_info::NodeInfo;
 use crate::pod_info::{Labels, PodClass, PodInfo, Selects};
+use crate::volumes::Volumes;
 
 /// Where a node is in every column.
 pub type Place = u32;
@@ -132,6 +133,7 @@ pub struct Cluster {
     budgets: BTreeMap<Name, Budget>,
     /// Grows with every change of a budget.
     pub budgets_version: u64,
+    volumes: Volumes,
     /// Nodes that carry nominations.
     nominations: BTreeSet<Place>,
 }
@@ -286,13 +288,18 @@ impl Cluster {
 
     pub fn add_pod(&mut self, node: &str, pod: &Arc<PodInfo>) {
         let place = self.entry(node);
-        self.infos[place as usize].add_pod(pod);
+        if let Some(was) = self.infos[place as usize].add_pod(pod) {
+            self.volumes.count_users(&was.class, false);
+        }
+        self.volumes.count_users(&pod.class, true);
         self.changed(place);
     }
 
     pub fn remove_pod(&mut self, node: &str, uid: &str) {
         if let Some(place) = self.place(node) {
-            self.infos[place as usize].remove_pod(uid);
+            if let Some(was) = self.infos[place as usize].remove_pod(uid) {
+                self.volumes.count_users(&was.class, false);
+            }
             self.changed(place);
             self.tidy(place);
         }
@@ -494,6 +501,14 @@ impl Cluster {
                 && budget.selector.matches(pod.metadata.labels.as_ref())
                 && !budget.disrupted.contains(name)
         })
+    }
+
+    pub fn volumes(&self) -> &Volumes {
+        &self.volumes
+    }
+
+    pub fn volumes_mut(&mut self) -> &mut Volumes {
+        &mut self.volumes
     }
 
     pub fn budgets(&self) -> impl Iterator<Item = &Budget> {

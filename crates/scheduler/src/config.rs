@@ -7,7 +7,6 @@
 mod args;
 mod plugins;
 mod profile;
-mod reader;
 mod v1alpha1;
 mod version;
 
@@ -23,7 +22,7 @@ pub use args::{
 pub use plugins::{ExtensionPoint, Plugin, Plugins};
 pub use version::Version;
 
-use reader::{Fields, Report};
+use knarr_api::document::{Fields, Report};
 
 /// What every version's `kind` must be.
 const KIND: &str = "KubeSchedulerConfiguration";

@@ -17,6 +17,7 @@ use crate::plugins::{
 };
 use crate::pod_info::{ClassId, PodClass, PodInfo};
 use crate::profile::Profile;
+use crate::storage::Storage;
 
 /// What no node is looked at for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +96,7 @@ pub struct ClassState {
     nodes: usize,
     named: Option<BTreeSet<String>>,
     refusals: Refusals,
+    storage: Option<Storage>,
     /// By the rules on one node.
     local: Vec<u16>,
     columns: Columns,
@@ -139,6 +141,7 @@ impl ClassState {
                 node_affinity::CONFLICT,
             )));
         }
+        let storage = Storage::new(profile, cluster.volumes(), &class)?;
         let spread = Spread::new(profile, cluster, &class).map_err(Rejection::Error)?;
         let affinity = InterPodAffinity::new(profile, cluster, &class).map_err(|error| {
             Rejection::Refused(Refusal {
@@ -155,6 +158,7 @@ impl ClassState {
             nodes: 0,
             named,
             refusals: Refusals::default(),
+            storage,
             local: Vec::new(),
             columns: Columns::default(),
             spread,
@@ -226,7 +230,7 @@ impl ClassState {
         let at = place as usize;
         self.learn(cluster, place);
         let node = cluster.at(place);
-        self.local[at] = match self.judge_local(profile, node) {
+        self.local[at] = match self.judge_local(profile, cluster, node) {
             None => NO_NODE,
             Some(Ok(())) => FEASIBLE,
             Some(Err(refusal)) => self.refusals.number(refusal),
@@ -323,7 +327,13 @@ impl ClassState {
     }
 
     /// What the rules on one node say; `None`: there is none.
-    fn judge(&self, profile: &Profile, node: &NodeInfo) -> Option<Result<(), Refusal>> {
+    fn judge(
+        &self,
+        profile: &Profile,
+        cluster: &Cluster,
+        node: &NodeInfo,
+        pictured: &[(&PodInfo, i64)],
+    ) -> Option<Result<(), Refusal>> {
         node.node.as_ref()?;
         if let Some(named) = &self.named
             && !named.contains(&node.name)
@@ -342,24 +352,41 @@ impl ClassState {
             let earlier = first.and_then(|(_, filter)| filter(profile, &self.class, node).err());
             return Some(Err(earlier.unwrap_or(refusal)));
         }
-        Some(plugins::filter(profile, &self.class, node))
+        let verdict = plugins::filter(profile, &self.class, node);
+        Some(match &self.storage {
+            Some(storage) => verdict.and_then(|()| storage.filter(cluster.volumes(), node, pictured)),
+            None => verdict,
+        })
     }
 
     /// The same, with and without the pods that are nominated to it and of no lower priority.
-    fn judge_local(&self, profile: &Profile, node: &NodeInfo) -> Option<Result<(), Refusal>> {
+    fn judge_local(
+        &self,
+        profile: &Profile,
+        cluster: &Cluster,
+        node: &NodeInfo,
+    ) -> Option<Result<(), Refusal>> {
         let ahead = node.nominated.iter();
         let mut ahead = ahead.filter(|n| n.priority() >= self.class.priority).peekable();
         if ahead.peek().is_some() {
             let mut with = node.clone();
+            let mut more: Vec<(&PodInfo, i64)> = Vec::new();
             for nominated in ahead {
                 with.add_pod(nominated);
+                more.push((nominated, 1));
             }
-            match self.judge(profile, &with) {
+            match self.judge(profile, cluster, &with, &more) {
                 Some(Ok(())) => {}
                 verdict => return verdict,
             }
         }
-        self.judge(profile, node)
+        self.judge(profile, cluster, node, &[])
+    }
+
+    /// Whether it was made from what is known of storage now (or looks at none).
+    pub fn knows_storage(&self, cluster: &Cluster) -> bool {
+        let storage = self.storage.as_ref();
+        storage.is_none_or(|s| s.version == cluster.volumes().version)
     }
 
     /// The nodes that were named by the pod; `None`: all.
@@ -381,7 +408,7 @@ impl ClassState {
         node: &NodeInfo,
         pictured: &[(&PodInfo, i64)],
     ) -> Result<(), Refusal> {
-        match self.judge(profile, node) {
+        match self.judge(profile, cluster, node, pictured) {
             None => return Err(Refusal::of_node("", "node not found")),
             Some(verdict) => verdict?,
         }

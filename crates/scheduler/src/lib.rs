@@ -13,11 +13,14 @@ pub mod evaluation;
 pub mod node_info;
 pub mod plugins;
 pub mod pod_info;
+pub mod pod_volumes;
 pub mod profile;
 pub mod queue;
 pub mod queueing_hints;
 pub mod resources;
 pub mod scheduler;
+pub mod storage;
+pub mod volumes;
 pub mod whatif;
 pub mod why;
 

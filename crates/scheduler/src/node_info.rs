@@ -93,9 +93,9 @@ impl NodeInfo {
         self.node.is_none() && self.pods.is_empty() && self.nominated.is_empty()
     }
 
-    /// Puts a pod on it; one that stands there already is taken as it is now.
-    pub fn add_pod(&mut self, pod: &Arc<PodInfo>) {
-        self.remove_pod(pod.uid());
+    /// Puts a pod on it; one that stands there already is taken as it is now. As what it stood there.
+    pub fn add_pod(&mut self, pod: &Arc<PodInfo>) -> Option<Arc<PodInfo>> {
+        let was = self.remove_pod(pod.uid());
         let requests = pod.requests();
         self.requested.add(&requests.room);
         self.requested_filled_in.add(requests.standing);
@@ -113,12 +113,12 @@ impl NodeInfo {
             }),
         }
         self.pods.push(pod.clone());
+        was
     }
 
-    pub fn remove_pod(&mut self, uid: &str) {
-        let Some(at) = self.pods.iter().position(|p| p.uid() == uid) else {
-            return;
-        };
+    /// Takes a pod off it, if it is there.
+    pub fn remove_pod(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
+        let at = self.pods.iter().position(|p| p.uid() == uid)?;
         let pod = self.pods.remove(at);
         let requests = pod.requests();
         self.requested.subtract(&requests.room);
@@ -136,5 +136,6 @@ impl NodeInfo {
                 self.groups.swap_remove(at);
             }
         }
+        Some(pod)
     }
 }

@@ -14,6 +14,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::selector::label::Selector;
 use knarr_api::{ObjectKey, Shared};
 
+use crate::pod_volumes::PodVolumes;
 use crate::resources::Requests;
 
 /// An object's labels.
@@ -189,6 +190,8 @@ pub struct PodClass {
     /// Names of the images of all containers, with their tag.
     pub images: Vec<String>,
     pub image_volumes: Vec<String>,
+    /// `None`: it has none that any rule looks at.
+    pub volumes: Option<Box<PodVolumes>>,
 }
 
 impl PodClass {
@@ -217,6 +220,7 @@ impl PodClass {
             affinity: AffinityTerms::read(spec.and_then(|s| s.affinity.as_ref()), pod.object().namespace()),
             images: all,
             image_volumes: references.map(with_tag).collect(),
+            volumes: Some(PodVolumes::of(&pod)).filter(|v| !v.is_empty()).map(Box::new),
             example: pod,
         }
     }
@@ -475,10 +479,21 @@ fn class_key(pod: &Pod) -> Vec<u8> {
             put(&volume.image);
             put(&claim.map(|c| &c.claim_name));
             put(&volume.ephemeral);
+            // Its claim is the pod's own, and must be.
             put(&volume
                 .ephemeral
                 .as_ref()
-                .map(|_| (&pod.metadata.name, &volume.name)));
+                .map(|_| (&pod.metadata.name, &pod.metadata.uid, &volume.name)));
+        }
+        let disk = volume.gce_persistent_disk.is_some()
+            || volume.aws_elastic_block_store.is_some()
+            || volume.iscsi.is_some()
+            || volume.rbd.is_some()
+            || volume.azure_disk.is_some()
+            || volume.cinder.is_some()
+            || volume.portworx_volume.is_some();
+        if disk {
+            put(volume);
         }
     }
     key

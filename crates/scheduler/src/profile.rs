@@ -4,8 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{NodeSelector, PreferredSchedulingTerm};
+use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
+use crate::plugins::volume_binding::BIND_TIMEOUT;
 use crate::pod_info::SpreadConstraint;
 
 /// The scheduler pods mean when they name none.
@@ -82,6 +84,8 @@ pub struct Profile {
     pub spread: SpreadArgs,
     pub inter_pod_affinity: InterPodAffinityArgs,
     pub node_affinity: NodeAffinityArgs,
+    /// How long the volumes of a pod may take to be bound.
+    pub bind_timeout: SignedDuration,
 }
 
 /// cpu and memory, alike.
@@ -142,6 +146,7 @@ impl Default for Profile {
                 ignore_preferred_terms_of_existing_pods: false,
             },
             node_affinity: NodeAffinityArgs::default(),
+            bind_timeout: BIND_TIMEOUT,
         }
     }
 }

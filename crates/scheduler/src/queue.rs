@@ -40,6 +40,7 @@ struct Waiting {
     pod: Arc<PodInfo>,
     /// Its number in the order of arrival, which is its age.
     arrival: u64,
+    since: Timestamp,
     attempts: u32,
     place: Place,
 }
@@ -123,6 +124,19 @@ impl Queue {
         self.pods.get(key).map_or(0, |w| w.attempts)
     }
 
+    /// Since when the pod waits.
+    pub fn since(&self, key: &ObjectKey) -> Option<Timestamp> {
+        self.pods.get(key).map(|w| w.since)
+    }
+
+    /// Pods that were refused, with each plugin that was against them.
+    pub fn parked(&self) -> impl Iterator<Item = (&'static str, &Arc<PodInfo>)> {
+        self.parked_by.iter().flat_map(|(plugin, keys)| {
+            let pods = keys.iter().filter_map(|key| self.get(key));
+            pods.map(|pod| (*plugin, pod))
+        })
+    }
+
     /// Pods that wait in any way.
     pub fn len(&self) -> usize {
         self.pods.len()
@@ -161,6 +175,7 @@ impl Queue {
                 let waiting = Waiting {
                     pod,
                     arrival,
+                    since: now,
                     attempts: 0,
                     place: Place::Active(turn),
                 };

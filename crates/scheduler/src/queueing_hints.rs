@@ -4,10 +4,12 @@
 use crate::node_info::NodeInfo;
 use crate::plugins::{
     inter_pod_affinity, node_affinity, node_name, node_ports, node_resources_fit, node_unschedulable,
-    pod_topology_spread, taint_toleration,
+    node_volume_limits, pod_topology_spread, taint_toleration, volume_binding, volume_restrictions,
+    volume_zone,
 };
 use crate::pod_info::{PodClass, PodInfo, selects};
 use crate::profile::Profile;
+use crate::volumes::{Change, volume_limit, waits_for_consumer};
 
 /// The plugins that look at pods, for whom the coming or going of one may matter.
 pub const LOOK_AT_PODS: &[&str] = &[
@@ -15,6 +17,16 @@ pub const LOOK_AT_PODS: &[&str] = &[
     node_ports::NAME,
     pod_topology_spread::NAME,
     inter_pod_affinity::NAME,
+    volume_restrictions::NAME,
+    node_volume_limits::NAME,
+];
+
+/// The plugins that look at volumes and claims.
+pub const LOOK_AT_STORAGE: &[&str] = &[
+    volume_restrictions::NAME,
+    node_volume_limits::NAME,
+    volume_binding::NAME,
+    volume_zone::NAME,
 ];
 
 /// A node has come, changed or gone. Both are without their pods.
@@ -39,6 +51,11 @@ pub fn node_changed(
         }),
         pod_topology_spread::NAME => pod_topology_spread::node_change_helps(class, before, after),
         inter_pod_affinity::NAME => inter_pod_affinity::node_change_helps(class, before, after),
+        volume_restrictions::NAME => before.is_none() && after.is_some(),
+        node_volume_limits::NAME => false,
+        volume_binding::NAME | volume_zone::NAME => {
+            after.is_some_and(|after| before.is_none_or(|b| b.labels() != after.labels()))
+        }
         _ => after.is_some(),
     }
 }
@@ -64,6 +81,97 @@ pub fn pod_changed(plugin: &str, pod: &PodInfo, other: &PodClass, came: bool) ->
                         .any(|c| c.hard && selects(&c.selector, other.labels())))
         }
         inter_pod_affinity::NAME => inter_pod_affinity::pod_change_helps(class, other, came),
+        volume_restrictions::NAME => !came && volume_restrictions::pod_leaving_helps(class, other),
+        node_volume_limits::NAME => !came && node_volume_limits::pod_leaving_helps(other),
         _ => false,
     }
+}
+
+/// Something of storage has come, changed or gone.
+pub fn storage_changed(plugin: &str, pod: &PodInfo, change: &Change) -> bool {
+    match plugin {
+        volume_restrictions::NAME => matches!(change, Change::Claim { before: None, after: Some(claim) }
+            if is_named_claim(pod, claim.object().namespace(), claim.object().name())),
+        node_volume_limits::NAME => match change {
+            Change::Node { before, after } => {
+                node_volume_limits::csi_node_helps(before.as_deref(), after.as_deref())
+            }
+            Change::Claim {
+                before: None,
+                after: Some(claim),
+            } => is_claim(pod, claim.object().namespace(), claim.object().name()),
+            Change::Attachment {
+                before: Some(gone),
+                after: None,
+            } => pod.class.volumes.as_ref().is_some_and(|v| {
+                v.named().next().is_some() || v.inline.iter().any(|a| a.driver == gone.spec.attacher)
+            }),
+            _ => false,
+        },
+        volume_binding::NAME => match change {
+            Change::Claim {
+                after: Some(claim), ..
+            } => is_claim(pod, claim.object().namespace(), claim.object().name()),
+            Change::Volume { after, .. } => after.is_some(),
+            Change::Class {
+                before,
+                after: Some(after),
+            } => before
+                .as_ref()
+                .is_none_or(|b| b.allowed_topologies != after.allowed_topologies),
+            Change::Node {
+                before,
+                after: Some(_),
+            } => before.is_none(),
+            Change::Driver {
+                before: Some(before),
+                after: Some(after),
+            } => {
+                let gave_up =
+                    before.spec.storage_capacity == Some(true) && after.spec.storage_capacity != Some(true);
+                gave_up && uses_driver(pod, after.object().name())
+            }
+            Change::Capacity {
+                before,
+                after: Some(after),
+            } => {
+                let was = before.as_ref().and_then(|b| volume_limit(b));
+                before.is_none() || volume_limit(after).is_some_and(|is| was.is_none_or(|was| is > was))
+            }
+            _ => false,
+        },
+        volume_zone::NAME => match change {
+            Change::Claim {
+                after: Some(claim), ..
+            } => is_named_claim(pod, claim.object().namespace(), claim.object().name()),
+            Change::Volume { before, after } => {
+                volume_zone::volume_helps(before.as_deref(), after.as_deref())
+            }
+            Change::Class {
+                before: None,
+                after: Some(class),
+            } => waits_for_consumer(class),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// Whether one of the pod's volumes is of the claim.
+fn is_claim(pod: &PodInfo, namespace: &str, name: &str) -> bool {
+    let volumes = pod.class.volumes.as_ref();
+    pod.class.namespace() == namespace && volumes.is_some_and(|v| v.uses(name))
+}
+
+/// The same, and the pod names the claim itself.
+fn is_named_claim(pod: &PodInfo, namespace: &str, name: &str) -> bool {
+    let volumes = pod.class.volumes.as_ref();
+    pod.class.namespace() == namespace && volumes.is_some_and(|v| v.named().any(|n| n == name))
+}
+
+/// Whether the pod has a volume in itself that is the driver's.
+fn uses_driver(pod: &PodInfo, driver: &str) -> bool {
+    let spec = pod.pod.spec.as_ref();
+    let mut volumes = spec.and_then(|s| s.volumes.as_ref()).into_iter().flatten();
+    volumes.any(|v| v.csi.as_ref().is_some_and(|c| c.driver == driver))
 }

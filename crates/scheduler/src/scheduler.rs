@@ -14,11 +14,14 @@ use crate::diagnosis::Diagnosis;
 use crate::evaluation::{ClassState, PluginScores, Rejection, Scratch};
 use crate::node_info::NodeInfo;
 use crate::plugins::default_preemption::{self, Candidate, Outcome, Wanted};
+use crate::plugins::volume_binding::VolumesToBind;
 use crate::plugins::{Refusal, inter_pod_affinity, pod_topology_spread};
 use crate::pod_info::{ClassId, Classes, PodInfo, is_finished, node_name, nominated_node_name};
 use crate::profile::Profile;
 use crate::queue::{Backoffs, Lengths, Queue};
 use crate::queueing_hints as hints;
+use crate::storage::Storage;
+use crate::volumes;
 
 /// What is kept of classes of pods at most, all together.
 const STATES_BYTES: usize = 256 << 20;
@@ -49,8 +52,14 @@ pub enum Nomination {
 /// What is to be done about a pod.
 #[derive(Debug)]
 pub enum Step {
-    /// Bind it; then tell [`Scheduler::bound`] or [`Scheduler::not_bound`].
-    Bind { pod: Shared<Pod>, node: String },
+    /// Bind its volumes, if any are to be bound, and wait until they are ([`Scheduler::volumes_bound`]); bind it; then
+    /// tell [`Scheduler::bound`] or [`Scheduler::not_bound`].
+    Bind {
+        pod: Shared<Pod>,
+        node: String,
+        volumes: Option<Arc<VolumesToBind>>,
+        waited: Waited,
+    },
     /// Say that it could not be placed.
     Report {
         pod: Shared<Pod>,
@@ -69,6 +78,13 @@ pub enum Step {
         /// Pods of lower priority that were to go to that node.
         cleared: Vec<Shared<Pod>>,
     },
+}
+
+/// What it took until a pod was placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waited {
+    pub attempts: u32,
+    pub since: Timestamp,
 }
 
 /// All that the rules say about one pod, for people.
@@ -105,6 +121,8 @@ pub struct Scheduler {
     standing: BTreeMap<String, String>,
     /// Of those, the ones whose binding is under way.
     assumed: BTreeSet<String>,
+    /// Volumes that are kept for pods whose binding is under way, by uid.
+    reserved: BTreeMap<String, Arc<VolumesToBind>>,
     /// Where pods are nominated to, by uid.
     nominated: BTreeMap<String, String>,
     /// Pods whose victims are being told, by uid.
@@ -134,6 +152,7 @@ impl Scheduler {
             gated: BTreeSet::new(),
             standing: BTreeMap::new(),
             assumed: BTreeSet::new(),
+            reserved: BTreeMap::new(),
             nominated: BTreeMap::new(),
             preempting: BTreeSet::new(),
             rotation: 0,
@@ -166,6 +185,26 @@ impl Scheduler {
     /// How often a waiting pod was tried.
     pub fn attempts(&self, pod: &Shared<Pod>) -> u32 {
         self.queue.attempts(&ObjectKey::of(pod.object()))
+    }
+
+    /// How many pods stand on nodes, those included whose binding is under way.
+    pub fn standing(&self) -> usize {
+        self.standing.len()
+    }
+
+    /// How many pods' binding is under way.
+    pub fn assumed(&self) -> usize {
+        self.assumed.len()
+    }
+
+    /// How many pods each plugin is against, for each profile.
+    pub fn unschedulable_by(&self) -> BTreeMap<(&'static str, String), usize> {
+        let mut all = BTreeMap::new();
+        for (plugin, pod) in self.queue.parked().filter(|(plugin, _)| !plugin.is_empty()) {
+            let profile = &profile_for(&self.profiles, &pod.pod).scheduler_name;
+            *all.entry((plugin, profile.clone())).or_default() += 1;
+        }
+        all
     }
 
     fn profile_of(&self, pod: &Pod) -> Option<usize> {
@@ -203,6 +242,31 @@ impl Scheduler {
         });
     }
 
+    /// Something of storage is new, has changed or has gone.
+    pub fn storage_changed(&mut self, change: &volumes::Change, now: Timestamp) {
+        self.cluster.volumes_mut().apply(change);
+        if self.queue.awaits(hints::LOOK_AT_STORAGE) {
+            self.queue
+                .wake_where(now, |plugin, pod| hints::storage_changed(plugin, pod, change));
+        }
+    }
+
+    /// Whether the volumes of a pod whose binding is under way are all bound; the error: they will not be, and the pod
+    /// is to be given back. `volumes` has the objects as the API gave them back when they were written.
+    pub fn volumes_bound(
+        &self,
+        pod: &Shared<Pod>,
+        node: &str,
+        volumes: &VolumesToBind,
+    ) -> Result<bool, String> {
+        if !self.assumed.contains(pod.object().uid()) {
+            return Err("pod does not exist any more".into());
+        }
+        let info = self.cluster.get(node).filter(|info| info.node.is_some());
+        let info = info.ok_or_else(|| format!("failed to get node {node:?}: node {node:?} not found"))?;
+        volumes.are_bound(self.cluster.volumes(), info)
+    }
+
     /// A pod is new, has changed or has gone (`new` is `None`).
     pub fn pod_changed(&mut self, old: Option<&Shared<Pod>>, new: Option<&Shared<Pod>>, now: Timestamp) {
         if let (Some(old), Some(new)) = (old, new)
@@ -223,6 +287,7 @@ impl Scheduler {
             (Some(node), Some(new)) => {
                 self.dequeue(&key, &uid);
                 let was_expected = self.assumed.remove(&uid);
+                self.reserved.remove(&uid);
                 let info = Arc::new(self.classes.info(new));
                 let changed = self.stand(node, &info);
                 if changed && !was_expected {
@@ -262,6 +327,7 @@ impl Scheduler {
             _ => {
                 self.dequeue(&key, &uid);
                 self.assumed.remove(&uid);
+                self.take_back_volumes(&uid);
                 if self.leave(&uid) {
                     let info = self.classes.info(pod);
                     self.pod_left(&info, now);
@@ -371,7 +437,8 @@ impl Scheduler {
         }
         let wanted = pod.node_name();
         let key = (profile, pod.class.id);
-        let known = self.states.remove(&key).filter(|_| wanted.is_empty());
+        let known = self.states.remove(&key);
+        let known = known.filter(|s| wanted.is_empty() && s.knows_storage(&self.cluster));
         let settings = &self.profiles[profile];
         let mut state = match known {
             Some(state) => state,
@@ -627,9 +694,17 @@ impl Scheduler {
                 self.stand(&name, &pod);
                 self.assumed.insert(pod.uid().to_string());
                 self.pod_came(&pod, now);
+                let volumes = self.reserve_volumes(profile, &pod, &name);
+                let key = pod.key();
+                let waited = Waited {
+                    attempts: self.queue.attempts(&key),
+                    since: self.queue.since(&key).unwrap_or(now),
+                };
                 return Step::Bind {
+                    waited,
                     pod: pod.pod.clone(),
                     node: name,
+                    volumes,
                 };
             }
             (Decision::Nowhere(diagnosis), candidate) => (diagnosis, candidate),
@@ -677,6 +752,30 @@ impl Scheduler {
         }
     }
 
+    /// Keeps volumes for the pod's claims that wait for it; `None`: none do.
+    fn reserve_volumes(&mut self, profile: usize, pod: &PodInfo, node: &str) -> Option<Arc<VolumesToBind>> {
+        pod.class.volumes.as_ref()?;
+        let settings = self.profiles.get(profile)?.clone();
+        let info = self.cluster.get(node)?;
+        // The node took the pod just now, so it can be said what its claims are bound to there.
+        let storage = Storage::new(&settings, self.cluster.volumes(), &pod.class).ok()??;
+        let mut to_bind = storage.claims()?.find(self.cluster.volumes(), info).ok()?;
+        if to_bind.is_empty() {
+            return None;
+        }
+        to_bind.timeout = settings.bind_timeout;
+        to_bind.reserve(self.cluster.volumes_mut(), node);
+        let to_bind = Arc::new(to_bind);
+        self.reserved.insert(pod.uid().to_string(), to_bind.clone());
+        Some(to_bind)
+    }
+
+    fn take_back_volumes(&mut self, uid: &str) {
+        if let Some(kept) = self.reserved.remove(uid) {
+            kept.take_back(self.cluster.volumes_mut());
+        }
+    }
+
     /// The victims were told to go, or one could not be (`failed`): the pod is tried again then.
     pub fn preempted(&mut self, pod: &Shared<Pod>, failed: bool, now: Timestamp) {
         let was = self.preempting.remove(pod.object().uid());
@@ -688,6 +787,7 @@ impl Scheduler {
 
     /// The API has taken the binding.
     pub fn bound(&mut self, pod: &Shared<Pod>) {
+        self.reserved.remove(pod.object().uid());
         let key = ObjectKey::of(pod.object());
         // Another pod may have taken its name meanwhile.
         if self
@@ -702,6 +802,7 @@ impl Scheduler {
     /// The API has refused the binding: the room is free again and the pod comes back after its back-off.
     pub fn not_bound(&mut self, pod: &Shared<Pod>, now: Timestamp) {
         let uid = pod.object().uid();
+        self.take_back_volumes(uid);
         // If the cache has shown the pod bound (or gone) meanwhile, that stands.
         if self.assumed.remove(uid) {
             self.leave(uid);

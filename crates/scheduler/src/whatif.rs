@@ -2,23 +2,25 @@
 //! which find no node. The deciding code runs on a picture of its own until nothing moves; nothing is written.
 //!
 //! A pod that goes and has a controller comes back as its controller would make it; one without does not come back.
-//! What the picture leaves out: volumes, and how long pods take to end.
+//! Volumes that are to be made are there at once. What the picture leaves out: how long pods take to end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ReplicationController, Service};
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, PodTemplateSpec, ReplicationController, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi};
+use serde::Serialize;
 
 use crate::Scheduler;
 use crate::pod_info::{is_finished, node_name};
 use crate::scheduler::Step;
+use crate::why::{Why, why};
 
 /// No picture takes more steps to settle; one that would is a fault, and is reported as one.
 const STEPS: usize = 2_000_000;
@@ -54,14 +56,14 @@ pub enum Change {
 pub enum Error {
     #[error("there is no {0}")]
     NotFound(String),
-    #[error("{0} has no pod to make others after")]
-    NoExample(String),
+    #[error("there is no {0}, nor a pod of it")]
+    NoWorkload(String),
     #[error("the picture does not settle: after {STEPS} decisions pods still move")]
     Unsettled,
 }
 
 /// A pod that gets a node.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Placement {
     /// `namespace/name`; of a pod that comes in the place of another, that one's.
     pub pod: String,
@@ -71,7 +73,7 @@ pub struct Placement {
 }
 
 /// A pod that has to go for another of higher priority.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Victim {
     pub pod: String,
     pub node: String,
@@ -80,14 +82,14 @@ pub struct Victim {
 }
 
 /// A pod and what is said about it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Said {
     pub pod: String,
     pub words: String,
 }
 
 /// What comes of it. All sorted by pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct WhatIf {
     pub placements: Vec<Placement>,
     pub victims: Vec<Victim>,
@@ -107,6 +109,8 @@ pub struct Picture {
     nodes: BTreeMap<String, Shared<Node>>,
     /// What controls a ReplicaSet: by namespace and name.
     owners: BTreeMap<(String, String), OwnerReference>,
+    /// What workloads make their pods after: by kind, namespace and name.
+    templates: BTreeMap<(&'static str, String, String), PodTemplateSpec>,
     classes: BTreeMap<String, Shared<PriorityClass>>,
     /// The name and node of what a pod came for, by uid.
     replaces: BTreeMap<String, (String, Option<String>)>,
@@ -114,6 +118,25 @@ pub struct Picture {
     now: Timestamp,
     said: WhatIf,
     waiting: BTreeMap<String, String>,
+}
+
+/// What the object, if it is a workload, makes its pods after.
+fn template(object: &Object) -> Option<PodTemplateSpec> {
+    if let Some(of) = object.get::<Deployment>() {
+        return Some(of.spec.as_ref()?.template.clone());
+    }
+    if let Some(of) = object.get::<StatefulSet>() {
+        return Some(of.spec.as_ref()?.template.clone());
+    }
+    if let Some(of) = object.get::<ReplicaSet>() {
+        return of.spec.as_ref()?.template.clone();
+    }
+    object
+        .get::<ReplicationController>()?
+        .spec
+        .as_ref()?
+        .template
+        .clone()
 }
 
 fn full_name(object: &Object) -> String {
@@ -136,6 +159,7 @@ impl Picture {
             pods: BTreeMap::new(),
             nodes: BTreeMap::new(),
             owners: BTreeMap::new(),
+            templates: BTreeMap::new(),
             classes: BTreeMap::new(),
             replaces: BTreeMap::new(),
             made: 0,
@@ -158,6 +182,11 @@ impl Picture {
     fn add_surroundings(&mut self, object: &Arc<Object>) {
         let (namespace, name) = (object.namespace(), object.name());
         let key = (namespace.to_string(), name.to_string());
+        if let Some(template) = template(object) {
+            let (namespace, name) = key.clone();
+            self.templates
+                .insert((object.kind().kind, namespace, name), template);
+        }
         if let Ok(node) = Shared::<Node>::new(object.clone()) {
             self.scheduler.node_changed(name, Some(node.clone()), self.now);
             self.nodes.insert(name.to_string(), node);
@@ -171,6 +200,10 @@ impl Picture {
                 .cluster_mut()
                 .set_replica_set(namespace, name, Some(set));
         } else {
+            if let Some(change) = crate::volumes::Change::of(None, Some(object)) {
+                self.scheduler.storage_changed(&change, self.now);
+                return;
+            }
             let cluster = self.scheduler.cluster_mut();
             if let Some(of) = object.get::<Namespace>() {
                 cluster.set_namespace(name, Some(of));
@@ -184,6 +217,18 @@ impl Picture {
                 cluster.set_budget(namespace, name, Some(of));
             }
         }
+    }
+
+    /// Why a pod of the cluster is where it is, or nowhere, as things stand.
+    pub fn why(mut self, namespace: &str, name: &str) -> Result<Why, Error> {
+        let pod = self.find(namespace, name)?;
+        Ok(why(&mut self.scheduler, &pod))
+    }
+
+    fn find(&self, namespace: &str, name: &str) -> Result<Shared<Pod>, Error> {
+        let is = |pod: &&Shared<Pod>| pod.object().namespace() == namespace && pod.object().name() == name;
+        let found = self.pods.values().find(is).cloned();
+        found.ok_or_else(|| Error::NotFound(format!("pod {namespace}/{name}")))
     }
 
     /// What comes of a change.
@@ -359,8 +404,11 @@ impl Picture {
             .filter(|pod| pod.metadata.deletion_timestamp.is_none() && !is_finished(pod))
             .cloned()
             .collect();
-        let Some(example) = pods.last().cloned() else {
-            return Err(Error::NoExample(format!("{kind} {namespace}/{name}")));
+        let example = match pods.last() {
+            Some(pod) => (**pod).clone(),
+            None => self
+                .first_pod(kind, namespace, name)
+                .ok_or_else(|| Error::NoWorkload(format!("{kind} {namespace}/{name}")))?,
         };
         sort_for_scale_down(kind, &mut pods);
         for pod in pods.iter().take(pods.len().saturating_sub(replicas)) {
@@ -400,14 +448,46 @@ impl Picture {
         Ok(())
     }
 
+    /// A pod as a workload without pods would make its first.
+    fn first_pod(&self, kind: &str, namespace: &str, name: &str) -> Option<Pod> {
+        let is = |(k, ns, n): &&(&str, String, String)| *k == kind && ns == namespace && n == name;
+        let (_, template) = self.templates.iter().find(|(key, _)| is(key))?;
+        let mut pod = Pod {
+            metadata: template.metadata.clone().unwrap_or_default(),
+            spec: template.spec.clone(),
+            status: None,
+        };
+        pod.metadata.namespace = Some(namespace.to_string());
+        // A Deployment's pods are a ReplicaSet's.
+        let below = self
+            .owners
+            .iter()
+            .find(|((ns, _), owner)| ns == namespace && owner.kind == kind && owner.name == name);
+        let (kind, name) = below.map_or((kind, name), |((_, set), _)| ("ReplicaSet", set));
+        pod.metadata.owner_references = Some(vec![OwnerReference {
+            api_version: "apps/v1".into(),
+            kind: kind.to_string(),
+            name: name.to_string(),
+            controller: Some(true),
+            ..OwnerReference::default()
+        }]);
+        let spec = pod.spec.get_or_insert_default();
+        let class = match &spec.priority_class_name {
+            Some(class) => self.classes.get(class),
+            None => self.classes.values().find(|c| c.global_default == Some(true)),
+        };
+        if let Some(class) = class {
+            spec.priority = class.value;
+            spec.preemption_policy = class.preemption_policy.clone();
+        }
+        Some(pod)
+    }
+
     fn set_priority(&mut self, namespace: &str, name: &str, class: &str) -> Result<(), Error> {
         let Some(of) = self.classes.get(class).cloned() else {
             return Err(Error::NotFound(format!("priority class {class}")));
         };
-        let is = |pod: &&Shared<Pod>| pod.object().namespace() == namespace && pod.object().name() == name;
-        let Some(pod) = self.pods.values().find(is).cloned() else {
-            return Err(Error::NotFound(format!("pod {namespace}/{name}")));
-        };
+        let pod = self.find(namespace, name)?;
         let from = Some(node_name(&pod).to_string()).filter(|n| !n.is_empty());
         let made = self.like(&pod, |pod| {
             let spec = pod.spec.get_or_insert_default();
@@ -440,7 +520,7 @@ impl Picture {
 
     fn carry_out(&mut self, step: Step) {
         match step {
-            Step::Bind { pod, node } => {
+            Step::Bind { pod, node, .. } => {
                 self.waiting.remove(pod.object().uid());
                 let (name, from) = self.origin(&pod);
                 self.said.placements.push(Placement {

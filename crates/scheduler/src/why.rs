@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi};
+use serde::Serialize;
 
 use crate::Scheduler;
 use crate::node_info::NodeInfo;
@@ -24,10 +25,12 @@ const HELPS: usize = 5;
 const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
 /// See the module.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Why {
     /// `namespace/name`.
     pub pod: String,
+    #[serde(flatten)]
     pub verdict: Verdict,
     /// What refuses it, most nodes first.
     pub refused: Vec<Refused>,
@@ -37,7 +40,8 @@ pub struct Why {
     pub help: Vec<Help>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "verdict", rename_all_fields = "camelCase")]
 pub enum Verdict {
     /// Its containers have ended.
     Finished,
@@ -54,7 +58,7 @@ pub enum Verdict {
 }
 
 /// The nodes that one rule refuses with one reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refused {
     pub plugin: &'static str,
     pub words: String,
@@ -63,7 +67,7 @@ pub struct Refused {
 }
 
 /// A change that would place the pod, and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Help {
     pub change: String,
     pub node: String,

@@ -126,7 +126,7 @@ impl World {
     fn step(&mut self, scheduler: &mut Scheduler, now: Timestamp) {
         let Some(step) = scheduler.step(now) else { return };
         match step {
-            Step::Bind { pod, node } => {
+            Step::Bind { pod, node, .. } => {
                 scheduler.bound(&pod);
                 let name = pod.object().name().to_string();
                 let mut new = self.pods[&name].clone();

@@ -4,8 +4,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use knarr_apiserver::Server;
-use knarr_client::{Api, Clock};
+use knarr_api::k8s_openapi::jiff::Timestamp;
+use knarr_api::registry;
+use knarr_client::{Api, Clock, TokioClock};
 use knarr_node::runtime::fake::{FakeRuntime, Happening, Manners};
 use knarr_node::{Config, Kubelet, Machine};
 use parking_lot::Mutex;
@@ -13,11 +14,13 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::Sabotage;
-use crate::network::{Network, Wire};
+use crate::Mutation;
+use crate::clocks::DriftingClock;
+use crate::network::{Identity, Network, Wire};
 use crate::observer::Observer;
 use crate::random::{Stream, stream};
 use crate::runtime::{Condition, Line};
+use crate::servers::ApiServer;
 
 /// What every container's image is called.
 pub(crate) const IMAGES: [&str; 3] = ["app:v1", "app:v2", "app:v3"];
@@ -26,22 +29,31 @@ pub(crate) const IMAGES: [&str; 3] = ["app:v1", "app:v2", "app:v3"];
 #[derive(Clone)]
 pub(crate) struct Ground {
     pub seed: u64,
-    pub server: Arc<Server>,
+    pub servers: Arc<Vec<Arc<ApiServer>>>,
     pub observer: Arc<Observer>,
-    pub clock: Arc<dyn Clock>,
+    /// The time as it is; no component knows it.
+    pub clock: TokioClock,
+    pub epoch: Timestamp,
     pub directory: PathBuf,
-    pub sabotage: Option<Sabotage>,
+    pub mutation: Option<Mutation>,
 }
 
 impl Ground {
-    fn wire(&self, api: Arc<dyn Api>, network: &Arc<Network>, dead: &CancellationToken) -> Arc<dyn Api> {
-        Arc::new(Wire {
-            inner: api,
-            network: network.clone(),
-            observer: self.observer.clone(),
-            dead: dead.clone(),
-            sabotage: self.sabotage,
-        })
+    fn wire(&self, identity: Identity, network: &Arc<Network>, dead: &CancellationToken) -> Arc<dyn Api> {
+        Arc::new(Wire::new(
+            self.servers.clone(),
+            identity,
+            network.clone(),
+            self.observer.clone(),
+            dead.clone(),
+            self.mutation,
+        ))
+    }
+
+    /// The clock of the machine that this runs on.
+    pub fn clock_of(&self, machine: &str) -> Arc<dyn Clock> {
+        let mut chance = stream(self.seed, &format!("clock/{machine}"));
+        Arc::new(DriftingClock::new(self.clock, self.epoch, &mut chance))
     }
 }
 
@@ -53,6 +65,7 @@ pub(crate) struct Node {
     pub condition: Arc<Condition>,
     pub runtime: Arc<FakeRuntime>,
     ground: Ground,
+    clock: Arc<dyn Clock>,
     /// The one that runs: how to end it.
     kubelet: Mutex<Option<(CancellationToken, Kubelet)>>,
 }
@@ -62,7 +75,8 @@ impl Node {
         let name = format!("n{number}");
         let images = IMAGES.map(|i| format!("docker.io/library/{i}"));
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
-        let runtime = Arc::new(FakeRuntime::new(ground.clock.clone(), &images));
+        let clock = ground.clock_of(&name);
+        let runtime = Arc::new(FakeRuntime::new(clock.clone(), &images));
         for (container, manners) in [
             ("lingers", Manners::Lingers(std::time::Duration::from_secs(3))),
             ("ignores", Manners::Ignores),
@@ -96,6 +110,7 @@ impl Node {
             address: format!("192.0.2.{}", 10 + number),
             runtime,
             ground: ground.clone(),
+            clock,
             kubelet: Mutex::new(None),
             name,
         })
@@ -122,27 +137,34 @@ impl Node {
             },
             ..Config::default()
         };
-        let user = format!("system:node:{}", self.name);
-        let api = self
-            .ground
-            .server
-            .api(&user, ["system:nodes", "system:authenticated"]);
+        let identity = Identity {
+            user: format!("system:node:{}", self.name),
+            groups: ["system:nodes", "system:authenticated"],
+        };
         let dead = CancellationToken::new();
         let line = Line {
+            node: self.name.clone(),
+            observer: self.ground.observer.clone(),
             inner: self.runtime.clone(),
             condition: self.condition.clone(),
             dead: dead.clone(),
-            sabotage: self.ground.sabotage,
+            mutation: self.ground.mutation,
             recipes: Mutex::default(),
+            believed_ended: Mutex::default(),
         };
         let kubelet = Kubelet::start(
             config,
-            self.ground.wire(api, &self.network, &dead),
+            self.ground.wire(identity, &self.network, &dead),
             Arc::new(line),
-            self.ground.clock.clone(),
+            self.clock.clone(),
             dead.clone(),
         );
         *running = Some((dead, kubelet));
+    }
+
+    /// Whether nothing keeps it from doing its work.
+    pub fn is_well(&self) -> bool {
+        self.kubelet.lock().is_some() && self.network.is_well() && !self.runtime.is_down()
     }
 
     /// As `kill -9`: nothing more of it is done, processes go on.
@@ -197,19 +219,33 @@ impl Control {
         running.0 += 1;
         let identity = format!("{}-{}", self.network.name, running.0);
         self.ground.observer.note(&format!("{identity} starts"));
-        let user = "system:kube-controller-manager";
-        let api = self
-            .ground
-            .server
-            .api(user, ["system:masters", "system:authenticated"]);
+        let api = Identity {
+            user: "system:kube-controller-manager".into(),
+            groups: ["system:masters", "system:authenticated"],
+        };
         let dead = CancellationToken::new();
         let mut config = knarr_control::Config::default();
         config.controllers.root_ca = Some("the simulation's".into());
         config.identity = self.elected.then_some(identity);
         let api = self.ground.wire(api, &self.network, &dead);
         // Its own token is never rung: a crash is no orderly stop.
-        let run = knarr_control::run(api, config, self.ground.clock.clone(), CancellationToken::new());
-        running.1 = Some((dead, tokio::spawn(run)));
+        let clock = self.ground.clock_of(&self.network.name);
+        let run = knarr_control::run(api.clone(), config, clock, CancellationToken::new());
+        let impatient = self.ground.mutation == Some(Mutation::GcWithoutQuarantine);
+        running.1 = Some((
+            dead,
+            tokio::spawn(async move {
+                tokio::join!(run, async {
+                    if impatient {
+                        release_at_once(api).await;
+                    }
+                });
+            }),
+        ));
+    }
+
+    pub fn is_well(&self) -> bool {
+        self.running.lock().1.is_some() && self.network.is_well()
     }
 
     pub fn crash(&self) {
@@ -217,6 +253,36 @@ impl Control {
             self.ground.observer.note(&format!("{} dies", self.network.name));
             dead.cancel();
             task.abort();
+        }
+    }
+}
+
+/// For [`Mutation::GcWithoutQuarantine`]: a PodGC that believes a node's absence at first sight.
+async fn release_at_once(api: Arc<dyn Api>) {
+    use knarr_client::{DeleteOptions, ListOptions};
+    loop {
+        sleep(std::time::Duration::from_secs(1)).await;
+        let Ok(pods) = api.list(&registry::POD, ListOptions::default()).await else {
+            continue;
+        };
+        for pod in pods.items {
+            let node = pod.field("spec.nodeName").unwrap_or_default();
+            let missing = !node.is_empty()
+                && api
+                    .get(&registry::NODE, "", &node)
+                    .await
+                    .is_err_and(|e| e.is_not_found());
+            if missing {
+                let mut options = DeleteOptions {
+                    grace_period_seconds: Some(0),
+                    ..DeleteOptions::default()
+                };
+                options.preconditions.uid = Some(pod.uid().to_string());
+                // It tries again in a second.
+                let _ = api
+                    .delete(&registry::POD, pod.namespace(), pod.name(), options)
+                    .await;
+            }
         }
     }
 }

@@ -1,7 +1,14 @@
-//! What goes wrong, and when it is over: at the three seams, and nowhere else (the API, the runtime, a component's
-//! being there).
+//! What goes wrong, and when it is over: at the seams, and nowhere else (the API as a component reaches it, a server's
+//! way to the store, the runtime, a component's being there).
+//!
+//! The document's six classes (`pod-safety`, Testing) and where they are: master–node partitions (a node's link is cut),
+//! node–node partitions (nothing of the cluster's own goes from node to node: a cut of several nodes at once is what they
+//! can see of one), master–etcd partitions (a server's way to the store is cut), concurrent controller execution (several
+//! replicas, one of which may know of no lease; links that are cut while a leader works), kubelet failures and controller
+//! failures (crashes, restarts, reboots, runtimes that fail).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::sleep;
 
@@ -10,10 +17,12 @@ use crate::network::{Network, Weather};
 use crate::observer::Observer;
 use crate::random::Stream;
 use crate::runtime::Health;
+use crate::servers::ApiServer;
 
 pub(crate) struct Faults {
     pub nodes: Vec<Arc<Node>>,
     pub controls: Vec<Arc<Control>>,
+    pub servers: Arc<Vec<Arc<ApiServer>>>,
     pub observer: Arc<Observer>,
     pub chance: Stream,
 }
@@ -26,113 +35,160 @@ impl Faults {
             .collect()
     }
 
+    /// One of three, each as likely.
+    fn one_of<T: Copy>(&mut self, levels: [T; 3]) -> T {
+        let [calm, bad, worse] = levels;
+        match self.chance.between(0, 2) {
+            0 => calm,
+            1 => bad,
+            _ => worse,
+        }
+    }
+
     /// How bad the rest of this history is going to be.
     pub fn set_weather(&mut self) {
         for network in self.networks() {
             let weather = Weather {
-                refused: [0, 20, 80][self.chance.between(0, 2) as usize],
-                unanswered: [0, 20, 80][self.chance.between(0, 2) as usize],
-                late: [0, 10, 40][self.chance.between(0, 2) as usize],
-                slowest_millis: [0, 50, 3_000][self.chance.between(0, 2) as usize],
+                refused: self.one_of([0, 20, 80]),
+                unanswered: self.one_of([0, 20, 80]),
+                late: self.one_of([0, 10, 40]),
+                slowest_millis: self.one_of([0, 50, 3_000]),
             };
             network.set_weather(weather);
         }
-        for node in &self.nodes {
+        for node in self.nodes.clone() {
             node.condition.set(Health {
-                failing: [0, 10, 50][self.chance.between(0, 2) as usize],
-                slowest_millis: [0, 300, 3_000][self.chance.between(0, 2) as usize],
+                failing: self.one_of([0, 10, 50]),
+                slowest_millis: self.one_of([0, 300, 3_000]),
             });
+        }
+        // The first server is the users' own: what they did is to be known.
+        for server in self.servers.clone().iter().skip(1) {
+            server.link.set_slowest(self.one_of([0, 5, 300]));
+        }
+    }
+
+    /// The observer is told of whom nothing keeps from doing their work.
+    pub fn tell_who_is_well(&self) {
+        let served = self.servers.iter().all(|s| s.is_up() && !s.link.is_cut());
+        for node in &self.nodes {
+            self.observer
+                .set_well(&node.network.name, served && node.is_well());
+        }
+        for control in &self.controls {
+            self.observer
+                .set_well(&control.network.name, served && control.is_well());
         }
     }
 
     pub fn strike(&mut self) {
-        let length = if self.chance.per_mille(100) {
-            // Long enough for the node to be given up.
-            self.chance.millis(30_000, 90_000)
+        let length = if self.chance.per_mille(150) {
+            // Long enough for the node to be given up, and its pods to be asked to end.
+            self.chance.millis(30_000, 110_000)
         } else {
             self.chance.millis(100, 12_000)
         };
         let networks = self.networks();
-        let Some(network) = self.chance.pick(&networks).cloned() else {
+        let (Some(network), Some(node), Some(control)) = (
+            self.chance.pick(&networks).cloned(),
+            self.chance.pick(&self.nodes).cloned(),
+            self.chance.pick(&self.controls).cloned(),
+        ) else {
             return;
         };
-        let Some(node) = self.chance.pick(&self.nodes).cloned() else {
-            return;
-        };
-        let Some(control) = self.chance.pick(&self.controls).cloned() else {
-            return;
-        };
-        let note = |what: String| {
-            self.observer
-                .note(&format!("fault: {what} for {} ms", length.as_millis()))
-        };
-        match self.chance.between(0, 99) {
+        let others: Vec<_> = self.servers.iter().skip(1).cloned().collect();
+        let server = self.chance.pick(&others).cloned();
+        let observer = self.observer.clone();
+        let note = |what: String| observer.note(&format!("fault: {what} for {} ms", length.as_millis()));
+        match self.chance.between(0, 109) {
             0..20 => {
                 note(format!("partition of {}", network.name));
-                network.set_cut(true);
-                tokio::spawn(async move {
-                    sleep(length).await;
-                    network.set_cut(false);
-                });
+                cut_for(vec![network], length);
             }
-            20..42 => {
+            20..24 => {
+                // One side of a cluster, as a switch that fails takes it.
+                let split = self.chance.between(1, u64::try_from(networks.len()).unwrap_or(1));
+                let side: Vec<_> = networks
+                    .iter()
+                    .take(usize::try_from(split).unwrap_or_default())
+                    .cloned()
+                    .collect();
+                let names: Vec<_> = side.iter().map(|n| n.name.as_str()).collect();
+                note(format!("partition of {}", names.join(", ")));
+                cut_for(side, length);
+            }
+            24..44 => {
                 note(format!("crash of {}'s kubelet", node.name));
                 node.crash();
-                tokio::spawn(async move {
-                    sleep(length).await;
-                    node.start();
-                });
+                later(length, move || node.start());
             }
-            42..57 => {
+            44..58 => {
                 note(format!("runtime of {} down", node.name));
                 node.runtime.set_down(true);
-                tokio::spawn(async move {
-                    sleep(length).await;
-                    node.runtime.set_down(false);
-                });
+                later(length, move || node.runtime.set_down(false));
             }
-            57..67 => {
+            58..68 => {
                 note(format!("crash of {}", control.network.name));
                 control.crash();
-                tokio::spawn(async move {
-                    sleep(length).await;
-                    control.start();
-                });
+                later(length, move || control.start());
             }
-            67..77 => {
+            68..76 => {
                 note(format!("stale caches of {}", network.name));
                 network.set_stalled(true);
-                tokio::spawn(async move {
-                    sleep(length).await;
-                    network.set_stalled(false);
-                });
+                later(length, move || network.set_stalled(false));
             }
-            77..84 => {
+            76..82 => {
                 note(format!("watches of {} break", network.name));
                 network.break_watches();
             }
-            84..94 => {
+            82..84 => {
+                let sandboxes = node.runtime.ready_sandboxes();
+                if let Some(id) = self.chance.pick(&sandboxes) {
+                    note(format!("{id} on {} breaks", node.name));
+                    node.runtime.break_sandbox(id);
+                }
+            }
+            84..92 => {
                 let running = node.runtime.running();
                 if let Some((id, _)) = self.chance.pick(&running) {
                     note(format!("{id} on {} ends by itself", node.name));
                     node.runtime.exit(id, 1);
                 }
             }
-            _ => {
+            92..98 => {
                 note(format!("{} reboots", node.name));
                 node.crash();
+                node.condition.rebooted();
                 node.runtime.reboot();
+                later(length, move || node.start());
+            }
+            98..105 => {
+                let Some(server) = server else { return };
+                note(format!("{} cut off from the store", server.name));
+                server.link.set_cut(true);
+                later(length, move || server.link.set_cut(false));
+            }
+            _ => {
+                let Some(server) = server else { return };
+                note(format!("crash of {}", server.name));
+                server.crash();
                 tokio::spawn(async move {
                     sleep(length).await;
-                    node.start();
+                    server.revive().await;
                 });
             }
         }
+        self.tell_who_is_well();
     }
 
     /// Everything is well from now on.
-    pub fn heal(&self) {
+    pub async fn heal(&self) {
         self.observer.note("faults end");
+        for server in self.servers.iter() {
+            server.link.set_slowest(0);
+            server.link.set_cut(false);
+            server.revive().await;
+        }
         for network in self.networks() {
             network.set_weather(Weather::default());
             network.set_stalled(false);
@@ -144,5 +200,20 @@ impl Faults {
             node.start();
         }
         self.controls.iter().for_each(|control| control.start());
+        self.tell_who_is_well();
     }
+}
+
+fn later(length: Duration, what: impl FnOnce() + Send + 'static) {
+    tokio::spawn(async move {
+        sleep(length).await;
+        what();
+    });
+}
+
+fn cut_for(networks: Vec<Arc<Network>>, length: Duration) {
+    networks.iter().for_each(|network| network.set_cut(true));
+    later(length, move || {
+        networks.iter().for_each(|network| network.set_cut(false))
+    });
 }

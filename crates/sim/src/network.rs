@@ -4,6 +4,7 @@
 //! A [`Network`] belongs to a component and outlives its incarnations; a [`Wire`] is one incarnation's. When an
 //! incarnation dies, its requests hang forever, apart from those already sent.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,9 +20,10 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::Sabotage;
+use crate::Mutation;
 use crate::observer::Observer;
 use crate::random::Stream;
+use crate::servers::ApiServer;
 
 /// How bad it is, in thousandths of the requests.
 #[derive(Clone, Copy, Debug, Default)]
@@ -99,7 +101,7 @@ impl Network {
         self.changed.notify_waiters();
     }
 
-    fn is_cut(&self) -> bool {
+    pub fn is_cut(&self) -> bool {
         self.state.lock().cut
     }
 
@@ -132,6 +134,7 @@ impl Network {
     async fn carry<T: Send + 'static>(
         self: &Arc<Self>,
         write: bool,
+        gone: &CancellationToken,
         request: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         let (there, back, fate) = self.draw(write);
@@ -151,8 +154,12 @@ impl Network {
         let answer = if write {
             // A task of its own: what is sent arrives, whatever becomes of its sender.
             let (answered, answer) = oneshot::channel();
+            let gone = gone.clone();
             tokio::spawn(async move {
                 sleep(travel).await;
+                if gone.is_cancelled() {
+                    return;
+                }
                 // Whoever asked may be gone.
                 let _ = answered.send(request.await);
             });
@@ -169,6 +176,17 @@ impl Network {
             return Err(Error::timeout("the connection was lost before an answer came"));
         }
         answer
+    }
+
+    /// Whether all goes through, and is told.
+    pub fn is_well(&self) -> bool {
+        let state = self.state.lock();
+        !state.cut && !state.stalled
+    }
+
+    fn choose(&self, servers: usize) -> usize {
+        let last = u64::try_from(servers.saturating_sub(1)).unwrap_or_default();
+        usize::try_from(self.state.lock().chance.between(0, last)).unwrap_or_default()
     }
 
     fn lag(&self) -> Duration {
@@ -215,6 +233,8 @@ struct Watched {
     inner: WatchStream,
     network: Arc<Network>,
     breaks: u64,
+    /// Its server.
+    gone: CancellationToken,
 }
 
 async fn next(mut watched: Watched) -> Option<(Result<WatchEvent>, Option<Watched>)> {
@@ -223,66 +243,211 @@ async fn next(mut watched: Watched) -> Option<(Result<WatchEvent>, Option<Watche
         biased;
         event = watched.inner.next() => event,
         () = network.broken(watched.breaks) => None,
+        () = watched.gone.cancelled() => None,
     };
     let lag = network.lag();
     if !lag.is_zero() {
         sleep(lag).await;
     }
-    if !network.flows(watched.breaks).await {
+    if watched.gone.is_cancelled() || !network.flows(watched.breaks).await {
         return Some((Err(Error::unavailable("the watch's connection was lost")), None));
     }
     Some((event?, Some(watched)))
 }
 
+/// Who a component is to the API.
+#[derive(Clone)]
+pub(crate) struct Identity {
+    pub user: String,
+    pub groups: [&'static str; 2],
+}
+
+/// The server a component talks to: the next one, when this one does not answer.
+struct Choice {
+    server: usize,
+    connection: Option<Connection>,
+}
+
+/// To one incarnation of a server.
+#[derive(Clone)]
+struct Connection {
+    gone: CancellationToken,
+    api: Arc<dyn Api>,
+}
+
 /// The API as one incarnation of a component reaches it.
 pub(crate) struct Wire {
-    pub inner: Arc<dyn Api>,
+    servers: Arc<Vec<Arc<ApiServer>>>,
+    identity: Identity,
+    choice: Mutex<Choice>,
     pub network: Arc<Network>,
     pub observer: Arc<Observer>,
     /// This incarnation is no more.
     pub dead: CancellationToken,
-    pub sabotage: Option<Sabotage>,
+    pub mutation: Option<Mutation>,
+    /// For [`Mutation::KeepReleased`]: every pod ever heard of, by namespace and name.
+    kept: Arc<Mutex<BTreeMap<(String, String), Arc<Object>>>>,
 }
 
 impl Wire {
-    async fn send<T: Send + 'static>(
+    pub fn new(
+        servers: Arc<Vec<Arc<ApiServer>>>,
+        identity: Identity,
+        network: Arc<Network>,
+        observer: Arc<Observer>,
+        dead: CancellationToken,
+        mutation: Option<Mutation>,
+    ) -> Self {
+        let server = network.choose(servers.len());
+        Wire {
+            servers,
+            identity,
+            choice: Mutex::new(Choice {
+                server,
+                connection: None,
+            }),
+            network,
+            observer,
+            dead,
+            mutation,
+            kept: Arc::default(),
+        }
+    }
+
+    /// To the server it talks to; none: it is refused.
+    fn connect(&self) -> Option<Connection> {
+        let mut choice = self.choice.lock();
+        if let Some(connection) = choice.connection.as_ref().filter(|c| !c.gone.is_cancelled()) {
+            return Some(connection.clone());
+        }
+        let server = self.servers.get(choice.server)?;
+        let (gone, api) = server.api(&self.identity.user, &self.identity.groups)?;
+        choice.connection = Some(Connection { gone, api });
+        choice.connection.clone()
+    }
+
+    /// Tries another server from now on.
+    fn turn_away(&self) {
+        let mut choice = self.choice.lock();
+        choice.server = (choice.server + 1) % self.servers.len().max(1);
+        choice.connection = None;
+    }
+
+    async fn send<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         write: bool,
-        request: impl Future<Output = Result<T>> + Send + 'static,
+        request: impl FnOnce(Arc<dyn Api>) -> F,
     ) -> Result<T> {
+        let sent = async {
+            let Some(Connection { gone, api }) = self.connect() else {
+                self.turn_away();
+                sleep(Duration::from_millis(20)).await;
+                return Err(Error::unavailable("dial tcp: connection refused"));
+            };
+            let answer = tokio::select! {
+                biased;
+                // Whatever it has done, it did not live to say.
+                () = gone.cancelled() => Err(Error::timeout("the connection was lost before an answer came")),
+                answer = self.network.carry(write, &gone, request(api)) => answer,
+            };
+            if answer.as_ref().is_err_and(|e| e.code() >= 500) {
+                self.turn_away();
+            }
+            answer
+        };
         tokio::select! {
             biased;
             () = self.dead.cancelled() => std::future::pending().await,
-            answer = self.network.carry(write, request) => answer,
+            answer = sent => answer,
         }
     }
 
     fn is_kubelet(&self) -> bool {
         self.network.name.starts_with("node/")
     }
+
+    /// A list as a mistaken component takes it.
+    fn distort_list(&self, kind: &'static Kind, namespace: &str, mut list: List) -> List {
+        if kind != &registry::POD {
+            return list;
+        }
+        match self.mutation {
+            Some(Mutation::IgnoreTerminating) if !self.is_kubelet() => {
+                list.items
+                    .retain(|pod| pod.metadata().deletion_timestamp.is_none());
+            }
+            Some(Mutation::KeepReleased) if self.is_kubelet() => {
+                let mut kept = self.kept.lock();
+                for pod in &list.items {
+                    kept.insert((pod.namespace().to_string(), pod.name().to_string()), pod.clone());
+                }
+                let all = kept
+                    .values()
+                    .filter(|p| namespace.is_empty() || p.namespace() == namespace);
+                list.items = all.cloned().collect();
+            }
+            _ => {}
+        }
+        list
+    }
+
+    /// As [`Wire::distort_list`], for what a watch tells.
+    fn distort_watch(&self, kind: &'static Kind, stream: WatchStream) -> WatchStream {
+        if kind != &registry::POD {
+            return stream;
+        }
+        match self.mutation {
+            Some(Mutation::IgnoreTerminating) if !self.is_kubelet() => stream
+                .map(|event| match event {
+                    Ok(WatchEvent::Added(pod) | WatchEvent::Modified(pod))
+                        if pod.metadata().deletion_timestamp.is_some() =>
+                    {
+                        Ok(WatchEvent::Deleted(pod))
+                    }
+                    other => other,
+                })
+                .boxed(),
+            Some(Mutation::KeepReleased) if self.is_kubelet() => {
+                let kept = self.kept.clone();
+                let keep = move |event: &Result<WatchEvent>| {
+                    if let Ok(WatchEvent::Added(pod) | WatchEvent::Modified(pod)) = event {
+                        let key = (pod.namespace().to_string(), pod.name().to_string());
+                        kept.lock().insert(key, pod.clone());
+                    }
+                    std::future::ready(!matches!(event, Ok(WatchEvent::Deleted(_))))
+                };
+                stream.filter(keep).boxed()
+            }
+            _ => stream,
+        }
+    }
 }
 
 #[async_trait]
 impl Api for Wire {
     async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
-        let (inner, namespace, name) = (self.inner.clone(), namespace.to_string(), name.to_string());
-        self.send(false, async move { inner.get(kind, &namespace, &name).await })
+        let (namespace, name) = (namespace.to_string(), name.to_string());
+        self.send(false, |api| async move { api.get(kind, &namespace, &name).await })
             .await
     }
 
     async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
-        let inner = self.inner.clone();
-        self.send(false, async move { inner.list(kind, options).await })
-            .await
+        let namespace = options.namespace.clone();
+        let list = self.send(false, |api| async move { api.list(kind, options).await });
+        Ok(self.distort_list(kind, &namespace, list.await?))
     }
 
     async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
-        let inner = self.inner.clone();
         let stream = self
-            .send(false, async move { inner.watch(kind, options).await })
+            .send(false, |api| async move { api.watch(kind, options).await })
             .await?;
+        let Some(gone) = self.connect().map(|c| c.gone) else {
+            return Err(Error::unavailable("the connection was lost"));
+        };
+        let stream = self.distort_watch(kind, stream);
         let watched = Watched {
             inner: stream,
+            gone,
             network: self.network.clone(),
             breaks: self.network.state.lock().breaks,
         };
@@ -296,8 +461,7 @@ impl Api for Wire {
     }
 
     async fn create(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
-        let inner = self.inner.clone();
-        self.send(true, async move { inner.create(kind, object).await })
+        self.send(true, |api| async move { api.create(kind, object).await })
             .await
     }
 
@@ -307,10 +471,10 @@ impl Api for Wire {
         object: Box<dyn AnyObject>,
         subresource: &str,
     ) -> Result<Arc<Object>> {
-        let (inner, subresource) = (self.inner.clone(), subresource.to_string());
+        let subresource = subresource.to_string();
         if kind == &registry::POD && self.is_kubelet() {
             let meta = object.metadata().clone();
-            if self.sabotage == Some(Sabotage::DeleteBeforeTheEnd) && meta.deletion_timestamp.is_some() {
+            if self.mutation == Some(Mutation::DeleteBeforeTheEnd) && meta.deletion_timestamp.is_some() {
                 let (namespace, name) = (meta.namespace.unwrap_or_default(), meta.name.unwrap_or_default());
                 let mut options = DeleteOptions {
                     grace_period_seconds: Some(0),
@@ -318,12 +482,16 @@ impl Api for Wire {
                 };
                 options.preconditions.uid = meta.uid;
                 // Past the rule about requests: the store's own rule has to see it.
-                return inner.delete(kind, &namespace, &name, options).await;
+                return self
+                    .send(true, |api| async move {
+                        api.delete(kind, &namespace, &name, options).await
+                    })
+                    .await;
             }
         }
         self.send(
             true,
-            async move { inner.update(kind, object, &subresource).await },
+            |api| async move { api.update(kind, object, &subresource).await },
         )
         .await
     }
@@ -336,10 +504,10 @@ impl Api for Wire {
         subresource: &str,
         patch: Patch,
     ) -> Result<Arc<Object>> {
-        let (inner, namespace, name) = (self.inner.clone(), namespace.to_string(), name.to_string());
+        let (namespace, name) = (namespace.to_string(), name.to_string());
         let subresource = subresource.to_string();
-        self.send(true, async move {
-            inner.patch(kind, &namespace, &name, &subresource, patch).await
+        self.send(true, |api| async move {
+            api.patch(kind, &namespace, &name, &subresource, patch).await
         })
         .await
     }
@@ -351,13 +519,18 @@ impl Api for Wire {
         name: &str,
         mut options: DeleteOptions,
     ) -> Result<Arc<Object>> {
-        let (inner, namespace, name) = (self.inner.clone(), namespace.to_string(), name.to_string());
+        let (namespace, name) = (namespace.to_string(), name.to_string());
         if kind == &registry::POD {
-            match self.sabotage {
-                Some(Sabotage::ForceAway) if !self.is_kubelet() => options.grace_period_seconds = Some(0),
-                Some(Sabotage::ForgetUid) => options.preconditions.uid = None,
-                Some(Sabotage::LoseLastStep) if self.is_kubelet() => {
-                    return inner.get(kind, &namespace, &name).await;
+            match self.mutation {
+                Some(Mutation::ForceAway) if !self.is_kubelet() => options.grace_period_seconds = Some(0),
+                Some(Mutation::ReplaceLost)
+                    if !self.is_kubelet() && self.observer.is_lost_set_pod(&namespace, &name) =>
+                {
+                    options.grace_period_seconds = Some(0);
+                }
+                Some(Mutation::ForgetUid) => options.preconditions.uid = None,
+                Some(Mutation::LoseLastStep) if self.is_kubelet() => {
+                    return self.get(kind, &namespace, &name).await;
                 }
                 _ => {}
             }
@@ -365,8 +538,8 @@ impl Api for Wire {
                 self.observer.delete_asked(&self.network.name, &name, &options);
             }
         }
-        self.send(true, async move {
-            inner.delete(kind, &namespace, &name, options).await
+        self.send(true, |api| async move {
+            api.delete(kind, &namespace, &name, options).await
         })
         .await
     }
@@ -379,11 +552,10 @@ impl Api for Wire {
         subresource: &str,
         body: serde_json::Value,
     ) -> Result<serde_json::Value> {
-        let (inner, namespace, name) = (self.inner.clone(), namespace.to_string(), name.to_string());
+        let (namespace, name) = (namespace.to_string(), name.to_string());
         let subresource = subresource.to_string();
-        self.send(true, async move {
-            inner
-                .create_subresource(kind, &namespace, &name, &subresource, body)
+        self.send(true, |api| async move {
+            api.create_subresource(kind, &namespace, &name, &subresource, body)
                 .await
         })
         .await

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::history::History;
 use crate::rules;
-use crate::world::{Life, Process, Seen, World, node_of, phase_of};
+use crate::world::{Life, Missed, Process, Seen, World, is_ready, node_of, owner, phase_of};
 
 /// What was broken, and when.
 #[derive(Clone, Debug)]
@@ -142,9 +142,19 @@ impl Observer {
             .add(now, &format!("{revision} {verb} {path}"), content);
         if let Some(name) = path.strip_prefix("core/nodes/") {
             match value.and_then(|v| serde_json::from_slice::<Node>(v).ok()) {
-                Some(node) => drop(inner.world.nodes.insert(name.to_string(), node)),
+                Some(node) => {
+                    inner.world.nodes.insert(name.to_string(), node);
+                    if let Some(missed) = inner.world.missed.get_mut(name) {
+                        missed.until.get_or_insert(now);
+                    }
+                }
                 None => {
                     inner.world.nodes.remove(name);
+                    let missed = Missed {
+                        from: now,
+                        until: None,
+                    };
+                    inner.world.missed.insert(name.to_string(), missed);
                     let of_node = |life: &&mut Life| life.node() == name;
                     inner
                         .world
@@ -157,8 +167,58 @@ impl Observer {
         }
     }
 
+    /// Whether all is well with a component from now on.
+    pub fn set_well(&self, component: &str, well: bool) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        let since = inner.world.well_since.entry(component.to_string()).or_default();
+        match well {
+            true => drop(since.get_or_insert(now)),
+            false => *since = None,
+        }
+    }
+
+    /// Time passes: what has gone on for too long is asked for.
+    pub fn tick(&self) {
+        self.lock().judge(&Seen::Tick);
+    }
+
+    /// Whether a pod of this name was sent away by somebody else than a user.
+    pub fn was_sent_away(&self, namespace: &str, name: &str) -> bool {
+        self.world(|world| {
+            let named = |life: &&Life| {
+                let meta = &life.pod.metadata;
+                meta.namespace.as_deref() == Some(namespace) && meta.name.as_deref() == Some(name)
+            };
+            let newest = world
+                .pods
+                .values()
+                .filter(named)
+                .max_by_key(|life| life.first_seen);
+            newest.is_some_and(|life| life.removed() && (life.released || life.asked_to_go))
+        })
+    }
+
+    /// Whether this is a StatefulSet's pod on a node that is not ready, as the store has it.
+    pub fn is_lost_set_pod(&self, namespace: &str, name: &str) -> bool {
+        self.world(|world| {
+            let mut lives = world.pods.values().filter(|life| !life.removed());
+            lives.any(|life| {
+                let meta = &life.pod.metadata;
+                meta.namespace.as_deref() == Some(namespace)
+                    && meta.name.as_deref() == Some(name)
+                    && owner(&life.pod, "StatefulSet").is_some()
+                    && world.nodes.get(life.node()).is_some_and(|node| !is_ready(node))
+            })
+        })
+    }
+
     pub fn delete_asked(&self, by: &str, name: &str, options: &DeleteOptions) {
         let mut inner = self.lock();
+        let uid = options.preconditions.uid.clone().unwrap_or_default();
+        if let Some(life) = inner.world.pods.get_mut(&uid) {
+            life.asked_to_go |= !by.starts_with("node/");
+        }
         inner.judge(&Seen::DeleteAsked { by, name, options });
     }
 
@@ -209,6 +269,10 @@ impl Observer {
 fn summary(pod: &Pod) -> String {
     let meta = &pod.metadata;
     let mut text = format!("{} on {:?}", phase_of(pod), node_of(pod));
+    let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    if let Some(ready) = conditions.into_iter().find(|c| c.type_ == "Ready") {
+        text.push_str(&format!(", ready: {}", ready.status));
+    }
     if let Some(at) = &meta.deletion_timestamp {
         let grace = meta.deletion_grace_period_seconds.unwrap_or_default();
         text.push_str(&format!(", to end by {} ({grace} s)", at.0));
@@ -225,8 +289,10 @@ fn pod_written(inner: &mut Inner, pod: Pod) {
         None => {
             let life = Life {
                 pod: pod.clone(),
-                removed: false,
+                first_seen: inner.world.now,
+                removed_at: None,
                 released: false,
+                asked_to_go: false,
                 completed: BTreeSet::new(),
             };
             inner.world.pods.insert(uid.clone(), life);
@@ -246,6 +312,7 @@ fn pod_written(inner: &mut Inner, pod: Pod) {
 }
 
 fn pod_removed(inner: &mut Inner, name: &str) {
+    let now = inner.world.now;
     let named = |life: &Life| {
         let meta = &life.pod.metadata;
         let full = name.split_once('/');
@@ -255,10 +322,10 @@ fn pod_removed(inner: &mut Inner, name: &str) {
         ))
     };
     let mut there = inner.world.pods.iter_mut();
-    let Some((uid, life)) = there.find(|(_, life)| !life.removed && named(life)) else {
+    let Some((uid, life)) = there.find(|(_, life)| !life.removed() && named(life)) else {
         return;
     };
-    life.removed = true;
+    life.removed_at = Some(now);
     let (uid, last) = (uid.clone(), life.pod.clone());
     inner.judge(&Seen::PodRemoved {
         uid: &uid,

@@ -43,12 +43,12 @@ impl Stream {
     }
 }
 
-/// The API server's.
+/// An API server's.
 pub(crate) struct SeededEntropy(Mutex<Stream>);
 
 impl SeededEntropy {
-    pub fn new(seed: u64) -> Self {
-        SeededEntropy(Mutex::new(stream(seed, "apiserver")))
+    pub fn new(seed: u64, entity: &str) -> Self {
+        SeededEntropy(Mutex::new(stream(seed, entity)))
     }
 }
 

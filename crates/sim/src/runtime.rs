@@ -1,13 +1,14 @@
 //! One node's container runtime as one incarnation of its kubelet reaches it: slow, failing, gone; calls under way
 //! when the kubelet dies may still be carried out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
-use knarr_kubelet::runtime::{Container, Sandbox};
+use knarr_kubelet::runtime::{Container, ContainerState, Exit, Sandbox};
 use knarr_node::runtime::fake::FakeRuntime;
 use knarr_node::runtime::{
     AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, LinuxContainerResources,
@@ -18,7 +19,8 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::Sabotage;
+use crate::Mutation;
+use crate::observer::Observer;
 use crate::random::Stream;
 
 /// How bad it is.
@@ -32,17 +34,24 @@ pub(crate) struct Health {
 /// A node's runtime's health, over all incarnations of its kubelet.
 pub(crate) struct Condition {
     state: Mutex<(Health, Stream)>,
+    /// Counts the machine's reboots: orders under way do not outlive one.
+    boots: AtomicU64,
 }
 
 impl Condition {
     pub fn new(chance: Stream) -> Self {
         Condition {
             state: Mutex::new((Health::default(), chance)),
+            boots: AtomicU64::new(0),
         }
     }
 
     pub fn set(&self, health: Health) {
         self.state.lock().0 = health;
+    }
+
+    pub fn rebooted(&self) {
+        self.boots.fetch_add(1, Ordering::Relaxed);
     }
 
     fn draw(&self) -> (Duration, bool, bool) {
@@ -62,12 +71,16 @@ type Recipe = (String, ContainerConfig, PodSandboxConfig);
 
 /// See the module.
 pub(crate) struct Line {
+    pub node: String,
     pub inner: Arc<FakeRuntime>,
+    pub observer: Arc<Observer>,
     pub condition: Arc<Condition>,
     pub dead: CancellationToken,
-    pub sabotage: Option<Sabotage>,
-    /// For [`Sabotage::StartTwice`]: how each container was made.
+    pub mutation: Option<Mutation>,
+    /// For [`Mutation::StartTwice`]: how each container was made.
     pub recipes: Mutex<BTreeMap<String, Recipe>>,
+    /// For [`Mutation::DeleteBeforeProcessesAreGone`].
+    pub believed_ended: Mutex<BTreeSet<String>>,
 }
 
 fn failed() -> RuntimeError {
@@ -75,6 +88,32 @@ fn failed() -> RuntimeError {
 }
 
 impl Line {
+    /// What a kubelet asks of its runtime is part of the history.
+    fn note(&self, what: std::fmt::Arguments<'_>) {
+        if !self.dead.is_cancelled() {
+            self.observer.note(&format!("{} is to {what}", self.node));
+        }
+    }
+
+    fn takes_orders_for_ends(&self) -> bool {
+        self.mutation == Some(Mutation::DeleteBeforeProcessesAreGone)
+    }
+
+    /// A container as a mistaken kubelet sees it.
+    fn distort(&self, mut container: Container) -> Container {
+        if let ContainerState::Running { started_at } = container.state
+            && self.believed_ended.lock().contains(&container.id)
+        {
+            container.state = ContainerState::Exited(Exit {
+                reason: "Completed".into(),
+                started_at: Some(started_at),
+                finished_at: Some(started_at),
+                ..Exit::default()
+            });
+        }
+        container
+    }
+
     async fn ask<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         let asked = async {
             let (delay, before, after) = self.condition.draw();
@@ -104,8 +143,13 @@ impl Line {
                 return Err(failed());
             }
             let (done, answer) = oneshot::channel();
+            let condition = self.condition.clone();
+            let boot = condition.boots.load(Ordering::Relaxed);
             tokio::spawn(async move {
                 sleep(delay).await;
+                if boot != condition.boots.load(Ordering::Relaxed) {
+                    return;
+                }
                 // Whoever asked may be gone.
                 let _ = done.send(call.await);
             });
@@ -139,27 +183,40 @@ impl Runtime for Line {
     }
 
     async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
+        let of = config.metadata.as_ref().map_or("", |m| &m.name);
+        self.note(format_args!("make a sandbox for {of}"));
         let (inner, config, handler) = (self.inner.clone(), config.clone(), handler.to_string());
         self.order(async move { inner.run_sandbox(&config, &handler).await })
             .await
     }
 
     async fn stop_sandbox(&self, id: &str) -> Result<()> {
+        self.note(format_args!("stop {id}"));
+        if self.takes_orders_for_ends() {
+            return Ok(());
+        }
         let (inner, id) = (self.inner.clone(), id.to_string());
         self.order(async move { inner.stop_sandbox(&id).await }).await
     }
 
     async fn remove_sandbox(&self, id: &str) -> Result<()> {
+        self.note(format_args!("remove {id}"));
+        if self.takes_orders_for_ends() {
+            return Ok(());
+        }
         let (inner, id) = (self.inner.clone(), id.to_string());
         self.order(async move { inner.remove_sandbox(&id).await }).await
     }
 
     async fn containers(&self) -> Result<Vec<Container>> {
-        self.ask(self.inner.containers()).await
+        let all = self.ask(self.inner.containers()).await?;
+        Ok(all.into_iter().map(|c| self.distort(c)).collect())
     }
 
     async fn container(&self, id: &str) -> Result<ContainerDetail> {
-        self.ask(self.inner.container(id)).await
+        let mut detail = self.ask(self.inner.container(id)).await?;
+        detail.container = self.distort(detail.container);
+        Ok(detail)
     }
 
     async fn create_container(
@@ -168,18 +225,21 @@ impl Runtime for Line {
         config: &ContainerConfig,
         sandbox: &PodSandboxConfig,
     ) -> Result<String> {
+        let name = config.metadata.as_ref().map_or("", |m| &m.name);
+        self.note(format_args!("make {name} in {sandbox_id}"));
         let recipe = (sandbox_id.to_string(), config.clone(), sandbox.clone());
         let (inner, asked) = (self.inner.clone(), recipe.clone());
         let made = self
             .order(async move { inner.create_container(&asked.0, &asked.1, &asked.2).await })
             .await?;
-        if self.sabotage == Some(Sabotage::StartTwice) {
+        if self.mutation == Some(Mutation::StartTwice) {
             self.recipes.lock().insert(made.clone(), recipe);
         }
         Ok(made)
     }
 
     async fn start_container(&self, id: &str) -> Result<()> {
+        self.note(format_args!("start {id}"));
         let (inner, name) = (self.inner.clone(), id.to_string());
         self.order(async move { inner.start_container(&name).await })
             .await?;
@@ -192,10 +252,18 @@ impl Runtime for Line {
     }
 
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
-        let grace = match self.sabotage {
-            Some(Sabotage::CutTheGrace) => Duration::from_secs(1),
+        let grace = match self.mutation {
+            Some(Mutation::CutTheGrace) => Duration::from_secs(1),
+            Some(Mutation::LengthenTheGrace) => Duration::from_secs(600),
             _ => grace,
         };
+        self.note(format_args!("stop {id} within {} s", grace.as_secs()));
+        if self.takes_orders_for_ends() {
+            self.believed_ended.lock().insert(id.to_string());
+            let (inner, id) = (self.inner.clone(), id.to_string());
+            tokio::spawn(async move { inner.stop_container(&id, grace).await });
+            return Ok(());
+        }
         // Not an order: the runtime gives the wait for KILL up when nobody waits for its answer.
         self.ask(self.inner.stop_container(id, grace)).await
     }
@@ -207,6 +275,10 @@ impl Runtime for Line {
     }
 
     async fn remove_container(&self, id: &str) -> Result<()> {
+        self.note(format_args!("remove {id}"));
+        if self.takes_orders_for_ends() {
+            return Ok(());
+        }
         let (inner, id) = (self.inner.clone(), id.to_string());
         self.order(async move { inner.remove_container(&id).await }).await
     }
@@ -254,5 +326,9 @@ impl Runtime for Line {
 
     async fn remove_image(&self, name: &str) -> Result<()> {
         self.ask(self.inner.remove_image(name)).await
+    }
+
+    async fn image_fs(&self) -> Result<Option<std::path::PathBuf>> {
+        self.ask(self.inner.image_fs()).await
     }
 }

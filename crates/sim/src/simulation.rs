@@ -1,52 +1,102 @@
 //! One history from its seed to its report.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use knarr_apiserver::{Config, Seams, Server, ServiceRange};
-use knarr_client::{Clock, Conn, NodeDialer, TokioClock};
-use tokio::time::{Instant, sleep};
+use knarr_api::k8s_openapi::jiff::Timestamp;
+use knarr_client::{Clock, TokioClock};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::components::{Control, Ground, Node};
 use crate::faults::Faults;
 use crate::observer::{Observer, Violation};
-use crate::random::{SeededEntropy, stream};
+use crate::random::{Stream, stream};
+use crate::servers::ApiServer;
 use crate::store::ObservedStore;
-use crate::workload::Users;
-use crate::{Sabotage, world};
+use crate::users::Users;
+use crate::{Mutation, world};
 
 /// When every history begins.
 const EPOCH: &str = "2026-01-01T00:00:00Z";
 /// How long after the last fault everything has to be as it was wanted: twice the longest back-off (300 s), and the
 /// quarter of an hour after which a controller looks again whatever happened.
 const CONVERGE_WITHIN: Duration = Duration::from_secs(25 * 60);
+/// How often time itself is judged.
+const TICK: Duration = Duration::from_secs(1);
 
 /// A history to be. See the crate.
 #[derive(Clone, Debug)]
 pub struct Simulation {
     seed: u64,
-    nodes: usize,
-    troubled: Duration,
-    sabotage: Option<Sabotage>,
+    nodes: Option<usize>,
+    mutation: Option<Mutation>,
     whole: bool,
+}
+
+/// What the seed makes of a cluster.
+struct Shape {
+    nodes: usize,
+    servers: usize,
+    controls: Vec<(&'static str, bool)>,
+    troubled: Duration,
+    /// Between two things that users do or that happen to them, at most.
+    pause_millis: u64,
+}
+
+impl Shape {
+    fn draw(chance: &mut Stream) -> Self {
+        let nodes = match chance.between(0, 99) {
+            0..70 => 3,
+            70..92 => chance.between(4, 8),
+            92..99 => chance.between(9, 20),
+            _ => chance.between(21, 50),
+        };
+        let servers = match chance.between(0, 9) {
+            0..5 => 1,
+            5..8 => 2,
+            _ => 3,
+        };
+        let mut controls = vec![("control-a", true)];
+        if chance.per_mille(600) {
+            controls.push(("control-b", true));
+        }
+        if chance.per_mille(250) {
+            // Somebody started one more that knows of no lease.
+            controls.push(("control-c", false));
+        }
+        Shape {
+            nodes: usize::try_from(nodes).unwrap_or(3),
+            servers,
+            controls,
+            troubled: chance.millis(60_000, 240_000),
+            pause_millis: match chance.between(0, 2) {
+                0 => 1_500,
+                1 => 4_000,
+                _ => 12_000,
+            },
+        }
+    }
 }
 
 impl Simulation {
     pub fn new(seed: u64) -> Self {
         Simulation {
             seed,
-            nodes: 3,
-            troubled: Duration::from_secs(90),
-            sabotage: None,
+            nodes: None,
+            mutation: None,
             whole: false,
         }
     }
 
-    pub fn sabotage(mut self, sabotage: Sabotage) -> Self {
-        self.sabotage = Some(sabotage);
+    /// So many nodes, whatever the seed says.
+    pub fn nodes(mut self, nodes: usize) -> Self {
+        self.nodes = Some(nodes);
+        self
+    }
+
+    pub fn mutation(mut self, mutation: Mutation) -> Self {
+        self.mutation = Some(mutation);
         self
     }
 
@@ -67,53 +117,46 @@ impl Simulation {
     }
 
     async fn history(self, directory: std::path::PathBuf) -> std::io::Result<Report> {
-        let other = std::io::Error::other::<Box<dyn std::error::Error + Send + Sync>>;
-        let epoch = EPOCH.parse().map_err(std::io::Error::other)?;
-        let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(epoch));
+        let epoch: Timestamp = EPOCH.parse().map_err(std::io::Error::other)?;
+        let clock = TokioClock::new(epoch);
         let began = Instant::now();
-        let observer = Arc::new(Observer::new(clock.clone(), self.whole));
-        let store = ObservedStore {
-            inner: knarr_store::open(knarr_store::Config::Memory)
-                .await
-                .map_err(|e| other(e.into()))?,
-            observer: observer.clone(),
-        };
-        let server = Server::new(
-            server_config(&directory, &*clock)?,
-            Seams {
-                clock: clock.clone(),
-                entropy: Arc::new(SeededEntropy::new(self.seed)),
-                nodes: Arc::new(NoNodes),
-            },
-            Arc::new(store),
-        )
-        .await
-        .map_err(|e| other(e.into()))?;
-        let ground = Ground {
-            seed: self.seed,
-            server: server.clone(),
-            observer: observer.clone(),
-            clock: clock.clone(),
-            directory,
-            sabotage: self.sabotage,
-        };
+        let observer = Arc::new(Observer::new(Arc::new(clock), self.whole));
         let mut chance = stream(self.seed, "simulation");
-        let mut controls = vec![Control::new(&ground, "control-a", true)];
-        if chance.per_mille(600) {
-            controls.push(Control::new(&ground, "control-b", true));
-        }
-        if chance.per_mille(250) {
-            // Somebody started one more that knows of no lease.
-            controls.push(Control::new(&ground, "control-c", false));
-        }
-        let nodes: Vec<_> = (1..=self.nodes).map(|n| Node::new(&ground, n)).collect();
+        let shape = Shape::draw(&mut chance);
+        let nodes = self.nodes.unwrap_or(shape.nodes);
+        observer.note(&format!(
+            "{nodes} nodes, {} servers, {} replicas of the controllers",
+            shape.servers,
+            shape.controls.len()
+        ));
+        let mut ground = Ground {
+            seed: self.seed,
+            servers: Arc::default(),
+            observer: observer.clone(),
+            clock,
+            epoch,
+            directory,
+            mutation: self.mutation,
+        };
+        ground.servers = Arc::new(start_servers(&ground, shape.servers).await?);
+        let controls: Vec<_> = shape
+            .controls
+            .iter()
+            .map(|(name, elected)| Control::new(&ground, name, *elected))
+            .collect();
+        let nodes: Vec<_> = (1..=nodes).map(|n| Node::new(&ground, n)).collect();
         nodes.iter().for_each(|node| node.start());
         controls.iter().for_each(|control| control.start());
-        let admin = server.api("admin", ["system:masters", "system:authenticated"]);
+        let first = ground
+            .servers
+            .first()
+            .and_then(|s| s.api("admin", &["system:masters"]));
+        let (_, admin) = first.ok_or_else(|| std::io::Error::other("no API server runs"))?;
         let mut users = Users::new(admin, observer.clone(), stream(self.seed, "users"));
         let mut faults = Faults {
             nodes,
             controls,
+            servers: ground.servers.clone(),
             observer: observer.clone(),
             chance: stream(self.seed, "faults"),
         };
@@ -121,22 +164,20 @@ impl Simulation {
         faults.set_weather();
 
         let failed = |e: knarr_client::Error| std::io::Error::other(format!("a user was refused: {e}"));
-        let trouble_ends = Instant::now() + self.troubled;
+        let trouble_ends = Instant::now() + shape.troubled;
         while Instant::now() < trouble_ends && observer.violation().is_none() {
-            sleep(chance.millis(10, 1_500)).await;
+            let next = Instant::now() + chance.millis(10, shape.pause_millis);
+            pass_until(next, &faults).await;
             if chance.per_mille(700) {
                 users.act().await.map_err(failed)?;
             } else {
                 faults.strike();
             }
         }
-        faults.heal();
+        faults.heal().await;
         let healed = Instant::now();
-        loop {
-            sleep(Duration::from_secs(1)).await;
-            if observer.violation().is_some() {
-                break;
-            }
+        while observer.violation().is_none() {
+            pass_until(Instant::now() + TICK, &faults).await;
             users.let_go().await.map_err(failed)?;
             let missing = match users.satisfied().await.map_err(failed)? {
                 Ok(()) => strays(&observer, &faults.nodes),
@@ -148,7 +189,6 @@ impl Simulation {
                     "S9",
                     format!("{} s after the last fault: {missing}", CONVERGE_WITHIN.as_secs()),
                 );
-                break;
             }
         }
         let (digest, events) = observer.digest();
@@ -164,6 +204,33 @@ impl Simulation {
     }
 }
 
+async fn start_servers(ground: &Ground, servers: usize) -> std::io::Result<Vec<Arc<ApiServer>>> {
+    let memory = knarr_store::open(knarr_store::Config::Memory).await;
+    let store = Arc::new(ObservedStore {
+        inner: memory.map_err(std::io::Error::other)?,
+        observer: ground.observer.clone(),
+    });
+    let mut started = Vec::new();
+    for number in 1..=servers {
+        let clock: Arc<dyn Clock> = ground.clock_of(&format!("api-{number}"));
+        started.push(ApiServer::start_new(ground.seed, number, &store, clock, &ground.directory).await?);
+    }
+    Ok(started)
+}
+
+/// Lets time go by, and has it judged.
+async fn pass_until(end: Instant, faults: &Faults) {
+    loop {
+        let tick = Instant::now() + TICK;
+        sleep_until(tick.min(end)).await;
+        faults.tell_who_is_well();
+        faults.observer.tick();
+        if tick >= end || faults.observer.violation().is_some() {
+            return;
+        }
+    }
+}
+
 /// Processes that no pod accounts for, and pods whose processes are not there.
 fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), String> {
     for node in nodes {
@@ -171,7 +238,7 @@ fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), String> {
             let uid = whose.split('/').next().unwrap_or_default();
             let accounted = observer.world(|w| {
                 w.pods.get(uid).is_some_and(|life| {
-                    !life.removed && life.node() == node.name && !world::is_finished(&life.pod)
+                    !life.removed() && life.node() == node.name && !world::is_finished(&life.pod)
                 })
             });
             if !accounted {
@@ -180,31 +247,6 @@ fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-fn server_config(directory: &std::path::Path, clock: &dyn Clock) -> std::io::Result<Config> {
-    let pki = knarr_apiserver::pki::Pki::open(&directory.join("pki"), clock.now())
-        .map_err(std::io::Error::other)?;
-    Ok(Config {
-        advertised: "192.0.2.1:6443".into(),
-        address: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
-        port: 6443,
-        service_range: ServiceRange::parse("10.96.0.0/16").map_err(std::io::Error::other)?,
-        static_tokens: Default::default(),
-        issuer: knarr_apiserver::ISSUER.into(),
-        service_account_key: pki.service_account_key().map_err(std::io::Error::other)?,
-        options: knarr_apiserver::Options::default(),
-    })
-}
-
-/// Nobody execs into what does not exist.
-struct NoNodes;
-
-#[async_trait]
-impl NodeDialer for NoNodes {
-    async fn dial(&self, _node: &str) -> std::io::Result<Box<dyn Conn>> {
-        Err(std::io::ErrorKind::NotFound.into())
-    }
 }
 
 /// What came of a history.
@@ -224,9 +266,6 @@ pub struct Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for line in &self.trace {
-            writeln!(f, "{line}")?;
-        }
         match &self.violation {
             None => write!(f, "seed {}: every rule held", self.seed)?,
             Some(Violation { rule, what, at }) => {
@@ -235,11 +274,11 @@ impl fmt::Display for Report {
         }
         write!(
             f,
-            "\n{} events in {} virtual seconds, {}\nreplay: KNARR_SIM_SEED={} cargo test -p knarr-sim --test seeds -- --nocapture",
+            "\n{} steps in {} virtual seconds, settled {} s after the last fault, {}",
             self.events,
             self.lasted.as_secs(),
-            self.digest,
-            self.seed
+            self.converged_after.as_secs(),
+            self.digest
         )
     }
 }

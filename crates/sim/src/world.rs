@@ -26,17 +26,32 @@ pub(crate) struct Process {
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
     pub pod: Pod,
-    pub removed: bool,
+    pub first_seen: Timestamp,
+    /// When it left the store.
+    pub removed_at: Option<Timestamp>,
     /// Somebody has said that this node's word is not waited for: a user's force, or the deletion of its node.
     pub released: bool,
+    /// A component has asked for its end (an eviction, a scale-down).
+    pub asked_to_go: bool,
     /// Containers that ended with 0 by themselves.
     pub completed: BTreeSet<String>,
 }
 
 impl Life {
+    pub fn removed(&self) -> bool {
+        self.removed_at.is_some()
+    }
+
     pub fn node(&self) -> &str {
         node_of(&self.pod)
     }
+}
+
+/// A node object's absence, the last one there was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Missed {
+    pub from: Timestamp,
+    pub until: Option<Timestamp>,
 }
 
 #[derive(Default)]
@@ -45,6 +60,10 @@ pub(crate) struct World {
     /// By uid.
     pub pods: BTreeMap<String, Life>,
     pub nodes: BTreeMap<String, Node>,
+    /// Nodes whose objects have been deleted, also when they are there again.
+    pub missed: BTreeMap<String, Missed>,
+    /// Since when nothing is wrong with a component: its link, its runtime, its being there; none if something is.
+    pub well_since: BTreeMap<String, Option<Timestamp>>,
     /// By node and container id.
     pub processes: BTreeMap<(String, String), Process>,
 }
@@ -52,6 +71,15 @@ pub(crate) struct World {
 impl World {
     pub fn of_pod<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a Process> {
         self.processes.values().filter(move |p| p.uid == uid)
+    }
+
+    /// Since when all of these components have been well; none if one is not.
+    pub fn all_well_since(&self, of: impl Fn(&str) -> bool) -> Option<Timestamp> {
+        let mut since = Some(Timestamp::MIN);
+        for (_, at) in self.well_since.iter().filter(|(name, _)| of(name)) {
+            since = since.zip(*at).map(|(a, b)| a.max(b));
+        }
+        since
     }
 
     pub fn is_released(&self, uid: &str) -> bool {
@@ -72,6 +100,8 @@ pub(crate) enum Seen<'a> {
     },
     Started(&'a Process),
     Ended(&'a Process, End),
+    /// A second has passed.
+    Tick,
     /// A component asks the API to delete a pod.
     DeleteAsked {
         by: &'a str,
@@ -92,4 +122,16 @@ pub(crate) fn phase_of(pod: &Pod) -> &str {
 
 pub(crate) fn is_finished(pod: &Pod) -> bool {
     matches!(phase_of(pod), "Succeeded" | "Failed")
+}
+
+/// The uid of the controller of this kind that it belongs to.
+pub(crate) fn owner<'a>(pod: &'a Pod, kind: &str) -> Option<&'a str> {
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    let owner = owners.find(|o| o.controller == Some(true) && o.kind == kind);
+    owner.map(|o| o.uid.as_str())
+}
+
+pub(crate) fn is_ready(node: &Node) -> bool {
+    let mut conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    conditions.any(|c| c.type_ == "Ready" && c.status == "True")
 }

@@ -355,6 +355,10 @@ impl Store for EtcdStore {
         let read = read.map_err(|error| Error::Unavailable(error.to_string()))?;
         Ok(revision_of(read.header()))
     }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
 }
 
 /// Why etcd ended a watch.

@@ -210,6 +210,18 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// One that is passed on by whoever stands between a store and its reader: what `items` brings, errors and progress
+    /// too, in order.
+    pub fn relayed(items: mpsc::Receiver<Result<WatchItem, Error>>, from: Revision) -> Self {
+        let (_, progress) = watch::channel(0);
+        Watch::new(
+            items,
+            progress,
+            Arc::new(AtomicBool::new(true)),
+            from.saturating_sub(1),
+        )
+    }
+
     fn new(
         items: mpsc::Receiver<Result<WatchItem, Error>>,
         progress: watch::Receiver<Revision>,
@@ -304,6 +316,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// The newest revision.
     async fn revision(&self) -> Result<Revision, Error>;
+
+    /// Whether other processes may write to it: then what a watch has told so far is not all there is.
+    fn is_shared(&self) -> bool {
+        false
+    }
 }
 
 /// Which engine, and where.

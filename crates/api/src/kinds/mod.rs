@@ -39,7 +39,7 @@ mod mutating_webhook_configuration;
 pub mod namespace;
 mod network_policy;
 mod node;
-mod persistent_volume;
+pub mod persistent_volume;
 mod persistent_volume_claim;
 pub mod pod;
 mod pod_disruption_budget;

@@ -10,6 +10,55 @@ use crate::quantity;
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
+/// Who makes volumes of nodes' own directories.
+pub const LOCAL_PROVISIONER: &str = "knarr.io/local";
+/// Label of such a volume: the node whose directory it is.
+pub const LOCAL_NODE: &str = "knarr.io/node";
+/// Annotation of a node: the directory below which such volumes are.
+pub const LOCAL_PATH: &str = "knarr.io/local-volumes";
+/// Holds such a volume until its node has removed the directory.
+pub const LOCAL_FINALIZER: &str = "knarr.io/local-volume";
+
+/// The attacher of volumes that may be used from one node at a time and have no lock of their own (SPEC S7).
+pub const ATTACHER: &str = "knarr.io/exclusive";
+/// Finalizer of an attachment: its node uses the volume, and takes this off when it does so no longer.
+pub const IN_USE: &str = "knarr.io/in-use";
+/// Annotation of an attachment of a volume for one pod: the pod's uid.
+pub const ATTACHED_POD: &str = "knarr.io/pod-uid";
+
+/// That a volume may be used from one place at a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exclusive {
+    /// The name of its attachment: one for the volume, whatever node it is for, so that only one can be there.
+    pub attachment: String,
+    /// From one pod, not from one node.
+    pub one_pod: bool,
+}
+
+/// Whether a volume needs an attachment of knarr's before it may be used: one for a single node or pod, unless it cannot
+/// be reached from another node anyway, or has a driver that attaches it.
+pub fn exclusive(volume: &PersistentVolume) -> Option<Exclusive> {
+    let spec = volume.spec.as_ref()?;
+    let modes = spec.access_modes.as_deref().unwrap_or_default();
+    let single = |mode: &String| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod";
+    if modes.is_empty() || !modes.iter().all(single) || spec.csi.is_some() {
+        return None;
+    }
+    let one_pod = modes.iter().all(|mode| mode == "ReadWriteOncePod");
+    let labels = volume.metadata.labels.as_ref();
+    let pinned = labels.is_some_and(|l| l.contains_key(LOCAL_NODE));
+    let uid = volume.metadata.uid.as_deref().unwrap_or("");
+    (one_pod || !pinned).then(|| Exclusive {
+        attachment: format!("knarr-{uid}"),
+        one_pod,
+    })
+}
+
+/// The volume's name in `volumesAttached` and `volumesInUse` of a node's status.
+pub fn unique_name(volume: &str) -> String {
+    format!("{ATTACHER}/{volume}")
+}
+
 const POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
 const ONE_SOURCE: &str = "may not specify more than 1 volume type";
 

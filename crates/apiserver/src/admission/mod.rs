@@ -1,72 +1,146 @@
 //! Admission: what must hold across objects, and what is filled in from them, in Kubernetes' default order.
 //! One file a plugin.
+//!
+//! Twice a request: [`Server::admit`] completes what was sent before it is validated, [`Server::validate`] judges what
+//! would be stored. Quota comes last, so that nothing is charged for what another plugin refuses.
 
 mod default_toleration_seconds;
+mod limit_ranger;
 mod namespace_lifecycle;
 pub(crate) mod node_restriction;
 mod node_taint;
 mod pod_security;
 mod priority;
+mod resource_quota;
 mod runtime_class;
 mod service_account;
 mod storage_in_use;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use knarr_api::strategy::Part;
-use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knarr_api::{AnyObject, Error, Object, k8s_openapi};
 
-use crate::pipeline::Ctx;
+use crate::pipeline::{Ctx, Target};
 use crate::server::Server;
 
-/// What is about to be written.
-pub(crate) enum Change<'a> {
-    Create(&'a mut dyn AnyObject),
-    Update { new: &'a mut dyn AnyObject, part: Part },
-    Delete(&'a Arc<Object>),
+pub(crate) use resource_quota::{Charged, Ledger};
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Create,
+    Update,
+}
+
+/// A request as the plugins see it; what it wants written comes beside it.
+#[derive(Clone, Copy)]
+pub(crate) struct Attributes<'a> {
+    pub target: &'a Target<'a>,
+    pub operation: Operation,
+    /// As it is stored; nothing at a creation.
+    pub old: Option<&'a Arc<Object>>,
+}
+
+impl Attributes<'_> {
+    /// Whether the object is on its way out.
+    fn ending(&self) -> bool {
+        self.old
+            .is_some_and(|o| o.metadata().deletion_timestamp.is_some())
+    }
+
+    /// The refusal of what has this metadata.
+    fn forbidden(&self, meta: &ObjectMeta, why: &str) -> Error {
+        let name = match self.target.name {
+            "" => shown_name(meta),
+            name => name,
+        };
+        Error::forbidden(self.target.kind.about(name), why)
+    }
+}
+
+/// The name in a refusal. One that is still to be made up is shown by its beginning.
+fn shown_name(meta: &ObjectMeta) -> &str {
+    let given = |name: &'_ Option<String>| name.as_deref().filter(|n| !n.is_empty()).is_some();
+    match (&meta.name, &meta.generate_name) {
+        (Some(name), _) if given(&meta.name) => name,
+        (_, Some(prefix)) if given(&meta.generate_name) => prefix,
+        _ => "Unknown",
+    }
+}
+
+/// Several reasons as one text, each once; nothing of none.
+fn aggregated(reasons: &[String]) -> Option<String> {
+    let mut seen: Vec<&str> = Vec::new();
+    for reason in reasons {
+        if !seen.contains(&reason.as_str()) {
+            seen.push(reason);
+        }
+    }
+    match seen.as_slice() {
+        [] => None,
+        [one] => Some((*one).to_string()),
+        many => Some(format!("[{}]", many.join(", "))),
+    }
 }
 
 impl Server {
-    /// Lets the change pass, completes it, or refuses it. `kind` is the kind as served.
+    /// Completes what is about to be written, or refuses it.
     pub(crate) fn admit(
         &self,
-        ctx: &Ctx,
-        kind: &'static Kind,
-        namespace: &str,
-        mut change: Change<'_>,
+        _ctx: &mut Ctx,
+        attributes: &Attributes<'_>,
+        object: &mut dyn AnyObject,
     ) -> Result<(), Error> {
-        namespace_lifecycle::admit(self, kind, namespace, &change)?;
-        match &mut change {
-            Change::Create(object) => {
+        let target = attributes.target;
+        if attributes.operation == Operation::Create {
+            namespace_lifecycle::admit_create(self, target, object.metadata())?;
+        }
+        limit_ranger::admit(self, attributes, object)?;
+        match (attributes.operation, target.subresource) {
+            (Operation::Create, "") => {
                 if let Some(pod) = object.as_any_mut().downcast_mut::<Pod>() {
-                    service_account::admit(self, namespace, pod)?;
-                    default_toleration_seconds::admit(pod);
+                    service_account::admit(self, target.namespace, pod)?;
                     priority::admit_pod(self, pod)?;
+                    default_toleration_seconds::admit(pod);
                     runtime_class::admit(self, pod)?;
                 } else {
-                    node_taint::admit(*object);
-                    storage_in_use::admit(*object);
-                    pod_security::admit(self, *object, false)?;
-                    priority::admit_class(self, *object)?;
+                    node_taint::admit(object);
+                    storage_in_use::admit(object);
                 }
             }
-            Change::Update {
-                new,
-                part: Part::Main,
-                ..
-            } => {
-                if let Some(pod) = new.as_any_mut().downcast_mut::<Pod>() {
+            (Operation::Update, "") => {
+                if let Some(pod) = object.as_any_mut().downcast_mut::<Pod>() {
                     default_toleration_seconds::admit(pod);
-                } else {
-                    priority::admit_class(self, *new)?;
-                    pod_security::admit(self, *new, true)?;
                 }
             }
-            Change::Update { .. } | Change::Delete(_) => {}
+            _ => {}
         }
-        let _ = ctx;
         Ok(())
+    }
+
+    /// Judges what would be written, and charges it to quotas. The charge is to be [settled](Server::settle).
+    pub(crate) async fn validate(
+        &self,
+        ctx: &mut Ctx,
+        attributes: &Attributes<'_>,
+        object: &dyn AnyObject,
+    ) -> Result<Charged<'_>, Error> {
+        limit_ranger::validate(self, attributes, object)?;
+        pod_security::validate(self, ctx, attributes, object)?;
+        if attributes.target.subresource.is_empty() {
+            priority::admit_class(self, object)?;
+        }
+        resource_quota::validate_count(self, ctx, attributes, object)?;
+        resource_quota::charge(self, ctx, attributes, object).await
+    }
+
+    /// Lets an object be deleted, or refuses that.
+    pub(crate) fn admit_deletion(&self, target: &Target<'_>, object: &Arc<Object>) -> Result<(), Error> {
+        namespace_lifecycle::admit_deletion(target, object)
     }
 }
 

@@ -1,88 +1,311 @@
-//! PodSecurity, as far as it concerns namespaces: the labels that choose a level and a version must name one.
-//! Pods are not judged by them.
+//! PodSecurity: a namespace's labels say how secure its pods must be. What is not is refused, noted or warned of; of the
+//! templates that pods are made from is only warned, so that their authors learn it before their pods are refused.
+//!
+//! What secure means stands in [`knarr_api::pod_security`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::Namespace;
-use knarr_api::field::{Errors, Path};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::{CronJob, Job};
+use k8s_openapi::api::core::v1::{
+    Namespace, Pod, PodSpec, PodTemplate, PodTemplateSpec, ReplicationController,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knarr_api::pod_security::{LABELS, Level, LevelVersion, Policy, evaluate};
 use knarr_api::{AnyObject, Error, k8s_openapi, registry};
 
+use super::{Attributes, Operation};
+use crate::cache::change::Filter;
+use crate::pipeline::Ctx;
 use crate::server::Server;
 
-const LABELS: &str = "pod-security.kubernetes.io/";
-const MODES: [&str; 3] = ["enforce", "audit", "warn"];
+/// How many of a namespace's pods are looked at when its labels become stricter.
+const MOST_PODS: usize = 3000;
+/// Requests for these change nothing that matters here.
+const IGNORED: [&str; 3] = ["binding", "eviction", "status"];
 
-/// A new namespace's labels must be right; those of one that is there must not get worse.
-pub(super) fn admit(server: &Server, object: &dyn AnyObject, update: bool) -> Result<(), Error> {
-    let Some(namespace) = object.as_any().downcast_ref::<Namespace>() else {
-        return Ok(());
-    };
-    let name = namespace.metadata.name.as_deref().unwrap_or("");
-    let mistakes = mistakes(namespace.metadata.labels.as_ref());
-    if mistakes.is_empty() {
+pub(super) fn validate(
+    server: &Server,
+    ctx: &mut Ctx,
+    attributes: &Attributes<'_>,
+    object: &dyn AnyObject,
+) -> Result<(), Error> {
+    let subresource = attributes.target.subresource;
+    if let Some(pod) = object.as_any().downcast_ref::<Pod>() {
+        return match IGNORED.contains(&subresource) {
+            true => Ok(()),
+            false => validate_pod(server, ctx, attributes, pod),
+        };
+    }
+    if !subresource.is_empty() {
         return Ok(());
     }
-    let old = server
+    if let Some(namespace) = object.as_any().downcast_ref::<Namespace>() {
+        return validate_namespace(server, ctx, attributes, namespace);
+    }
+    if let Some(template) = template(object)
+        && let (Some(spec), metadata) = (&template.spec, &template.metadata)
+    {
+        let policy = policy_of(server, attributes);
+        let empty = ObjectMeta::default();
+        tell(ctx, &policy, metadata.as_ref().unwrap_or(&empty), spec);
+    }
+    Ok(())
+}
+
+fn policy_of(server: &Server, attributes: &Attributes<'_>) -> Policy {
+    let found = server
         .cache
-        .get(&registry::NAMESPACE, "", name)
-        .filter(|_| update);
-    let same = old.is_some_and(|old| {
-        self::mistakes(old.metadata().labels.as_ref()).to_string() == mistakes.to_string()
+        .get(&registry::NAMESPACE, "", attributes.target.namespace);
+    Policy::of(found.as_ref().and_then(|n| n.metadata().labels.as_ref())).0
+}
+
+fn validate_pod(server: &Server, ctx: &mut Ctx, attributes: &Attributes<'_>, pod: &Pod) -> Result<(), Error> {
+    let Some(spec) = &pod.spec else { return Ok(()) };
+    let policy = policy_of(server, attributes);
+    if policy == Policy::default() {
+        return Ok(());
+    }
+    if attributes.operation == Operation::Update {
+        let old = attributes.old.and_then(|old| old.get::<Pod>());
+        if old
+            .and_then(|old| old.spec.as_ref())
+            .is_some_and(|old| same_images(spec, old))
+        {
+            return Ok(());
+        }
+    }
+    let enforced = policy.enforce.to_string();
+    ctx.note(format!("{LABELS}enforce-policy"), &enforced);
+    if let Some(violations) = evaluate(policy.enforce, &pod.metadata, spec) {
+        note(ctx, &policy, &pod.metadata, spec);
+        let why = format!("violates PodSecurity \"{enforced}\": {}", violations.details());
+        return Err(attributes.forbidden(&pod.metadata, &why));
+    }
+    tell(ctx, &policy, &pod.metadata, spec);
+    Ok(())
+}
+
+fn would_violate(wanted: LevelVersion, metadata: &ObjectMeta, spec: &PodSpec) -> Option<String> {
+    let violations = evaluate(wanted, metadata, spec)?;
+    Some(format!(
+        "would violate PodSecurity \"{wanted}\": {}",
+        violations.details()
+    ))
+}
+
+fn note(ctx: &mut Ctx, policy: &Policy, metadata: &ObjectMeta, spec: &PodSpec) {
+    if let Some(violation) = would_violate(policy.audit, metadata, spec) {
+        ctx.note(format!("{LABELS}audit-violations"), &violation);
+    }
+}
+
+fn tell(ctx: &mut Ctx, policy: &Policy, metadata: &ObjectMeta, spec: &PodSpec) {
+    note(ctx, policy, metadata, spec);
+    if let Some(violation) = would_violate(policy.warn, metadata, spec) {
+        ctx.warn(violation);
+    }
+}
+
+/// Whether two states of a pod have the same containers with the same images, which is what can be changed of what is
+/// judged here.
+fn same_images(new: &PodSpec, old: &PodSpec) -> bool {
+    fn images(spec: &PodSpec) -> [Vec<Option<&str>>; 2] {
+        let init = spec.init_containers.iter().flatten();
+        [
+            spec.containers.iter().map(|c| c.image.as_deref()).collect(),
+            init.map(|c| c.image.as_deref()).collect(),
+        ]
+    }
+    fn ephemeral(spec: &PodSpec) -> BTreeMap<&str, Option<&str>> {
+        let all = spec.ephemeral_containers.iter().flatten();
+        all.map(|c| (c.name.as_str(), c.image.as_deref())).collect()
+    }
+    let before = ephemeral(old);
+    images(new) == images(old)
+        && ephemeral(new)
+            .iter()
+            .all(|(name, image)| before.get(name) == Some(image))
+}
+
+/// What the object makes pods from.
+fn template(object: &dyn AnyObject) -> Option<&PodTemplateSpec> {
+    let any = object.as_any();
+    if let Some(deployment) = any.downcast_ref::<Deployment>() {
+        return Some(&deployment.spec.as_ref()?.template);
+    }
+    if let Some(set) = any.downcast_ref::<ReplicaSet>() {
+        return set.spec.as_ref()?.template.as_ref();
+    }
+    if let Some(set) = any.downcast_ref::<StatefulSet>() {
+        return Some(&set.spec.as_ref()?.template);
+    }
+    if let Some(set) = any.downcast_ref::<DaemonSet>() {
+        return Some(&set.spec.as_ref()?.template);
+    }
+    if let Some(job) = any.downcast_ref::<Job>() {
+        return Some(&job.spec.as_ref()?.template);
+    }
+    if let Some(job) = any.downcast_ref::<CronJob>() {
+        return Some(&job.spec.job_template.spec.as_ref()?.template);
+    }
+    if let Some(controller) = any.downcast_ref::<ReplicationController>() {
+        return controller.spec.as_ref()?.template.as_ref();
+    }
+    any.downcast_ref::<PodTemplate>()?.template.as_ref()
+}
+
+/// A new namespace's labels must be right; those of one that is there must not get worse. Of pods that would not be let
+/// in any more its author is warned.
+fn validate_namespace(
+    server: &Server,
+    ctx: &mut Ctx,
+    attributes: &Attributes<'_>,
+    namespace: &Namespace,
+) -> Result<(), Error> {
+    let name = namespace.metadata.name.as_deref().unwrap_or("");
+    let (new, mistakes) = Policy::of(namespace.metadata.labels.as_ref());
+    let old = attributes
+        .old
+        .map(|old| Policy::of(old.metadata().labels.as_ref()));
+    let same_mistakes = old
+        .as_ref()
+        .is_some_and(|(_, old)| old.to_string() == mistakes.to_string());
+    if !mistakes.is_empty() && !same_mistakes {
+        return Err(Error::invalid(registry::NAMESPACE.about_kind(name), &mistakes));
+    }
+    let Some((old, _)) = old else { return Ok(()) };
+    let (new, old) = (new.enforce, old.enforce);
+    let relaxed = new.version == old.version && new.level <= old.level;
+    if new == old || new.level == Level::Privileged || relaxed {
+        return Ok(());
+    }
+    let kind = &registry::POD;
+    let found = server.cache.of(kind)?.list(&Filter::everything(kind, name));
+    let pods: Vec<&Pod> = found.iter().filter_map(|o| o.get::<Pod>()).collect();
+    for warning in existing(&pods, name, new) {
+        ctx.warn(warning);
+    }
+    Ok(())
+}
+
+/// What is to be said of the pods that are there. Those made from one template count once as long as there are others.
+fn existing(pods: &[&Pod], namespace: &str, enforced: LevelVersion) -> Vec<String> {
+    let mut controllers = BTreeSet::new();
+    let (mut first, mut more): (Vec<&Pod>, Vec<&Pod>) = pods.iter().copied().partition(|pod| {
+        let owners = pod.metadata.owner_references.iter().flatten();
+        let controller = owners.into_iter().find(|o| o.controller == Some(true));
+        controller.is_none_or(|owner| controllers.insert(owner.uid.as_str()))
     });
-    match same {
-        true => Ok(()),
-        false => Err(Error::invalid(registry::NAMESPACE.about_kind(name), &mistakes)),
+    first.append(&mut more);
+    let mut by_reason: BTreeMap<String, (&str, usize)> = BTreeMap::new();
+    for pod in first.iter().take(MOST_PODS) {
+        let Some(violations) = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| evaluate(enforced, &pod.metadata, spec))
+        else {
+            continue;
+        };
+        let name = pod.metadata.name.as_deref().unwrap_or("");
+        let (lowest, count) = by_reason.entry(violations.reasons()).or_insert((name, 0));
+        *lowest = name.min(lowest);
+        *count += 1;
     }
-}
-
-fn mistakes(labels: Option<&BTreeMap<String, String>>) -> Errors {
-    let mut errors = Errors::new();
-    let Some(labels) = labels else {
-        return errors;
-    };
-    let path = Path::new("metadata").child("labels");
-    for mode in MODES {
-        let level = format!("{LABELS}{mode}");
-        if let Some(value) = labels.get(&level)
-            && !matches!(value.as_str(), "privileged" | "baseline" | "restricted")
-        {
-            let words = "must be one of privileged, baseline, restricted";
-            errors.invalid(&path.key(&level), value, words);
-        }
-        let version = format!("{LABELS}{mode}-version");
-        if let Some(value) = labels.get(&version)
-            && value != "latest"
-            && !value.strip_prefix("v1.").is_some_and(is_number)
-        {
-            errors.invalid(&path.key(&version), value, "must be \"latest\" or \"v1.x\"");
-        }
+    let mut warnings = Vec::new();
+    if first.len() > MOST_PODS {
+        warnings.push(format!(
+            "new PodSecurity enforce level only checked against the first {MOST_PODS} of {} existing pods",
+            first.len()
+        ));
     }
-    errors
-}
-
-/// Digits without leading zeros.
-fn is_number(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) && (text == "0" || !text.starts_with('0'))
+    if !by_reason.is_empty() {
+        warnings.push(format!(
+            "existing pods in namespace \"{namespace}\" violate the new PodSecurity enforce level \"{enforced}\""
+        ));
+    }
+    let mut of_pods: Vec<String> = by_reason
+        .into_iter()
+        .map(|(reasons, (name, count))| match count {
+            1 => format!("{name}: {reasons}"),
+            2 => format!("{name} (and 1 other pod): {reasons}"),
+            _ => format!("{name} (and {} other pods): {reasons}", count - 1),
+        })
+        .collect();
+    of_pods.sort();
+    warnings.append(&mut of_pods);
+    warnings
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use knarr_api::pod_security::Version;
+    use serde_json::{Value, json};
+
+    fn pod(name: &str, owner: Option<&str>, spec: Value) -> Pod {
+        let owners = owner.map(|uid| {
+            json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": uid, "controller": true}])
+        });
+        serde_json::from_value(json!({"metadata": {"name": name, "ownerReferences": owners}, "spec": spec}))
+            .unwrap()
+    }
 
     #[test]
-    fn levels_and_versions_must_be_known() {
-        for (label, value, fine) in [
-            ("enforce", "baseline", true),
-            ("warn", "foo", false),
-            ("audit", "", false),
-            ("enforce-version", "latest", true),
-            ("enforce-version", "v1.30", true),
-            ("warn-version", "v1.03", false),
-            ("audit-version", "1.30", false),
-            ("other", "x", true),
+    fn pods_that_would_not_be_let_in_any_more_are_named_by_what_is_wrong() {
+        let host = json!({"hostNetwork": true, "containers": []});
+        let fine = json!({"containers": []});
+        let ports = json!({"containers": [{"name": "c", "ports": [{"containerPort": 1, "hostPort": 1}]}]});
+        let all = [
+            pod("c", Some("u"), host.clone()),
+            pod("b", Some("u"), host.clone()),
+            pod("a", Some("u"), host),
+            pod("x", None, fine),
+            pod("z", None, ports.clone()),
+            pod("y", None, ports),
+        ];
+        let pods: Vec<&Pod> = all.iter().collect();
+        let level = Level::Baseline;
+        let version = Version::Latest;
+        assert_eq!(
+            existing(&pods, "ns", LevelVersion { level, version }),
+            [
+                "existing pods in namespace \"ns\" violate the new PodSecurity enforce level \"baseline:latest\"",
+                "a (and 2 other pods): host namespaces",
+                "y (and 1 other pod): hostPort",
+            ]
+        );
+        assert!(existing(&pods[3..4], "ns", LevelVersion { level, version }).is_empty());
+    }
+
+    #[test]
+    fn only_other_images_and_other_containers_are_judged_again() {
+        let spec = |value: Value| serde_json::from_value::<PodSpec>(value).unwrap();
+        let old = spec(json!({
+            "containers": [{"name": "a", "image": "i:1"}], "initContainers": [{"name": "b", "image": "i:1"}],
+            "ephemeralContainers": [{"name": "e", "image": "i:1"}],
+        }));
+        for (new, same) in [
+            (
+                json!({"containers": [{"name": "a", "image": "i:1"}], "initContainers": [{"name": "b", "image": "i:1"}],
+                    "activeDeadlineSeconds": 4, "ephemeralContainers": [{"name": "e", "image": "i:1"}]}),
+                true,
+            ),
+            (
+                json!({"containers": [{"name": "a", "image": "i:2"}], "initContainers": [{"name": "b", "image": "i:1"}]}),
+                false,
+            ),
+            (
+                json!({"containers": [{"name": "a", "image": "i:1"}], "initContainers": [{"name": "b", "image": "i:2"}]}),
+                false,
+            ),
+            (
+                json!({"containers": [{"name": "a", "image": "i:1"}], "initContainers": [{"name": "b", "image": "i:1"}],
+                    "ephemeralContainers": [{"name": "e", "image": "i:1"}, {"name": "f", "image": "i:1"}]}),
+                false,
+            ),
         ] {
-            let labels = BTreeMap::from([(format!("{LABELS}{label}"), value.to_string())]);
-            assert_eq!(mistakes(Some(&labels)).is_empty(), fine, "{label}={value}");
+            assert_eq!(same_images(&spec(new.clone()), &old), same, "{new}");
         }
     }
 }

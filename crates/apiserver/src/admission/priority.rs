@@ -5,11 +5,12 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use knarr_api::{AnyObject, Error, k8s_openapi, registry};
 
+use super::shown_name;
 use crate::cache::change::Filter;
 use crate::server::Server;
 
 pub(super) fn admit_pod(server: &Server, pod: &mut Pod) -> Result<(), Error> {
-    let name = pod.metadata.name.clone().unwrap_or_default();
+    let name = shown_name(&pod.metadata).to_string();
     let Some(spec) = &mut pod.spec else { return Ok(()) };
     let refused = |why: String| Err(Error::forbidden(registry::POD.about(&name), &why));
     let (priority, policy) = match spec.priority_class_name.as_deref().unwrap_or("") {

@@ -8,10 +8,11 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::quantity::Quantity;
 use knarr_api::{Error, k8s_openapi, registry};
 
+use super::shown_name;
 use crate::server::Server;
 
 pub(super) fn admit(server: &Server, pod: &mut Pod) -> Result<(), Error> {
-    let name = pod.metadata.name.clone().unwrap_or_default();
+    let name = shown_name(&pod.metadata).to_string();
     let Some(spec) = &mut pod.spec else { return Ok(()) };
     let class = match spec.runtime_class_name.as_deref() {
         None => None,

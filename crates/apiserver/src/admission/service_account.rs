@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
 };
 use knarr_api::{Error, k8s_openapi, registry};
 
+use super::shown_name;
 use crate::seams;
 use crate::server::Server;
 
@@ -20,7 +21,7 @@ const MODE: i32 = 0o644;
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 pub(super) fn admit(server: &Server, namespace: &str, pod: &mut Pod) -> Result<(), Error> {
-    let name = pod.metadata.name.clone().unwrap_or_default();
+    let name = shown_name(&pod.metadata).to_string();
     let refused = |why: &str| Error::forbidden(registry::POD.about(&name), why);
     let is_mirror = pod
         .metadata

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
+use knarr_api::kinds::persistent_volume::LOCAL_NODE;
 use knarr_api::{Object, k8s_openapi, registry};
 
 use super::{Attributes, default_roles, rbac};
@@ -37,15 +38,20 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
             matches!(r.verb, "update" | "patch") && claim_is_used(cache, node, r.namespace, r.name)
         }
         ("", "persistentvolumeclaims", _) => gets && claim_is_used(cache, node, r.namespace, r.name),
-        ("", "persistentvolumes", _) => gets && volume_is_used(cache, node, r.name),
+        // knarr's nodes make volumes in directories of their own, for which they look at volumes and claims.
+        ("", "persistentvolumes", "") if r.verb == "update" => is_directory_of(cache, node, r.name),
+        ("", "persistentvolumes", "") if matches!(r.verb, "list" | "watch") => true,
+        ("", "persistentvolumes", _) => {
+            gets && (is_directory_of(cache, node, r.name) || volume_is_used(cache, node, r.name))
+        }
         ("resource.k8s.io", "resourceclaims", _) => {
             gets && any_pod(cache, node, r.namespace, |p| uses_resource_claim(p, r.name))
         }
-        ("storage.k8s.io", "volumeattachments", _) => {
-            gets && cache
-                .get(&registry::VOLUME_ATTACHMENT, "", r.name)
-                .is_some_and(|o| o.get::<VolumeAttachment>().is_some_and(|a| a.spec.node_name == node))
+        ("storage.k8s.io", "volumeattachments", "") if r.verb == "update" => {
+            is_attached_to(cache, node, r.name)
         }
+        ("storage.k8s.io", "volumeattachments", "") if matches!(r.verb, "list" | "watch") => true,
+        ("storage.k8s.io", "volumeattachments", _) => gets && is_attached_to(cache, node, r.name),
         ("", "serviceaccounts", "") => reads_one && account_is_used(cache, node, r),
         ("", "serviceaccounts", sub) => {
             sub == "token" && r.verb == "create" && !r.name.is_empty() && account_is_used(cache, node, r)
@@ -92,6 +98,21 @@ fn account_is_used(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
     any_pod(cache, node, r.namespace, |p| {
         p.spec.as_ref().and_then(|s| s.service_account_name.as_deref()) == Some(r.name)
     })
+}
+
+/// Whether the volume is one that the node makes and removes itself.
+fn is_directory_of(cache: &Cache, node: &str, volume: &str) -> bool {
+    let volume = cache.get(&registry::PERSISTENT_VOLUME, "", volume);
+    volume.is_some_and(|v| {
+        let labels = v.metadata().labels.as_ref();
+        labels.and_then(|l| l.get(LOCAL_NODE)).is_some_and(|n| n == node)
+    })
+}
+
+fn is_attached_to(cache: &Cache, node: &str, attachment: &str) -> bool {
+    let attachment = cache.get(&registry::VOLUME_ATTACHMENT, "", attachment);
+    let node_of = |o: &knarr_api::Object| Some(o.get::<VolumeAttachment>()?.spec.node_name.clone());
+    attachment.and_then(|a| node_of(&a)).as_deref() == Some(node)
 }
 
 fn claim_is_used(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool {

@@ -241,7 +241,8 @@ impl Server {
             }
         }
         metrics::head(&mut out, "knarr_cache_revision", "gauge", "The last write the caches show.");
-        out + &format!("knarr_cache_revision {}\n", self.cache.revision())
+        out += &format!("knarr_cache_revision {}\n", self.cache.revision());
+        out + &self.metrics.others()
     }
 }
 

@@ -7,7 +7,7 @@ use knarr_api::field::{self, Errors};
 use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, meta, registry};
 
 use super::{Ctx, Target, managed_fields};
-use crate::admission::Change;
+use crate::admission::{Attributes, Operation};
 use crate::cache::Written;
 use crate::keys::stored_kind;
 use crate::seams;
@@ -51,7 +51,13 @@ impl Server {
             .filter(|g| !g.is_empty() && meta.name.as_deref().unwrap_or("").is_empty());
         served.ops.set_defaults(&mut *object)?;
         managed_fields::track(ctx, target, None, &mut *object)?;
-        let object = convert::typed(served, stored_kind(served), object)?;
+        let mut object = convert::typed(served, stored_kind(served), object)?;
+        let attributes = Attributes {
+            target,
+            operation: Operation::Create,
+            old: None,
+        };
+        self.admit(ctx, &attributes, &mut *object)?;
 
         let Some(prefix) = generate else {
             let name = object.metadata().name.clone().unwrap_or_default();
@@ -79,7 +85,6 @@ impl Server {
     ) -> Result<Written<Arc<Object>>, Error> {
         let served = target.kind;
         let kind = stored_kind(served);
-        self.admit(ctx, served, target.namespace, Change::Create(&mut *object))?;
         kind.ops.prepare_for_create(&mut *object)?;
         record_requester(ctx, &mut *object);
         let reserved = self.allocations.for_create(kind, &mut *object, &self.cache)?;
@@ -103,15 +108,21 @@ impl Server {
         for warning in kind.ops.warnings(&*object)? {
             ctx.warn(warning);
         }
+        let attributes = Attributes {
+            target,
+            operation: Operation::Create,
+            old: None,
+        };
+        let charged = self.validate(ctx, &attributes, &*object).await?;
         if self.cache.get(kind, target.namespace, &name).is_some() {
-            return Ok(Written::Conflict);
+            return self.settle(charged, Ok(Written::Conflict)).await;
         }
         if ctx.dry_run {
             return Ok(Written::Done(Arc::new(Object::from_typed(kind, object))));
         }
         let written = self.cache.put(kind, object, 0).await;
         drop(reserved);
-        written
+        self.settle(charged, written).await
     }
 }
 

@@ -12,7 +12,6 @@ use knarr_client::{DeleteOptions, Propagation};
 use super::read::{ListQuery, Listed, invalid_options};
 use super::update::check_preconditions;
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS};
-use crate::admission::Change;
 use crate::cache::Written;
 use crate::custom;
 use crate::seams;
@@ -72,7 +71,7 @@ impl Server {
                 .ok_or_else(|| Error::not_found(target.about()))?;
             self.restrict_node_deletion(ctx, target, &object)?;
             check_preconditions(target.kind, &request.options.preconditions, &object)?;
-            self.admit(ctx, target.kind, target.namespace, Change::Delete(&object))?;
+            self.admit_deletion(target, &object)?;
             if let Some(mut done) = self.delete_once(ctx, &object, request).await? {
                 done.object = convert::object(&done.object, target.kind)?;
                 return Ok(done);

@@ -14,6 +14,8 @@ pub mod read;
 pub mod update;
 pub(crate) mod yaml;
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::error::About;
 use knarr_api::strategy::Part;
@@ -33,6 +35,8 @@ pub struct Ctx {
     pub dry_run: bool,
     /// For the answer's `Warning` headers.
     pub warnings: Vec<String>,
+    /// What plugins note for the audit log, by the annotation's key.
+    pub audit_annotations: BTreeMap<String, String>,
 }
 
 impl Ctx {
@@ -45,7 +49,13 @@ impl Ctx {
             manager,
             dry_run: false,
             warnings: Vec::new(),
+            audit_annotations: BTreeMap::new(),
         }
+    }
+
+    /// Notes something for the audit log.
+    pub fn note(&mut self, key: impl Into<String>, value: &str) {
+        self.audit_annotations.insert(key.into(), value.to_string());
     }
 
     /// Warns once of each thing.

@@ -84,6 +84,24 @@ impl Server {
         )
     }
 
+    /// One object as it is now, see [`Server::catch_up`].
+    pub(crate) async fn get_now(&self, target: &Target<'_>) -> Result<Arc<Object>, Error> {
+        self.catch_up().await?;
+        self.get(target)
+    }
+
+    /// Where other servers write to the store too, waits until the cache has all that was there when the request came: a
+    /// read sees every write that was answered before it, whoever answered. A server that is cut off from its store does
+    /// not answer from memory (what is released because of a node that "is not there" may be running: SPEC S2, S5).
+    async fn catch_up(&self) -> Result<(), Error> {
+        let store = self.cache.store();
+        if !store.is_shared() {
+            return Ok(());
+        }
+        let newest = store.revision().await.map_err(store_error)?;
+        self.wait_for_revision(newest).await
+    }
+
     pub(crate) async fn list(
         &self,
         kind: &'static Kind,
@@ -105,8 +123,9 @@ impl Server {
         } else if let (Some(at @ 1..), "Exact") = (wanted, q.resource_version_match.as_str()) {
             self.list_at(&filter, at, "", limit).await?
         } else {
-            if let Some(at) = wanted {
-                self.wait_for_revision(at).await?;
+            match wanted {
+                Some(at) => self.wait_for_revision(at).await?,
+                None => self.catch_up().await?,
             }
             // A list at version 0 is whole, whatever its limit: it comes from memory.
             let limit = if wanted == Some(0) { 0 } else { limit };

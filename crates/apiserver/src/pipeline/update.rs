@@ -9,7 +9,7 @@ use knarr_client::Preconditions;
 
 use super::create::check_namespace;
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields};
-use crate::admission::Change;
+use crate::admission::{Attributes, Operation};
 use crate::cache::Written;
 use crate::server::Server;
 
@@ -108,12 +108,12 @@ impl Server {
         let mut new = convert::typed(served, kind, new)?;
         carry_over(&mut *new, old);
         new.metadata_mut().resource_version = old.metadata().resource_version.clone();
-        self.admit(
-            ctx,
-            served,
-            target.namespace,
-            Change::Update { new: &mut *new, part },
-        )?;
+        let attributes = Attributes {
+            target,
+            operation: Operation::Update,
+            old: Some(old),
+        };
+        self.admit(ctx, &attributes, &mut *new)?;
         kind.ops.prepare_for_update(&mut *new, old.typed(), part)?;
         let reserved = self
             .allocations
@@ -136,6 +136,7 @@ impl Server {
                 ctx.warn(warning);
             }
         }
+        let charged = self.validate(ctx, &attributes, &*new).await?;
         if self.ends_with_update(kind, &*new, old) {
             if !ctx.dry_run && matches!(self.cache.delete(old).await?, Written::Conflict) {
                 return Ok(Written::Conflict);
@@ -148,9 +149,9 @@ impl Server {
         if self.changes_nothing(old, &mut *new) && !self.cache.is_stale(old) {
             return Ok(Written::Done(old.clone()));
         }
-        let written = self.cache.put(kind, new, old.revision()).await?;
+        let written = self.cache.put(kind, new, old.revision()).await;
         drop(reserved);
-        match written {
+        match self.settle(charged, written).await? {
             Written::Conflict if conditional => Err(Error::conflict(target.about(), MODIFIED)),
             other => Ok(other),
         }

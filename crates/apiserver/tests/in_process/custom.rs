@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::*;
 
-fn definition() -> Value {
+pub fn definition() -> Value {
     json!({
         "metadata": {"name": "widgets.example.com"},
         "spec": {"group": "example.com", "scope": "Namespaced",
@@ -24,12 +24,12 @@ fn definition() -> Value {
     })
 }
 
-fn decode(kind: &'static Kind, value: &Value) -> Box<dyn knarr_api::AnyObject> {
+pub fn decode(kind: &'static Kind, value: &Value) -> Box<dyn knarr_api::AnyObject> {
     kind.ops.decode(value.to_string().as_bytes()).unwrap().object
 }
 
 /// Waits until the definition is established, and gives the kind it made.
-async fn established(c: &Cluster) -> &'static Kind {
+pub async fn established(c: &Cluster) -> &'static Kind {
     for _ in 0..100 {
         if let Some(kind) = c.server.served().by_kind("example.com/v1", "Widget") {
             return kind;

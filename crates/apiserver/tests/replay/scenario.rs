@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::client::{Client, Response, server};
+use crate::controllers;
 use crate::matching::Matcher;
 
 /// Scenarios of one topic that run at once; they mostly wait.
@@ -77,6 +78,7 @@ type Outcome = (String, String, Result<(), Vec<String>>);
 /// Plays them all on one new server.
 pub async fn play_all(scenarios: Vec<Scenario>, listed: &BTreeMap<String, String>) -> Vec<Outcome> {
     let server = server().await;
+    let _controllers = controllers::start(&server);
     let played = scenarios.into_iter().enumerate().map(|(i, scenario)| {
         let server = server.clone();
         let in_vain = listed.contains_key(&scenario.id);

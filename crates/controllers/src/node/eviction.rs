@@ -10,11 +10,10 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 
+use super::{NO_EXECUTE, UNREACHABLE};
 use crate::action::{Action, Delete, reference};
 use crate::controller::{Changed, Context, Controller, View};
 use crate::pod;
-
-const NO_EXECUTE: &str = "NoExecute";
 
 /// See the module. Its keys are nodes.
 pub struct TaintEviction;
@@ -69,12 +68,16 @@ impl Controller for TaintEviction {
                 "TaintManagerEviction",
                 message,
             ));
-            actions.push(Action::update_status(disrupted(
+            let mut ending = disrupted(
                 &pod,
                 "DeletionByTaintManager",
                 "Taint manager: deleting due to NoExecute taint",
                 context.now,
-            )));
+            );
+            if taints.iter().any(|t| t.key == UNREACHABLE) {
+                lost(&mut ending, &context.key.name);
+            }
+            actions.push(Action::update_status(ending));
             actions.push(Action::Delete(Delete::of(pod.object())));
         }
         actions.extend(next.map(Action::RequeueAfter));
@@ -130,6 +133,16 @@ pub(crate) fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         }
         _ => false,
     }
+}
+
+/// Says that nobody knows how the pod is: `kubectl get pods` shows it as Unknown until its node is back or gone for good.
+fn lost(pod: &mut Pod, node: &str) {
+    let name = pod.metadata.name.clone().unwrap_or_default();
+    let status = pod.status.get_or_insert_default();
+    status.reason = Some("NodeLost".into());
+    status.message = Some(format!(
+        "Node {node} which was running pod {name} is unresponsive"
+    ));
 }
 
 /// The pod with DisruptionTarget: it is to go through no fault of its own.

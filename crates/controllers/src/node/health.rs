@@ -1,4 +1,5 @@
-//! Noticing silence: a node whose Lease and status have not moved for 40 s becomes Unknown.
+//! Noticing silence: a node whose Lease and status have not moved for 40 s becomes Unknown; and the taint that evicts
+//! pods, for each node that is not ready, as fast as its zone's state allows ([`super::zones`]).
 //!
 //! Times on a lease are the node's own; what counts is when *we* last saw them move. After a restart of ours every node
 //! has its whole grace again.
@@ -6,23 +7,31 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use k8s_openapi::api::core::v1::{Node, NodeCondition, ObjectReference, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, Shared};
 
-use super::condition;
+use super::zones::{EvictionRates, Look, Zones};
+use super::{NO_EXECUTE, NOT_READY, UNREACHABLE, condition};
 use crate::action::{Action, reference};
 use crate::controller::View;
 use crate::sweep::Sweep;
 
 /// Silence after which a node is Unknown (kube-controller-manager's node-monitor-grace-period, SPEC S4).
 pub const GRACE: SignedDuration = SignedDuration::from_secs(40);
+/// How long a node may take itself for alive after it renewed its lease: never longer than others wait for it.
+pub const LEASE_SECONDS: i64 = 40;
 /// The same for a node that has never reported.
 pub const STARTUP_GRACE: SignedDuration = SignedDuration::from_secs(60);
 const LEASES: &str = "kube-node-lease";
+/// From one look to the next (kube-controller-manager's node-monitor-period).
+const PERIOD: std::time::Duration = std::time::Duration::from_secs(5);
+/// The same while a node waits for its taint.
+const SOON: std::time::Duration = std::time::Duration::from_secs(1);
+const NO_EXECUTE_TAINTS: [&str; 2] = [NOT_READY, UNREACHABLE];
 /// What only the kubelet can know.
 const ITS_OWN: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 
@@ -35,9 +44,31 @@ struct Pulse {
 }
 
 /// See the module.
-#[derive(Default)]
 pub struct NodeHealth {
+    config: Lifecycle,
     seen: BTreeMap<String, (Pulse, Timestamp)>,
+    /// Who has been told of: uid and name.
+    known: BTreeMap<String, String>,
+    zones: Zones,
+    /// Whether somebody waits for its taint.
+    waiting: bool,
+}
+
+/// What the node controllers must be told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lifecycle {
+    /// Silence after which a node is Unknown (kube-controller-manager's node-monitor-grace-period).
+    pub grace: SignedDuration,
+    pub rates: EvictionRates,
+}
+
+impl Default for Lifecycle {
+    fn default() -> Self {
+        Lifecycle {
+            grace: GRACE,
+            rates: EvictionRates::default(),
+        }
+    }
 }
 
 impl Sweep for NodeHealth {
@@ -50,22 +81,134 @@ impl Sweep for NodeHealth {
     }
 
     fn period(&self) -> std::time::Duration {
-        std::time::Duration::from_secs(5)
+        if self.waiting { SOON } else { PERIOD }
     }
 
     fn sweep(&mut self, view: &dyn View, now: Timestamp) -> Vec<Vec<Action>> {
         let nodes: Vec<Shared<Node>> = view.list_as("");
+        let mut lists = self.announce(&nodes);
         self.seen
             .retain(|name, _| view.get(&registry::NODE, "", name).is_some());
-        nodes
+        let mut looked: Vec<(Timestamp, &Shared<Node>, Option<Vec<Action>>)> = nodes
             .iter()
-            .filter_map(|node| self.look(view, node, now))
-            .collect()
+            .map(|node| {
+                let (since, actions) = self.look(view, node, now);
+                (since, node, actions)
+            })
+            .collect();
+        // Whoever has been lost for longest is first in line.
+        looked.sort_by_key(|(since, ..)| *since);
+        let looks: Vec<Look<'_>> = looked
+            .iter()
+            .map(|(_, node, silent)| Look {
+                node,
+                ready: silent.is_none() && condition(node, "Ready").is_some_and(|c| c.status == "True"),
+                // Its status first; the taint has a look of its own.
+                waits: silent.is_none() && due(node).is_some_and(|taint| !has(node, taint)),
+            })
+            .collect();
+        let verdict = self.zones.look(&looks, now);
+        self.waiting = !verdict.withdraw && looks.iter().any(|l| l.waits);
+        if verdict.forgive {
+            self.seen.values_mut().for_each(|(_, moved)| *moved = now);
+        }
+        for (_, node, silent) in looked {
+            let quiet = silent.is_none();
+            lists.extend(silent);
+            if !quiet || node.metadata.deletion_timestamp.is_some() {
+                continue;
+            }
+            let taint = due(node).filter(|_| verdict.taint.contains(node.object().name()));
+            if verdict.withdraw && NO_EXECUTE_TAINTS.iter().any(|key| has(node, key)) {
+                lists.push(vec![Action::update(evicting(node, None, now))]);
+            } else if taint.is_some() {
+                lists.push(vec![Action::update(evicting(node, taint, now))]);
+            }
+        }
+        lists
     }
 }
 
+/// The taint by which a node that is not ready evicts its pods.
+fn due(node: &Node) -> Option<&'static str> {
+    match condition(node, "Ready")?.status.as_str() {
+        "False" => Some(NOT_READY),
+        "Unknown" => Some(UNREACHABLE),
+        _ => None,
+    }
+}
+
+fn has(node: &Node, key: &str) -> bool {
+    let mut taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
+    taints.any(|t| t.key == key && t.effect == NO_EXECUTE)
+}
+
+/// The node with this and none of the other taints that evict.
+fn evicting(node: &Node, taint: Option<&str>, now: Timestamp) -> Node {
+    let mut changed = node.clone();
+    let spec = changed.spec.get_or_insert_default();
+    let mut taints = spec.taints.take().unwrap_or_default();
+    taints.retain(|t| t.effect != NO_EXECUTE || !NO_EXECUTE_TAINTS.contains(&t.key.as_str()));
+    taints.extend(taint.map(|key| Taint {
+        key: key.into(),
+        effect: NO_EXECUTE.into(),
+        value: None,
+        time_added: Some(Time(now)),
+    }));
+    spec.taints = (!taints.is_empty()).then_some(taints);
+    changed
+}
+
 impl NodeHealth {
-    fn look(&mut self, view: &dyn View, node: &Shared<Node>, now: Timestamp) -> Option<Vec<Action>> {
+    pub fn new(config: Lifecycle) -> Self {
+        NodeHealth {
+            config,
+            seen: BTreeMap::new(),
+            known: BTreeMap::new(),
+            zones: Zones::new(config.rates),
+            waiting: false,
+        }
+    }
+
+    /// Events of nodes that are new, or gone.
+    fn announce(&mut self, nodes: &[Shared<Node>]) -> Vec<Vec<Action>> {
+        let now: BTreeMap<String, String> = nodes
+            .iter()
+            .map(|n| (n.object().uid().to_string(), n.object().name().to_string()))
+            .collect();
+        let tell = |uid: &str, name: &str, reason: &'static str, message: String| {
+            let about = ObjectReference {
+                kind: Some("Node".into()),
+                name: Some(name.into()),
+                uid: Some(uid.into()),
+                ..ObjectReference::default()
+            };
+            vec![Action::event(
+                &about,
+                reason,
+                format!("Node {name} event: {message}"),
+            )]
+        };
+        let mut lists = Vec::new();
+        for (uid, name) in now.iter().filter(|(uid, _)| !self.known.contains_key(*uid)) {
+            let message = format!("Registered Node {name} in Controller");
+            lists.push(tell(uid, name, "RegisteredNode", message));
+        }
+        for (uid, name) in self.known.iter().filter(|(uid, _)| !now.contains_key(*uid)) {
+            let message = format!("Removing Node {name} from Controller");
+            lists.push(tell(uid, name, "RemovingNode", message));
+        }
+        self.known = now;
+        lists
+    }
+
+    /// Since when it has not moved, and what is to be said of it if that is too long.
+    fn look(
+        &mut self,
+        view: &dyn View,
+        node: &Shared<Node>,
+        now: Timestamp,
+    ) -> (Timestamp, Option<Vec<Action>>) {
         let name = node.object().name();
         let lease = view.get_as::<Lease>(LEASES, name);
         let ready = condition(node, "Ready");
@@ -74,7 +217,11 @@ impl NodeHealth {
             renewed: lease.and_then(|l| l.spec.as_ref()?.renew_time.clone()),
             heartbeat: ready.and_then(|c| c.last_heartbeat_time.clone()),
         };
-        let grace = if ready.is_some() { GRACE } else { STARTUP_GRACE };
+        let grace = if ready.is_some() {
+            self.config.grace
+        } else {
+            STARTUP_GRACE
+        };
         let moved = match self.seen.get(name) {
             Some((before, moved)) if *before == pulse => *moved,
             _ => {
@@ -83,9 +230,9 @@ impl NodeHealth {
             }
         };
         if now.duration_since(moved) <= grace {
-            return None;
+            return (moved, None);
         }
-        self.silent(node, now)
+        (moved, self.silent(node, now))
     }
 
     fn silent(&self, node: &Shared<Node>, now: Timestamp) -> Option<Vec<Action>> {

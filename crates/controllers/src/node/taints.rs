@@ -1,5 +1,8 @@
 //! A node's conditions as taints, which the scheduler and [`super::eviction`] go by; and the pods of a node that cannot be
-//! reached, which lose their readiness.
+//! reached, which lose their readiness, all at once.
+//!
+//! The taints that evict are given by [`super::health`], which is in no hurry; here they only go, or change their name
+//! with the condition.
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -8,13 +11,12 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 
-use super::{NOT_READY, UNREACHABLE, condition};
-use crate::action::Action;
+use super::{NO_EXECUTE, NOT_READY, UNREACHABLE, condition};
+use crate::action::{Action, reference};
 use crate::controller::{Changed, Context, Controller, View};
 use crate::pod;
 
 const NO_SCHEDULE: &str = "NoSchedule";
-const NO_EXECUTE: &str = "NoExecute";
 
 /// Condition, the status that is bad, the taint that says so.
 const BY_CONDITION: [(&str, &str, &str); 6] = [
@@ -77,12 +79,19 @@ impl Controller for NodeTaints {
             actions.push(Action::update(changed));
         }
         if is_unreachable(&node) {
-            for object in context.view.pods_on(&context.key.name) {
-                if let Ok(pod) = Shared::<Pod>::new(object)
-                    && pod::is_ready(&pod)
-                {
-                    actions.push(Action::update_status(not_ready(&pod, context.now)));
-                }
+            let pods = context.view.pods_on(&context.key.name);
+            let ready: Vec<Shared<Pod>> = pods
+                .into_iter()
+                .filter_map(|o| Shared::new(o).ok())
+                .filter(|pod: &Shared<Pod>| pod::is_ready(pod))
+                .collect();
+            for pod in &ready {
+                let about = reference(pod.object());
+                actions.push(Action::warning(&about, "NodeNotReady", "Node is not ready"));
+            }
+            if !ready.is_empty() {
+                let lost = ready.iter().map(|pod| not_ready(pod, context.now));
+                actions.push(Action::update_many(lost, "status"));
             }
         }
         actions
@@ -118,14 +127,14 @@ fn with_conditions(node: &Node, had: Vec<Taint>, now: Timestamp) -> Vec<Taint> {
     if node.spec.as_ref().and_then(|s| s.unschedulable) == Some(true) {
         wanted.push((UNSCHEDULABLE, NO_SCHEDULE));
     }
-    let lost = wanted
-        .iter()
-        .find(|(key, _)| [NOT_READY, UNREACHABLE].contains(key));
-    wanted.extend(
-        lost.map(|(key, _)| (*key, NO_EXECUTE))
-            .into_iter()
-            .collect::<Vec<_>>(),
-    );
+    let evicts = |t: &Taint| t.effect == NO_EXECUTE && [NOT_READY, UNREACHABLE].contains(&&*t.key);
+    if had.iter().any(evicts) {
+        let lost = wanted
+            .iter()
+            .find(|(key, _)| [NOT_READY, UNREACHABLE].contains(key));
+        let lost = lost.map(|(key, _)| (*key, NO_EXECUTE));
+        wanted.extend(lost);
+    }
 
     let never_reported = condition(node, "Ready").is_none();
     let is_ours = |taint: &Taint| {

@@ -6,7 +6,7 @@ use knarr_api::registry::Registered;
 use serde_json::{Value, json};
 
 use super::eviction::TaintEviction;
-use super::health::NodeHealth;
+use super::health::{Lifecycle, NodeHealth};
 use super::taints::NodeTaints;
 use super::*;
 use crate::action::Action;
@@ -26,6 +26,12 @@ fn node(ready: &str) -> Node {
             {"type": "Ready", "status": ready}, {"type": "MemoryPressure", "status": "False"},
         ]},
     }))
+}
+
+fn well(name: &str) -> Node {
+    let mut node = node("True");
+    node.metadata.name = Some(name.into());
+    node
 }
 
 fn lease(second: i64) -> Lease {
@@ -69,8 +75,11 @@ fn s4_a_node_is_unknown_after_forty_seconds_without_a_sign_whatever_its_clock_sa
     world.put(node("True"));
     // Its clock is an hour behind.
     world.put(lease(-3600));
-    let mut health = NodeHealth::default();
-    assert_eq!(sweep(&mut health, &mut world, 0), [""; 0]);
+    let mut health = NodeHealth::new(Lifecycle::default());
+    assert_eq!(
+        sweep(&mut health, &mut world, 0),
+        ["event RegisteredNode: Node n event: Registered Node n in Controller"]
+    );
     world.put(lease(-3590));
     assert_eq!(sweep(&mut health, &mut world, 10), [""; 0]);
     assert_eq!(sweep(&mut health, &mut world, 50), [""; 0]);
@@ -116,12 +125,13 @@ fn s4_conditions_become_taints_and_go_with_them() {
         world.put(new.clone());
     };
     with("False", &mut world);
-    assert_eq!(
-        taints(&mut world, 1),
-        ["not-ready:NoSchedule", "mine:NoExecute", "not-ready:NoExecute"]
-    );
-    with("True", &mut world);
-    assert_eq!(taints(&mut world, 2), ["mine:NoExecute"]);
+    assert_eq!(taints(&mut world, 1), ["not-ready:NoSchedule", "mine:NoExecute"]);
+    // The taint that evicts, once given, follows the condition, and goes with it.
+    let evicting = ["not-ready:NoSchedule", "mine:NoExecute", "not-ready:NoExecute"];
+    let mut health = NodeHealth::new(Lifecycle::default());
+    world.put(well("other"));
+    sweep(&mut health, &mut world, 2);
+    assert_eq!(taints(&mut world, 2), evicting);
     with("Unknown", &mut world);
     assert_eq!(
         taints(&mut world, 3),
@@ -132,6 +142,8 @@ fn s4_conditions_become_taints_and_go_with_them() {
         ]
     );
     assert_eq!(lines(&world.run(&NodeTaints, KEY, at(4))), [""; 0]);
+    with("True", &mut world);
+    assert_eq!(taints(&mut world, 5), ["mine:NoExecute"]);
 }
 
 #[test]
@@ -140,9 +152,17 @@ fn s4_pods_of_an_unreachable_node_lose_their_readiness() {
     world.put(node("Unknown"));
     world.put(pod("p", json!([])));
     let actions = world.run(&NodeTaints, KEY, at(0));
-    assert_eq!(lines(&actions), ["update nodes n", "update pods/status a/p"]);
-    let lost = updated::<Pod>(&actions, "status").unwrap();
-    assert!(!crate::pod::is_ready(&lost));
+    assert_eq!(
+        lines(&actions),
+        [
+            "update nodes n",
+            "event NodeNotReady: Node is not ready",
+            "update pods/status a/p"
+        ]
+    );
+    world.take_updates(&actions);
+    let view: &dyn crate::View = &world;
+    assert!(!crate::pod::is_ready(&view.get_as::<Pod>("a", "p").unwrap()));
 }
 
 #[test]
@@ -152,7 +172,9 @@ fn s4_pods_are_asked_to_end_after_the_time_they_tolerate() {
         |n: i64| json!([{"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": n}]);
     let mut world = World::default();
     world.put(node("Unknown"));
+    world.put(well("other"));
     taints(&mut world, 0);
+    sweep(&mut NodeHealth::new(Lifecycle::default()), &mut world, 0);
     world.put(pod("default", for_seconds(300)));
     world.put(pod("ever", json!([{"operator": "Exists"}])));
     assert_eq!(
@@ -174,6 +196,56 @@ fn s4_pods_are_asked_to_end_after_the_time_they_tolerate() {
         panic!("a delete")
     };
     assert_eq!(delete.uid, "uid-never");
+    let status = updated::<Pod>(&now, "status").unwrap().status.unwrap();
+    assert_eq!(
+        (status.reason.as_deref(), status.message.as_deref()),
+        (
+            Some("NodeLost"),
+            Some("Node n which was running pod never is unresponsive")
+        )
+    );
     world.remove(&knarr_api::registry::POD, "a", "never");
     assert_eq!(lines(&world.run(&TaintEviction, KEY, at(300))).len(), 3);
+}
+
+#[test]
+fn s4_a_single_node_that_is_lost_evicts_nobody_and_one_of_many_does_in_its_turn() {
+    let mut world = World::default();
+    let mut health = NodeHealth::new(Lifecycle::default());
+    for name in ["a", "b", "c"] {
+        world.put(well(name));
+    }
+    assert_eq!(sweep(&mut health, &mut world, 0).len(), 3);
+    // All fall silent at once.
+    let all = sweep(&mut health, &mut world, 41);
+    assert_eq!(
+        all.iter()
+            .filter(|l| l.starts_with("update nodes/status"))
+            .count(),
+        3
+    );
+    assert_eq!(sweep(&mut health, &mut world, 46), [""; 0]);
+    assert_eq!(
+        sweep(&mut health, &mut world, 900),
+        [""; 0],
+        "nobody is left to judge by"
+    );
+    // One is back: the others are lost, and go one by one.
+    let mut back = well("c");
+    for condition in back
+        .status
+        .iter_mut()
+        .flat_map(|s| s.conditions.iter_mut().flatten())
+    {
+        condition.last_heartbeat_time = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(905)));
+    }
+    world.put(back);
+    let first = |line: &[&str]| {
+        line.iter()
+            .map(|l| format!("update nodes {l}"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(sweep(&mut health, &mut world, 905), first(&["a"]));
+    assert_eq!(sweep(&mut health, &mut world, 910), first(&[]));
+    assert_eq!(sweep(&mut health, &mut world, 915), first(&["b"]));
 }

@@ -119,9 +119,12 @@ impl ControlPlane {
             "system:kube-controller-manager",
             ["system:masters", "system:authenticated"],
         );
+        let control = control_config(config, &pki);
+        let metrics = control.metrics.clone();
+        server.show_metrics(move || metrics.text());
         tasks.spawn(knarr_control::run(
             components,
-            control_config(config, &pki),
+            control,
             Arc::new(SystemClock),
             cancel.clone(),
         ));
@@ -190,8 +193,11 @@ fn control_config(config: &Config, pki: &Pki) -> knarr_control::Config {
         controllers: ControllersConfig {
             root_ca: Some(pki.ca_pem().into()),
             authority: Some(Arc::new(ClusterAuthority(pki.authority()))),
+            node_lifecycle: config.node_lifecycle,
             ..ControllersConfig::default()
         },
+        fence_agents: Some(config.fence_agents_dir.clone()),
+        metrics: Default::default(),
         identity: shared.then(identity),
     }
 }

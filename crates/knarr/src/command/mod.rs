@@ -2,12 +2,16 @@
 
 pub mod agent;
 pub mod cluster;
+mod columns;
 pub mod down;
 pub mod kubelet_port;
 pub mod server;
+mod snapshot;
 pub mod status;
 pub mod up;
 pub mod version;
+pub mod whatif;
+pub mod why;
 
 use std::fmt::{self, Display, Write};
 
@@ -50,6 +54,24 @@ impl Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// The name in `NAME` or `KIND/NAME`, where the kind is one of these.
+fn bare_name<'a>(named: &'a str, kinds: &[&str]) -> Result<&'a str, Failure> {
+    match named.split_once('/') {
+        None => Ok(named),
+        Some((kind, name)) if kinds.contains(&kind) => Ok(name),
+        Some((kind, _)) => Err(Failure::new(format!(
+            "{named:?} is a {kind:?}: expected a name or {}/NAME",
+            kinds.first().unwrap_or(&"")
+        ))),
+    }
+}
+
+fn print_json(of: &impl serde::Serialize) -> Result<(), Failure> {
+    let json = serde_json::to_string_pretty(of).map_err(|e| Failure::new("cannot print").because(e))?;
+    println!("{json}");
+    Ok(())
 }
 
 /// Completes on TERM or INT.

@@ -79,10 +79,7 @@ pub async fn run(config: Config, args: StatusArgs) -> Result<(), Failure> {
 
 fn print(status: &Status, output: Output) -> Result<(), Failure> {
     if output == Output::Json {
-        let json =
-            serde_json::to_string_pretty(status).map_err(|e| Failure::new("cannot print").because(e))?;
-        println!("{json}");
-        return Ok(());
+        return super::print_json(status);
     }
     let process = status
         .pid

@@ -8,6 +8,7 @@
 mod cluster;
 mod crash;
 mod disk;
+mod foresight;
 mod golden_life;
 mod kube_rs;
 mod kubectl;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
     let scenarios = kubectl::SCENARIOS
         .iter()
         .chain(kubectl_streams::SCENARIOS)
+        .chain(foresight::SCENARIOS)
         .chain(python::SCENARIOS)
         .chain(golden_life::SCENARIOS)
         .chain(kube_rs::SCENARIOS);

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
 use super::end::{Stop, StopReason};
-use super::{Action, Pod, Sandbox};
+use super::{Action, Pod};
 use crate::backoff::BackOff;
 use crate::probe::{self, Probe};
 use crate::runtime::{self, ContainerState, Exit};
@@ -86,6 +86,8 @@ pub struct Container {
     /// How the run before that ended.
     pub previous: Option<core::ContainerStateTerminated>,
     pub work: Work,
+    /// In which sandbox its newest run, or the run being made, is.
+    pub(super) sandbox: String,
     /// Shown instead of how the newest run ended, where it will be tried again: reason and message.
     pub waiting: Option<(&'static str, String)>,
     /// Not before then, after a failure that is no exit.
@@ -131,6 +133,7 @@ impl Container {
             run: None,
             previous: None,
             work: Work::None,
+            sandbox: String::new(),
             waiting: None,
             retry_at: None,
             retries: 0,
@@ -384,48 +387,11 @@ impl Pod {
     pub(super) fn observe(
         &mut self,
         since: Timestamp,
-        mut sandboxes: Vec<runtime::Sandbox>,
+        sandboxes: Vec<runtime::Sandbox>,
         containers: Vec<runtime::Container>,
         now: Timestamp,
     ) {
-        sandboxes.sort_by_key(|s| (s.attempt, s.created_at));
-        for sandbox in &sandboxes {
-            self.sandbox_attempts = self.sandbox_attempts.max(sandbox.attempt + 1);
-        }
-        let newest_ready = sandboxes.iter().rfind(|s| s.ready).cloned();
-        match &self.sandbox {
-            Sandbox::Wanted { .. } => {
-                if let Some(found) = newest_ready {
-                    self.sandbox = Sandbox::Ready {
-                        id: found.id,
-                        ips: found.ips,
-                    };
-                }
-            }
-            Sandbox::Ready { id, .. } => {
-                let id = id.clone();
-                let lost = match sandboxes.iter().find(|s| s.id == id) {
-                    Some(s) => !s.ready,
-                    // Made after the look began?
-                    None => self.sandbox_made_at.is_none_or(|at| at < since),
-                };
-                if lost {
-                    self.sandbox_lost(id);
-                }
-            }
-            Sandbox::Creating | Sandbox::Stopping { .. } | Sandbox::Stopped => {}
-        }
-        let in_use = match &self.sandbox {
-            Sandbox::Ready { id, .. } | Sandbox::Stopping { id } => Some(id.clone()),
-            _ => None,
-        };
-        let creating = self.sandbox == Sandbox::Creating;
-        for s in &sandboxes {
-            if Some(&s.id) != in_use.as_ref() && !creating && !self.old_sandboxes.contains_key(&s.id) {
-                self.old_sandboxes.insert(s.id.clone(), false);
-                self.out.push(Action::StopSandbox { id: s.id.clone() });
-            }
-        }
+        self.observe_sandboxes(since, sandboxes);
         for i in 0..self.containers.len() {
             let mut runs: Vec<_> = containers
                 .iter()
@@ -496,9 +462,11 @@ impl Pod {
             .as_ref()
             .and_then(|s| status_of(s, &self.containers[i]))
             .cloned();
+        let longest = self.node.longest_restart_wait;
         let container = &mut self.containers[i];
         let older: Vec<&&runtime::Container> = runs.iter().filter(|r| r.id != newest.id).collect();
         container.remains = older.iter().map(|r| r.id.clone()).collect();
+        container.sandbox.clone_from(&newest.sandbox_id);
         let before = older.last().and_then(|r| match &r.state {
             ContainerState::Exited(exit) => Some(terminated(&r.id, exit, None)),
             _ => None,
@@ -545,7 +513,7 @@ impl Pod {
                 container.previous = previous.or_else(|| container.previous.take());
                 // How often it has failed is what its attempts tell.
                 for _ in 0..newest.attempt.min(6) {
-                    container.crash.next(finished_at, finished_at);
+                    container.crash.next(finished_at, finished_at, longest);
                 }
             }
             ContainerState::Created => {

@@ -8,7 +8,7 @@ use knarr_api::k8s_openapi;
 
 use super::container::find_spec;
 use super::status::was_initialized;
-use super::{Action, Hook, Pod, Role, Sandbox, TerminationResume, Volumes, Work};
+use super::{Action, Container, Hook, Old, Pod, Role, Sandbox, TerminationResume, Volumes, Work};
 use crate::grace::{self, Graces, MINIMUM_SECONDS};
 use crate::probe;
 
@@ -16,6 +16,10 @@ use crate::probe;
 const RETRY: SignedDuration = SignedDuration::from_secs(1);
 
 const DEADLINE_EXCEEDED: &str = "Pod was active on the node longer than the specified deadline";
+
+/// An eviction may take at least so long.
+const EVICTION_SECONDS_MIN: i64 = 10;
+const EXCEEDED_GRACE: &str = "Container runtime did not kill the pod within specified grace period.";
 
 /// Why a pod ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +65,8 @@ pub enum StopReason {
     /// The whole pod is.
     Pod,
     Changed,
+    /// What it runs in is no more.
+    Sandbox,
     PostStart,
     Probe(probe::Kind),
 }
@@ -109,8 +115,11 @@ impl Pod {
             Why::Deleted
         } else if self.rejected || matches!(phase, Some("Succeeded" | "Failed")) {
             Why::Completed
-        } else if let Some((reason, message, _)) = self.eviction.clone() {
-            Why::Failed { reason, message }
+        } else if let Some((eviction, _)) = &self.eviction {
+            Why::Failed {
+                reason: eviction.reason.clone(),
+                message: eviction.message.clone(),
+            }
         } else if self.past_deadline(now) {
             self.record(None, false, "DeadlineExceeded", DEADLINE_EXCEEDED.into());
             Why::Failed {
@@ -122,7 +131,7 @@ impl Pod {
         } else {
             return;
         };
-        let given = self.eviction.as_ref().and_then(|(_, _, grace)| *grace);
+        let given = self.given_grace();
         let grace_seconds = grace::effective_seconds(Graces {
             in_force: None,
             deletion: if self.removed {
@@ -369,11 +378,13 @@ impl Pod {
             true => Some(0),
             false => self.object.metadata.deletion_grace_period_seconds,
         };
+        let given = self.given_grace();
         let Some(ending) = &mut self.ending else { return };
         ending.grace_seconds = grace::effective_seconds(Graces {
             in_force: Some(ending.grace_seconds),
             deletion,
-            ..Graces::default()
+            given,
+            pod: None,
         });
         let grace_seconds = ending.grace_seconds;
         for i in 0..self.containers.len() {
@@ -402,9 +413,33 @@ impl Pod {
         }
     }
 
+    fn given_grace(&self) -> Option<i64> {
+        self.eviction.as_ref().and_then(|(e, _)| e.grace_seconds)
+    }
+
+    /// An eviction that takes longer than it was given, and half as long again, is told (T8).
+    fn tell_overrun(&mut self, now: Timestamp) {
+        let Some((eviction, since)) = &self.eviction else {
+            return;
+        };
+        if self.told_overrun || !self.containers.iter().any(Container::has_processes) {
+            return;
+        }
+        let pods = self.spec().termination_grace_period_seconds;
+        let grace = eviction.grace_seconds.or(pods).unwrap_or(0);
+        let most = grace.saturating_add(grace / 2).max(EVICTION_SECONDS_MIN);
+        let until = *since + SignedDuration::from_secs(most);
+        if now < until {
+            return self.wake_at(until);
+        }
+        self.told_overrun = true;
+        self.record(None, true, "ExceededGracePeriod", EXCEEDED_GRACE.into());
+    }
+
     /// Takes the pod's end as far as it goes now.
     pub(super) fn end(&mut self, now: Timestamp) {
         self.end_post_starts(now);
+        self.tell_overrun(now);
         for i in 0..self.containers.len() {
             if self.containers[i].running_since().is_some() && self.containers[i].work == Work::None {
                 let message = format!("Stopping container {}", self.containers[i].name);
@@ -427,7 +462,7 @@ impl Pod {
             self.tell(now);
         }
         self.take_away();
-        let old_ones_stopped = self.old_sandboxes.values().all(|stopped| *stopped);
+        let old_ones_stopped = self.old_sandboxes.values().all(|old| *old == Old::Stopped);
         if self.sandbox != Sandbox::Stopped || !old_ones_stopped || self.volumes != Volumes::Gone {
             return;
         }
@@ -498,7 +533,7 @@ impl Pod {
                 self.out.push(Action::StopSandbox { id });
             }
             Sandbox::Wanted { .. } => self.sandbox = Sandbox::Stopped,
-            Sandbox::Creating | Sandbox::Stopping { .. } | Sandbox::Stopped => {}
+            Sandbox::Creating | Sandbox::Lost { .. } | Sandbox::Stopping { .. } | Sandbox::Stopped => {}
         }
         if matches!(self.volumes, Volumes::Ready | Volumes::Wanted { .. }) {
             self.volumes = Volumes::TearingDown;

@@ -10,6 +10,7 @@
 mod container;
 mod end;
 mod resize;
+mod sandbox;
 mod start;
 mod status;
 #[cfg(test)]
@@ -27,6 +28,8 @@ pub use container::{Container, Role, Run, RunState, Work, definition_hash, find_
 pub use end::{Ending, Why};
 pub use status::merge;
 
+use sandbox::{Old, Sandbox};
+
 use crate::admission::Rejection;
 use crate::probe;
 use crate::runtime::{self, Exit};
@@ -36,8 +39,6 @@ const VOLUME_RETRY: (SignedDuration, SignedDuration) =
     (SignedDuration::from_millis(500), SignedDuration::from_secs(122));
 /// Before a volume is asked for again that somebody else has to provide.
 const OTHERS_TURN: SignedDuration = SignedDuration::from_secs(12);
-/// Wait between attempts to make a sandbox.
-const SANDBOX_RETRY: SignedDuration = SignedDuration::from_secs(10);
 
 /// What the decision is told.
 #[derive(Clone, Debug)]
@@ -126,11 +127,7 @@ pub enum Event {
         answer: probe::Answer,
     },
     /// The pod must go (eviction, node shutdown), and not by the API's word.
-    Evict {
-        reason: String,
-        message: String,
-        grace_seconds: Option<i64>,
-    },
+    Evict(Eviction),
     /// The node does not take the pod: it ends as failed, and nothing of it runs.
     Reject(Rejection),
     /// Whether there is room for what the pod now asks for.
@@ -143,6 +140,18 @@ pub enum Event {
     FinalDeleteFailed,
     /// Time has passed.
     Timer,
+}
+
+/// Why a node ends a pod by itself (SPEC T8, T9).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Eviction {
+    /// `status.reason`
+    pub reason: String,
+    pub message: String,
+    /// At most so much, whatever the pod's own grace; none: the pod's own.
+    pub grace_seconds: Option<i64>,
+    /// The pod is told to be the target of a disruption.
+    pub disruption_target: bool,
 }
 
 /// What a pull brought.
@@ -227,10 +236,22 @@ pub enum Action {
 }
 
 /// What is known of the node the pod is on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     pub ips: Vec<String>,
     pub resume: TerminationResume,
+    /// Before a container that crashes is started again.
+    pub longest_restart_wait: SignedDuration,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Node {
+            ips: Vec::new(),
+            resume: TerminationResume::Full,
+            longest_restart_wait: crate::backoff::MAX,
+        }
+    }
 }
 
 /// What a pod is left with that was already ending when this kubelet began to know it (T4).
@@ -252,23 +273,6 @@ enum Volumes {
     Gone,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Sandbox {
-    Wanted {
-        not_before: Option<Timestamp>,
-    },
-    Creating,
-    Ready {
-        id: String,
-        ips: Vec<String>,
-    },
-    /// It is broken or no longer wanted: its processes and network must go.
-    Stopping {
-        id: String,
-    },
-    Stopped,
-}
-
 /// One pod of this node, by uid.
 #[derive(Clone, Debug)]
 pub struct Pod {
@@ -280,8 +284,7 @@ pub struct Pod {
     sandbox_made_at: Option<Timestamp>,
     /// Sandboxes made so far.
     sandbox_attempts: u32,
-    /// Sandboxes that are stopped, or have to be, besides the one in use: true once stopped.
-    old_sandboxes: BTreeMap<String, bool>,
+    old_sandboxes: BTreeMap<String, Old>,
     /// Being removed.
     removing: Vec<String>,
     containers: Vec<Container>,
@@ -296,7 +299,10 @@ pub struct Pod {
     /// The sandbox's address waits for other news to be told with.
     address_waits: bool,
     resize: resize::Resize,
-    eviction: Option<(String, String, Option<i64>)>,
+    /// And since when.
+    eviction: Option<(Eviction, Timestamp)>,
+    /// It was told that its eviction takes too long.
+    told_overrun: bool,
     /// As last told.
     status: core::PodStatus,
     timer: Option<Timestamp>,
@@ -329,6 +335,7 @@ impl Pod {
             address_waits: false,
             resize: resize::Resize::default(),
             eviction: None,
+            told_overrun: false,
             status,
             timer: None,
             out: Vec::new(),
@@ -391,7 +398,7 @@ impl Pod {
                     || old.labels != new.labels
                     || old.annotations != new.annotations
             }
-            Event::ContainerExited { .. } | Event::ContainerStarted { .. } | Event::Evict { .. } => true,
+            Event::ContainerExited { .. } | Event::ContainerStarted { .. } | Event::Evict(_) => true,
             _ => false,
         }
     }
@@ -400,6 +407,7 @@ impl Pod {
         if self.ending.is_none() {
             self.look_for_the_end(now);
         }
+        self.empty_sandboxes(now);
         if self.ending.is_some() {
             self.end(now);
         } else {
@@ -511,8 +519,7 @@ impl Pod {
                         self.tell_sandbox_ready(now);
                     }
                 } else {
-                    self.old_sandboxes.insert(id.clone(), false);
-                    self.out.push(Action::StopSandbox { id });
+                    self.old_sandboxes.insert(id, Old::Emptying);
                 }
             }
             Event::SandboxFailed { message } => {
@@ -526,7 +533,7 @@ impl Pod {
                 }
                 if self.sandbox == Sandbox::Creating {
                     self.sandbox = Sandbox::Wanted {
-                        not_before: Some(now + SANDBOX_RETRY),
+                        not_before: Some(now + sandbox::RETRY),
                     };
                 }
             }
@@ -563,11 +570,12 @@ impl Pod {
                 Hook::PreStop => self.pre_stop_done(&id, result, now),
             },
             Event::Probed { id, kind, answer } => self.probed(&id, kind, answer, now),
-            Event::Evict {
-                reason,
-                message,
-                grace_seconds,
-            } => self.eviction = Some((reason, message, grace_seconds)),
+            Event::Evict(eviction) => {
+                self.eviction.get_or_insert((eviction, now));
+                if self.ending.is_some() {
+                    self.shrink_grace(now);
+                }
+            }
             Event::ResizeAdmitted(answer) => self.resize_admitted(answer, now),
             Event::ContainerResized { id, result } => self.container_resized(&id, result, now),
             Event::Reject(rejection) => self.reject(rejection, now),
@@ -592,19 +600,5 @@ impl Pod {
             not_before: Some(now + wait),
         };
         self.volume_wait = (self.volume_wait * 2).min(VOLUME_RETRY.1);
-    }
-
-    fn sandbox_stopped(&mut self, id: String, now: Timestamp) {
-        // Whatever still counted as running in it has lost its processes.
-        self.old_sandboxes.insert(id.clone(), true);
-        if (Sandbox::Stopping { id }) == self.sandbox {
-            self.sandbox = match self.ending {
-                Some(_) => Sandbox::Stopped,
-                None => Sandbox::Wanted { not_before: None },
-            };
-            if self.ending.is_some() {
-                self.tell(now);
-            }
-        }
     }
 }

@@ -9,7 +9,7 @@ use knarr_api::k8s_openapi;
 use super::container::{find_spec, terminated};
 use super::end::StopReason;
 use super::{Action, Container, Hook, Pod, Pulled, Role, Run, RunState, Sandbox, Volumes, Work};
-use crate::backoff::{BASE, go_millis, go_seconds};
+use crate::backoff::{self, BASE, go_millis, go_seconds};
 use crate::runtime::Exit;
 use crate::{image, probe};
 
@@ -56,7 +56,7 @@ impl Pod {
                 }
             },
             Sandbox::Ready { .. } => {}
-            Sandbox::Creating | Sandbox::Stopping { .. } | Sandbox::Stopped => return,
+            Sandbox::Creating | Sandbox::Lost { .. } | Sandbox::Stopping { .. } | Sandbox::Stopped => return,
         }
         self.start_containers(now);
     }
@@ -170,7 +170,12 @@ impl Pod {
     /// Begins a start, unless it is to wait. True when one is under way.
     fn try_start(&mut self, i: usize, now: Timestamp) -> bool {
         if let Work::Created { id, attempt } = self.containers[i].work.clone() {
-            return self.start_created(i, id, attempt);
+            if self.is_in_use(&self.containers[i].sandbox) {
+                return self.start_created(i, id, attempt);
+            }
+            // It was made for a sandbox that is no more.
+            self.containers[i].work = Work::None;
+            self.containers[i].remains.push(id);
         }
         if let Some(at) = self.containers[i].retry_at.filter(|at| *at > now) {
             self.wake_at(at);
@@ -422,7 +427,7 @@ impl Pod {
                 self.record(Some(i), true, "Failed", message.clone());
                 self.record(Some(i), true, "Failed", "Error: ErrImagePull".into());
                 let container = &mut self.containers[i];
-                container.pull.next(now, now);
+                container.pull.next(now, now, backoff::MAX);
                 container.pull_failed = Some((now, why.clone()));
                 container.waiting = Some(("ErrImagePull", why));
                 self.tell(now);
@@ -436,13 +441,16 @@ impl Pod {
             return;
         };
         if let Some(since) = self.waits_since(i, now) {
-            self.containers[i].crash.next(since, now);
+            self.containers[i]
+                .crash
+                .next(since, now, self.node.longest_restart_wait);
         }
         let attempt = self.containers[i].attempts;
         let resources = find_spec(self.spec(), &self.containers[i].name).and_then(|c| c.resources.clone());
         self.containers[i].allocated = Some(resources.clone().unwrap_or_default());
         self.containers[i].actual = resources;
         self.containers[i].work = Work::Creating { attempt };
+        self.containers[i].sandbox.clone_from(&sandbox);
         self.out.push(Action::CreateContainer {
             container: self.containers[i].name.clone(),
             sandbox,
@@ -472,7 +480,7 @@ impl Pod {
         let Work::Creating { attempt } = self.containers[i].work else {
             return self.out.push(Action::RemoveContainer { id });
         };
-        if self.ending.is_some() {
+        if self.ending.is_some() || !self.is_in_use(&self.containers[i].sandbox) {
             self.containers[i].work = Work::None;
             self.containers[i].remains.push(id);
             return;
@@ -646,18 +654,5 @@ impl Pod {
             StopReason::Changed
         };
         self.stop(i, reason, message, now);
-    }
-
-    pub(super) fn sandbox_lost(&mut self, id: String) {
-        if self.ending.is_none() {
-            self.record(
-                None,
-                false,
-                "SandboxChanged",
-                "Pod sandbox changed, it will be killed and re-created.".into(),
-            );
-        }
-        self.sandbox = Sandbox::Stopping { id: id.clone() };
-        self.out.push(Action::StopSandbox { id });
     }
 }

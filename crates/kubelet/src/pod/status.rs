@@ -10,6 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
 use crate::admission::Rejection;
+use crate::eviction::TERMINATION_BY_KUBELET;
 
 use super::container::{find_spec, lost_without_a_trace, status_of, time};
 use super::{Action, Container, Pod, Role, RunState, Sandbox, Why};
@@ -140,12 +141,14 @@ impl Pod {
         let ephemeral = of(&[Role::Ephemeral]);
         let freed = self.ending.as_ref().is_some_and(|e| e.freed);
         let computed = self.phase(&init, &apps);
-        let failed = match &self.ending {
-            Some(e) => match &e.why {
+        let failed = match (&self.ending, &self.eviction) {
+            (None, _) => None,
+            // Also where it was on its way out already.
+            (Some(_), Some((eviction, _))) => Some((eviction.reason.clone(), eviction.message.clone())),
+            (Some(e), None) => match &e.why {
                 Why::Failed { reason, message } => Some((reason.clone(), message.clone())),
                 _ => None,
             },
-            None => None,
         };
         let target = if failed.is_some() { "Failed" } else { computed };
         let stopped = self.ending.is_some()
@@ -162,7 +165,7 @@ impl Pod {
             "Pending" if before == "Running" => before.clone(),
             phase => phase.to_string(),
         };
-        let conditions = self.conditions(&init, &apps, if terminal { target } else { &phase }, now);
+        let mut conditions = self.conditions(&init, &apps, if terminal { target } else { &phase }, now);
         if freed {
             let initialized = self.ending.as_ref().is_some_and(|e| e.initialized);
             mark_lost(&mut init, &mut apps, initialized);
@@ -171,12 +174,19 @@ impl Pod {
             }
         }
         // Why it failed stands beside the phase that says so, not before.
-        let over = failed.filter(|_| matches!(phase.as_str(), "Succeeded" | "Failed"));
+        let over = failed.filter(|_| phase == "Failed" && before != "Succeeded");
+        if over.is_some() {
+            conditions.extend(self.disruption_target(now));
+        }
         let some = |list: Vec<ContainerStatus>| (!list.is_empty()).then_some(list);
         let ips = match &self.sandbox {
             Sandbox::Wanted { .. } | Sandbox::Creating if self.status.pod_ips.is_none() => Vec::new(),
             // An address stays shown after it is freed, as in Kubernetes.
-            Sandbox::Stopping { .. } | Sandbox::Stopped | Sandbox::Wanted { .. } | Sandbox::Creating => {
+            Sandbox::Lost { .. }
+            | Sandbox::Stopping { .. }
+            | Sandbox::Stopped
+            | Sandbox::Wanted { .. }
+            | Sandbox::Creating => {
                 let shown = self.status.pod_ips.iter().flatten();
                 shown.map(|ip| ip.ip.clone()).collect()
             }
@@ -415,6 +425,21 @@ impl Pod {
             });
         }
         conditions
+    }
+
+    fn disruption_target(&self, now: Timestamp) -> Option<PodCondition> {
+        const TYPE: &str = "DisruptionTarget";
+        let (eviction, _) = self.eviction.as_ref().filter(|(e, _)| e.disruption_target)?;
+        let known = self.status.conditions.iter().flatten().find(|c| c.type_ == TYPE);
+        Some(PodCondition {
+            type_: TYPE.into(),
+            status: "True".into(),
+            reason: Some(TERMINATION_BY_KUBELET.into()),
+            message: Some(eviction.message.clone()),
+            last_probe_time: None,
+            last_transition_time: known.map_or(Some(time(now)), |c| c.last_transition_time.clone()),
+            observed_generation: self.object.metadata.generation,
+        })
     }
 
     fn containers_ready(&self, init: &[ContainerStatus], apps: &[ContainerStatus], phase: &str) -> Answer {

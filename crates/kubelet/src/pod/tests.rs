@@ -14,6 +14,8 @@ use super::*;
 use crate::probe::{Answer, Kind};
 use crate::runtime::{ContainerState, PodRef};
 
+mod evictions;
+
 /// A pod and the little of a node it sees.
 struct Life {
     pod: Pod,
@@ -892,7 +894,7 @@ fn l4_an_end_nobody_saw_is_found_and_one_without_a_trace_is_unknown() {
 }
 
 #[test]
-fn a_lost_sandbox_is_made_anew() {
+fn t2_a_lost_sandbox_is_made_anew_once_what_runs_in_it_has_had_its_grace() {
     let mut life = Life::new(json!({}));
     life.settle();
     life.now += SignedDuration::from_secs(5);
@@ -904,10 +906,50 @@ fn a_lost_sandbox_is_made_anew() {
         }],
         containers: vec![seen("c", 0, ContainerState::Running { started_at: life.now })],
     });
+    // Stopping it now would kill what still runs in it.
+    assert!(life.open.contains(&Action::StopContainer {
+        id: "c0".into(),
+        grace_seconds: 30
+    }));
+    let stop = Action::StopSandbox { id: "s0".into() };
+    assert!(!life.open.contains(&stop), "{:?}", life.open);
     life.exit("c0", 137);
+    assert!(life.log.contains(&"sandbox stopped".to_string()));
     assert_eq!(life.status(), "Running c=running/1");
     let told = "event SandboxChanged: Pod sandbox changed, it will be killed and re-created.";
     assert!(life.log.contains(&told.to_string()));
+}
+
+#[test]
+fn t3_what_runs_in_a_sandbox_left_over_has_its_grace_when_the_kubelet_comes_back() {
+    for (ready, deleted) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut before = Life::new(json!({}));
+        before.settle();
+        let mut object = before.object.clone();
+        if deleted {
+            object.metadata.deletion_timestamp = Some(Time(before.now));
+            object.metadata.deletion_grace_period_seconds = Some(30);
+        }
+        let mut life = Life::of(object);
+        life.running.insert("c0".into(), "c".into());
+        let started_at = before.now;
+        let newer = runtime::Sandbox {
+            id: "s1".into(),
+            attempt: 1,
+            ..sandbox()
+        };
+        life.step(Event::Observed {
+            since: life.now,
+            sandboxes: vec![runtime::Sandbox { ready, ..sandbox() }, newer],
+            containers: vec![seen("c", 0, ContainerState::Running { started_at })],
+        });
+        let case = format!("ready: {ready}, deleted: {deleted}: {:?}", life.open);
+        assert!(life.log.contains(&"stop c0 30".to_string()), "{case}");
+        let stop = Action::StopSandbox { id: "s0".into() };
+        assert!(!life.open.contains(&stop), "{case}");
+        life.exit("c0", 0);
+        assert!(life.log.contains(&"sandbox stopped".to_string()), "{case}");
+    }
 }
 
 /// Answers in any order, failures, exits and deletions at any time: whatever comes, nothing runs twice, nothing
@@ -1062,6 +1104,7 @@ fn t4_an_end_met_halfway_has_its_grace_again_or_keeps_its_deadline() {
         let node = Node {
             ips: vec!["192.0.2.1".into()],
             resume,
+            ..Node::default()
         };
         life.pod = Pod::new(Arc::new(object), node);
         life.now = before.now + SignedDuration::from_secs(since_deletion);

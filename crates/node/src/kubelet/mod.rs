@@ -7,7 +7,9 @@
 pub mod container;
 pub mod downward;
 pub mod env;
+mod eviction;
 mod exit;
+mod garbage;
 pub mod labels;
 mod machine;
 mod node;
@@ -24,22 +26,28 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Object, k8s_openapi};
 use knarr_client::informer::{self, Scope};
 use knarr_client::{Api, Clock, EventRecorder, Store};
 use knarr_kubelet::admission::{self, Rejection};
+use knarr_kubelet::allocatable::allocatable;
+use knarr_kubelet::configuration::KubeletConfiguration;
+use knarr_kubelet::eviction::Pressure;
+use knarr_kubelet::garbage::images as garbage_images;
 use knarr_kubelet::pod::Event;
 pub use knarr_kubelet::pod::TerminationResume;
 use knarr_kubelet::runtime::{Container, Sandbox};
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use crate::figures::{self, HostMeter, Meter};
 use crate::runtime::{Runtime, RuntimeEvent};
 use crate::teardown::remove_sandbox;
 use crate::volumes::Volumes;
@@ -49,8 +57,8 @@ use worker::{Msg, Worker};
 /// Between looks at all that runs, while the runtime tells of exits by itself; else [`RELIST_BLIND`].
 const RELIST: Duration = Duration::from_secs(10);
 const RELIST_BLIND: Duration = Duration::from_secs(1);
-/// Images pulled at a time.
-const PULLS: usize = 5;
+/// Images pulled at a time, unless the administrator says otherwise: a slow registry is to hold up few.
+const PULLS: u32 = 5;
 /// Sandboxes and containers made at a time: more would only make each of them slower.
 const STARTS: usize = 8;
 /// What an orphan is given to end by itself.
@@ -74,8 +82,10 @@ pub struct Config {
     /// As `v1.36.2+knarr…`.
     pub version: String,
     pub node_labels: BTreeMap<String, String>,
-    /// Most pods this node takes.
-    pub max_pods: u32,
+    /// Images that are never thrown away, by name.
+    pub pinned_images: Vec<String>,
+    /// What the administrator says.
+    pub configuration: KubeletConfiguration,
     /// The node's resolver settings.
     pub resolv_conf: PathBuf,
     /// For pods that were ending while no kubelet was there.
@@ -96,7 +106,8 @@ impl Default for Config {
             port: 0,
             version: "v1.36.2+knarr".into(),
             node_labels: BTreeMap::new(),
-            max_pods: 110,
+            pinned_images: Vec::new(),
+            configuration: KubeletConfiguration::default(),
             resolv_conf: "/etc/resolv.conf".into(),
             termination_resume: TerminationResume::Full,
             machine: Machine::default(),
@@ -122,17 +133,65 @@ pub(crate) struct Shared {
     pub memory_bytes: i64,
     /// The node's own object, as last read.
     pub node: Mutex<Option<Arc<core::Node>>>,
-    pub allocatable: BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
+    pub capacity: BTreeMap<String, Quantity>,
+    pub allocatable: BTreeMap<String, Quantity>,
+    /// What the node is short of.
+    pressures: Mutex<BTreeSet<Pressure>>,
+    /// Rings when that changes.
+    pub pressures_changed: Notify,
+    /// Pods to be ended, by uid.
+    pub evictions: mpsc::UnboundedSender<(String, Event)>,
+    pub images: Mutex<garbage_images::Records>,
+}
+
+impl Shared {
+    pub fn pressures(&self) -> BTreeSet<Pressure> {
+        self.pressures.lock().clone()
+    }
+
+    pub fn set_pressures(&self, new: BTreeSet<Pressure>) {
+        let changed = {
+            let mut pressures = self.pressures.lock();
+            let changed = *pressures != new;
+            *pressures = new;
+            changed
+        };
+        if changed {
+            self.pressures_changed.notify_one();
+        }
+    }
 }
 
 /// A running kubelet. Dropping it does not stop it; its token does.
 pub struct Kubelet {
     task: JoinHandle<()>,
     pods: Arc<Store>,
+    meter: Option<Arc<dyn Meter>>,
+}
+
+/// What the node has.
+struct Size {
+    cpus: usize,
+    memory_bytes: i64,
+}
+
+impl Size {
+    fn of(machine: Machine) -> Self {
+        match machine {
+            Machine::Host => {
+                let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+                Size {
+                    cpus: std::thread::available_parallelism().map_or(1, |n| n.get()),
+                    memory_bytes: container::memory_bytes(&meminfo).unwrap_or(0),
+                }
+            }
+            Machine::Hollow { cpus, memory_bytes } => Size { cpus, memory_bytes },
+        }
+    }
 }
 
 impl Kubelet {
-    /// Begins at once, and waits for the runtime and the API by itself.
+    /// Begins at once, and waits for the runtime and the API by itself. On a machine it measures what its pods use.
     pub fn start(
         config: Config,
         api: Arc<dyn Api>,
@@ -140,40 +199,78 @@ impl Kubelet {
         clock: Arc<dyn Clock>,
         cancel: CancellationToken,
     ) -> Self {
-        let memory_bytes = match config.machine {
-            Machine::Host => {
-                let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-                container::memory_bytes(&meminfo).unwrap_or(0)
-            }
-            Machine::Hollow { memory_bytes, .. } => memory_bytes,
-        };
-        let capacity = node::capacity(&config, memory_bytes);
+        let pods = Arc::new(Store::new(core::Pod::kind_of(), &[]));
+        let meter: Option<Arc<dyn Meter>> = config.machine.is_host().then(|| {
+            let parts = figures::Parts {
+                node_name: config.node_name.clone(),
+                root_dir: config.root_dir.clone(),
+                log_dir: config.log_dir.clone(),
+                memory_bytes: Size::of(config.machine).memory_bytes,
+            };
+            let meter = HostMeter::new(parts, runtime.clone(), pods.clone(), clock.clone());
+            Arc::new(meter) as Arc<dyn Meter>
+        });
+        Self::start_measured(config, (api, runtime, clock), pods, meter, cancel)
+    }
+
+    /// Likewise, with somebody else who measures, or nobody: then no pod is ended for want of anything.
+    pub fn start_measured(
+        config: Config,
+        (api, runtime, clock): (Arc<dyn Api>, Arc<dyn Runtime>, Arc<dyn Clock>),
+        pods: Arc<Store>,
+        meter: Option<Arc<dyn Meter>>,
+        cancel: CancellationToken,
+    ) -> Self {
+        let size = Size::of(config.machine);
+        let capacity = node::capacity(&config, size.cpus, size.memory_bytes);
+        let pulls = config.configuration.image_pulls.unwrap_or(PULLS);
+        let (evictions, evicted) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
-            volumes: Volumes::new(config.root_dir.clone(), api.clone(), config.machine),
+            volumes: Volumes::new(
+                config.root_dir.clone(),
+                config.node_name.clone(),
+                api.clone(),
+                config.machine,
+            ),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
-            pods: Arc::new(Store::new(core::Pod::kind_of(), &[])),
+            pods,
             owners: Mutex::default(),
-            pulls: Semaphore::new(PULLS),
+            pulls: Semaphore::new(
+                usize::try_from(pulls)
+                    .unwrap_or(Semaphore::MAX_PERMITS)
+                    .min(Semaphore::MAX_PERMITS),
+            ),
             starts: Semaphore::new(STARTS),
-            memory_bytes,
+            memory_bytes: size.memory_bytes,
             node: Mutex::default(),
-            allocatable: capacity,
+            allocatable: allocatable(&capacity, &config.configuration),
+            capacity,
+            pressures: Mutex::default(),
+            pressures_changed: Notify::new(),
+            evictions,
+            images: Mutex::new(garbage_images::Records::new(clock.now())),
             config,
             api,
             runtime,
             clock,
         });
         let pods = shared.pods.clone();
+        let measuring = meter.clone();
         let task = tokio::spawn(async move {
-            let running = run(shared, cancel.clone());
+            let running = run(shared, measuring, evicted, cancel.clone());
             tokio::select! {
                 biased;
                 () = cancel.cancelled() => {}
                 () = running => {}
             }
         });
-        Kubelet { task, pods }
+        Kubelet { task, pods, meter }
+    }
+
+    /// Who measures what the node and its pods use.
+    pub fn meter(&self) -> Option<Arc<dyn Meter>> {
+        self.meter.clone()
     }
 
     /// The pods bound to this node, as the API has them.
@@ -214,13 +311,20 @@ async fn look(shared: &Shared) -> crate::runtime::Result<Picture> {
     Ok(Picture { since, pods })
 }
 
-async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
+async fn run(
+    shared: Arc<Shared>,
+    meter: Option<Arc<dyn Meter>>,
+    mut evicted: mpsc::UnboundedReceiver<(String, Event)>,
+    cancel: CancellationToken,
+) {
     let mut tasks = tokio::task::JoinSet::new();
     let (api, services) = (shared.api.clone(), shared.services.clone());
     tasks.spawn(async move {
         informer::run(api, core::Service::kind_of(), Scope::default(), services).await;
     });
     tasks.spawn(node::run(shared.clone()));
+    let volumes = shared.clone();
+    tasks.spawn(async move { volumes.volumes.run().await });
 
     // Nothing is decided about any pod before it is known what runs.
     let mut picture = loop {
@@ -252,6 +356,10 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
         admitted: BTreeSet::new(),
         orphans: BTreeSet::new(),
     };
+    if let Some(meter) = meter {
+        tasks.spawn(eviction::run(shared.clone(), meter.clone()));
+        tasks.spawn(garbage::run(shared.clone(), meter));
+    }
     let (exits, mut exited) = mpsc::unbounded_channel();
     tasks.spawn(listen(shared.clone(), exits));
     let mut hearing = false;
@@ -261,6 +369,7 @@ async fn run(shared: Arc<Shared>, cancel: CancellationToken) {
         tokio::select! {
             biased;
             Some((old, new)) = changes.recv() => workers.changed(old.as_deref(), new, &mut picture),
+            Some((uid, event)) = evicted.recv() => workers.tell(&uid, event),
             Some(heard) = exited.recv() => match heard {
                 Heard::Event(RuntimeEvent::Exited { id }) => workers.exited(&id),
                 // What happened while nobody listened is found by looking.
@@ -365,12 +474,21 @@ impl Workers {
         if !matches!(phase, None | Some("Pending")) || pod.metadata.deletion_timestamp.is_some() {
             return Ok(());
         }
+        let best_effort = resources::qos(pod) == resources::Qos::BestEffort;
+        knarr_kubelet::eviction::admit(pod, best_effort, &self.shared.pressures())?;
         admit(&self.shared, pod, |other| {
             let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
             let uid = other.metadata.uid.as_deref().unwrap_or("");
             let taken = self.admitted.contains(uid) || phase == Some("Running");
             taken && !matches!(phase, Some("Succeeded" | "Failed"))
         })
+    }
+
+    fn tell(&self, uid: &str, event: Event) {
+        // A pod that is gone needs no ending.
+        if let Some(worker) = self.by_uid.get(uid) {
+            worker.send(Msg::Event(event));
+        }
     }
 
     fn exited(&self, id: &str) {

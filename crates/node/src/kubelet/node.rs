@@ -3,7 +3,7 @@
 //! The status is written when it changes, and every five minutes anyway; the lease every ten seconds tells that
 //! the node is there (SPEC S4).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,37 +11,29 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{self as core, NodeCondition};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::kinds::persistent_volume::LOCAL_PATH;
 use knarr_api::registry::Registered;
 use knarr_api::{Error, k8s_openapi};
 use knarr_client::TypedApi;
+use knarr_client::events::EventType;
+use knarr_kubelet::allocatable::max_pods;
+use knarr_kubelet::eviction::Pressure;
 use nix::sys::statvfs::statvfs;
 use nix::sys::utsname::uname;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use super::{Config, Machine, Shared};
+use super::{Config, Shared};
 use crate::runtime::RuntimeStatus;
+use crate::volumes::local_root;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
-const LEASE_SECONDS: i32 = 40;
-/// A quarter of the lease, as in Kubernetes.
-const RENEW: Duration = Duration::from_secs(10);
-/// Looks at whether the status has changed.
-const STATUS: Duration = Duration::from_secs(10);
-/// The status is written at least this often.
-const STATUS_ANYWAY: SignedDuration = SignedDuration::from_secs(300);
 /// While the node is not ready yet, it is looked at more often.
 const EAGER: Duration = Duration::from_millis(100);
-/// Images named in the status, the largest first.
-const IMAGES_MAX: usize = 50;
 
 /// What the node has, and gives to pods.
-pub(super) fn capacity(config: &Config, memory_bytes: i64) -> BTreeMap<String, Quantity> {
-    let cpus = match config.machine {
-        Machine::Host => std::thread::available_parallelism().map_or(1, |n| n.get()),
-        Machine::Hollow { cpus, .. } => cpus,
-    };
+pub(super) fn capacity(config: &Config, cpus: usize, memory_bytes: i64) -> BTreeMap<String, Quantity> {
     let quantity = |text: String| Quantity(text);
     let mut capacity = BTreeMap::from([
         ("cpu".to_string(), quantity(cpus.to_string())),
@@ -49,7 +41,10 @@ pub(super) fn capacity(config: &Config, memory_bytes: i64) -> BTreeMap<String, Q
             "memory".to_string(),
             quantity(format!("{}Ki", memory_bytes / 1024)),
         ),
-        ("pods".to_string(), quantity(config.max_pods.to_string())),
+        (
+            "pods".to_string(),
+            quantity(max_pods(&config.configuration, cpus).to_string()),
+        ),
         ("hugepages-1Gi".to_string(), quantity("0".into())),
         ("hugepages-2Mi".to_string(), quantity("0".into())),
     ]);
@@ -71,6 +66,13 @@ pub(super) fn capacity(config: &Config, memory_bytes: i64) -> BTreeMap<String, Q
 
 /// Registers the node and keeps its status and lease.
 pub(super) async fn run(shared: Arc<Shared>) {
+    let configuration = &shared.config.configuration;
+    let update = configuration.node_status_update_frequency.unsigned_abs();
+    // A quarter of the lease, as in Kubernetes.
+    let lease = Duration::from_secs(u64::from(
+        configuration.node_lease_duration_seconds.unsigned_abs(),
+    ));
+    let renewal = lease / 4;
     let mut node = NodeState {
         uid: None,
         written: None,
@@ -78,10 +80,13 @@ pub(super) async fn run(shared: Arc<Shared>) {
     };
     let (mut next_status, mut next_lease) = (Instant::now(), Instant::now());
     loop {
-        sleep_until(next_status.min(next_lease)).await;
+        tokio::select! {
+            () = sleep_until(next_status.min(next_lease)) => {}
+            () = shared.pressures_changed.notified() => next_status = Instant::now(),
+        }
         if next_status <= Instant::now() {
             match node.update(&shared).await {
-                Ok(()) => next_status = Instant::now() + if node.ready { STATUS } else { EAGER },
+                Ok(()) => next_status = Instant::now() + if node.ready { update } else { EAGER },
                 Err(error) => {
                     warn!(%error, "cannot write the node's status yet");
                     next_status = Instant::now() + EAGER * 2;
@@ -90,7 +95,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         }
         if next_lease <= Instant::now() {
             match renew(&shared, node.uid.as_deref()).await {
-                Ok(()) => next_lease = Instant::now() + RENEW,
+                Ok(()) => next_lease = Instant::now() + renewal,
                 Err(error) => {
                     warn!(%error, "cannot renew the node's lease yet");
                     next_lease = Instant::now() + Duration::from_secs(1);
@@ -134,12 +139,17 @@ impl NodeState {
         let before = there.status.clone().unwrap_or_default();
         let status = status(shared, &runtime, &before, now).await;
         self.ready = runtime.ready && runtime.network_ready;
-        let due = self
-            .written
-            .is_none_or(|at| now.duration_since(at) >= STATUS_ANYWAY);
+        let due = self.written.is_none_or(|at| {
+            now.duration_since(at) >= shared.config.configuration.node_status_report_frequency
+        });
         if !due && same_but_for_heartbeats(&before, &status) {
             *shared.node.lock() = Some(Arc::new(there));
             return Ok(());
+        }
+        let about = super::eviction::node_reference(name);
+        for reason in transitions(&before, &status) {
+            let message = format!("Node {name} status is now: {reason}");
+            shared.recorder.event(&about, EventType::Normal, &reason, message);
         }
         let mut node = there;
         node.status = Some(status);
@@ -165,6 +175,10 @@ impl NodeState {
         let mut changed = false;
         for (key, value) in wanted.metadata.labels.into_iter().flatten() {
             changed |= labels.insert(key, value.clone()).as_ref() != Some(&value);
+        }
+        let annotations = node.metadata.annotations.get_or_insert_default();
+        for (key, value) in wanted.metadata.annotations.into_iter().flatten() {
+            changed |= annotations.insert(key, value.clone()).as_ref() != Some(&value);
         }
         let spec = node.spec.get_or_insert_default();
         let cidr = wanted.spec.and_then(|s| s.pod_cidr);
@@ -199,15 +213,21 @@ fn fresh(config: &Config) -> core::Node {
     ] {
         labels.entry(key.into()).or_insert_with(|| value.into());
     }
+    let mut annotations = BTreeMap::from([(
+        "volumes.kubernetes.io/controller-managed-attach-detach".to_string(),
+        "true".to_string(),
+    )]);
+    // A hollow node has no disk to offer.
+    if config.machine.is_host() {
+        let place = local_root(&config.root_dir).display().to_string();
+        annotations.insert(LOCAL_PATH.into(), place);
+    }
     let cidr = Some(config.pod_cidr.clone()).filter(|c| !c.is_empty());
     core::Node {
         metadata: ObjectMeta {
             name: Some(config.node_name.clone()),
             labels: Some(labels),
-            annotations: Some(BTreeMap::from([(
-                "volumes.kubernetes.io/controller-managed-attach-detach".to_string(),
-                "true".to_string(),
-            )])),
+            annotations: Some(annotations),
             ..ObjectMeta::default()
         },
         spec: Some(core::NodeSpec {
@@ -246,7 +266,7 @@ async fn status(
                 })
                 .collect();
             images.sort_by_key(|i| (std::cmp::Reverse(i.size_bytes), i.names.clone()));
-            images.truncate(IMAGES_MAX);
+            images.truncate(config.configuration.node_status_max_images.unwrap_or(usize::MAX));
             Some(images)
         }
         Err(_) => before.images.clone(),
@@ -254,8 +274,8 @@ async fn status(
     core::NodeStatus {
         addresses: Some(addresses),
         allocatable: Some(shared.allocatable.clone()),
-        capacity: Some(shared.allocatable.clone()),
-        conditions: Some(conditions(runtime, before, now)),
+        capacity: Some(shared.capacity.clone()),
+        conditions: Some(conditions(runtime, &shared.pressures(), before, now)),
         daemon_endpoints: Some(core::NodeDaemonEndpoints {
             kubelet_endpoint: (config.port > 0).then(|| core::DaemonEndpoint {
                 port: i32::from(config.port),
@@ -263,47 +283,110 @@ async fn status(
         }),
         images,
         node_info: Some(node_info(config, runtime)),
+        volumes_in_use: match shared.volumes.in_use() {
+            Some(used) => (!used.is_empty()).then_some(used),
+            None => before.volumes_in_use.clone(),
+        },
         ..before.clone()
     }
 }
 
-fn conditions(runtime: &RuntimeStatus, before: &core::NodeStatus, now: Timestamp) -> Vec<NodeCondition> {
+/// The conditions of pressure: whether they hold, their reason and message, and the event when that changes.
+fn pressure_conditions(pressures: &BTreeSet<Pressure>) -> [(Pressure, bool, &'static str, &'static str); 3] {
+    let pick = |pressure, [bad, good]: [(&'static str, &'static str); 2]| {
+        let holds = pressures.contains(&pressure);
+        let (reason, message) = if holds { bad } else { good };
+        (pressure, holds, reason, message)
+    };
+    [
+        pick(
+            Pressure::Memory,
+            [
+                (
+                    "KubeletHasInsufficientMemory",
+                    "kubelet has insufficient memory available",
+                ),
+                (
+                    "KubeletHasSufficientMemory",
+                    "kubelet has sufficient memory available",
+                ),
+            ],
+        ),
+        pick(
+            Pressure::Disk,
+            [
+                ("KubeletHasDiskPressure", "kubelet has disk pressure"),
+                ("KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+            ],
+        ),
+        pick(
+            Pressure::Pid,
+            [
+                (
+                    "KubeletHasInsufficientPID",
+                    "kubelet has insufficient PID available",
+                ),
+                ("KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+            ],
+        ),
+    ]
+}
+
+/// What changed between two statuses, as events' reasons: `NodeHasDiskPressure`, `NodeReady`.
+fn transitions(before: &core::NodeStatus, after: &core::NodeStatus) -> Vec<String> {
+    let status = |of: &core::NodeStatus, type_: &str| {
+        let conditions = of.conditions.iter().flatten();
+        conditions
+            .into_iter()
+            .find(|c| c.type_ == type_)
+            .map(|c| c.status.clone())
+    };
+    let mut found = Vec::new();
+    for condition in after.conditions.iter().flatten() {
+        let known = status(before, &condition.type_);
+        if known.as_ref() == Some(&condition.status) {
+            continue;
+        }
+        let reason = condition.reason.as_deref().unwrap_or("");
+        match condition.type_.as_str() {
+            "MemoryPressure" | "DiskPressure" | "PIDPressure" => {
+                found.extend(reason.strip_prefix("Kubelet").map(|rest| format!("Node{rest}")));
+            }
+            "Ready" if condition.status == "True" => found.push("NodeReady".into()),
+            // A node that begins is not ready yet; that is no news.
+            "Ready" if known.is_some() => found.push("NodeNotReady".into()),
+            _ => {}
+        }
+    }
+    found
+}
+
+fn conditions(
+    runtime: &RuntimeStatus,
+    pressures: &BTreeSet<Pressure>,
+    before: &core::NodeStatus,
+    now: Timestamp,
+) -> Vec<NodeCondition> {
     let ready = runtime.ready && runtime.network_ready;
     let why_not = if runtime.message.is_empty() {
         "container runtime is not ready".to_string()
     } else {
         runtime.message.clone()
     };
-    let wanted = [
-        (
-            "MemoryPressure",
-            false,
-            "KubeletHasSufficientMemory",
-            "kubelet has sufficient memory available".to_string(),
-        ),
-        (
-            "DiskPressure",
-            false,
-            "KubeletHasNoDiskPressure",
-            "kubelet has no disk pressure".to_string(),
-        ),
-        (
-            "PIDPressure",
-            false,
-            "KubeletHasSufficientPID",
-            "kubelet has sufficient PID available".to_string(),
-        ),
-        (
+    let ready = match ready {
+        true => (
             "Ready",
-            ready,
-            if ready { "KubeletReady" } else { "KubeletNotReady" },
-            if ready {
-                "kubelet is posting ready status".to_string()
-            } else {
-                why_not
-            },
+            true,
+            "KubeletReady",
+            "kubelet is posting ready status".to_string(),
         ),
-    ];
+        false => ("Ready", false, "KubeletNotReady", why_not),
+    };
+    let pressures = pressure_conditions(pressures);
+    let wanted = pressures
+        .into_iter()
+        .map(|(pressure, holds, reason, message)| (pressure.condition(), holds, reason, message.to_string()))
+        .chain([ready]);
     let old = before.conditions.clone().unwrap_or_default();
     let second = |at: Timestamp| Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
     let mut conditions: Vec<NodeCondition> = Vec::new();
@@ -390,7 +473,7 @@ async fn renew(shared: &Shared, node_uid: Option<&str>) -> Result<(), Error> {
             let mut lease = (*lease).clone();
             let spec = lease.spec.get_or_insert_default();
             spec.holder_identity = Some(name.clone());
-            spec.lease_duration_seconds = Some(LEASE_SECONDS);
+            spec.lease_duration_seconds = Some(shared.config.configuration.node_lease_duration_seconds);
             spec.renew_time = Some(now);
             own(&mut lease, name, node_uid);
             shared.api.update_as(lease).await.map(drop)
@@ -404,7 +487,7 @@ async fn renew(shared: &Shared, node_uid: Option<&str>) -> Result<(), Error> {
                 },
                 spec: Some(LeaseSpec {
                     holder_identity: Some(name.clone()),
-                    lease_duration_seconds: Some(LEASE_SECONDS),
+                    lease_duration_seconds: Some(shared.config.configuration.node_lease_duration_seconds),
                     renew_time: Some(now),
                     ..LeaseSpec::default()
                 }),

@@ -39,7 +39,7 @@ impl ResolvConf {
     }
 }
 
-pub(super) fn host_network(pod: &core::Pod) -> bool {
+pub(crate) fn host_network(pod: &core::Pod) -> bool {
     pod.spec.as_ref().is_some_and(|s| s.host_network == Some(true))
 }
 
@@ -78,10 +78,10 @@ pub(super) fn fqdn(pod: &core::Pod, config: &Config) -> Option<String> {
 }
 
 /// `<namespace>_<name>_<uid>` below the log directory.
-pub fn log_directory(pod: &core::Pod, config: &Config) -> std::path::PathBuf {
+pub fn log_directory(pod: &core::Pod, log_dir: &std::path::Path) -> std::path::PathBuf {
     let meta = &pod.metadata;
     let text = |t: &Option<String>| t.clone().unwrap_or_default();
-    config.log_dir.join(format!(
+    log_dir.join(format!(
         "{}_{}_{}",
         text(&meta.namespace),
         text(&meta.name),
@@ -250,7 +250,7 @@ pub fn config(pod: &core::Pod, attempt: u32, node: &ResolvConf, config: &Config)
             attempt,
         }),
         hostname: hostname(pod),
-        log_directory: log_directory(pod, config).to_string_lossy().into_owned(),
+        log_directory: log_directory(pod, &config.log_dir).to_string_lossy().into_owned(),
         dns_config: Some(dns(pod, node, config)),
         port_mappings,
         labels,

@@ -1,7 +1,8 @@
 //! Writes one pod's statuses in order, so that whoever watches sees every step, and deletes the object when all is done (SPEC T5).
 //!
 //! Every write carries the uid and the resourceVersion it was made from; what others wrote meanwhile is read
-//! and kept. The final deletion goes out only after the last status has been taken.
+//! and kept; what is the kubelet's own to say and was changed by others meanwhile (a node that was taken for lost has its
+//! pods marked) is said again. The final deletion goes out only after the last status has been taken.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use knarr_api::k8s_openapi;
 use knarr_client::{DeleteOptions, Error, Preconditions};
 use knarr_kubelet::pod::{Event, merge};
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::worker::Msg;
@@ -27,6 +28,8 @@ pub(super) enum Write {
 
 /// Statuses that may wait: what an API that is slow, or away, has not taken in time is skipped, the oldest first.
 const WAITING_MAX: usize = 8;
+/// At least between two times that a status is told again which others have changed: no fight at the network's speed.
+const RESTORE: Duration = Duration::from_secs(1);
 /// Between attempts while the API does not answer: 50 ms, doubled up to 5 s.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
@@ -37,6 +40,9 @@ pub(super) async fn run(
     worker: mpsc::UnboundedSender<Msg>,
 ) {
     let mut base = first;
+    // As last told, and when it was last told again.
+    let mut told: Option<Box<core::PodStatus>> = None;
+    let mut restored: Option<Instant> = None;
     let mut statuses: VecDeque<Box<core::PodStatus>> = VecDeque::new();
     let mut delete = false;
     let mut wait = RETRY.0;
@@ -49,7 +55,17 @@ pub(super) async fn run(
         };
         if let Some(write) = write {
             match write {
-                Write::Object(object) if revision(&object) > revision(&base) => base = object,
+                Write::Object(object) if revision(&object) > revision(&base) => {
+                    base = object;
+                    if statuses.is_empty()
+                        && let Some(own) = told.clone().filter(|own| is_overwritten(&base, own))
+                    {
+                        let rest = restored.map(|at| RESTORE.saturating_sub(at.elapsed()));
+                        sleep(rest.unwrap_or_default()).await;
+                        restored = Some(Instant::now());
+                        statuses.push_back(own);
+                    }
+                }
                 Write::Object(_) => {}
                 Write::Status(new) => {
                     if statuses.len() >= WAITING_MAX {
@@ -65,7 +81,7 @@ pub(super) async fn run(
             match write_status(&shared, &base, wanted).await {
                 Ok(Some(written)) => {
                     base = written;
-                    statuses.pop_front();
+                    told = statuses.pop_front();
                     wait = RETRY.0;
                 }
                 // There is nothing left to write to.
@@ -93,6 +109,12 @@ async fn again(error: &Error, wait: Duration) -> Duration {
     warn!(%error, "cannot write a pod's status yet");
     sleep(wait).await;
     (wait * 2).min(RETRY.1)
+}
+
+/// Whether the pod's status, as the API has it, is not what was told.
+fn is_overwritten(pod: &core::Pod, own: &core::PodStatus) -> bool {
+    let there = pod.status.clone().unwrap_or_default();
+    merge(&there, own) != there
 }
 
 fn revision(pod: &core::Pod) -> u64 {

@@ -113,6 +113,7 @@ async fn run(
     let node = Node {
         ips: shared.config.node_ips.clone(),
         resume: shared.config.termination_resume,
+        longest_restart_wait: shared.config.configuration.max_container_restart_period,
     };
     let (writes, to_write) = mpsc::unbounded_channel();
     let writer = tokio::spawn(status::run(shared.clone(), pod.clone(), to_write, inbox.clone()));
@@ -522,7 +523,7 @@ impl Doer {
     fn forget(&mut self) {
         self.done = true;
         let pod = self.machine.object();
-        let logs = sandbox::log_directory(pod, &self.shared.config);
+        let logs = sandbox::log_directory(pod, &self.shared.config.log_dir);
         if let Err(error) = std::fs::remove_dir_all(&logs)
             && error.kind() != std::io::ErrorKind::NotFound
         {
@@ -622,7 +623,7 @@ async fn create_container(
     let hosts = write_hosts(shared, pod, &directory, place).map_err(failed)?;
     let termination_log = directory.join("containers").join(name).join(format!("{attempt}"));
     write_shared(&termination_log, "").map_err(failed)?;
-    let logs = sandbox::log_directory(pod, &shared.config).join(name);
+    let logs = sandbox::log_directory(pod, &shared.config.log_dir).join(name);
     std::fs::create_dir_all(logs).map_err(failed)?;
     let config = container::config(container::Parts {
         pod,

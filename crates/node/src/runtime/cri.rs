@@ -434,6 +434,7 @@ impl Runtime for Cri {
         let usage = |s: v1::ContainerStats| {
             let attributes = s.attributes?;
             let cpu = s.cpu?;
+            let layer = s.writable_layer.unwrap_or_default();
             Some(Usage {
                 pod: pod_ref(&attributes.labels),
                 name: attributes.metadata.map(|m| m.name).unwrap_or_default(),
@@ -441,7 +442,8 @@ impl Runtime for Cri {
                 at: nanos(cpu.timestamp),
                 cpu_nanoseconds: cpu.usage_core_nano_seconds.map_or(0, |v| v.value),
                 memory_working_set_bytes: s.memory.and_then(|m| m.working_set_bytes).map_or(0, |v| v.value),
-                writable_layer_bytes: s.writable_layer.and_then(|w| w.used_bytes).map_or(0, |v| v.value),
+                writable_layer_bytes: layer.used_bytes.map_or(0, |v| v.value),
+                writable_layer_inodes: layer.inodes_used.map_or(0, |v| v.value),
             })
         };
         Ok(response.stats.into_iter().filter_map(usage).collect())
@@ -527,5 +529,12 @@ impl Runtime for Cri {
                 .await
                 .map(drop),
         )
+    }
+
+    async fn image_fs(&self) -> Result<Option<std::path::PathBuf>> {
+        let request = v1::ImageFsInfoRequest {};
+        let response = within(ASK, self.image_service().image_fs_info(request)).await?;
+        let first = response.image_filesystems.into_iter().next();
+        Ok(first.and_then(|fs| fs.fs_id).map(|id| id.mountpoint.into()))
     }
 }

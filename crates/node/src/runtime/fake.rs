@@ -111,6 +111,11 @@ impl FakeRuntime {
         self.state.lock().observer = Some(Box::new(observer));
     }
 
+    /// Somebody brought another image.
+    pub fn add_image(&self, name: &str) {
+        self.state.lock().images.insert(name.into());
+    }
+
     /// Calls fail with `Unavailable` while it is down; what runs goes on.
     pub fn set_down(&self, down: bool) {
         let mut state = self.state.lock();
@@ -119,6 +124,10 @@ impl FakeRuntime {
             state.outages += 1;
             state.listeners.clear();
         }
+    }
+
+    pub fn is_down(&self) -> bool {
+        self.state.lock().down
     }
 
     /// The machine goes down and comes back: no process survives, what was made stays on record.
@@ -133,6 +142,21 @@ impl FakeRuntime {
             sandbox.ready = false;
             sandbox.ips.clear();
         }
+    }
+
+    /// What holds a sandbox's network together dies; what runs in it goes on. False if there is none.
+    pub fn break_sandbox(&self, id: &str) -> bool {
+        let mut state = self.state.lock();
+        let sandbox = state.sandboxes.get_mut(id).filter(|s| s.ready);
+        let broken = sandbox.map(|sandbox| sandbox.ready = false);
+        broken.is_some()
+    }
+
+    /// The ids of the sandboxes that are ready.
+    pub fn ready_sandboxes(&self) -> Vec<String> {
+        let state = self.state.lock();
+        let ready = state.sandboxes.values().filter(|s| s.ready);
+        ready.map(|s| s.id.clone()).collect()
     }
 
     /// The process ends by itself. False if it does not run.
@@ -388,6 +412,15 @@ impl Runtime for FakeRuntime {
                 "the container was started before",
             ));
         }
+        let sandbox = record.container.sandbox_id.clone();
+        if !state.sandboxes.get(&sandbox).is_some_and(|s| s.ready) {
+            return Err(RuntimeError::new(
+                "Unknown",
+                format!("sandbox container {sandbox:?} is not running"),
+            ));
+        }
+        let record = state.containers.get_mut(id);
+        let record = record.ok_or_else(|| RuntimeError::not_found("container", id))?;
         record.container.state = ContainerState::Running { started_at: now };
         let container = record.container.clone();
         state.starts.push((id.to_string(), key(&container)));
@@ -486,6 +519,10 @@ impl Runtime for FakeRuntime {
     async fn remove_image(&self, name: &str) -> Result<()> {
         self.up()?.images.remove(name);
         Ok(())
+    }
+
+    async fn image_fs(&self) -> Result<Option<std::path::PathBuf>> {
+        self.up().map(|_| None)
     }
 }
 

@@ -133,6 +133,7 @@ pub struct Usage {
     pub cpu_nanoseconds: u64,
     pub memory_working_set_bytes: u64,
     pub writable_layer_bytes: u64,
+    pub writable_layer_inodes: u64,
 }
 
 /// The container runtime of one node.
@@ -189,7 +190,10 @@ pub trait Runtime: Send + Sync + 'static {
         auth: Option<&AuthConfig>,
         sandbox: &PodSandboxConfig,
     ) -> Result<String>;
+    /// By name or id.
     async fn remove_image(&self, name: &str) -> Result<()>;
+    /// Where images lie on this machine's disks; none for a runtime that has none.
+    async fn image_fs(&self) -> Result<Option<std::path::PathBuf>>;
 }
 
 /// Finds what a user names: the newest sandbox of a pod that is there.

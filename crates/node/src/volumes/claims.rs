@@ -4,11 +4,15 @@
 use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use knarr_api::k8s_openapi;
+use knarr_api::{Shared, k8s_openapi};
 use knarr_client::{Api, TypedApi};
 
-/// Where the claim's volume is on this node; else what is missing, as users are told.
-pub(super) async fn local_path(api: &dyn Api, namespace: &str, name: &str) -> Result<PathBuf, String> {
+/// The volume that the claim is bound to; else what is missing, as users are told.
+pub(super) async fn volume(
+    api: &dyn Api,
+    namespace: &str,
+    name: &str,
+) -> Result<Shared<PersistentVolume>, String> {
     let claim = api
         .get_as::<PersistentVolumeClaim>(namespace, name)
         .await
@@ -32,6 +36,12 @@ pub(super) async fn local_path(api: &dyn Api, namespace: &str, name: &str) -> Re
     if holder != claim.metadata.uid.as_deref() {
         return Err("the PV is bound to another claim".into());
     }
+    Ok(volume)
+}
+
+/// Where the volume is on this node.
+pub(super) fn local_path(volume: &PersistentVolume) -> Result<PathBuf, String> {
+    let spec = volume.spec.as_ref();
     let local = spec.and_then(|s| s.local.as_ref()).map(|l| &l.path);
     let host = spec.and_then(|s| s.host_path.as_ref()).map(|h| &h.path);
     let path = local

@@ -3,9 +3,11 @@
 //! A pod's files are below `<root>/pods/<uid>`: volumes at `volumes/<plugin>/<name>`, as every kubelet lays them out.
 //! Setting up again what is set up is harmless: that is how a restarted kubelet finds its pods' volumes.
 
+mod attach;
 mod claims;
 mod files;
 mod host_path;
+mod local;
 mod mounts;
 
 use std::collections::BTreeMap;
@@ -16,11 +18,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::persistent_volume::exclusive;
 use knarr_client::Api;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::kubelet::Machine;
 use crate::kubelet::downward::Place;
@@ -44,6 +47,8 @@ pub enum VolumeError {
     NoVolume { volume: String, container: String },
     #[error("cannot free {path}: {why}")]
     TearDown { path: String, why: String },
+    #[error("cannot let go of a pod's volumes: {why}")]
+    Release { why: String },
 }
 
 /// The volumes of one node's pods.
@@ -56,7 +61,23 @@ pub struct Volumes {
     tokens: Arc<files::Tokens>,
     /// Where claimed volumes are on this node, by the pod's uid and the volume's name.
     claimed: Mutex<BTreeMap<(String, String), PathBuf>>,
+    attached: attach::Attached,
+    node: String,
 }
+
+/// Where volumes of `knarr.io/local` are, below the kubelet's directory.
+pub(crate) fn local_root(root: &Path) -> PathBuf {
+    root.join("local-volumes")
+}
+
+/// Where a volume's files are below the kubelet's directory; none for volumes that lie elsewhere.
+pub(crate) fn path_in(root: &Path, uid: &str, volume: &core::Volume) -> Option<PathBuf> {
+    let plugin = plugin(volume);
+    let base = root.join("pods").join(uid).join("volumes");
+    (plugin != ELSEWHERE).then(|| base.join(plugin).join(&volume.name))
+}
+
+const ELSEWHERE: &str = "kubernetes.io~other";
 
 /// The directory names of a volume's plugin.
 fn plugin(volume: &core::Volume) -> &'static str {
@@ -66,13 +87,15 @@ fn plugin(volume: &core::Volume) -> &'static str {
         v if v.secret.is_some() => "kubernetes.io~secret",
         v if v.downward_api.is_some() => "kubernetes.io~downward-api",
         v if v.projected.is_some() => "kubernetes.io~projected",
-        _ => "kubernetes.io~other",
+        _ => ELSEWHERE,
     }
 }
 
 impl Volumes {
-    pub fn new(root: PathBuf, api: Arc<dyn Api>, machine: Machine) -> Self {
+    pub fn new(root: PathBuf, node: String, api: Arc<dyn Api>, machine: Machine) -> Self {
         Volumes {
+            attached: attach::Attached::new(api.clone(), node.clone(), root.clone()),
+            node,
             root,
             api,
             machine,
@@ -116,7 +139,7 @@ impl Volumes {
                 keep_current = true;
             } else if let Some(claim) = &volume.persistent_volume_claim {
                 let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
-                let found = claims::local_path(&*self.api, namespace, &claim.claim_name).await;
+                let found = self.claim(uid, namespace, &claim.claim_name).await;
                 let found = found.map_err(|why| VolumeError::Claim {
                     volume: volume.name.clone(),
                     why: format!("error processing PVC {namespace}/{}: {why}", claim.claim_name),
@@ -131,6 +154,38 @@ impl Volumes {
             self.keep_current(pod, place);
         }
         Ok(())
+    }
+
+    /// Where a claim's volume is, once this pod may use it.
+    async fn claim(&self, uid: &str, namespace: &str, claim: &str) -> Result<PathBuf, String> {
+        let volume = claims::volume(&*self.api, namespace, claim).await?;
+        let path = claims::local_path(&volume)?;
+        if let Some(exclusive) = exclusive(&volume) {
+            let name = volume.object().name();
+            self.attached.hold(uid, name, &exclusive).await?;
+        }
+        local::make(&local_root(&self.root), &volume)
+            .map_err(|e| format!("cannot make {}: {e}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Keeps the API's records of this node's volumes true, until dropped.
+    pub(crate) async fn run(&self) {
+        let in_use = |path: &Path| self.claimed.lock().values().any(|used| used == path);
+        let root = local_root(&self.root);
+        let clean = local::clean(self.api.clone(), self.node.clone(), root, self.machine, in_use);
+        let let_go = async {
+            while let Err(error) = self.attached.let_go_of_the_unknown().await {
+                debug!(%error, "cannot look at the attachments yet");
+                tokio::time::sleep(REFRESH).await;
+            }
+        };
+        tokio::join!(clean, let_go);
+    }
+
+    /// The attached volumes that pods use, as the node's status names them. `None` while that is just changing.
+    pub(crate) fn in_use(&self) -> Option<Vec<String>> {
+        self.attached.in_use()
     }
 
     /// Looks now and then at what a pod's files come from, and swaps them when it has changed.
@@ -220,18 +275,25 @@ impl Volumes {
             task.abort();
         }
         self.tokens.forget(uid);
-        self.claimed.lock().retain(|(of, _), _| of != uid);
         let directory = self.pod_dir(uid);
-        if uid.is_empty() || !directory.exists() {
-            return Ok(());
+        if !uid.is_empty() && directory.exists() {
+            self.remove(&directory).await?;
         }
+        self.claimed.lock().retain(|(of, _), _| of != uid);
+        self.attached
+            .release(uid)
+            .await
+            .map_err(|e| VolumeError::Release { why: e.to_string() })
+    }
+
+    async fn remove(&self, directory: &Path) -> Result<(), VolumeError> {
         let gone = match self.machine {
             Machine::Host => {
-                let directory = directory.clone();
+                let directory = directory.to_path_buf();
                 let gone = tokio::task::spawn_blocking(move || remove_all(&directory));
                 gone.await.unwrap_or_else(|e| Err(std::io::Error::other(e)))
             }
-            Machine::Hollow { .. } => remove_all(&directory),
+            Machine::Hollow { .. } => remove_all(directory),
         };
         gone.map_err(|e| VolumeError::TearDown {
             path: directory.display().to_string(),

@@ -11,8 +11,8 @@ use knarr_api::{k8s_openapi, meta};
 use serde_json::Value;
 
 use super::plugins;
-use super::reader::{Fields, Report};
 use super::version::{GROUP, Version};
+use knarr_api::document::{Fields, Report};
 
 /// The scale on which users give scores in shapes.
 const MAX_CUSTOM_PRIORITY_SCORE: i32 = 10;

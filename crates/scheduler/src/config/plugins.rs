@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use knarr_api::field::Path;
 use serde_json::Value;
 
-use super::reader::{Fields, Report};
 use super::version::Version;
+use knarr_api::document::{Fields, Report};
 
 /// Where in a pod's way plugins are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,15 +100,15 @@ const PLUGINS: [Known; 23] = [
         true,
         &[PreFilter, Filter, PreScore, Score],
     ),
-    known("VolumeRestrictions", Some(0), false, &[PreFilter, Filter]),
-    known("NodeVolumeLimits", Some(0), false, &[PreFilter, Filter]),
+    known("VolumeRestrictions", Some(0), true, &[PreFilter, Filter]),
+    known("NodeVolumeLimits", Some(0), true, &[PreFilter, Filter]),
     known(
         "VolumeBinding",
         Some(0),
-        false,
+        true,
         &[PreFilter, Filter, PreScore, Score, Reserve, PreBind],
     ),
-    known("VolumeZone", Some(0), false, &[PreFilter, Filter]),
+    known("VolumeZone", Some(0), true, &[PreFilter, Filter]),
     known(
         "PodTopologySpread",
         Some(2),

@@ -6,6 +6,9 @@ use super::{
     ExtensionPoint, KubeSchedulerConfiguration, KubeSchedulerProfile, PodTopologySpreadArgs, ResourceSpec,
     ScoringStrategy,
 };
+use k8s_openapi::jiff::SignedDuration;
+use knarr_api::k8s_openapi;
+
 use crate::Scheduler;
 use crate::pod_info::SpreadConstraint;
 use crate::profile::{
@@ -105,6 +108,7 @@ impl From<&KubeSchedulerProfile> for Profile {
                     .and_then(|a| a.preferred_during_scheduling_ignored_during_execution.clone())
                     .unwrap_or_default(),
             },
+            bind_timeout: SignedDuration::from_secs(args.bind_timeout_seconds),
         }
     }
 }

@@ -2,12 +2,12 @@
 //! `disablePreemption` and `hardPodAffinitySymmetricWeight`. The priority and preemption document shows it.
 
 use super::plugins::ExtensionPoint;
-use super::reader::{Fields, Report};
 use super::version::Version;
 use super::{
     DEFAULT_SCHEDULER_NAME, KubeSchedulerConfiguration, KubeSchedulerProfile, Plugins, ScoringStrategy,
 };
 use super::{args, plugins};
+use knarr_api::document::{Fields, Report};
 
 /// The providers there were.
 const PROVIDERS: [&str; 2] = ["DefaultProvider", CLUSTER_AUTOSCALER];

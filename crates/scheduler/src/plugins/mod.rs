@@ -1,6 +1,7 @@
 //! The rules, one file each, under kube-scheduler's names, with its words and its arithmetic.
 //!
-//! Most look at one node at a time and are called from the two lists here. [`pod_topology_spread`] and
+//! Most look at one node at a time and are called from the two lists here; those on volumes are called by
+//! [`crate::storage`]. [`pod_topology_spread`] and
 //! [`inter_pod_affinity`] compare nodes with each other: they keep sums over topology domains for each class of pods and
 //! are asked by [`crate::evaluation`], as is [`default_preemption`].
 
@@ -13,8 +14,12 @@ pub mod node_ports;
 pub mod node_resources_balanced_allocation;
 pub mod node_resources_fit;
 pub mod node_unschedulable;
+pub mod node_volume_limits;
 pub mod pod_topology_spread;
 pub mod taint_toleration;
+pub mod volume_binding;
+pub mod volume_restrictions;
+pub mod volume_zone;
 
 use std::borrow::Cow;
 
@@ -46,6 +51,15 @@ impl Refusal {
         }
     }
 
+    /// Whatever the node, the pod is refused.
+    pub fn of_pod(plugin: &'static str, words: String) -> Self {
+        Refusal {
+            plugin,
+            reasons: vec![words.into()],
+            pods_in_the_way: false,
+        }
+    }
+
     pub fn of_pods(plugin: &'static str, reason: &'static str) -> Self {
         Refusal {
             plugin,
@@ -66,7 +80,8 @@ impl Refusal {
 
 type Filter = fn(&Profile, &PodClass, &NodeInfo) -> Result<(), Refusal>;
 
-/// The rules on one node, in the order in which they filter; those on several nodes come after them.
+/// The rules on one node, in the order in which they filter; those on volumes and on several
+/// nodes come after them.
 pub const FILTERS: &[(&str, Filter)] = &[
     (node_unschedulable::NAME, node_unschedulable::filter),
     (taint_toleration::NAME, taint_toleration::filter),

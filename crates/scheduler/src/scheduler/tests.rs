@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn shared<T: Registered>(value: Value) -> Shared<T> {
+pub(super) fn shared<T: Registered>(value: Value) -> Shared<T> {
     let typed: T = serde_json::from_value(value).unwrap();
     Shared::new(Arc::new(Object::from_typed(T::kind_of(), Box::new(typed)))).unwrap()
 }
@@ -69,7 +69,7 @@ fn cluster(nodes: &[Shared<Node>]) -> Scheduler {
 fn step(scheduler: &mut Scheduler, second: i64) -> String {
     match scheduler.step(at(second)) {
         None => "nothing".into(),
-        Some(Step::Bind { pod, node }) => {
+        Some(Step::Bind { pod, node, .. }) => {
             scheduler.bound(&pod);
             format!("{} -> {node}", pod.object().name())
         }

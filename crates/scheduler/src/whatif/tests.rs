@@ -201,3 +201,45 @@ fn b2_p4_a_higher_class_makes_others_go() {
     let error = cluster().what_if(&priority("none")).unwrap_err();
     assert_eq!(error, Error::NotFound("priority class none".into()));
 }
+
+#[test]
+fn b2_a_workload_without_pods_is_scaled_after_its_template() {
+    let template = json!({"metadata": {"labels": {"app": "web"}}, "spec": {
+        "priorityClassName": "low",
+        "containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]}});
+    let web = json!({"metadata": {"name": "web", "namespace": "default"}, "spec": {
+        "replicas": 0, "selector": {"matchLabels": {"app": "web"}}, "template": template}});
+    let objects = || {
+        let low = json!({"metadata": {"name": "low"}, "value": -10});
+        vec![
+            node("n1", "a", "4"),
+            pod("other", "n1", "1", 0, "ReplicaSet/other"),
+            object::<Deployment>(web.clone()),
+            object::<PriorityClass>(low),
+        ]
+    };
+    let scale = |name: &str| {
+        picture(objects()).what_if(&Change::Scale {
+            kind: "Deployment".into(),
+            namespace: "default".into(),
+            name: name.into(),
+            replicas: 2,
+        })
+    };
+    let what = scale("web").unwrap();
+    let said = lines(&what);
+    assert_eq!(said[0], "default/web (new 1): new -> n1");
+    assert!(
+        said[1].starts_with("pending default/web (new 2): 0/1 nodes are available"),
+        "{said:?}"
+    );
+    assert_eq!(
+        said.len(),
+        2,
+        "it is less important than what stands there: {said:?}"
+    );
+    assert_eq!(
+        scale("api"),
+        Err(Error::NoWorkload("Deployment default/api".into()))
+    );
+}

@@ -6,7 +6,10 @@ mod l2_one_life;
 mod s1_at_most_one;
 mod s2_who_may_remove;
 mod s3_order;
+mod s5_released;
+mod s8_one_a_node;
 mod t1_deletion;
+mod t2_ending;
 mod t3_grace;
 mod t5_last_step;
 #[cfg(test)]
@@ -17,13 +20,16 @@ use crate::world::{Seen, World};
 pub(crate) type Rule = fn(&Seen<'_>, &World) -> Result<(), String>;
 
 /// With their SPEC numbers.
-pub(crate) const ALL: [(&str, Rule); 8] = [
+pub(crate) const ALL: [(&str, Rule); 11] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),
     ("T1", t1_deletion::check),
+    ("T2", t2_ending::check),
     ("T3", t3_grace::check),
     ("T5", t5_last_step::check),
     ("S1", s1_at_most_one::check),
     ("S2", s2_who_may_remove::check),
     ("S3", s3_order::check),
+    ("S5", s5_released::check),
+    ("S8", s8_one_a_node::check),
 ];

@@ -17,7 +17,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
             life.node()
         ));
     }
-    if life.removed && !life.released {
+    if life.removed() && !life.released {
         return Err(format!(
             "container {container} was started after its pod had left the store"
         ));

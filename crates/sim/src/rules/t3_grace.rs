@@ -21,7 +21,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
         return Ok(());
     };
     // Nobody has to wait for what is gone by a user's word.
-    if life.released || life.removed {
+    if life.released || life.removed() {
         return Ok(());
     }
     let pod = &life.pod;

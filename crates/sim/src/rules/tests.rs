@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use serde_json::json;
 
@@ -92,8 +93,10 @@ fn s3_what_starts_out_of_turn_is_seen() {
     ] {
         let life = Life {
             pod: pod("Pending", "n1", None),
-            removed,
+            first_seen: Timestamp::UNIX_EPOCH,
+            removed_at: removed.then_some(Timestamp::UNIX_EPOCH),
             released: false,
+            asked_to_go: false,
             completed: done.then(|| "i".to_string()).into_iter().collect::<BTreeSet<_>>(),
         };
         let mut world = World::default();

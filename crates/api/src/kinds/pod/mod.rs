@@ -3,6 +3,7 @@
 //! What a PodTemplateSpec shares with it (Deployment, ReplicaSet, Job …) is offered as plain functions:
 //! [`set_pod_spec_defaults`], [`validate_pod_template`], [`validate_pod_spec`], [`drop_disabled_fields`].
 
+mod at_most_one;
 pub mod columns;
 mod defaults;
 mod diff;
@@ -20,6 +21,7 @@ use crate::field::Errors;
 use crate::strategy::{Deletion, Part, Strategy};
 use crate::table::{Cell, Column};
 
+pub use at_most_one::{AT_MOST_ONE, at_most_one};
 pub use defaults::{drop_init_container_annotations, set_claim_spec_defaults, set_pod_spec_defaults};
 pub use prepare::drop_disabled_fields;
 pub use validation::{

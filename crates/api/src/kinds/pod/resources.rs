@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 
+use crate::names;
 use crate::quantity::Quantity;
 
 /// A resource list with exact values.
@@ -18,7 +19,7 @@ pub enum Side {
 }
 
 impl Side {
-    fn of(self, resources: Option<&ResourceRequirements>) -> Option<&BTreeMap<String, Wire>> {
+    pub fn of(self, resources: Option<&ResourceRequirements>) -> Option<&BTreeMap<String, Wire>> {
         let resources = resources?;
         match self {
             Side::Requests => resources.requests.as_ref(),
@@ -60,14 +61,18 @@ pub fn is_sidecar(container: &Container) -> bool {
 /// The most that the containers need at one time: all that run together, or one init container with the sidecars
 /// started before it, whichever is more. Pod-level resources and overhead are not in it.
 pub fn aggregate(spec: &PodSpec, side: Side) -> Amounts {
+    aggregate_by(spec, |container| amounts(side.of(container.resources.as_ref())))
+}
+
+fn aggregate_by(spec: &PodSpec, of: impl Fn(&Container) -> Amounts) -> Amounts {
     let mut running = Amounts::new();
     for container in &spec.containers {
-        add(&mut running, &amounts(side.of(container.resources.as_ref())));
+        add(&mut running, &of(container));
     }
     let mut sidecars = Amounts::new();
     let mut starting = Amounts::new();
     for container in spec.init_containers.iter().flatten() {
-        let own = amounts(side.of(container.resources.as_ref()));
+        let own = of(container);
         let mut while_it_runs = sidecars.clone();
         add(&mut while_it_runs, &own);
         if is_sidecar(container) {
@@ -78,6 +83,70 @@ pub fn aggregate(spec: &PodSpec, side: Side) -> Amounts {
     }
     at_least(&mut running, &starting);
     running
+}
+
+/// What a pod is charged for: its containers' needs (while a resize is under way the most of what was asked for and
+/// what was given), its own in their place, and its runtime's overhead on top.
+pub fn charged(pod: &Pod, side: Side) -> Amounts {
+    let Some(spec) = &pod.spec else {
+        return Amounts::new();
+    };
+    let infeasible = resize_is_infeasible(pod);
+    let mut sum = aggregate_by(spec, |container| {
+        let asked = amounts(side.of(container.resources.as_ref()));
+        let runs_on = is_sidecar(container) || spec.containers.iter().any(|c| c.name == container.name);
+        let Some(given) = status_of(pod, &container.name).filter(|_| runs_on) else {
+            return asked;
+        };
+        let Some(actuated) = &given.resources else {
+            return asked;
+        };
+        let mut most = if infeasible { Amounts::new() } else { asked };
+        at_least(&mut most, &amounts(side.of(Some(actuated))));
+        if side == Side::Requests {
+            at_least(&mut most, &amounts(given.allocated_resources.as_ref()));
+        }
+        most
+    });
+    let own = amounts(side.of(spec.resources.as_ref()));
+    sum.extend(own.into_iter().filter(|(name, _)| is_pod_level(name)));
+    for (name, overhead) in amounts(spec.overhead.as_ref()) {
+        match side {
+            Side::Requests => *sum.entry(name).or_default() += overhead,
+            // Only what is limited is limited by more.
+            Side::Limits => {
+                if let Some(limit) = sum.get_mut(&name).filter(|l| !l.is_zero()) {
+                    *limit += overhead;
+                }
+            }
+        }
+    }
+    sum
+}
+
+fn status_of<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
+    let status = pod.status.as_ref()?;
+    let all = status.container_statuses.iter().flatten();
+    let mut all = all.chain(status.init_container_statuses.iter().flatten());
+    all.find(|s| s.name == container)
+}
+
+/// Whether the kubelet has refused for good to resize the pod, so that its spec is not what it will get.
+fn resize_is_infeasible(pod: &Pod) -> bool {
+    let mut conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    conditions
+        .find(|c| c.type_ == "PodResizePending")
+        .is_some_and(|c| c.reason.as_deref() == Some("Infeasible"))
+}
+
+/// Whether the pod as a whole asks for something, so that its containers need not.
+pub fn has_pod_level(spec: &PodSpec) -> bool {
+    let own = spec.resources.as_ref();
+    [Side::Requests, Side::Limits]
+        .iter()
+        .filter_map(|side| side.of(own))
+        .flatten()
+        .any(|(name, _)| is_pod_level(name))
 }
 
 /// `status.qosClass`: Guaranteed, Burstable or BestEffort.
@@ -128,6 +197,13 @@ pub fn is_hugepages(name: &str) -> bool {
 /// Whether a resource is Kubernetes' own.
 pub fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
+}
+
+/// Whether a resource is one that a cluster brought, as it can be named in a quota.
+pub fn is_extended(name: &str) -> bool {
+    !is_native(name)
+        && !name.starts_with("requests.")
+        && names::qualified_name(&format!("requests.{name}")).is_empty()
 }
 
 /// Whether limits of a resource may exceed its requests.

@@ -10,7 +10,8 @@ use super::{MIRROR_ANNOTATION, NOWHERE, all_invalid, text};
 use crate::field::{Cause, Errors, FieldError, Path};
 use crate::kinds::pod::internal;
 use crate::kinds::pod::resources::{
-    Amounts, Side, aggregate, amounts, is_hugepages, is_native, is_overcommit_allowed, is_pod_level,
+    Amounts, Side, aggregate, amounts, is_extended, is_hugepages, is_native, is_overcommit_allowed,
+    is_pod_level,
 };
 use crate::names;
 use crate::quantity::Quantity;
@@ -50,12 +51,6 @@ const COUNTED: [&str; 9] = [
     "services.nodeports",
     "services.loadbalancers",
 ];
-
-fn is_extended(name: &str) -> bool {
-    !is_native(name)
-        && !name.starts_with("requests.")
-        && names::qualified_name(&format!("requests.{name}")).is_empty()
-}
 
 /// Mistakes in a resource's name: qualified, and known where it has no domain.
 pub fn validate_resource_name(name: &str, path: &Path) -> Errors {

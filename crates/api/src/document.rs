@@ -1,14 +1,16 @@
-//! Takes fields out of a document, strictly: what has the wrong type and what nobody asked for is reported with its
-//! path, and reading goes on.
+//! Takes fields out of a configuration document, strictly: what has the wrong type and what nobody asked for is
+//! reported with its path, and reading goes on. For the configuration files of every component.
+
+use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::field::{Errors, Path};
-use knarr_api::k8s_openapi;
 use serde_json::{Map, Value};
+
+use crate::field::{Errors, Path};
 
 /// What reading a file brings to light.
 #[derive(Debug, Default)]
-pub(super) struct Report {
+pub struct Report {
     /// For which the file is refused.
     pub errors: Errors,
     /// `path: words`, on what is accepted and has no effect here.
@@ -22,7 +24,7 @@ impl Report {
 }
 
 /// The fields of one object. Those not taken when [`Fields::finish`] is called are mistakes.
-pub(super) struct Fields<'a> {
+pub struct Fields<'a> {
     pub path: Path,
     map: Option<&'a Map<String, Value>>,
     known: Vec<&'static str>,
@@ -120,6 +122,22 @@ impl<'a> Fields<'a> {
         texts
     }
 
+    /// A mapping from names to strings; numbers count as they are written.
+    pub fn text_map(&mut self, name: &'static str, report: &mut Report) -> Option<BTreeMap<String, String>> {
+        let map = self.typed(name, report, "a mapping", Value::as_object)?;
+        let mut texts = BTreeMap::new();
+        for (key, value) in map {
+            match value {
+                Value::String(text) => drop(texts.insert(key.clone(), text.clone())),
+                Value::Number(number) => drop(texts.insert(key.clone(), number.to_string())),
+                other => report
+                    .errors
+                    .type_invalid(&self.at(name).key(key), other, "must be a string"),
+            }
+        }
+        Some(texts)
+    }
+
     pub fn object(&mut self, name: &'static str, report: &mut Report) -> Option<Fields<'a>> {
         let value = self.take(name)?;
         Some(Fields::new(value, self.at(name), report))
@@ -141,7 +159,7 @@ impl<'a> Fields<'a> {
 }
 
 /// A duration in Go's notation. `None` if it is none, or too long for 64 bits of nanoseconds.
-fn duration(text: &str) -> Option<SignedDuration> {
+pub fn duration(text: &str) -> Option<SignedDuration> {
     if text == "0" {
         return Some(SignedDuration::ZERO);
     }

@@ -3,18 +3,22 @@
 // Helpers of tests fail by panicking, as tests do.
 #![allow(clippy::unwrap_used)]
 
+mod evictions;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use knarr_api::k8s_openapi;
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::Registered;
 use knarr_client::fake::FakeApi;
-use knarr_client::{Api, Clock, DeleteOptions, Error, TokioClock, TypedApi};
+use knarr_client::{Api, Clock, DeleteOptions, Error, ListOptions, Store, TokioClock, TypedApi};
+use knarr_kubelet::configuration::KubeletConfiguration;
+use knarr_node::figures::Meter;
 use knarr_node::runtime::fake::FakeRuntime;
 use knarr_node::{Config, Kubelet};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -39,32 +43,74 @@ impl World {
     }
 
     fn kubelet(&self) -> (Kubelet, CancellationToken) {
+        self.kubelet_with(KubeletConfiguration::default(), None)
+    }
+
+    /// What this machine is short of is no matter here: nobody measures but `meter`.
+    fn kubelet_with(
+        &self,
+        configuration: KubeletConfiguration,
+        meter: Option<Arc<dyn Meter>>,
+    ) -> (Kubelet, CancellationToken) {
         let config = Config {
             node_name: "n1".into(),
             root_dir: self.dir.path().join("kubelet"),
             log_dir: self.dir.path().join("logs"),
             node_ips: vec!["192.0.2.1".into()],
+            configuration,
             ..Config::default()
         };
         let cancel = CancellationToken::new();
-        let kubelet = Kubelet::start(
-            config,
-            self.api.clone(),
-            self.runtime.clone(),
+        let ways = (
+            self.api.clone() as _,
+            self.runtime.clone() as _,
             self.clock.clone(),
-            cancel.clone(),
         );
+        let pods = Arc::new(Store::new(Pod::kind_of(), &[]));
+        let kubelet = Kubelet::start_measured(config, ways, pods, meter, cancel.clone());
         (kubelet, cancel)
     }
 
     async fn create(&self, name: &str) {
-        let pod = json!({
+        self.create_with(name, json!({})).await;
+    }
+
+    async fn create_with(&self, name: &str, spec: Value) {
+        let mut pod = json!({
             "metadata": {"name": name, "namespace": "default"},
             "spec": {"nodeName": "n1", "restartPolicy": "Always", "terminationGracePeriodSeconds": 30,
                      "containers": [{"name": name, "image": "app", "imagePullPolicy": "IfNotPresent"}]},
         });
+        for (key, value) in spec.as_object().unwrap() {
+            pod["spec"][key] = value.clone();
+        }
         let pod: Pod = serde_json::from_value(pod).unwrap();
         self.api.create_as(pod).await.unwrap();
+    }
+
+    async fn pod(&self, name: &str) -> Option<Pod> {
+        let pod = self.api.get_as::<Pod>("default", name).await.ok()?;
+        Some((*pod).clone())
+    }
+
+    /// `reason message` of the events about an object, oldest first.
+    async fn events(&self, about: &str) -> Vec<String> {
+        let listed = self
+            .api
+            .list(Event::kind_of(), ListOptions::default())
+            .await
+            .unwrap();
+        let mut events: Vec<Event> = listed.items.iter().filter_map(|e| e.to_typed()).collect();
+        events.retain(|e| e.involved_object.name.as_deref() == Some(about));
+        events.sort_by_key(|e| e.metadata.name.clone());
+        let words = |e: Event| {
+            format!(
+                "{} {}",
+                e.reason.unwrap_or_default(),
+                e.message.unwrap_or_default()
+            )
+        };
+        events.into_iter().map(words).collect()
     }
 
     async fn phase(&self, name: &str) -> Option<String> {
@@ -179,4 +225,41 @@ async fn l6_statuses_survive_conflicts_and_an_api_that_fails() {
         "what was said while nobody heard is heard later"
     );
     assert!(world.runtime.running().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn l3_a_pod_marked_as_lost_with_its_node_is_ready_again_when_the_node_was_not_lost() {
+    let world = World::new();
+    let (_kubelet, _cancel) = world.kubelet();
+    world.create("a").await;
+    sleep(Duration::from_secs(1)).await;
+    let ready = |pod: &Pod| {
+        let conditions = pod
+            .status
+            .clone()
+            .unwrap_or_default()
+            .conditions
+            .unwrap_or_default();
+        conditions
+            .into_iter()
+            .find(|c| c.type_ == "Ready")
+            .unwrap()
+            .status
+    };
+    for _ in 0..3 {
+        let mut pod = (*world.api.get_as::<Pod>("default", "a").await.unwrap()).clone();
+        assert_eq!(ready(&pod), "True");
+        let conditions = pod.status.as_mut().unwrap().conditions.as_mut().unwrap();
+        conditions.iter_mut().find(|c| c.type_ == "Ready").unwrap().status = "False".into();
+        world
+            .api
+            .update(Pod::kind_of(), Box::new(pod), "status")
+            .await
+            .unwrap();
+        sleep(Duration::from_secs(2)).await;
+    }
+    assert_eq!(
+        ready(&*world.api.get_as::<Pod>("default", "a").await.unwrap()),
+        "True"
+    );
 }

@@ -1,0 +1,52 @@
+//! Which pods must never run twice (SPEC S1): they are fenced for, and end themselves where nobody can vouch for them.
+
+use k8s_openapi::api::core::v1::Pod;
+
+/// Annotation of a pod: `true` if it must never run twice, `false` if it may, whatever else is said.
+pub const AT_MOST_ONE: &str = "knarr.io/at-most-one";
+
+/// Whether a pod must never run twice, as far as it says so itself: by the annotation, or by being one of a StatefulSet.
+/// `None` leaves it to its volumes: one that only one node may use makes it so.
+pub fn at_most_one(pod: &Pod) -> Option<bool> {
+    let annotations = pod.metadata.annotations.as_ref();
+    match annotations.and_then(|a| a.get(AT_MOST_ONE)).map(String::as_str) {
+        Some("true") => return Some(true),
+        Some("false") => return Some(false),
+        _ => {}
+    }
+    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
+    let by_set = |o: &k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference| {
+        o.controller == Some(true) && o.kind == "StatefulSet" && o.api_version.starts_with("apps/")
+    };
+    owners.iter().any(by_set).then_some(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn s1_a_statefulsets_pods_and_those_that_say_so_must_not_run_twice() {
+        let set = |kind: &str, api: &str| json!([{"apiVersion": api, "kind": kind, "name": "s", "uid": "u", "controller": true}]);
+        for (annotation, owners, expected) in [
+            (Value::Null, Value::Null, None),
+            (Value::Null, set("StatefulSet", "apps/v1"), Some(true)),
+            (Value::Null, set("ReplicaSet", "apps/v1"), None),
+            (Value::Null, set("StatefulSet", "other.example/v1"), None),
+            (json!("true"), Value::Null, Some(true)),
+            (json!("false"), set("StatefulSet", "apps/v1"), Some(false)),
+            (json!("perhaps"), Value::Null, None),
+        ] {
+            let pod =
+                json!({"metadata": {"annotations": {AT_MOST_ONE: annotation}, "ownerReferences": owners}});
+            let mut pod = pod;
+            if annotation.is_null() {
+                pod["metadata"]["annotations"] = Value::Null;
+            }
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            assert_eq!(at_most_one(&pod), expected, "{annotation} {owners}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! ResourceClaims: their number, and the devices they can take of each class at most.
+//!
+//! Extended resources that a device class stands for are charged with the pods that ask for them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+
+use super::{one, whole};
+use crate::kinds::pod::resources::Amounts;
+
+const COUNT: &str = "count/resourceclaims.resource.k8s.io";
+/// Behind the name of a device class.
+const OF_CLASS: &str = ".deviceclass.resource.k8s.io/devices";
+/// How many devices one claim can get: what "all" may come to.
+const MOST_DEVICES: usize = 32;
+
+pub(super) fn counts(name: &str) -> bool {
+    name == COUNT || name.ends_with(OF_CLASS)
+}
+
+pub(super) fn usage(claim: &ResourceClaim) -> Amounts {
+    let mut used = Amounts::from([(COUNT.into(), one())]);
+    let requests = claim
+        .spec
+        .devices
+        .iter()
+        .flat_map(|d| d.requests.iter().flatten());
+    for request in requests {
+        // Of alternatives the worst for each class.
+        let mut most: BTreeMap<&str, usize> = BTreeMap::new();
+        let alternatives = request.first_available.iter().flatten();
+        for one in alternatives {
+            let devices = devices(one.allocation_mode.as_deref(), one.count);
+            let most = most.entry(&one.device_class_name).or_default();
+            *most = devices.max(*most);
+        }
+        if most.is_empty()
+            && let Some(exact) = &request.exactly
+        {
+            let devices = devices(exact.allocation_mode.as_deref(), exact.count);
+            most.insert(&exact.device_class_name, devices);
+        }
+        for (class, devices) in most {
+            *used.entry(format!("{class}{OF_CLASS}")).or_default() += whole(devices);
+        }
+    }
+    used
+}
+
+fn devices(mode: Option<&str>, count: Option<i64>) -> usize {
+    match mode {
+        Some("ExactCount") => count.and_then(|c| usize::try_from(c).ok()).unwrap_or(0),
+        Some("All") => MOST_DEVICES,
+        _ => 0,
+    }
+}

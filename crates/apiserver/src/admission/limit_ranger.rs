@@ -1,0 +1,426 @@
+//! LimitRanger: containers that do not say how much they need get their namespace's usual amounts, and what asks for
+//! too little, for too much or for too wide a span is refused.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Container, LimitRange, LimitRangeItem, PersistentVolumeClaim, Pod, PodSpec, ResourceRequirements,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
+use knarr_api::kinds::pod::resources::{Amounts, Side, aggregate, amounts};
+use knarr_api::quantity::Quantity;
+use knarr_api::{AnyObject, Error, k8s_openapi, registry};
+
+use super::{Attributes, Operation, aggregated};
+use crate::cache::change::Filter;
+use crate::server::Server;
+
+/// Tells on a pod what was filled in.
+const ANNOTATION: &str = "kubernetes.io/limit-ranger";
+/// Up to here amounts are compared in thousandths, beyond it as whole numbers.
+const MILLI_MAX: i64 = i64::MAX / 1000;
+
+/// Pods and claims at their creation, and pods that are resized.
+fn concerns(attributes: &Attributes<'_>) -> bool {
+    let kind = attributes.target.kind;
+    match (attributes.operation, attributes.target.subresource) {
+        (Operation::Create, "") => *kind == registry::POD || *kind == registry::PERSISTENT_VOLUME_CLAIM,
+        (Operation::Update, "") => *kind == registry::PERSISTENT_VOLUME_CLAIM && !attributes.ending(),
+        (Operation::Update, "resize") => *kind == registry::POD && !attributes.ending(),
+        _ => false,
+    }
+}
+
+/// Hands every LimitRange of the namespace to `with`, in the order of their names.
+fn each_range(
+    server: &Server,
+    attributes: &Attributes<'_>,
+    mut with: impl FnMut(&LimitRange) -> Result<(), Error>,
+) -> Result<(), Error> {
+    if !concerns(attributes) {
+        return Ok(());
+    }
+    let kind = &registry::LIMIT_RANGE;
+    let filter = Filter::everything(kind, attributes.target.namespace);
+    for object in server.cache.of(kind)?.list(&filter) {
+        if let Some(range) = object.get::<LimitRange>() {
+            with(range)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn admit(
+    server: &Server,
+    attributes: &Attributes<'_>,
+    object: &mut dyn AnyObject,
+) -> Result<(), Error> {
+    let Some(pod) = object.as_any_mut().downcast_mut::<Pod>() else {
+        return Ok(());
+    };
+    each_range(server, attributes, |range| {
+        fill_in(range, pod);
+        Ok(())
+    })
+}
+
+pub(super) fn validate(
+    server: &Server,
+    attributes: &Attributes<'_>,
+    object: &dyn AnyObject,
+) -> Result<(), Error> {
+    let any = object.as_any();
+    each_range(server, attributes, |range| {
+        let against = if let Some(Some(spec)) = any.downcast_ref::<Pod>().map(|p| &p.spec) {
+            pod_against(range, spec)
+        } else if let Some(claim) = any.downcast_ref::<PersistentVolumeClaim>() {
+            claim_against(range, claim)
+        } else {
+            Vec::new()
+        };
+        match aggregated(&against) {
+            Some(why) => Err(attributes.forbidden(object.metadata(), &why)),
+            None => Ok(()),
+        }
+    })
+}
+
+fn items<'a>(range: &'a LimitRange, of: &'a str) -> impl Iterator<Item = &'a LimitRangeItem> {
+    let items = range.spec.iter().flat_map(|s| &s.limits);
+    items.filter(move |item| item.type_ == of)
+}
+
+/// Gives every container the usual amounts of what it does not name itself.
+fn fill_in(range: &LimitRange, pod: &mut Pod) {
+    let Some(spec) = &mut pod.spec else { return };
+    let (mut requests, mut limits) = (BTreeMap::new(), BTreeMap::new());
+    for item in items(range, "Container") {
+        requests.extend(item.default_request.clone().unwrap_or_default());
+        limits.extend(item.default.clone().unwrap_or_default());
+    }
+    let mut told = Vec::new();
+    for container in &mut spec.containers {
+        complete(container, "container", &requests, &limits, &mut told);
+    }
+    for container in spec.init_containers.iter_mut().flatten() {
+        complete(container, "init container", &requests, &limits, &mut told);
+    }
+    if !told.is_empty() {
+        let text = format!("LimitRanger plugin set: {}", told.join("; "));
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(ANNOTATION.into(), text);
+    }
+}
+
+fn complete(
+    container: &mut Container,
+    what: &str,
+    requests: &BTreeMap<String, Wire>,
+    limits: &BTreeMap<String, Wire>,
+    told: &mut Vec<String>,
+) {
+    fn missing(own: &mut Option<BTreeMap<String, Wire>>, usual: &BTreeMap<String, Wire>) -> Vec<String> {
+        let mut set = Vec::new();
+        for (name, amount) in usual {
+            let own = own.get_or_insert_default();
+            if !own.contains_key(name) {
+                own.insert(name.clone(), amount.clone());
+                set.push(name.clone());
+            }
+        }
+        set
+    }
+    if requests.is_empty() && limits.is_empty() {
+        return;
+    }
+    let resources = container.resources.get_or_insert_default();
+    let set_limits = missing(&mut resources.limits, limits);
+    let set_requests = missing(&mut resources.requests, requests);
+    for (word, set) in [("request", set_requests), ("limit", set_limits)] {
+        if !set.is_empty() {
+            told.push(format!("{} {word} for {what} {}", set.join(", "), container.name));
+        }
+    }
+}
+
+/// Amounts that are asked for, with the texts in which they were.
+struct Asked {
+    requests: BTreeMap<String, (Quantity, String)>,
+    limits: BTreeMap<String, (Quantity, String)>,
+}
+
+impl Asked {
+    fn of_container(resources: Option<&ResourceRequirements>) -> Self {
+        let given = |side: Side| {
+            let list = side.of(resources).into_iter().flatten();
+            let known = list
+                .filter_map(|(name, wire)| Some((name.clone(), (Quantity::of(wire).ok()?, wire.0.clone()))));
+            known.collect()
+        };
+        Asked {
+            requests: given(Side::Requests),
+            limits: given(Side::Limits),
+        }
+    }
+
+    /// What the whole pod comes to; of its own resources only cpu and memory replace its containers'.
+    fn of_pod(spec: &PodSpec) -> Self {
+        let sum = |side: Side| {
+            let mut sum: Amounts = aggregate(spec, side);
+            let own = amounts(side.of(spec.resources.as_ref()));
+            sum.extend(
+                own.into_iter()
+                    .filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory")),
+            );
+            let shown = sum
+                .into_iter()
+                .map(|(name, amount)| (name, (amount, amount.to_wire().0)));
+            shown.collect()
+        };
+        Asked {
+            requests: sum(Side::Requests),
+            limits: sum(Side::Limits),
+        }
+    }
+}
+
+fn pod_against(range: &LimitRange, spec: &PodSpec) -> Vec<String> {
+    let mut against = Vec::new();
+    for item in range.spec.iter().flat_map(|s| &s.limits) {
+        match item.type_.as_str() {
+            "Container" => {
+                let init = spec.init_containers.iter().flatten();
+                for container in spec.containers.iter().chain(init) {
+                    let asked = Asked::of_container(container.resources.as_ref());
+                    check(item, &asked, &mut against);
+                }
+            }
+            "Pod" => check(item, &Asked::of_pod(spec), &mut against),
+            _ => {}
+        }
+    }
+    against
+}
+
+fn check(item: &LimitRangeItem, asked: &Asked, against: &mut Vec<String>) {
+    for (name, least) in item.min.iter().flatten() {
+        against.extend(minimum(&item.type_, name, least, asked));
+    }
+    for (name, most) in item.max.iter().flatten() {
+        against.extend(maximum(&item.type_, name, most, asked));
+    }
+    for (name, ratio) in item.max_limit_request_ratio.iter().flatten() {
+        against.extend(span(&item.type_, name, ratio, asked));
+    }
+}
+
+/// Only what a claim requests is limited.
+fn claim_against(range: &LimitRange, claim: &PersistentVolumeClaim) -> Vec<String> {
+    let resources = claim.spec.as_ref().and_then(|s| s.resources.as_ref());
+    let resources = ResourceRequirements {
+        requests: resources.and_then(|r| r.requests.clone()),
+        ..ResourceRequirements::default()
+    };
+    let asked = Asked::of_container(Some(&resources));
+    let mut against = Vec::new();
+    for item in items(range, "PersistentVolumeClaim") {
+        for (name, least) in item.min.iter().flatten() {
+            against.extend(minimum(&item.type_, name, least, &asked));
+        }
+        for (name, Wire(most)) in item.max.iter().flatten() {
+            let begin = format!("maximum {name} usage per {} is {most}", item.type_);
+            match asked.requests.get(name) {
+                None => against.push(format!("{begin}.  No request is specified")),
+                Some((request, text)) if exceeds(request, &parsed(most)) => {
+                    against.push(format!("{begin}, but request is {text}"));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    against
+}
+
+/// Validation let nothing else through.
+fn parsed(text: &str) -> Quantity {
+    Quantity::parse(text).unwrap_or_default()
+}
+
+/// Compared as Kubernetes does, which looks at thousandths.
+fn exceeds(one: &Quantity, other: &Quantity) -> bool {
+    let whole = (one.value(), other.value());
+    if whole.0 <= MILLI_MAX && whole.1 <= MILLI_MAX {
+        one.milli_value() > other.milli_value()
+    } else {
+        whole.0 > whole.1
+    }
+}
+
+fn minimum(of: &str, name: &str, Wire(least): &Wire, asked: &Asked) -> Option<String> {
+    let begin = format!("minimum {name} usage per {of} is {least}");
+    let bound = parsed(least);
+    let Some((request, text)) = asked.requests.get(name) else {
+        return Some(format!("{begin}.  No request is specified"));
+    };
+    if exceeds(&bound, request) {
+        return Some(format!("{begin}, but request is {text}"));
+    }
+    match asked.limits.get(name) {
+        Some((limit, text)) if exceeds(&bound, limit) => Some(format!("{begin}, but limit is {text}")),
+        _ => None,
+    }
+}
+
+fn maximum(of: &str, name: &str, Wire(most): &Wire, asked: &Asked) -> Option<String> {
+    let begin = format!("maximum {name} usage per {of} is {most}");
+    let bound = parsed(most);
+    let Some((limit, text)) = asked.limits.get(name) else {
+        return Some(format!("{begin}.  No limit is specified"));
+    };
+    if exceeds(limit, &bound) {
+        return Some(format!("{begin}, but limit is {text}"));
+    }
+    match asked.requests.get(name) {
+        Some((request, text)) if exceeds(request, &bound) => Some(format!("{begin}, but request is {text}")),
+        _ => None,
+    }
+}
+
+/// How many times more a container may use than it is promised.
+fn span(of: &str, name: &str, Wire(most): &Wire, asked: &Asked) -> Option<String> {
+    let begin = format!("{name} max limit to request ratio per {of} is {most}");
+    let bound = parsed(most);
+    let amount =
+        |of: &BTreeMap<String, (Quantity, String)>| of.get(name).map(|(q, _)| *q).filter(|q| !q.is_zero());
+    let Some(request) = amount(&asked.requests) else {
+        return Some(format!("{begin}, but no request is specified or request is 0"));
+    };
+    let Some(limit) = amount(&asked.limits) else {
+        return Some(format!("{begin}, but no limit is specified or limit is 0"));
+    };
+    let in_milli = [&request, &limit, &bound].iter().all(|q| q.value() <= MILLI_MAX);
+    let of = |q: &Quantity| if in_milli { q.milli_value() } else { q.value() } as f64;
+    let ratio = of(&limit) / of(&request);
+    let exceeded = if bound.value() <= MILLI_MAX {
+        ratio * 1000.0 > bound.milli_value() as f64
+    } else {
+        ratio > bound.value() as f64
+    };
+    exceeded.then(|| format!("{begin}, but provided ratio is {ratio:.6}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn range(item: Value) -> LimitRange {
+        serde_json::from_value(json!({"metadata": {}, "spec": {"limits": [item]}})).unwrap()
+    }
+
+    #[test]
+    fn containers_get_the_usual_amounts_of_what_they_do_not_name() {
+        let range = range(json!({
+            "type": "Container", "default": {"cpu": "2", "memory": "1Gi"}, "defaultRequest": {"cpu": "1"},
+        }));
+        let mut pod: Pod = serde_json::from_value(json!({"metadata": {}, "spec": {
+            "containers": [{"name": "a"}, {"name": "b", "resources": {"requests": {"cpu": "3"}, "limits": {"cpu": "4"}}}],
+            "initContainers": [{"name": "i", "resources": {"limits": {"cpu": "1", "memory": "1"}, "requests": {"cpu": "1"}}}],
+        }}))
+        .unwrap();
+        fill_in(&range, &mut pod);
+        let value = serde_json::to_value(&pod).unwrap();
+        assert_eq!(
+            value["metadata"]["annotations"][ANNOTATION],
+            "LimitRanger plugin set: cpu request for container a; cpu, memory limit for container a; memory limit for container b"
+        );
+        let containers = &value["spec"]["containers"];
+        assert_eq!(
+            containers[0]["resources"],
+            json!({"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "1"}})
+        );
+        assert_eq!(
+            containers[1]["resources"],
+            json!({"limits": {"cpu": "4", "memory": "1Gi"}, "requests": {"cpu": "3"}})
+        );
+    }
+
+    #[test]
+    fn what_asks_for_too_little_too_much_or_too_wide_a_span_is_told_so() {
+        for (item, resources, expected) in [
+            (
+                json!({"type": "Container", "min": {"cpu": "1"}}),
+                json!({"requests": {"cpu": "500m"}}),
+                Some("minimum cpu usage per Container is 1, but request is 500m"),
+            ),
+            (
+                json!({"type": "Container", "min": {"cpu": "1"}}),
+                json!({}),
+                Some("minimum cpu usage per Container is 1.  No request is specified"),
+            ),
+            (
+                json!({"type": "Container", "max": {"cpu": "1", "memory": "1Gi"}}),
+                json!({"requests": {"cpu": "1500m"}, "limits": {"cpu": "1500m"}}),
+                Some(
+                    "[maximum cpu usage per Container is 1, but limit is 1500m, \
+maximum memory usage per Container is 1Gi.  No limit is specified]",
+                ),
+            ),
+            (
+                json!({"type": "Pod", "max": {"memory": "1Gi"}}),
+                json!({"requests": {"memory": "600Mi"}, "limits": {"memory": "1Gi"}}),
+                Some("maximum memory usage per Pod is 1Gi, but limit is 2Gi"),
+            ),
+            (
+                json!({"type": "Container", "maxLimitRequestRatio": {"cpu": "2"}}),
+                json!({"requests": {"cpu": "100m"}, "limits": {"cpu": "250m"}}),
+                Some("cpu max limit to request ratio per Container is 2, but provided ratio is 2.500000"),
+            ),
+            (
+                json!({"type": "Container", "maxLimitRequestRatio": {"cpu": "2"}}),
+                json!({"limits": {"cpu": "250m"}}),
+                Some(
+                    "cpu max limit to request ratio per Container is 2, but no request is specified or request is 0",
+                ),
+            ),
+            (
+                json!({"type": "Container", "min": {"cpu": "1"}, "max": {"cpu": "2"}, "maxLimitRequestRatio": {"cpu": "2"}}),
+                json!({"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}),
+                None,
+            ),
+        ] {
+            let spec: PodSpec = serde_json::from_value(json!({
+                "containers": [{"name": "a", "resources": resources}],
+                "initContainers": [{"name": "s", "restartPolicy": "Always", "resources": resources}],
+            }))
+            .unwrap();
+            let against = pod_against(&range(item.clone()), &spec);
+            assert_eq!(aggregated(&against).as_deref(), expected, "{item} {resources}");
+        }
+    }
+
+    #[test]
+    fn claims_are_limited_by_what_they_request() {
+        let range = range(json!({
+            "type": "PersistentVolumeClaim", "min": {"storage": "1Gi"}, "max": {"storage": "2Gi"},
+        }));
+        for (storage, expected) in [
+            (
+                "3Gi",
+                Some("maximum storage usage per PersistentVolumeClaim is 2Gi, but request is 3Gi"),
+            ),
+            (
+                "1Mi",
+                Some("minimum storage usage per PersistentVolumeClaim is 1Gi, but request is 1Mi"),
+            ),
+            ("2Gi", None),
+        ] {
+            let claim: PersistentVolumeClaim = serde_json::from_value(
+                json!({"metadata": {}, "spec": {"resources": {"requests": {"storage": storage}}}}),
+            )
+            .unwrap();
+            let against = claim_against(&range, &claim);
+            assert_eq!(aggregated(&against).as_deref(), expected, "{storage}");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The controllers that some recordings need beside the server.
+
+use std::sync::Arc;
+
+use knarr_apiserver::Server;
+use knarr_client::{Caches, EventRecorder, SystemClock};
+use knarr_control::{Base, runner};
+use knarr_controllers::Controller;
+use knarr_controllers::disruption::Disruptions;
+use knarr_controllers::replicationcontroller::ReplicationControllers;
+use knarr_controllers::resourcequota::ResourceQuotas;
+use tokio::task::JoinSet;
+
+/// Runs them until what is returned is dropped.
+pub fn start(server: &Arc<Server>) -> JoinSet<()> {
+    let api = server.api("system:kube-controller-manager", ["system:masters"]);
+    let clock = Arc::new(SystemClock);
+    let base = Base {
+        caches: Arc::new(Caches::new(api.clone())),
+        events: EventRecorder::new(api.clone(), "controller-manager", "", clock.clone()),
+        api,
+        clock,
+    };
+    let all: [Box<dyn Controller>; 3] = [
+        Box::new(ResourceQuotas),
+        Box::new(Disruptions),
+        Box::new(ReplicationControllers),
+    ];
+    let mut running = JoinSet::new();
+    for controller in all {
+        running.spawn(runner::run(base.clone(), controller));
+    }
+    running
+}

@@ -1,0 +1,361 @@
+//! The kinds of `safety.knarr.io/v1alpha1`: what is to be done about lost nodes, and what has been done about one.
+//!
+//! They are custom kinds like those that users bring: a definition each, made when the control loops start, so that
+//! kubectl explains, validates and prints them like any other.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, ObjectMeta, Time};
+use knarr_api::custom::{CustomObject, Definition, conditions};
+use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+pub const GROUP: &str = "safety.knarr.io";
+const VERSION: &str = "v1alpha1";
+
+/// What is to be done about nodes that are lost.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FencingPolicy {
+    #[serde(skip_serializing)]
+    pub metadata: ObjectMeta,
+    pub spec: PolicySpec,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PolicySpec {
+    /// The nodes it is for; all of them if it selects nothing.
+    pub node_selector: Option<LabelSelector>,
+    /// Whether nodes are fenced without being asked for.
+    pub automatic: bool,
+    /// For whose sake: `AtMostOne` (only where pods run that must not run twice) or `Any` pods.
+    pub workloads: String,
+    /// How long a node must have been Unknown.
+    pub unreachable_seconds: i64,
+    /// Fencings at the same time.
+    pub max_concurrent: usize,
+    /// Fencings begun in an hour.
+    pub max_per_hour: usize,
+    /// With more of its nodes lost, the policy takes its own view for broken and waits.
+    pub max_lost_percent: usize,
+    /// After all levels have failed: until the next try.
+    pub retry_seconds: i64,
+    /// Whether a node is switched on again once its pods have been released. If not, that is its owner's to do.
+    pub automatic_return: bool,
+    /// Tried in this order, until one succeeds.
+    pub levels: Vec<Level>,
+}
+
+impl Default for PolicySpec {
+    fn default() -> Self {
+        PolicySpec {
+            node_selector: None,
+            automatic: true,
+            workloads: "AtMostOne".into(),
+            unreachable_seconds: 60,
+            max_concurrent: 1,
+            max_per_hour: 3,
+            max_lost_percent: 50,
+            retry_seconds: 300,
+            automatic_return: false,
+            levels: Vec::new(),
+        }
+    }
+}
+
+/// Agents that must all succeed, in this order.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Level {
+    pub name: String,
+    /// `off` (the default) or `reboot`.
+    pub action: String,
+    pub agents: Vec<Agent>,
+}
+
+/// A program that speaks the fence-agent convention.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Agent {
+    /// Its name in the server's directory of agents, such as `fence_ipmilan`.
+    pub agent: String,
+    /// Given to it for every node.
+    pub parameters: BTreeMap<String, String>,
+    /// Given to it for one node, by the node's name; without any, it gets `plug=<node's name>`.
+    pub node_parameters: BTreeMap<String, BTreeMap<String, String>>,
+    /// More parameters, from a Secret.
+    pub secret_ref: Option<SecretRef>,
+    pub timeout_seconds: i64,
+    /// Tries after the first.
+    pub retries: usize,
+}
+
+impl Default for Agent {
+    fn default() -> Self {
+        Agent {
+            agent: String::new(),
+            parameters: BTreeMap::new(),
+            node_parameters: BTreeMap::new(),
+            secret_ref: None,
+            timeout_seconds: 60,
+            retries: 2,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
+pub struct SecretRef {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// One node's fencing, from the request to the node's return.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeFencing {
+    #[serde(skip_serializing)]
+    pub metadata: ObjectMeta,
+    pub spec: FencingSpec,
+    pub status: FencingStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FencingSpec {
+    pub node_name: String,
+    /// Of the Node that is meant; another of the same name is left alone.
+    #[serde(rename = "nodeUID", skip_serializing_if = "String::is_empty")]
+    pub node_uid: String,
+    /// The first that selects the node, by name, if none is named.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub policy: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// Whether the policy asks for it, and not a user. Such a one is given up when the node comes back.
+    pub automatic: bool,
+}
+
+/// Where a fencing stands. From `Fenced` on, the node's pods are released.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub enum Phase {
+    /// It waits: for a policy, for its turn.
+    #[default]
+    Pending,
+    /// Agents work.
+    Fencing,
+    /// No level succeeded; nothing is released. It is tried again.
+    Failed,
+    /// There is evidence that nothing of the node runs or reaches its storage.
+    Fenced,
+    /// Agents let the node back in.
+    Returning,
+    /// The node is back and well.
+    Returned,
+    /// Not needed any more.
+    Cancelled,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FencingStatus {
+    pub phase: Phase,
+    /// In a sentence: what is waited for, and what a user can do.
+    pub message: String,
+    /// The level that fenced it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub level: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+    /// When all levels are tried again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_try_time: Option<Time>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<Evidence>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// What an agent was asked and what it answered.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Evidence {
+    pub agent: String,
+    pub action: String,
+    pub time: Time,
+    /// In words: `succeeded`, `says off`, `timed out after 60 s`, …
+    pub outcome: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub output: String,
+}
+
+/// A type of this module and the kind it is.
+pub trait Custom: DeserializeOwned + Serialize {
+    fn kind() -> &'static Kind;
+    fn metadata(&self) -> &ObjectMeta;
+
+    /// As read from the API; `None` where it does not parse.
+    fn of(object: &Object) -> Option<Self> {
+        let whole = object.get::<CustomObject>()?.to_value();
+        serde_json::from_value(whole).ok()
+    }
+
+    /// As written to the API.
+    fn to_object(&self) -> Result<Box<dyn AnyObject>, Error> {
+        let mut whole = serde_json::to_value(self).map_err(Error::internal)?;
+        whole["metadata"] = serde_json::to_value(self.metadata()).map_err(Error::internal)?;
+        whole["apiVersion"] = format!("{GROUP}/{VERSION}").into();
+        whole["kind"] = Self::kind().kind.into();
+        let decoded = Self::kind().ops.decode(whole.to_string().as_bytes());
+        Ok(decoded.map_err(|e| Error::internal(e.message))?.object)
+    }
+}
+
+impl Custom for FencingPolicy {
+    fn kind() -> &'static Kind {
+        KINDS[0]
+    }
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl Custom for NodeFencing {
+    fn kind() -> &'static Kind {
+        KINDS[1]
+    }
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+/// Read from the definitions as the API server will read them.
+static KINDS: LazyLock<[&'static Kind; 2]> = LazyLock::new(|| {
+    definitions().map(|mut crd| {
+        let status = crd.status.get_or_insert_default();
+        let now = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+        conditions::set(status, conditions::ESTABLISHED, "True", "Known", "", now);
+        match Definition::of(&crd) {
+            Some(definition) => definition.stored,
+            // What is written below, and nothing from outside, decides it.
+            None => unreachable!("a definition of knarr's own is none"),
+        }
+    })
+});
+
+/// The two definitions, as they are made in every cluster.
+pub fn definitions() -> [CustomResourceDefinition; 2] {
+    let seconds =
+        |default: i64| json!({"type": "integer", "format": "int64", "minimum": 0, "default": default});
+    let text = json!({"type": "string"});
+    let texts = json!({"type": "object", "additionalProperties": {"type": "string"}});
+    let agent = json!({
+        "type": "object", "required": ["agent"],
+        "properties": {
+            "agent": {"type": "string", "pattern": "^fence_[A-Za-z0-9_.-]+$",
+                "description": "The program's name in the server's directory of fence agents, such as fence_ipmilan."},
+            "parameters": texts,
+            "nodeParameters": {"type": "object", "additionalProperties": texts,
+                "description": "By node name. Without an entry the agent gets plug=<node name>."},
+            "secretRef": {"type": "object", "required": ["namespace", "name"],
+                "properties": {"namespace": text, "name": text}},
+            "timeoutSeconds": {"type": "integer", "format": "int64", "minimum": 1, "default": 60},
+            "retries": {"type": "integer", "format": "int64", "minimum": 0, "default": 2},
+        },
+    });
+    let policy = json!({
+        "type": "object", "required": ["levels"],
+        "properties": {
+            "nodeSelector": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+            "automatic": {"type": "boolean", "default": true},
+            "workloads": {"type": "string", "enum": ["AtMostOne", "Any"], "default": "AtMostOne"},
+            "unreachableSeconds": seconds(60),
+            "maxConcurrent": {"type": "integer", "format": "int64", "minimum": 1, "default": 1},
+            "maxPerHour": {"type": "integer", "format": "int64", "minimum": 1, "default": 3},
+            "maxLostPercent": {"type": "integer", "format": "int64", "minimum": 1, "maximum": 100, "default": 50},
+            "retrySeconds": seconds(300),
+            "automaticReturn": {"type": "boolean", "default": false},
+            "levels": {"type": "array", "minItems": 1, "items": {
+                "type": "object", "required": ["agents"],
+                "properties": {
+                    "name": text,
+                    "action": {"type": "string", "enum": ["off", "reboot"], "default": "off"},
+                    "agents": {"type": "array", "minItems": 1, "items": agent},
+                },
+            }},
+        },
+    });
+    let fencing = json!({
+        "type": "object", "required": ["nodeName"],
+        "properties": {
+            "nodeName": text, "nodeUID": text, "policy": text, "reason": text,
+            "automatic": {"type": "boolean", "default": false},
+        },
+        "x-kubernetes-validations": [{"rule": "self == oldSelf", "message": "spec is immutable"}],
+    });
+    let time = json!({"type": "string", "format": "date-time"});
+    let open =
+        json!({"type": "array", "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+    let status = json!({
+        "type": "object",
+        "properties": {
+            "phase": text, "message": text, "level": {"type": "integer", "format": "int64"},
+            "startTime": time, "completionTime": time, "nextTryTime": time,
+            "evidence": open, "conditions": open,
+        },
+    });
+    let column = |name: &str, path: &str| json!({"name": name, "type": "string", "jsonPath": path});
+    let age = json!({"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"});
+    [
+        definition(
+            "FencingPolicy",
+            "fencingpolicies",
+            json!({"spec": policy}),
+            json!([column("Workloads", ".spec.workloads"), age]),
+        ),
+        definition(
+            "NodeFencing",
+            "nodefencings",
+            json!({"spec": fencing, "status": status}),
+            json!([
+                column("Node", ".spec.nodeName"),
+                column("Phase", ".status.phase"),
+                column("Message", ".status.message"),
+                age
+            ]),
+        ),
+    ]
+}
+
+fn definition(kind: &str, plural: &str, properties: Value, columns: Value) -> CustomResourceDefinition {
+    let document = json!({
+        "metadata": {"name": format!("{plural}.{GROUP}")},
+        "spec": {
+            "group": GROUP, "scope": "Cluster",
+            "names": {
+                "kind": kind, "listKind": format!("{kind}List"), "plural": plural,
+                "singular": kind.to_lowercase(),
+            },
+            "conversion": {"strategy": "None"},
+            "versions": [{
+                "name": VERSION, "served": true, "storage": true,
+                "subresources": {"status": {}},
+                "additionalPrinterColumns": columns,
+                "schema": {"openAPIV3Schema": {
+                    "type": "object", "required": ["spec"], "properties": properties,
+                }},
+            }],
+        },
+    });
+    match serde_json::from_value(document) {
+        Ok(definition) => definition,
+        Err(e) => unreachable!("a definition of knarr's own does not parse: {e}"),
+    }
+}

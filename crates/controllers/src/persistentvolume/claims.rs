@@ -1,0 +1,330 @@
+//! A claim's way to its volume: found, or asked for at a provisioner; bound; lost, if its volume goes.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod};
+use k8s_openapi::api::storage::v1::StorageClass;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey, Shared};
+
+use super::{
+    BIND_COMPLETED, BOUND_BY_CONTROLLER, NAME, PROVISIONER, SELECTED_NODE, STORAGE, annotate, annotation,
+    claim_ref, class_of_claim, is_for, matching, volume_name,
+};
+use crate::action::{Action, reference};
+use crate::controller::{Changed, Context, Controller, View};
+use crate::protection;
+
+const DEFAULT_CLASS: [&str; 2] = [
+    "storageclass.kubernetes.io/is-default-class",
+    "storageclass.beta.kubernetes.io/is-default-class",
+];
+/// Provisioners of this prefix were once built in; there are none any more.
+const BUILT_IN: &str = "kubernetes.io/";
+const WAIT: &str = "WaitForFirstConsumer";
+
+/// See the module. Its keys are claims.
+pub struct ClaimBinder;
+
+impl Controller for ClaimBinder {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![
+            &registry::PERSISTENT_VOLUME_CLAIM,
+            &registry::PERSISTENT_VOLUME,
+            &registry::STORAGE_CLASS,
+            &registry::POD,
+        ]
+    }
+
+    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        if let Some(key) = changed.key_of(&registry::PERSISTENT_VOLUME_CLAIM) {
+            return vec![key];
+        }
+        if changed.kind == &registry::POD {
+            return Vec::new();
+        }
+        let volume: Option<&PersistentVolume> = changed.object().and_then(|o| o.get());
+        if let Some(to) = volume.and_then(claim_ref) {
+            let (namespace, name) = (to.namespace.as_deref(), to.name.as_deref());
+            return vec![ObjectKey::new(
+                namespace.unwrap_or_default(),
+                name.unwrap_or_default(),
+            )];
+        }
+        // A volume or class that is new may be what somebody waits for.
+        let Some(new) = changed.new else {
+            return Vec::new();
+        };
+        let claims = view.list_as::<PersistentVolumeClaim>("");
+        claims
+            .iter()
+            .filter(|claim| {
+                let asked = volume_name(claim);
+                asked == new.name() || (asked.is_empty() && !is_complete(claim))
+            })
+            .map(|claim| ObjectKey::of(claim.object()))
+            .collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let (namespace, name) = (&context.key.namespace, &context.key.name);
+        let Some(claim) = context.view.get_as::<PersistentVolumeClaim>(namespace, name) else {
+            return Vec::new();
+        };
+        if claim.metadata.deletion_timestamp.is_some() || context.failure.is_some() {
+            return Vec::new();
+        }
+        let view = context.view;
+        match (is_complete(&claim), volume_name(&claim)) {
+            (true, volume) => bound(view, &claim, volume),
+            (false, "") => unbound(view, &claim),
+            (false, volume) => asking_for(view, &claim, volume),
+        }
+    }
+}
+
+fn is_complete(claim: &PersistentVolumeClaim) -> bool {
+    annotation(&claim.metadata, BIND_COMPLETED).is_some()
+}
+
+/// A claim that takes any volume that suits.
+fn unbound(view: &dyn View, claim: &Shared<PersistentVolumeClaim>) -> Vec<Action> {
+    let about = reference(claim.object());
+    let class_name = class_of_claim(claim);
+    let class = view.get_as::<StorageClass>("", class_name);
+    let delayed = class
+        .as_ref()
+        .is_some_and(|c| c.volume_binding_mode.as_deref() == Some(WAIT));
+    let volumes = view.list_as::<PersistentVolume>("");
+    let pending = status(claim, "Pending", None);
+    let mut actions = Vec::new();
+    match matching::best(claim, &volumes, delayed) {
+        Ok(Some(volume)) => return bind(volume, claim),
+        Ok(None) => {}
+        Err(why) => {
+            actions.push(Action::warning(&about, "FailedBinding", why));
+            actions.extend(pending);
+            return actions;
+        }
+    }
+    if let Some(default) = default_class(view).filter(|_| !has_class(claim)) {
+        let mut changed = (**claim).clone();
+        changed.spec.get_or_insert_default().storage_class_name = default.metadata.name.clone();
+        return vec![Action::update(changed)];
+    }
+    if delayed && annotation(&claim.metadata, SELECTED_NODE).is_none() {
+        let (reason, message) = waiting_for(view, claim);
+        actions.push(Action::event(&about, reason, message));
+    } else if class_name.is_empty() {
+        let message = "no persistent volumes available for this claim and no storage class is set";
+        actions.push(Action::event(&about, "FailedBinding", message));
+    } else {
+        return provision(claim, class.as_deref(), class_name);
+    }
+    actions.extend(pending);
+    actions
+}
+
+fn has_class(claim: &PersistentVolumeClaim) -> bool {
+    let spec = claim.spec.as_ref();
+    spec.is_some_and(|s| s.storage_class_name.is_some())
+        || annotation(&claim.metadata, super::CLASS).is_some()
+}
+
+/// The newest of those that are marked; of several as new, the first by name.
+fn default_class(view: &dyn View) -> Option<Shared<StorageClass>> {
+    let marked = |class: &Shared<StorageClass>| {
+        DEFAULT_CLASS
+            .iter()
+            .any(|key| annotation(&class.metadata, key) == Some("true"))
+    };
+    let classes = view.list_as::<StorageClass>("");
+    let mut marked: Vec<_> = classes.into_iter().filter(marked).collect();
+    marked.sort_by_key(|class| {
+        let created = class.metadata.creation_timestamp.clone();
+        (std::cmp::Reverse(created), class.metadata.name.clone())
+    });
+    marked.into_iter().next()
+}
+
+/// Whom a claim waits for, whose volume is chosen with the node of its first pod.
+fn waiting_for(view: &dyn View, claim: &Shared<PersistentVolumeClaim>) -> (&'static str, String) {
+    let (namespace, name) = (claim.object().namespace(), claim.object().name());
+    let pods = view.list_as::<Pod>(namespace);
+    let waiting: Vec<&str> = pods
+        .iter()
+        .filter(|pod| crate::pod::node_name(pod).is_empty() && !crate::pod::is_finished(pod))
+        .filter(|pod| protection::claims(pod).any(|c| c == name))
+        .map(|pod| pod.object().name())
+        .collect();
+    match waiting.as_slice() {
+        [] => (
+            WAIT,
+            "waiting for first consumer to be created before binding".into(),
+        ),
+        [one] => (
+            "WaitForPodScheduled",
+            format!("waiting for pod {one} to be scheduled"),
+        ),
+        all => (
+            "WaitForPodScheduled",
+            format!("waiting for pods {} to be scheduled", all.join(",")),
+        ),
+    }
+}
+
+/// Tells the provisioner of the claim's class that it is asked for.
+fn provision(
+    claim: &Shared<PersistentVolumeClaim>,
+    class: Option<&StorageClass>,
+    class_name: &str,
+) -> Vec<Action> {
+    let about = reference(claim.object());
+    let failed = |why: String| vec![Action::warning(&about, "ProvisioningFailed", why)];
+    let Some(class) = class else {
+        return failed(format!("storageclass.storage.k8s.io {class_name:?} not found"));
+    };
+    let provisioner = class.provisioner.as_str();
+    if provisioner.starts_with(BUILT_IN) {
+        return failed(format!("no volume plugin matched name: {provisioner}"));
+    }
+    let mut changed = (**claim).clone();
+    let mut dirty = false;
+    for key in PROVISIONER {
+        dirty |= annotate(&mut changed.metadata, key, provisioner);
+    }
+    if !dirty {
+        return Vec::new();
+    }
+    let message = format!(
+        "Waiting for a volume to be created either by the external provisioner '{provisioner}' \
+         or manually by the system administrator. If volume creation is delayed, please verify that \
+         the provisioner is running and correctly registered."
+    );
+    let mut actions = vec![Action::update(changed)];
+    // What knarr makes itself is there before anybody could read that.
+    if provisioner != super::local::PROVISIONER {
+        actions.push(Action::event(&about, "ExternalProvisioning", message));
+    }
+    actions
+}
+
+/// A claim whose user has named the volume.
+fn asking_for(view: &dyn View, claim: &Shared<PersistentVolumeClaim>, name: &str) -> Vec<Action> {
+    let about = reference(claim.object());
+    let pending = status(claim, "Pending", None);
+    let Some(volume) = view.get_as::<PersistentVolume>("", name) else {
+        return pending.into_iter().collect();
+    };
+    let refused = match claim_ref(&volume) {
+        None => matching::mismatch(&volume, claim).map(|why| {
+            (
+                "VolumeMismatch",
+                format!("Cannot bind to requested volume {name:?}: {why}"),
+            )
+        }),
+        Some(_) if is_for(&volume, claim) => None,
+        Some(_) => Some((
+            "FailedBinding",
+            format!("volume {name:?} already bound to a different claim."),
+        )),
+    };
+    let Some((reason, message)) = refused else {
+        return bind(&volume, claim);
+    };
+    let mut actions = vec![Action::warning(&about, reason, message)];
+    actions.extend(pending);
+    actions
+}
+
+/// A claim that has been bound: it stays so, or is lost for ever.
+fn bound(view: &dyn View, claim: &Shared<PersistentVolumeClaim>, name: &str) -> Vec<Action> {
+    let lost = |reason: &'static str, message: &str| {
+        let about = reference(claim.object());
+        let lost = status(claim, "Lost", None).into_iter();
+        lost.flat_map(|update| [update, Action::warning(&about, reason, message)])
+            .collect()
+    };
+    if name.is_empty() {
+        return lost(
+            "ClaimLost",
+            "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!",
+        );
+    }
+    let Some(volume) = view.get_as::<PersistentVolume>("", name) else {
+        return lost(
+            "ClaimLost",
+            "Bound claim has lost its PersistentVolume. Data on the volume is lost!",
+        );
+    };
+    match claim_ref(&volume) {
+        Some(to) if to.uid != claim.metadata.uid => lost(
+            "ClaimMisbound",
+            "Two claims are bound to the same volume, this one is bound incorrectly",
+        ),
+        _ => bind(&volume, claim),
+    }
+}
+
+/// What is left to do until both are bound: the volume first, then the claim, then the claim's status.
+fn bind(volume: &Shared<PersistentVolume>, claim: &Shared<PersistentVolumeClaim>) -> Vec<Action> {
+    let mut actions = Vec::new();
+    let mut bound = (**volume).clone();
+    let to = claim_ref(volume);
+    if !is_for(volume, claim) {
+        annotate(&mut bound.metadata, BOUND_BY_CONTROLLER, "yes");
+    }
+    if to.is_none_or(|to| to.uid != claim.metadata.uid) {
+        bound.spec.get_or_insert_default().claim_ref = Some(reference(claim.object()));
+    }
+    if bound != **volume {
+        actions.push(Action::update(bound));
+    }
+    let mut changed = (**claim).clone();
+    let name = volume.object().name();
+    if volume_name(claim) != name {
+        changed.spec.get_or_insert_default().volume_name = Some(name.into());
+        annotate(&mut changed.metadata, BOUND_BY_CONTROLLER, "yes");
+    }
+    if !is_complete(claim) {
+        annotate(&mut changed.metadata, BIND_COMPLETED, "yes");
+    }
+    if changed == **claim {
+        actions.extend(status(claim, "Bound", Some(volume)));
+    } else {
+        // Its status follows when this is seen.
+        actions.push(Action::update(changed));
+    }
+    actions
+}
+
+/// The claim with this phase and what it has of the volume, unless it says so already.
+fn status(claim: &PersistentVolumeClaim, phase: &str, volume: Option<&PersistentVolume>) -> Option<Action> {
+    let mut changed = claim.clone();
+    let status: &mut PersistentVolumeClaimStatus = changed.status.get_or_insert_default();
+    let was_pending = status.phase.as_deref() == Some("Pending");
+    status.phase = Some(phase.into());
+    match volume.and_then(|v| v.spec.as_ref()) {
+        None => {
+            status.access_modes = None;
+            status.capacity = None;
+        }
+        Some(spec) => {
+            status.access_modes.clone_from(&spec.access_modes);
+            let has = status.capacity.as_ref().and_then(|c| c.get(STORAGE));
+            let is = spec.capacity.as_ref().and_then(|c| c.get(STORAGE));
+            if has != is {
+                status.capacity.clone_from(&spec.capacity);
+            }
+            if was_pending {
+                status
+                    .current_volume_attributes_class_name
+                    .clone_from(&spec.volume_attributes_class_name);
+            }
+        }
+    }
+    (changed != *claim).then(|| Action::update_status(changed))
+}

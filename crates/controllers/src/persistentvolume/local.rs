@@ -1,0 +1,287 @@
+//! Volumes that are directories of a node: what the class `local` gives, out of the box.
+//!
+//! A claim of a class with this provisioner waits for its first pod. When the scheduler has named the pod's node, the
+//! claim gets a volume there: a directory below the place that the node names in an annotation of its own. The node makes
+//! the directory when a pod first needs it. When the volume is deleted, a finalizer holds it until the node has emptied and
+//! removed the directory; if there is no such node any more, there is nothing left to clean.
+//!
+//! A directory has no size: what a claim asks for is written down, and raised on demand, but not enforced.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    LocalVolumeSource, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume,
+    PersistentVolumeClaim, PersistentVolumeSpec, VolumeNodeAffinity,
+};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knarr_api::k8s_openapi;
+use knarr_api::kinds::persistent_volume::{LOCAL_FINALIZER, LOCAL_NODE, LOCAL_PATH, LOCAL_PROVISIONER};
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey, Shared};
+
+use super::{PROVISIONED_BY, SELECTED_NODE, STORAGE, annotation, class_of_claim, matching, volume_name};
+use crate::action::{Action, Create, Fact, Report, reference};
+use crate::controller::{Changed, Context, Controller, View};
+
+pub const PROVISIONER: &str = LOCAL_PROVISIONER;
+const HOSTNAME: &str = "kubernetes.io/hostname";
+/// The access modes that a directory of one node can keep.
+const MODES: [&str; 2] = ["ReadWriteOnce", "ReadWriteOncePod"];
+
+/// The class every cluster has from the start.
+pub fn default_class() -> StorageClass {
+    StorageClass {
+        metadata: ObjectMeta {
+            name: Some("local".into()),
+            annotations: Some(BTreeMap::from([(
+                "storageclass.kubernetes.io/is-default-class".to_string(),
+                "true".to_string(),
+            )])),
+            ..ObjectMeta::default()
+        },
+        provisioner: PROVISIONER.into(),
+        reclaim_policy: Some("Delete".into()),
+        volume_binding_mode: Some("WaitForFirstConsumer".into()),
+        allow_volume_expansion: Some(true),
+        ..StorageClass::default()
+    }
+}
+
+/// Makes volumes for claims. Its keys are claims.
+pub struct LocalProvisioner;
+
+impl Controller for LocalProvisioner {
+    fn name(&self) -> &'static str {
+        PROVISIONER
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![
+            &registry::PERSISTENT_VOLUME_CLAIM,
+            &registry::PERSISTENT_VOLUME,
+            &registry::STORAGE_CLASS,
+            &registry::NODE,
+        ]
+    }
+
+    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        changed
+            .key_of(&registry::PERSISTENT_VOLUME_CLAIM)
+            .into_iter()
+            .collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let (view, key) = (context.view, context.key);
+        let Some(claim) = view.get_as::<PersistentVolumeClaim>(&key.namespace, &key.name) else {
+            return Vec::new();
+        };
+        if claim.metadata.deletion_timestamp.is_some() || context.failure.is_some() {
+            return Vec::new();
+        }
+        let name = volume_name(&claim);
+        if !name.is_empty() {
+            let volume = view.get_as::<PersistentVolume>("", name);
+            return volume.and_then(|v| grown(&v, &claim)).into_iter().collect();
+        }
+        let asked = super::PROVISIONER
+            .iter()
+            .any(|key| annotation(&claim.metadata, key) == Some(PROVISIONER));
+        let Some(class) = view.get_as::<StorageClass>("", class_of_claim(&claim)) else {
+            return Vec::new();
+        };
+        if !asked || class.provisioner != PROVISIONER {
+            return Vec::new();
+        }
+        match made(view, &claim, &class) {
+            Ok(volume) => vec![Action::Create(volume)],
+            Err(Refused::Never(why)) => {
+                let about = reference(claim.object());
+                vec![Action::warning(&about, "ProvisioningFailed", why)]
+            }
+            Err(Refused::Elsewhere(why)) => {
+                // The scheduler is to choose again.
+                let mut again = (*claim).clone();
+                let annotations = again.metadata.annotations.get_or_insert_default();
+                annotations.remove(SELECTED_NODE);
+                let about = reference(claim.object());
+                vec![
+                    Action::warning(&about, "ProvisioningFailed", why),
+                    Action::update(again),
+                ]
+            }
+        }
+    }
+}
+
+enum Refused {
+    Never(String),
+    /// Another node could do.
+    Elsewhere(String),
+}
+
+/// The volume for this claim.
+fn made(
+    view: &dyn View,
+    claim: &Shared<PersistentVolumeClaim>,
+    class: &StorageClass,
+) -> Result<Create, Refused> {
+    let never = |why: String| Err(Refused::Never(why));
+    let spec = claim.spec.clone().unwrap_or_default();
+    let Some(node_name) = annotation(&claim.metadata, SELECTED_NODE) else {
+        return never(format!(
+            "{PROVISIONER} makes a volume where the claim's first pod goes: its class needs volumeBindingMode WaitForFirstConsumer"
+        ));
+    };
+    if spec.volume_mode.as_deref() == Some("Block") {
+        return never(format!(
+            "{PROVISIONER} makes directories: volumeMode Block is not supported"
+        ));
+    }
+    let modes = spec.access_modes.unwrap_or_default();
+    if let Some(mode) = modes.iter().find(|m| !MODES.contains(&m.as_str())) {
+        return never(format!(
+            "{PROVISIONER} makes volumes of one node: access mode {mode} is not supported, expected one of {}",
+            MODES.join(", ")
+        ));
+    }
+    if spec.data_source.is_some() || spec.data_source_ref.is_some() {
+        return never(format!(
+            "{PROVISIONER} makes empty volumes: a dataSource is not supported"
+        ));
+    }
+    let Some(node) = view.get_as::<Node>("", node_name) else {
+        return Err(Refused::Elsewhere(format!("node {node_name:?} not found")));
+    };
+    let Some(place) = annotation(&node.metadata, LOCAL_PATH) else {
+        return never(format!(
+            "node {node_name:?} offers no place for local volumes (annotation {LOCAL_PATH})"
+        ));
+    };
+    let labels = node.metadata.labels.as_ref();
+    let host = labels.and_then(|l| l.get(HOSTNAME)).cloned();
+    let name = format!("pvc-{}", claim.object().uid());
+    let capacity = matching::requested(claim).to_wire();
+    let volume = PersistentVolume {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            labels: Some(BTreeMap::from([(LOCAL_NODE.to_string(), node_name.to_string())])),
+            annotations: Some(BTreeMap::from([(
+                PROVISIONED_BY.to_string(),
+                PROVISIONER.to_string(),
+            )])),
+            finalizers: Some(vec![LOCAL_FINALIZER.into()]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PersistentVolumeSpec {
+            access_modes: Some(modes),
+            capacity: Some(BTreeMap::from([(STORAGE.to_string(), capacity)])),
+            claim_ref: Some(reference(claim.object())),
+            local: Some(LocalVolumeSource {
+                path: format!("{}/{name}", place.trim_end_matches('/')),
+                fs_type: None,
+            }),
+            node_affinity: Some(VolumeNodeAffinity {
+                required: Some(NodeSelector {
+                    node_selector_terms: vec![NodeSelectorTerm {
+                        match_expressions: Some(vec![NodeSelectorRequirement {
+                            key: HOSTNAME.into(),
+                            operator: "In".into(),
+                            values: Some(vec![host.unwrap_or_else(|| node_name.to_string())]),
+                        }]),
+                        match_fields: None,
+                    }],
+                }),
+            }),
+            persistent_volume_reclaim_policy: class.reclaim_policy.clone(),
+            storage_class_name: class.metadata.name.clone(),
+            volume_mode: Some("Filesystem".into()),
+            ..PersistentVolumeSpec::default()
+        }),
+        status: None,
+    };
+    Ok(Create {
+        or_exists: true,
+        report: Some(Report {
+            about: reference(claim.object()),
+            done: Some(("ProvisioningSucceeded", "Successfully provisioned volume ".into())),
+            failed: ("ProvisioningFailed", "failed to provision volume: ".into()),
+        }),
+        ..Create::new(volume)
+    })
+}
+
+/// The volume with the size that its claim asks for by now.
+fn grown(volume: &Shared<PersistentVolume>, claim: &PersistentVolumeClaim) -> Option<Action> {
+    let ours = annotation(&volume.metadata, PROVISIONED_BY) == Some(PROVISIONER);
+    if !ours || matching::capacity(volume) >= matching::requested(claim) {
+        return None;
+    }
+    let mut changed = (**volume).clone();
+    let capacity = changed
+        .spec
+        .get_or_insert_default()
+        .capacity
+        .get_or_insert_default();
+    capacity.insert(STORAGE.into(), matching::requested(claim).to_wire());
+    Some(Action::update(changed))
+}
+
+/// Lets go of deleted volumes whose node has gone for good. Its keys are volumes.
+pub struct LocalLeftovers;
+
+impl Controller for LocalLeftovers {
+    fn name(&self) -> &'static str {
+        PROVISIONER
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::PERSISTENT_VOLUME, &registry::NODE]
+    }
+
+    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        if let Some(key) = changed.key_of(&registry::PERSISTENT_VOLUME) {
+            return vec![key];
+        }
+        let (Some(node), None) = (changed.old, changed.new) else {
+            return Vec::new();
+        };
+        let volumes = view.list_as::<PersistentVolume>("");
+        let there = volumes.iter().filter(|v| place_of(v) == Some(node.name()));
+        there.map(|v| ObjectKey::of(v.object())).collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let Some(volume) = context.view.get_as::<PersistentVolume>("", &context.key.name) else {
+            return Vec::new();
+        };
+        let held = volume
+            .metadata
+            .finalizers
+            .iter()
+            .flatten()
+            .any(|f| f == LOCAL_FINALIZER);
+        let Some(node) = place_of(&volume) else {
+            return Vec::new();
+        };
+        let there = context.view.get(&registry::NODE, "", node).is_some();
+        if volume.metadata.deletion_timestamp.is_none() || !held || there || context.failure.is_some() {
+            return Vec::new();
+        }
+        let mut changed = (*volume).clone();
+        let finalizers = changed.metadata.finalizers.get_or_insert_default();
+        finalizers.retain(|f| f != LOCAL_FINALIZER);
+        let absent = Action::Require(Fact::Absent {
+            kind: &registry::NODE,
+            key: ObjectKey::new("", node),
+        });
+        vec![absent, Action::update(changed)]
+    }
+}
+
+/// The node whose directory a volume is.
+fn place_of(volume: &PersistentVolume) -> Option<&str> {
+    let labels = volume.metadata.labels.as_ref()?;
+    labels.get(LOCAL_NODE).map(String::as_str)
+}

@@ -1,0 +1,213 @@
+//! A cluster's objects as `knarr why` and `knarr whatif` look at them: read from the API, or from files that
+//! `kubectl get -o json` wrote. Nothing is ever written.
+
+use std::env;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use futures::future::join_all;
+use knarr_api::{Kind, Object, registry};
+use knarr_client::{Api, Clock, ListOptions, SystemClock};
+use knarr_scheduler::whatif::Picture;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{Failure, cluster};
+use crate::config::Config;
+
+/// What scheduling looks at. Without the first two there is nothing to say.
+const KINDS: [&Kind; 19] = [
+    &registry::NODE,
+    &registry::POD,
+    &registry::NAMESPACE,
+    &registry::PRIORITY_CLASS,
+    &registry::SERVICE,
+    &registry::DEPLOYMENT,
+    &registry::REPLICA_SET,
+    &registry::STATEFUL_SET,
+    &registry::REPLICATION_CONTROLLER,
+    &registry::JOB,
+    &registry::POD_DISRUPTION_BUDGET,
+    &registry::PERSISTENT_VOLUME_CLAIM,
+    &registry::PERSISTENT_VOLUME,
+    &registry::STORAGE_CLASS,
+    &registry::CSI_NODE,
+    &registry::CSI_DRIVER,
+    &registry::CSI_STORAGE_CAPACITY,
+    &registry::VOLUME_ATTACHMENT,
+    &registry::DAEMON_SET,
+];
+const NEEDED: usize = 2;
+
+#[derive(Args, Clone, Debug, Default)]
+pub struct Source {
+    /// Namespace of what is named.
+    #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
+    pub namespace: String,
+    /// Look at objects that `kubectl get KINDS -A -o json` wrote, instead of at a live cluster. `-` reads standard input;
+    /// given more than once, all files are one cluster.
+    #[arg(long, value_name = "FILE")]
+    pub from: Vec<PathBuf>,
+}
+
+impl Source {
+    /// The cluster to imagine things in.
+    pub async fn picture(&self, config: &Config, kubeconfig_named: bool) -> Result<Picture, Failure> {
+        let objects = if self.from.is_empty() {
+            live(config, kubeconfig_named).await?
+        } else {
+            let mut all = Vec::new();
+            for file in &self.from {
+                all.extend(read(&file.display().to_string(), &text(file)?)?);
+            }
+            all
+        };
+        let now = SystemClock.now();
+        Ok(Picture::new(config.scheduler.scheduler(), &objects, now))
+    }
+}
+
+/// The kubeconfig that a flag or the environment names for knarr, else the one kubectl would use, else knarr's own.
+fn kubeconfig(config: &Config, named: bool) -> PathBuf {
+    let kubectls = env::var_os("KUBECONFIG").filter(|_| !named);
+    let first = kubectls.and_then(|paths| env::split_paths(&paths).find(|p| p.exists()));
+    first.unwrap_or_else(|| config.kubeconfig.clone())
+}
+
+async fn live(config: &Config, kubeconfig_named: bool) -> Result<Vec<Arc<Object>>, Failure> {
+    let api = cluster::remote(&kubeconfig(config, kubeconfig_named)).await?;
+    let lists = KINDS.map(|kind| api.list(kind, ListOptions::default()));
+    let mut all = Vec::new();
+    for (i, (kind, list)) in KINDS.iter().zip(join_all(lists).await).enumerate() {
+        match list {
+            Ok(list) => all.extend(list.items),
+            Err(error) if i < NEEDED => {
+                let what = format!("cannot list {} at {}", kind.plural, api.server());
+                return Err(Failure::new(what).because(error));
+            }
+            Err(error) => eprintln!(
+                "knarr: the answer leaves {} out, which cannot be listed: {error}",
+                kind.plural
+            ),
+        }
+    }
+    Ok(all)
+}
+
+fn text(file: &Path) -> Result<String, Failure> {
+    let cannot = |e| Failure::new(format!("cannot read {}", file.display())).because(e);
+    if file.as_os_str() != "-" {
+        return std::fs::read_to_string(file).map_err(cannot);
+    }
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).map_err(cannot)?;
+    Ok(text)
+}
+
+/// An object, or a list of them: what is in it is read when it is known what it is.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Written<'a> {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+/// All objects of a text. One that cannot be read is passed over, with a line about it; a text that is no JSON is not.
+fn read(file: &str, text: &str) -> Result<Vec<Arc<Object>>, Failure> {
+    let mut all = Vec::new();
+    let documents = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
+    for document in documents {
+        let document = document.map_err(|e| Failure::new(format!("{file} is not JSON")).because(e))?;
+        read_document(file, document, None, &mut all)?;
+    }
+    if all.is_empty() {
+        return Err(Failure::new(format!(
+            "{file} holds no objects; expected what `kubectl get nodes,pods,… -A -o json` writes"
+        )));
+    }
+    Ok(all)
+}
+
+/// `of`: what the list says of its items, for those that do not say it themselves.
+fn read_document(
+    file: &str,
+    document: &RawValue,
+    of: Option<(&str, &str)>,
+    all: &mut Vec<Arc<Object>>,
+) -> Result<(), Failure> {
+    let written: Written = serde_json::from_str(document.get())
+        .map_err(|e| Failure::new(format!("{file} holds something that is no object")).because(e))?;
+    if let Some(items) = written.items {
+        let of = written
+            .kind
+            .strip_suffix("List")
+            .map(|kind| (&*written.api_version, kind));
+        for item in items {
+            read_document(file, item, of, all)?;
+        }
+        return Ok(());
+    }
+    let (api_version, kind) = match of {
+        Some(of) if written.kind.is_empty() => of,
+        _ => (&*written.api_version, &*written.kind),
+    };
+    // Kinds that scheduling does not look at may well be in a dump.
+    let Some(kind) = registry::by_kind(api_version, kind).filter(|k| KINDS.contains(k)) else {
+        return Ok(());
+    };
+    match kind.ops.decode(document.get().as_bytes()) {
+        Ok(decoded) => all.push(Arc::new(Object::from_typed(kind, decoded.object))),
+        Err(error) => eprintln!("knarr: {file}: a {} is passed over: {error}", kind.kind),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(text: &str) -> Vec<String> {
+        let objects = read("dump", text).unwrap_or_default();
+        let name = |o: &Arc<Object>| format!("{}/{}", o.kind().kind, o.name());
+        objects.iter().map(name).collect()
+    }
+
+    #[test]
+    fn b2_a_dump_is_a_list_or_lists_or_objects_and_what_cannot_be_read_is_passed_over() {
+        let node = r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"n"}}"#;
+        let pod = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":{"containers":[]}}"#;
+        let broken = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":7}}"#;
+        let other = r#"{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"name":"t"}}"#;
+        let list = format!(r#"{{"apiVersion":"v1","kind":"List","items":[{node},{broken},{other},{pod}]}}"#);
+        assert_eq!(names(&list), ["Node/n", "Pod/p"]);
+        assert_eq!(
+            names(&format!("{node}\n{pod}")),
+            ["Node/n", "Pod/p"],
+            "one after another"
+        );
+        let raw = r#"{"apiVersion":"v1","kind":"NodeList","items":[{"metadata":{"name":"n"}}]}"#;
+        assert_eq!(
+            names(raw),
+            ["Node/n"],
+            "items that leave it to their list what they are"
+        );
+    }
+
+    #[test]
+    fn b2_a_dump_of_nothing_or_of_no_json_says_what_was_expected() {
+        let said = |text| read("dump", text).map(|_| ()).unwrap_err().to_string();
+        assert!(
+            said("nodes: []").starts_with("dump is not JSON"),
+            "{}",
+            said("nodes: []")
+        );
+        let empty = r#"{"apiVersion":"v1","kind":"List","items":[]}"#;
+        assert!(said(empty).contains("kubectl get nodes,pods"), "{}", said(empty));
+    }
+}

@@ -1,0 +1,91 @@
+//! What a node gives to pods: what it has, without what is reserved and what eviction keeps free.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
+use knarr_api::k8s_openapi;
+use knarr_api::quantity::{Notation, Quantity};
+
+use crate::configuration::KubeletConfiguration;
+use crate::eviction::Signal;
+
+/// `status.allocatable` for a node of this capacity. Never under zero.
+pub fn allocatable(
+    capacity: &BTreeMap<String, Wire>,
+    configuration: &KubeletConfiguration,
+) -> BTreeMap<String, Wire> {
+    let mut left = BTreeMap::new();
+    for (name, has) in capacity {
+        let Ok(has) = Quantity::of(has) else { continue };
+        let mut rest = has;
+        for reserved in [&configuration.system_reserved, &configuration.kube_reserved] {
+            if let Some(reserved) = reserved.get(name) {
+                rest -= *reserved;
+            }
+        }
+        if let Some(kept) = kept_free(name, has, configuration) {
+            rest -= kept;
+        }
+        if rest.is_negative() {
+            rest = Quantity::default();
+        }
+        left.insert(name.clone(), rest.to_wire());
+    }
+    left
+}
+
+/// Below this, pods would be evicted.
+fn kept_free(name: &str, has: Quantity, configuration: &KubeletConfiguration) -> Option<Quantity> {
+    let signal = match name {
+        "memory" => Signal::MemoryAvailable,
+        "ephemeral-storage" => Signal::NodeFsAvailable,
+        _ => return None,
+    };
+    let thresholds = &configuration.eviction.thresholds;
+    let hard = thresholds.iter().find(|t| t.is_hard() && t.signal == signal)?;
+    let amount = hard.value.of(has.value());
+    Some(Quantity::from_value(amount.value(), Notation::BinarySi))
+}
+
+/// The most pods a node of so many cores takes.
+pub fn max_pods(configuration: &KubeletConfiguration, cpus: usize) -> u32 {
+    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
+    match configuration.pods_per_core {
+        0 => configuration.max_pods,
+        each => configuration.max_pods.min(each.saturating_mul(cpus)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn t8_pods_get_what_is_neither_reserved_nor_kept_free() {
+        let configuration = crate::configuration::read(&json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+            "systemReserved": {"cpu": "100m", "memory": "100Mi"}, "kubeReserved": {"cpu": "400m"},
+            "podsPerCore": 10,
+        }))
+        .unwrap();
+        let capacity = BTreeMap::from([
+            ("cpu".to_string(), Wire("2".into())),
+            ("memory".to_string(), Wire("1048576Ki".into())),
+            ("ephemeral-storage".to_string(), Wire("1000Ki".into())),
+            ("pods".to_string(), Wire("20".into())),
+        ]);
+        let left = allocatable(&capacity, &configuration);
+        let text = |name: &str| left[name].0.as_str();
+        assert_eq!(text("cpu"), "1500m");
+        assert_eq!(text("memory"), "824Mi", "and 100Mi for memory.available");
+        assert_eq!(
+            text("ephemeral-storage"),
+            "921600",
+            "and 10% for nodefs.available"
+        );
+        assert_eq!(text("pods"), "20");
+        assert_eq!(max_pods(&configuration, 2), 20);
+        assert_eq!(max_pods(&KubeletConfiguration::default(), 2), 110);
+    }
+}

@@ -1,0 +1,104 @@
+//! What must hold between the fields of a KubeletConfiguration.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::SignedDuration;
+use knarr_api::document::{Fields, Report};
+use knarr_api::k8s_openapi;
+use knarr_api::quantity::Quantity;
+
+use super::{ImageGc, Shutdown};
+use crate::backoff::{go_millis, go_seconds};
+
+/// As Go prints a duration, also a negative one.
+pub(super) fn go(duration: SignedDuration) -> String {
+    if duration.is_negative() {
+        return format!("-{}", go(duration.abs()));
+    }
+    match duration.subsec_nanos() {
+        0 => go_seconds(duration),
+        _ => go_millis(duration),
+    }
+}
+
+pub(super) fn image_gc(gc: &ImageGc, fields: &Fields, report: &mut Report) {
+    if gc.low_percent >= gc.high_percent {
+        let words = format!(
+            "must be less than imageGCHighThresholdPercent {}",
+            gc.high_percent
+        );
+        report.errors.invalid(
+            &fields.at("imageGCLowThresholdPercent"),
+            i64::from(gc.low_percent),
+            words,
+        );
+    }
+    for (name, age) in [
+        ("imageMinimumGCAge", gc.min_age),
+        ("imageMaximumGCAge", gc.max_age),
+    ] {
+        if age.is_negative() {
+            let shown = go(age);
+            report
+                .errors
+                .invalid(&fields.at(name), shown.as_str(), "must not be negative");
+        }
+    }
+    if gc.max_age > SignedDuration::ZERO && gc.max_age <= gc.min_age {
+        let words = format!("must be greater than imageMinimumGCAge {}", go(gc.min_age));
+        let shown = go(gc.max_age);
+        report
+            .errors
+            .invalid(&fields.at("imageMaximumGCAge"), shown.as_str(), words);
+    }
+}
+
+pub(super) fn shutdown(shutdown: &Shutdown, fields: &Fields, report: &mut Report) {
+    let (whole, critical) = (shutdown.grace, shutdown.critical);
+    let name = "shutdownGracePeriodCriticalPods";
+    if critical > whole {
+        let words = format!("must be <= shutdownGracePeriod {}", go(whole));
+        let shown = go(critical);
+        report.errors.invalid(&fields.at(name), shown.as_str(), words);
+    }
+    for (name, value) in [("shutdownGracePeriod", whole), (name, critical)] {
+        if !value.is_zero() && value < SignedDuration::from_secs(1) {
+            let shown = go(value);
+            let words = "must be either zero or otherwise >= 1 sec";
+            report.errors.invalid(&fields.at(name), shown.as_str(), words);
+        }
+    }
+    if !shutdown.by_priority.is_empty() && !(whole.is_zero() && critical.is_zero()) {
+        report.errors.forbidden(
+            &fields.at("shutdownGracePeriodByPodPriority"),
+            "cannot be specified together with shutdownGracePeriod",
+        );
+    }
+}
+
+/// What of the node is kept from pods.
+pub(super) fn reserved(
+    fields: &mut Fields,
+    name: &'static str,
+    report: &mut Report,
+) -> BTreeMap<String, Quantity> {
+    const RESOURCES: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
+    let mut found = BTreeMap::new();
+    for (resource, text) in fields.text_map(name, report).unwrap_or_default() {
+        let at = fields.at(name).key(&resource);
+        if !RESOURCES.contains(&resource.as_str()) {
+            report
+                .errors
+                .not_supported_in_order(&at, resource.as_str(), &RESOURCES);
+            continue;
+        }
+        match Quantity::parse(&text) {
+            Ok(quantity) if quantity.is_negative() => {
+                report.errors.invalid(&at, text.as_str(), "must not be negative");
+            }
+            Ok(quantity) => drop(found.insert(resource, quantity)),
+            Err(why) => report.errors.invalid(&at, text.as_str(), why),
+        }
+    }
+    found
+}

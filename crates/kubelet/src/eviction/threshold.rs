@@ -1,0 +1,328 @@
+//! Signals and thresholds: what is watched, and below which amount something is done (`evictionHard`, `evictionSoft`,
+//! `evictionSoftGracePeriod`, `evictionMinimumReclaim`).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::SignedDuration;
+use knarr_api::document::duration;
+use knarr_api::field::{Errors, Path};
+use knarr_api::k8s_openapi;
+use knarr_api::quantity::{Notation, Quantity};
+
+use super::{Observation, Observations, Pressure};
+
+/// What can run short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Signal {
+    MemoryAvailable,
+    /// Of what the pods together may use.
+    AllocatableMemoryAvailable,
+    NodeFsAvailable,
+    NodeFsInodesFree,
+    ImageFsAvailable,
+    ImageFsInodesFree,
+    ContainerFsAvailable,
+    ContainerFsInodesFree,
+    PidAvailable,
+}
+
+impl Signal {
+    pub const ALL: [Signal; 9] = [
+        Signal::MemoryAvailable,
+        Signal::AllocatableMemoryAvailable,
+        Signal::NodeFsAvailable,
+        Signal::NodeFsInodesFree,
+        Signal::ImageFsAvailable,
+        Signal::ImageFsInodesFree,
+        Signal::ContainerFsAvailable,
+        Signal::ContainerFsInodesFree,
+        Signal::PidAvailable,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Signal::MemoryAvailable => "memory.available",
+            Signal::AllocatableMemoryAvailable => "allocatableMemory.available",
+            Signal::NodeFsAvailable => "nodefs.available",
+            Signal::NodeFsInodesFree => "nodefs.inodesFree",
+            Signal::ImageFsAvailable => "imagefs.available",
+            Signal::ImageFsInodesFree => "imagefs.inodesFree",
+            Signal::ContainerFsAvailable => "containerfs.available",
+            Signal::ContainerFsInodesFree => "containerfs.inodesFree",
+            Signal::PidAvailable => "pid.available",
+        }
+    }
+
+    pub fn parse(name: &str) -> Option<Signal> {
+        Signal::ALL.into_iter().find(|signal| signal.name() == name)
+    }
+
+    pub fn pressure(self) -> Pressure {
+        match self {
+            Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable => Pressure::Memory,
+            Signal::PidAvailable => Pressure::Pid,
+            _ => Pressure::Disk,
+        }
+    }
+
+    /// What is reclaimed, as users are told.
+    pub fn resource(self) -> &'static str {
+        match self {
+            Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable => "memory",
+            Signal::NodeFsAvailable | Signal::ImageFsAvailable | Signal::ContainerFsAvailable => {
+                "ephemeral-storage"
+            }
+            Signal::NodeFsInodesFree | Signal::ImageFsInodesFree | Signal::ContainerFsInodesFree => "inodes",
+            Signal::PidAvailable => "pids",
+        }
+    }
+
+    /// How its amounts are written.
+    pub fn notation(self) -> Notation {
+        match self.resource() {
+            "memory" | "ephemeral-storage" => Notation::BinarySi,
+            _ => Notation::DecimalSi,
+        }
+    }
+}
+
+/// An amount, or a share of the whole.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value {
+    Quantity(Quantity),
+    /// From 0 to 1.
+    Share(f32),
+}
+
+impl Value {
+    pub fn of(&self, capacity: i64) -> Quantity {
+        match self {
+            Value::Quantity(quantity) => *quantity,
+            Value::Share(share) => {
+                let amount = capacity as f64 * f64::from(*share);
+                Quantity::from_value(amount as i64, Notation::BinarySi)
+            }
+        }
+    }
+}
+
+/// Something is to be done when less than this is available for so long.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Threshold {
+    pub signal: Signal,
+    pub value: Value,
+    /// None for hard thresholds.
+    pub grace_period: SignedDuration,
+    /// So much more than the threshold is to be available again.
+    pub min_reclaim: Option<Value>,
+}
+
+impl Threshold {
+    pub fn is_hard(&self) -> bool {
+        self.grace_period.is_zero()
+    }
+
+    /// The amount it stands for.
+    pub fn quantity(&self, seen: &Observation) -> Quantity {
+        self.value.of(seen.capacity)
+    }
+}
+
+/// Those of which less is available than they say.
+pub fn crossed(thresholds: &[Threshold], seen: &Observations, enforce_min_reclaim: bool) -> Vec<Threshold> {
+    let is_crossed = |threshold: &&Threshold| {
+        let Some(seen) = seen.get(&threshold.signal) else {
+            return false;
+        };
+        let mut wanted = threshold.quantity(seen);
+        if let (true, Some(more)) = (enforce_min_reclaim, &threshold.min_reclaim) {
+            wanted += more.of(seen.capacity);
+        }
+        wanted > Quantity::from_value(seen.available, Notation::BinarySi)
+    };
+    thresholds.iter().filter(is_crossed).cloned().collect()
+}
+
+/// `evictionHard` where nothing is said.
+pub const DEFAULT_HARD: [(&str, &str); 5] = [
+    ("memory.available", "100Mi"),
+    ("nodefs.available", "10%"),
+    ("nodefs.inodesFree", "5%"),
+    ("imagefs.available", "15%"),
+    ("imagefs.inodesFree", "5%"),
+];
+
+/// The thresholds of a kubelet without a configuration file.
+pub fn defaults() -> Vec<Threshold> {
+    let hard = DEFAULT_HARD.map(|(signal, value)| (signal.to_string(), value.to_string()));
+    let statements = Statements {
+        hard: hard.into_iter().collect(),
+        ..Statements::default()
+    };
+    parse(&statements, true, &mut Errors::new())
+}
+
+/// As in a configuration file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Statements {
+    pub hard: BTreeMap<String, String>,
+    pub soft: BTreeMap<String, String>,
+    pub soft_grace_period: BTreeMap<String, String>,
+    pub minimum_reclaim: BTreeMap<String, String>,
+}
+
+/// Reads the four statements; what is wrong is reported with its field. With `allocatable` the pods' own memory is
+/// watched as the node's is.
+pub fn parse(statements: &Statements, allocatable: bool, errors: &mut Errors) -> Vec<Threshold> {
+    let at = |field: &str, key: &str| Path::new(field).key(key);
+    let periods = each(
+        "evictionSoftGracePeriod",
+        &statements.soft_grace_period,
+        errors,
+        |text| {
+            let period = duration(text).ok_or("expected a duration such as 1m30s")?;
+            if period.is_negative() {
+                return Err("must not be negative".into());
+            }
+            Ok(Some(period))
+        },
+    );
+    let reclaims = each(
+        "evictionMinimumReclaim",
+        &statements.minimum_reclaim,
+        errors,
+        |text| match share(text)? {
+            Some(share) if share <= 0.0 => Err("percentage must be positive".into()),
+            Some(share) => Ok(Some(Value::Share(share))),
+            None => {
+                let quantity = Quantity::parse(text)?;
+                if quantity.is_negative() {
+                    return Err("must not be negative".into());
+                }
+                Ok(Some(Value::Quantity(quantity)))
+            }
+        },
+    );
+    let hard = each("evictionHard", &statements.hard, errors, value);
+    let soft = each("evictionSoft", &statements.soft, errors, value);
+    let reclaim = |signal: Signal| reclaims.get(&signal).copied();
+    let mut thresholds: Vec<Threshold> = hard
+        .into_iter()
+        .map(|(signal, value)| Threshold {
+            signal,
+            value,
+            grace_period: SignedDuration::ZERO,
+            min_reclaim: reclaim(signal),
+        })
+        .collect();
+    for (signal, value) in soft {
+        let Some(period) = periods.get(&signal) else {
+            errors.required(
+                &at("evictionSoftGracePeriod", signal.name()),
+                "grace period must be specified for the soft eviction threshold",
+            );
+            continue;
+        };
+        thresholds.push(Threshold {
+            signal,
+            value,
+            grace_period: *period,
+            min_reclaim: reclaim(signal),
+        });
+    }
+    let pods: Vec<Threshold> = thresholds
+        .iter()
+        .filter(|t| allocatable && t.is_hard() && t.signal == Signal::MemoryAvailable)
+        .map(|t| Threshold {
+            signal: Signal::AllocatableMemoryAvailable,
+            ..t.clone()
+        })
+        .collect();
+    thresholds.extend(pods);
+    thresholds
+}
+
+fn each<T>(
+    field: &str,
+    statements: &BTreeMap<String, String>,
+    errors: &mut Errors,
+    read: impl Fn(&str) -> Result<Option<T>, String>,
+) -> BTreeMap<Signal, T> {
+    let mut found = BTreeMap::new();
+    for (name, text) in statements {
+        let at = Path::new(field).key(name);
+        let Some(signal) = Signal::parse(name) else {
+            let names = Signal::ALL.map(Signal::name);
+            errors.not_supported_in_order(&at, name.as_str(), &names);
+            continue;
+        };
+        match read(text) {
+            Ok(Some(value)) => drop(found.insert(signal, value)),
+            Ok(None) => {}
+            Err(why) => errors.invalid(&at, text.as_str(), why),
+        }
+    }
+    found
+}
+
+/// `15%` as 0.15; none if it is not a percentage.
+fn share(text: &str) -> Result<Option<f32>, String> {
+    let Some(number) = text.strip_suffix('%') else {
+        return Ok(None);
+    };
+    let number: f32 = number
+        .parse()
+        .map_err(|_| "expected a percentage such as 15%".to_string())?;
+    Ok(Some(number / 100.0))
+}
+
+/// None where it is to be ignored.
+fn value(text: &str) -> Result<Option<Value>, String> {
+    // As good as not said.
+    if ["0%", "100%"].contains(&text) {
+        return Ok(None);
+    }
+    match share(text)? {
+        Some(share) if (0.0..=1.0).contains(&share) => Ok(Some(Value::Share(share))),
+        Some(_) => Err("percentage must be from 0% to 100%".into()),
+        None => {
+            let quantity = Quantity::parse(text)?;
+            if quantity.is_negative() || quantity.is_zero() {
+                return Err("must be positive".into());
+            }
+            Ok(Some(Value::Quantity(quantity)))
+        }
+    }
+}
+
+/// The containers' filesystem is always one of the two others: what holds for that one holds for it, whatever the
+/// administrator said of it.
+pub fn with_container_fs(thresholds: &[Threshold], disks: super::Disks) -> Vec<Threshold> {
+    let follows_images = disks.dedicated_image_fs && !disks.split_container_fs;
+    let of = |signal| match (signal, follows_images) {
+        (Signal::NodeFsAvailable, false) | (Signal::ImageFsAvailable, true) => {
+            Some(Signal::ContainerFsAvailable)
+        }
+        (Signal::NodeFsInodesFree, false) | (Signal::ImageFsInodesFree, true) => {
+            Some(Signal::ContainerFsInodesFree)
+        }
+        _ => None,
+    };
+    let own = [Signal::ContainerFsAvailable, Signal::ContainerFsInodesFree];
+    let mut all: Vec<Threshold> = thresholds
+        .iter()
+        .filter(|t| !own.contains(&t.signal))
+        .cloned()
+        .collect();
+    let followed: Vec<Threshold> = all
+        .iter()
+        .filter_map(|t| {
+            Some(Threshold {
+                signal: of(t.signal)?,
+                ..t.clone()
+            })
+        })
+        .collect();
+    all.extend(followed);
+    all
+}

@@ -1,0 +1,147 @@
+//! One pod's figures: its group's, its containers', its files'.
+
+use k8s_openapi::api::core::v1 as core;
+use knarr_api::k8s_openapi;
+use knarr_kubelet::runtime::{Container, ContainerState};
+use knarr_kubelet::stats::{
+    ContainerStats, FsStats, PodReference, PodStats, ProcessStats, PvcReference, VolumeStats,
+};
+
+use super::disk::{self, Filesystem, Taken};
+use super::{Held, Measuring, network, whole_seconds};
+use crate::kubelet::{resources, sandbox};
+use crate::volumes;
+
+impl Measuring<'_> {
+    /// None for a pod of which nothing runs.
+    pub(super) fn pod(
+        &mut self,
+        pod: &core::Pod,
+        held: &Held,
+        node_fs: Option<Filesystem>,
+        image_fs: Option<Filesystem>,
+    ) -> Option<PodStats> {
+        let uid = pod.metadata.uid.as_deref()?;
+        let sandbox = held.sandboxes.iter().find(|s| s.pod.uid == uid)?;
+        let group = resources::cgroup_parent(pod);
+        let usage = self.cgroups.usage(&group);
+        let running = held.containers.iter().filter(|c| c.sandbox_id == sandbox.id);
+        let containers: Vec<ContainerStats> = running
+            .map(|c| self.container(pod, c, &group, held, node_fs.as_ref(), image_fs.as_ref()))
+            .collect();
+        let volumes = self.volumes(pod, node_fs.as_ref());
+        let start_time = pod.status.as_ref().and_then(|s| s.start_time.clone());
+        let pid = held.pids.get(&sandbox.id).copied().flatten();
+        let own_network = !sandbox::host_network(pod);
+        Some(PodStats {
+            pod_ref: PodReference {
+                name: pod.metadata.name.clone().unwrap_or_default(),
+                namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+                uid: uid.into(),
+            },
+            start_time: start_time.or_else(|| Some(whole_seconds(sandbox.created_at))),
+            cpu: self.cpu(&group, &usage),
+            memory: self.memory_stats(&usage, usage.memory_limit_bytes),
+            network: pid
+                .filter(|_| own_network)
+                .and_then(|pid| network::of_process(&pid.to_string(), self.time())),
+            ephemeral_storage: Some(self.ephemeral(pod, &containers, &volumes, node_fs.as_ref())),
+            process_stats: Some(ProcessStats {
+                count: usage.processes,
+            }),
+            swap: self.swap(&usage),
+            containers,
+            volumes: volumes.into_iter().map(|(stats, _)| stats).collect(),
+        })
+    }
+
+    fn container(
+        &mut self,
+        pod: &core::Pod,
+        container: &Container,
+        group: &str,
+        held: &Held,
+        node_fs: Option<&Filesystem>,
+        image_fs: Option<&Filesystem>,
+    ) -> ContainerStats {
+        let group = format!("{group}/{}", container.id);
+        let usage = self.cgroups.usage(&group);
+        let layer = held.usage.get(&container.id).map(|u| Taken {
+            bytes: u.writable_layer_bytes,
+            inodes: u.writable_layer_inodes,
+        });
+        let logs = sandbox::log_directory(pod, &self.parts.log_dir).join(&container.name);
+        let logs = self.taken(logs);
+        let start_time = match &container.state {
+            ContainerState::Running { started_at } => Some(whole_seconds(*started_at)),
+            _ => Some(whole_seconds(container.created_at)),
+        };
+        ContainerStats {
+            name: container.name.clone(),
+            start_time,
+            cpu: self.cpu(&group, &usage),
+            memory: self.memory_stats(&usage, usage.memory_limit_bytes),
+            rootfs: layer.map(|layer| self.part(image_fs, layer)),
+            logs: logs.map(|logs| self.part(node_fs, logs)),
+            swap: self.swap(&usage),
+        }
+    }
+
+    /// With each, whether it takes room on the node's own disk for as long as the pod lives.
+    fn volumes(&mut self, pod: &core::Pod, node_fs: Option<&Filesystem>) -> Vec<(VolumeStats, bool)> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let mut found = Vec::new();
+        for volume in pod.spec.iter().flat_map(|s| s.volumes.iter().flatten()) {
+            let claim = volume.persistent_volume_claim.as_ref();
+            let Some(path) = volumes::path_in(&self.parts.root_dir, uid, volume) else {
+                continue;
+            };
+            let in_memory = volume.secret.is_some()
+                || volume
+                    .empty_dir
+                    .as_ref()
+                    .is_some_and(|e| e.medium.as_deref().is_some_and(|m| !m.is_empty()));
+            let fs = if in_memory { disk::filesystem(&path) } else { None };
+            let Some(taken) = self.taken(path) else { continue };
+            let stats = VolumeStats {
+                fs: self.part(fs.as_ref().or(node_fs), taken),
+                name: volume.name.clone(),
+                pvc_ref: claim.map(|claim| PvcReference {
+                    name: claim.claim_name.clone(),
+                    namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+                }),
+            };
+            found.push((stats, !in_memory));
+        }
+        found
+    }
+
+    fn ephemeral(
+        &self,
+        pod: &core::Pod,
+        containers: &[ContainerStats],
+        volumes: &[(VolumeStats, bool)],
+        node_fs: Option<&Filesystem>,
+    ) -> FsStats {
+        let mut sum = Taken::default();
+        let mut add = |fs: Option<&FsStats>| {
+            let Some(fs) = fs else { return };
+            sum.bytes += fs.used_bytes.unwrap_or(0);
+            sum.inodes += fs.inodes_used.unwrap_or(0);
+        };
+        for container in containers {
+            add(container.rootfs.as_ref());
+            add(container.logs.as_ref());
+        }
+        for (volume, _) in volumes.iter().filter(|(_, local)| *local) {
+            add(Some(&volume.fs));
+        }
+        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let hosts = self.parts.root_dir.join("pods").join(uid).join("etc-hosts");
+        if let Some(hosts) = disk::taken(&hosts) {
+            sum.bytes += hosts.bytes;
+            sum.inodes += hosts.inodes;
+        }
+        self.part(node_fs, sum)
+    }
+}

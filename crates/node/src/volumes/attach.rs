@@ -1,0 +1,356 @@
+//! Volumes that only one node may use at a time: used only while the API's record says that it is this one (SPEC S7).
+//!
+//! Before a pod's container sees such a volume, the node puts its finalizer on the volume's VolumeAttachment, by
+//! compare-and-swap: from then on the record cannot go without this node's word, which it gives when its last pod that
+//! uses the volume has ended. What is used is also written to the pod's directory, so that a restarted kubelet knows;
+//! a record that says "in use" here, of which no pod here knows, is let go then.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use knarr_api::kinds::persistent_volume::{ATTACHED_POD, ATTACHER, Exclusive, IN_USE, unique_name};
+use knarr_api::{Error, k8s_openapi, registry};
+use knarr_client::{Api, ListOptions, TypedApi};
+use tokio::time::sleep;
+use tracing::warn;
+
+/// In a pod's directory: one file for each attachment it uses, with the volume's name in it.
+const MARKS: &str = "attached";
+/// How long a pod's start waits for a record before it says what it waits for.
+const PATIENCE: u32 = 40;
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Who uses one attachment.
+#[derive(Default)]
+struct Users {
+    volume: String,
+    /// Of pods.
+    uids: BTreeSet<String>,
+}
+
+/// The attachments this node uses.
+pub(super) struct Attached {
+    api: Arc<dyn Api>,
+    node: String,
+    root: PathBuf,
+    /// By the attachment's name. Held while the API is asked: one change at a time.
+    used: tokio::sync::Mutex<BTreeMap<String, Users>>,
+}
+
+impl Attached {
+    /// With what the pods' directories say of a life before.
+    pub fn new(api: Arc<dyn Api>, node: String, root: PathBuf) -> Self {
+        let used = recovered(&root).unwrap_or_else(|error| {
+            warn!(%error, "cannot read which volumes pods use");
+            BTreeMap::new()
+        });
+        Attached {
+            api,
+            node,
+            root,
+            used: tokio::sync::Mutex::new(used),
+        }
+    }
+
+    fn marks(&self, uid: &str) -> PathBuf {
+        self.root.join("pods").join(uid).join(MARKS)
+    }
+
+    /// Waits a moment until the pod may use the volume, and from then on holds it. The error is what it waits for.
+    pub async fn hold(&self, uid: &str, volume: &str, exclusive: &Exclusive) -> Result<(), String> {
+        let mut tries = 0;
+        loop {
+            match self.try_hold(uid, volume, exclusive).await {
+                Err(_) if tries < PATIENCE => tries += 1,
+                done => return done,
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    async fn try_hold(&self, uid: &str, volume: &str, exclusive: &Exclusive) -> Result<(), String> {
+        let name = &exclusive.attachment;
+        let mut used = self.used.lock().await;
+        let attachment = self.api.get_as::<VolumeAttachment>("", name).await;
+        let attachment = match attachment {
+            Ok(attachment) => attachment,
+            Err(error) if error.is_not_found() => {
+                return Err(format!("volume {volume} is not attached to any node yet"));
+            }
+            Err(error) => return Err(format!("cannot see whether volume {volume} is attached: {error}")),
+        };
+        if let Some(why) = self.refusal(&attachment, uid, volume, exclusive) {
+            return Err(why);
+        }
+        // First, so that a kubelet that dies in between knows what it may have used.
+        let marked = mark(&self.marks(uid), name, volume);
+        marked.map_err(|e| format!("cannot note that volume {volume} is in use: {e}"))?;
+        if !is_held(&attachment) {
+            let mut held = (*attachment).clone();
+            held.metadata
+                .finalizers
+                .get_or_insert_default()
+                .push(IN_USE.into());
+            // With the resourceVersion that was read: refused if anything has happened to it since.
+            if let Err(error) = self.api.update_as(held).await {
+                return Err(format!("cannot take volume {volume} into use: {error}"));
+            }
+        }
+        let users = used.entry(name.clone()).or_default();
+        users.volume = volume.into();
+        users.uids.insert(uid.into());
+        Ok(())
+    }
+
+    fn refusal(
+        &self,
+        attachment: &VolumeAttachment,
+        uid: &str,
+        volume: &str,
+        exclusive: &Exclusive,
+    ) -> Option<String> {
+        let at = &attachment.spec.node_name;
+        let annotations = attachment.metadata.annotations.as_ref();
+        let pod = annotations.and_then(|a| a.get(ATTACHED_POD));
+        if attachment.spec.attacher != ATTACHER {
+            let by = &attachment.spec.attacher;
+            Some(format!(
+                "volume {volume} is attached by {by}, expected {ATTACHER}"
+            ))
+        } else if *at != self.node {
+            Some(format!("volume {volume} is attached to node {at}"))
+        } else if attachment.metadata.deletion_timestamp.is_some() {
+            Some(format!("volume {volume} is being detached"))
+        } else if attachment.status.as_ref().is_none_or(|s| !s.attached) {
+            Some(format!("volume {volume} is being attached"))
+        } else if exclusive.one_pod && pod.is_none_or(|p| p != uid) {
+            Some(format!("volume {volume} is for one pod, and another has it"))
+        } else {
+            None
+        }
+    }
+
+    /// Lets go of what this pod used, where no other pod of this node does. Its containers have ended.
+    pub async fn release(&self, uid: &str) -> Result<(), Error> {
+        let mut used = self.used.lock().await;
+        let of_pod: Vec<String> = used
+            .iter()
+            .filter(|(_, users)| users.uids.contains(uid))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in of_pod {
+            let Some(users) = used.get_mut(&name) else {
+                continue;
+            };
+            if users.uids.len() == 1 {
+                // If this fails it is still known as used, and tried again.
+                self.let_go(&name).await?;
+                used.remove(&name);
+            } else {
+                users.uids.remove(uid);
+            }
+        }
+        Ok(())
+    }
+
+    async fn let_go(&self, name: &str) -> Result<(), Error> {
+        let attachment = match self.api.get_as::<VolumeAttachment>("", name).await {
+            Err(error) if error.is_not_found() => return Ok(()),
+            other => other?,
+        };
+        // What is another's by now, this node has been relieved of.
+        if attachment.spec.node_name != self.node || !is_held(&attachment) {
+            return Ok(());
+        }
+        let mut free = (*attachment).clone();
+        let finalizers = free.metadata.finalizers.get_or_insert_default();
+        finalizers.retain(|f| f != IN_USE);
+        match self.api.update_as(free).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    /// Lets go of what nobody here knows of: a pod's directory went, and the kubelet with it, before it could say so.
+    pub async fn let_go_of_the_unknown(&self) -> Result<(), Error> {
+        let used = self.used.lock().await;
+        let kind = &registry::VOLUME_ATTACHMENT;
+        let all = self.api.list(kind, ListOptions::default()).await?;
+        for object in &all.items {
+            let ours = object
+                .get::<VolumeAttachment>()
+                .is_some_and(|a| a.spec.attacher == ATTACHER && a.spec.node_name == self.node && is_held(a));
+            if ours && !used.contains_key(object.name()) {
+                self.let_go(object.name()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What this node uses, by the names in its status. `None` while that is just changing.
+    pub fn in_use(&self) -> Option<Vec<String>> {
+        let used = self.used.try_lock().ok()?;
+        Some(used.values().map(|users| unique_name(&users.volume)).collect())
+    }
+}
+
+fn is_held(attachment: &VolumeAttachment) -> bool {
+    attachment
+        .metadata
+        .finalizers
+        .iter()
+        .flatten()
+        .any(|f| f == IN_USE)
+}
+
+fn mark(marks: &Path, attachment: &str, volume: &str) -> std::io::Result<()> {
+    std::fs::create_dir_all(marks)?;
+    std::fs::write(marks.join(attachment), volume)
+}
+
+fn recovered(root: &Path) -> std::io::Result<BTreeMap<String, Users>> {
+    let mut used: BTreeMap<String, Users> = BTreeMap::new();
+    for pod in entries(&root.join("pods"))? {
+        let uid = pod.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        for mark in entries(&pod.join(MARKS))? {
+            let name = mark
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            let users = used.entry(name).or_default();
+            users.volume = std::fs::read_to_string(&mark)?;
+            users.uids.insert(uid.clone());
+        }
+    }
+    Ok(used)
+}
+
+/// What is in a directory, nothing if it is not there.
+fn entries(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(directory) {
+        Ok(entries) => entries.map(|e| e.map(|e| e.path())).collect(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use knarr_client::TokioClock;
+    use knarr_client::fake::FakeApi;
+    use serde_json::json;
+
+    use super::*;
+
+    fn exclusive(one_pod: bool) -> Exclusive {
+        Exclusive {
+            attachment: "knarr-u".into(),
+            one_pod,
+        }
+    }
+
+    async fn attachment(api: &FakeApi, node: &str, pod: &str) {
+        let value = json!({
+            "metadata": {"name": "knarr-u", "annotations": {ATTACHED_POD: pod}},
+            "spec": {"attacher": ATTACHER, "nodeName": node, "source": {"persistentVolumeName": "v"}},
+        });
+        let created = api
+            .create_as::<VolumeAttachment>(serde_json::from_value(value).unwrap())
+            .await
+            .unwrap();
+        let mut attached = (*created).clone();
+        attached.status.get_or_insert_default().attached = true;
+        api.update_status_as(attached).await.unwrap();
+    }
+
+    struct Node {
+        api: Arc<FakeApi>,
+        dir: tempfile::TempDir,
+    }
+
+    impl Node {
+        fn new() -> Self {
+            let clock = Arc::new(TokioClock::new(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+            Node {
+                api: Arc::new(FakeApi::new(clock)),
+                dir: tempfile::tempdir().unwrap(),
+            }
+        }
+
+        fn start(&self) -> Attached {
+            Attached::new(self.api.clone(), "n1".into(), self.dir.path().into())
+        }
+
+        async fn is_held(&self) -> bool {
+            let found = self.api.get_as::<VolumeAttachment>("", "knarr-u").await;
+            found.is_ok_and(|a| is_held(&a))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn s7_a_volume_is_used_only_while_its_record_names_this_node_and_pod() {
+        for (node, pod, one_pod, refused) in [
+            ("", "", false, Some("is not attached to any node yet")),
+            ("n2", "p", false, Some("is attached to node n2")),
+            ("n1", "other", true, Some("another has it")),
+            ("n1", "other", false, None),
+            ("n1", "p", true, None),
+        ] {
+            let n = Node::new();
+            if !node.is_empty() {
+                attachment(&n.api, node, pod).await;
+            }
+            let held = n.start().hold("p", "v", &exclusive(one_pod)).await;
+            match refused {
+                None => assert_eq!(held, Ok(())),
+                Some(word) => assert!(held.as_ref().is_err_and(|e| e.contains(word)), "{held:?}"),
+            }
+            assert_eq!(n.is_held().await, refused.is_none());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn s7_the_last_pod_lets_go_and_a_restart_forgets_nothing() {
+        let n = Node::new();
+        attachment(&n.api, "n1", "").await;
+        let node = n.start();
+        node.hold("one", "v", &exclusive(false)).await.unwrap();
+        node.hold("two", "v", &exclusive(false)).await.unwrap();
+        node.release("one").await.unwrap();
+        assert!(n.is_held().await, "another pod uses it");
+        std::fs::remove_dir_all(n.dir.path().join("pods/one")).unwrap();
+        // The kubelet dies and comes back while the pod runs on.
+        let node = n.start();
+        node.let_go_of_the_unknown().await.unwrap();
+        assert!(n.is_held().await);
+        assert_eq!(node.in_use(), Some(vec!["knarr.io/exclusive/v".to_string()]));
+        node.release("two").await.unwrap();
+        assert!(!n.is_held().await);
+        // It dies between a pod's end and its word: the next one says it.
+        node.hold("three", "v", &exclusive(false)).await.unwrap();
+        std::fs::remove_dir_all(n.dir.path().join("pods")).unwrap();
+        n.start().let_go_of_the_unknown().await.unwrap();
+        assert!(!n.is_held().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn s7_a_record_that_is_going_gives_nobody_the_volume() {
+        let n = Node::new();
+        attachment(&n.api, "n1", "").await;
+        let node = n.start();
+        node.hold("one", "v", &exclusive(false)).await.unwrap();
+        let kind = &registry::VOLUME_ATTACHMENT;
+        n.api
+            .delete(kind, "", "knarr-u", Default::default())
+            .await
+            .unwrap();
+        let late = node.hold("two", "v", &exclusive(false)).await;
+        assert_eq!(late, Err("volume v is being detached".into()));
+        node.release("one").await.unwrap();
+        assert!(n.api.get(kind, "", "knarr-u").await.unwrap_err().is_not_found());
+    }
+}

@@ -1,0 +1,95 @@
+//! VolumeRestrictions: a claim that one pod at a time may use is used by one; a disk named in pods is had once on a node,
+//! or by readers only.
+
+use super::Refusal;
+use crate::evaluation::Rejection;
+use crate::node_info::NodeInfo;
+use crate::pod_info::{PodClass, PodInfo};
+use crate::pod_volumes::{Disk, PodVolumes};
+use crate::volumes::{Volumes, is_exclusive};
+
+pub const NAME: &str = "VolumeRestrictions";
+
+/// What a pod must not share.
+#[derive(Debug, Default)]
+pub struct Restrictions {
+    disks: Vec<Disk>,
+    /// Claims of the pod that one pod may use.
+    exclusive: Vec<String>,
+    /// How many of those are in use somewhere.
+    in_use: i64,
+}
+
+impl Restrictions {
+    pub fn new(volumes: &Volumes, pod: &PodClass, of: &PodVolumes) -> Result<Self, Rejection> {
+        let mut restrictions = Restrictions {
+            disks: of.disks.clone(),
+            ..Restrictions::default()
+        };
+        for name in of.named() {
+            let Some(claim) = volumes.claim(pod.namespace(), name) else {
+                let words = format!("persistentvolumeclaim {name:?} not found");
+                return Err(Rejection::Refused(Refusal::of_pod(NAME, words)));
+            };
+            if is_exclusive(claim) && !restrictions.exclusive.iter().any(|c| c == name) {
+                restrictions.exclusive.push(name.to_string());
+                restrictions.in_use += i64::from(volumes.is_used(pod.namespace(), name));
+            }
+        }
+        Ok(restrictions)
+    }
+
+    pub fn is_nothing(&self) -> bool {
+        self.disks.is_empty() && self.in_use == 0
+    }
+
+    /// `pictured`: pods that are imagined to be there (1) or gone (-1) besides what the picture of storage says.
+    pub fn filter(
+        &self,
+        namespace: &str,
+        node: &NodeInfo,
+        pictured: &[(&PodInfo, i64)],
+    ) -> Result<(), Refusal> {
+        if node.groups().iter().any(|g| shares_disk(&self.disks, &g.class)) {
+            return Err(Refusal::of_pods(NAME, "node(s) had no available disk"));
+        }
+        if self.in_use == 0 {
+            return Ok(());
+        }
+        let uses = |pod: &PodClass| {
+            let named = pod.volumes.iter().flat_map(|v| v.named());
+            let of = named.filter(|name| self.exclusive.iter().any(|c| c == name));
+            i64::try_from(of.count()).unwrap_or(i64::MAX)
+        };
+        let moved = pictured
+            .iter()
+            .filter(|(pod, _)| pod.class.namespace() == namespace)
+            .map(|(pod, one)| one * uses(&pod.class));
+        if self.in_use + moved.sum::<i64>() > 0 {
+            return Err(Refusal::of_pods(
+                NAME,
+                "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a pod of the class has a disk that others of one node cannot have as well.
+fn shares_disk(disks: &[Disk], other: &PodClass) -> bool {
+    let Some(volumes) = other.volumes.as_ref().filter(|_| !disks.is_empty()) else {
+        return false;
+    };
+    disks
+        .iter()
+        .any(|disk| volumes.disks.iter().any(|o| disk.conflicts(o)))
+}
+
+/// Whether the going of a pod may help.
+pub fn pod_leaving_helps(pod: &PodClass, other: &PodClass) -> bool {
+    let (Some(mine), Some(theirs)) = (&pod.volumes, &other.volumes) else {
+        return false;
+    };
+    pod.namespace() == other.namespace()
+        && (shares_disk(&mine.disks, other) || mine.named().any(|claim| theirs.named().any(|o| o == claim)))
+}

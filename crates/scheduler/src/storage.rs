@@ -1,0 +1,89 @@
+//! The four rules on volumes for pods of one class, in their order. Made anew whenever the picture of storage changes:
+//! few pods have volumes, and those have mostly their own.
+
+use crate::evaluation::Rejection;
+use crate::node_info::NodeInfo;
+use crate::plugins::Refusal;
+use crate::plugins::node_volume_limits::{self, Limits};
+use crate::plugins::volume_binding::{self, Claims};
+use crate::plugins::volume_restrictions::{self, Restrictions};
+use crate::plugins::volume_zone::{self, Zones};
+use crate::pod_info::{PodClass, PodInfo};
+use crate::profile::Profile;
+use crate::volumes::Volumes;
+
+/// See the module. Each rule is `None` where it has nothing to say.
+#[derive(Debug)]
+pub struct Storage {
+    namespace: String,
+    /// Of the picture it was made from.
+    pub version: u64,
+    restrictions: Option<Restrictions>,
+    limits: Option<Limits>,
+    claims: Option<Claims>,
+    zones: Option<Zones>,
+}
+
+impl Storage {
+    /// `None`: the pods have no volumes that any rule looks at.
+    pub fn new(profile: &Profile, volumes: &Volumes, pod: &PodClass) -> Result<Option<Self>, Rejection> {
+        let Some(of) = &pod.volumes else {
+            return Ok(None);
+        };
+        let mut storage = Storage {
+            namespace: pod.namespace().to_string(),
+            version: volumes.version,
+            restrictions: None,
+            limits: None,
+            claims: None,
+            zones: None,
+        };
+        if profile.filters(volume_restrictions::NAME) {
+            let restrictions = Restrictions::new(volumes, pod, of)?;
+            storage.restrictions = Some(restrictions).filter(|r| !r.is_nothing());
+        }
+        if profile.filters(node_volume_limits::NAME) {
+            let limits = Limits::new(volumes, pod, of);
+            storage.limits = Some(limits).filter(|l| !l.is_nothing());
+        }
+        if profile.filters(volume_binding::NAME) {
+            let claims = Claims::new(volumes, pod, of)?;
+            storage.claims = Some(claims).filter(|c| !c.is_nothing());
+        }
+        if profile.filters(volume_zone::NAME) {
+            let zones = Zones::new(volumes, pod, of)?;
+            storage.zones = Some(zones).filter(|z| !z.is_nothing());
+        }
+        Ok(Some(storage))
+    }
+
+    /// `pictured`: pods that are imagined to be there (1) or gone (-1) besides what the picture has; `node` has them.
+    pub fn filter(
+        &self,
+        volumes: &Volumes,
+        node: &NodeInfo,
+        pictured: &[(&PodInfo, i64)],
+    ) -> Result<(), Refusal> {
+        if let Some(restrictions) = &self.restrictions {
+            restrictions.filter(&self.namespace, node, pictured)?;
+        }
+        if let Some(limits) = &self.limits {
+            limits.filter(volumes, node)?;
+        }
+        if let Some(claims) = &self.claims {
+            claims.filter(volumes, node)?;
+        }
+        if let Some(zones) = &self.zones {
+            zones.filter(node)?;
+        }
+        Ok(())
+    }
+
+    /// The claims that pods of the class have, where they matter.
+    pub fn claims(&self) -> Option<&Claims> {
+        self.claims.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests;

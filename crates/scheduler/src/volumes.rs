@@ -1,0 +1,386 @@
+//! The picture of storage: claims, volumes, classes, and what drivers say of nodes. What was decided and is not yet
+//! written (which volume a claim gets, for which node one is to be made) lies over what the API says until it says
+//! something newer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
+use knarr_api::quantity::Quantity;
+use knarr_api::{Object, Shared, k8s_openapi};
+
+use crate::pod_info::PodClass;
+
+/// The class of a claim or volume where its annotation says it.
+const BETA_STORAGE_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+/// On which node the volume of a claim is to be made.
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+/// On a claim whose volume knows of it.
+pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
+/// On what was bound to each other by the control plane and not by its user.
+pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
+const STORAGE: &str = "storage";
+const READ_WRITE_ONCE_POD: &str = "ReadWriteOncePod";
+const WAIT_FOR_FIRST_CONSUMER: &str = "WaitForFirstConsumer";
+
+/// Namespace and name.
+pub type Name = (String, String);
+
+/// The claim that a volume is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimRef {
+    pub namespace: String,
+    pub name: String,
+    /// Empty: whichever claim of that name there is.
+    pub uid: String,
+}
+
+impl ClaimRef {
+    pub fn to(claim: &Shared<PersistentVolumeClaim>) -> Self {
+        let object = claim.object();
+        ClaimRef {
+            namespace: object.namespace().to_string(),
+            name: object.name().to_string(),
+            uid: object.uid().to_string(),
+        }
+    }
+
+    pub fn is_to(&self, claim: &Shared<PersistentVolumeClaim>) -> bool {
+        let object = claim.object();
+        self.namespace == object.namespace()
+            && self.name == object.name()
+            && (self.uid.is_empty() || self.uid == object.uid())
+    }
+}
+
+/// Something of the picture that has come, changed or gone.
+#[derive(Clone, Debug)]
+pub enum Change {
+    Claim {
+        before: Option<Shared<PersistentVolumeClaim>>,
+        after: Option<Shared<PersistentVolumeClaim>>,
+    },
+    Volume {
+        before: Option<Shared<PersistentVolume>>,
+        after: Option<Shared<PersistentVolume>>,
+    },
+    Class {
+        before: Option<Shared<StorageClass>>,
+        after: Option<Shared<StorageClass>>,
+    },
+    Node {
+        before: Option<Shared<CSINode>>,
+        after: Option<Shared<CSINode>>,
+    },
+    Driver {
+        before: Option<Shared<CSIDriver>>,
+        after: Option<Shared<CSIDriver>>,
+    },
+    Capacity {
+        before: Option<Shared<CSIStorageCapacity>>,
+        after: Option<Shared<CSIStorageCapacity>>,
+    },
+    Attachment {
+        before: Option<Shared<VolumeAttachment>>,
+        after: Option<Shared<VolumeAttachment>>,
+    },
+}
+
+impl Change {
+    /// What a change of an object is to storage; `None`: nothing, for it is of another kind.
+    pub fn of(before: Option<&Arc<Object>>, after: Option<&Arc<Object>>) -> Option<Self> {
+        let object = after.or(before)?;
+        fn typed<T: 'static>(object: Option<&Arc<Object>>) -> Option<Shared<T>> {
+            object.and_then(|o| Shared::new(o.clone()).ok())
+        }
+        macro_rules! change {
+            ($($kind:ty => $variant:ident,)*) => {
+                $(if object.get::<$kind>().is_some() {
+                    return Some(Change::$variant { before: typed(before), after: typed(after) });
+                })*
+            };
+        }
+        change! {
+            PersistentVolumeClaim => Claim,
+            PersistentVolume => Volume,
+            StorageClass => Class,
+            CSINode => Node,
+            CSIDriver => Driver,
+            CSIStorageCapacity => Capacity,
+            VolumeAttachment => Attachment,
+        }
+        None
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Volumes {
+    claims: BTreeMap<Name, Shared<PersistentVolumeClaim>>,
+    volumes: BTreeMap<String, Shared<PersistentVolume>>,
+    /// Names of volumes by their class.
+    by_class: BTreeMap<String, BTreeSet<String>>,
+    classes: BTreeMap<String, Shared<StorageClass>>,
+    nodes: BTreeMap<String, Shared<CSINode>>,
+    drivers: BTreeMap<String, Shared<CSIDriver>>,
+    capacities: BTreeMap<Name, Shared<CSIStorageCapacity>>,
+    /// By node, then by name.
+    attachments: BTreeMap<String, BTreeMap<String, Shared<VolumeAttachment>>>,
+    /// On how many pods that stand somewhere each claim is.
+    users: BTreeMap<Name, usize>,
+    /// Volumes that are given to claims and do not say so yet.
+    given: BTreeMap<String, ClaimRef>,
+    /// Claims for which a node is selected and that do not say so yet.
+    selected: BTreeMap<Name, String>,
+    /// Grows with whatever changes.
+    pub version: u64,
+}
+
+/// Puts it in or takes it out; what was there.
+fn set<K: Ord, T>(all: &mut BTreeMap<K, T>, key: K, new: Option<T>) -> Option<T> {
+    match new {
+        Some(new) => all.insert(key, new),
+        None => all.remove(&key),
+    }
+}
+
+fn key<T: knarr_api::registry::Registered>(of: &Shared<T>) -> Name {
+    let object = of.object();
+    (object.namespace().to_string(), object.name().to_string())
+}
+
+impl Volumes {
+    /// Takes a change in.
+    pub fn apply(&mut self, change: &Change) {
+        self.version += 1;
+        match change {
+            Change::Claim { before, after } => {
+                if let Some(of) = after.as_ref().or(before.as_ref()) {
+                    self.selected.remove(&key(of));
+                    set(&mut self.claims, key(of), after.clone());
+                }
+            }
+            Change::Volume { before, after } => {
+                if let Some(of) = after.as_ref().or(before.as_ref()) {
+                    let name = of.object().name().to_string();
+                    self.given.remove(&name);
+                    if let Some(was) = set(&mut self.volumes, name.clone(), after.clone())
+                        && let Some(names) = self.by_class.get_mut(class_of_volume(&was))
+                    {
+                        names.remove(&name);
+                    }
+                    if let Some(is) = after {
+                        let class = class_of_volume(is).to_string();
+                        self.by_class.entry(class).or_default().insert(name);
+                    }
+                }
+            }
+            Change::Class { before, after } => {
+                if let Some(of) = after.as_ref().or(before.as_ref()) {
+                    set(&mut self.classes, of.object().name().to_string(), after.clone());
+                }
+            }
+            Change::Node { before, after } => {
+                if let Some(of) = after.as_ref().or(before.as_ref()) {
+                    set(&mut self.nodes, of.object().name().to_string(), after.clone());
+                }
+            }
+            Change::Driver { before, after } => {
+                if let Some(of) = after.as_ref().or(before.as_ref()) {
+                    set(&mut self.drivers, of.object().name().to_string(), after.clone());
+                }
+            }
+            Change::Capacity { before, after } => {
+                if let Some(of) = after.as_ref().or(before.as_ref()) {
+                    set(&mut self.capacities, key(of), after.clone());
+                }
+            }
+            Change::Attachment { before, after } => {
+                if let Some(was) = before
+                    && let Some(there) = self.attachments.get_mut(&was.spec.node_name)
+                {
+                    there.remove(was.object().name());
+                }
+                if let Some(is) = after {
+                    let there = self.attachments.entry(is.spec.node_name.clone()).or_default();
+                    there.insert(is.object().name().to_string(), is.clone());
+                }
+            }
+        }
+    }
+
+    pub fn claim(&self, namespace: &str, name: &str) -> Option<&Shared<PersistentVolumeClaim>> {
+        self.claims.get(&(namespace.to_string(), name.to_string()))
+    }
+
+    pub fn volume(&self, name: &str) -> Option<&Shared<PersistentVolume>> {
+        self.volumes.get(name)
+    }
+
+    pub fn class(&self, name: &str) -> Option<&Shared<StorageClass>> {
+        self.classes.get(name)
+    }
+
+    pub fn node(&self, name: &str) -> Option<&Shared<CSINode>> {
+        self.nodes.get(name)
+    }
+
+    pub fn driver(&self, name: &str) -> Option<&Shared<CSIDriver>> {
+        self.drivers.get(name)
+    }
+
+    pub fn capacities(&self) -> impl Iterator<Item = &Shared<CSIStorageCapacity>> {
+        self.capacities.values()
+    }
+
+    /// What is attached to a node or is to be.
+    pub fn attachments(&self, node: &str) -> impl Iterator<Item = &Shared<VolumeAttachment>> {
+        let there = self.attachments.get(node);
+        there.into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// The volumes of a class, by name.
+    pub fn of_class(&self, class: &str) -> impl Iterator<Item = &Shared<PersistentVolume>> {
+        let names = self.by_class.get(class).into_iter().flatten();
+        names.filter_map(|name| self.volumes.get(name))
+    }
+
+    /// Which claim a volume is for, as the API says or as was decided.
+    pub fn claim_ref(&self, volume: &Shared<PersistentVolume>) -> Option<ClaimRef> {
+        match self.given.get(volume.object().name()) {
+            Some(given) => Some(given.clone()),
+            None => claim_ref(volume),
+        }
+    }
+
+    /// For which node the volume of a claim is to be made, as the API says or as was decided.
+    pub fn selected_node<'a>(&'a self, claim: &'a Shared<PersistentVolumeClaim>) -> Option<&'a str> {
+        match self.selected.get(&key(claim)) {
+            Some(node) => Some(node),
+            None => selected_node(claim),
+        }
+    }
+
+    /// The volume is for the claim, and will say so.
+    pub fn give(&mut self, volume: &str, to: ClaimRef) {
+        self.given.insert(volume.to_string(), to);
+        self.version += 1;
+    }
+
+    /// The claim's volume is to be made for the node, and the claim will say so.
+    pub fn select(&mut self, claim: Name, node: &str) {
+        self.selected.insert(claim, node.to_string());
+        self.version += 1;
+    }
+
+    /// What was decided does not come to pass.
+    pub fn take_back(&mut self, volume: &str) {
+        if self.given.remove(volume).is_some() {
+            self.version += 1;
+        }
+    }
+
+    pub fn unselect(&mut self, claim: &Name) {
+        if self.selected.remove(claim).is_some() {
+            self.version += 1;
+        }
+    }
+
+    /// A pod with claims has come to a node or left it.
+    pub fn count_users(&mut self, pod: &PodClass, came: bool) {
+        let Some(volumes) = &pod.volumes else { return };
+        for name in volumes.named() {
+            let claim = (pod.namespace().to_string(), name.to_string());
+            let exclusive = self.claims.get(&claim).is_some_and(|c| is_exclusive(c));
+            let users = self.users.entry(claim.clone()).or_default();
+            *users = if came { *users + 1 } else { users.saturating_sub(1) };
+            if *users == 0 {
+                self.users.remove(&claim);
+            }
+            // Who uses the others makes no difference to anybody.
+            if exclusive {
+                self.version += 1;
+            }
+        }
+    }
+
+    pub fn is_used(&self, namespace: &str, claim: &str) -> bool {
+        self.users
+            .contains_key(&(namespace.to_string(), claim.to_string()))
+    }
+}
+
+fn claim_ref(volume: &PersistentVolume) -> Option<ClaimRef> {
+    let of = volume.spec.as_ref()?.claim_ref.as_ref()?;
+    Some(ClaimRef {
+        namespace: of.namespace.clone().unwrap_or_default(),
+        name: of.name.clone().unwrap_or_default(),
+        uid: of.uid.clone().unwrap_or_default(),
+    })
+}
+
+fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let annotations = claim.metadata.annotations.as_ref()?;
+    annotations.get(SELECTED_NODE).map(String::as_str)
+}
+
+/// Whether one pod at a time may use it.
+pub fn is_exclusive(claim: &PersistentVolumeClaim) -> bool {
+    let modes = claim.spec.as_ref().and_then(|s| s.access_modes.as_ref());
+    modes.into_iter().flatten().any(|m| m == READ_WRITE_ONCE_POD)
+}
+
+/// Empty: none.
+pub fn class_of_claim(claim: &PersistentVolumeClaim) -> &str {
+    let annotated = claim.metadata.annotations.as_ref();
+    let annotated = annotated.and_then(|a| a.get(BETA_STORAGE_CLASS));
+    let named = claim.spec.as_ref().and_then(|s| s.storage_class_name.as_ref());
+    annotated.or(named).map(String::as_str).unwrap_or_default()
+}
+
+/// Empty: none.
+pub fn class_of_volume(volume: &PersistentVolume) -> &str {
+    let annotated = volume.metadata.annotations.as_ref();
+    let annotated = annotated.and_then(|a| a.get(BETA_STORAGE_CLASS));
+    let named = volume.spec.as_ref().and_then(|s| s.storage_class_name.as_ref());
+    annotated.or(named).map(String::as_str).unwrap_or_default()
+}
+
+/// The volume that a claim is bound to or names; empty: none.
+pub fn volume_of(claim: &PersistentVolumeClaim) -> &str {
+    let spec = claim.spec.as_ref();
+    spec.and_then(|s| s.volume_name.as_deref()).unwrap_or_default()
+}
+
+/// Whether claim and volume both know of each other.
+pub fn is_fully_bound(claim: &PersistentVolumeClaim) -> bool {
+    let annotations = claim.metadata.annotations.as_ref();
+    !volume_of(claim).is_empty() && annotations.is_some_and(|a| a.contains_key(BIND_COMPLETED))
+}
+
+/// How much a claim asks for.
+pub fn requested(claim: &PersistentVolumeClaim) -> Option<Quantity> {
+    let resources = claim.spec.as_ref()?.resources.as_ref()?;
+    Quantity::of(resources.requests.as_ref()?.get(STORAGE)?).ok()
+}
+
+/// How much a volume holds.
+pub fn capacity(volume: &PersistentVolume) -> Option<Quantity> {
+    let capacity = volume.spec.as_ref()?.capacity.as_ref()?;
+    Quantity::of(capacity.get(STORAGE)?).ok()
+}
+
+/// Whether claims of the class are bound once it is known where they are used.
+pub fn waits_for_consumer(class: &StorageClass) -> bool {
+    class.volume_binding_mode.as_deref() == Some(WAIT_FOR_FIRST_CONSUMER)
+}
+
+/// The largest volume that can be made there, in bytes.
+pub fn volume_limit(capacity: &CSIStorageCapacity) -> Option<i64> {
+    let of = capacity
+        .maximum_volume_size
+        .as_ref()
+        .or(capacity.capacity.as_ref())?;
+    Quantity::of(of).ok().map(|q| q.value())
+}

@@ -1,0 +1,100 @@
+//! Mistakes made on purpose, to show that the rules against them see them.
+//!
+//! Each is made where a component meets the rest of the world (the API as it reaches it, its runtime): to the rules it
+//! looks as the bug in the component would, and no component has a switch for being wrong.
+
+use std::fmt;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutation {
+    DeleteBeforeTheEnd,
+    DeleteBeforeProcessesAreGone,
+    StartTwice,
+    CutTheGrace,
+    LengthenTheGrace,
+    ForceAway,
+    ReplaceLost,
+    GcWithoutQuarantine,
+    ForgetUid,
+    KeepReleased,
+    IgnoreTerminating,
+    LoseLastStep,
+}
+
+use Mutation::*;
+
+impl Mutation {
+    pub const ALL: [Mutation; 12] = [
+        DeleteBeforeTheEnd,
+        DeleteBeforeProcessesAreGone,
+        StartTwice,
+        CutTheGrace,
+        LengthenTheGrace,
+        ForceAway,
+        ReplaceLost,
+        GcWithoutQuarantine,
+        ForgetUid,
+        KeepReleased,
+        IgnoreTerminating,
+        LoseLastStep,
+    ];
+
+    /// As it is called on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeleteBeforeTheEnd => "delete-before-the-end",
+            DeleteBeforeProcessesAreGone => "delete-before-processes-are-gone",
+            StartTwice => "start-twice",
+            CutTheGrace => "cut-the-grace",
+            LengthenTheGrace => "lengthen-the-grace",
+            ForceAway => "force-away",
+            ReplaceLost => "replace-lost",
+            GcWithoutQuarantine => "gc-without-quarantine",
+            ForgetUid => "forget-uid",
+            KeepReleased => "keep-released",
+            IgnoreTerminating => "ignore-terminating",
+            LoseLastStep => "lose-last-step",
+        }
+    }
+
+    /// The mistake, in words.
+    pub fn what(self) -> &'static str {
+        match self {
+            DeleteBeforeTheEnd => "kubelets delete the object when they should say how the end goes",
+            DeleteBeforeProcessesAreGone => {
+                "kubelets take an order to end for the end, and delete the object while processes run"
+            }
+            StartTwice => "runtimes start a second set of processes",
+            CutTheGrace => "KILL comes a second after TERM",
+            LengthenTheGrace => "processes are given ten minutes, whatever their pod says",
+            ForceAway => "controllers remove pods by force",
+            ReplaceLost => "a StatefulSet's pods are removed by force from nodes that are not ready",
+            GcWithoutQuarantine => "PodGC releases the pods of a missing node at once",
+            ForgetUid => "deletions do not say which uid they mean",
+            KeepReleased => "kubelets keep what they once were given, and never hear that it is gone",
+            IgnoreTerminating => "controllers take pods that are ending for gone",
+            LoseLastStep => "kubelets do not complete deletions",
+        }
+    }
+
+    /// The rule that has to find it.
+    pub fn rule(self) -> &'static str {
+        match self {
+            DeleteBeforeTheEnd | DeleteBeforeProcessesAreGone => "T5",
+            StartTwice => "S1",
+            CutTheGrace => "T3",
+            LengthenTheGrace => "T2",
+            ForceAway | ReplaceLost | GcWithoutQuarantine | ForgetUid => "S2",
+            KeepReleased => "S5",
+            IgnoreTerminating => "S8",
+            LoseLastStep => "S9",
+        }
+    }
+}
+
+impl fmt::Display for Mutation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,43 @@
+//! S8: a DaemonSet's pod is not doubled on its node while the one before still ends. Its names are made up, so only the
+//! controller's own care keeps it so; it holds where every controller has had time to see that pod.
+
+use k8s_openapi::jiff::SignedDuration;
+use knarr_api::k8s_openapi;
+
+use crate::world::{Seen, World, is_finished, node_of, owner};
+
+/// No request and no cache is older than this where all controllers are well: a late request comes 20 s after it was
+/// sent, an unanswered one is given up after 30 s.
+const KNOWN_AFTER: SignedDuration = SignedDuration::from_secs(60);
+
+pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+    let Seen::PodWritten { uid, before, after } = seen else {
+        return Ok(());
+    };
+    let node = node_of(after);
+    let bound = !node.is_empty() && before.is_none_or(|before| node_of(before).is_empty());
+    let Some(set) = owner(after, "DaemonSet").filter(|_| bound) else {
+        return Ok(());
+    };
+    let controllers = world.all_well_since(|name| name.starts_with("control"));
+    if controllers.is_none_or(|well| world.now.duration_since(well) < KNOWN_AFTER) {
+        return Ok(());
+    }
+    for (other, life) in &world.pods {
+        let known = world.now.duration_since(life.first_seen) >= KNOWN_AFTER;
+        let holds = !life.removed() && !life.released && !is_finished(&life.pod);
+        if other != uid
+            && known
+            && holds
+            && life.node() == node
+            && owner(&life.pod, "DaemonSet") == Some(set)
+            && world.of_pod(other).next().is_some()
+        {
+            return Err(format!(
+                "a DaemonSet's pod was placed on {node} while {} of the same set still runs there",
+                life.pod.metadata.name.as_deref().unwrap_or_default()
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! The API servers: one or several over one store, each with its own cache, clock and way to the store. One that dies
+//! comes back empty and fills its cache anew.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use knarr_apiserver::{Config, Seams, Server, ServiceRange};
+use knarr_client::{Api, Clock, Conn, NodeDialer};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::observer::Observer;
+use crate::random::{SeededEntropy, stream};
+use crate::store::{ObservedStore, StoreLink};
+
+/// One server, over its incarnations.
+pub(crate) struct ApiServer {
+    pub name: String,
+    pub link: Arc<StoreLink>,
+    clock: Arc<dyn Clock>,
+    entropy: Arc<SeededEntropy>,
+    observer: Arc<Observer>,
+    directory: std::path::PathBuf,
+    running: Mutex<Option<Running>>,
+}
+
+/// One incarnation, and what rings when it is no more.
+struct Running {
+    server: Arc<Server>,
+    gone: CancellationToken,
+}
+
+impl ApiServer {
+    /// Also started.
+    pub async fn start_new(
+        seed: u64,
+        number: usize,
+        store: &Arc<ObservedStore>,
+        clock: Arc<dyn Clock>,
+        directory: &Path,
+    ) -> std::io::Result<Arc<Self>> {
+        let name = format!("api-{number}");
+        // The first draws what the only one would.
+        let entropy = match number {
+            1 => SeededEntropy::new(seed, "apiserver"),
+            _ => SeededEntropy::new(seed, &name),
+        };
+        let server = Arc::new(ApiServer {
+            link: StoreLink::new(store.clone(), stream(seed, &format!("store/{name}"))),
+            clock,
+            entropy: Arc::new(entropy),
+            observer: store.observer.clone(),
+            directory: directory.to_path_buf(),
+            running: Mutex::default(),
+            name,
+        });
+        server.start().await?;
+        Ok(server)
+    }
+
+    async fn start(&self) -> std::io::Result<()> {
+        self.observer.note(&format!("{} starts", self.name));
+        let seams = Seams {
+            clock: self.clock.clone(),
+            entropy: self.entropy.clone(),
+            nodes: Arc::new(NoNodes),
+        };
+        let config = config(&self.directory, &*self.clock)?;
+        let server = Server::new(config, seams, self.link.clone())
+            .await
+            .map_err(std::io::Error::other)?;
+        let gone = CancellationToken::new();
+        *self.running.lock() = Some(Running { server, gone });
+        Ok(())
+    }
+
+    /// Starts it if it does not run, as often as it takes.
+    pub async fn revive(&self) {
+        while self.running.lock().is_none() {
+            if self.start().await.is_err() {
+                tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+            }
+        }
+    }
+
+    /// As `kill -9`.
+    pub fn crash(&self) {
+        if let Some(running) = self.running.lock().take() {
+            self.observer.note(&format!("{} dies", self.name));
+            running.gone.cancel();
+        }
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.running.lock().is_some()
+    }
+
+    /// The API of the incarnation that runs, and what rings when that dies.
+    pub fn api(&self, user: &str, groups: &[&'static str]) -> Option<(CancellationToken, Arc<dyn Api>)> {
+        let running = self.running.lock();
+        let running = running.as_ref()?;
+        let api = running.server.api(user, groups.iter().copied());
+        Some((running.gone.clone(), api))
+    }
+}
+
+fn config(directory: &Path, clock: &dyn Clock) -> std::io::Result<Config> {
+    let pki = knarr_apiserver::pki::Pki::open(&directory.join("pki"), clock.now())
+        .map_err(std::io::Error::other)?;
+    Ok(Config {
+        advertised: "192.0.2.1:6443".into(),
+        address: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+        port: 6443,
+        service_range: ServiceRange::parse("10.96.0.0/16").map_err(std::io::Error::other)?,
+        static_tokens: Default::default(),
+        issuer: knarr_apiserver::ISSUER.into(),
+        service_account_key: pki.service_account_key().map_err(std::io::Error::other)?,
+        options: knarr_apiserver::Options::default(),
+    })
+}
+
+/// Nobody execs into what does not exist.
+struct NoNodes;
+
+#[async_trait]
+impl NodeDialer for NoNodes {
+    async fn dial(&self, _node: &str) -> std::io::Result<Box<dyn Conn>> {
+        Err(std::io::ErrorKind::NotFound.into())
+    }
+}

@@ -1,0 +1,261 @@
+//! The users: they create, scale, roll out, delete (with grace, with less, by force), take a name again at once, hold
+//! objects with finalizers, and say of nodes that they are gone for good.
+//!
+//! They talk to the first server, which never fails: what they were told is so, and is what has to come about in the end.
+
+mod wanted;
+mod workloads;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use knarr_api::{k8s_openapi, registry};
+use knarr_client::{Api, DeleteOptions, Error, Kind, ListOptions, Object, Patch, Propagation};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::observer::Observer;
+use crate::random::Stream;
+use workloads::Workload;
+
+pub(crate) const NAMESPACE: &str = "default";
+const FINALIZER: &str = "sim.knarr.dev/hold";
+
+pub(crate) struct Users {
+    api: Arc<dyn Api>,
+    observer: Arc<Observer>,
+    chance: Stream,
+    /// What is meant to be there, with how many pods where that is said.
+    wanted: BTreeMap<(Workload, String), u64>,
+}
+
+impl Users {
+    pub fn new(api: Arc<dyn Api>, observer: Arc<Observer>, chance: Stream) -> Self {
+        Users {
+            api,
+            observer,
+            chance,
+            wanted: BTreeMap::new(),
+        }
+    }
+
+    /// One thing that one of them does.
+    pub async fn act(&mut self) -> Result<(), Error> {
+        let done = match self.chance.between(0, 99) {
+            0..20 => self.create_workload().await,
+            20..32 => self.scale().await,
+            32..42 => self.roll().await,
+            42..47 => self.delete_workload().await,
+            47..62 => self.create_pod().await,
+            62..81 => self.delete_some_pod().await,
+            81..86 => self.force().await,
+            86..92 => self.replace_pod().await,
+            92..94 => self.give_up_a_node().await,
+            _ => self.let_go().await,
+        };
+        match done {
+            // Somebody was faster, or there is nothing left to do it to.
+            Err(e) if e.is_not_found() || e.is_conflict() || e.is_already_exists() => Ok(()),
+            other => other,
+        }
+    }
+
+    fn note(&self, line: String) {
+        self.observer.note(&format!("user: {line}"));
+    }
+
+    async fn create(&self, kind: &'static Kind, value: Value) -> Result<Arc<Object>, Error> {
+        let bytes = serde_json::to_vec(&value).map_err(Error::internal)?;
+        let object = kind.ops.decode(&bytes).map_err(Error::internal)?.object;
+        self.api.create(kind, object).await
+    }
+
+    async fn create_workload(&mut self) -> Result<(), Error> {
+        let drawn = Workload::draw(&mut self.chance);
+        let (name, wanted) = (drawn.name.clone(), drawn.pods);
+        self.note(format!(
+            "create {} {name}: {}",
+            drawn.workload.kind().plural,
+            drawn.summary
+        ));
+        self.create(drawn.workload.kind(), drawn.object).await?;
+        self.wanted.insert((drawn.workload, name), wanted);
+        Ok(())
+    }
+
+    /// One of those that are meant to be there and can be `asked` for it.
+    fn some(&mut self, asked: impl Fn(Workload) -> bool) -> Option<(Workload, String)> {
+        let keys = self.wanted.keys().filter(|(workload, _)| asked(*workload));
+        let keys: Vec<_> = keys.cloned().collect();
+        self.chance.pick(&keys).cloned()
+    }
+
+    async fn scale(&mut self) -> Result<(), Error> {
+        let Some((workload, name)) = self.some(Workload::scales) else {
+            return Ok(());
+        };
+        let replicas = self.chance.between(0, workloads::REPLICAS);
+        self.note(format!("scale {name} to {replicas}"));
+        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        self.api
+            .patch(workload.kind(), NAMESPACE, &name, "", patch)
+            .await?;
+        self.wanted.insert((workload, name), replicas);
+        Ok(())
+    }
+
+    async fn roll(&mut self) -> Result<(), Error> {
+        let Some((workload, name)) = self.some(Workload::rolls) else {
+            return Ok(());
+        };
+        let version = self.chance.between(1, 3);
+        self.note(format!("roll {name} to v{version}"));
+        let patch = Patch::Merge(json!({"spec": {"template": {"metadata": {"annotations": {
+            "version": version.to_string(),
+        }}}}}));
+        let patched = self.api.patch(workload.kind(), NAMESPACE, &name, "", patch).await;
+        patched.map(drop)
+    }
+
+    async fn delete_workload(&mut self) -> Result<(), Error> {
+        let Some((workload, name)) = self.some(|w| w != Workload::Pod) else {
+            return Ok(());
+        };
+        let foreground = self.chance.per_mille(400);
+        self.note(format!("delete {name}, foreground: {foreground}"));
+        let propagation = match foreground {
+            true => Propagation::Foreground,
+            false => Propagation::Background,
+        };
+        let options = DeleteOptions {
+            propagation: Some(propagation),
+            ..DeleteOptions::default()
+        };
+        self.wanted.remove(&(workload, name.clone()));
+        let deleted = self.api.delete(workload.kind(), NAMESPACE, &name, options).await;
+        deleted.map(drop)
+    }
+
+    async fn create_pod(&mut self) -> Result<(), Error> {
+        let name = workloads::pod_name(&mut self.chance);
+        self.create_named(name).await
+    }
+
+    async fn create_named(&mut self, name: String) -> Result<(), Error> {
+        let held = self.chance.per_mille(200).then_some(FINALIZER);
+        let (pod, summary) = workloads::pod(&mut self.chance, &name, held);
+        self.note(format!("create {name}, which {summary}"));
+        self.create(&registry::POD, pod).await?;
+        self.wanted.insert((Workload::Pod, name), 1);
+        Ok(())
+    }
+
+    async fn pods(&self) -> Result<Vec<Arc<Object>>, Error> {
+        let options = ListOptions {
+            namespace: NAMESPACE.into(),
+            ..ListOptions::default()
+        };
+        Ok(self.api.list(&registry::POD, options).await?.items)
+    }
+
+    async fn delete(&mut self, pod: &Object, grace: Option<i64>) -> Result<(), Error> {
+        self.note(format!("delete {} grace {grace:?}", pod.name()));
+        self.wanted.remove(&(Workload::Pod, pod.name().to_string()));
+        if grace == Some(0) {
+            self.observer.release(pod.uid());
+        }
+        let mut options = DeleteOptions {
+            grace_period_seconds: grace,
+            ..DeleteOptions::default()
+        };
+        options.preconditions.uid = Some(pod.uid().to_string());
+        let deleted = self
+            .api
+            .delete(&registry::POD, NAMESPACE, pod.name(), options)
+            .await;
+        deleted.map(drop)
+    }
+
+    async fn delete_some_pod(&mut self) -> Result<(), Error> {
+        let pods = self.pods().await?;
+        let Some(pod) = self.chance.pick(&pods).cloned() else {
+            return Ok(());
+        };
+        let grace = self.chance.between(1, 20);
+        let shorter = self.chance.per_mille(350);
+        let grace = i64::try_from(grace).ok().filter(|_| shorter);
+        self.delete(&pod, grace).await
+    }
+
+    async fn force(&mut self) -> Result<(), Error> {
+        let pods = self.pods().await?;
+        let Some(pod) = self.chance.pick(&pods).cloned() else {
+            return Ok(());
+        };
+        self.delete(&pod, Some(0)).await
+    }
+
+    /// Takes a name again as soon as it is free.
+    async fn replace_pod(&mut self) -> Result<(), Error> {
+        let Some((_, name)) = self.some(|w| w == Workload::Pod) else {
+            return Ok(());
+        };
+        let pod = self.api.get(&registry::POD, NAMESPACE, &name).await?;
+        self.delete(&pod, None).await?;
+        for _ in 0..50 {
+            match self.create_named(name.clone()).await {
+                Err(e) if e.is_already_exists() => sleep(Duration::from_millis(100)).await,
+                other => return other,
+            }
+        }
+        Ok(())
+    }
+
+    /// Says of a node that it is gone for good, whether it is or not (S5).
+    async fn give_up_a_node(&mut self) -> Result<(), Error> {
+        let nodes = self
+            .api
+            .list(&registry::NODE, ListOptions::default())
+            .await?
+            .items;
+        let silent: Vec<_> = nodes
+            .into_iter()
+            .filter(|node| {
+                let typed: Option<&k8s_openapi::api::core::v1::Node> = node.get();
+                typed.is_some_and(|node| !crate::world::is_ready(node)) || self.chance.per_mille(250)
+            })
+            .collect();
+        let Some(node) = self.chance.pick(&silent).cloned() else {
+            return Ok(());
+        };
+        self.note(format!("delete node {}", node.name()));
+        let deleted = self
+            .api
+            .delete(&registry::NODE, "", node.name(), DeleteOptions::default())
+            .await;
+        deleted.map(drop)
+    }
+
+    /// Drops the finalizers of what waits for nothing else.
+    pub async fn let_go(&mut self) -> Result<(), Error> {
+        for pod in self.pods().await? {
+            let held = pod.metadata().finalizers.iter().flatten().any(|f| f == FINALIZER);
+            if !held {
+                continue;
+            }
+            let patch = Patch::Merge(json!({
+                "metadata": {"uid": pod.uid(), "finalizers": null},
+            }));
+            let patched = self
+                .api
+                .patch(&registry::POD, NAMESPACE, pod.name(), "", patch)
+                .await;
+            match patched {
+                Err(e) if !e.is_not_found() && !e.is_conflict() => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
