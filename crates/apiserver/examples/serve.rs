@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use knarr_apiserver::pki::Pki;
-use knarr_apiserver::tls::Tls;
 use knarr_apiserver::seams::{Clock, SystemClock, SystemEntropy};
+use knarr_apiserver::tls::Tls;
 use knarr_apiserver::{Config, ISSUER, Seams, Server, ServiceRange, User};
 use knarr_client::{Conn, NodeDialer};
 use tokio_util::sync::CancellationToken;

@@ -91,7 +91,10 @@ impl Series {
                 ..Series::default()
             };
         }
-        let scope = match (info.name.is_empty() && info.verb != "create", info.namespace.is_empty()) {
+        let scope = match (
+            info.name.is_empty() && info.verb != "create",
+            info.namespace.is_empty(),
+        ) {
             (false, _) => "resource",
             (true, false) => "namespace",
             (true, true) => "cluster",
@@ -215,43 +218,102 @@ impl Metrics {
     pub fn text(&self) -> String {
         let mut out = String::new();
         let requests = self.requests.lock();
-        head(&mut out, "apiserver_request_total", "counter", "Requests by what they asked for and the code of the answer.");
+        head(
+            &mut out,
+            "apiserver_request_total",
+            "counter",
+            "Requests by what they asked for and the code of the answer.",
+        );
         for (series, found) in requests.iter() {
             for (code, n) in &found.by_code {
-                let _ = writeln!(out, "apiserver_request_total{{code=\"{code}\",{}}} {n}", series.labels());
+                let _ = writeln!(
+                    out,
+                    "apiserver_request_total{{code=\"{code}\",{}}} {n}",
+                    series.labels()
+                );
             }
         }
-        head(&mut out, "apiserver_request_duration_seconds", "histogram", "How long requests took, watches and streams left out.");
+        head(
+            &mut out,
+            "apiserver_request_duration_seconds",
+            "histogram",
+            "How long requests took, watches and streams left out.",
+        );
         for (series, found) in requests.iter() {
             if let Some(took) = &found.took {
                 took.write(&mut out, "apiserver_request_duration_seconds", &series.labels());
             }
         }
-        head(&mut out, "apiserver_longrunning_requests", "gauge", "Watches and streams that are open.");
+        head(
+            &mut out,
+            "apiserver_longrunning_requests",
+            "gauge",
+            "Watches and streams that are open.",
+        );
         for (series, found) in requests.iter().filter(|(_, f)| f.running != 0) {
-            let _ = writeln!(out, "apiserver_longrunning_requests{{{}}} {}", series.labels(), found.running);
+            let _ = writeln!(
+                out,
+                "apiserver_longrunning_requests{{{}}} {}",
+                series.labels(),
+                found.running
+            );
         }
         drop(requests);
-        head(&mut out, "apiserver_current_inflight_requests", "gauge", "Requests that are being worked on.");
+        head(
+            &mut out,
+            "apiserver_current_inflight_requests",
+            "gauge",
+            "Requests that are being worked on.",
+        );
         for (kind, gauge) in [("mutating", &self.mutating), ("readOnly", &self.read_only)] {
             let n = gauge.load(Ordering::Relaxed);
-            let _ = writeln!(out, "apiserver_current_inflight_requests{{request_kind=\"{kind}\"}} {n}");
+            let _ = writeln!(
+                out,
+                "apiserver_current_inflight_requests{{request_kind=\"{kind}\"}} {n}"
+            );
         }
-        head(&mut out, "apiserver_flowcontrol_rejected_requests_total", "counter", "Requests that were answered 429.");
+        head(
+            &mut out,
+            "apiserver_flowcontrol_rejected_requests_total",
+            "counter",
+            "Requests that were answered 429.",
+        );
         for (reason, n) in self.rejected.lock().iter() {
-            let _ = writeln!(out, "apiserver_flowcontrol_rejected_requests_total{{reason=\"{reason}\"}} {n}");
+            let _ = writeln!(
+                out,
+                "apiserver_flowcontrol_rejected_requests_total{{reason=\"{reason}\"}} {n}"
+            );
         }
-        head(&mut out, "apiserver_watch_events_total", "counter", "Events that were sent to watchers.");
+        head(
+            &mut out,
+            "apiserver_watch_events_total",
+            "counter",
+            "Events that were sent to watchers.",
+        );
         for (labels, n) in self.watch_events.lock().iter() {
             let _ = writeln!(out, "apiserver_watch_events_total{{{labels}}} {n}");
         }
-        head(&mut out, "etcd_request_duration_seconds", "histogram", "How long the store took.");
+        head(
+            &mut out,
+            "etcd_request_duration_seconds",
+            "histogram",
+            "How long the store took.",
+        );
         for ((operation, resource), took) in self.store.lock().iter() {
             let labels = format!("operation=\"{operation}\",type=\"{resource}\"");
             took.write(&mut out, "etcd_request_duration_seconds", &labels);
         }
-        head(&mut out, "knarr_in_process_requests_total", "counter", "Requests of components in this process.");
-        let _ = writeln!(out, "knarr_in_process_requests_total {}", self.in_process.load(Ordering::Relaxed));
+        head(
+            &mut out,
+            "knarr_in_process_requests_total",
+            "counter",
+            "Requests of components in this process.",
+        );
+        let _ = writeln!(
+            out,
+            "knarr_in_process_requests_total {}",
+            self.in_process.load(Ordering::Relaxed)
+        );
         out
     }
 }

@@ -258,10 +258,11 @@ impl Pki {
 
 /// A server's certificate that vouches for itself, kept nowhere.
 pub fn self_signed(name: &str) -> Result<Identity, PkiError> {
-    let made = rcgen::generate_simple_self_signed(vec![name.to_string()]).map_err(|source| PkiError::Make {
-        what: format!("the certificate of {name}"),
-        source,
-    })?;
+    let made =
+        rcgen::generate_simple_self_signed(vec![name.to_string()]).map_err(|source| PkiError::Make {
+            what: format!("the certificate of {name}"),
+            source,
+        })?;
     Ok(Identity {
         certificate_pem: made.cert.pem(),
         key_pem: made.signing_key.serialize_pem(),

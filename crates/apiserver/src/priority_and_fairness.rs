@@ -75,7 +75,15 @@ fn schemas() -> Vec<(&'static Kind, Value)> {
     let control_plane = ["system:kube-controller-manager", "system:kube-scheduler"];
     // Name, level, precedence, who is told apart, subjects, resource rules, other rules.
     let table: Vec<(&str, &str, i32, &str, Vec<Value>, Vec<Value>, Value)> = vec![
-        ("exempt", "exempt", 1, "", groups(&["system:masters"]), all(), everything()),
+        (
+            "exempt",
+            "exempt",
+            1,
+            "",
+            groups(&["system:masters"]),
+            all(),
+            everything(),
+        ),
         (
             "probes",
             "exempt",
@@ -100,10 +108,21 @@ fn schemas() -> Vec<(&'static Kind, Value)> {
             400,
             "ByUser",
             groups(&["system:nodes"]),
-            vec![resources(&["*"], "", &["nodes", "nodes/status"], true), leases(&["*"])],
+            vec![
+                resources(&["*"], "", &["nodes", "nodes/status"], true),
+                leases(&["*"]),
+            ],
             Value::Null,
         ),
-        ("system-nodes", "system", 500, "ByUser", groups(&["system:nodes"]), all(), everything()),
+        (
+            "system-nodes",
+            "system",
+            500,
+            "ByUser",
+            groups(&["system:nodes"]),
+            all(),
+            everything(),
+        ),
         (
             "kube-controller-manager",
             "workload-high",
@@ -140,28 +159,49 @@ fn schemas() -> Vec<(&'static Kind, Value)> {
             all(),
             everything(),
         ),
-        ("global-default", "global-default", 9900, "ByUser", groups(&GROUPS_OF_ALL), all(), everything()),
-        ("catch-all", "catch-all", 10_000, "ByUser", groups(&GROUPS_OF_ALL), all(), everything()),
+        (
+            "global-default",
+            "global-default",
+            9900,
+            "ByUser",
+            groups(&GROUPS_OF_ALL),
+            all(),
+            everything(),
+        ),
+        (
+            "catch-all",
+            "catch-all",
+            10_000,
+            "ByUser",
+            groups(&GROUPS_OF_ALL),
+            all(),
+            everything(),
+        ),
     ];
     table
         .into_iter()
-        .map(|(name, level, precedence, told_apart, subjects, resource_rules, other_rules)| {
-            let mut rule = json!({"subjects": subjects});
-            if !resource_rules.is_empty() {
-                rule["resourceRules"] = resource_rules.into();
-            }
-            if !other_rules.is_null() {
-                rule["nonResourceRules"] = other_rules;
-            }
-            let mut spec = json!({
-                "priorityLevelConfiguration": {"name": level},
-                "matchingPrecedence": precedence,
-                "rules": [rule],
-            });
-            if !told_apart.is_empty() {
-                spec["distinguisherMethod"] = json!({"type": told_apart});
-            }
-            (&registry::FLOW_SCHEMA, json!({"metadata": meta(name), "spec": spec}))
-        })
+        .map(
+            |(name, level, precedence, told_apart, subjects, resource_rules, other_rules)| {
+                let mut rule = json!({"subjects": subjects});
+                if !resource_rules.is_empty() {
+                    rule["resourceRules"] = resource_rules.into();
+                }
+                if !other_rules.is_null() {
+                    rule["nonResourceRules"] = other_rules;
+                }
+                let mut spec = json!({
+                    "priorityLevelConfiguration": {"name": level},
+                    "matchingPrecedence": precedence,
+                    "rules": [rule],
+                });
+                if !told_apart.is_empty() {
+                    spec["distinguisherMethod"] = json!({"type": told_apart});
+                }
+                (
+                    &registry::FLOW_SCHEMA,
+                    json!({"metadata": meta(name), "spec": spec}),
+                )
+            },
+        )
         .collect()
 }

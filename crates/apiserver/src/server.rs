@@ -11,9 +11,9 @@ use knarr_store::Store;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::audit::Audit;
 use crate::admission::Ledger;
 use crate::allocation::{Allocations, ServiceRange};
+use crate::audit::Audit;
 use crate::authn::StaticTokens;
 use crate::authn::service_account::Tokens;
 use crate::authn::token_key::KeyFiles;

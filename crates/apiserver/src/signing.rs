@@ -186,10 +186,15 @@ mod tests {
     use rcgen::{CertificateParams, DnType};
 
     fn request(names: &[&str]) -> String {
-        let mut params = CertificateParams::new(names.iter().map(|n| (*n).to_string()).collect::<Vec<_>>()).unwrap();
+        let mut params =
+            CertificateParams::new(names.iter().map(|n| (*n).to_string()).collect::<Vec<_>>()).unwrap();
         params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
-        params.distinguished_name.push(DnType::CommonName, "system:node:n");
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, "system:nodes");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "system:node:n");
         // What is asked for beside names is not signed.
         params.is_ca = IsCa::NoCa;
         let key = KeyPair::generate().unwrap();
@@ -203,7 +208,10 @@ mod tests {
         let pki = Pki::open(directory.path(), now).unwrap();
         let request = request(&["n", "10.0.0.1"]);
         let asked = read_request(request.as_bytes()).unwrap();
-        assert_eq!((asked.dns_names, asked.ip_addresses), (vec!["n".to_string()], vec!["10.0.0.1".to_string()]));
+        assert_eq!(
+            (asked.dns_names, asked.ip_addresses),
+            (vec!["n".to_string()], vec!["10.0.0.1".to_string()])
+        );
         let usages = ["digital signature".to_string(), "client auth".to_string()];
         for (seconds, lasts) in [
             (None, 365 * 24 * 3600 - 300),
@@ -215,7 +223,11 @@ mod tests {
                 .authority()
                 .sign(request.as_bytes(), &usages, seconds, now)
                 .unwrap();
-            assert_eq!(ends(pem.as_bytes()).unwrap().as_second() - now.as_second(), lasts, "{seconds:?}");
+            assert_eq!(
+                ends(pem.as_bytes()).unwrap().as_second() - now.as_second(),
+                lasts,
+                "{seconds:?}"
+            );
             let der = der(pem.as_bytes(), "CERTIFICATE").unwrap();
             assert_eq!(certificate_user(&der).unwrap().node(), Some("n"));
             assert!(Peer::of_verified(&der).user(now).unwrap().is_some());

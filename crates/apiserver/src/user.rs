@@ -52,9 +52,7 @@ impl User {
 
     /// The account it is: namespace and name.
     pub fn as_service_account(&self) -> Option<(&str, &str)> {
-        self.name
-            .strip_prefix("system:serviceaccount:")?
-            .split_once(':')
+        self.name.strip_prefix("system:serviceaccount:")?.split_once(':')
     }
 
     pub fn service_account(namespace: &str, name: &str, uid: &str) -> Self {

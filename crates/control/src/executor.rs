@@ -277,7 +277,9 @@ impl Executor {
                         ..SubjectAccessReview::default()
                     };
                     let answer = self.api.create(kind, Box::new(review)).await.map_err(&failure)?;
-                    let status = answer.get::<SubjectAccessReview>().and_then(|r| r.status.as_ref());
+                    let status = answer
+                        .get::<SubjectAccessReview>()
+                        .and_then(|r| r.status.as_ref());
                     if status.is_some_and(|s| s.allowed) {
                         return Ok(());
                     }

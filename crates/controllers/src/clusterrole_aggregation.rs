@@ -24,8 +24,12 @@ impl Controller for ClusterRoleAggregation {
     fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
         let concerned = |role: &ClusterRole| {
             role.aggregation_rule.is_some()
-                && (changed.object().is_some_and(|o| Some(o.name()) == role.metadata.name.as_deref())
-                    || changed.states().any(|o| selects(role, o.metadata().labels.as_ref())))
+                && (changed
+                    .object()
+                    .is_some_and(|o| Some(o.name()) == role.metadata.name.as_deref())
+                    || changed
+                        .states()
+                        .any(|o| selects(role, o.metadata().labels.as_ref())))
         };
         view.list_as::<ClusterRole>("")
             .iter()
@@ -103,7 +107,11 @@ mod tests {
     }
 
     fn verbs(role: &ClusterRole) -> Vec<String> {
-        role.rules.iter().flatten().flat_map(|r| r.verbs.clone()).collect()
+        role.rules
+            .iter()
+            .flatten()
+            .flat_map(|r| r.verbs.clone())
+            .collect()
     }
 
     #[test]

@@ -44,7 +44,9 @@ impl Server {
         old: Option<&Object>,
         new: &dyn AnyObject,
     ) -> Result<(), Error> {
-        let Some(node) = ctx.user.node() else { return Ok(()) };
+        let Some(node) = ctx.user.node() else {
+            return Ok(());
+        };
         let name = new.metadata().name.as_deref().unwrap_or("");
         let refused = |why: String| Error::forbidden(target.kind.about(name), &why);
         let any = new.as_any();
@@ -70,7 +72,9 @@ impl Server {
             },
             ("", "nodes") => {
                 if name != node {
-                    return Err(refused(format!("node {node:?} is not allowed to modify node {name:?}")));
+                    return Err(refused(format!(
+                        "node {node:?} is not allowed to modify node {name:?}"
+                    )));
                 }
                 any.downcast_ref::<Node>().map_or(Ok(()), |new| {
                     own_node(old.and_then(Object::get::<Node>), new, node).map_err(refused)
@@ -80,7 +84,10 @@ impl Server {
                 if target.subresource != "status" {
                     return Err(refused("may only update PVC status".into()));
                 }
-                match (old.and_then(Object::get::<PersistentVolumeClaim>), any.downcast_ref()) {
+                match (
+                    old.and_then(Object::get::<PersistentVolumeClaim>),
+                    any.downcast_ref(),
+                ) {
                     (Some(old), Some(new)) if !same_claim(old, new) => Err(refused(format!(
                         "node {node:?} is not allowed to update fields other than status.quantity and status.conditions"
                     ))),
@@ -116,7 +123,9 @@ impl Server {
         target: &Target<'_>,
         object: &Object,
     ) -> Result<(), Error> {
-        let Some(node) = ctx.user.node() else { return Ok(()) };
+        let Some(node) = ctx.user.node() else {
+            return Ok(());
+        };
         let name = object.name();
         let refused = |why: String| Err(Error::forbidden(target.kind.about(name), &why));
         match (target.kind.group, target.kind.plural) {
@@ -148,7 +157,9 @@ impl Server {
         target: &Target<'_>,
         body: &Value,
     ) -> Result<(), Error> {
-        let Some(node) = ctx.user.node() else { return Ok(()) };
+        let Some(node) = ctx.user.node() else {
+            return Ok(());
+        };
         let refused = |why: String| Err(Error::forbidden(target.kind.about(target.name), &why));
         match (target.kind.plural, target.subresource) {
             ("pods", "eviction") => match self.cache.get(&registry::POD, target.namespace, target.name) {
@@ -201,7 +212,10 @@ The object might have been deleted and then recreated"
             [one] => one,
             _ => return refused("node may only request 0 or 1 audiences"),
         };
-        if object.get::<Pod>().is_some_and(|pod| self.names_audience(pod, audience)) {
+        if object
+            .get::<Pod>()
+            .is_some_and(|pod| self.names_audience(pod, audience))
+        {
             return Ok(());
         }
         let request = Attributes {
@@ -227,7 +241,9 @@ The object might have been deleted and then recreated"
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
         let name = pod.metadata.name.as_deref().unwrap_or("");
         let driver_of_claim = |claim: &str| {
-            let claim = self.cache.get(&registry::PERSISTENT_VOLUME_CLAIM, namespace, claim)?;
+            let claim = self
+                .cache
+                .get(&registry::PERSISTENT_VOLUME_CLAIM, namespace, claim)?;
             let volume = claim
                 .get::<PersistentVolumeClaim>()?
                 .spec
@@ -296,7 +312,9 @@ fn mirror_pod(pod: &Pod, node: &str, uid: Option<&str>) -> Result<(), String> {
         return Err(format!("node {node:?} can only create pods with an {own}"));
     }
     if owner.controller != Some(true) {
-        return Err(format!("node {node:?} can only create pods with a controller {own}"));
+        return Err(format!(
+            "node {node:?} can only create pods with a controller {own}"
+        ));
     }
     if owner.block_owner_deletion == Some(true) {
         return Err(format!(
@@ -305,7 +323,10 @@ fn mirror_pod(pod: &Pod, node: &str, uid: Option<&str>) -> Result<(), String> {
     }
     let uid = uid.unwrap_or("");
     if owner.uid != uid {
-        return Err(format!("node {node} UID mismatch: expected {} got {uid}", owner.uid));
+        return Err(format!(
+            "node {node} UID mismatch: expected {} got {uid}",
+            owner.uid
+        ));
     }
     match referenced(&spec) {
         Some(what) => Err(format!("node {node:?} can not create pods that reference {what}")),
@@ -315,7 +336,11 @@ fn mirror_pod(pod: &Pod, node: &str, uid: Option<&str>) -> Result<(), String> {
 
 /// The first thing of the API that a pod needs.
 fn referenced(spec: &k8s_openapi::api::core::v1::PodSpec) -> Option<&'static str> {
-    if spec.service_account_name.as_deref().is_some_and(|n| !n.is_empty()) {
+    if spec
+        .service_account_name
+        .as_deref()
+        .is_some_and(|n| !n.is_empty())
+    {
         return Some("serviceaccounts");
     }
     if !names(spec, Referenced::Secret).is_empty() {
@@ -373,12 +398,17 @@ fn pod_status(old: &Pod, new: &Pod, node: &str) -> Result<(), String> {
     if labels(old) != labels(new) {
         return Err(format!("node {node:?} cannot update labels through pod status"));
     }
-    let (was, is) = (old.status.clone().unwrap_or_default(), new.status.clone().unwrap_or_default());
+    let (was, is) = (
+        old.status.clone().unwrap_or_default(),
+        new.status.clone().unwrap_or_default(),
+    );
     if was.resource_claim_statuses.unwrap_or_default() != is.resource_claim_statuses.unwrap_or_default() {
         return Err(format!("node {node:?} cannot update resource claim statues"));
     }
     if was.extended_resource_claim_status != is.extended_resource_claim_status {
-        return Err(format!("node {node:?} cannot update extended resource claim status"));
+        return Err(format!(
+            "node {node:?} cannot update extended resource claim status"
+        ));
     }
     Ok(())
 }
@@ -394,7 +424,9 @@ fn own_node(old: Option<&Node>, new: &Node, node: &str) -> Result<(), String> {
         }
         return match forbidden_labels(None, new.metadata.labels.as_ref()) {
             none if none.is_empty() => Ok(()),
-            some => Err(format!("node {node:?} is not allowed to set the following labels: {some}")),
+            some => Err(format!(
+                "node {node:?} is not allowed to set the following labels: {some}"
+            )),
         };
     };
     if config.is_some() && config != spec(old).config_source {
@@ -432,9 +464,8 @@ fn forbidden_labels(old: Option<&Labels>, new: Option<&Labels>) -> String {
 
 fn is_forbidden(label: &str) -> bool {
     let namespace = label.split_once('/').map_or("", |(n, _)| n);
-    let within = |of: &str| {
-        namespace == of || namespace.strip_suffix(of).is_some_and(|head| head.ends_with('.'))
-    };
+    let within =
+        |of: &str| namespace == of || namespace.strip_suffix(of).is_some_and(|head| head.ends_with('.'));
     if within(RESTRICTED_NAMESPACE) {
         return true;
     }
@@ -506,14 +537,32 @@ mod tests {
         for (change, expected) in [
             (json!({}), None),
             (json!({"metadata": {"annotations": null}}), Some("annotation")),
-            (json!({"spec": {"nodeName": "m"}}), Some("spec.nodeName set to itself")),
-            (json!({"metadata": {"ownerReferences": null}}), Some("an owner reference")),
+            (
+                json!({"spec": {"nodeName": "m"}}),
+                Some("spec.nodeName set to itself"),
+            ),
+            (
+                json!({"metadata": {"ownerReferences": null}}),
+                Some("an owner reference"),
+            ),
             (owner(json!({"name": "m"})), Some("an owner reference")),
-            (owner(json!({"controller": false})), Some("a controller owner reference")),
-            (owner(json!({"blockOwnerDeletion": true})), Some("blockOwnerDeletion")),
+            (
+                owner(json!({"controller": false})),
+                Some("a controller owner reference"),
+            ),
+            (
+                owner(json!({"blockOwnerDeletion": true})),
+                Some("blockOwnerDeletion"),
+            ),
             (owner(json!({"uid": "w"})), Some("UID mismatch: expected w got u")),
-            (json!({"spec": {"serviceAccountName": "sa"}}), Some("reference serviceaccounts")),
-            (json!({"spec": {"imagePullSecrets": [{"name": "s"}]}}), Some("reference secrets")),
+            (
+                json!({"spec": {"serviceAccountName": "sa"}}),
+                Some("reference serviceaccounts"),
+            ),
+            (
+                json!({"spec": {"imagePullSecrets": [{"name": "s"}]}}),
+                Some("reference secrets"),
+            ),
             (volume(json!({"emptyDir": {}})), None),
             (volume(json!({"hostPath": {"path": "/x"}})), None),
             (

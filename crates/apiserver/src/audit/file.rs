@@ -83,7 +83,8 @@ impl Writer {
         }
         // Names tell the time, newest first.
         backups.sort_by(|a, b| b.0.cmp(&a.0));
-        let oldest = now - k8s_openapi::jiff::SignedDuration::try_from(self.settings.max_age).unwrap_or_default();
+        let oldest =
+            now - k8s_openapi::jiff::SignedDuration::try_from(self.settings.max_age).unwrap_or_default();
         let oldest = stamp(oldest);
         for (i, (when, path)) in backups.into_iter().enumerate() {
             let many = self.settings.max_backups > 0 && i >= self.settings.max_backups;
@@ -97,7 +98,11 @@ impl Writer {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).mode(0o600).open(path)
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(path)
 }
 
 /// The name's beginning, and its end with the dot.

@@ -60,12 +60,19 @@ impl Audit {
 }
 
 /// Writes what comes through the channel, until it closes.
-pub fn write_to(file: LogFile, mut lines: mpsc::Receiver<String>, clock: Arc<dyn Clock>) -> std::io::Result<()> {
+pub fn write_to(
+    file: LogFile,
+    mut lines: mpsc::Receiver<String>,
+    clock: Arc<dyn Clock>,
+) -> std::io::Result<()> {
     let mut writer = Writer::open(file)?;
     std::thread::Builder::new().name("audit".into()).spawn(move || {
         let mut batch = Vec::with_capacity(BATCH);
         while lines.blocking_recv_many(&mut batch, BATCH) > 0 {
-            let text: String = batch.drain(..).flat_map(|line: String| [line, "\n".to_string()]).collect();
+            let text: String = batch
+                .drain(..)
+                .flat_map(|line: String| [line, "\n".to_string()])
+                .collect();
             if let Err(e) = writer.write(&text, clock.now()) {
                 tracing::error!("the audit log cannot be written: {e}");
             }
@@ -244,7 +251,12 @@ fn without_managed_fields(object: &mut Value) {
     if let Some(meta) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         meta.remove("managedFields");
     }
-    for item in object.get_mut("items").and_then(Value::as_array_mut).into_iter().flatten() {
+    for item in object
+        .get_mut("items")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
         without_managed_fields(item);
     }
 }

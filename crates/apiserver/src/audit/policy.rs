@@ -121,7 +121,9 @@ impl Policy {
             mistakes.push("rules: Required value: a policy without rules writes nothing".into());
         }
         for (i, rule) in policy.rules.iter().enumerate() {
-            if !rule.non_resource_urls.is_empty() && (!rule.resources.is_empty() || !rule.namespaces.is_empty()) {
+            if !rule.non_resource_urls.is_empty()
+                && (!rule.resources.is_empty() || !rule.namespaces.is_empty())
+            {
                 mistakes.push(format!(
                     "rules[{i}].nonResourceURLs: Invalid value: rules cannot apply to both regular resources and non-resource URLs"
                 ));
@@ -142,7 +144,11 @@ impl Policy {
                 }
             }
         }
-        if mistakes.is_empty() { Ok(policy) } else { Err(mistakes) }
+        if mistakes.is_empty() {
+            Ok(policy)
+        } else {
+            Err(mistakes)
+        }
     }
 
     /// By the first rule that the request fits; none of it where there is none.
@@ -171,10 +177,13 @@ impl Rule {
         }
         if !self.non_resource_urls.is_empty() {
             return !info.is_resource
-                && self.non_resource_urls.iter().any(|url| match url.strip_suffix('*') {
-                    Some(prefix) => info.path.starts_with(prefix),
-                    None => info.path == *url,
-                });
+                && self
+                    .non_resource_urls
+                    .iter()
+                    .any(|url| match url.strip_suffix('*') {
+                        Some(prefix) => info.path.starts_with(prefix),
+                        None => info.path == *url,
+                    });
         }
         true
     }
@@ -187,7 +196,9 @@ impl Rule {
         let named = |pattern: &String| {
             pattern == "*"
                 || *pattern == resource
-                || pattern.strip_prefix("*/").is_some_and(|sub| sub == info.subresource)
+                || pattern
+                    .strip_prefix("*/")
+                    .is_some_and(|sub| sub == info.subresource)
                 || pattern.strip_suffix("/*").is_some_and(|of| of == info.resource)
         };
         self.resources.is_empty()
@@ -232,22 +243,58 @@ rules:
         let level = |user: &str, groups: &[&str], method: &str, path: &str| {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
             let info = RequestInfo::parse(&method, path, false);
-            policy.decide(&User::new(user, groups.iter().copied()), &info).level
+            policy
+                .decide(&User::new(user, groups.iter().copied()), &info)
+                .level
         };
         for (user, groups, method, path, expected) in [
-            ("system:kube-proxy", &[][..], "GET", "/api/v1/secrets", Level::None),
+            (
+                "system:kube-proxy",
+                &[][..],
+                "GET",
+                "/api/v1/secrets",
+                Level::None,
+            ),
             ("ann", &[], "GET", "/healthz/ping", Level::None),
             ("ann", &[], "GET", "/api/v1/secrets", Level::Metadata),
-            ("ann", &[], "POST", "/api/v1/namespaces/a/serviceaccounts/b/token", Level::Metadata),
-            ("ann", &[], "GET", "/api/v1/namespaces/a/serviceaccounts/b", Level::Metadata),
-            ("ann", &[], "PATCH", "/api/v1/namespaces/prod/pods/p", Level::Request),
+            (
+                "ann",
+                &[],
+                "POST",
+                "/api/v1/namespaces/a/serviceaccounts/b/token",
+                Level::Metadata,
+            ),
+            (
+                "ann",
+                &[],
+                "GET",
+                "/api/v1/namespaces/a/serviceaccounts/b",
+                Level::Metadata,
+            ),
+            (
+                "ann",
+                &[],
+                "PATCH",
+                "/api/v1/namespaces/prod/pods/p",
+                Level::Request,
+            ),
             ("ann", &[], "PATCH", "/api/v1/namespaces/test/pods/p", Level::None),
-            ("ann", &[], "GET", "/apis/apps/v1/deployments", Level::RequestResponse),
+            (
+                "ann",
+                &[],
+                "GET",
+                "/apis/apps/v1/deployments",
+                Level::RequestResponse,
+            ),
             ("ann", &["ops"], "GET", "/api/v1/nodes", Level::Metadata),
             ("ann", &["ops"], "GET", "/metrics", Level::Metadata),
             ("ann", &[], "GET", "/api/v1/nodes", Level::None),
         ] {
-            assert_eq!(level(user, groups, method, path), expected, "{user} {method} {path}");
+            assert_eq!(
+                level(user, groups, method, path),
+                expected,
+                "{user} {method} {path}"
+            );
         }
         let info = RequestInfo::parse(&Method::GET, "/apis/apps/v1/deployments", false);
         let stages = policy.decide(&User::new("ann", [""; 0]), &info).omit_stages;
@@ -261,7 +308,9 @@ rules:
         )
         .unwrap_err();
         assert_eq!(mistakes.len(), 4, "{mistakes:?}");
-        assert!(Policy::parse("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Everything}]").is_err());
+        assert!(
+            Policy::parse("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Everything}]").is_err()
+        );
         assert!(Policy::parse("apiVersion: audit.k8s.io/v1\nkind: Policy\nrule: []").is_err());
     }
 }

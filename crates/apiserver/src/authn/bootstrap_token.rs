@@ -18,10 +18,7 @@ const SECRET_LENGTH: usize = 16;
 /// The parts of a token; `None` unless it has their form.
 fn parts(token: &str) -> Option<(&str, &str)> {
     let (id, secret) = token.split_once('.')?;
-    let plain = |s: &str| {
-        s.bytes()
-            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
-    };
+    let plain = |s: &str| s.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     let fine = id.len() == ID_LENGTH && secret.len() == SECRET_LENGTH && plain(id) && plain(secret);
     fine.then_some((id, secret))
 }
@@ -95,7 +92,11 @@ mod tests {
         ]
         .map(|(k, v)| (k.to_string(), ByteString(v.into())))
         .into();
-        data.extend(changes.iter().map(|(k, v)| (k.to_string(), ByteString((*v).into()))));
+        data.extend(
+            changes
+                .iter()
+                .map(|(k, v)| (k.to_string(), ByteString((*v).into()))),
+        );
         let object = Secret {
             type_: Some(SECRET_TYPE.into()),
             data: Some(data),
@@ -128,7 +129,13 @@ mod tests {
     #[test]
     fn only_tokens_of_the_right_form_are_looked_up() {
         assert_eq!(parts("abcdef.0123456789abcdef"), Some((ID, SECRET)));
-        for token in ["abcdef0123456789abcdef", "ABCDEF.0123456789abcdef", "abcdef.0123", "../...", ""] {
+        for token in [
+            "abcdef0123456789abcdef",
+            "ABCDEF.0123456789abcdef",
+            "abcdef.0123",
+            "../...",
+            "",
+        ] {
             assert_eq!(parts(token), None, "{token}");
         }
     }

@@ -193,7 +193,11 @@ mod tests {
         };
         assert_eq!(
             be(&[(USER, "system:serviceaccount:a:b")], &["/serviceaccounts//a/b"]).unwrap(),
-            ["system:serviceaccounts", "system:serviceaccounts:a", AUTHENTICATED]
+            [
+                "system:serviceaccounts",
+                "system:serviceaccounts:a",
+                AUTHENTICATED
+            ]
         );
         assert_eq!(
             be(&[(USER, ANONYMOUS)], &["/users///system:anonymous"]).unwrap(),

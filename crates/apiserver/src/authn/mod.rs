@@ -115,7 +115,11 @@ impl Server {
         }
         let found = self.tokens.verify(token, audiences, now, &self.cache)?;
         if let Some(seconds) = found.stale_seconds {
-            tracing::debug!(user = found.user.name, seconds, "a token is used past its time for renewal");
+            tracing::debug!(
+                user = found.user.name,
+                seconds,
+                "a token is used past its time for renewal"
+            );
         }
         Some((found.user, found.audiences))
     }

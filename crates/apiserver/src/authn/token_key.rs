@@ -164,7 +164,10 @@ mod tests {
             assert_eq!((key.id.as_str(), key.algorithm), (id, algorithm));
             assert_eq!(key.published["kid"], id);
         }
-        assert!(SigningKey::read(RSA_PUBLIC).is_err(), "a public key signs nothing");
+        assert!(
+            SigningKey::read(RSA_PUBLIC).is_err(),
+            "a public key signs nothing"
+        );
         assert_eq!(VerifyingKey::read("").err().unwrap(), EXPECTED);
     }
 }

@@ -136,7 +136,13 @@ fn meta(name: &str) -> ObjectMeta {
     ObjectMeta {
         namespace,
         name: Some(name.to_string()),
-        labels: Some([("kubernetes.io/bootstrapping".to_string(), "rbac-defaults".to_string())].into()),
+        labels: Some(
+            [(
+                "kubernetes.io/bootstrapping".to_string(),
+                "rbac-defaults".to_string(),
+            )]
+            .into(),
+        ),
         annotations: Some([(AUTOUPDATE.to_string(), "true".to_string())].into()),
         ..ObjectMeta::default()
     }
@@ -226,9 +232,15 @@ pub fn repair(wanted: &dyn AnyObject, there: &dyn AnyObject) -> Repair {
     }
     let mut new = there.clone_box();
     let mut changed = add_missing(&mut new.metadata_mut().labels, &wanted.metadata().labels);
-    changed |= add_missing(&mut new.metadata_mut().annotations, &wanted.metadata().annotations);
+    changed |= add_missing(
+        &mut new.metadata_mut().annotations,
+        &wanted.metadata().annotations,
+    );
     let (want, have) = (wanted.as_any(), new.as_any_mut());
-    if let (Some(want), Some(have)) = (want.downcast_ref::<ClusterRole>(), have.downcast_mut::<ClusterRole>()) {
+    if let (Some(want), Some(have)) = (
+        want.downcast_ref::<ClusterRole>(),
+        have.downcast_mut::<ClusterRole>(),
+    ) {
         changed |= add_rules(&mut have.rules, &want.rules);
         for selector in want
             .aggregation_rule
@@ -255,21 +267,23 @@ pub fn repair(wanted: &dyn AnyObject, there: &dyn AnyObject) -> Repair {
             return Repair::Replace;
         }
         changed |= add_subjects(&mut have.subjects, &want.subjects);
-    } else if let (Some(want), Some(have)) =
-        (want.downcast_ref::<RoleBinding>(), have.downcast_mut::<RoleBinding>())
-    {
+    } else if let (Some(want), Some(have)) = (
+        want.downcast_ref::<RoleBinding>(),
+        have.downcast_mut::<RoleBinding>(),
+    ) {
         if want.role_ref != have.role_ref {
             return Repair::Replace;
         }
         changed |= add_subjects(&mut have.subjects, &want.subjects);
     }
-    if changed { Repair::Update(new) } else { Repair::Nothing }
+    if changed {
+        Repair::Update(new)
+    } else {
+        Repair::Nothing
+    }
 }
 
-fn add_missing(
-    have: &mut Option<BTreeMap<String, String>>,
-    want: &Option<BTreeMap<String, String>>,
-) -> bool {
+fn add_missing(have: &mut Option<BTreeMap<String, String>>, want: &Option<BTreeMap<String, String>>) -> bool {
     let mut changed = false;
     for (key, value) in want.iter().flatten() {
         let have = have.get_or_insert_default();
@@ -325,7 +339,7 @@ mod tests {
         for made in &all {
             if let Some(role) = made.object.as_any().downcast_ref::<ClusterRole>() {
                 let lines = role.rules.as_ref().map_or(0, Vec::len);
-                assert!(lines > 0 || role.aggregation_rule.is_some() , "{role:?}");
+                assert!(lines > 0 || role.aggregation_rule.is_some(), "{role:?}");
             }
             if let Some(b) = made.object.as_any().downcast_ref::<ClusterRoleBinding>() {
                 find(&registry::CLUSTER_ROLE, &b.role_ref.name);
@@ -354,13 +368,19 @@ mod tests {
         let repaired = repaired.as_any().downcast_ref::<ClusterRole>().unwrap().clone();
         let rules = repaired.rules.as_ref().unwrap();
         assert!(super::rules::missing(rules, std::slice::from_ref(&taken)).is_empty());
-        assert!(rules.iter().any(|r| r.api_groups.as_deref() == Some(&["mine".to_string()])));
+        assert!(
+            rules
+                .iter()
+                .any(|r| r.api_groups.as_deref() == Some(&["mine".to_string()]))
+        );
         assert_eq!(repaired.metadata.labels, wanted.metadata().labels);
         assert!(matches!(repair(&*wanted, &repaired), Repair::Nothing));
 
         let mut protected = there.clone_box();
         let annotations = &mut protected.metadata_mut().annotations;
-        annotations.get_or_insert_default().insert(AUTOUPDATE.into(), "false".into());
+        annotations
+            .get_or_insert_default()
+            .insert(AUTOUPDATE.into(), "false".into());
         assert!(matches!(repair(&*wanted, &*protected), Repair::Nothing));
     }
 

@@ -39,7 +39,9 @@ impl<'a> Grant<'a> {
         let Grant::Rules(_, Some(rule)) = self else {
             return false;
         };
-        rule.cluster_role_selectors.as_ref().is_some_and(|s| !s.is_empty())
+        rule.cluster_role_selectors
+            .as_ref()
+            .is_some_and(|s| !s.is_empty())
     }
 }
 
@@ -55,7 +57,9 @@ impl Server {
         if target.kind.group != GROUP || ctx.user.is_in(MASTERS) {
             return Ok(());
         }
-        let Some(grant) = Grant::of(new) else { return Ok(()) };
+        let Some(grant) = Grant::of(new) else {
+            return Ok(());
+        };
         if old.is_some_and(|old| only_lets_go(old.typed(), new)) {
             return Ok(());
         }

@@ -32,7 +32,10 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
     match (r.group, r.resource, r.subresource) {
         ("", "secrets", _) => reads_one && secret_is_used(cache, node, r.namespace, r.name),
         ("", "configmaps", _) => {
-            reads_one && any_pod(cache, node, r.namespace, |p| references(p, r.name, Referenced::ConfigMap))
+            reads_one
+                && any_pod(cache, node, r.namespace, |p| {
+                    references(p, r.name, Referenced::ConfigMap)
+                })
         }
         ("", "persistentvolumeclaims", "status") => {
             matches!(r.verb, "update" | "patch") && claim_is_used(cache, node, r.namespace, r.name)
@@ -60,12 +63,12 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
         ("storage.k8s.io", "csinodes", sub) => sub.is_empty() && writes_own(r.name),
         ("resource.k8s.io", "resourceslices", "") => match r.verb {
             "create" => true,
-            "get" | "update" | "patch" | "delete" => cache
-                .get(&registry::RESOURCE_SLICE, "", r.name)
-                .is_some_and(|o| {
+            "get" | "update" | "patch" | "delete" => {
+                cache.get(&registry::RESOURCE_SLICE, "", r.name).is_some_and(|o| {
                     let slice = o.get::<ResourceSlice>();
                     slice.is_some_and(|s| s.spec.node_name.as_deref() == Some(node))
-                }),
+                })
+            }
             "list" | "watch" | "deletecollection" => r.required_field("spec.nodeName") == Some(node),
             _ => false,
         },
@@ -138,7 +141,9 @@ fn bound_volume_is_used(cache: &Cache, node: &str, volume: &Object) -> bool {
 
 /// Named by a pod of the node, or by a volume that such a pod uses.
 fn secret_is_used(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool {
-    if any_pod(cache, node, namespace, |p| references(p, name, Referenced::Secret)) {
+    if any_pod(cache, node, namespace, |p| {
+        references(p, name, Referenced::Secret)
+    }) {
         return true;
     }
     let Ok(volumes) = cache.of(&registry::PERSISTENT_VOLUME) else {
@@ -178,12 +183,22 @@ fn volume_secrets(volume: &PersistentVolume) -> Vec<(String, String)> {
         .into_iter()
         .map(|r| {
             let namespace = r.namespace.as_deref().filter(|n| !n.is_empty()).or(claimed);
-            (namespace.unwrap_or_default().to_string(), r.name.clone().unwrap_or_default())
+            (
+                namespace.unwrap_or_default().to_string(),
+                r.name.clone().unwrap_or_default(),
+            )
         })
         .collect();
     if let Some(file) = &spec.azure_file {
-        let namespace = file.secret_namespace.as_deref().filter(|n| !n.is_empty()).or(claimed);
-        all.push((namespace.unwrap_or_default().to_string(), file.secret_name.clone()));
+        let namespace = file
+            .secret_namespace
+            .as_deref()
+            .filter(|n| !n.is_empty())
+            .or(claimed);
+        all.push((
+            namespace.unwrap_or_default().to_string(),
+            file.secret_name.clone(),
+        ));
     }
     all
 }
@@ -263,11 +278,7 @@ pub(crate) fn names(spec: &PodSpec, what: Referenced) -> Vec<&str> {
             Referenced::Secret => volume_secret_names(volume, &mut names),
             Referenced::ConfigMap => names.extend(volume.config_map.iter().map(|c| c.name.as_str())),
         }
-        for source in volume
-            .projected
-            .iter()
-            .flat_map(|p| p.sources.iter().flatten())
-        {
+        for source in volume.projected.iter().flat_map(|p| p.sources.iter().flatten()) {
             match what {
                 Referenced::Secret => names.extend(source.secret.iter().map(|s| s.name.as_str())),
                 Referenced::ConfigMap => names.extend(source.config_map.iter().map(|c| c.name.as_str())),
@@ -299,7 +310,10 @@ fn volume_secret_names<'a>(volume: &'a Volume, names: &mut Vec<&'a str>) {
         volume.rbd.as_ref().and_then(|s| s.secret_ref.as_ref()),
         volume.scale_io.as_ref().map(|s| &s.secret_ref),
         volume.storageos.as_ref().and_then(|s| s.secret_ref.as_ref()),
-        volume.csi.as_ref().and_then(|s| s.node_publish_secret_ref.as_ref()),
+        volume
+            .csi
+            .as_ref()
+            .and_then(|s| s.node_publish_secret_ref.as_ref()),
     ];
     names.extend(local.into_iter().flatten().map(|r| r.name.as_str()));
 }

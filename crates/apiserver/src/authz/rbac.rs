@@ -15,7 +15,10 @@ use crate::user::User;
 pub(super) fn allows(cache: &Cache, user: &User, request: &Attributes<'_>) -> bool {
     let mut allowed = false;
     visit(cache, user, request.namespace, &mut |_, rules| {
-        allowed = rules.iter().flat_map(|r| r.iter()).any(|r| rule_covers(r, request));
+        allowed = rules
+            .iter()
+            .flat_map(|r| r.iter())
+            .any(|r| rule_covers(r, request));
         !allowed
     });
     allowed
@@ -84,7 +87,11 @@ impl Display for Source<'_> {
             None => write!(f, "ClusterRoleBinding {:?}", self.name)?,
             Some(namespace) => write!(f, "RoleBinding {:?}", format!("{}/{namespace}", self.name))?,
         }
-        write!(f, " of {} {:?} to {} ", self.role.kind, self.role.name, self.subject.kind)?;
+        write!(
+            f,
+            " of {} {:?} to {} ",
+            self.role.kind, self.role.name, self.subject.kind
+        )?;
         let own = self.subject.namespace.as_deref().filter(|n| !n.is_empty());
         match (self.subject.kind.as_str(), own.or(self.namespace)) {
             ("ServiceAccount", Some(namespace)) => {

@@ -87,9 +87,9 @@ pub(super) fn covers(owner: &PolicyRule, part: &PolicyRule) -> bool {
                 .is_some_and(|(_, sub)| resources.contains(&format!("*/{sub}")))
     };
     let url = |wanted: &String| {
-        list(&owner.non_resource_urls).iter().any(|own| {
-            own == wanted || (own.ends_with(ALL) && wanted.starts_with(own.trim_end_matches(ALL)))
-        })
+        list(&owner.non_resource_urls)
+            .iter()
+            .any(|own| own == wanted || (own.ends_with(ALL) && wanted.starts_with(own.trim_end_matches(ALL))))
     };
     let names = list(&owner.resource_names);
     let named = match list(&part.resource_names) {
@@ -159,7 +159,13 @@ pub(super) fn quoted(values: &[String]) -> String {
 mod tests {
     use super::*;
 
-    fn rule(groups: &[&str], resources: &[&str], names: &[&str], urls: &[&str], verbs: &[&str]) -> PolicyRule {
+    fn rule(
+        groups: &[&str],
+        resources: &[&str],
+        names: &[&str],
+        urls: &[&str],
+        verbs: &[&str],
+    ) -> PolicyRule {
         let some = |v: &[&str]| (!v.is_empty()).then(|| v.iter().map(ToString::to_string).collect());
         PolicyRule {
             api_groups: some(groups),
@@ -181,7 +187,10 @@ mod tests {
         for (wanted, expected) in [
             (rule(&[""], &["pods"], &[], &[], &["get", "list"]), ""),
             (rule(&[""], &["pods"], &["x"], &[], &["get"]), ""),
-            (rule(&[""], &["replicationcontrollers/scale"], &[], &[], &["get"]), ""),
+            (
+                rule(&[""], &["replicationcontrollers/scale"], &[], &[], &["get"]),
+                "",
+            ),
             (rule(&["apps"], &["x", "y/z"], &[], &[], &["escalate"]), ""),
             (rule(&[""], &["secrets"], &["a"], &[], &["get"]), ""),
             (rule(&[], &[], &[], &["/healthz/ping"], &["get"]), ""),

@@ -23,8 +23,8 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::encryption::AtRest;
-use crate::metrics::Metrics;
 use crate::keys;
+use crate::metrics::Metrics;
 use custom::Custom;
 pub use custom::Held;
 use kind::KindCache;
@@ -249,7 +249,8 @@ impl Cache {
     }
 
     pub(crate) fn count_watched(&self, kind: &Kind, events: usize) {
-        self.metrics.watched(kind.group, kind.version, kind.kind, events as u64);
+        self.metrics
+            .watched(kind.group, kind.version, kind.kind, events as u64);
     }
 
     /// A value as it was before it was encrypted.

@@ -93,7 +93,9 @@ pub(super) fn parse(text: &str) -> Result<Encryption, Vec<String>> {
 
 fn bad_resource(resource: &str) -> Option<&'static str> {
     if resource == "*" {
-        return Some("use '*.' to encrypt all the resources from core API group or *.* to encrypt all resources");
+        return Some(
+            "use '*.' to encrypt all the resources from core API group or *.* to encrypt all resources",
+        );
     }
     if resource.is_empty() || resource.contains('/') || resource.to_lowercase() != resource {
         return Some("expected a resource's plural name in lower case, such as secrets or deployments.apps");
@@ -116,11 +118,16 @@ fn read_provider(at: &str, name: &str, value: Value, into: &mut Vec<Provider>, m
             for (i, key) in keys.keys.iter().enumerate() {
                 let at = format!("{at}.keys[{i}]");
                 if key.name.is_empty() || key.name.contains(':') {
-                    mistakes.push(format!("{at}.name: Invalid value: {:?}: expected a name without ':'", key.name));
+                    mistakes.push(format!(
+                        "{at}.name: Invalid value: {:?}: expected a name without ':'",
+                        key.name
+                    ));
                 }
                 // What was found is a secret and not shown.
                 let Ok(secret) = STANDARD.decode(&key.secret) else {
-                    mistakes.push(format!("{at}.secret: Invalid value: \"REDACTED\": expected base64"));
+                    mistakes.push(format!(
+                        "{at}.secret: Invalid value: \"REDACTED\": expected base64"
+                    ));
                     continue;
                 };
                 match cipher(name, &secret) {

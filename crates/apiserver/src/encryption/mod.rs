@@ -237,7 +237,11 @@ mod tests {
         for provider in ["aesgcm", "secretbox"] {
             let encryption = config(&keyed(provider, "k1", 1));
             let value = Bytes::from("the secret");
-            let seal = || encryption.seal(SECRETS, b"/a", value.clone(), &SystemEntropy).unwrap();
+            let seal = || {
+                encryption
+                    .seal(SECRETS, b"/a", value.clone(), &SystemEntropy)
+                    .unwrap()
+            };
             let sealed = seal();
             assert!(sealed.starts_with(format!("k8s:enc:{provider}:v1:k1:").as_bytes()));
             assert!(!sealed.windows(value.len()).any(|w| w == value));
@@ -248,23 +252,36 @@ mod tests {
                 assert_eq!(encryption.open(SECRETS, b"/b", &sealed), Err(Error::Unauthentic));
             }
             for cut in [sealed.len() - 1, 25] {
-                assert_eq!(encryption.open(SECRETS, b"/a", &sealed.slice(..cut)), Err(Error::Unauthentic));
+                assert_eq!(
+                    encryption.open(SECRETS, b"/a", &sealed.slice(..cut)),
+                    Err(Error::Unauthentic)
+                );
             }
             let mut changed = sealed.to_vec();
             *changed.last_mut().unwrap() ^= 1;
-            assert_eq!(encryption.open(SECRETS, b"/a", &changed.into()), Err(Error::Unauthentic));
-            assert_eq!(encryption.open(SECRETS, b"/a", &Bytes::from("{}")), Err(Error::NoProvider));
+            assert_eq!(
+                encryption.open(SECRETS, b"/a", &changed.into()),
+                Err(Error::Unauthentic)
+            );
+            assert_eq!(
+                encryption.open(SECRETS, b"/a", &Bytes::from("{}")),
+                Err(Error::NoProvider)
+            );
         }
     }
 
     #[test]
     fn keys_are_changed_one_after_another() {
         let old = config(&keyed("aesgcm", "k1", 1));
-        let sealed = old.seal(SECRETS, b"/a", Bytes::from("x"), &SystemEntropy).unwrap();
+        let sealed = old
+            .seal(SECRETS, b"/a", Bytes::from("x"), &SystemEntropy)
+            .unwrap();
         let both = config(&(keyed("secretbox", "k2", 2) + &keyed("aesgcm", "k1", 1) + "  - identity: {}\n"));
         assert!(both.open(SECRETS, b"/a", &sealed).unwrap().stale);
         assert!(both.open(SECRETS, b"/a", &Bytes::from("{}")).unwrap().stale);
-        let again = both.seal(SECRETS, b"/a", Bytes::from("x"), &SystemEntropy).unwrap();
+        let again = both
+            .seal(SECRETS, b"/a", Bytes::from("x"), &SystemEntropy)
+            .unwrap();
         let new = config(&keyed("secretbox", "k2", 2));
         assert_eq!(new.open(SECRETS, b"/a", &again).unwrap().value, Bytes::from("x"));
         assert_eq!(new.open(SECRETS, b"/a", &sealed), Err(Error::NoProvider));
@@ -282,7 +299,11 @@ mod tests {
             ("*.*", "batch", "jobs", true),
             ("things.example.com", "example.com", "things", true),
         ] {
-            assert_eq!(covers(resource, group, plural), expected, "{resource} {plural}.{group}");
+            assert_eq!(
+                covers(resource, group, plural),
+                expected,
+                "{resource} {plural}.{group}"
+            );
         }
     }
 }

@@ -29,7 +29,11 @@ impl Server {
             check("poststarthook/generic-apiserver-start-informers", true, false),
             check("poststarthook/priority-and-fairness-config-producer", true, false),
             check("poststarthook/rbac/bootstrap-roles", true, false),
-            check("poststarthook/scheduling/bootstrap-system-priority-classes", true, false),
+            check(
+                "poststarthook/scheduling/bootstrap-system-priority-classes",
+                true,
+                false,
+            ),
             check("shutdown", true, true),
         ]
     }

@@ -65,9 +65,7 @@ impl Places {
         if let Ok(place) = self.free.clone().try_acquire_owned() {
             return Ok(Place(place));
         }
-        let refused = || {
-            Error::too_many_requests("too many requests, please try again later", RETRY_SECONDS)
-        };
+        let refused = || Error::too_many_requests("too many requests, please try again later", RETRY_SECONDS);
         let waits = Waits::join(self).ok_or_else(refused)?;
         let place = tokio::time::timeout(self.patience, self.free.clone().acquire_owned()).await;
         drop(waits);
@@ -104,10 +102,12 @@ mod tests {
         let places = Arc::new(Places::new(1, PATIENCE));
         let first = places.enter().await.unwrap();
         let waiting: Vec<_> = (0..QUEUE_PER_PLACE)
-            .map(|_| tokio::spawn({
-                let places = places.clone();
-                async move { places.enter().await.map(drop) }
-            }))
+            .map(|_| {
+                tokio::spawn({
+                    let places = places.clone();
+                    async move { places.enter().await.map(drop) }
+                })
+            })
             .collect();
         while places.waiting.load(Ordering::Relaxed) < QUEUE_PER_PLACE {
             tokio::task::yield_now().await;

@@ -170,7 +170,9 @@ fn go_duration(text: &str) -> Option<Duration> {
         let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
         let number: f64 = rest.get(..digits)?.parse().ok()?;
         rest = rest.get(digits..)?;
-        let unit = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
+        let unit = rest
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(rest.len());
         seconds += number
             * match rest.get(..unit)? {
                 "ns" => 1e-9,
@@ -251,12 +253,7 @@ fn field_manager(http: &Http) -> String {
 
 impl Server {
     /// Serves TLS connections until `stop`, then gives what runs a moment to end.
-    pub async fn serve(
-        self: Arc<Self>,
-        listener: TcpListener,
-        tls: Tls,
-        stop: CancellationToken,
-    ) {
+    pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: Tls, stop: CancellationToken) {
         let acceptor = TlsAcceptor::from(tls.config.clone());
         let connections = TaskTracker::new();
         loop {
@@ -378,8 +375,7 @@ impl Server {
         let series = Series::of(&http.info, known, http.query.has("dryRun"));
         let mut response = self.answer(&mut http, client, address, &id, &series).await;
         let took = (!http.info.is_long_running()).then(|| begun.elapsed());
-        self.metrics
-            .finished(series, response.status().as_u16(), took);
+        self.metrics.finished(series, response.status().as_u16(), took);
         let headers = response.headers_mut();
         if let Ok(id) = HeaderValue::from_str(&id) {
             headers.insert(AUDIT_ID, id);
@@ -433,14 +429,18 @@ impl Server {
         let routed = self.limited(&mut ctx, http).await;
         if let Some(record) = &mut record {
             let denied = routed.as_ref().is_err_and(|e| e.code() == 403);
-            record.annotate("authorization.k8s.io/decision", if denied { "forbid" } else { "allow" });
+            record.annotate(
+                "authorization.k8s.io/decision",
+                if denied { "forbid" } else { "allow" },
+            );
             if let Some(body) = &http.body {
                 record.request(body);
             }
         }
         let mut response = routed.unwrap_or_else(|e| refusal(&e, http.wants));
         add_warnings(&mut response, &ctx.warnings);
-        let runs = long && response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        let runs =
+            long && response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS;
         match record {
             Some(mut record) if runs => {
                 record.response(response.status().as_u16(), None);

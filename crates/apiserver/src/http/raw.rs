@@ -240,7 +240,12 @@ impl Server {
                 out += &format!("{name}{{{labels}}} {n}\n");
             }
         }
-        metrics::head(&mut out, "knarr_cache_revision", "gauge", "The last write the caches show.");
+        metrics::head(
+            &mut out,
+            "knarr_cache_revision",
+            "gauge",
+            "The last write the caches show.",
+        );
         out += &format!("knarr_cache_revision {}\n", self.cache.revision());
         out + &self.metrics.others()
     }

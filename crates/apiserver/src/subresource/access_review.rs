@@ -32,7 +32,10 @@ impl Server {
         mut review: LocalSubjectAccessReview,
         namespace: &str,
     ) -> Result<Value, Error> {
-        review.metadata.namespace.get_or_insert_with(|| namespace.to_string());
+        review
+            .metadata
+            .namespace
+            .get_or_insert_with(|| namespace.to_string());
         let spec = &review.spec;
         let mut mistakes = check_subject(spec);
         let bare = ObjectMeta {
@@ -145,7 +148,9 @@ impl Server {
         }
         let mut problems = Vec::new();
         let fields = resource.and_then(|r| r.field_selector.as_ref());
-        let fields = fields.map(|s| field_selector(s, &mut problems)).unwrap_or_default();
+        let fields = fields
+            .map(|s| field_selector(s, &mut problems))
+            .unwrap_or_default();
         if let Some(labels) = resource.and_then(|r| r.label_selector.as_ref()) {
             // No authorizer here looks at labels; what is wrong with them is told all the same.
             check_labels(labels, &mut problems);
@@ -194,11 +199,13 @@ fn field_selector(selector: &FieldSelectorAttributes, problems: &mut Vec<String>
     let all = selector.requirements.as_deref().unwrap_or_default();
     let terms: Vec<String> = all
         .iter()
-        .filter_map(|r| match (r.operator.as_str(), r.values.as_deref().unwrap_or_default()) {
-            ("In", [value]) => Some(format!("{}={value}", r.key)),
-            ("NotIn", [value]) => Some(format!("{}!={value}", r.key)),
-            _ => None,
-        })
+        .filter_map(
+            |r| match (r.operator.as_str(), r.values.as_deref().unwrap_or_default()) {
+                ("In", [value]) => Some(format!("{}={value}", r.key)),
+                ("NotIn", [value]) => Some(format!("{}!={value}", r.key)),
+                _ => None,
+            },
+        )
         .collect();
     if terms.len() < all.len() {
         problems.push(ignored(if terms.is_empty() { "" } else { "partially " }));
@@ -282,17 +289,35 @@ fn check_selectors(resource: Option<&ResourceAttributes>, mistakes: &mut Errors)
     let Some(resource) = resource else { return };
     if let Some(s) = &resource.field_selector {
         let requirements: Vec<_> = s.requirements.iter().flatten().collect();
-        let parts = requirements
-            .iter()
-            .map(|r| (r.key.as_str(), r.operator.as_str(), r.values.as_deref().unwrap_or_default()));
-        check_selector(&base.child("fieldSelector"), s.raw_selector.as_deref(), parts.collect(), mistakes);
+        let parts = requirements.iter().map(|r| {
+            (
+                r.key.as_str(),
+                r.operator.as_str(),
+                r.values.as_deref().unwrap_or_default(),
+            )
+        });
+        check_selector(
+            &base.child("fieldSelector"),
+            s.raw_selector.as_deref(),
+            parts.collect(),
+            mistakes,
+        );
     }
     if let Some(s) = &resource.label_selector {
         let requirements: Vec<_> = s.requirements.iter().flatten().collect();
-        let parts = requirements
-            .iter()
-            .map(|r| (r.key.as_str(), r.operator.as_str(), r.values.as_deref().unwrap_or_default()));
-        check_selector(&base.child("labelSelector"), s.raw_selector.as_deref(), parts.collect(), mistakes);
+        let parts = requirements.iter().map(|r| {
+            (
+                r.key.as_str(),
+                r.operator.as_str(),
+                r.values.as_deref().unwrap_or_default(),
+            )
+        });
+        check_selector(
+            &base.child("labelSelector"),
+            s.raw_selector.as_deref(),
+            parts.collect(),
+            mistakes,
+        );
     }
 }
 

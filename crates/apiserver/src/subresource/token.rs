@@ -49,7 +49,11 @@ impl Server {
             }
         }
         let account = self.get(&Target::main(target.kind, target.namespace, target.name))?;
-        if let Some(given) = meta.uid.as_deref().filter(|u| !u.is_empty() && *u != account.uid()) {
+        if let Some(given) = meta
+            .uid
+            .as_deref()
+            .filter(|u| !u.is_empty() && *u != account.uid())
+        {
             return Err(Error::conflict(
                 About {
                     name: target.name,

@@ -45,9 +45,15 @@ async fn secrets_are_encrypted_in_the_store_and_nowhere_else() {
     assert!(stored.starts_with(b"k8s:enc:aesgcm:v1:k1:"));
     let shows = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains("Y29ycmVjdCBob3JzZQ");
     assert!(!shows(&stored));
-    let read = cluster.admin("GET", &format!("{SECRETS}/s"), None).await.expect(200);
+    let read = cluster
+        .admin("GET", &format!("{SECRETS}/s"), None)
+        .await
+        .expect(200);
     assert_eq!(read["data"], made["data"]);
-    let list = cluster.admin("GET", &format!("{SECRETS}?limit=1"), None).await.expect(200);
+    let list = cluster
+        .admin("GET", &format!("{SECRETS}?limit=1"), None)
+        .await
+        .expect(200);
     assert_eq!(list["items"][0]["data"], made["data"]);
     // Another resource is as it was.
     let maps = "/api/v1/namespaces/default/configmaps";
@@ -56,26 +62,41 @@ async fn secrets_are_encrypted_in_the_store_and_nowhere_else() {
         keys: KeyRange::one("/registry/core/configmaps/default/m"),
         ..Range::default()
     };
-    assert!(cluster.store.range(range).await.unwrap().kvs[0].value.starts_with(b"{"));
+    assert!(
+        cluster.store.range(range).await.unwrap().kvs[0]
+            .value
+            .starts_with(b"{")
+    );
 }
 
 #[tokio::test]
 async fn keys_are_rotated_by_writing_what_is_there_again() {
     let cluster = Cluster::start().await;
-    cluster.create(SECRETS, json!({"metadata": {"name": "s"}, "stringData": {"a": "b"}})).await;
+    cluster
+        .create(
+            SECRETS,
+            json!({"metadata": {"name": "s"}, "stringData": {"a": "b"}}),
+        )
+        .await;
     assert!(raw(&cluster, "s").await.starts_with(b"{"));
     for (names, expected) in [
         (vec![K1], "k8s:enc:aesgcm:v1:k1:"),
         (vec![K2, K1], "k8s:enc:secretbox:v1:k2:"),
         (vec![K2], "k8s:enc:secretbox:v1:k2:"),
     ] {
-        let next = cluster.next(|options| options.encryption = Some(keys(&names))).await;
+        let next = cluster
+            .next(|options| options.encryption = Some(keys(&names)))
+            .await;
         let path = format!("{SECRETS}/s");
         let secret = next.admin("GET", &path, None).await.expect(200);
         assert_eq!(secret["data"]["a"], "Yg==");
         next.admin("PUT", &path, Some(secret)).await.expect(200);
         let stored = raw(&cluster, "s").await;
-        assert!(stored.starts_with(expected.as_bytes()), "{expected}: {}", String::from_utf8_lossy(&stored));
+        assert!(
+            stored.starts_with(expected.as_bytes()),
+            "{expected}: {}",
+            String::from_utf8_lossy(&stored)
+        );
         // Once more changes nothing.
         let secret = next.admin("GET", &path, None).await.expect(200);
         next.admin("PUT", &path, Some(secret)).await.expect(200);

@@ -168,7 +168,6 @@ impl Cluster {
         let stop = CancellationToken::new();
         tokio::spawn(server.clone().serve(listener, tls, stop.clone()));
         Cluster {
-
             store,
             pki,
             address,
@@ -298,5 +297,7 @@ pub async fn grant(cluster: &Cluster, name: &str, user: &str, rules: Value) {
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
     });
-    cluster.create(&format!("{group}/clusterrolebindings"), binding).await;
+    cluster
+        .create(&format!("{group}/clusterrolebindings"), binding)
+        .await;
 }

@@ -12,7 +12,10 @@ async fn a_body_is_as_large_as_kubernetes_lets_it_be() {
     let map = |bytes: usize| Some(json!({"metadata": {"name": "m"}, "data": {"k": "x".repeat(bytes)}}));
     let path = "/api/v1/namespaces/default/configmaps";
     let answer = cluster.admin("POST", path, map(3 * 1024 * 1024 + 1)).await;
-    assert_eq!((answer.code, &answer.body["reason"]), (413, &json!("RequestEntityTooLarge")));
+    assert_eq!(
+        (answer.code, &answer.body["reason"]),
+        (413, &json!("RequestEntityTooLarge"))
+    );
     cluster.admin("POST", path, map(1000)).await.expect(201);
 }
 
@@ -26,7 +29,11 @@ async fn a_request_ends_when_its_time_is_over() {
     assert_eq!(answer.body["reason"], "Timeout");
     let answer = cluster.admin("GET", "/api/v1/nodes?timeout=soon", None).await;
     assert_eq!(answer.code, 400);
-    assert!(answer.message().ends_with("time: invalid duration \"soon\""), "{}", answer.text);
+    assert!(
+        answer.message().ends_with("time: invalid duration \"soon\""),
+        "{}",
+        answer.text
+    );
 }
 
 #[tokio::test]
@@ -36,7 +43,11 @@ async fn who_finds_all_places_taken_is_told_to_come_back() {
     for (method, path) in [("GET", "/api"), ("POST", "/api/v1/namespaces/default/pods")] {
         let body = (method == "POST").then(|| json!({}));
         let answer = cluster.ask(&ann, method, path, body).await;
-        assert_eq!((answer.code, &answer.body["reason"]), (429, &json!("TooManyRequests")), "{method}");
+        assert_eq!(
+            (answer.code, &answer.body["reason"]),
+            (429, &json!("TooManyRequests")),
+            "{method}"
+        );
         assert_eq!(answer.headers["retry-after"], "1", "{method}");
     }
     // Administrators and health checks are not held up.
@@ -50,7 +61,10 @@ async fn who_finds_all_places_taken_is_told_to_come_back() {
 async fn every_answer_names_its_request() {
     let cluster = Cluster::start().await;
     let named = Shows::token(ADMIN).header("audit-id", "my-request");
-    assert_eq!(cluster.ask(&named, "GET", "/api", None).await.headers["audit-id"], "my-request");
+    assert_eq!(
+        cluster.ask(&named, "GET", "/api", None).await.headers["audit-id"],
+        "my-request"
+    );
     let answer = cluster.ask(&Shows::token("wrong"), "GET", "/api", None).await;
     assert_eq!(answer.headers["audit-id"].len(), 36);
     assert_eq!(answer.headers["cache-control"], "no-cache, private");
@@ -69,10 +83,18 @@ async fn health_is_told_whole_and_check_by_check() {
     assert_eq!(get("/livez").await, (200, "ok".to_string()));
     let (code, text) = get("/readyz?verbose").await;
     assert_eq!(code, 200);
-    assert!(text.starts_with("[+]ping ok\n") && text.ends_with("readyz check passed\n"), "{text}");
-    assert!(text.contains("[+]informer-sync ok\n") && text.contains("[+]poststarthook/rbac/bootstrap-roles ok\n"));
+    assert!(
+        text.starts_with("[+]ping ok\n") && text.ends_with("readyz check passed\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("[+]informer-sync ok\n") && text.contains("[+]poststarthook/rbac/bootstrap-roles ok\n")
+    );
     let (_, text) = get("/livez?verbose&exclude=etcd&exclude=nothing").await;
-    assert!(text.contains("[+]etcd excluded: ok\n") && !text.contains("informer-sync"), "{text}");
+    assert!(
+        text.contains("[+]etcd excluded: ok\n") && !text.contains("informer-sync"),
+        "{text}"
+    );
     assert!(text.contains("no matches for \"nothing\""), "{text}");
     assert_eq!(get("/readyz/informer-sync").await, (200, "ok".to_string()));
     assert_eq!(get("/healthz/poststarthook/rbac/bootstrap-roles").await.0, 200);
@@ -83,7 +105,12 @@ async fn health_is_told_whole_and_check_by_check() {
 #[tokio::test]
 async fn metrics_have_kubernetes_names() {
     let cluster = Cluster::start().await;
-    cluster.create("/api/v1/namespaces/default/configmaps", json!({"metadata": {"name": "m"}})).await;
+    cluster
+        .create(
+            "/api/v1/namespaces/default/configmaps",
+            json!({"metadata": {"name": "m"}}),
+        )
+        .await;
     let watch = "/api/v1/namespaces/default/configmaps?watch=true&timeoutSeconds=1";
     cluster.admin("GET", watch, None).await;
     let text = cluster.admin("GET", "/metrics", None).await.text;
@@ -100,7 +127,10 @@ async fn metrics_have_kubernetes_names() {
     }
     // Every series has its head, and every line is one.
     for line in text.lines() {
-        let fine = line.starts_with('#') || line.rsplit_once(' ').is_some_and(|(_, n)| n.parse::<f64>().is_ok());
+        let fine = line.starts_with('#')
+            || line
+                .rsplit_once(' ')
+                .is_some_and(|(_, n)| n.parse::<f64>().is_ok());
         assert!(fine, "{line}");
     }
 }
@@ -113,7 +143,10 @@ async fn priority_and_fairness_has_its_objects() {
         ("flowschemas", 11, "system-leader-election"),
         ("prioritylevelconfigurations", 8, "workload-low"),
     ] {
-        let list = cluster.admin("GET", &format!("{group}/{resource}"), None).await.expect(200);
+        let list = cluster
+            .admin("GET", &format!("{group}/{resource}"), None)
+            .await
+            .expect(200);
         let items = list["items"].as_array().unwrap();
         assert_eq!(items.len(), count, "{resource}");
         assert!(items.iter().any(|i| i["metadata"]["name"] == name), "{resource}");

@@ -83,7 +83,9 @@ async fn paths(cluster: &Cluster) -> Vec<(String, &'static str)> {
 /// A service-account token that ran out while its certificate-less bearer was away.
 async fn expired_token(cluster: &Cluster) -> String {
     let account = json!({"metadata": {"name": "robot"}});
-    cluster.create("/api/v1/namespaces/default/serviceaccounts", account).await;
+    cluster
+        .create("/api/v1/namespaces/default/serviceaccounts", account)
+        .await;
     let request = json!({"spec": {"expirationSeconds": 600}});
     let path = "/api/v1/namespaces/default/serviceaccounts/robot/token";
     let token = cluster.create(path, request).await["status"]["token"]
@@ -108,18 +110,29 @@ async fn nothing_but_health_and_version_answers_who_shows_no_good_credential() {
     }
     let expired = Pki::open(directory.path(), earlier).unwrap().admin().unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
-    let foreign = Pki::open(elsewhere.path(), cluster.now()).unwrap().admin().unwrap();
+    let foreign = Pki::open(elsewhere.path(), cluster.now())
+        .unwrap()
+        .admin()
+        .unwrap();
     // The server's own certificate is no client's.
     let server = cluster.pki.server(&["localhost".to_string()]).unwrap();
     let clients = [
         ("nothing", Shows::default(), false),
         ("a wrong token", Shows::token("wrong"), true),
         ("an expired token", Shows::token(expired_token), true),
-        ("a bootstrap token of nobody", Shows::token("abcdef.0123456789abcdef"), true),
+        (
+            "a bootstrap token of nobody",
+            Shows::token("abcdef.0123456789abcdef"),
+            true,
+        ),
         ("an expired certificate", Shows::certificate(expired), true),
         ("a foreign certificate", Shows::certificate(foreign), true),
         ("a server's certificate", Shows::certificate(server), true),
-        ("no bearer", Shows::default().header("authorization", "Basic YWRtaW46YWRtaW4="), false),
+        (
+            "no bearer",
+            Shows::default().header("authorization", "Basic YWRtaW46YWRtaW4="),
+            false,
+        ),
     ];
     let paths = paths(&cluster).await;
     assert!(paths.len() > 400, "{} paths", paths.len());
@@ -129,8 +142,16 @@ async fn nothing_but_health_and_version_answers_who_shows_no_good_credential() {
             let body = (*method != "GET").then(|| json!({}));
             let answer = client.send(method, path, body).await;
             let expected = if wrong { 401 } else { 403 };
-            assert_eq!(answer.code, expected, "{method} {path} with {what}: {}", answer.text);
-            assert_eq!(answer.body["kind"], Value::from("Status"), "{method} {path} with {what}");
+            assert_eq!(
+                answer.code, expected,
+                "{method} {path} with {what}: {}",
+                answer.text
+            );
+            assert_eq!(
+                answer.body["kind"],
+                Value::from("Status"),
+                "{method} {path} with {what}"
+            );
         }
         for path in PUBLIC {
             let answer = client.send("GET", path, None).await;

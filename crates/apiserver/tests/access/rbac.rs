@@ -38,7 +38,9 @@ async fn nobody_grants_what_he_does_not_hold() {
         let cluster = &cluster;
         async move { cluster.ask(&ann(), method, &path, Some(body)).await }
     };
-    ask("POST", roles.clone(), role("fine", json!(["get"]))).await.expect(201);
+    ask("POST", roles.clone(), role("fine", json!(["get"])))
+        .await
+        .expect(201);
     let refused = ask("POST", roles.clone(), role("more", json!(["get", "delete"]))).await;
     assert_eq!(refused.code, 403);
     let message = refused.message().to_string();
@@ -49,7 +51,12 @@ async fn nobody_grants_what_he_does_not_hold() {
 {APIGroups:[\"\"], Resources:[\"pods\"], Verbs:[\"delete\"]}"
     );
     // Neither later nor by patch.
-    assert_eq!(ask("PUT", format!("{roles}/fine"), role("fine", json!(["*"]))).await.code, 403);
+    assert_eq!(
+        ask("PUT", format!("{roles}/fine"), role("fine", json!(["*"])))
+            .await
+            .code,
+        403
+    );
     let patch = ann().header("content-type", "application/merge-patch+json");
     let more = json!({"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]});
     let path = format!("{roles}/fine");
@@ -59,9 +66,25 @@ async fn nobody_grants_what_he_does_not_hold() {
     assert_eq!(cluster.ask(&patch, "PATCH", &path, Some(label)).await.code, 200);
     // A binding gives what its role has.
     let bindings = format!("{GROUP}/namespaces/default/rolebindings");
-    ask("POST", bindings.clone(), binding("fine", "Role", "fine")).await.expect(201);
-    assert_eq!(ask("POST", bindings.clone(), binding("x", "ClusterRole", "cluster-admin")).await.code, 403);
-    assert_eq!(ask("POST", bindings.clone(), binding("x", "ClusterRole", "nothing")).await.code, 404);
+    ask("POST", bindings.clone(), binding("fine", "Role", "fine"))
+        .await
+        .expect(201);
+    assert_eq!(
+        ask(
+            "POST",
+            bindings.clone(),
+            binding("x", "ClusterRole", "cluster-admin")
+        )
+        .await
+        .code,
+        403
+    );
+    assert_eq!(
+        ask("POST", bindings.clone(), binding("x", "ClusterRole", "nothing"))
+            .await
+            .code,
+        404
+    );
     let cluster_bindings = format!("{GROUP}/clusterrolebindings");
     let all = binding("x", "ClusterRole", "cluster-admin");
     assert_eq!(ask("POST", cluster_bindings.clone(), all.clone()).await.code, 403);
@@ -69,7 +92,11 @@ async fn nobody_grants_what_he_does_not_hold() {
     let aggregates = json!({"metadata": {"name": "gather"}, "rules": [],
         "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}});
     let refused = ask("POST", format!("{GROUP}/clusterroles"), aggregates.clone()).await;
-    assert!(refused.message().ends_with("must have cluster-admin privileges to use the aggregationRule"));
+    assert!(
+        refused
+            .message()
+            .ends_with("must have cluster-admin privileges to use the aggregationRule")
+    );
     // `escalate` and `bind` are permissions of their own.
     let extra = json!([
         {"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["roles"], "verbs": ["escalate"]},
@@ -77,7 +104,9 @@ async fn nobody_grants_what_he_does_not_hold() {
          "resourceNames": ["cluster-admin"]},
     ]);
     grant(&cluster, "extra", "ann", extra).await;
-    ask("POST", roles, role("more", json!(["get", "delete"]))).await.expect(201);
+    ask("POST", roles, role("more", json!(["get", "delete"])))
+        .await
+        .expect(201);
     ask("POST", cluster_bindings, all).await.expect(201);
     let bob = Shows::token("bob-token");
     assert_eq!(cluster.ask(&bob, "GET", "/api/v1/secrets", None).await.code, 200);
@@ -94,12 +123,19 @@ async fn default_roles_are_put_back_when_the_server_starts() {
     cluster.admin("PUT", &path, Some(role)).await.expect(200);
     let may = json!({"spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}}});
     let reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-    assert_eq!(cluster.ask(&ann(), "POST", reviews, Some(may.clone())).await.code, 403);
+    assert_eq!(
+        cluster.ask(&ann(), "POST", reviews, Some(may.clone())).await.code,
+        403
+    );
     let binding = format!("{GROUP}/clusterrolebindings/system:discovery");
     cluster.admin("DELETE", &binding, None).await.expect(200);
     let cluster = cluster.next(|_| {}).await;
     let role = cluster.admin("GET", &path, None).await.expect(200);
-    assert_eq!(role["rules"].as_array().unwrap().len(), 3, "{all} broken down: {role}");
+    assert_eq!(
+        role["rules"].as_array().unwrap().len(),
+        3,
+        "{all} broken down: {role}"
+    );
     assert_eq!(cluster.admin("GET", &binding, None).await.code, 200);
     assert_eq!(cluster.ask(&ann(), "POST", reviews, Some(may)).await.code, 201);
 }
@@ -108,7 +144,9 @@ async fn default_roles_are_put_back_when_the_server_starts() {
 async fn a_refusal_names_a_role_that_is_missing() {
     let cluster = Cluster::start().await;
     let lost = binding("lost", "ClusterRole", "gone");
-    cluster.create(&format!("{GROUP}/clusterrolebindings"), lost).await;
+    cluster
+        .create(&format!("{GROUP}/clusterrolebindings"), lost)
+        .await;
     let bob = Shows::token("bob-token");
     let answer = cluster.ask(&bob, "GET", "/api/v1/namespaces/a/pods", None).await;
     assert_eq!(
@@ -142,13 +180,20 @@ async fn who_may_impersonate_may_do_it_for_each_thing() {
     );
     for more in [("impersonate-group", "dev"), ("impersonate-extra-other", "x")] {
         let shows = as_bob.clone().header(more.0, more.1);
-        assert_eq!(cluster.ask(&shows, "POST", who, review.clone()).await.code, 403, "{more:?}");
+        assert_eq!(
+            cluster.ask(&shows, "POST", who, review.clone()).await.code,
+            403,
+            "{more:?}"
+        );
     }
     let shows = ann().header("impersonate-user", "carol");
     assert_eq!(cluster.ask(&shows, "POST", who, review.clone()).await.code, 403);
     let admin = Shows::token(ADMIN).header("impersonate-user", "system:serviceaccount:a:b");
     let user = cluster.ask(&admin, "POST", who, review).await.expect(201);
-    assert_eq!(user["status"]["userInfo"]["groups"][1], "system:serviceaccounts:a");
+    assert_eq!(
+        user["status"]["userInfo"]["groups"][1],
+        "system:serviceaccounts:a"
+    );
 }
 
 #[tokio::test]
@@ -156,18 +201,28 @@ async fn a_node_reaches_what_its_pods_use_and_no_more() {
     let cluster = Cluster::start().await;
     for account in ["default", "robot"] {
         let account = json!({"metadata": {"name": account}});
-        cluster.create("/api/v1/namespaces/default/serviceaccounts", account).await;
+        cluster
+            .create("/api/v1/namespaces/default/serviceaccounts", account)
+            .await;
     }
     for name in ["n1", "n2"] {
-        cluster.create("/api/v1/nodes", json!({"metadata": {"name": name}})).await;
+        cluster
+            .create("/api/v1/nodes", json!({"metadata": {"name": name}}))
+            .await;
     }
     for name in ["mine", "other", "volume"] {
         let path = "/api/v1/namespaces/default";
-        cluster.create(&format!("{path}/secrets"), json!({"metadata": {"name": name}})).await;
-        cluster.create(&format!("{path}/configmaps"), json!({"metadata": {"name": name}})).await;
+        cluster
+            .create(&format!("{path}/secrets"), json!({"metadata": {"name": name}}))
+            .await;
+        cluster
+            .create(&format!("{path}/configmaps"), json!({"metadata": {"name": name}}))
+            .await;
         let claim = json!({"metadata": {"name": name}, "spec": {"accessModes": ["ReadWriteOnce"],
             "volumeName": name, "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}});
-        cluster.create(&format!("{path}/persistentvolumeclaims"), claim).await;
+        cluster
+            .create(&format!("{path}/persistentvolumeclaims"), claim)
+            .await;
         let volume = json!({"metadata": {"name": name}, "spec": {"accessModes": ["ReadWriteOnce"],
             "capacity": {"storage": "1Gi"}, "claimRef": {"namespace": "default", "name": name},
             "csi": {"driver": "d", "volumeHandle": name,
@@ -200,8 +255,18 @@ async fn a_node_reaches_what_its_pods_use_and_no_more() {
         ("GET", format!("{ns}/secrets/volume"), None, 200),
         ("GET", format!("{ns}/secrets/other"), None, 403),
         ("GET", format!("{ns}/secrets"), None, 403),
-        ("GET", format!("{ns}/secrets?fieldSelector=metadata.name%3Dmine"), None, 200),
-        ("GET", format!("{ns}/secrets?fieldSelector=metadata.name%3Dother"), None, 403),
+        (
+            "GET",
+            format!("{ns}/secrets?fieldSelector=metadata.name%3Dmine"),
+            None,
+            200,
+        ),
+        (
+            "GET",
+            format!("{ns}/secrets?fieldSelector=metadata.name%3Dother"),
+            None,
+            403,
+        ),
         ("GET", format!("{ns}/configmaps/mine"), None, 200),
         ("GET", format!("{ns}/configmaps/other"), None, 403),
         ("GET", format!("{ns}/persistentvolumeclaims/mine"), None, 200),
@@ -214,18 +279,63 @@ async fn a_node_reaches_what_its_pods_use_and_no_more() {
         ("GET", "/api/v1/nodes/n2".into(), None, 403),
         ("GET", "/api/v1/nodes".into(), None, 403),
         ("GET", "/api/v1/pods".into(), None, 403),
-        ("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1".into(), None, 200),
-        ("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dn2".into(), None, 403),
+        (
+            "GET",
+            "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1".into(),
+            None,
+            200,
+        ),
+        (
+            "GET",
+            "/api/v1/pods?fieldSelector=spec.nodeName%3Dn2".into(),
+            None,
+            403,
+        ),
         ("GET", format!("{pods}/here"), None, 200),
         ("GET", format!("{pods}/there"), None, 403),
         ("GET", "/api/v1/services".into(), None, 200),
-        ("POST", format!("{ns}/serviceaccounts/default/token"), token("here", &uid), 201),
-        ("POST", format!("{ns}/serviceaccounts/default/token"), token("here", "wrong"), 403),
-        ("POST", format!("{ns}/serviceaccounts/default/token"), Some(json!({"spec": {}})), 403),
-        ("POST", format!("{ns}/serviceaccounts/robot/token"), token("here", &uid), 403),
-        ("POST", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases".into(), lease("n1"), 201),
-        ("POST", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases".into(), lease("n2"), 403),
-        ("POST", "/apis/coordination.k8s.io/v1/namespaces/default/leases".into(), lease("n1"), 403),
+        (
+            "POST",
+            format!("{ns}/serviceaccounts/default/token"),
+            token("here", &uid),
+            201,
+        ),
+        (
+            "POST",
+            format!("{ns}/serviceaccounts/default/token"),
+            token("here", "wrong"),
+            403,
+        ),
+        (
+            "POST",
+            format!("{ns}/serviceaccounts/default/token"),
+            Some(json!({"spec": {}})),
+            403,
+        ),
+        (
+            "POST",
+            format!("{ns}/serviceaccounts/robot/token"),
+            token("here", &uid),
+            403,
+        ),
+        (
+            "POST",
+            "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases".into(),
+            lease("n1"),
+            201,
+        ),
+        (
+            "POST",
+            "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases".into(),
+            lease("n2"),
+            403,
+        ),
+        (
+            "POST",
+            "/apis/coordination.k8s.io/v1/namespaces/default/leases".into(),
+            lease("n1"),
+            403,
+        ),
         ("POST", "/api/v1/nodes".into(), lease("n3"), 403),
         ("POST", pods.into(), Some(pod("made", "n1", "mine")), 403),
         ("DELETE", format!("{pods}/there"), None, 403),
@@ -239,11 +349,21 @@ async fn a_node_reaches_what_its_pods_use_and_no_more() {
     let patch = node().header("content-type", "application/merge-patch+json");
     for (name, expected) in [("here", 200), ("there", 403)] {
         let (path, body) = status(name);
-        assert_eq!(cluster.ask(&patch, "PATCH", &path, body).await.code, expected, "{name}");
+        assert_eq!(
+            cluster.ask(&patch, "PATCH", &path, body).await.code,
+            expected,
+            "{name}"
+        );
     }
     for (change, expected) in [
-        (json!({"metadata": {"labels": {"kubernetes.io/os": "linux", "mine": "x"}}}), 200),
-        (json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}), 403),
+        (
+            json!({"metadata": {"labels": {"kubernetes.io/os": "linux", "mine": "x"}}}),
+            200,
+        ),
+        (
+            json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}),
+            403,
+        ),
         (json!({"spec": {"taints": []}}), 403),
     ] {
         let body = Some(change.clone());

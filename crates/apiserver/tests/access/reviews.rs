@@ -29,19 +29,33 @@ async fn subjects_are_judged_as_if_they_asked() {
         "RBAC: allowed by ClusterRoleBinding \"pods\" of ClusterRole \"pods\" to User \"ann\""});
     for kind in ["subjectaccessreviews", "localsubjectaccessreviews"] {
         let ask = |user: &str, resource: &Value| {
-            review(&cluster, kind, json!({"user": user, "resourceAttributes": resource}))
+            review(
+                &cluster,
+                kind,
+                json!({"user": user, "resourceAttributes": resource}),
+            )
         };
         assert_eq!(ask("ann", &pods).await, (201, allowed.clone()), "{kind}");
-        assert_eq!(ask("bob", &pods).await, (201, json!({"allowed": false})), "{kind}");
+        assert_eq!(
+            ask("bob", &pods).await,
+            (201, json!({"allowed": false})),
+            "{kind}"
+        );
     }
     let group = json!({"groups": ["system:masters"], "resourceAttributes": pods});
-    assert_eq!(review(&cluster, "subjectaccessreviews", group).await, (201, json!({"allowed": true})));
+    assert_eq!(
+        review(&cluster, "subjectaccessreviews", group).await,
+        (201, json!({"allowed": true}))
+    );
     let path = json!({"user": "x", "groups": ["system:authenticated"],
         "nonResourceAttributes": {"path": "/version", "verb": "get"}});
     let (code, status) = review(&cluster, "subjectaccessreviews", path.clone()).await;
     assert_eq!((code, &status["allowed"]), (201, &json!(true)));
     let (code, causes) = review(&cluster, "localsubjectaccessreviews", path).await;
-    assert_eq!((code, &causes[0]["field"]), (422, &json!("spec.nonResourceAttributes")));
+    assert_eq!(
+        (code, &causes[0]["field"]),
+        (422, &json!("spec.nonResourceAttributes"))
+    );
 }
 
 #[tokio::test]
@@ -49,12 +63,11 @@ async fn selectors_count_where_a_node_is_asked_about() {
     let cluster = Cluster::start().await;
     let ask = |selector: Value| {
         let resource = json!({"verb": "list", "resource": "pods", "fieldSelector": selector});
-        let spec = json!({"user": "system:node:n1", "groups": ["system:nodes"], "resourceAttributes": resource});
+        let spec =
+            json!({"user": "system:node:n1", "groups": ["system:nodes"], "resourceAttributes": resource});
         review(&cluster, "subjectaccessreviews", spec)
     };
-    let required = |operator: &str, values: Value| {
-        json!({"requirements": [{"key": "spec.nodeName", "operator": operator, "values": values}]})
-    };
+    let required = |operator: &str, values: Value| json!({"requirements": [{"key": "spec.nodeName", "operator": operator, "values": values}]});
     for (selector, allowed) in [
         (json!({"rawSelector": "spec.nodeName=n1"}), true),
         (json!({"rawSelector": "spec.nodeName=n2"}), false),
@@ -64,7 +77,11 @@ async fn selectors_count_where_a_node_is_asked_about() {
         (required("NotIn", json!(["n1"])), false),
     ] {
         let (code, status) = ask(selector.clone()).await;
-        assert_eq!((code, &status["allowed"]), (201, &json!(allowed)), "{selector}: {status}");
+        assert_eq!(
+            (code, &status["allowed"]),
+            (201, &json!(allowed)),
+            "{selector}: {status}"
+        );
     }
     let (_, status) = ask(required("In", json!(["n1", "n2"]))).await;
     assert_eq!(
@@ -73,8 +90,14 @@ async fn selectors_count_where_a_node_is_asked_about() {
     );
     for (selector, field) in [
         (json!({}), "spec.resourceAttributes.fieldSelector.requirements"),
-        (required("In", json!([])), "spec.resourceAttributes.fieldSelector.requirements[0].values"),
-        (required("Exists", json!(["x"])), "spec.resourceAttributes.fieldSelector.requirements[0].values"),
+        (
+            required("In", json!([])),
+            "spec.resourceAttributes.fieldSelector.requirements[0].values",
+        ),
+        (
+            required("Exists", json!(["x"])),
+            "spec.resourceAttributes.fieldSelector.requirements[0].values",
+        ),
         (
             json!({"rawSelector": "a=b", "requirements": [{"key": "a", "operator": "Exists"}]}),
             "spec.resourceAttributes.fieldSelector.rawSelector",

@@ -9,7 +9,9 @@ const ACCOUNTS: &str = "/api/v1/namespaces/default/serviceaccounts";
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 async fn account(cluster: &Cluster) {
-    cluster.create(ACCOUNTS, json!({"metadata": {"name": "robot"}})).await;
+    cluster
+        .create(ACCOUNTS, json!({"metadata": {"name": "robot"}}))
+        .await;
 }
 
 async fn token(cluster: &Cluster, spec: Value) -> String {
@@ -29,8 +31,12 @@ async fn a_token_ends_with_what_it_is_bound_to() {
     let cluster = Cluster::start().await;
     account(&cluster).await;
     let ns = "/api/v1/namespaces/default";
-    cluster.create("/api/v1/nodes", json!({"metadata": {"name": "n"}})).await;
-    cluster.create(&format!("{ns}/secrets"), json!({"metadata": {"name": "s"}})).await;
+    cluster
+        .create("/api/v1/nodes", json!({"metadata": {"name": "n"}}))
+        .await;
+    cluster
+        .create(&format!("{ns}/secrets"), json!({"metadata": {"name": "s"}}))
+        .await;
     let pod = json!({"metadata": {"name": "p"}, "spec": {"nodeName": "n", "serviceAccountName": "robot",
         "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]}});
     cluster.create(&format!("{ns}/pods"), pod).await;
@@ -47,7 +53,10 @@ async fn a_token_ends_with_what_it_is_bound_to() {
     }
     let free = token(&cluster, json!({})).await;
     assert!(holds(&cluster, &free).await);
-    cluster.admin("DELETE", &format!("{ACCOUNTS}/robot"), None).await.expect(200);
+    cluster
+        .admin("DELETE", &format!("{ACCOUNTS}/robot"), None)
+        .await
+        .expect(200);
     assert!(!holds(&cluster, &free).await);
     // Another account of the same name is another.
     account(&cluster).await;
@@ -58,7 +67,11 @@ async fn a_token_ends_with_what_it_is_bound_to() {
 async fn a_token_is_good_for_its_audiences_and_its_time() {
     let cluster = Cluster::start().await;
     account(&cluster).await;
-    let vault = token(&cluster, json!({"audiences": ["vault", "other"], "expirationSeconds": 600})).await;
+    let vault = token(
+        &cluster,
+        json!({"audiences": ["vault", "other"], "expirationSeconds": 600}),
+    )
+    .await;
     assert!(!holds(&cluster, &vault).await, "it is not for this server");
     let review = |audiences: Value| {
         let body = json!({"spec": {"token": vault.as_str(), "audiences": audiences}});
@@ -66,7 +79,10 @@ async fn a_token_is_good_for_its_audiences_and_its_time() {
         async move { cluster.create(REVIEWS, body).await["status"].clone() }
     };
     let status = review(json!(["vault", "x"])).await;
-    assert_eq!((&status["authenticated"], &status["audiences"]), (&json!(true), &json!(["vault"])));
+    assert_eq!(
+        (&status["authenticated"], &status["audiences"]),
+        (&json!(true), &json!(["vault"]))
+    );
     assert_eq!(status["user"]["username"], "system:serviceaccount:default:robot");
     assert_eq!(review(json!(["x"])).await["authenticated"], Value::Null);
     assert_eq!(review(json!([])).await["authenticated"], Value::Null);
@@ -85,10 +101,15 @@ async fn a_pods_own_token_lives_on_while_it_is_renewed() {
     cluster.create("/api/v1/namespaces/default/pods", pod).await;
     let bound = json!({"expirationSeconds": 3607,
         "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "p"}});
-    let made = cluster.create(&format!("{ACCOUNTS}/robot/token"), json!({"spec": bound})).await;
+    let made = cluster
+        .create(&format!("{ACCOUNTS}/robot/token"), json!({"spec": bound}))
+        .await;
     let token = made["status"]["token"].as_str().unwrap();
-    let told: knarr_api::k8s_openapi::jiff::Timestamp =
-        made["status"]["expirationTimestamp"].as_str().unwrap().parse().unwrap();
+    let told: knarr_api::k8s_openapi::jiff::Timestamp = made["status"]["expirationTimestamp"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
     assert_eq!(told.as_second() - cluster.now().as_second(), 3607);
     cluster.pass(24 * 3600);
     assert!(holds(&cluster, token).await);
@@ -117,7 +138,10 @@ async fn tokens_of_both_algorithms_are_signed_verified_and_published() {
         assert_eq!((keys.len(), &keys[0]["alg"]), (2, &json!(algorithm)));
         let path = "/.well-known/openid-configuration";
         let found = cluster.admin("GET", path, None).await.expect(200);
-        assert_eq!(found["id_token_signing_alg_values_supported"], json!(["ES256", "RS256"]));
+        assert_eq!(
+            found["id_token_signing_alg_values_supported"],
+            json!(["ES256", "RS256"])
+        );
         // A service account may read both; somebody else may not.
         for (shows, code) in [(Shows::token(&token), 200), (Shows::token("ann-token"), 403)] {
             assert_eq!(cluster.ask(&shows, "GET", path, None).await.code, code);
@@ -138,14 +162,23 @@ async fn a_bootstrap_token_asks_for_certificates_and_nothing_else() {
         "stringData": {"token-id": "abcdef", "token-secret": "0123456789abcdef",
             "usage-bootstrap-authentication": "true", "expiration": until.to_string(),
             "auth-extra-groups": "system:bootstrappers:kubeadm:default-node-token"}});
-    cluster.create("/api/v1/namespaces/kube-system/secrets", secret).await;
+    cluster
+        .create("/api/v1/namespaces/kube-system/secrets", secret)
+        .await;
     let shows = Shows::token("abcdef.0123456789abcdef");
     let who = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-    let user = cluster.ask(&shows, "POST", who, Some(json!({}))).await.expect(201);
+    let user = cluster
+        .ask(&shows, "POST", who, Some(json!({})))
+        .await
+        .expect(201);
     assert_eq!(user["status"]["userInfo"]["username"], "system:bootstrap:abcdef");
     assert_eq!(
         user["status"]["userInfo"]["groups"],
-        json!(["system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated"])
+        json!([
+            "system:bootstrappers",
+            "system:bootstrappers:kubeadm:default-node-token",
+            "system:authenticated"
+        ])
     );
     assert_eq!(cluster.ask(&shows, "GET", "/api/v1/nodes", None).await.code, 403);
     let wrong = Shows::token("abcdef.0123456789abcdeF");
@@ -164,16 +197,27 @@ async fn a_certificates_user_is_told_by_which_certificate() {
         .await
         .expect(201);
     let info = &user["status"]["userInfo"];
-    assert_eq!((&info["username"], &info["groups"]), (&json!("carol"), &json!(["dev", "system:authenticated"])));
-    let id = info["extra"]["authentication.kubernetes.io/credential-id"][0].as_str().unwrap();
+    assert_eq!(
+        (&info["username"], &info["groups"]),
+        (&json!("carol"), &json!(["dev", "system:authenticated"]))
+    );
+    let id = info["extra"]["authentication.kubernetes.io/credential-id"][0]
+        .as_str()
+        .unwrap();
     assert!(id.starts_with("X509SHA256=") && id.len() == 75, "{id}");
     let directory = tempfile::tempdir().unwrap();
     // A stranger with a good token is let in by the token.
-    let stranger = Pki::open(directory.path(), cluster.now()).unwrap().admin().unwrap();
+    let stranger = Pki::open(directory.path(), cluster.now())
+        .unwrap()
+        .admin()
+        .unwrap();
     let shows = Shows {
         token: Some("ann-token".into()),
         ..Shows::certificate(stranger)
     };
-    let user = cluster.ask(&shows, "POST", who, Some(json!({}))).await.expect(201);
+    let user = cluster
+        .ask(&shows, "POST", who, Some(json!({})))
+        .await
+        .expect(201);
     assert_eq!(user["status"]["userInfo"]["username"], "ann");
 }

@@ -52,9 +52,17 @@ mod tests {
     #[test]
     fn a_token_goes_when_its_time_is_over() {
         for (type_, expiration, expected) in [
-            (super::super::TYPE, at(0).to_string(), vec!["delete secrets kube-system/t"]),
+            (
+                super::super::TYPE,
+                at(0).to_string(),
+                vec!["delete secrets kube-system/t"],
+            ),
             (super::super::TYPE, at(5).to_string(), vec!["requeue after 5s"]),
-            (super::super::TYPE, "soon".into(), vec!["delete secrets kube-system/t"]),
+            (
+                super::super::TYPE,
+                "soon".into(),
+                vec!["delete secrets kube-system/t"],
+            ),
             (super::super::TYPE, String::new(), vec![]),
             ("Opaque", at(0).to_string(), vec![]),
         ] {

@@ -27,11 +27,16 @@ impl Controller for Approver {
     }
 
     fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
-        changed.key_of(&registry::CERTIFICATE_SIGNING_REQUEST).into_iter().collect()
+        changed
+            .key_of(&registry::CERTIFICATE_SIGNING_REQUEST)
+            .into_iter()
+            .collect()
     }
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
-        let found = context.view.get_as::<CertificateSigningRequest>("", &context.key.name);
+        let found = context
+            .view
+            .get_as::<CertificateSigningRequest>("", &context.key.name);
         let Some(csr) = found.filter(|_| context.failure.is_none()) else {
             return Vec::new();
         };
@@ -46,7 +51,11 @@ impl Controller for Approver {
             return Vec::new();
         }
         let own = csr.spec.username.as_deref() == Some(asked.common_name.as_str());
-        let permissions: &[&str] = if own { &["selfnodeclient", "nodeclient"] } else { &["nodeclient"] };
+        let permissions: &[&str] = if own {
+            &["selfnodeclient", "nodeclient"]
+        } else {
+            &["nodeclient"]
+        };
         let who = |permission: &&str| SubjectAccessReviewSpec {
             user: csr.spec.username.clone(),
             uid: csr.spec.uid.clone(),
@@ -98,7 +107,10 @@ mod tests {
     fn only_what_a_kubelet_asks_for_is_approved_and_only_if_it_may() {
         let node = json!({"cn": "system:node:n", "o": ["system:nodes"]});
         let client = ["digital signature", "client auth"];
-        let approves = ["require x may create certificatesigningrequests", "update certificatesigningrequests/approval x"];
+        let approves = [
+            "require x may create certificatesigningrequests",
+            "update certificatesigningrequests/approval x",
+        ];
         let none: [&str; 0] = [];
         let fine = csr("x", KUBELET_CLIENT, &client, node.clone());
         let mut approved = fine.clone();
@@ -116,9 +128,23 @@ mod tests {
             (csr("x", KUBELET_CLIENT, &rsa, node.clone()), &approves[..]),
             (approved, &none[..]),
             (denied, &none[..]),
-            (csr("x", "kubernetes.io/kubelet-serving", &client, node.clone()), &none[..]),
-            (csr("x", KUBELET_CLIENT, &["client auth"], node.clone()), &none[..]),
-            (csr("x", KUBELET_CLIENT, &["digital signature", "server auth"], node.clone()), &none[..]),
+            (
+                csr("x", "kubernetes.io/kubelet-serving", &client, node.clone()),
+                &none[..],
+            ),
+            (
+                csr("x", KUBELET_CLIENT, &["client auth"], node.clone()),
+                &none[..],
+            ),
+            (
+                csr(
+                    "x",
+                    KUBELET_CLIENT,
+                    &["digital signature", "server auth"],
+                    node.clone(),
+                ),
+                &none[..],
+            ),
             (with("o", json!(["system:masters"])), &none[..]),
             (with("o", json!(["system:nodes", "system:masters"])), &none[..]),
             (with("cn", json!("admin")), &none[..]),

@@ -55,13 +55,19 @@ impl Cleaner {
         }
         let issued = certificate(csr);
         conditions.iter().any(|c| {
-            let old = c.last_update_time.as_ref().is_some_and(|t| t.0 + DECIDED_KEPT < now);
+            let old = c
+                .last_update_time
+                .as_ref()
+                .is_some_and(|t| t.0 + DECIDED_KEPT < now);
             match c.type_.as_str() {
                 "Denied" | "Failed" => old,
                 "Approved" => match issued {
                     Some(pem) => old || self.0.ends(pem).is_some_and(|t| t < now),
                     // Nobody has signed it for a day.
-                    None => c.last_update_time.as_ref().is_some_and(|t| t.0 + PENDING_KEPT < now),
+                    None => c
+                        .last_update_time
+                        .as_ref()
+                        .is_some_and(|t| t.0 + PENDING_KEPT < now),
                 },
                 _ => false,
             }

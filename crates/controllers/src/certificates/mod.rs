@@ -50,7 +50,9 @@ pub trait Authority: Debug + Send + Sync {
 /// Whether a condition of this type is true.
 fn has(csr: &CertificateSigningRequest, type_: &str) -> bool {
     let conditions = csr.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    conditions.into_iter().any(|c| c.type_ == type_ && c.status != "False")
+    conditions
+        .into_iter()
+        .any(|c| c.type_ == type_ && c.status != "False")
 }
 
 fn certificate(csr: &CertificateSigningRequest) -> Option<&[u8]> {
@@ -170,7 +172,12 @@ pub(crate) mod fake {
         }
     }
 
-    pub fn csr(name: &str, signer: &str, usages: &[&str], request: serde_json::Value) -> CertificateSigningRequest {
+    pub fn csr(
+        name: &str,
+        signer: &str,
+        usages: &[&str],
+        request: serde_json::Value,
+    ) -> CertificateSigningRequest {
         let mut csr: CertificateSigningRequest = serde_json::from_value(serde_json::json!({
             "metadata": {"name": name},
             "spec": {"request": "", "signerName": signer, "usages": usages,

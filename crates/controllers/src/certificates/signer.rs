@@ -29,11 +29,16 @@ impl Controller for Signer {
     }
 
     fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
-        changed.key_of(&registry::CERTIFICATE_SIGNING_REQUEST).into_iter().collect()
+        changed
+            .key_of(&registry::CERTIFICATE_SIGNING_REQUEST)
+            .into_iter()
+            .collect()
     }
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
-        let found = context.view.get_as::<CertificateSigningRequest>("", &context.key.name);
+        let found = context
+            .view
+            .get_as::<CertificateSigningRequest>("", &context.key.name);
         let Some(csr) = found.filter(|_| context.failure.is_none()) else {
             return Vec::new();
         };
@@ -74,7 +79,8 @@ impl Signer {
             // Whatever was approved.
             _ => {}
         }
-        self.0.sign(request, usages, csr.spec.expiration_seconds, context.now)
+        self.0
+            .sign(request, usages, csr.spec.expiration_seconds, context.now)
     }
 }
 
@@ -93,12 +99,32 @@ mod tests {
         let for_server = ["digital signature", "server auth"];
         for (signer, usages, request, wrong) in [
             (KUBELET_CLIENT, for_client, node.clone(), None),
-            (KUBELET_CLIENT, for_server, node.clone(), Some("usages did not match [client auth digital signature key encipherment]")),
+            (
+                KUBELET_CLIENT,
+                for_server,
+                node.clone(),
+                Some("usages did not match [client auth digital signature key encipherment]"),
+            ),
             (KUBELET_SERVING, for_server, serving.clone(), None),
-            (KUBELET_SERVING, for_server, node.clone(), Some("DNS or IP subjectAltName is required")),
-            (KUBELET_SERVING, for_server, json!({"cn": "x", "o": ["system:nodes"], "ip": ["::1"]}), Some("subject common name does not begin with system:node:")),
+            (
+                KUBELET_SERVING,
+                for_server,
+                node.clone(),
+                Some("DNS or IP subjectAltName is required"),
+            ),
+            (
+                KUBELET_SERVING,
+                for_server,
+                json!({"cn": "x", "o": ["system:nodes"], "ip": ["::1"]}),
+                Some("subject common name does not begin with system:node:"),
+            ),
             (CLIENT, for_client, json!({"cn": "ann"}), None),
-            (CLIENT, for_server, json!({"cn": "ann"}), Some("invalid usage for client certificate: server auth")),
+            (
+                CLIENT,
+                for_server,
+                json!({"cn": "ann"}),
+                Some("invalid usage for client certificate: server auth"),
+            ),
             (LEGACY, for_server, json!({"cn": "ann"}), None),
         ] {
             let mut approved = csr("x", signer, &usages, request);

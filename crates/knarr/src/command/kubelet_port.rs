@@ -107,8 +107,12 @@ impl KubeletPort {
                     }
                 },
             };
-            let (acceptor, tls, door, server) =
-                (acceptor.clone(), self.tls.clone(), self.door.clone(), server.clone());
+            let (acceptor, tls, door, server) = (
+                acceptor.clone(),
+                self.tls.clone(),
+                self.door.clone(),
+                server.clone(),
+            );
             tokio::spawn(async move {
                 match tokio::time::timeout(CONNECT_LIMIT, acceptor.accept(stream)).await {
                     Ok(Ok(stream)) => {
@@ -132,7 +136,12 @@ struct Visitor {
 
 #[async_trait]
 impl Gate for Visitor {
-    async fn pass(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), (StatusCode, String)> {
+    async fn pass(
+        &self,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<(), (StatusCode, String)> {
         let unknown = || (StatusCode::UNAUTHORIZED, "Unauthorized".to_string());
         let user = match (self.peer.user(SystemClock.now()), bearer(headers)) {
             (Ok(Some(user)), _) => user.clone(),
@@ -213,7 +222,10 @@ impl Door {
 
 fn unreachable_api(error: knarr_api::Error) -> (StatusCode, String) {
     tracing::warn!(%error, "the API server cannot be asked who may use the kubelet's port");
-    (StatusCode::INTERNAL_SERVER_ERROR, "Authorization error".to_string())
+    (
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "Authorization error".to_string(),
+    )
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
@@ -391,7 +403,12 @@ mod tests {
     }
 
     /// What a GET answers to who shows this; the connection ends with the answer.
-    async fn get(address: SocketAddr, certificate: Option<&Identity>, token: &str, path: &str) -> (u16, String) {
+    async fn get(
+        address: SocketAddr,
+        certificate: Option<&Identity>,
+        token: &str,
+        path: &str,
+    ) -> (u16, String) {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
@@ -402,12 +419,17 @@ mod tests {
             None => config.with_no_client_auth(),
             Some(identity) => {
                 let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).unwrap();
-                config.with_client_auth_cert(chain(&identity.certificate_pem), key).unwrap()
+                config
+                    .with_client_auth_cert(chain(&identity.certificate_pem), key)
+                    .unwrap()
             }
         };
         let stream = TcpStream::connect(address).await.unwrap();
         let name = ServerName::try_from("n1").unwrap();
-        let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
+        let mut stream = TlsConnector::from(Arc::new(config))
+            .connect(name, stream)
+            .await
+            .unwrap();
         let credential = match token {
             "" => String::new(),
             token => format!("Authorization: Bearer {token}\r\n"),
@@ -494,9 +516,22 @@ mod tests {
         let long_ago = now - knarr_api::k8s_openapi::jiff::SignedDuration::from_hours(2 * 365 * 24);
         let expired = Pki::open(past.path(), long_ago).unwrap().admin().unwrap();
         let paths = [
-            "/", "/healthz", "/pods", "/metrics", "/metrics/cadvisor", "/stats/summary", "/logs/", "/configz",
-            "/runningpods/", "/containerLogs/a/p/c", "/exec/a/p/c", "/attach/a/p/c", "/portForward/a/p",
-            "/run/a/p/c", "/debug/pprof/", "/nothing",
+            "/",
+            "/healthz",
+            "/pods",
+            "/metrics",
+            "/metrics/cadvisor",
+            "/stats/summary",
+            "/logs/",
+            "/configz",
+            "/runningpods/",
+            "/containerLogs/a/p/c",
+            "/exec/a/p/c",
+            "/attach/a/p/c",
+            "/portForward/a/p",
+            "/run/a/p/c",
+            "/debug/pprof/",
+            "/nothing",
         ];
         for path in paths {
             for (what, certificate, token, expected) in [

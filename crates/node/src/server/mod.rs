@@ -52,7 +52,12 @@ const PIPE_BYTES: usize = 64 * 1024;
 #[async_trait]
 pub trait Gate: Send + Sync {
     /// Lets a request pass, or says with which code and words it is refused.
-    async fn pass(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), (StatusCode, String)>;
+    async fn pass(
+        &self,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<(), (StatusCode, String)>;
 }
 
 /// Whoever has the connection may ask anything: the API server's own pipe.
