@@ -8,7 +8,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use knarr_apiserver::pki::Pki;
 use knarr_apiserver::seams::{Clock, SystemClock, SystemEntropy};
-use knarr_apiserver::{Config, ISSUER, Seams, Server, ServiceRange, User, tls};
+use knarr_apiserver::tls::Tls;
+use knarr_apiserver::{Config, ISSUER, Seams, Server, ServiceRange, User};
 use knarr_client::{Conn, NodeDialer};
 use tokio_util::sync::CancellationToken;
 
@@ -41,6 +42,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         static_tokens: HashMap::from([(token, User::new("admin", ["system:masters"]))]),
         issuer: ISSUER.into(),
         service_account_key: pki.service_account_key()?,
+        options: knarr_apiserver::Options::default(),
     };
     let seams = Seams {
         clock: Arc::new(SystemClock),
@@ -54,7 +56,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     )
     .await?;
     let identity = pki.server(&["localhost".into(), "127.0.0.1".into()])?;
-    let tls = tls::server_config(&identity, pki.ca_pem())?;
+    let tls = Tls::new(&identity, pki.ca_pem())?;
     println!("https://{address}");
     server.serve(listener, tls, CancellationToken::new()).await;
     Ok(())

@@ -1,11 +1,15 @@
 //! What every cluster has from the start: its namespaces, the `kubernetes` Service with its endpoints, the system's
 //! priority classes, and the default roles. Made where missing, at every start.
 
+use futures::future::join_all;
 use knarr_api::{AnyObject, Error, Kind, registry};
+use knarr_client::DeleteOptions;
 use serde_json::{Value, json};
 
-use crate::authz::default_roles;
+use crate::authz::default_roles::{self, Repair};
+use crate::pipeline::delete::DeleteRequest;
 use crate::pipeline::{Ctx, Target};
+use crate::priority_and_fairness;
 use crate::server::Server;
 use crate::user::{MASTERS, User};
 
@@ -33,9 +37,14 @@ impl Server {
             let class = json!({"metadata": {"name": name}, "value": value, "description": description});
             self.ensure(&registry::PRIORITY_CLASS, class).await?;
         }
-        for (kind, object) in default_roles::objects()? {
+        for (kind, document) in priority_and_fairness::objects() {
+            self.ensure(kind, document).await?;
+        }
+        // All at once, so that they share the store's commits.
+        let roles = default_roles::objects().into_iter().map(|d| self.reconcile(d));
+        for outcome in join_all(roles).await {
             // The server is of use without one of them.
-            if let Err(e) = self.ensure_object(kind, object).await {
+            if let Err(e) = outcome {
                 tracing::error!("passed over a default role: {e}");
             }
         }
@@ -98,6 +107,30 @@ impl Server {
             }),
         )
         .await
+    }
+
+    /// Puts back what is missing of a default role or binding.
+    async fn reconcile(&self, wanted: default_roles::Default) -> Result<(), Error> {
+        let kind = wanted.kind;
+        let (namespace, name) = place(&*wanted.object);
+        let Some(there) = self.cache.get(kind, &namespace, &name) else {
+            return self.ensure_object(kind, wanted.object).await;
+        };
+        let target = Target::main(kind, &namespace, &name);
+        match default_roles::repair(&*wanted.object, there.typed()) {
+            Repair::Nothing => Ok(()),
+            Repair::Update(object) => self.put(&mut self.myself(), &target, object).await.map(drop),
+            Repair::Replace => {
+                let request = DeleteRequest {
+                    options: DeleteOptions::default(),
+                    orphan_dependents: None,
+                };
+                self.delete(&mut self.myself(), &target, &request).await?;
+                let made = Target::main(kind, &namespace, "");
+                let created = self.create(&mut self.myself(), &made, wanted.object).await;
+                created.map(drop)
+            }
+        }
     }
 
     async fn ensure(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {

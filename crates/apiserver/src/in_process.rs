@@ -41,8 +41,12 @@ impl InProcess {
     }
 
     fn allow(&self, verb: &str, target: &Target<'_>) -> Result<()> {
-        self.server.metrics.count("in-process");
-        let attributes = Attributes {
+        self.allow_selected(verb, target, "")
+    }
+
+    fn allow_selected(&self, verb: &str, target: &Target<'_>, field_selector: &str) -> Result<()> {
+        self.server.metrics.count_in_process();
+        let mut attributes = Attributes {
             verb,
             group: target.kind.group,
             resource: target.kind.plural,
@@ -50,7 +54,11 @@ impl InProcess {
             namespace: target.namespace,
             name: target.name,
             path: "",
+            field_selector,
         };
+        if attributes.name.is_empty() {
+            attributes.name = attributes.required_field("metadata.name").unwrap_or_default();
+        }
         if self.server.authorizer.allows(&self.user, &attributes) {
             Ok(())
         } else {
@@ -70,7 +78,8 @@ impl Api for InProcess {
 
     async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
         let kind = self.served(kind)?;
-        self.allow("list", &Target::main(kind, &options.namespace, ""))?;
+        let target = Target::main(kind, &options.namespace, "");
+        self.allow_selected("list", &target, &options.field_selector)?;
         let query = ListQuery {
             label_selector: options.label_selector,
             field_selector: options.field_selector,
@@ -88,7 +97,8 @@ impl Api for InProcess {
 
     async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
         let kind = self.served(kind)?;
-        self.allow("watch", &Target::main(kind, &options.namespace, ""))?;
+        let target = Target::main(kind, &options.namespace, "");
+        self.allow_selected("watch", &target, &options.field_selector)?;
         let query = ListQuery {
             label_selector: options.label_selector,
             field_selector: options.field_selector,
@@ -137,6 +147,15 @@ impl Api for InProcess {
         let namespace = object.metadata().namespace.clone().unwrap_or_default();
         let target = Target::main(kind, &namespace, "");
         self.allow("create", &target)?;
+        if !kind.is_stored() {
+            let mut body = Vec::new();
+            object.encode_into(&mut body);
+            let body = serde_json::from_slice(&body).map_err(Error::internal)?;
+            let answer = self.server.review(&mut self.ctx(), &target, body, object).await?;
+            let decoded = kind.ops.decode(answer.to_string().as_bytes());
+            let object = decoded.map_err(|e| Error::internal(e.message))?.object;
+            return Ok(Arc::new(Object::from_typed(kind, object)));
+        }
         self.server.create(&mut self.ctx(), &target, object).await
     }
 

@@ -9,26 +9,30 @@
 
 pub mod admission;
 pub mod allocation;
+pub mod audit;
 pub mod authn;
 pub mod authz;
 mod bootstrap;
 pub mod cache;
 mod custom;
+pub mod encryption;
 pub mod http;
 mod in_process;
 mod keys;
 mod metrics;
 pub mod pipeline;
 pub mod pki;
+mod priority_and_fairness;
 pub mod request;
 mod resource_metrics;
 pub mod seams;
 mod server;
+pub mod signing;
 mod subresource;
 pub mod tls;
 pub mod user;
 pub mod watch;
 
 pub use allocation::ServiceRange;
-pub use server::{Config, ISSUER, Seams, Server, StartError};
+pub use server::{Config, ISSUER, Options, Seams, Server, StartError};
 pub use user::User;

@@ -19,6 +19,9 @@ use rcgen::{
 };
 use x509_parser::pem::parse_x509_pem;
 
+use crate::authn::token_key::KeyFiles;
+use crate::signing::Authority;
+
 /// How long the CA lives.
 const CA_LIFE: SignedDuration = SignedDuration::from_hours(10 * 365 * 24);
 /// How long other certificates live.
@@ -96,6 +99,16 @@ impl Pki {
         })
     }
 
+    /// Where the files are.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What signs certificates that are asked for.
+    pub fn authority(&self) -> Authority {
+        Authority::new(self.ca.clone())
+    }
+
     /// The CA's certificate, for those who must trust it.
     pub fn ca_pem(&self) -> &str {
         &self.ca.certificate_pem
@@ -125,10 +138,10 @@ impl Pki {
         )
     }
 
-    /// The key that signs service-account tokens: PKCS#8 PEM and public point.
-    pub fn service_account_key(&self) -> Result<(String, Vec<u8>), PkiError> {
+    /// The key that signs service-account tokens.
+    pub fn service_account_key(&self) -> Result<KeyFiles, PkiError> {
         let path = self.directory.join("service-account.key");
-        let pem = match read(&path)? {
+        let signing = match read(&path)? {
             Some(pem) => pem,
             None => {
                 let pem = key("the service-account key")?.serialize_pem();
@@ -136,12 +149,10 @@ impl Pki {
                 pem
             }
         };
-        let key = KeyPair::from_pem(&pem).map_err(|e| PkiError::Unusable {
-            path,
-            what: "private key",
-            why: e.to_string(),
-        })?;
-        Ok((pem, key.public_key_raw().to_vec()))
+        Ok(KeyFiles {
+            signing,
+            verifying: Vec::new(),
+        })
     }
 
     fn identity(&self, file: &str, whom: &For<'_>) -> Result<Identity, PkiError> {
@@ -243,6 +254,19 @@ impl Pki {
             key_pem: key.serialize_pem(),
         })
     }
+}
+
+/// A server's certificate that vouches for itself, kept nowhere.
+pub fn self_signed(name: &str) -> Result<Identity, PkiError> {
+    let made =
+        rcgen::generate_simple_self_signed(vec![name.to_string()]).map_err(|source| PkiError::Make {
+            what: format!("the certificate of {name}"),
+            source,
+        })?;
+    Ok(Identity {
+        certificate_pem: made.cert.pem(),
+        key_pem: made.signing_key.serialize_pem(),
+    })
 }
 
 /// A kubeconfig with everything in it.
@@ -369,7 +393,7 @@ fn write(path: &Path, text: &str) -> Result<(), PkiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::authn::certificate_user;
+    use crate::authn::certificate::certificate_user;
     use std::os::unix::fs::PermissionsExt;
 
     fn at(year: i16) -> Timestamp {
@@ -401,8 +425,8 @@ mod tests {
         let kept = again.admin().unwrap();
         assert_ne!(later.admin().unwrap().certificate_pem, kept.certificate_pem);
         assert_eq!(
-            later.service_account_key().unwrap().0,
-            first.service_account_key().unwrap().0
+            later.service_account_key().unwrap().signing,
+            first.service_account_key().unwrap().signing
         );
     }
 

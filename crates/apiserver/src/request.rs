@@ -104,6 +104,20 @@ impl RequestInfo {
         info
     }
 
+    /// Whether it goes on for as long as its client likes: a watch or a stream.
+    pub fn is_long_running(&self) -> bool {
+        self.verb == "watch"
+            || matches!(
+                self.subresource.as_str(),
+                "log" | "exec" | "attach" | "portforward" | "proxy"
+            )
+    }
+
+    /// Whether it may change something.
+    pub fn is_mutating(&self) -> bool {
+        !matches!(self.verb, "get" | "list" | "watch" | "head" | "options")
+    }
+
     /// `pods` or `pods/log`.
     pub fn qualified_resource(&self) -> String {
         if self.subresource.is_empty() {

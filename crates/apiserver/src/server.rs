@@ -13,12 +13,16 @@ use tokio::sync::oneshot;
 
 use crate::admission::Ledger;
 use crate::allocation::{Allocations, ServiceRange};
+use crate::audit::Audit;
 use crate::authn::StaticTokens;
 use crate::authn::service_account::Tokens;
+use crate::authn::token_key::KeyFiles;
 use crate::authz::{Authorizer, Standard};
 use crate::cache::Cache;
 use crate::custom::look_after_definitions;
+use crate::encryption::{AtRest, Encryption};
 use crate::http::Document;
+use crate::http::inflight::{self, InFlight};
 use crate::in_process::InProcess;
 use crate::metrics::Metrics;
 use crate::seams::{Clock, Entropy};
@@ -70,8 +74,48 @@ pub struct Config {
     pub static_tokens: StaticTokens,
     /// Issuer of service-account tokens, see [`ISSUER`].
     pub issuer: String,
-    /// Their key: PKCS#8 PEM and public point, see [`crate::pki::Pki::service_account_key`].
-    pub service_account_key: (String, Vec<u8>),
+    /// Their keys, see [`crate::pki::Pki::service_account_key`].
+    pub service_account_key: KeyFiles,
+    pub options: Options,
+}
+
+/// As kube-apiserver's `--request-timeout`.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What has a default.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Whether who shows no credential is `system:anonymous`; else he is refused.
+    pub anonymous: bool,
+    /// Further issuers whose tokens are taken.
+    pub other_issuers: Vec<String>,
+    /// What service-account tokens are good for; empty: the issuer.
+    pub audiences: Vec<String>,
+    /// Where the keys of service-account tokens are published, if not at this server.
+    pub jwks_uri: Option<String>,
+    /// How values are encrypted in the store.
+    pub encryption: Option<Arc<Encryption>>,
+    /// What is written down of requests, and where.
+    pub audit: Option<Audit>,
+    /// How many requests that only read, and how many others, are worked on at once.
+    pub max_in_flight: (usize, usize),
+    /// How long a request may take that is no watch or stream.
+    pub request_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            anonymous: true,
+            other_issuers: Vec::new(),
+            audiences: Vec::new(),
+            jwks_uri: None,
+            encryption: None,
+            audit: None,
+            max_in_flight: (inflight::READ_ONLY, inflight::MUTATING),
+            request_timeout: REQUEST_TIMEOUT,
+        }
+    }
 }
 
 /// The outside world: see [`crate::seams`].
@@ -105,7 +149,8 @@ pub struct Server {
     pub(crate) ledger: Ledger,
     pub(crate) tokens: Tokens,
     pub(crate) static_tokens: StaticTokens,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) in_flight: InFlight,
     pub(crate) policies: crate::admission::extension::Policies,
     /// Kept as long as what is served does not change, which the number counts.
     pub(crate) documents: Mutex<(u64, HashMap<String, Arc<Document>>)>,
@@ -125,9 +170,19 @@ impl Server {
         seams: Seams,
         store: Arc<dyn Store>,
     ) -> Result<Arc<Self>, StartError> {
-        let (pem, point) = &config.service_account_key;
-        let tokens = Tokens::new(&config.issuer, pem, point).map_err(StartError::Key)?;
-        let cache = Cache::new(store);
+        let options = &config.options;
+        let issuers = [std::slice::from_ref(&config.issuer), &options.other_issuers[..]].concat();
+        let tokens = Tokens::new(&issuers, &options.audiences, &config.service_account_key)
+            .map_err(StartError::Key)?
+            .with_jwks_uri(options.jwks_uri.clone());
+        let at_rest = options.encryption.clone().map(|encryption| AtRest {
+            encryption,
+            entropy: seams.entropy.clone(),
+        });
+        let (read_only, mutating) = options.max_in_flight;
+        let in_flight = InFlight::new(read_only, mutating);
+        let metrics = Arc::<Metrics>::default();
+        let cache = Cache::encrypted(store, at_rest, metrics.clone());
         let (feed, stop) = oneshot::channel();
         cache.start(stop).await?;
         let fresh = cache.revision() <= EMPTY_STORE;
@@ -143,8 +198,9 @@ impl Server {
             cache,
             tokens,
             static_tokens,
+            metrics,
+            in_flight,
             policies: Default::default(),
-            metrics: Metrics::default(),
             documents: Mutex::default(),
             _feed: feed,
         });
@@ -162,6 +218,11 @@ impl Server {
     /// The kinds that are served now, those that users brought among them.
     pub fn served(&self) -> Served {
         self.cache.served()
+    }
+
+    /// Of the last write this server has heard of.
+    pub fn revision(&self) -> u64 {
+        self.cache.revision()
     }
 
     /// The cluster as `user` sees it, without HTTP in between.

@@ -13,6 +13,8 @@ pub struct User {
 pub const MASTERS: &str = "system:masters";
 pub const AUTHENTICATED: &str = "system:authenticated";
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
+/// Who shows nothing.
+pub const ANONYMOUS: &str = "system:anonymous";
 pub const NODES: &str = "system:nodes";
 pub const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 
@@ -26,7 +28,7 @@ impl User {
     }
 
     pub fn anonymous() -> Self {
-        User::new("system:anonymous", [UNAUTHENTICATED])
+        User::new(ANONYMOUS, [UNAUTHENTICATED])
     }
 
     /// Adds the group that everybody who is known has.
@@ -46,6 +48,11 @@ impl User {
         self.name
             .strip_prefix("system:node:")
             .filter(|_| self.is_in(NODES))
+    }
+
+    /// The account it is: namespace and name.
+    pub fn as_service_account(&self) -> Option<(&str, &str)> {
+        self.name.strip_prefix("system:serviceaccount:")?.split_once(':')
     }
 
     pub fn service_account(namespace: &str, name: &str, uid: &str) -> Self {

@@ -141,6 +141,11 @@ impl Watcher {
         self.after
     }
 
+    /// So many events went out.
+    pub(crate) fn sent(&self, events: usize) {
+        self.cache.count_watched(self.filter.kind, events);
+    }
+
     /// The next item; `None` at the end, be it because time is up or because it fell behind.
     pub async fn next(&mut self) -> Option<Item> {
         loop {

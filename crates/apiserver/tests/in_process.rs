@@ -73,6 +73,7 @@ async fn cluster() -> Cluster {
         static_tokens: Default::default(),
         issuer: ISSUER.into(),
         service_account_key: pki.service_account_key().unwrap(),
+        options: knarr_apiserver::Options::default(),
     };
     let seams = Seams {
         clock: clock.clone(),

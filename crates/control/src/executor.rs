@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use knarr_api::{AnyObject, k8s_openapi, registry};
 use knarr_client::custom_kinds::kind_of;
@@ -267,6 +268,25 @@ impl Executor {
                 }
                 let why = "it is not out of service";
                 Err(failure(Error::conflict(kind.about(&node), why)))
+            }
+            Fact::Allowed { about, any_of } => {
+                let kind = &registry::SUBJECT_ACCESS_REVIEW;
+                let failure = failure(Verb::Require, kind, &about.name);
+                for spec in any_of {
+                    let review = SubjectAccessReview {
+                        spec,
+                        ..SubjectAccessReview::default()
+                    };
+                    let answer = self.api.create(kind, Box::new(review)).await.map_err(&failure)?;
+                    let status = answer
+                        .get::<SubjectAccessReview>()
+                        .and_then(|r| r.status.as_ref());
+                    if status.is_some_and(|s| s.allowed) {
+                        return Ok(());
+                    }
+                }
+                let about = registry::CERTIFICATE_SIGNING_REQUEST.about(&about.name);
+                Err(failure(Error::forbidden(about, "who asks may not have it")))
             }
             Fact::Unused { claim } => {
                 let kind = &registry::POD;

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 pub use knarr_controllers::Config as ControllersConfig;
+pub use knarr_controllers::certificates;
 pub use knarr_controllers::fencing::kinds as fencing_kinds;
 /// When a node is lost, and what follows how fast.
 pub mod node_lifecycle {

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec;
 use k8s_openapi::api::core::v1::ObjectReference;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
@@ -69,6 +70,12 @@ pub enum Fact {
     NoneLeft { kind: &'static Kind, namespace: String },
     /// The namespace holds no object of any kind that users brought.
     NoCustomLeft { namespace: String },
+    /// One of these may be done, as the API server judges it.
+    Allowed {
+        /// The CertificateSigningRequest that hangs on it.
+        about: ObjectKey,
+        any_of: Vec<SubjectAccessReviewSpec>,
+    },
     /// No pod that was scheduled uses this claim: [`uses`](crate::protection::uses).
     Unused { claim: ObjectKey },
 }
@@ -264,6 +271,13 @@ impl fmt::Display for Action {
             }
             Action::Require(Fact::Alive { kind, key, .. }) => write!(f, "require {} {key}", kind.plural),
             Action::Require(Fact::Absent { kind, key }) => write!(f, "require no {} {key}", kind.plural),
+            Action::Require(Fact::Allowed { about, any_of }) => {
+                let asked = any_of.first().and_then(|s| s.resource_attributes.as_ref());
+                let text = |field: Option<&String>| field.cloned().unwrap_or_default();
+                let verb = text(asked.and_then(|r| r.verb.as_ref()));
+                let resource = text(asked.and_then(|r| r.resource.as_ref()));
+                write!(f, "require {about} may {verb} {resource}")
+            }
             Action::Require(Fact::Gone { kind, key, .. }) => write!(f, "require {} {key} gone", kind.plural),
             Action::Require(Fact::OutOfService { node }) => write!(f, "require node {node} out of service"),
             Action::Require(Fact::Unused { claim }) => write!(f, "require {claim} unused"),

@@ -6,6 +6,9 @@
 
 pub mod action;
 pub mod attachdetach;
+pub mod bootstrap_token;
+pub mod certificates;
+pub mod clusterrole_aggregation;
 pub mod controller;
 pub mod cronjob;
 pub mod daemonset;
@@ -35,6 +38,8 @@ pub mod vac_protection;
 #[cfg(test)]
 mod world;
 
+use std::sync::Arc;
+
 use k8s_openapi::jiff::tz::TimeZone;
 use knarr_api::k8s_openapi;
 
@@ -52,6 +57,8 @@ pub struct Config {
     pub node_lifecycle: node::health::Lifecycle,
     /// Looks a time zone up by its IANA name, for CronJobs; the database is the driver's.
     pub time_zone: fn(&str) -> Option<TimeZone>,
+    /// Signs certificates; without it no CertificateSigningRequest is looked at.
+    pub authority: Option<Arc<dyn certificates::Authority>>,
 }
 
 impl Default for Config {
@@ -61,6 +68,7 @@ impl Default for Config {
             terminated_pod_gc_threshold: 12_500,
             node_lifecycle: node::health::Lifecycle::default(),
             time_zone: |name| (name == "UTC").then_some(TimeZone::UTC),
+            authority: None,
         }
     }
 }
@@ -70,6 +78,9 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     let mut all: Vec<Box<dyn Controller>> = vec![
         Box::new(attachdetach::AttachDetach),
         Box::new(attachdetach::VolumesAttached),
+        Box::new(bootstrap_token::cleaner::TokenCleaner),
+        Box::new(bootstrap_token::signer::BootstrapSigner),
+        Box::new(clusterrole_aggregation::ClusterRoleAggregation),
         Box::new(cronjob::CronJobs {
             time_zone: config.time_zone,
         }),
@@ -99,13 +110,21 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     if let Some(bundle) = config.root_ca.clone() {
         all.push(Box::new(root_ca::RootCa { bundle }));
     }
+    if let Some(authority) = &config.authority {
+        all.push(Box::new(certificates::approver::Approver(authority.clone())));
+        all.push(Box::new(certificates::signer::Signer(authority.clone())));
+    }
     all
 }
 
 /// Every controller that looks at everything now and then.
 pub fn sweeps(config: &Config) -> Vec<Box<dyn sweep::Sweep>> {
-    vec![
+    let mut all: Vec<Box<dyn sweep::Sweep>> = vec![
         Box::new(node::health::NodeHealth::new(config.node_lifecycle)),
         Box::new(podgc::PodGc::new(config.terminated_pod_gc_threshold)),
-    ]
+    ];
+    if let Some(authority) = &config.authority {
+        all.push(Box::new(certificates::cleaner::Cleaner(authority.clone())));
+    }
+    all
 }

@@ -117,6 +117,7 @@ fn config(directory: &Path, clock: &dyn Clock) -> std::io::Result<Config> {
         static_tokens: Default::default(),
         issuer: knarr_apiserver::ISSUER.into(),
         service_account_key: pki.service_account_key().map_err(std::io::Error::other)?,
+        options: knarr_apiserver::Options::default(),
     })
 }
 

@@ -52,6 +52,7 @@ impl Cluster {
             static_tokens: Default::default(),
             issuer: "https://kubernetes.default.svc".into(),
             service_account_key: pki.service_account_key().unwrap(),
+            options: knarr_apiserver::Options::default(),
         };
         let seams = Seams {
             clock: Arc::new(clock),

@@ -81,6 +81,7 @@ impl Cluster {
             static_tokens: Default::default(),
             issuer: ISSUER.into(),
             service_account_key: pki.service_account_key().unwrap(),
+            options: crate::Options::default(),
         };
         let seams = Seams {
             clock: Arc::new(Noon),

@@ -1,19 +1,28 @@
 //! Authentication: who a request comes from.
 //!
-//! A client certificate of the cluster's CA (CN is the user, O the groups), a bearer token (static, or a
-//! service account's), or nobody known: anonymous. A wrong token is 401, not anonymous.
+//! A client certificate of the cluster's CA, else a bearer token (static, a service account's, or a node's bootstrap
+//! token), else nobody known: anonymous. A credential that does not hold is 401, not anonymous. Which user that then
+//! acts as is [`impersonation`]'s.
 
+mod bootstrap_token;
+pub mod certificate;
+mod impersonation;
 pub mod service_account;
+pub mod token_key;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::Arc;
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderMap;
-use knarr_api::Error;
-use x509_parser::prelude::{FromDer, X509Certificate};
+use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::{Error, k8s_openapi};
 
+use self::certificate::Peer;
 use crate::server::Server;
-use crate::user::{MASTERS, User};
+use crate::user::User;
 
 /// Tokens that are configured: token to user.
 pub type StaticTokens = HashMap<String, User>;
@@ -46,96 +55,96 @@ pub fn parse_token_file(text: &str) -> Result<StaticTokens, String> {
     Ok(tokens)
 }
 
-/// The user a verified client certificate stands for.
-pub fn certificate_user(der: &[u8]) -> Option<User> {
-    let (_, certificate) = X509Certificate::from_der(der).ok()?;
-    let subject = certificate.subject();
-    let name = subject.iter_common_name().next()?.as_str().ok()?.to_string();
-    let groups = subject.iter_organization().filter_map(|o| o.as_str().ok());
-    Some(User::new(name, groups).authenticated())
+/// Who asks.
+pub(crate) struct Requester {
+    /// The user as whom the request is made.
+    pub user: User,
+    /// The one who shows the credential, if he acts as another.
+    pub impersonator: Option<User>,
 }
 
 impl Server {
-    /// Who asks, by certificate (verified when the connection was made) or token, then by impersonation.
+    /// Who asks, by certificate or token, then by impersonation.
     pub(crate) fn authenticate(
         &self,
         headers: &HeaderMap,
-        certificate: Option<&Arc<User>>,
-    ) -> Result<User, Error> {
-        let user = match bearer(headers) {
-            Some(token) => self
-                .token_user(token)
+        peer: &Peer,
+        now: Timestamp,
+    ) -> Result<Requester, Error> {
+        let shown = peer.user(now);
+        let user = match (&shown, bearer(headers)) {
+            (Ok(Some(user)), _) => (*user).clone(),
+            (_, Some(token)) => self
+                .token_user(&token, now)
                 .ok_or_else(Error::unauthorized)?
                 .authenticated(),
-            None => match certificate {
-                Some(user) => (**user).clone(),
-                None => User::anonymous(),
-            },
+            (Ok(None), None) if self.config.options.anonymous => User::anonymous(),
+            (Ok(None) | Err(()), None) => return Err(Error::unauthorized()),
         };
-        impersonated(headers, user)
+        let (user, impersonator) = impersonation::impersonated(headers, user, &*self.authorizer)?;
+        Ok(Requester { user, impersonator })
     }
 
     /// Whose token it is.
-    pub(crate) fn token_user(&self, token: &str) -> Option<User> {
-        if let Some(user) = self.static_tokens.get(token) {
-            return Some(user.clone());
+    fn token_user(&self, token: &str, now: Timestamp) -> Option<User> {
+        let (user, _) = self.token_holder(token, &[], now)?;
+        Some(user)
+    }
+
+    /// Whose token it is, and for which of `audiences` (empty: this server's) it is good.
+    pub(crate) fn token_holder(
+        &self,
+        token: &str,
+        audiences: &[String],
+        now: Timestamp,
+    ) -> Option<(User, Vec<String>)> {
+        // These are good for this server and for nobody else.
+        let here = self
+            .static_tokens
+            .get(token)
+            .cloned()
+            .or_else(|| bootstrap_token::user(token, now, &self.cache));
+        if let Some(user) = here {
+            let own = self.tokens.default_audiences();
+            let good: Vec<String> = own
+                .iter()
+                .filter(|a| audiences.is_empty() || audiences.contains(a))
+                .cloned()
+                .collect();
+            return (!good.is_empty()).then_some((user, good));
         }
-        self.tokens
-            .verify(token, &[], self.clock.now(), &self.cache)
-            .map(|v| v.user)
+        let found = self.tokens.verify(token, audiences, now, &self.cache)?;
+        if let Some(seconds) = found.stale_seconds {
+            tracing::debug!(
+                user = found.user.name,
+                seconds,
+                "a token is used past its time for renewal"
+            );
+        }
+        Some((found.user, found.audiences))
     }
 }
+
+/// The protocol with which browsers' WebSockets, which cannot set headers, carry a token.
+const WEBSOCKET_BEARER: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// The bearer token, also as browsers' WebSockets send it.
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let value = headers.get(http::header::AUTHORIZATION)?.to_str().ok()?;
-    let (scheme, token) = value.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
-}
-
-/// `Impersonate-User` and its fellows: for members of system:masters. Others are refused.
-fn impersonated(headers: &HeaderMap, user: User) -> Result<User, Error> {
-    let text = |name: &str| {
-        headers
-            .get(name)
-            .and_then(|v| v.to_str().ok())
-            .map(str::to_string)
-    };
-    let groups: Vec<String> = headers
-        .get_all("impersonate-group")
-        .iter()
-        .filter_map(|v| v.to_str().ok().map(str::to_string))
-        .collect();
-    let Some(name) = text("impersonate-user") else {
-        if !groups.is_empty() || text("impersonate-uid").is_some() {
-            return Err(Error::internal(
-                "requested impersonation of groups or a uid without impersonating a user",
-            ));
-        }
-        return Ok(user);
-    };
-    if !user.is_in(MASTERS) {
-        let request = crate::authz::Attributes {
-            verb: "impersonate",
-            resource: "users",
-            name: &name,
-            ..Default::default()
-        };
-        return Err(crate::authz::forbidden(&user, &request));
+fn bearer(headers: &HeaderMap) -> Option<Cow<'_, str>> {
+    if let Some(value) = headers.get(AUTHORIZATION) {
+        let (scheme, token) = value.to_str().ok()?.trim().split_once(' ')?;
+        let token = token.trim();
+        return (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token.into());
     }
-    let mut other = match name
-        .strip_prefix("system:serviceaccount:")
-        .and_then(|rest| rest.split_once(':'))
-    {
-        Some((namespace, account)) if groups.is_empty() => User::service_account(namespace, account, ""),
-        _ => User::new(name.clone(), groups),
-    };
-    other.uid = text("impersonate-uid").unwrap_or_default();
-    Ok(if name == "system:anonymous" {
-        other
-    } else {
-        other.authenticated()
-    })
+    headers
+        .get_all(SEC_WEBSOCKET_PROTOCOL)
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .flat_map(|v| v.split(','))
+        .find_map(|protocol| {
+            let encoded = protocol.trim().strip_prefix(WEBSOCKET_BEARER)?;
+            let token = URL_SAFE_NO_PAD.decode(encoded).ok()?;
+            String::from_utf8(token).ok().map(Cow::Owned)
+        })
 }
 
 #[cfg(test)]
@@ -153,19 +162,17 @@ mod tests {
     }
 
     #[test]
-    fn only_masters_impersonate() {
-        let mut headers = HeaderMap::new();
-        headers.insert("impersonate-user", "bob".parse().unwrap());
-        let bob = impersonated(&headers, User::new("root", [MASTERS])).unwrap();
-        assert_eq!(
-            (bob.name.as_str(), bob.is_in("system:authenticated")),
-            ("bob", true)
-        );
-        assert_eq!(
-            impersonated(&headers, User::new("eve", [""; 0]))
-                .unwrap_err()
-                .code(),
-            403
-        );
+    fn tokens_come_in_a_header_or_as_a_websockets_protocol() {
+        let of = |name: &'static str, value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, value.parse().unwrap());
+            bearer(&headers).map(Cow::into_owned)
+        };
+        assert_eq!(of("authorization", "Bearer t0ken"), Some("t0ken".into()));
+        assert_eq!(of("authorization", "bearer  t0ken "), Some("t0ken".into()));
+        assert_eq!(of("authorization", "Basic dDprZW4="), None);
+        assert_eq!(of("authorization", "Bearer"), None);
+        let protocols = "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.dDBrZW4";
+        assert_eq!(of("sec-websocket-protocol", protocols), Some("t0ken".into()));
     }
 }

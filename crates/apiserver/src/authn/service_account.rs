@@ -1,30 +1,32 @@
-//! Service-account tokens: ES256 JWTs, bound to an account and optionally to a pod, a secret or a node.
+//! Service-account tokens: JWTs, bound to an account and optionally to a pod, a secret or a node.
 //!
 //! A token is good only as long as what it is bound to exists with the same uid.
 
 use std::collections::BTreeMap;
 
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
-use k8s_openapi::jiff::Timestamp;
+use jsonwebtoken::{Header, Validation};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::{Kind, k8s_openapi, registry};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
+use super::token_key::{KeyFiles, SigningKey, VerifyingKey};
 use crate::cache::Cache;
 use crate::user::User;
 
+/// How long a token outlives the deletion of what it is bound to; also how far clocks may differ.
+const LEEWAY: SignedDuration = SignedDuration::from_mins(1);
+
 /// Signs and verifies.
 pub struct Tokens {
-    issuer: String,
+    /// The first signs what is issued; tokens of all are taken.
+    issuers: Vec<String>,
     /// What a token is good for when nobody says.
     audiences: Vec<String>,
-    key_id: String,
-    public: (String, String),
-    signing: EncodingKey,
-    verifying: DecodingKey,
+    signing: SigningKey,
+    verifying: Vec<VerifyingKey>,
+    /// Where the keys are published, if not at this server.
+    jwks_uri: Option<String>,
 }
 
 /// Something with a name and a uid.
@@ -46,6 +48,9 @@ pub struct Bound {
     pub secret: Option<Reference>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<Reference>,
+    /// From then on (seconds) its use is worth a word in the audit log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warnafter: Option<i64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -66,32 +71,40 @@ pub struct Verified {
     pub user: User,
     /// Those of the asked-for audiences that it is good for.
     pub audiences: Vec<String>,
+    /// For how long its bearer should have renewed it, if so.
+    pub stale_seconds: Option<i64>,
 }
 
 impl Tokens {
-    /// From a P-256 private key (PKCS#8 PEM) and its public point (uncompressed, 65 bytes).
-    pub fn new(issuer: &str, private_pem: &str, public_point: &[u8]) -> Result<Self, String> {
-        let &[4, ref xy @ ..] = public_point else {
-            return Err("the service-account key is no uncompressed P-256 point".into());
+    /// `issuers` has at least one; `audiences` may be empty and is then the first issuer.
+    pub fn new(issuers: &[String], audiences: &[String], keys: &KeyFiles) -> Result<Self, String> {
+        let Some(issuer) = issuers.first() else {
+            return Err("there is no issuer of service-account tokens".into());
         };
-        if xy.len() != 64 {
-            return Err(format!(
-                "the service-account key has {} bytes, expected 64",
-                xy.len()
-            ));
+        let (signing, own) = SigningKey::read(&keys.signing)?;
+        let mut verifying = vec![own];
+        for pem in &keys.verifying {
+            let key = VerifyingKey::read(pem)?;
+            if verifying.iter().all(|k| k.id != key.id) {
+                verifying.push(key);
+            }
         }
-        let (x, y) = (
-            URL_SAFE_NO_PAD.encode(&xy[..32]),
-            URL_SAFE_NO_PAD.encode(&xy[32..]),
-        );
         Ok(Tokens {
-            issuer: issuer.to_string(),
-            audiences: vec![issuer.to_string()],
-            key_id: URL_SAFE_NO_PAD.encode(Sha256::digest(public_point)),
-            signing: EncodingKey::from_ec_pem(private_pem.as_bytes()).map_err(|e| e.to_string())?,
-            verifying: DecodingKey::from_ec_components(&x, &y).map_err(|e| e.to_string())?,
-            public: (x, y),
+            issuers: issuers.to_vec(),
+            audiences: match audiences {
+                [] => vec![issuer.clone()],
+                given => given.to_vec(),
+            },
+            signing,
+            verifying,
+            jwks_uri: None,
         })
+    }
+
+    /// Publishes the keys at another address.
+    pub fn with_jwks_uri(mut self, uri: Option<String>) -> Self {
+        self.jwks_uri = uri;
+        self
     }
 
     pub fn default_audiences(&self) -> &[String] {
@@ -106,15 +119,15 @@ impl Tokens {
         seconds: i64,
         id: String,
     ) -> Result<String, String> {
-        let mut header = Header::new(Algorithm::ES256);
-        header.kid = Some(self.key_id.clone());
+        let mut header = Header::new(self.signing.algorithm);
+        header.kid = Some(self.signing.id.clone());
         header.typ = None;
         let claims = Claims {
             aud: audiences,
             exp: now.as_second() + seconds,
             iat: now.as_second(),
             nbf: now.as_second(),
-            iss: self.issuer.clone(),
+            iss: self.issuers.first().cloned().unwrap_or_default(),
             jti: id,
             sub: format!(
                 "system:serviceaccount:{}:{}",
@@ -122,7 +135,7 @@ impl Tokens {
             ),
             bound,
         };
-        jsonwebtoken::encode(&header, &claims, &self.signing).map_err(|e| e.to_string())
+        jsonwebtoken::encode(&header, &claims, &self.signing.key).map_err(|e| e.to_string())
     }
 
     /// `None` unless the token is ours, of this time, for one of `audiences` (empty: this server's), and all
@@ -134,18 +147,10 @@ impl Tokens {
         now: Timestamp,
         cache: &Cache,
     ) -> Option<Verified> {
-        let mut validation = Validation::new(Algorithm::ES256);
-        // Times are checked below, against the clock that was handed in; audiences too.
-        validation.validate_exp = false;
-        validation.validate_nbf = false;
-        validation.validate_aud = false;
-        validation.set_issuer(&[&self.issuer]);
-        validation.set_required_spec_claims(&["exp", "iss"]);
-        let claims = jsonwebtoken::decode::<Claims>(token, &self.verifying, &validation)
-            .ok()?
-            .claims;
+        let claims = self.claims(token)?;
         let at = now.as_second();
-        if at >= claims.exp || at < claims.nbf {
+        let leeway = LEEWAY.as_secs();
+        if at >= claims.exp || at + leeway < claims.nbf || at + leeway < claims.iat {
             return None;
         }
         let wanted = if audiences.is_empty() {
@@ -163,10 +168,13 @@ impl Tokens {
         }
         let bound = &claims.bound;
         let there = |kind: &'static Kind, namespace: &str, r: &Reference| {
-            cache
-                .get(kind, namespace, &r.name)
-                .is_some_and(|o| o.uid() == r.uid)
+            cache.get(kind, namespace, &r.name).is_some_and(|o| {
+                let going = o.metadata().deletion_timestamp.as_ref();
+                o.uid() == r.uid && going.is_none_or(|t| t.0 + LEEWAY >= now)
+            })
         };
+        // Of a pod's token the node is only told; a node's own token ends with the node.
+        let node = bound.node.iter().filter(|_| bound.pod.is_none());
         let all_there = there(
             &registry::SERVICE_ACCOUNT,
             &bound.namespace,
@@ -178,7 +186,8 @@ impl Tokens {
             && bound
                 .secret
                 .iter()
-                .all(|r| there(&registry::SECRET, &bound.namespace, r));
+                .all(|r| there(&registry::SECRET, &bound.namespace, r))
+            && node.into_iter().all(|r| there(&registry::NODE, "", r));
         if !all_there {
             return None;
         }
@@ -198,31 +207,57 @@ impl Tokens {
         }
         if let Some(node) = &bound.node {
             add("node-name", &node.name);
-            add("node-uid", &node.uid);
+            if !node.uid.is_empty() {
+                add("node-uid", &node.uid);
+            }
         }
         user.extra = extra;
+        let stale = bound.warnafter.filter(|after| *after != 0 && at > *after);
         Some(Verified {
             user,
             audiences: good_for,
+            stale_seconds: stale.map(|after| at - after),
+        })
+    }
+
+    /// What a token says that one of the keys has signed for one of the issuers; times are not looked at.
+    fn claims(&self, token: &str) -> Option<Claims> {
+        let header = jsonwebtoken::decode_header(token).ok()?;
+        let keys = self
+            .verifying
+            .iter()
+            .filter(|k| k.algorithm == header.alg && header.kid.as_ref().is_none_or(|id| *id == k.id));
+        keys.into_iter().find_map(|key| {
+            let mut validation = Validation::new(key.algorithm);
+            // Times are checked against the clock that was handed in; audiences by the caller.
+            validation.validate_exp = false;
+            validation.validate_nbf = false;
+            validation.validate_aud = false;
+            validation.set_issuer(&self.issuers);
+            validation.set_required_spec_claims(&["exp", "iss"]);
+            let decoded = jsonwebtoken::decode::<Claims>(token, &key.key, &validation);
+            decoded.ok().map(|d| d.claims)
         })
     }
 
     /// `/openid/v1/jwks`.
     pub fn jwks(&self) -> Value {
-        json!({"keys": [{
-            "use": "sig", "kty": "EC", "kid": self.key_id, "crv": "P-256", "alg": "ES256",
-            "x": self.public.0, "y": self.public.1,
-        }]})
+        let keys: Vec<&Value> = self.verifying.iter().map(|k| &k.published).collect();
+        json!({"keys": keys})
     }
 
     /// `/.well-known/openid-configuration`.
     pub fn discovery(&self, server: &str) -> Value {
+        let mut algorithms: Vec<&Value> = self.verifying.iter().map(|k| &k.published["alg"]).collect();
+        algorithms.sort_by_key(|a| a.as_str());
+        algorithms.dedup();
+        let here = || format!("{server}/openid/v1/jwks");
         json!({
-            "issuer": self.issuer,
-            "jwks_uri": format!("{server}/openid/v1/jwks"),
+            "issuer": self.issuers.first(),
+            "jwks_uri": self.jwks_uri.clone().unwrap_or_else(here),
             "response_types_supported": ["id_token"],
             "subject_types_supported": ["public"],
-            "id_token_signing_alg_values_supported": ["ES256"],
+            "id_token_signing_alg_values_supported": algorithms,
         })
     }
 }

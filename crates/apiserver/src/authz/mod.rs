@@ -4,13 +4,16 @@
 //! roles and bindings say.
 
 pub mod default_roles;
-mod node;
+mod escalation;
+pub(crate) mod node;
 mod rbac;
+mod rules;
 
 use std::sync::Arc;
 
-use knarr_api::Error;
+use k8s_openapi::api::rbac::v1::PolicyRule;
 use knarr_api::error::About;
+use knarr_api::{Error, k8s_openapi};
 
 use crate::cache::Cache;
 use crate::request::RequestInfo;
@@ -26,6 +29,8 @@ pub struct Attributes<'a> {
     pub namespace: &'a str,
     pub name: &'a str,
     pub path: &'a str,
+    /// What a list, watch or deletecollection is limited to, in the query string's syntax.
+    pub field_selector: &'a str,
 }
 
 impl<'a> Attributes<'a> {
@@ -38,7 +43,18 @@ impl<'a> Attributes<'a> {
             namespace: &info.namespace,
             name: &info.name,
             path: &info.path,
+            field_selector: "",
         }
+    }
+
+    /// The value that the field selector requires of a field; `None` if any will do.
+    pub fn required_field(&self, field: &str) -> Option<&'a str> {
+        self.field_selector.split(',').find_map(|term| {
+            let (name, value) = term.split_once('=')?;
+            let value = value.strip_prefix('=').unwrap_or(value);
+            // `!=`, and values that hold escapes, require nothing that is asked about here.
+            (name == field && !value.contains('\\')).then_some(value)
+        })
     }
 
     fn qualified_resource(&self) -> String {
@@ -50,9 +66,39 @@ impl<'a> Attributes<'a> {
     }
 }
 
+/// What was decided, and why: empty where there is nothing to say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    pub allowed: bool,
+    pub reason: String,
+}
+
+/// What somebody may do, as far as it can be listed.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    pub rules: Vec<PolicyRule>,
+    /// Why that is not all.
+    pub error: Option<String>,
+}
+
 /// Says who may do what.
 pub trait Authorizer: Send + Sync + 'static {
     fn allows(&self, user: &User, request: &Attributes<'_>) -> bool;
+
+    /// The same with words for it.
+    fn explain(&self, user: &User, request: &Attributes<'_>) -> Decision {
+        Decision {
+            allowed: self.allows(user, request),
+            reason: String::new(),
+        }
+    }
+
+    fn rules_for(&self, _user: &User, _namespace: &str) -> Rules {
+        Rules {
+            rules: Vec::new(),
+            error: Some("this authorizer does not list rules".into()),
+        }
+    }
 }
 
 /// The order of the module's documentation.
@@ -72,10 +118,50 @@ impl Authorizer for Standard {
         }
         rbac::allows(&self.cache, user, request)
     }
+
+    fn explain(&self, user: &User, request: &Attributes<'_>) -> Decision {
+        let before = user.is_in(MASTERS)
+            || user
+                .node()
+                .is_some_and(|node| node::allows(&self.cache, node, request));
+        if before {
+            return Decision {
+                allowed: true,
+                reason: String::new(),
+            };
+        }
+        rbac::explain(&self.cache, user, request)
+    }
+
+    fn rules_for(&self, user: &User, namespace: &str) -> Rules {
+        let mut rules = Vec::new();
+        if user.is_in(MASTERS) {
+            rules.extend(rules::full_authority());
+        }
+        rules.extend(rbac::rules_for(&self.cache, user, namespace));
+        Rules {
+            rules,
+            error: user
+                .node()
+                .map(|_| "node authorizer does not support user rule resolution".to_string()),
+        }
+    }
+}
+
+/// The refusal with what the authorizer has to say about it.
+pub(crate) fn refused(authorizer: &dyn Authorizer, user: &User, request: &Attributes<'_>) -> Error {
+    match authorizer.explain(user, request).reason {
+        none if none.is_empty() => forbidden(user, request),
+        reason => because(user, request, &format!(": {reason}")),
+    }
 }
 
 /// The refusal, in Kubernetes' words.
 pub fn forbidden(user: &User, request: &Attributes<'_>) -> Error {
+    because(user, request, "")
+}
+
+fn because(user: &User, request: &Attributes<'_>, reason: &str) -> Error {
     let (who, verb) = (&user.name, request.verb);
     if request.resource.is_empty() {
         let about = About {
@@ -85,7 +171,7 @@ pub fn forbidden(user: &User, request: &Attributes<'_>) -> Error {
         };
         return Error::forbidden(
             about,
-            &format!("User {who:?} cannot {verb} path {:?}", request.path),
+            &format!("User {who:?} cannot {verb} path {:?}{reason}", request.path),
         );
     }
     let place = if request.namespace.is_empty() || request.resource == "namespaces" {
@@ -94,7 +180,7 @@ pub fn forbidden(user: &User, request: &Attributes<'_>) -> Error {
         format!("in the namespace {:?}", request.namespace)
     };
     let why = format!(
-        "User {who:?} cannot {verb} resource {:?} in API group {:?} {place}",
+        "User {who:?} cannot {verb} resource {:?} in API group {:?} {place}{reason}",
         request.qualified_resource(),
         request.group
     );

@@ -1,75 +1,108 @@
-//! What a kubelet may do: read what its pods use, write its own node, lease and pods' status, report events.
+//! What a kubelet may do: its own Node, lease, CSINode and slices; its pods, and what these use and no more.
+//!
+//! Kubernetes keeps a graph from objects to nodes; here the question is answered from the cache, pod by pod of the
+//! node. What a request may not say (names of what is created, contents) is [`crate::admission::node_restriction`]'s.
 
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::api::core::v1::{
+    EnvFromSource, EnvVar, PersistentVolume, Pod, PodSpec, SecretReference, Volume,
+};
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::kinds::persistent_volume::LOCAL_NODE;
-use knarr_api::{k8s_openapi, registry};
+use knarr_api::{Object, k8s_openapi, registry};
 
-use super::Attributes;
+use super::{Attributes, default_roles, rbac};
 use crate::cache::Cache;
 
-const READ: [&str; 3] = ["get", "list", "watch"];
+const LEASES: &str = "kube-node-lease";
+/// Pods that only show what the kubelet runs by itself; they give access to nothing.
+pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 
 pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
-    if r.resource.is_empty() {
-        return r.verb == "get";
-    }
-    let reads = READ.contains(&r.verb);
+    let reads = matches!(r.verb, "get" | "list" | "watch");
+    let gets = r.verb == "get" && r.subresource.is_empty() && !r.name.is_empty();
+    // One object by name, or a list or watch of that one name; never all of them.
+    let reads_one = reads && r.subresource.is_empty() && !r.namespace.is_empty() && !r.name.is_empty();
+    let writes_own = |own: &str| match r.verb {
+        // Its name is not known yet.
+        "create" => true,
+        "get" | "update" | "patch" | "delete" => own == node,
+        _ => false,
+    };
     match (r.group, r.resource, r.subresource) {
-        ("", "nodes", "") if r.verb == "create" => r.name.is_empty() || r.name == node,
-        ("", "nodes", "" | "status") if ["update", "patch"].contains(&r.verb) => r.name == node,
-        ("", "nodes" | "services", "") => reads,
-        ("", "pods", "") => {
-            reads || r.verb == "create" || (r.verb == "delete" && is_on(cache, node, r.namespace, r.name))
-        }
-        ("", "pods", "status") => {
-            ["update", "patch"].contains(&r.verb) && is_on(cache, node, r.namespace, r.name)
-        }
-        ("", "pods", "eviction") => r.verb == "create" && is_on(cache, node, r.namespace, r.name),
-        ("", "events", "") | ("events.k8s.io", "events", "") => {
-            ["create", "update", "patch"].contains(&r.verb)
-        }
-        ("", "serviceaccounts", "token") => {
-            r.verb == "create"
-                && any_pod(cache, node, r.namespace, |s| {
-                    s.service_account_name.as_deref() == Some(r.name)
+        ("", "secrets", _) => reads_one && secret_is_used(cache, node, r.namespace, r.name),
+        ("", "configmaps", _) => {
+            reads_one
+                && any_pod(cache, node, r.namespace, |p| {
+                    references(p, r.name, Referenced::ConfigMap)
                 })
         }
-        ("", "serviceaccounts", "") => r.verb == "get",
-        // One object by name, or a list or watch of that one name; never all of them.
-        ("", "configmaps", "") => {
-            reads && !r.name.is_empty() && any_pod(cache, node, r.namespace, |s| uses(s, "configMap", r.name))
+        ("", "persistentvolumeclaims", "status") => {
+            matches!(r.verb, "update" | "patch") && claim_is_used(cache, node, r.namespace, r.name)
         }
-        ("", "secrets", "") => {
-            reads && !r.name.is_empty() && any_pod(cache, node, r.namespace, |s| uses(s, "secret", r.name))
-        }
+        ("", "persistentvolumeclaims", _) => gets && claim_is_used(cache, node, r.namespace, r.name),
+        // knarr's nodes make volumes in directories of their own, for which they look at volumes and claims.
         ("", "persistentvolumes", "") if r.verb == "update" => is_directory_of(cache, node, r.name),
-        ("", "persistentvolumes", "") => reads,
-        ("", "persistentvolumeclaims", "") => r.verb == "get",
-        ("coordination.k8s.io", "leases", "") => {
-            r.namespace == "kube-node-lease"
-                && (r.verb == "create"
-                    || (["get", "update", "patch", "delete"].contains(&r.verb) && r.name == node))
+        ("", "persistentvolumes", "") if matches!(r.verb, "list" | "watch") => true,
+        ("", "persistentvolumes", _) => {
+            gets && (is_directory_of(cache, node, r.name) || volume_is_used(cache, node, r.name))
         }
-        ("storage.k8s.io", "csinodes", "") => r.verb == "create" || r.name == node,
+        ("resource.k8s.io", "resourceclaims", _) => {
+            gets && any_pod(cache, node, r.namespace, |p| uses_resource_claim(p, r.name))
+        }
         ("storage.k8s.io", "volumeattachments", "") if r.verb == "update" => {
             is_attached_to(cache, node, r.name)
         }
-        ("storage.k8s.io", "volumeattachments" | "csidrivers", "")
-        | ("node.k8s.io", "runtimeclasses", "")
+        ("storage.k8s.io", "volumeattachments", "") if matches!(r.verb, "list" | "watch") => true,
+        ("storage.k8s.io", "volumeattachments", _) => gets && is_attached_to(cache, node, r.name),
+        ("", "serviceaccounts", "") => reads_one && account_is_used(cache, node, r),
+        ("", "serviceaccounts", sub) => {
+            sub == "token" && r.verb == "create" && !r.name.is_empty() && account_is_used(cache, node, r)
+        }
+        ("coordination.k8s.io", "leases", _) => r.namespace == LEASES && writes_own(r.name),
+        ("storage.k8s.io", "csinodes", sub) => sub.is_empty() && writes_own(r.name),
+        ("resource.k8s.io", "resourceslices", "") => match r.verb {
+            "create" => true,
+            "get" | "update" | "patch" | "delete" => {
+                cache.get(&registry::RESOURCE_SLICE, "", r.name).is_some_and(|o| {
+                    let slice = o.get::<ResourceSlice>();
+                    slice.is_some_and(|s| s.spec.node_name.as_deref() == Some(node))
+                })
+            }
+            "list" | "watch" | "deletecollection" => r.required_field("spec.nodeName") == Some(node),
+            _ => false,
+        },
+        ("resource.k8s.io", "resourceslices", _) => false,
+        // Whose Node is written is looked at in admission.
+        ("", "nodes", "") if matches!(r.verb, "create" | "update" | "patch") => true,
+        ("", "nodes", "") => reads && r.name == node,
+        ("", "nodes", sub) => sub == "status" && matches!(r.verb, "update" | "patch"),
+        ("", "pods", "") => match r.verb {
+            "get" => is_on(cache, node, r.namespace, r.name),
+            "list" | "watch" => {
+                r.required_field("spec.nodeName") == Some(node)
+                    || (!r.name.is_empty() && is_on(cache, node, r.namespace, r.name))
+            }
+            "create" | "delete" => true,
+            _ => false,
+        },
+        ("", "pods", sub) => match sub {
+            "status" => matches!(r.verb, "update" | "patch"),
+            "eviction" => r.verb == "create",
+            _ => false,
+        },
         // TERM waits until they offer an ending pod no more.
-        | ("discovery.k8s.io", "endpointslices", "") => reads,
-        ("certificates.k8s.io", "certificatesigningrequests", "") => reads || r.verb == "create",
-        ("authentication.k8s.io", "tokenreviews", "")
-        | ("authorization.k8s.io", "subjectaccessreviews", "") => r.verb == "create",
-        _ => false,
+        ("discovery.k8s.io", "endpointslices", "") if reads => true,
+        _ => default_roles::node_rules()
+            .iter()
+            .any(|rule| rbac::rule_covers(rule, r)),
     }
 }
 
-fn is_on(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool {
-    cache
-        .get(&registry::POD, namespace, name)
-        .is_some_and(|o| o.get::<Pod>().and_then(|p| p.spec.as_ref()?.node_name.as_deref()) == Some(node))
+fn account_is_used(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
+    any_pod(cache, node, r.namespace, |p| {
+        p.spec.as_ref().and_then(|s| s.service_account_name.as_deref()) == Some(r.name)
+    })
 }
 
 /// Whether the volume is one that the node makes and removes itself.
@@ -87,68 +120,222 @@ fn is_attached_to(cache: &Cache, node: &str, attachment: &str) -> bool {
     attachment.and_then(|a| node_of(&a)).as_deref() == Some(node)
 }
 
-fn any_pod(cache: &Cache, node: &str, namespace: &str, wanted: impl Fn(&PodSpec) -> bool) -> bool {
-    let Ok(pods) = cache.of(&registry::POD) else {
+fn claim_is_used(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool {
+    any_pod(cache, node, namespace, |p| claims(p).any(|claim| claim == name))
+}
+
+/// Of a volume that is bound to a claim that a pod of the node uses.
+fn volume_is_used(cache: &Cache, node: &str, name: &str) -> bool {
+    cache
+        .get(&registry::PERSISTENT_VOLUME, "", name)
+        .is_some_and(|o| bound_volume_is_used(cache, node, &o))
+}
+
+fn bound_volume_is_used(cache: &Cache, node: &str, volume: &Object) -> bool {
+    let claim = volume
+        .get::<PersistentVolume>()
+        .and_then(|v| v.spec.as_ref()?.claim_ref.as_ref());
+    claim.is_some_and(|c| {
+        let text = |t: &Option<String>| t.clone().unwrap_or_default();
+        claim_is_used(cache, node, &text(&c.namespace), &text(&c.name))
+    })
+}
+
+/// Named by a pod of the node, or by a volume that such a pod uses.
+fn secret_is_used(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool {
+    if any_pod(cache, node, namespace, |p| {
+        references(p, name, Referenced::Secret)
+    }) {
+        return true;
+    }
+    let Ok(volumes) = cache.of(&registry::PERSISTENT_VOLUME) else {
         return false;
     };
     let mut found = false;
-    pods.scan(namespace, "", |object| {
-        let spec = object.get::<Pod>().and_then(|p| p.spec.as_ref());
-        found = spec.is_some_and(|s| s.node_name.as_deref() == Some(node) && wanted(s));
+    volumes.scan("", "", |object| {
+        let named = object.get::<PersistentVolume>().is_some_and(|v| {
+            volume_secrets(v)
+                .iter()
+                .any(|(n, secret)| n == namespace && secret == name)
+        });
+        found = named && bound_volume_is_used(cache, node, &object);
         !found
     });
     found
 }
 
+/// The secrets that a node needs for a volume: namespace and name.
+fn volume_secrets(volume: &PersistentVolume) -> Vec<(String, String)> {
+    let Some(spec) = &volume.spec else {
+        return Vec::new();
+    };
+    let claimed = spec.claim_ref.as_ref().and_then(|c| c.namespace.as_deref());
+    let mut refs: Vec<&SecretReference> = Vec::new();
+    if let Some(csi) = &spec.csi {
+        refs.extend(&csi.node_publish_secret_ref);
+        refs.extend(&csi.node_stage_secret_ref);
+        refs.extend(&csi.node_expand_secret_ref);
+    }
+    refs.extend(spec.cephfs.iter().filter_map(|s| s.secret_ref.as_ref()));
+    refs.extend(spec.flex_volume.iter().filter_map(|s| s.secret_ref.as_ref()));
+    refs.extend(spec.iscsi.iter().filter_map(|s| s.secret_ref.as_ref()));
+    refs.extend(spec.rbd.iter().filter_map(|s| s.secret_ref.as_ref()));
+    refs.extend(spec.scale_io.iter().map(|s| &s.secret_ref));
+    let mut all: Vec<(String, String)> = refs
+        .into_iter()
+        .map(|r| {
+            let namespace = r.namespace.as_deref().filter(|n| !n.is_empty()).or(claimed);
+            (
+                namespace.unwrap_or_default().to_string(),
+                r.name.clone().unwrap_or_default(),
+            )
+        })
+        .collect();
+    if let Some(file) = &spec.azure_file {
+        let namespace = file
+            .secret_namespace
+            .as_deref()
+            .filter(|n| !n.is_empty())
+            .or(claimed);
+        all.push((
+            namespace.unwrap_or_default().to_string(),
+            file.secret_name.clone(),
+        ));
+    }
+    all
+}
+
+pub(crate) fn is_on(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool {
+    cache
+        .get(&registry::POD, namespace, name)
+        .is_some_and(|o| o.field("spec.nodeName").ok().as_deref() == Some(node))
+}
+
+/// Whether a pod of the node is as `wanted`.
+fn any_pod(cache: &Cache, node: &str, namespace: &str, wanted: impl Fn(&Pod) -> bool) -> bool {
+    let Ok(pods) = cache.of(&registry::POD) else {
+        return false;
+    };
+    let mut found = false;
+    pods.scan(namespace, "", |object| {
+        // Kept beside slim objects too: only the node's own pods are read.
+        let here = object.field("spec.nodeName").ok().as_deref() == Some(node);
+        found = here && object.get::<Pod>().is_some_and(|p| !is_mirror(p) && wanted(p));
+        !found
+    });
+    found
+}
+
+fn is_mirror(pod: &Pod) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    annotations.is_some_and(|a| a.contains_key(MIRROR))
+}
+
+/// The claims of a pod's volumes.
+fn claims(pod: &Pod) -> impl Iterator<Item = String> {
+    let name = pod.metadata.name.as_deref().unwrap_or("");
+    let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
+    volumes.filter_map(move |v| match (&v.persistent_volume_claim, &v.ephemeral) {
+        (Some(claim), _) => Some(claim.claim_name.clone()),
+        (None, Some(_)) => Some(format!("{name}-{}", v.name)),
+        (None, None) => None,
+    })
+}
+
+fn uses_resource_claim(pod: &Pod, name: &str) -> bool {
+    let named = pod
+        .spec
+        .iter()
+        .flat_map(|s| s.resource_claims.iter().flatten())
+        .any(|c| c.resource_claim_name.as_deref() == Some(name));
+    let status = pod.status.as_ref();
+    let made = status
+        .into_iter()
+        .flat_map(|s| s.resource_claim_statuses.iter().flatten())
+        .any(|c| c.resource_claim_name.as_deref() == Some(name));
+    let extended = status
+        .and_then(|s| s.extended_resource_claim_status.as_ref())
+        .is_some_and(|c| c.resource_claim_name == name);
+    named || made || extended
+}
+
+/// What is looked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Referenced {
+    Secret,
+    ConfigMap,
+}
+
 /// Whether the pod refers to this Secret or ConfigMap.
-fn uses(spec: &PodSpec, what: &str, name: &str) -> bool {
-    let secret = what == "secret";
-    let is = |n: &str| n == name;
-    let volumes = spec.volumes.iter().flatten().any(|v| {
-        let direct = if secret {
-            v.secret
-                .as_ref()
-                .and_then(|s| s.secret_name.as_deref())
-                .is_some_and(is)
-        } else {
-            v.config_map.as_ref().is_some_and(|c| is(&c.name))
-        };
-        let projected = v
-            .projected
-            .iter()
-            .flat_map(|p| p.sources.iter().flatten())
-            .any(|s| {
-                if secret {
-                    s.secret.as_ref().is_some_and(|s| is(&s.name))
-                } else {
-                    s.config_map.as_ref().is_some_and(|c| is(&c.name))
-                }
-            });
-        direct || projected
-    });
-    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let environment = containers.clone().any(|c| {
-        let from = c.env_from.iter().flatten().any(|e| {
-            if secret {
-                e.secret_ref.as_ref().is_some_and(|s| is(&s.name))
-            } else {
-                e.config_map_ref.as_ref().is_some_and(|c| is(&c.name))
+fn references(pod: &Pod, name: &str, what: Referenced) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    names(spec, what).contains(&name)
+}
+
+/// All Secrets or ConfigMaps that the pod refers to.
+pub(crate) fn names(spec: &PodSpec, what: Referenced) -> Vec<&str> {
+    let mut names: Vec<&str> = Vec::new();
+    for volume in spec.volumes.iter().flatten() {
+        match what {
+            Referenced::Secret => volume_secret_names(volume, &mut names),
+            Referenced::ConfigMap => names.extend(volume.config_map.iter().map(|c| c.name.as_str())),
+        }
+        for source in volume.projected.iter().flat_map(|p| p.sources.iter().flatten()) {
+            match what {
+                Referenced::Secret => names.extend(source.secret.iter().map(|s| s.name.as_str())),
+                Referenced::ConfigMap => names.extend(source.config_map.iter().map(|c| c.name.as_str())),
             }
-        });
-        let values = c
-            .env
-            .iter()
-            .flatten()
-            .filter_map(|e| e.value_from.as_ref())
-            .any(|v| {
-                if secret {
-                    v.secret_key_ref.as_ref().is_some_and(|s| is(&s.name))
-                } else {
-                    v.config_map_key_ref.as_ref().is_some_and(|c| is(&c.name))
-                }
-            });
-        from || values
-    });
-    let pulls = secret && spec.image_pull_secrets.iter().flatten().any(|s| is(&s.name));
-    volumes || environment || pulls
+        }
+    }
+    let main = spec.init_containers.iter().flatten().chain(&spec.containers);
+    for c in main {
+        container_names(&c.env, &c.env_from, what, &mut names);
+    }
+    for c in spec.ephemeral_containers.iter().flatten() {
+        container_names(&c.env, &c.env_from, what, &mut names);
+    }
+    if what == Referenced::Secret {
+        names.extend(spec.image_pull_secrets.iter().flatten().map(|s| s.name.as_str()));
+    }
+    names.retain(|n| !n.is_empty());
+    names
+}
+
+fn volume_secret_names<'a>(volume: &'a Volume, names: &mut Vec<&'a str>) {
+    names.extend(volume.secret.iter().filter_map(|s| s.secret_name.as_deref()));
+    names.extend(volume.azure_file.iter().map(|s| s.secret_name.as_str()));
+    let local = [
+        volume.cephfs.as_ref().and_then(|s| s.secret_ref.as_ref()),
+        volume.cinder.as_ref().and_then(|s| s.secret_ref.as_ref()),
+        volume.flex_volume.as_ref().and_then(|s| s.secret_ref.as_ref()),
+        volume.iscsi.as_ref().and_then(|s| s.secret_ref.as_ref()),
+        volume.rbd.as_ref().and_then(|s| s.secret_ref.as_ref()),
+        volume.scale_io.as_ref().map(|s| &s.secret_ref),
+        volume.storageos.as_ref().and_then(|s| s.secret_ref.as_ref()),
+        volume
+            .csi
+            .as_ref()
+            .and_then(|s| s.node_publish_secret_ref.as_ref()),
+    ];
+    names.extend(local.into_iter().flatten().map(|r| r.name.as_str()));
+}
+
+fn container_names<'a>(
+    env: &'a Option<Vec<EnvVar>>,
+    from: &'a Option<Vec<EnvFromSource>>,
+    what: Referenced,
+    names: &mut Vec<&'a str>,
+) {
+    for source in from.iter().flatten() {
+        match what {
+            Referenced::Secret => names.extend(source.secret_ref.iter().map(|s| s.name.as_str())),
+            Referenced::ConfigMap => names.extend(source.config_map_ref.iter().map(|c| c.name.as_str())),
+        }
+    }
+    for value in env.iter().flatten().filter_map(|e| e.value_from.as_ref()) {
+        match what {
+            Referenced::Secret => names.extend(value.secret_key_ref.iter().map(|s| s.name.as_str())),
+            Referenced::ConfigMap => names.extend(value.config_map_key_ref.iter().map(|c| c.name.as_str())),
+        }
+    }
 }

@@ -1,68 +1,198 @@
 //! RBAC: roles and bindings out of the cache.
 
+use std::fmt::{self, Display, Formatter};
+
 use k8s_openapi::api::rbac::v1::{
     ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
 };
-use knarr_api::{k8s_openapi, registry};
+use knarr_api::error::About;
+use knarr_api::{Error, Kind, k8s_openapi, registry};
 
-use super::Attributes;
+use super::{Attributes, Decision};
 use crate::cache::Cache;
 use crate::user::User;
 
 pub(super) fn allows(cache: &Cache, user: &User, request: &Attributes<'_>) -> bool {
-    let covers = |rules: &[PolicyRule]| rules.iter().any(|r| rule_covers(r, request));
     let mut allowed = false;
-    if let Ok(bindings) = cache.of(&registry::CLUSTER_ROLE_BINDING) {
-        bindings.scan("", "", |object| {
-            if let Some(b) = object.get::<ClusterRoleBinding>()
-                && is_bound(b.subjects.as_deref(), user, "")
-            {
-                allowed = with_rules(cache, "", &b.role_ref, covers);
-            }
-            !allowed
-        });
-    }
-    if allowed || request.namespace.is_empty() || request.resource.is_empty() {
-        return allowed;
-    }
-    if let Ok(bindings) = cache.of(&registry::ROLE_BINDING) {
-        bindings.scan(request.namespace, "", |object| {
-            if let Some(b) = object.get::<RoleBinding>()
-                && is_bound(b.subjects.as_deref(), user, request.namespace)
-            {
-                allowed = with_rules(cache, request.namespace, &b.role_ref, covers);
-            }
-            !allowed
-        });
-    }
+    visit(cache, user, request.namespace, &mut |_, rules| {
+        allowed = rules
+            .iter()
+            .flat_map(|r| r.iter())
+            .any(|r| rule_covers(r, request));
+        !allowed
+    });
     allowed
 }
 
-fn with_rules(
+/// The same, with the binding that allows it, or the roles that are missing.
+pub(super) fn explain(cache: &Cache, user: &User, request: &Attributes<'_>) -> Decision {
+    let mut decision = Decision::default();
+    let mut missing: Vec<String> = Vec::new();
+    visit(cache, user, request.namespace, &mut |source, rules| {
+        match rules {
+            Some(rules) if rules.iter().any(|r| rule_covers(r, request)) => {
+                decision = Decision {
+                    allowed: true,
+                    reason: format!("RBAC: allowed by {source}"),
+                };
+            }
+            Some(_) => {}
+            None => {
+                let role = source.role;
+                // In the singular, as kube-apiserver's caches call it.
+                let kind = role_kind(role);
+                let words = Error::not_found(About {
+                    group: kind.group,
+                    resource: kind.singular,
+                    name: &role.name,
+                });
+                if !missing.iter().any(|m| m == words.message()) {
+                    missing.push(words.message().to_string());
+                }
+            }
+        }
+        !decision.allowed
+    });
+    if !decision.allowed && !missing.is_empty() {
+        decision.reason = match missing.as_slice() {
+            [one] => format!("RBAC: {one}"),
+            many => format!("RBAC: [{}]", many.join(", ")),
+        };
+    }
+    decision
+}
+
+/// All rules that bindings give this user in this namespace; of the cluster only, if that is empty.
+pub(super) fn rules_for(cache: &Cache, user: &User, namespace: &str) -> Vec<PolicyRule> {
+    let mut all = Vec::new();
+    visit(cache, user, namespace, &mut |_, rules| {
+        all.extend(rules.unwrap_or_default().iter().cloned());
+        true
+    });
+    all
+}
+
+/// A binding, and the subject in it that the user is.
+struct Source<'a> {
+    /// Of a RoleBinding.
+    namespace: Option<&'a str>,
+    name: &'a str,
+    role: &'a RoleRef,
+    subject: &'a Subject,
+}
+
+impl Display for Source<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.namespace {
+            None => write!(f, "ClusterRoleBinding {:?}", self.name)?,
+            Some(namespace) => write!(f, "RoleBinding {:?}", format!("{}/{namespace}", self.name))?,
+        }
+        write!(
+            f,
+            " of {} {:?} to {} ",
+            self.role.kind, self.role.name, self.subject.kind
+        )?;
+        let own = self.subject.namespace.as_deref().filter(|n| !n.is_empty());
+        match (self.subject.kind.as_str(), own.or(self.namespace)) {
+            ("ServiceAccount", Some(namespace)) => {
+                write!(f, "{:?}", format!("{}/{namespace}", self.subject.name))
+            }
+            _ => write!(f, "{:?}", self.subject.name),
+        }
+    }
+}
+
+/// Shows the role of every binding that holds for the user, `None` where it is missing, until `look` has seen enough.
+fn visit(
+    cache: &Cache,
+    user: &User,
+    namespace: &str,
+    look: &mut dyn FnMut(&Source<'_>, Option<&[PolicyRule]>) -> bool,
+) {
+    let mut go_on = true;
+    if let Ok(bindings) = cache.of(&registry::CLUSTER_ROLE_BINDING) {
+        bindings.scan("", "", |object| {
+            if let Some(b) = object.get::<ClusterRoleBinding>()
+                && let Some(subject) = bound(b.subjects.as_deref(), user, "")
+            {
+                let source = Source {
+                    namespace: None,
+                    name: object.name(),
+                    role: &b.role_ref,
+                    subject,
+                };
+                go_on = shown(cache, "", &source, look);
+            }
+            go_on
+        });
+    }
+    if !go_on || namespace.is_empty() {
+        return;
+    }
+    if let Ok(bindings) = cache.of(&registry::ROLE_BINDING) {
+        bindings.scan(namespace, "", |object| {
+            if let Some(b) = object.get::<RoleBinding>()
+                && let Some(subject) = bound(b.subjects.as_deref(), user, namespace)
+            {
+                let source = Source {
+                    namespace: Some(namespace),
+                    name: object.name(),
+                    role: &b.role_ref,
+                    subject,
+                };
+                go_on = shown(cache, namespace, &source, look);
+            }
+            go_on
+        });
+    }
+}
+
+fn shown(
+    cache: &Cache,
+    namespace: &str,
+    source: &Source<'_>,
+    look: &mut dyn FnMut(&Source<'_>, Option<&[PolicyRule]>) -> bool,
+) -> bool {
+    with_rules(cache, namespace, source.role, |rules| look(source, Some(rules)))
+        .unwrap_or_else(|| look(source, None))
+}
+
+/// The rules of a role, if it is there.
+pub(super) fn role_rules(cache: &Cache, namespace: &str, role: &RoleRef) -> Option<Vec<PolicyRule>> {
+    with_rules(cache, namespace, role, <[PolicyRule]>::to_vec)
+}
+
+/// Of which kind the role is.
+pub(super) fn role_kind(role: &RoleRef) -> &'static Kind {
+    if role.kind == "Role" {
+        &registry::ROLE
+    } else {
+        &registry::CLUSTER_ROLE
+    }
+}
+
+fn with_rules<T>(
     cache: &Cache,
     namespace: &str,
     role: &RoleRef,
-    covers: impl Fn(&[PolicyRule]) -> bool,
-) -> bool {
-    if role.kind == "Role" {
-        cache.get(&registry::ROLE, namespace, &role.name).and_then(|o| {
-            o.get::<Role>()
-                .map(|r| covers(r.rules.as_deref().unwrap_or_default()))
-        })
-    } else {
-        cache.get(&registry::CLUSTER_ROLE, "", &role.name).and_then(|o| {
-            o.get::<ClusterRole>()
-                .map(|r| covers(r.rules.as_deref().unwrap_or_default()))
-        })
-    }
-    .unwrap_or(false)
+    with: impl FnOnce(&[PolicyRule]) -> T,
+) -> Option<T> {
+    let kind = role_kind(role);
+    let namespace = if kind.namespaced() { namespace } else { "" };
+    let object = cache.get(kind, namespace, &role.name)?;
+    let rules = match object.get::<Role>() {
+        Some(role) => &role.rules,
+        None => &object.get::<ClusterRole>()?.rules,
+    };
+    Some(with(rules.as_deref().unwrap_or_default()))
 }
 
-fn is_bound(subjects: Option<&[Subject]>, user: &User, binding_namespace: &str) -> bool {
+/// The first of the subjects that the user is.
+fn bound<'a>(subjects: Option<&'a [Subject]>, user: &User, binding_namespace: &str) -> Option<&'a Subject> {
     subjects
         .unwrap_or_default()
         .iter()
-        .any(|s| match s.kind.as_str() {
+        .find(|s| match s.kind.as_str() {
             "User" => s.name == user.name,
             "Group" => user.is_in(&s.name),
             "ServiceAccount" => {
@@ -71,16 +201,13 @@ fn is_bound(subjects: Option<&[Subject]>, user: &User, binding_namespace: &str) 
                     .as_deref()
                     .filter(|n| !n.is_empty())
                     .unwrap_or(binding_namespace);
-                user.name
-                    .strip_prefix("system:serviceaccount:")
-                    .and_then(|rest| rest.split_once(':'))
-                    == Some((namespace, s.name.as_str()))
+                user.as_service_account() == Some((namespace, s.name.as_str()))
             }
             _ => false,
         })
 }
 
-fn rule_covers(rule: &PolicyRule, request: &Attributes<'_>) -> bool {
+pub(super) fn rule_covers(rule: &PolicyRule, request: &Attributes<'_>) -> bool {
     let has = |list: &Option<Vec<String>>, value: &str| list.iter().flatten().any(|v| v == "*" || v == value);
     if !rule.verbs.iter().any(|v| v == "*" || v == request.verb) {
         return false;
@@ -141,6 +268,7 @@ mod tests {
             namespace: "a",
             name,
             path,
+            field_selector: "",
         };
         let table = [
             (&read_pods, ask("get", "", "pods", "", "p", ""), true),
@@ -172,8 +300,8 @@ mod tests {
             api_group: None,
         };
         let user = User::service_account("a", "sa", "");
-        assert!(is_bound(Some(&[subject(Some("a"))]), &user, ""));
-        assert!(is_bound(Some(&[subject(None)]), &user, "a"));
-        assert!(!is_bound(Some(&[subject(Some("b"))]), &user, "a"));
+        assert!(bound(Some(&[subject(Some("a"))]), &user, "").is_some());
+        assert!(bound(Some(&[subject(None)]), &user, "a").is_some());
+        assert!(bound(Some(&[subject(Some("b"))]), &user, "a").is_none());
     }
 }

@@ -12,7 +12,7 @@ mod custom;
 mod feed;
 pub mod kind;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -21,8 +21,11 @@ use knarr_api::{AnyObject, Error, Kind, Object, registry};
 use knarr_store::{Compare, KeyValue, Op, Store, Txn, TxnResult};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
+use crate::encryption::AtRest;
 use crate::keys;
+use crate::metrics::Metrics;
 use custom::Custom;
 pub use custom::Held;
 use kind::KindCache;
@@ -39,6 +42,10 @@ pub struct Cache {
     waiters: Mutex<BTreeMap<u64, Vec<oneshot::Sender<()>>>>,
     deposits: Mutex<HashMap<Bytes, Vec<Deposit>>>,
     deposit_ids: AtomicU64,
+    at_rest: Option<AtRest>,
+    metrics: Arc<Metrics>,
+    /// Keys whose values would be encrypted otherwise today; writing them again does it.
+    stale: Mutex<HashSet<Bytes>>,
 }
 
 /// A write on its way: what the feed need not parse.
@@ -58,6 +65,15 @@ pub enum Written<T> {
 
 impl Cache {
     pub fn new(store: Arc<dyn Store>) -> Arc<Self> {
+        Self::encrypted(store, None, Arc::default())
+    }
+
+    /// With values encrypted in the store.
+    pub(crate) fn encrypted(
+        store: Arc<dyn Store>,
+        at_rest: Option<AtRest>,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
         let kinds = registry::ALL
             .iter()
             .filter(|k| k.stored_as.is_none() && k.is_stored())
@@ -71,6 +87,9 @@ impl Cache {
             waiters: Mutex::default(),
             deposits: Mutex::default(),
             deposit_ids: AtomicU64::new(0),
+            at_rest,
+            metrics,
+            stale: Mutex::default(),
         })
     }
 
@@ -161,7 +180,12 @@ impl Cache {
             meta.namespace.as_deref().unwrap_or(""),
             meta.name.as_deref().unwrap_or(""),
         );
-        let value = Bytes::from(Object::encode_for_store(&mut *typed));
+        let mut value = Bytes::from(Object::encode_for_store(&mut *typed));
+        if let Some(AtRest { encryption, entropy }) = &self.at_rest {
+            value = encryption
+                .seal((kind.group, kind.plural), &key, value, &**entropy)
+                .map_err(|e| Error::internal(format!("{}: {e}", kind.plural)))?;
+        }
         let (taken_in, written) = oneshot::channel();
         let id = self.deposit_ids.fetch_add(1, Ordering::Relaxed);
         let withdraw = Withdraw {
@@ -186,7 +210,11 @@ impl Cache {
             }],
             ops: vec![Op::Put { key, value }],
         };
-        match self.store.txn(txn).await.map_err(store_error)? {
+        let begun = Instant::now();
+        let result = self.store.txn(txn).await.map_err(store_error)?;
+        let operation = if seen == 0 { "create" } else { "update" };
+        self.metrics.store_took(operation, kind.plural, begun.elapsed());
+        match result {
             TxnResult::Committed { .. } => written
                 .await
                 .map(Written::Done)
@@ -209,13 +237,47 @@ impl Cache {
             }],
             ops: vec![Op::Delete { key }],
         };
+        let begun = Instant::now();
         let result = self.store.txn(txn).await.map_err(store_error)?;
+        self.metrics
+            .store_took("delete", object.kind().plural, begun.elapsed());
         let (TxnResult::Committed { revision } | TxnResult::Failed { revision, .. }) = &result;
         self.wait_for(*revision).await;
         Ok(match result {
             TxnResult::Committed { revision } => Written::Done(revision),
             TxnResult::Failed { .. } => Written::Conflict,
         })
+    }
+
+    pub(crate) fn count_watched(&self, kind: &Kind, events: usize) {
+        self.metrics
+            .watched(kind.group, kind.version, kind.kind, events as u64);
+    }
+
+    /// A value as it was before it was encrypted.
+    pub(crate) fn opened(&self, kind: &Kind, kv: &KeyValue) -> Result<Bytes, Error> {
+        let Some(at_rest) = &self.at_rest else {
+            return Ok(kv.value.clone());
+        };
+        let found = at_rest
+            .encryption
+            .open((kind.group, kind.plural), &kv.key, &kv.value)
+            .map_err(Error::internal)?;
+        let mut stale = self.stale.lock();
+        if found.stale {
+            stale.insert(kv.key.clone());
+        } else {
+            stale.remove(&kv.key);
+        }
+        Ok(found.value)
+    }
+
+    /// Whether the object's value would be encrypted otherwise today.
+    pub(crate) fn is_stale(&self, object: &Object) -> bool {
+        self.at_rest.is_some() && {
+            let key = keys::key(object.kind(), object.namespace(), object.name());
+            self.stale.lock().contains(&key)
+        }
     }
 
     /// The typed value of a write of this process, if this is one; else it is decoded.
@@ -236,16 +298,17 @@ impl Cache {
                 }
             }
         }
+        let value = self.opened(kind, kv)?;
         let typed = match typed {
             Some(typed) => typed,
             None => {
                 kind.ops
-                    .decode(&kv.value)
+                    .decode(&value)
                     .map_err(|e| Error::internal(e.to_string()))?
                     .object
             }
         };
-        let object = Arc::new(Object::from_stored(kind, typed, &kv.value, kv.mod_revision));
+        let object = Arc::new(Object::from_stored(kind, typed, &value, kv.mod_revision));
         Ok(TakenIn { object, told })
     }
 }

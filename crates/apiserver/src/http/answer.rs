@@ -382,6 +382,7 @@ impl Feed {
             bytes += line.len();
             lines.push(line);
         }
+        self.watcher.sent(lines.len());
         let piece = match <[Bytes; 1]>::try_from(lines) {
             Ok([one]) => one,
             Err(many) => many.concat().into(),

@@ -27,6 +27,37 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
         .boxed_unsync()
 }
 
+/// A body with something that goes when the body does: sent, or given up.
+struct WithGuard<G> {
+    body: Body,
+    _guard: G,
+}
+
+impl<G: Unpin> HttpBody for WithGuard<G> {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Holds `guard` until the body is sent or given up.
+pub fn guarded<G: Send + Unpin + 'static>(body: Body, guard: G) -> Body {
+    WithGuard { body, _guard: guard }.boxed_unsync()
+}
+
 pub fn gzip(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut encoder = GzEncoder::new(Vec::with_capacity(bytes.len() / 4), Compression::fast());
     encoder.write_all(bytes)?;

@@ -3,6 +3,8 @@
 pub mod accept;
 pub mod answer;
 pub mod body;
+mod health;
+pub(crate) mod inflight;
 pub mod query;
 pub(crate) mod raw;
 pub(crate) mod resource;
@@ -14,8 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, USER_AGENT};
-use http::{HeaderMap, Request, Response};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, HeaderName, USER_AGENT};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
@@ -24,6 +26,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use knarr_api::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -31,16 +34,21 @@ use tracing::{debug, warn};
 
 use self::accept::Form;
 use self::answer::{Wants, add_warnings, refusal};
-use self::body::Body;
+use self::body::{Body, full, guarded};
 use self::query::Query;
 pub use self::raw::Document;
-use crate::authn::certificate_user;
-use crate::authz::{Attributes, forbidden};
+use crate::audit::{Event, Level, Record, Stage};
+use crate::authn::Requester;
+use crate::authn::certificate::Peer;
+use crate::authz::{Attributes, refused};
+use crate::metrics::{Metrics, Series};
 use crate::pipeline::Ctx;
 use crate::request::RequestInfo;
 use crate::resource_metrics;
+use crate::seams::{Clock, Entropy, uid};
 use crate::server::Server;
-use crate::user::{UNAUTHENTICATED, User};
+use crate::tls::Tls;
+use crate::user::{MASTERS, User};
 
 /// Largest body of a request, as kube-apiserver's.
 const BODY_MAX_BYTES: usize = 3 * 1024 * 1024;
@@ -50,11 +58,16 @@ const BODY_READ_BYTES: usize = 2 * BODY_MAX_BYTES;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long requests may go on after the server was told to stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Largest head of a request over HTTP/2, as Go's servers take; HTTP/1.1 takes 400 KiB.
+const HEADERS_MAX_BYTES: u32 = 1024 * 1024;
+/// A silent HTTP/2 client is asked for a sign of life so often, and dropped when it gives none for as long again.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// Streams at once on one HTTP/2 connection, as kube-apiserver allows.
 const H2_STREAMS: u32 = 250;
 
-/// Paths that answer clients nobody knows.
-const PUBLIC: [&str; 4] = ["/healthz", "/livez", "/readyz", "/version"];
+/// Paths that answer whoever is authenticated or anonymous, whatever the roles say
+/// (`--authorization-always-allow-paths`).
+const ALWAYS_ALLOWED: [&str; 3] = ["/healthz", "/livez", "/readyz"];
 
 /// What a connection speaks, as was agreed in the TLS handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +84,8 @@ pub(crate) struct Http {
     pub method: http::Method,
     pub wants: Wants,
     pub request: Request<Incoming>,
+    /// The body, once it has been read.
+    pub body: Option<Bytes>,
 }
 
 impl Http {
@@ -94,9 +109,11 @@ impl Http {
             .collect()
             .await
         {
-            Ok(collected) => Some(collected.to_bytes())
-                .filter(|b| b.len() <= BODY_MAX_BYTES)
-                .ok_or_else(too_large),
+            Ok(collected) => {
+                let body = Some(collected.to_bytes()).filter(|b| b.len() <= BODY_MAX_BYTES);
+                self.body.clone_from(&body);
+                body.ok_or_else(too_large)
+            }
             Err(e) if e.is::<LengthLimitError>() => Err(too_large()),
             Err(e) => Err(Error::bad_request(format!("the body could not be read: {e}"))),
         }
@@ -110,6 +127,93 @@ impl Http {
 
     pub fn header(&self, name: impl http::header::AsHeaderName) -> &str {
         self.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("")
+    }
+}
+
+/// The header that names a request, for clients and for the audit log.
+const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+/// Longest name that a client may give a request.
+const AUDIT_ID_MAX_BYTES: usize = 64;
+
+/// The request's name: the client's, or a new one.
+fn audit_id(headers: &HeaderMap, entropy: &dyn Entropy) -> String {
+    let given = headers.get(AUDIT_ID).and_then(|v| v.to_str().ok());
+    given
+        .filter(|id| !id.is_empty() && id.len() <= AUDIT_ID_MAX_BYTES)
+        .map_or_else(|| uid(entropy), str::to_string)
+}
+
+/// `timeout` of the query: how long the client waits for an answer. Zero means as long as the server likes.
+fn request_timeout(http: &Http) -> Result<Option<Duration>, Error> {
+    let text = http.query.get("timeout");
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let parsed = go_duration(text).ok_or_else(|| {
+        Error::bad_request(format!(
+            "invalid timeout specified in the request URL - time: invalid duration {text:?}"
+        ))
+    })?;
+    Ok((!parsed.is_zero()).then_some(parsed))
+}
+
+/// A duration as Go writes them: `1h30m`, `1.5s`, `0`.
+fn go_duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    let mut seconds = 0.0;
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest.get(..digits)?.parse().ok()?;
+        rest = rest.get(digits..)?;
+        let unit = rest
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(rest.len());
+        seconds += number
+            * match rest.get(..unit)? {
+                "ns" => 1e-9,
+                "us" | "µs" | "μs" => 1e-6,
+                "ms" => 1e-3,
+                "s" => 1.0,
+                "m" => 60.0,
+                "h" => 3600.0,
+                _ => return None,
+            };
+        rest = rest.get(unit..)?;
+    }
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+/// Writes an event when a watch or stream ends.
+struct Ends(Record, Arc<dyn Clock>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.stage_later(Stage::ResponseComplete, self.1.now());
+    }
+}
+
+/// Counts a watch or stream as long as it runs.
+struct Runs {
+    metrics: Arc<Metrics>,
+    series: Series,
+}
+
+impl Runs {
+    fn new(metrics: Arc<Metrics>, series: Series) -> Self {
+        metrics.long_running(&series, 1);
+        Runs { metrics, series }
+    }
+}
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        self.metrics.long_running(&self.series, -1);
     }
 }
 
@@ -150,13 +254,8 @@ fn field_manager(http: &Http) -> String {
 
 impl Server {
     /// Serves TLS connections until `stop`, then gives what runs a moment to end.
-    pub async fn serve(
-        self: Arc<Self>,
-        listener: TcpListener,
-        tls: Arc<rustls::ServerConfig>,
-        stop: CancellationToken,
-    ) {
-        let acceptor = TlsAcceptor::from(tls);
+    pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: Tls, stop: CancellationToken) {
+        let acceptor = TlsAcceptor::from(tls.config.clone());
         let connections = TaskTracker::new();
         loop {
             let (stream, peer) = tokio::select! {
@@ -174,7 +273,7 @@ impl Server {
             if let Err(e) = stream.set_nodelay(true) {
                 debug!(%peer, "cannot set TCP_NODELAY: {e}");
             }
-            let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
+            let (server, acceptor, tls, stop) = (self.clone(), acceptor.clone(), tls.clone(), stop.clone());
             connections.spawn(async move {
                 // Boxed, both: a task is as large as the largest of what it ever holds, as long as it lives.
                 let handshake = Box::pin(tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)));
@@ -183,15 +282,15 @@ impl Server {
                     Ok(Err(e)) => return debug!(%peer, "TLS handshake failed: {e}"),
                     Err(_) => return debug!(%peer, "TLS handshake took too long"),
                 };
-                let tls = stream.get_ref().1;
-                let certificate = tls.peer_certificates().and_then(|c| c.first());
-                let user = certificate.and_then(|c| certificate_user(c)).map(Arc::new);
-                let protocol = match tls.alpn_protocol() {
+                let connection = stream.get_ref().1;
+                let client = Arc::new(tls.peer(connection, server.clock.now()));
+                drop(tls);
+                let protocol = match connection.alpn_protocol() {
                     Some(b"h2") => Protocol::Http2,
                     _ => Protocol::Http1,
                 };
                 server
-                    .serve_connection(stream, protocol, user, Some(peer), stop)
+                    .serve_connection(stream, protocol, client, Some(peer), stop)
                     .await;
             });
         }
@@ -204,19 +303,19 @@ impl Server {
         }
     }
 
-    /// Speaks HTTP over a stream whose client, if it showed a certificate, is `user`.
+    /// Speaks HTTP over a stream whose client is `client` as far as certificates say.
     pub async fn serve_connection(
         self: Arc<Self>,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         protocol: Protocol,
-        user: Option<Arc<User>>,
+        client: Arc<Peer>,
         peer: Option<SocketAddr>,
         stop: CancellationToken,
     ) {
         let service = service_fn(move |request| {
-            let (server, user) = (self.clone(), user.clone());
+            let (server, client) = (self.clone(), client.clone());
             // A connection keeps the place of its request's future as long as it is open; this one is large.
-            Box::pin(async move { Ok::<_, Infallible>(server.handle(request, user).await) })
+            Box::pin(async move { Ok::<_, Infallible>(server.handle(request, &client, peer).await) })
         });
         let io = TokioIo::new(stream);
         let ended = match protocol {
@@ -229,7 +328,10 @@ impl Server {
                 let mut builder = http2::Builder::new(TokioExecutor::new());
                 let builder = builder
                     .timer(TokioTimer::new())
-                    .max_concurrent_streams(H2_STREAMS);
+                    .max_concurrent_streams(H2_STREAMS)
+                    .max_header_list_size(HEADERS_MAX_BYTES)
+                    .keep_alive_interval(KEEP_ALIVE)
+                    .keep_alive_timeout(KEEP_ALIVE);
                 until(stop, builder.serve_connection(io, service), |c| {
                     c.graceful_shutdown()
                 })
@@ -244,8 +346,10 @@ impl Server {
     async fn handle(
         self: Arc<Self>,
         request: Request<Incoming>,
-        certificate: Option<Arc<User>>,
+        client: &Peer,
+        address: Option<SocketAddr>,
     ) -> Response<Body> {
+        let begun = Instant::now();
         let query = Query::parse(request.uri().query().unwrap_or(""));
         let info = RequestInfo::parse(request.method(), request.uri().path(), query.flag("watch"));
         let headers = request.headers().clone();
@@ -263,20 +367,141 @@ impl Server {
             query,
             headers,
             request,
+            body: None,
         };
-        self.metrics.count(http.info.verb);
-        let user = match self.authenticate(&http.headers, certificate.as_ref()) {
-            Ok(user) => user,
-            Err(e) => return refusal(&e, http.wants),
-        };
-        let mut ctx = Ctx::new(user, http.wants.now);
-        ctx.manager = Some(field_manager(&http));
-        let mut response = match self.route(&mut ctx, &mut http).await {
-            Ok(response) => response,
-            Err(e) => refusal(&e, http.wants),
-        };
-        add_warnings(&mut response, &ctx.warnings);
+        let id = audit_id(&http.headers, &*self.entropy);
+        let served = self.cache.served();
+        let of = (&http.info.group, &http.info.version, &http.info.resource);
+        let known = served.by_resource(of.0, of.1, of.2).is_some();
+        let series = Series::of(&http.info, known, http.query.has("dryRun"));
+        let mut response = self.answer(&mut http, client, address, &id, &series).await;
+        let took = (!http.info.is_long_running()).then(|| begun.elapsed());
+        self.metrics.finished(series, response.status().as_u16(), took);
+        let headers = response.headers_mut();
+        if let Ok(id) = HeaderValue::from_str(&id) {
+            headers.insert(AUDIT_ID, id);
+        }
+        // What was answered to one client is nobody else's.
+        headers
+            .entry(CACHE_CONTROL)
+            .or_insert(HeaderValue::from_static("no-cache, private"));
         response
+    }
+
+    async fn answer(
+        self: &Arc<Self>,
+        http: &mut Http,
+        client: &Peer,
+        address: Option<SocketAddr>,
+        id: &str,
+        series: &Series,
+    ) -> Response<Body> {
+        let now = http.wants.now;
+        let requester = self.authenticate(&http.headers, client, now);
+        let event = self.config.options.audit.as_ref().map(|audit| {
+            let uri = http.request.uri().path_and_query().map_or("", |p| p.as_str());
+            let source = address.map(|a| a.ip());
+            (audit, Event::new(id, uri, &http.info, &http.headers, source, now))
+        });
+        let requester = match requester {
+            Ok(requester) => requester,
+            Err(e) => {
+                if let Some((audit, event)) = event
+                    && let Some(mut record) = audit.begin(event, &User::anonymous(), &http.info)
+                {
+                    record.response(e.code(), None);
+                    record.stage(Stage::ResponseComplete, self.clock.now()).await;
+                }
+                return refusal(&e, http.wants);
+            }
+        };
+        let mut record = event.and_then(|(audit, event)| {
+            let Requester { user, impersonator } = &requester;
+            audit.begin(event.user(user, impersonator.as_ref()), user, &http.info)
+        });
+        let mut ctx = Ctx::new(requester.user, now);
+        ctx.manager = Some(field_manager(http));
+        if let Some(record) = &record {
+            // What is written down must be readable.
+            http.wants.gzip &= record.level < Level::RequestResponse;
+            record.stage(Stage::RequestReceived, now).await;
+        }
+        let long = http.info.is_long_running();
+        let routed = self.limited(&mut ctx, http).await;
+        if let Some(record) = &mut record {
+            let denied = routed.as_ref().is_err_and(|e| e.code() == 403);
+            record.annotate(
+                "authorization.k8s.io/decision",
+                if denied { "forbid" } else { "allow" },
+            );
+            if let Some(body) = &http.body {
+                record.request(body);
+            }
+        }
+        let mut response = routed.unwrap_or_else(|e| refusal(&e, http.wants));
+        add_warnings(&mut response, &ctx.warnings);
+        let runs =
+            long && response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        match record {
+            Some(mut record) if runs => {
+                record.response(response.status().as_u16(), None);
+                record.stage(Stage::ResponseStarted, self.clock.now()).await;
+                let ends = Ends(record, self.clock.clone());
+                response = response.map(|body| guarded(body, ends));
+            }
+            Some(mut record) => {
+                let code = response.status();
+                if record.level >= Level::RequestResponse || !code.is_success() {
+                    let (head, body) = response.into_parts();
+                    let bytes = match body.collect().await {
+                        Ok(collected) => collected.to_bytes(),
+                        Err(e) => return refusal(&Error::internal(e), http.wants),
+                    };
+                    record.response(code.as_u16(), Some(&bytes));
+                    response = Response::from_parts(head, full(bytes));
+                } else {
+                    record.response(code.as_u16(), None);
+                }
+                record.stage(Stage::ResponseComplete, self.clock.now()).await;
+            }
+            None => {}
+        }
+        if runs {
+            let runs = Runs::new(self.metrics.clone(), series.clone());
+            response = response.map(|body| guarded(body, runs));
+        }
+        response
+    }
+
+    /// The request within its limits: so many at once, so long each.
+    async fn limited(self: &Arc<Self>, ctx: &mut Ctx, http: &mut Http) -> Result<Response<Body>, Error> {
+        // The path of health checks and of whoever must get in when all else is stuck.
+        let free = http.info.is_long_running()
+            || ctx.user.is_in(MASTERS)
+            || ALWAYS_ALLOWED.contains(&http.info.path.as_str());
+        if http.info.is_long_running() {
+            return self.route(ctx, http).await;
+        }
+        let limit = request_timeout(http)?.unwrap_or(self.config.options.request_timeout);
+        let limit = limit.min(self.config.options.request_timeout);
+        let mutating = http.info.is_mutating();
+        let place = if free {
+            None
+        } else {
+            let entered = self.in_flight.enter(mutating).await;
+            Some(entered.inspect_err(|_| self.metrics.rejected("queue-full"))?)
+        };
+        self.metrics.in_flight(mutating, 1);
+        let done = tokio::time::timeout(limit, self.route(ctx, http)).await;
+        self.metrics.in_flight(mutating, -1);
+        drop(place);
+        done.unwrap_or_else(|_| {
+            Err(Error::new(
+                504,
+                "Timeout",
+                "Timeout: request did not complete within the allotted timeout",
+            ))
+        })
     }
 
     async fn route(self: &Arc<Self>, ctx: &mut Ctx, http: &mut Http) -> Result<Response<Body>, Error> {
@@ -300,29 +525,42 @@ impl Server {
 
     fn authorize(&self, ctx: &Ctx, http: &Http) -> Result<(), Error> {
         let mut attributes = Attributes::of(&http.info);
-        if ctx.user.is_in(UNAUTHENTICATED) {
-            let path = &http.info.path;
-            let public = PUBLIC.iter().any(|p| {
-                path.strip_prefix(p)
-                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-            });
-            return if public {
-                Ok(())
-            } else {
-                Err(Error::unauthorized())
-            };
+        if ALWAYS_ALLOWED.contains(&attributes.path) {
+            return Ok(());
+        }
+        if matches!(attributes.verb, "list" | "watch" | "deletecollection") {
+            attributes.field_selector = http.query.get("fieldSelector");
         }
         // A list or watch of one object by its name is asked for as that one.
-        let selected = http.query.get("fieldSelector").strip_prefix("metadata.name=");
-        if attributes.name.is_empty()
-            && matches!(attributes.verb, "list" | "watch")
-            && let Some(name) = selected.filter(|n| !n.contains(','))
-        {
-            attributes.name = name.trim_start_matches('=');
+        if attributes.name.is_empty() && matches!(attributes.verb, "list" | "watch") {
+            attributes.name = attributes.required_field("metadata.name").unwrap_or_default();
         }
         if self.authorizer.allows(&ctx.user, &attributes) {
             return Ok(());
         }
-        Err(forbidden(&ctx.user, &Attributes::of(&http.info)))
+        Err(refused(&*self.authorizer, &ctx.user, &Attributes::of(&http.info)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_durations_as_go_writes_them() {
+        for (text, expected) in [
+            ("0", Some(0)),
+            ("10s", Some(10_000)),
+            ("1m30s", Some(90_000)),
+            ("1.5h", Some(5_400_000)),
+            ("250ms", Some(250)),
+            ("10", None),
+            ("", None),
+            ("-1s", None),
+            ("1x", None),
+            ("s", None),
+        ] {
+            assert_eq!(go_duration(text), expected.map(Duration::from_millis), "{text}");
+        }
     }
 }

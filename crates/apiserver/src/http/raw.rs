@@ -14,6 +14,7 @@ use super::Http;
 use super::accept::{self, Form, OpenApiMedia};
 use super::answer::{Answer, text};
 use super::body::{Body, full, gzip};
+use crate::metrics;
 use crate::pipeline::{Ctx, not_allowed, not_served};
 use crate::resource_metrics;
 use crate::server::Server;
@@ -248,56 +249,31 @@ impl Server {
         Ok(document.answer(http))
     }
 
-    fn health(&self, http: &Http, segments: &[&str]) -> Response<Body> {
-        let checks = [("ping", true), ("cache-sync", self.cache.in_step())];
-        let wanted = segments.get(1).copied();
-        if let Some(name) = wanted
-            && !checks.iter().any(|(n, _)| *n == name)
-        {
-            return text(StatusCode::NOT_FOUND, "404 page not found\n");
-        }
-        // Alive is who answers; ready is who has something to answer with.
-        let matters = |name: &str| {
-            wanted.is_none_or(|w| w == name) && (segments[0] != "livez" || name == "ping" || wanted.is_some())
-        };
-        let ok = checks.iter().filter(|(n, _)| matters(n)).all(|(_, ok)| *ok);
-        if ok && !http.query.has("verbose") {
-            return text(StatusCode::OK, "ok");
-        }
-        let mut report = String::new();
-        for (name, ok) in checks.iter().filter(|(n, _)| matters(n)) {
-            report += &if *ok {
-                format!("[+]{name} ok\n")
-            } else {
-                format!("[-]{name} failed: reason withheld\n")
-            };
-        }
-        report += &format!("{} check {}\n", segments[0], if ok { "passed" } else { "failed" });
-        text(
-            if ok {
-                StatusCode::OK
-            } else {
-                StatusCode::INTERNAL_SERVER_ERROR
-            },
-            report,
-        )
-    }
-
     fn metrics_text(&self) -> String {
-        let mut out = String::from("# TYPE apiserver_request_total counter\n");
-        for (verb, n) in self.metrics.requests() {
-            out += &format!("apiserver_request_total{{verb=\"{verb}\"}} {n}\n");
+        let mut out = self.metrics.text();
+        for name in ["apiserver_storage_objects", "apiserver_resource_objects"] {
+            let of_old = name == "apiserver_storage_objects";
+            metrics::head(&mut out, name, "gauge", "Objects there are.");
+            let mut objects: Vec<_> = self
+                .cache
+                .objects()
+                .map(|(k, n)| match of_old {
+                    true => (format!("resource=\"{}\"", k.qualified()), n),
+                    false => (format!("group=\"{}\",resource=\"{}\"", k.group, k.plural), n),
+                })
+                .collect();
+            objects.sort();
+            for (labels, n) in objects {
+                out += &format!("{name}{{{labels}}} {n}\n");
+            }
         }
-        out += "# TYPE apiserver_storage_objects gauge\n";
-        let mut objects: Vec<_> = self.cache.objects().map(|(k, n)| (k.qualified(), n)).collect();
-        objects.sort();
-        for (resource, n) in objects {
-            out += &format!("apiserver_storage_objects{{resource=\"{resource}\"}} {n}\n");
-        }
-        out += &format!(
-            "# TYPE knarr_cache_revision gauge\nknarr_cache_revision {}\n",
-            self.cache.revision()
+        metrics::head(
+            &mut out,
+            "knarr_cache_revision",
+            "gauge",
+            "The last write the caches show.",
         );
+        out += &format!("knarr_cache_revision {}\n", self.cache.revision());
         out + &self.metrics.others()
     }
 }

@@ -65,7 +65,6 @@ impl Server {
             return Ok(text(StatusCode::NOT_FOUND, "404 page not found\n"));
         };
         check_shape(kind, http)?;
-        check_timeout(http)?;
         if *kind == registry::ENDPOINTS {
             ctx.warn("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice");
         } else if *kind == registry::COMPONENT_STATUS {
@@ -274,25 +273,6 @@ fn check_verb(kind: &Kind, http: &Http) -> Result<(), Error> {
         return Err(not_allowed());
     }
     Ok(())
-}
-
-/// `timeout` must be a duration, though what it limits is the client's own patience.
-fn check_timeout(http: &Http) -> Result<(), Error> {
-    let text = http.query.get("timeout");
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == 'µ');
-    let unit = &text[digits.len()..];
-    let fine = text.is_empty()
-        || text == "0"
-        || (digits.parse::<f64>().is_ok() && matches!(unit, "ns" | "us" | "µs" | "ms" | "s" | "m" | "h"))
-        || text.parse::<f64>().is_err()
-            && text.contains(|c: char| c.is_ascii_digit())
-            && text.ends_with(['s', 'm', 'h']);
-    if fine {
-        return Ok(());
-    }
-    Err(Error::bad_request(format!(
-        "invalid timeout specified in the request URL - time: invalid duration {text:?}"
-    )))
 }
 
 /// DeleteOptions: of the body if there is one, else of the query.

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use knarr_api::field::{self, Errors};
-use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry};
+use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, meta, registry};
 
 use super::{Ctx, Target, managed_fields};
 use crate::admission::{Attributes, Operation, extension};
@@ -87,6 +88,7 @@ impl Server {
         let served = target.kind;
         let kind = stored_kind(served);
         kind.ops.prepare_for_create(&mut *object)?;
+        record_requester(ctx, &mut *object);
         let reserved = self.allocations.for_create(kind, &mut *object, &self.cache)?;
         let name = object.metadata().name.clone().unwrap_or_default();
         let mut mistakes = validate_metadata(kind, &*object);
@@ -97,6 +99,8 @@ impl Server {
         } else {
             mistakes.extend(kind.ops.validate(&*object)?);
         }
+        self.restrict_node_write(ctx, target, None, &*object)?;
+        self.check_escalation(ctx, target, None, &*object)?;
         for warning in kind.ops.early_warnings(&*object)? {
             ctx.warn(warning);
         }
@@ -127,6 +131,17 @@ impl Server {
         let written = self.cache.put(kind, object, 0).await;
         drop(reserved);
         self.settle(charged, written).await
+    }
+}
+
+/// A request for a certificate says who asks, whatever its sender wrote.
+fn record_requester(ctx: &Ctx, object: &mut dyn AnyObject) {
+    if let Some(csr) = object.as_any_mut().downcast_mut::<CertificateSigningRequest>() {
+        let user = &ctx.user;
+        csr.spec.username = Some(user.name.clone()).filter(|n| !n.is_empty());
+        csr.spec.uid = Some(user.uid.clone()).filter(|u| !u.is_empty());
+        csr.spec.groups = Some(user.groups.clone()).filter(|g| !g.is_empty());
+        csr.spec.extra = Some(user.extra.clone()).filter(|e| !e.is_empty());
     }
 }
 

@@ -69,6 +69,7 @@ impl Server {
                 .cache
                 .get(target.kind, target.namespace, target.name)
                 .ok_or_else(|| Error::not_found(target.about()))?;
+            self.restrict_node_deletion(ctx, target, &object)?;
             check_preconditions(target.kind, &request.options.preconditions, &object)?;
             self.admit_deletion(target, &object)?;
             self.judge_deletion(ctx, target, &object).await?;

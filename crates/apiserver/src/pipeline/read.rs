@@ -191,13 +191,12 @@ impl Server {
                 };
                 let object = match cache.get(local).filter(|o| o.revision() == kv.mod_revision) {
                     Some(shared) => shared,
-                    None => match cache.kind.ops.decode(&kv.value) {
-                        Ok(decoded) => Arc::new(Object::from_stored(
-                            cache.kind,
-                            decoded.object,
-                            &kv.value,
-                            kv.mod_revision,
-                        )),
+                    None => match self.cache.opened(cache.kind, kv).and_then(|value| {
+                        let decoded = cache.kind.ops.decode(&value);
+                        let typed = decoded.map_err(|e| Error::internal(e.message))?.object;
+                        Ok(Object::from_stored(cache.kind, typed, &value, kv.mod_revision))
+                    }) {
+                        Ok(object) => Arc::new(object),
                         Err(e) => {
                             tracing::error!(key = %kv.key.escape_ascii(), "passed over an object that cannot be read: {e}");
                             continue;

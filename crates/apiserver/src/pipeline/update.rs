@@ -128,6 +128,8 @@ impl Server {
         } else {
             mistakes.extend(kind.ops.validate_update(&*new, old.typed(), part)?);
         }
+        self.restrict_node_write(ctx, target, Some(old), &*new)?;
+        self.check_escalation(ctx, target, Some(old), &*new)?;
         if !mistakes.is_empty() {
             return Err(Error::invalid(served.about_kind(target.name), &mistakes));
         }
@@ -152,7 +154,7 @@ impl Server {
         if ctx.dry_run {
             return Ok(Written::Done(Arc::new(Object::from_typed(kind, new))));
         }
-        if self.changes_nothing(old, &mut *new) {
+        if self.changes_nothing(old, &mut *new) && !self.cache.is_stale(old) {
             return Ok(Written::Done(old.clone()));
         }
         let written = self.cache.put(kind, new, old.revision()).await;

@@ -1,5 +1,6 @@
 //! Subresources: parts of an object with a door of their own, one file a door.
 
+mod access_review;
 mod binding;
 mod eviction;
 mod node_stream;
@@ -81,6 +82,7 @@ impl Server {
         target: &Target<'_>,
         body: Value,
     ) -> Result<Value, Error> {
+        self.restrict_node_request(ctx, target, &body)?;
         match target.subresource {
             "binding" if *target.kind == registry::POD => {
                 self.bind(ctx, target, read("Binding", body)?).await

@@ -1,18 +1,14 @@
-//! Kinds that are asked and not stored: who am I, whose token is this, may somebody do that.
+//! Kinds that are asked and not stored: who am I, whose token is this; [`super::access_review`] answers the rest.
 
 use k8s_openapi::api::authentication::v1::{
     SelfSubjectReview, SelfSubjectReviewStatus, TokenReview, TokenReviewStatus, UserInfo,
 };
 use k8s_openapi::api::authorization::v1::{
-    LocalSubjectAccessReview, NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview,
-    SelfSubjectRulesReview, SubjectAccessReview, SubjectAccessReviewStatus, SubjectRulesReviewStatus,
+    LocalSubjectAccessReview, SelfSubjectAccessReview, SelfSubjectRulesReview, SubjectAccessReview,
 };
-use knarr_api::error::About;
-use knarr_api::field::{Errors, Path};
 use knarr_api::{AnyObject, Error, k8s_openapi, registry};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::authz::Attributes;
 use crate::pipeline::{Ctx, Target, not_served};
 use crate::seams;
 use crate::server::Server;
@@ -53,61 +49,19 @@ impl Server {
             Err(any) => any,
         };
         let any = match any.downcast::<SelfSubjectAccessReview>() {
-            Ok(mut review) => {
-                let spec = &review.spec;
-                let (resource, path) = (
-                    spec.resource_attributes.as_ref(),
-                    spec.non_resource_attributes.as_ref(),
-                );
-                review.status = Some(self.access(&ctx.user, resource, path)?);
-                return document(&*review);
-            }
+            Ok(review) => return self.self_subject_access(ctx, *review),
             Err(any) => any,
         };
         let any = match any.downcast::<SubjectAccessReview>() {
-            Ok(mut review) => {
-                let spec = review.spec.clone();
-                let who = subject(spec.user.clone(), spec.groups.clone(), spec.uid.clone());
-                check(
-                    &who,
-                    spec.resource_attributes.as_ref(),
-                    spec.non_resource_attributes.as_ref(),
-                    None,
-                )?;
-                let (resource, path) = (
-                    spec.resource_attributes.as_ref(),
-                    spec.non_resource_attributes.as_ref(),
-                );
-                review.status = Some(self.access(&who, resource, path)?);
-                return document(&*review);
-            }
+            Ok(review) => return self.subject_access(*review),
             Err(any) => any,
         };
         let any = match any.downcast::<LocalSubjectAccessReview>() {
-            Ok(mut review) => {
-                review.metadata.namespace = Some(target.namespace.to_string());
-                let spec = review.spec.clone();
-                let who = subject(spec.user.clone(), spec.groups.clone(), spec.uid.clone());
-                let (resource, path) = (
-                    spec.resource_attributes.as_ref(),
-                    spec.non_resource_attributes.as_ref(),
-                );
-                check(&who, resource, path, Some(target.namespace))?;
-                review.status = Some(self.access(&who, resource, path)?);
-                return document(&*review);
-            }
+            Ok(review) => return self.local_subject_access(*review, target.namespace),
             Err(any) => any,
         };
         match any.downcast::<SelfSubjectRulesReview>() {
-            Ok(mut review) => {
-                // Rules that come from elsewhere than RBAC are not listed; the answer says so.
-                review.status = Some(SubjectRulesReviewStatus {
-                    incomplete: true,
-                    evaluation_error: Some("this server does not list a user's rules".into()),
-                    ..SubjectRulesReviewStatus::default()
-                });
-                document(&*review)
-            }
+            Ok(review) => self.self_subject_rules(ctx, *review),
             Err(_) => Err(not_served()),
         }
     }
@@ -119,16 +73,9 @@ impl Server {
             ));
         };
         let wanted = review.spec.audiences.clone().unwrap_or_default();
-        let found = match self.static_tokens.get(&token) {
-            Some(user) => Some((
-                user.clone().authenticated(),
-                self.tokens.default_audiences().to_vec(),
-            )),
-            None => self
-                .tokens
-                .verify(&token, &wanted, ctx.now, &self.cache)
-                .map(|v| (v.user, v.audiences)),
-        };
+        let found = self
+            .token_holder(&token, &wanted, ctx.now)
+            .map(|(user, audiences)| (user.authenticated(), audiences));
         review.status = Some(match found {
             Some((user, audiences)) => TokenReviewStatus {
                 authenticated: Some(true),
@@ -144,108 +91,10 @@ impl Server {
         });
         document(&review)
     }
-
-    fn access(
-        &self,
-        user: &User,
-        resource: Option<&ResourceAttributes>,
-        path: Option<&NonResourceAttributes>,
-    ) -> Result<SubjectAccessReviewStatus, Error> {
-        fn of(text: &Option<String>) -> &str {
-            text.as_deref().unwrap_or("")
-        }
-        let attributes = match (resource, path) {
-            (Some(r), None) => Attributes {
-                verb: of(&r.verb),
-                group: of(&r.group),
-                resource: of(&r.resource),
-                subresource: of(&r.subresource),
-                namespace: of(&r.namespace),
-                name: of(&r.name),
-                path: "",
-            },
-            (None, Some(p)) => Attributes {
-                verb: of(&p.verb),
-                path: of(&p.path),
-                ..Attributes::default()
-            },
-            _ => {
-                let mut mistakes = Errors::new();
-                exactly_one(&mut mistakes, resource.is_some());
-                return Err(invalid(&mistakes));
-            }
-        };
-        Ok(SubjectAccessReviewStatus {
-            allowed: self.authorizer.allows(user, &attributes),
-            ..SubjectAccessReviewStatus::default()
-        })
-    }
 }
 
-fn document<T: serde::Serialize>(review: &T) -> Result<Value, Error> {
+pub(super) fn document<T: serde::Serialize>(review: &T) -> Result<Value, Error> {
     serde_json::to_value(review).map_err(Error::internal)
-}
-
-fn subject(name: Option<String>, groups: Option<Vec<String>>, uid: Option<String>) -> User {
-    let mut user = User::new(name.unwrap_or_default(), groups.unwrap_or_default());
-    user.uid = uid.unwrap_or_default();
-    user
-}
-
-fn check(
-    who: &User,
-    resource: Option<&ResourceAttributes>,
-    path: Option<&NonResourceAttributes>,
-    namespace: Option<&str>,
-) -> Result<(), Error> {
-    let mut mistakes = Errors::new();
-    if resource.is_some() == path.is_some() {
-        exactly_one(&mut mistakes, resource.is_some());
-    }
-    if who.name.is_empty() && who.groups.is_empty() {
-        mistakes.invalid(
-            &Path::new("spec").child("user"),
-            who.name.as_str(),
-            "at least one of user or group must be specified",
-        );
-    }
-    let asked = resource.and_then(|r| r.namespace.as_deref()).unwrap_or("");
-    if namespace.is_some_and(|n| resource.is_some() && n != asked) {
-        mistakes.invalid(
-            &Path::new("spec").child("resourceAttributes").child("namespace"),
-            asked,
-            "must match metadata.namespace",
-        );
-    }
-    if mistakes.is_empty() {
-        Ok(())
-    } else {
-        Err(invalid(&mistakes))
-    }
-}
-
-fn exactly_one(mistakes: &mut Errors, both: bool) {
-    let (field, detail) = if both {
-        (
-            "nonResourceAttributes",
-            "cannot be specified in combination with resourceAttributes",
-        )
-    } else {
-        (
-            "resourceAttributes",
-            "exactly one of nonResourceAttributes or resourceAttributes must be specified",
-        )
-    };
-    mistakes.invalid(&Path::new("spec").child(field), json!(null), detail);
-}
-
-fn invalid(mistakes: &Errors) -> Error {
-    let about = About {
-        group: "authorization.k8s.io",
-        resource: "",
-        name: "",
-    };
-    Error::invalid(about, mistakes)
 }
 
 fn user_info(user: &User) -> UserInfo {

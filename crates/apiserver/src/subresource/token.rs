@@ -49,6 +49,22 @@ impl Server {
             }
         }
         let account = self.get(&Target::main(target.kind, target.namespace, target.name))?;
+        if let Some(given) = meta
+            .uid
+            .as_deref()
+            .filter(|u| !u.is_empty() && *u != account.uid())
+        {
+            return Err(Error::conflict(
+                About {
+                    name: target.name,
+                    ..ABOUT
+                },
+                &format!(
+                    "the UID in the token request ({given}) does not match the UID of the service account ({})",
+                    account.uid()
+                ),
+            ));
+        }
         meta.name = Some(account.name().to_string());
         meta.namespace = Some(account.namespace().to_string());
         meta.uid = Some(account.uid().to_string());
@@ -84,15 +100,17 @@ impl Server {
             pod: None,
             secret: None,
             node: None,
+            warnafter: None,
         };
         if let Some(to) = &spec.bound_object_ref {
             self.bind_to(&mut bound, to)?;
         }
-        let lives = if bound.pod.is_some() && seconds == PROJECTED_SECONDS {
-            EXTENDED_SECONDS
-        } else {
-            seconds
-        };
+        let own = || self.tokens.default_audiences();
+        let extend = bound.pod.is_some()
+            && seconds == PROJECTED_SECONDS
+            && audiences.iter().all(|a| own().contains(a));
+        let lives = if extend { EXTENDED_SECONDS } else { seconds };
+        bound.warnafter = extend.then(|| ctx.now.as_second() + seconds);
         let id = seams::uid(&*self.entropy);
         let token = self
             .tokens

@@ -40,6 +40,7 @@ pub async fn server() -> Arc<Server> {
         static_tokens: HashMap::from([(TOKEN.to_string(), User::new("admin", ["system:masters"]))]),
         issuer: ISSUER.into(),
         service_account_key: pki.service_account_key().unwrap(),
+        options: knarr_apiserver::Options::default(),
     };
     let seams = Seams {
         clock: Arc::new(SystemClock),
@@ -121,7 +122,7 @@ impl Client {
 async fn connection(server: Arc<Server>) -> http1::SendRequest<Full<Bytes>> {
     let (near, far) = tokio::io::duplex(PIPE_BYTES);
     let stop = CancellationToken::new();
-    tokio::spawn(server.serve_connection(far, Protocol::Http1, None, None, stop));
+    tokio::spawn(server.serve_connection(far, Protocol::Http1, Arc::default(), None, stop));
     let (sender, connection) = http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     sender

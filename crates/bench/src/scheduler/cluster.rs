@@ -67,6 +67,7 @@ pub async fn server() -> Result<(Arc<Server>, tempfile::TempDir)> {
         static_tokens: Default::default(),
         issuer: knarr_apiserver::ISSUER.into(),
         service_account_key: pki.service_account_key()?,
+        options: knarr_apiserver::Options::default(),
     };
     let seams = Seams {
         clock: Arc::new(clock),

@@ -9,10 +9,13 @@ use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_apiserver::authn::StaticTokens;
 use knarr_apiserver::pki::{self, Pki};
 use knarr_apiserver::seams::SystemEntropy;
-use knarr_apiserver::{Seams, Server, ServiceRange, tls};
+use knarr_apiserver::signing;
+use knarr_apiserver::tls::Tls;
+use knarr_apiserver::{Seams, Server, ServiceRange};
 use knarr_client::remote::Remote;
 use knarr_client::{Api, Conn, NodeDialer, SystemClock};
 use knarr_control::ControllersConfig;
+use knarr_control::certificates::{Authority, Requested};
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::images;
 use knarr_node::kubelet::{self, Kubelet};
@@ -70,7 +73,7 @@ impl ControlPlane {
         let failed = |e| Failure::new("the cluster's keys are not usable").because(e);
         let pki = Pki::open(&config.data_dir.join("pki"), Timestamp::now()).map_err(failed)?;
         let serving = pki.server(&certificate_names(config, &range)).map_err(failed)?;
-        let tls = tls::server_config(&serving, pki.ca_pem()).map_err(Failure::new)?;
+        let tls = Tls::new(&serving, pki.ca_pem()).map_err(Failure::new)?;
         let server_config = knarr_apiserver::Config {
             advertised: listen.to_string(),
             address: listen.ip(),
@@ -79,6 +82,7 @@ impl ControlPlane {
             static_tokens: StaticTokens::default(),
             issuer: knarr_apiserver::ISSUER.into(),
             service_account_key: pki.service_account_key().map_err(failed)?,
+            options: knarr_apiserver::Options::default(),
         };
         let kubelet_client = pki
             .client("kubelet-client", API_SERVER, &["system:masters"])
@@ -115,7 +119,7 @@ impl ControlPlane {
             "system:kube-controller-manager",
             ["system:masters", "system:authenticated"],
         );
-        let control = control_config(config, pki.ca_pem());
+        let control = control_config(config, &pki);
         let metrics = control.metrics.clone();
         server.show_metrics(move || metrics.text());
         tasks.spawn(knarr_control::run(
@@ -170,7 +174,7 @@ impl NodeDialer for Nodes {
     }
 }
 
-fn control_config(config: &Config, ca_pem: &str) -> knarr_control::Config {
+fn control_config(config: &Config, pki: &Pki) -> knarr_control::Config {
     // Only an etcd is shared by several servers, one of which leads.
     let shared = config.store == StoreEngine::Etcd;
     let identity = || {
@@ -187,13 +191,46 @@ fn control_config(config: &Config, ca_pem: &str) -> knarr_control::Config {
     knarr_control::Config {
         scheduler: config.scheduler.clone(),
         controllers: ControllersConfig {
-            root_ca: Some(ca_pem.into()),
+            root_ca: Some(pki.ca_pem().into()),
+            authority: Some(Arc::new(ClusterAuthority(pki.authority()))),
             node_lifecycle: config.node_lifecycle,
             ..ControllersConfig::default()
         },
         fence_agents: Some(config.fence_agents_dir.clone()),
         metrics: Default::default(),
         identity: shared.then(identity),
+    }
+}
+
+/// The cluster's CA as the certificate controllers use it.
+#[derive(Debug)]
+struct ClusterAuthority(signing::Authority);
+
+impl Authority for ClusterAuthority {
+    fn read(&self, request: &[u8]) -> Result<Requested, String> {
+        let asked = signing::read_request(request)?;
+        Ok(Requested {
+            common_name: asked.common_name,
+            organizations: asked.organizations,
+            dns_names: asked.dns_names,
+            ip_addresses: asked.ip_addresses,
+            email_addresses: asked.email_addresses,
+            uris: asked.uris,
+        })
+    }
+
+    fn sign(
+        &self,
+        request: &[u8],
+        usages: &[String],
+        seconds: Option<i32>,
+        now: Timestamp,
+    ) -> Result<String, String> {
+        self.0.sign(request, usages, seconds, now)
+    }
+
+    fn ends(&self, certificate: &[u8]) -> Option<Timestamp> {
+        signing::ends(certificate)
     }
 }
 
@@ -331,7 +368,16 @@ impl PreparedNode {
         authorities: &[CertificateDer<'_>],
         cancel: &CancellationToken,
     ) -> Result<RunningNode, Failure> {
-        let port = KubeletPort::bind(config.kubelet_listen, &config.node_name, authorities).await?;
+        let identity = pki::self_signed(&config.node_name)
+            .map_err(|e| Failure::new("the kubelet's certificate cannot be made").because(e))?;
+        let port = KubeletPort::bind(
+            config.kubelet_listen,
+            &config.node_name,
+            authorities,
+            &identity,
+            api.clone(),
+        )
+        .await?;
         let kubelet_config = kubelet::Config {
             node_name: config.node_name.clone(),
             root_dir: config.data_dir.join("kubelet"),

@@ -1,7 +1,9 @@
 //! The kubelet's port between machines: TLS on both sides of `client::NodeDialer`.
 //!
-//! The kubelet lets in whoever shows a certificate of the cluster's CA that names the API server. Its own
-//! certificate is self-signed and, as with kube-apiserver's default, not verified by the API server.
+//! Who asks is known by a certificate of the cluster's CA or a token the API server knows; whether he may is asked of
+//! the API server too, as a verb on a subresource of the Node (`nodes/proxy`, `nodes/pods`, …). Who shows nothing that
+//! counts gets 401, who may not 403; no path is excepted. The API server takes the kubelet's certificate as it is, as
+//! kube-apiserver does by default.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,15 +11,24 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, Method, StatusCode};
+use knarr_api::k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
+use knarr_api::k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
 use knarr_api::k8s_openapi::api::core::v1::Node;
+use knarr_apiserver::User;
+use knarr_apiserver::authn::certificate::Peer;
 use knarr_apiserver::pki::Identity;
-use knarr_client::{Api, Conn, NodeDialer, TypedApi};
+use knarr_apiserver::tls::Tls;
+use knarr_client::{Api, Clock, Conn, NodeDialer, SystemClock, TypedApi};
+use knarr_node::server::Gate;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
@@ -31,46 +42,59 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// After a failed accept: out of file descriptors, most likely, and others will end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Members may everything; the API server need not be asked about itself.
+const MASTERS: &str = "system:masters";
+
 /// A listening kubelet port.
 pub struct KubeletPort {
     listener: TcpListener,
-    tls: Arc<ServerConfig>,
+    tls: Tls,
+    door: Door,
+}
+
+/// Who may ask what of one node.
+#[derive(Clone)]
+struct Door {
+    node: String,
+    api: Arc<dyn Api>,
 }
 
 impl KubeletPort {
-    /// Listens at `address`, for the API server of the cluster with these CAs.
+    /// Listens at `address` and knows certificates of these CAs. `identity` is what clients are shown.
     pub async fn bind(
         address: SocketAddr,
         node: &str,
         authorities: &[CertificateDer<'_>],
+        identity: &Identity,
+        api: Arc<dyn Api>,
     ) -> Result<Self, Failure> {
-        let failed = |e: &dyn std::fmt::Display| {
-            Failure::new(format!("cannot serve the kubelet's port {address}: {e}"))
-        };
         let listener = TcpListener::bind(address).await.map_err(|e| {
             Failure::new(format!(
                 "cannot listen on {address}: choose another address with --kubelet-listen"
             ))
             .because(e)
         })?;
-        let made = rcgen::generate_simple_self_signed(vec![node.to_string()]).map_err(|e| failed(&e))?;
-        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).map_err(|e| failed(&e))?;
-        let verifier = WebPkiClientVerifier::builder(Arc::new(roots(authorities)?))
-            .build()
-            .map_err(|e| failed(&e))?;
-        let tls = ServerConfig::builder()
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(vec![made.cert.der().clone()], key)
-            .map_err(|e| failed(&e))?;
+        let authorities = authorities.iter().map(|c| c.clone().into_owned());
+        let tls = Tls::with_authorities(identity, authorities)
+            .map_err(|e| Failure::new(format!("cannot serve the kubelet's port {address}: {e}")))?;
         Ok(KubeletPort {
             listener,
-            tls: Arc::new(tls),
+            tls: tls.http1(),
+            door: Door {
+                node: node.to_string(),
+                api,
+            },
         })
+    }
+
+    /// Exchanges the certificate while the port serves.
+    pub fn tls(&self) -> Tls {
+        self.tls.clone()
     }
 
     /// Serves until `cancel`.
     pub async fn serve(self, server: knarr_node::server::Server, cancel: CancellationToken) {
-        let acceptor = TlsAcceptor::from(self.tls);
+        let acceptor = TlsAcceptor::from(self.tls.config.clone());
         loop {
             let stream = tokio::select! {
                 () = cancel.cancelled() => return,
@@ -83,14 +107,18 @@ impl KubeletPort {
                     }
                 },
             };
-            let (acceptor, server) = (acceptor.clone(), server.clone());
+            let (acceptor, tls, door, server) = (
+                acceptor.clone(),
+                self.tls.clone(),
+                self.door.clone(),
+                server.clone(),
+            );
             tokio::spawn(async move {
                 match tokio::time::timeout(CONNECT_LIMIT, acceptor.accept(stream)).await {
-                    Ok(Ok(stream)) if is_api_server(stream.get_ref().1.peer_certificates()) => {
-                        server.serve(stream).await
-                    }
-                    Ok(Ok(_)) => {
-                        tracing::warn!("refused a client on the kubelet's port: it is not the API server")
+                    Ok(Ok(stream)) => {
+                        let peer = tls.peer(stream.get_ref().1, SystemClock.now());
+                        let gate = Visitor { door, peer };
+                        server.serve_behind(stream, &gate).await;
                     }
                     Ok(Err(e)) => tracing::debug!(error = %e, "handshake on the kubelet's port failed"),
                     Err(_) => tracing::debug!("handshake on the kubelet's port took too long"),
@@ -100,21 +128,135 @@ impl KubeletPort {
     }
 }
 
-fn is_api_server(certificates: Option<&[CertificateDer<'_>]>) -> bool {
-    let user = certificates
-        .and_then(|c| c.first())
-        .and_then(|c| knarr_apiserver::authn::certificate_user(c));
-    user.is_some_and(|user| user.name == API_SERVER || user.groups.iter().any(|g| g == "system:masters"))
+/// One connection's client at the door.
+struct Visitor {
+    door: Door,
+    peer: Peer,
 }
 
-fn roots(authorities: &[CertificateDer<'_>]) -> Result<RootCertStore, Failure> {
-    let mut roots = RootCertStore::empty();
-    for certificate in authorities {
-        roots
-            .add(certificate.clone().into_owned())
-            .map_err(|e| Failure::new("the cluster's CA cannot be used").because(e))?;
+#[async_trait]
+impl Gate for Visitor {
+    async fn pass(
+        &self,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<(), (StatusCode, String)> {
+        let unknown = || (StatusCode::UNAUTHORIZED, "Unauthorized".to_string());
+        let user = match (self.peer.user(SystemClock.now()), bearer(headers)) {
+            (Ok(Some(user)), _) => user.clone(),
+            (_, Some(token)) => self.door.holder(token).await?.ok_or_else(unknown)?,
+            _ => return Err(unknown()),
+        };
+        if user.groups.iter().any(|g| g == MASTERS) || self.door.allows(&user, method, path).await? {
+            return Ok(());
+        }
+        Err((
+            StatusCode::FORBIDDEN,
+            format!(
+                "Forbidden (user={}, verb={}, resource=nodes, subresource(s)=[{}])",
+                user.name,
+                verb(method),
+                subresources(path).join(" ")
+            ),
+        ))
     }
-    Ok(roots)
+}
+
+impl Door {
+    /// Whose token it is.
+    async fn holder(&self, token: &str) -> Result<Option<User>, (StatusCode, String)> {
+        let review = TokenReview {
+            spec: TokenReviewSpec {
+                token: token.to_string(),
+                ..TokenReviewSpec::default()
+            },
+            ..TokenReview::default()
+        };
+        let answer = self.api.create_as(review).await.map_err(unreachable_api)?;
+        let status = answer.status.clone();
+        let Some(status) = status.filter(|s| s.authenticated == Some(true)) else {
+            return Ok(None);
+        };
+        Ok(status.user.map(|found| {
+            let mut user = User::new(
+                found.username.unwrap_or_default(),
+                found.groups.unwrap_or_default(),
+            );
+            user.uid = found.uid.unwrap_or_default();
+            user.extra = found.extra.unwrap_or_default();
+            user
+        }))
+    }
+
+    /// Whether one of the subresources that stand for this path may be asked for.
+    async fn allows(&self, user: &User, method: &Method, path: &str) -> Result<bool, (StatusCode, String)> {
+        for subresource in subresources(path) {
+            let review = SubjectAccessReview {
+                spec: SubjectAccessReviewSpec {
+                    user: Some(user.name.clone()),
+                    uid: Some(user.uid.clone()),
+                    groups: Some(user.groups.clone()),
+                    extra: Some(user.extra.clone()),
+                    resource_attributes: Some(ResourceAttributes {
+                        verb: Some(verb(method).to_string()),
+                        version: Some("v1".into()),
+                        resource: Some("nodes".into()),
+                        subresource: Some(subresource.to_string()),
+                        name: Some(self.node.clone()),
+                        ..ResourceAttributes::default()
+                    }),
+                    ..SubjectAccessReviewSpec::default()
+                },
+                ..SubjectAccessReview::default()
+            };
+            let answer = self.api.create_as(review).await.map_err(unreachable_api)?;
+            let status = answer.status.as_ref();
+            if status.is_some_and(|s| s.allowed) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn unreachable_api(error: knarr_api::Error) -> (StatusCode, String) {
+    tracing::warn!(%error, "the API server cannot be asked who may use the kubelet's port");
+    (
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "Authorization error".to_string(),
+    )
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let token = token.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+fn verb(method: &Method) -> &'static str {
+    match method.as_str() {
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" => "delete",
+        _ => "get",
+    }
+}
+
+/// What a path stands for: the fine-grained subresource first, then the one that stands for everything.
+fn subresources(path: &str) -> Vec<&'static str> {
+    let first = path.split('/').find(|s| !s.is_empty()).unwrap_or("");
+    match first {
+        "stats" => vec!["stats"],
+        "metrics" => vec!["metrics"],
+        "logs" => vec!["log"],
+        "checkpoint" => vec!["checkpoint"],
+        "healthz" => vec!["healthz", "proxy"],
+        "configz" => vec!["configz", "proxy"],
+        "pods" | "runningpods" => vec!["pods", "proxy"],
+        _ => vec!["proxy"],
+    }
 }
 
 /// Dials nodes on other machines by the address in their Node object.
@@ -231,5 +373,205 @@ impl ServerCertVerifier for AnyCertificate {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use knarr_apiserver::pki::{Pki, self_signed};
+    use knarr_apiserver::seams::SystemEntropy;
+    use knarr_apiserver::{Options, Seams, Server, ServiceRange};
+    use knarr_node::runtime::fake::FakeRuntime;
+    use knarr_node::server::RuntimeContainers;
+    use std::collections::HashMap;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    struct NoNodes;
+
+    #[async_trait]
+    impl NodeDialer for NoNodes {
+        async fn dial(&self, _: &str) -> io::Result<Box<dyn Conn>> {
+            Err(io::ErrorKind::NotFound.into())
+        }
+    }
+
+    fn chain(pem: &str) -> Vec<CertificateDer<'static>> {
+        CertificateDer::pem_slice_iter(pem.as_bytes())
+            .collect::<Result<_, _>>()
+            .unwrap()
+    }
+
+    /// What a GET answers to who shows this; the connection ends with the answer.
+    async fn get(
+        address: SocketAddr,
+        certificate: Option<&Identity>,
+        token: &str,
+        path: &str,
+    ) -> (u16, String) {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)));
+        let config = match certificate {
+            None => config.with_no_client_auth(),
+            Some(identity) => {
+                let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).unwrap();
+                config
+                    .with_client_auth_cert(chain(&identity.certificate_pem), key)
+                    .unwrap()
+            }
+        };
+        let stream = TcpStream::connect(address).await.unwrap();
+        let name = ServerName::try_from("n1").unwrap();
+        let mut stream = TlsConnector::from(Arc::new(config))
+            .connect(name, stream)
+            .await
+            .unwrap();
+        let credential = match token {
+            "" => String::new(),
+            token => format!("Authorization: Bearer {token}\r\n"),
+        };
+        let request = format!("GET {path} HTTP/1.1\r\nHost: n1\r\n{credential}Connection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        // The far side may close without a TLS goodbye.
+        let _ = stream.read_to_end(&mut answer).await;
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let code = answer.split(' ').nth(1).and_then(|c| c.parse().ok()).unwrap_or(0);
+        (code, answer)
+    }
+
+    #[tokio::test]
+    async fn the_kubelets_port_answers_nobody_but_who_may() {
+        let directory = tempfile::tempdir().unwrap();
+        let now = SystemClock.now();
+        let pki = Pki::open(directory.path(), now).unwrap();
+        let user = |name: &str, groups: &[&str]| User::new(name, groups.iter().copied());
+        let config = knarr_apiserver::Config {
+            advertised: "127.0.0.1:6443".into(),
+            address: [127, 0, 0, 1].into(),
+            port: 6443,
+            service_range: ServiceRange::parse("10.96.0.0/16").unwrap(),
+            static_tokens: HashMap::from([
+                ("admin".to_string(), user("admin", &["system:masters"])),
+                ("reader".to_string(), user("reader", &[])),
+                ("nobody".to_string(), user("nobody", &[])),
+            ]),
+            issuer: knarr_apiserver::ISSUER.into(),
+            service_account_key: pki.service_account_key().unwrap(),
+            options: Options::default(),
+        };
+        let seams = Seams {
+            clock: Arc::new(SystemClock),
+            entropy: Arc::new(SystemEntropy),
+            nodes: Arc::new(NoNodes),
+        };
+        let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
+        let server = Server::new(config, seams, store).await.unwrap();
+        let api = server.api("system:node:n1", ["system:nodes", "system:authenticated"]);
+        let admin_api = server.api("admin", ["system:masters"]);
+        for (kind, document) in [
+            (
+                &knarr_api::registry::CLUSTER_ROLE,
+                r#"{"metadata":{"name":"pods"},"rules":[{"apiGroups":[""],"resources":["nodes/pods"],"verbs":["get"]}]}"#,
+            ),
+            (
+                &knarr_api::registry::CLUSTER_ROLE_BINDING,
+                r#"{"metadata":{"name":"pods"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"pods"},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"reader"}]}"#,
+            ),
+        ] {
+            let object = kind.ops.decode(document.as_bytes()).unwrap().object;
+            admin_api.create(kind, object).await.unwrap();
+        }
+        let port = KubeletPort::bind(
+            "127.0.0.1:0".parse().unwrap(),
+            "n1",
+            &chain(pki.ca_pem()),
+            &self_signed("n1").unwrap(),
+            api,
+        )
+        .await
+        .unwrap();
+        let address = port.listener.local_addr().unwrap();
+        let runtime = Arc::new(FakeRuntime::new(Arc::new(SystemClock), &[]));
+        let pods = Arc::new(knarr_client::Store::new(&knarr_api::registry::POD, &[]));
+        let clock = Arc::new(|| SystemClock.now());
+        let node = knarr_node::server::Server::new(pods, Arc::new(RuntimeContainers(runtime)), clock);
+        let cancel = CancellationToken::new();
+        let _stop = cancel.clone().drop_guard();
+        tokio::spawn(port.serve(node, cancel));
+
+        let admin = pki.admin().unwrap();
+        let kubelet = pki.node("n2").unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let foreign = Pki::open(elsewhere.path(), now).unwrap().admin().unwrap();
+        // Made two years ago by the same CA.
+        let past = tempfile::tempdir().unwrap();
+        for file in ["ca.crt", "ca.key"] {
+            std::fs::copy(pki.directory().join(file), past.path().join(file)).unwrap();
+        }
+        let long_ago = now - knarr_api::k8s_openapi::jiff::SignedDuration::from_hours(2 * 365 * 24);
+        let expired = Pki::open(past.path(), long_ago).unwrap().admin().unwrap();
+        let paths = [
+            "/",
+            "/healthz",
+            "/pods",
+            "/metrics",
+            "/metrics/cadvisor",
+            "/stats/summary",
+            "/logs/",
+            "/configz",
+            "/runningpods/",
+            "/containerLogs/a/p/c",
+            "/exec/a/p/c",
+            "/attach/a/p/c",
+            "/portForward/a/p",
+            "/run/a/p/c",
+            "/debug/pprof/",
+            "/nothing",
+        ];
+        for path in paths {
+            for (what, certificate, token, expected) in [
+                ("nothing", None, "", 401),
+                ("a wrong token", None, "wrong", 401),
+                ("a foreign certificate", Some(&foreign), "", 401),
+                ("an expired certificate", Some(&expired), "", 401),
+                ("another node's certificate", Some(&kubelet), "", 403),
+                ("a token that may nothing", None, "nobody", 403),
+            ] {
+                let (code, answer) = get(address, certificate, token, path).await;
+                assert_eq!(code, expected, "{path} with {what}: {answer}");
+            }
+        }
+        for (certificate, token, path, expected) in [
+            (Some(&admin), "", "/pods", 200),
+            (None, "admin", "/healthz", 200),
+            (None, "reader", "/pods", 200),
+            (None, "reader", "/healthz", 403),
+            (None, "admin", "/nothing", 404),
+        ] {
+            let (code, answer) = get(address, certificate, token, path).await;
+            assert_eq!(code, expected, "{path} with {token:?}: {answer}");
+        }
+    }
+
+    #[test]
+    fn a_path_is_a_subresource_of_the_node() {
+        for (path, expected) in [
+            ("/pods", vec!["pods", "proxy"]),
+            ("/healthz", vec!["healthz", "proxy"]),
+            ("/metrics/cadvisor", vec!["metrics"]),
+            ("/stats/summary", vec!["stats"]),
+            ("/logs/x", vec!["log"]),
+            ("/exec/a/p/c", vec!["proxy"]),
+            ("/containerLogs/a/p/c", vec!["proxy"]),
+            ("//pods", vec!["pods", "proxy"]),
+            ("/", vec!["proxy"]),
+        ] {
+            assert_eq!(subresources(path), expected, "{path}");
+        }
     }
 }

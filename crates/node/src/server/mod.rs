@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, stream};
 use http::header::CONTENT_TYPE;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
@@ -55,6 +55,28 @@ const FIGURES_KEPT: std::time::Duration = std::time::Duration::from_secs(5);
 const LOG_PIECES: usize = 4;
 /// Bytes on their way between the API server and the kubelet of the same process, each way.
 const PIPE_BYTES: usize = 64 * 1024;
+
+/// Says who may ask what of a node, where connections come from anywhere.
+#[async_trait]
+pub trait Gate: Send + Sync {
+    /// Lets a request pass, or says with which code and words it is refused.
+    async fn pass(
+        &self,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<(), (StatusCode, String)>;
+}
+
+/// Whoever has the connection may ask anything: the API server's own pipe.
+struct Open;
+
+#[async_trait]
+impl Gate for Open {
+    async fn pass(&self, _: &Method, _: &str, _: &HeaderMap) -> Result<(), (StatusCode, String)> {
+        Ok(())
+    }
+}
 
 /// One node's server. Cheap to clone; streams go on until they end, also when the connection they came by is done.
 #[derive(Clone)]
@@ -162,7 +184,18 @@ impl Server {
 
     /// Serves one connection until it ends or becomes another protocol's.
     pub async fn serve(&self, io: impl Conn) {
-        let service = service_fn(|request| async move { Ok::<_, Infallible>(self.answer(request).await) });
+        self.serve_behind(io, &Open).await;
+    }
+
+    /// The same, with every request shown to `gate` first.
+    pub async fn serve_behind(&self, io: impl Conn, gate: &dyn Gate) {
+        let service = service_fn(|request: Request<Incoming>| async move {
+            let (method, path) = (request.method(), request.uri().path());
+            Ok::<_, Infallible>(match gate.pass(method, path, request.headers()).await {
+                Ok(()) => self.answer(request).await,
+                Err((code, words)) => text(code, words),
+            })
+        });
         let connection = hyper::server::conn::http1::Builder::new()
             .serve_connection(TokioIo::new(io), service)
             .with_upgrades();

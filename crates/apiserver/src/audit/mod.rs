@@ -1,0 +1,262 @@
+//! The audit log: who asked for what and what came of it, as `audit.k8s.io/v1` Events, a JSON line each.
+//!
+//! Which requests, and how much of them, a [`Policy`] says. A log that cannot be written slows requests down rather
+//! than lose events: they wait for their turn in a bounded queue.
+
+pub mod file;
+pub mod policy;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::header::USER_AGENT;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use self::file::{LogFile, Writer};
+pub use self::policy::{Level, Policy, Stage};
+use crate::request::RequestInfo;
+use crate::seams::Clock;
+use crate::user::User;
+
+/// Events that wait to be written.
+const QUEUE: usize = 10_000;
+/// Lines that are written at once.
+const BATCH: usize = 400;
+
+/// A policy, and where its events go.
+#[derive(Clone, Debug)]
+pub struct Audit {
+    policy: Arc<Policy>,
+    lines: mpsc::Sender<String>,
+}
+
+impl Audit {
+    /// Events go into the channel that comes with it.
+    pub fn new(policy: Policy) -> (Self, mpsc::Receiver<String>) {
+        let (lines, written) = mpsc::channel(QUEUE);
+        let policy = Arc::new(policy);
+        (Audit { policy, lines }, written)
+    }
+
+    /// What is written of this request; nothing of most.
+    pub(crate) fn begin(&self, mut event: Event, user: &User, info: &RequestInfo) -> Option<Record> {
+        let decision = self.policy.decide(user, info);
+        if decision.level == Level::None {
+            return None;
+        }
+        event.fields["level"] = decision.level.name().into();
+        Some(Record {
+            fields: event.fields,
+            level: decision.level,
+            omit_stages: decision.omit_stages,
+            omit_managed_fields: decision.omit_managed_fields,
+            lines: self.lines.clone(),
+        })
+    }
+}
+
+/// Writes what comes through the channel, until it closes.
+pub fn write_to(
+    file: LogFile,
+    mut lines: mpsc::Receiver<String>,
+    clock: Arc<dyn Clock>,
+) -> std::io::Result<()> {
+    let mut writer = Writer::open(file)?;
+    std::thread::Builder::new().name("audit".into()).spawn(move || {
+        let mut batch = Vec::with_capacity(BATCH);
+        while lines.blocking_recv_many(&mut batch, BATCH) > 0 {
+            let text: String = batch
+                .drain(..)
+                .flat_map(|line: String| [line, "\n".to_string()])
+                .collect();
+            if let Err(e) = writer.write(&text, clock.now()) {
+                tracing::error!("the audit log cannot be written: {e}");
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// What every event of a request says.
+pub(crate) struct Event {
+    fields: Value,
+}
+
+impl Event {
+    pub fn new(
+        id: &str,
+        uri: &str,
+        info: &RequestInfo,
+        headers: &HeaderMap,
+        source: Option<std::net::IpAddr>,
+        received: Timestamp,
+    ) -> Self {
+        let agent = headers.get(USER_AGENT).and_then(|v| v.to_str().ok());
+        let mut fields = json!({
+            "kind": "Event",
+            "apiVersion": "audit.k8s.io/v1",
+            "level": "",
+            "auditID": id,
+            "stage": "",
+            "requestURI": uri,
+            "verb": info.verb,
+            "requestReceivedTimestamp": micros(received),
+        });
+        if let Some(agent) = agent.filter(|a| !a.is_empty()) {
+            fields["userAgent"] = agent.into();
+        }
+        if let Some(source) = source {
+            fields["sourceIPs"] = json!([source.to_string()]);
+        }
+        if info.is_resource {
+            let mut object = json!({});
+            for (name, value) in [
+                ("resource", &info.resource),
+                ("namespace", &info.namespace),
+                ("name", &info.name),
+                ("apiGroup", &info.group),
+                ("apiVersion", &info.version),
+                ("subresource", &info.subresource),
+            ] {
+                if !value.is_empty() {
+                    object[name] = value.as_str().into();
+                }
+            }
+            fields["objectRef"] = object;
+        }
+        Event { fields }
+    }
+
+    pub fn user(mut self, user: &User, impersonator: Option<&User>) -> Self {
+        match impersonator {
+            Some(by) => {
+                self.fields["user"] = shown(by);
+                self.fields["impersonatedUser"] = shown(user);
+            }
+            None => self.fields["user"] = shown(user),
+        }
+        self
+    }
+}
+
+fn shown(user: &User) -> Value {
+    let mut shown = json!({"username": user.name});
+    if !user.uid.is_empty() {
+        shown["uid"] = user.uid.as_str().into();
+    }
+    if !user.groups.is_empty() {
+        shown["groups"] = json!(user.groups);
+    }
+    if !user.extra.is_empty() {
+        shown["extra"] = json!(user.extra);
+    }
+    shown
+}
+
+fn micros(t: Timestamp) -> String {
+    t.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
+}
+
+/// One request's events.
+pub(crate) struct Record {
+    fields: Value,
+    pub level: Level,
+    omit_stages: Vec<Stage>,
+    omit_managed_fields: bool,
+    lines: mpsc::Sender<String>,
+}
+
+impl Record {
+    /// What was sent; of a body that is no JSON nothing.
+    pub fn request(&mut self, body: &Bytes) {
+        if self.level >= Level::Request
+            && let Some(object) = self.object(body)
+        {
+            self.fields["requestObject"] = object;
+        }
+    }
+
+    /// What was answered.
+    pub fn response(&mut self, code: u16, body: Option<&Bytes>) {
+        let mut status = json!({"metadata": {}, "code": code});
+        let object = body.and_then(|b| serde_json::from_slice::<Value>(b).ok());
+        if let Some(object) = object.as_ref().filter(|o| o["kind"] == "Status") {
+            for field in ["status", "message", "reason", "details"] {
+                if !object[field].is_null() {
+                    status[field] = object[field].clone();
+                }
+            }
+        }
+        self.fields["responseStatus"] = status;
+        if self.level >= Level::RequestResponse
+            && let Some(object) = body.and_then(|b| self.object(b))
+        {
+            self.fields["responseObject"] = object;
+        }
+    }
+
+    pub fn annotate(&mut self, key: &str, value: &str) {
+        self.fields["annotations"][key] = value.into();
+    }
+
+    /// Writes the event of this stage, if the policy wants it.
+    pub async fn stage(&self, stage: Stage, now: Timestamp) {
+        if let Some(line) = self.line(stage, now) {
+            // Nobody reads any more when the server stops.
+            let _ = self.lines.send(line).await;
+        }
+    }
+
+    /// The same where nothing can wait: it is done by itself.
+    pub fn stage_later(&self, stage: Stage, now: Timestamp) {
+        let Some(line) = self.line(stage, now) else { return };
+        if let Err(mpsc::error::TrySendError::Full(line)) = self.lines.try_send(line)
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let lines = self.lines.clone();
+            runtime.spawn(async move { lines.send(line).await });
+        }
+    }
+
+    fn line(&self, stage: Stage, now: Timestamp) -> Option<String> {
+        if self.omit_stages.contains(&stage) {
+            return None;
+        }
+        let mut fields = self.fields.clone();
+        fields["stage"] = stage.name().into();
+        fields["stageTimestamp"] = micros(now).into();
+        if stage == Stage::RequestReceived {
+            for later in ["responseStatus", "requestObject", "responseObject"] {
+                fields.as_object_mut()?.remove(later);
+            }
+        }
+        Some(fields.to_string())
+    }
+
+    fn object(&self, body: &Bytes) -> Option<Value> {
+        let mut object: Value = serde_json::from_slice(body).ok()?;
+        if self.omit_managed_fields {
+            without_managed_fields(&mut object);
+        }
+        Some(object)
+    }
+}
+
+/// Of an object, or of a list's items.
+fn without_managed_fields(object: &mut Value) {
+    if let Some(meta) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        meta.remove("managedFields");
+    }
+    for item in object
+        .get_mut("items")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        without_managed_fields(item);
+    }
+}

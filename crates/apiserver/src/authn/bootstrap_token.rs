@@ -1,0 +1,142 @@
+//! Bootstrap tokens: `<id>.<secret>`, each a Secret `bootstrap-token-<id>` in `kube-system`, with which a node asks for
+//! its first certificate.
+
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::{k8s_openapi, registry};
+use sha2::{Digest, Sha256};
+
+use crate::cache::Cache;
+use crate::user::User;
+
+const NAMESPACE: &str = "kube-system";
+const SECRET_TYPE: &str = "bootstrap.kubernetes.io/token";
+const BOOTSTRAPPERS: &str = "system:bootstrappers";
+const ID_LENGTH: usize = 6;
+const SECRET_LENGTH: usize = 16;
+
+/// The parts of a token; `None` unless it has their form.
+fn parts(token: &str) -> Option<(&str, &str)> {
+    let (id, secret) = token.split_once('.')?;
+    let plain = |s: &str| s.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    let fine = id.len() == ID_LENGTH && secret.len() == SECRET_LENGTH && plain(id) && plain(secret);
+    fine.then_some((id, secret))
+}
+
+/// Whose token it is: `system:bootstrap:<id>`.
+pub(super) fn user(token: &str, now: Timestamp, cache: &Cache) -> Option<User> {
+    let (id, secret) = parts(token)?;
+    let object = cache.get(&registry::SECRET, NAMESPACE, &format!("bootstrap-token-{id}"))?;
+    user_of(object.get::<Secret>()?, id, secret, now)
+}
+
+fn user_of(object: &Secret, id: &str, secret: &str, now: Timestamp) -> Option<User> {
+    let text = |key: &str| {
+        let value = object.data.as_ref().and_then(|d| d.get(key));
+        value.map_or("", |v| std::str::from_utf8(&v.0).unwrap_or(""))
+    };
+    // Hashes are compared, so that the time it takes tells nothing of the secret.
+    let same = Sha256::digest(text("token-secret")) == Sha256::digest(secret);
+    let alive = object.metadata.deletion_timestamp.is_none()
+        && match text("expiration") {
+            "" => true,
+            // One that cannot be read has ended.
+            until => until.parse::<Timestamp>().is_ok_and(|t| t > now),
+        };
+    let fine = object.type_.as_deref() == Some(SECRET_TYPE)
+        && text("token-id") == id
+        && text("usage-bootstrap-authentication") == "true";
+    if !(same && alive && fine) {
+        return None;
+    }
+    let mut groups = vec![BOOTSTRAPPERS.to_string()];
+    for group in text("auth-extra-groups").split(',').filter(|g| !g.is_empty()) {
+        if !is_group(group) {
+            return None;
+        }
+        groups.push(group.to_string());
+    }
+    groups.sort();
+    groups.dedup();
+    Some(User::new(format!("system:bootstrap:{id}"), groups))
+}
+
+/// `system:bootstrappers:` and up to 256 of a-z, 0-9, `:` and `-`, the last no `:` or `-`.
+fn is_group(group: &str) -> bool {
+    let Some(rest) = group
+        .strip_prefix(BOOTSTRAPPERS)
+        .and_then(|rest| rest.strip_prefix(':'))
+    else {
+        return false;
+    };
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    (1..=256).contains(&rest.len())
+        && rest.bytes().all(|b| plain(b) || b == b':' || b == b'-')
+        && rest.bytes().last().is_some_and(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::ByteString;
+
+    const ID: &str = "abcdef";
+    const SECRET: &str = "0123456789abcdef";
+
+    fn found(changes: &[(&str, &str)]) -> Option<Vec<String>> {
+        let mut data: std::collections::BTreeMap<String, ByteString> = [
+            ("token-id", ID),
+            ("token-secret", SECRET),
+            ("usage-bootstrap-authentication", "true"),
+            ("expiration", "2030-01-02T00:00:00Z"),
+        ]
+        .map(|(k, v)| (k.to_string(), ByteString(v.into())))
+        .into();
+        data.extend(
+            changes
+                .iter()
+                .map(|(k, v)| (k.to_string(), ByteString((*v).into()))),
+        );
+        let object = Secret {
+            type_: Some(SECRET_TYPE.into()),
+            data: Some(data),
+            ..Secret::default()
+        };
+        let now = "2030-01-01T00:00:00Z".parse().unwrap();
+        user_of(&object, ID, SECRET, now).map(|u| u.groups)
+    }
+
+    #[test]
+    fn a_token_is_as_good_as_its_secret() {
+        let default = Some(vec![BOOTSTRAPPERS.to_string()]);
+        let more = Some(vec![BOOTSTRAPPERS.to_string(), "system:bootstrappers:a:b".into()]);
+        for (change, expected) in [
+            (("x", ""), default.clone()),
+            (("auth-extra-groups", "system:bootstrappers:a:b"), more),
+            (("auth-extra-groups", "system:masters"), None),
+            (("auth-extra-groups", "system:bootstrappers:a:"), None),
+            (("token-secret", "0123456789abcdeX"), None),
+            (("token-id", "abcdeg"), None),
+            (("usage-bootstrap-authentication", "yes"), None),
+            (("expiration", "2030-01-01T00:00:00Z"), None),
+            (("expiration", "tomorrow"), None),
+            (("expiration", ""), default),
+        ] {
+            assert_eq!(found(&[change]), expected, "{change:?}");
+        }
+    }
+
+    #[test]
+    fn only_tokens_of_the_right_form_are_looked_up() {
+        assert_eq!(parts("abcdef.0123456789abcdef"), Some((ID, SECRET)));
+        for token in [
+            "abcdef0123456789abcdef",
+            "ABCDEF.0123456789abcdef",
+            "abcdef.0123",
+            "../...",
+            "",
+        ] {
+            assert_eq!(parts(token), None, "{token}");
+        }
+    }
+}

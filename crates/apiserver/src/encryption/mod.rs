@@ -1,0 +1,309 @@
+//! Values encrypted at rest, as an EncryptionConfiguration (`apiserver.config.k8s.io/v1`) says: which resources, with
+//! which keys. The first provider writes, all read, so that keys can be changed one after another.
+//!
+//! A value is `k8s:enc:<provider>:v1:<key's name>:` and what the provider made of it, as kube-apiserver writes it. Its
+//! key in the store is authenticated with it (`aesgcm`), so that a value counts only where it was put.
+
+mod config;
+
+use std::fmt;
+use std::sync::Arc;
+
+use aes_gcm::aead::{Aead, KeyInit, Payload};
+use aes_gcm::{Aes128Gcm, Aes256Gcm};
+use bytes::Bytes;
+use crypto_secretbox::XSalsa20Poly1305;
+
+use crate::seams::Entropy;
+
+const ENCRYPTED: &[u8] = b"k8s:enc:";
+/// Of AES-GCM, random for each value.
+const NONCE_BYTES: usize = 12;
+/// Of XSalsa20.
+const BOX_NONCE_BYTES: usize = 24;
+
+/// Which resources are encrypted how. None of the keys is ever shown.
+pub struct Encryption {
+    rules: Vec<Rule>,
+}
+
+impl fmt::Debug for Encryption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Encryption of {} rules", self.rules.len())
+    }
+}
+
+/// Resources, and the providers for them in order.
+struct Rule {
+    /// `secrets`, `deployments.apps`, `*.apps`, `*.`, `*.*`.
+    resources: Vec<String>,
+    providers: Vec<Provider>,
+}
+
+enum Provider {
+    Identity,
+    Keyed {
+        /// `k8s:enc:aesgcm:v1:<name>:`.
+        prefix: Vec<u8>,
+        cipher: Cipher,
+    },
+}
+
+enum Cipher {
+    Aes128(Box<Aes128Gcm>),
+    Aes256(Box<Aes256Gcm>),
+    SecretBox(Box<XSalsa20Poly1305>),
+}
+
+/// A value as it is read.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Opened {
+    pub value: Bytes,
+    /// It would be written otherwise today.
+    pub stale: bool,
+}
+
+/// Why a value cannot be read or written.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("no provider of the encryption configuration can read it")]
+    NoProvider,
+    #[error("it does not decrypt: it was changed, or belongs elsewhere")]
+    Unauthentic,
+    #[error("it cannot be encrypted")]
+    Cipher,
+}
+
+impl Encryption {
+    /// Reads the configuration; all mistakes at once, each with its place.
+    pub fn parse(text: &str) -> Result<Self, Vec<String>> {
+        config::parse(text)
+    }
+
+    /// Secrets with one key of 32 bytes: what a cluster does whose user only asks for encryption.
+    pub fn of_secrets(key: &[u8; 32]) -> Self {
+        let provider = Provider::Keyed {
+            prefix: prefix("secretbox", "own"),
+            cipher: Cipher::SecretBox(Box::new(XSalsa20Poly1305::new(key.into()))),
+        };
+        Encryption {
+            rules: vec![Rule {
+                resources: vec!["secrets".into()],
+                providers: vec![provider, Provider::Identity],
+            }],
+        }
+    }
+
+    fn providers(&self, group: &str, plural: &str) -> Option<&[Provider]> {
+        let rule = self
+            .rules
+            .iter()
+            .find(|rule| rule.resources.iter().any(|r| covers(r, group, plural)));
+        rule.map(|r| r.providers.as_slice())
+    }
+
+    /// A value as it is stored under `key`.
+    pub fn seal(
+        &self,
+        (group, plural): (&str, &str),
+        key: &[u8],
+        value: Bytes,
+        entropy: &dyn Entropy,
+    ) -> Result<Bytes, Error> {
+        match self.providers(group, plural).and_then(<[_]>::first) {
+            None | Some(Provider::Identity) => Ok(value),
+            Some(Provider::Keyed { prefix, cipher }) => {
+                let sealed = cipher.seal(key, &value, entropy).ok_or(Error::Cipher)?;
+                Ok([prefix.as_slice(), &sealed].concat().into())
+            }
+        }
+    }
+
+    /// What was stored under `key`.
+    pub fn open(&self, (group, plural): (&str, &str), key: &[u8], stored: &Bytes) -> Result<Opened, Error> {
+        let providers = self.providers(group, plural).unwrap_or(&[Provider::Identity]);
+        let plain = !stored.starts_with(ENCRYPTED);
+        for (i, provider) in providers.iter().enumerate() {
+            let stale = i > 0;
+            match provider {
+                Provider::Identity if plain => {
+                    return Ok(Opened {
+                        value: stored.clone(),
+                        stale,
+                    });
+                }
+                Provider::Keyed { prefix, cipher } => {
+                    if let Some(sealed) = stored.strip_prefix(prefix.as_slice()) {
+                        let value = cipher.open(key, sealed).ok_or(Error::Unauthentic)?;
+                        return Ok(Opened {
+                            value: value.into(),
+                            stale,
+                        });
+                    }
+                }
+                Provider::Identity => {}
+            }
+        }
+        Err(Error::NoProvider)
+    }
+}
+
+impl Cipher {
+    fn seal(&self, key: &[u8], value: &[u8], entropy: &dyn Entropy) -> Option<Vec<u8>> {
+        let payload = Payload { msg: value, aad: key };
+        match self {
+            // A secret box authenticates nothing beside.
+            Cipher::SecretBox(c) => {
+                let nonce: [u8; BOX_NONCE_BYTES] = random(entropy);
+                Some([&nonce, &c.encrypt((&nonce).into(), value).ok()?[..]].concat())
+            }
+            Cipher::Aes128(c) => {
+                let nonce: [u8; NONCE_BYTES] = random(entropy);
+                Some([&nonce, &c.encrypt((&nonce).into(), payload).ok()?[..]].concat())
+            }
+            Cipher::Aes256(c) => {
+                let nonce: [u8; NONCE_BYTES] = random(entropy);
+                Some([&nonce, &c.encrypt((&nonce).into(), payload).ok()?[..]].concat())
+            }
+        }
+    }
+
+    fn open(&self, key: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
+        match self {
+            Cipher::SecretBox(c) => {
+                let (nonce, msg) = sealed.split_first_chunk::<BOX_NONCE_BYTES>()?;
+                c.decrypt(nonce.into(), msg).ok()
+            }
+            Cipher::Aes128(c) => {
+                let (nonce, msg) = sealed.split_first_chunk::<NONCE_BYTES>()?;
+                c.decrypt(nonce.into(), Payload { msg, aad: key }).ok()
+            }
+            Cipher::Aes256(c) => {
+                let (nonce, msg) = sealed.split_first_chunk::<NONCE_BYTES>()?;
+                c.decrypt(nonce.into(), Payload { msg, aad: key }).ok()
+            }
+        }
+    }
+}
+
+fn random<const N: usize>(entropy: &dyn Entropy) -> [u8; N] {
+    let mut bytes = [0; N];
+    entropy.fill(&mut bytes);
+    bytes
+}
+
+fn prefix(provider: &str, name: &str) -> Vec<u8> {
+    format!("k8s:enc:{provider}:v1:{name}:").into_bytes()
+}
+
+fn covers(resource: &str, group: &str, plural: &str) -> bool {
+    match resource.split_once('.') {
+        None => group.is_empty() && resource == plural,
+        Some(("*", "*")) => true,
+        Some(("*", of)) => of == group,
+        Some((of, rest)) => of == plural && rest == group,
+    }
+}
+
+/// What a cache stores and reads by; nothing where nobody asked for encryption.
+#[derive(Clone)]
+pub(crate) struct AtRest {
+    pub encryption: Arc<Encryption>,
+    pub entropy: Arc<dyn Entropy>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seams::SystemEntropy;
+
+    const SECRETS: (&str, &str) = ("", "secrets");
+
+    fn config(providers: &str) -> Encryption {
+        Encryption::parse(&format!(
+            "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n  providers:\n{providers}"
+        ))
+        .unwrap()
+    }
+
+    fn keyed(provider: &str, name: &str, byte: u8) -> String {
+        use base64::Engine;
+        let secret = base64::engine::general_purpose::STANDARD.encode([byte; 32]);
+        format!("  - {provider}: {{keys: [{{name: {name}, secret: {secret}}}]}}\n")
+    }
+
+    #[test]
+    fn what_is_sealed_opens_where_it_was_put_and_nowhere_else() {
+        for provider in ["aesgcm", "secretbox"] {
+            let encryption = config(&keyed(provider, "k1", 1));
+            let value = Bytes::from("the secret");
+            let seal = || {
+                encryption
+                    .seal(SECRETS, b"/a", value.clone(), &SystemEntropy)
+                    .unwrap()
+            };
+            let sealed = seal();
+            assert!(sealed.starts_with(format!("k8s:enc:{provider}:v1:k1:").as_bytes()));
+            assert!(!sealed.windows(value.len()).any(|w| w == value));
+            assert_ne!(sealed, seal(), "another nonce each time");
+            let opened = encryption.open(SECRETS, b"/a", &sealed).unwrap();
+            assert_eq!(opened, Opened { value, stale: false });
+            if provider == "aesgcm" {
+                assert_eq!(encryption.open(SECRETS, b"/b", &sealed), Err(Error::Unauthentic));
+            }
+            for cut in [sealed.len() - 1, 25] {
+                assert_eq!(
+                    encryption.open(SECRETS, b"/a", &sealed.slice(..cut)),
+                    Err(Error::Unauthentic)
+                );
+            }
+            let mut changed = sealed.to_vec();
+            *changed.last_mut().unwrap() ^= 1;
+            assert_eq!(
+                encryption.open(SECRETS, b"/a", &changed.into()),
+                Err(Error::Unauthentic)
+            );
+            assert_eq!(
+                encryption.open(SECRETS, b"/a", &Bytes::from("{}")),
+                Err(Error::NoProvider)
+            );
+        }
+    }
+
+    #[test]
+    fn keys_are_changed_one_after_another() {
+        let old = config(&keyed("aesgcm", "k1", 1));
+        let sealed = old
+            .seal(SECRETS, b"/a", Bytes::from("x"), &SystemEntropy)
+            .unwrap();
+        let both = config(&(keyed("secretbox", "k2", 2) + &keyed("aesgcm", "k1", 1) + "  - identity: {}\n"));
+        assert!(both.open(SECRETS, b"/a", &sealed).unwrap().stale);
+        assert!(both.open(SECRETS, b"/a", &Bytes::from("{}")).unwrap().stale);
+        let again = both
+            .seal(SECRETS, b"/a", Bytes::from("x"), &SystemEntropy)
+            .unwrap();
+        let new = config(&keyed("secretbox", "k2", 2));
+        assert_eq!(new.open(SECRETS, b"/a", &again).unwrap().value, Bytes::from("x"));
+        assert_eq!(new.open(SECRETS, b"/a", &sealed), Err(Error::NoProvider));
+    }
+
+    #[test]
+    fn resources_are_chosen_by_name_and_group() {
+        for (resource, group, plural, expected) in [
+            ("secrets", "", "secrets", true),
+            ("secrets", "apps", "secrets", false),
+            ("deployments.apps", "apps", "deployments", true),
+            ("*.apps", "apps", "deployments", true),
+            ("*.", "", "configmaps", true),
+            ("*.", "apps", "deployments", false),
+            ("*.*", "batch", "jobs", true),
+            ("things.example.com", "example.com", "things", true),
+        ] {
+            assert_eq!(
+                covers(resource, group, plural),
+                expected,
+                "{resource} {plural}.{group}"
+            );
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! `/healthz`, `/livez` and `/readyz`, whole (`?verbose`, `?exclude=`) and check by check.
+
+use http::{Response, StatusCode};
+
+use super::Http;
+use super::answer::text;
+use super::body::Body;
+use crate::server::Server;
+
+/// What one looks at.
+struct Check {
+    name: &'static str,
+    ok: bool,
+    /// What it says nothing about: being alive is less than being ready.
+    only_ready: bool,
+}
+
+impl Server {
+    fn checks(&self) -> Vec<Check> {
+        let in_step = self.cache.in_step();
+        let check = |name, ok, only_ready| Check { name, ok, only_ready };
+        vec![
+            check("ping", true, false),
+            check("log", true, false),
+            check("etcd", in_step, false),
+            check("etcd-readiness", in_step, true),
+            check("informer-sync", in_step, true),
+            // All of these are done before the first connection is taken.
+            check("poststarthook/generic-apiserver-start-informers", true, false),
+            check("poststarthook/priority-and-fairness-config-producer", true, false),
+            check("poststarthook/rbac/bootstrap-roles", true, false),
+            check(
+                "poststarthook/scheduling/bootstrap-system-priority-classes",
+                true,
+                false,
+            ),
+            check("shutdown", true, true),
+        ]
+    }
+
+    /// `segments` begin with which of the three is asked.
+    pub(super) fn health(&self, http: &Http, segments: &[&str]) -> Response<Body> {
+        let [which, rest @ ..] = segments else {
+            return text(StatusCode::NOT_FOUND, "404 page not found\n");
+        };
+        let checks: Vec<Check> = self
+            .checks()
+            .into_iter()
+            .filter(|c| *which == "readyz" || !c.only_ready)
+            .collect();
+        if !rest.is_empty() {
+            let name = rest.join("/");
+            return match checks.iter().find(|c| c.name == name) {
+                None => text(StatusCode::NOT_FOUND, "404 page not found\n"),
+                Some(check) if check.ok => text(StatusCode::OK, "ok"),
+                Some(_) => text(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "internal server error: reason withheld\n",
+                ),
+            };
+        }
+        let excluded: Vec<&str> = http.query.all("exclude").collect();
+        let (mut report, mut passed) = (String::new(), true);
+        for Check { name, ok, .. } in &checks {
+            report += &if excluded.contains(name) {
+                format!("[+]{name} excluded: ok\n")
+            } else if *ok {
+                format!("[+]{name} ok\n")
+            } else {
+                passed = false;
+                format!("[-]{name} failed: reason withheld\n")
+            };
+        }
+        let unknown: Vec<String> = excluded
+            .iter()
+            .filter(|e| !checks.iter().any(|c| c.name == **e))
+            .map(|e| format!("{e:?}"))
+            .collect();
+        if !unknown.is_empty() {
+            report += &format!(
+                "warn: some health checks cannot be excluded: no matches for {}\n",
+                unknown.join(", ")
+            );
+        }
+        if !passed {
+            report += &format!("{which} check failed\n");
+            return text(StatusCode::INTERNAL_SERVER_ERROR, report);
+        }
+        if !http.query.has("verbose") {
+            return text(StatusCode::OK, "ok");
+        }
+        text(StatusCode::OK, report + &format!("{which} check passed\n"))
+    }
+}

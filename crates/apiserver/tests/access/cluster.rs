@@ -1,0 +1,303 @@
+//! The server under test, and clients that show what a test wants shown.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderMap, Request, header};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_apiserver::authn::token_key::KeyFiles;
+use knarr_apiserver::pki::{Identity, Pki};
+use knarr_apiserver::seams::{Clock, SystemEntropy};
+use knarr_apiserver::tls::Tls;
+use knarr_apiserver::{Config, ISSUER, Options, Seams, Server, ServiceRange, User};
+use knarr_client::{Conn, NodeDialer};
+use knarr_store::Store;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsConnector;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Of the administrator.
+pub const ADMIN: &str = "admin-token";
+
+/// When the cluster is made, and its keys with it.
+const START: i64 = 1_800_000_000;
+
+/// Moved by hand.
+pub struct TestClock(AtomicI64);
+
+impl Clock for TestClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_second(self.0.load(Ordering::Relaxed)).unwrap()
+    }
+}
+
+struct NoNodes;
+
+#[async_trait]
+impl NodeDialer for NoNodes {
+    async fn dial(&self, _: &str) -> std::io::Result<Box<dyn Conn>> {
+        Err(std::io::ErrorKind::NotFound.into())
+    }
+}
+
+pub struct Cluster {
+    pub store: Arc<dyn Store>,
+    pub pki: Pki,
+    pub address: SocketAddr,
+    clock: Arc<TestClock>,
+    _directory: tempfile::TempDir,
+    _stop: DropGuard,
+}
+
+/// What a client shows.
+#[derive(Clone, Default)]
+pub struct Shows {
+    pub token: Option<String>,
+    pub certificate: Option<Identity>,
+    pub headers: Vec<(&'static str, String)>,
+}
+
+impl Shows {
+    pub fn token(token: impl Into<String>) -> Self {
+        Shows {
+            token: Some(token.into()),
+            ..Shows::default()
+        }
+    }
+
+    pub fn certificate(identity: Identity) -> Self {
+        Shows {
+            certificate: Some(identity),
+            ..Shows::default()
+        }
+    }
+
+    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+}
+
+/// What came back; the body is null unless it is JSON.
+#[derive(Debug)]
+pub struct Answer {
+    pub code: u16,
+    pub headers: HeaderMap,
+    pub text: String,
+    pub body: Value,
+}
+
+impl Answer {
+    #[track_caller]
+    pub fn expect(self, code: u16) -> Value {
+        assert_eq!(self.code, code, "{}", self.text);
+        self.body
+    }
+
+    pub fn message(&self) -> &str {
+        self.body["message"].as_str().unwrap_or("")
+    }
+}
+
+fn config(static_tokens: HashMap<String, User>, service_account_key: KeyFiles, options: Options) -> Config {
+    Config {
+        advertised: "127.0.0.1:6443".into(),
+        address: [192, 0, 2, 1].into(),
+        port: 6443,
+        service_range: ServiceRange::parse("10.96.0.0/16").unwrap(),
+        static_tokens,
+        issuer: ISSUER.into(),
+        service_account_key,
+        options,
+    }
+}
+
+impl Cluster {
+    pub async fn start() -> Self {
+        Self::with(|_, _| {}).await
+    }
+
+    /// With other options, or other keys.
+    pub async fn with(change: impl FnOnce(&mut Options, &mut KeyFiles)) -> Self {
+        let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
+        Self::over(store, change).await
+    }
+
+    /// Another server over the same store.
+    pub async fn next(&self, change: impl FnOnce(&mut Options)) -> Self {
+        Self::over(self.store.clone(), |options, _| change(options)).await
+    }
+
+    async fn over(store: Arc<dyn Store>, change: impl FnOnce(&mut Options, &mut KeyFiles)) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let clock = Arc::new(TestClock(AtomicI64::new(START)));
+        let pki = Pki::open(directory.path(), clock.now()).unwrap();
+        let mut options = Options::default();
+        let mut keys = pki.service_account_key().unwrap();
+        change(&mut options, &mut keys);
+        let user = |name: &str, groups: &[&str]| User::new(name, groups.iter().copied());
+        let tokens = HashMap::from([
+            (ADMIN.to_string(), user("admin", &["system:masters"])),
+            ("ann-token".to_string(), user("ann", &["dev"])),
+            ("bob-token".to_string(), user("bob", &[])),
+            ("n1-token".to_string(), user("system:node:n1", &["system:nodes"])),
+        ]);
+        let config = config(tokens, keys, options);
+        let seams = Seams {
+            clock: clock.clone(),
+            entropy: Arc::new(SystemEntropy),
+            nodes: Arc::new(NoNodes),
+        };
+        let server = Server::new(config, seams, store.clone()).await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let identity = pki.server(&["localhost".to_string()]).unwrap();
+        let tls = Tls::new(&identity, pki.ca_pem()).unwrap();
+        let stop = CancellationToken::new();
+        tokio::spawn(server.clone().serve(listener, tls, stop.clone()));
+        Cluster {
+            store,
+            pki,
+            address,
+            clock,
+            _directory: directory,
+            _stop: stop.drop_guard(),
+        }
+    }
+
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    pub fn pass(&self, seconds: i64) {
+        self.clock.0.fetch_add(seconds, Ordering::Relaxed);
+    }
+
+    /// A connection on which this is shown.
+    pub async fn connect(&self, shows: &Shows) -> std::io::Result<Client> {
+        let mut roots = RootCertStore::empty();
+        roots.add(certificates(self.pki.ca_pem()).remove(0)).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        // The server's certificate is of the test's clock, which is not the machine's.
+        let at = Arc::new(At(Timestamp::from_second(START).unwrap()));
+        let config = ClientConfig::builder_with_details(provider, at)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let config = match &shows.certificate {
+            None => config.with_no_client_auth(),
+            Some(identity) => config
+                .with_client_auth_cert(
+                    certificates(&identity.certificate_pem),
+                    PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).unwrap(),
+                )
+                .unwrap(),
+        };
+        let stream = TcpStream::connect(self.address).await?;
+        let name = ServerName::try_from("localhost").unwrap();
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(std::io::Error::other)?;
+        tokio::spawn(connection);
+        Ok(Client {
+            sender,
+            shows: shows.clone(),
+        })
+    }
+
+    /// One request over a connection of its own.
+    pub async fn ask(&self, shows: &Shows, method: &str, path: &str, body: Option<Value>) -> Answer {
+        self.connect(shows).await.unwrap().send(method, path, body).await
+    }
+
+    /// As administrator.
+    pub async fn admin(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
+        self.ask(&Shows::token(ADMIN), method, path, body).await
+    }
+
+    pub async fn create(&self, path: &str, body: Value) -> Value {
+        self.admin("POST", path, Some(body)).await.expect(201)
+    }
+}
+
+#[derive(Debug)]
+struct At(Timestamp);
+
+impl rustls::time_provider::TimeProvider for At {
+    fn current_time(&self) -> Option<rustls::pki_types::UnixTime> {
+        let seconds = u64::try_from(self.0.as_second()).ok()?;
+        let since = std::time::Duration::from_secs(seconds);
+        Some(rustls::pki_types::UnixTime::since_unix_epoch(since))
+    }
+}
+
+pub fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
+    CertificateDer::pem_slice_iter(pem.as_bytes())
+        .collect::<Result<_, _>>()
+        .unwrap()
+}
+
+pub struct Client {
+    sender: http1::SendRequest<Full<Bytes>>,
+    shows: Shows,
+}
+
+impl Client {
+    pub async fn send(&mut self, method: &str, path: &str, body: Option<Value>) -> Answer {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, "localhost")
+            .header(header::ACCEPT, "application/json");
+        if let Some(token) = &self.shows.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let named = |(name, _): &&(&str, String)| *name == "content-type";
+        if body.is_some() && !self.shows.headers.iter().any(|h| named(&h)) {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        for (name, value) in &self.shows.headers {
+            request = request.header(*name, value);
+        }
+        let body = body.map_or(String::new(), |b| b.to_string());
+        let request = request.body(Full::new(Bytes::from(body))).unwrap();
+        self.sender.ready().await.unwrap();
+        let (head, body) = self.sender.send_request(request).await.unwrap().into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        Answer {
+            code: head.status.as_u16(),
+            headers: head.headers,
+            body: serde_json::from_str(&text).unwrap_or_default(),
+            text,
+        }
+    }
+}
+
+/// A ClusterRole of these rules and a binding of it to `user`, both called `name`.
+pub async fn grant(cluster: &Cluster, name: &str, user: &str, rules: Value) {
+    let group = "/apis/rbac.authorization.k8s.io/v1";
+    let role = json!({"metadata": {"name": name}, "rules": rules});
+    cluster.create(&format!("{group}/clusterroles"), role).await;
+    let binding = json!({
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+    });
+    cluster
+        .create(&format!("{group}/clusterrolebindings"), binding)
+        .await;
+}

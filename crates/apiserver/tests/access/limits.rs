@@ -1,0 +1,154 @@
+//! What one client may ask of the server, and what the server tells of itself.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::cluster::{ADMIN, Cluster, Shows};
+
+#[tokio::test]
+async fn a_body_is_as_large_as_kubernetes_lets_it_be() {
+    let cluster = Cluster::start().await;
+    let map = |bytes: usize| Some(json!({"metadata": {"name": "m"}, "data": {"k": "x".repeat(bytes)}}));
+    let path = "/api/v1/namespaces/default/configmaps";
+    let answer = cluster.admin("POST", path, map(3 * 1024 * 1024 + 1)).await;
+    assert_eq!(
+        (answer.code, &answer.body["reason"]),
+        (413, &json!("RequestEntityTooLarge"))
+    );
+    cluster.admin("POST", path, map(1000)).await.expect(201);
+}
+
+#[tokio::test]
+async fn a_request_ends_when_its_time_is_over() {
+    let cluster = Cluster::with(|options, _| options.request_timeout = Duration::from_millis(300)).await;
+    // It would wait for a revision that nobody writes.
+    let path = "/api/v1/namespaces/default/pods?resourceVersion=999999";
+    let answer = cluster.admin("GET", path, None).await;
+    assert!(answer.code == 504 || answer.code == 500, "{}", answer.text);
+    assert_eq!(answer.body["reason"], "Timeout");
+    let answer = cluster.admin("GET", "/api/v1/nodes?timeout=soon", None).await;
+    assert_eq!(answer.code, 400);
+    assert!(
+        answer.message().ends_with("time: invalid duration \"soon\""),
+        "{}",
+        answer.text
+    );
+}
+
+#[tokio::test]
+async fn who_finds_all_places_taken_is_told_to_come_back() {
+    let cluster = Cluster::with(|options, _| options.max_in_flight = (0, 0)).await;
+    let ann = Shows::token("ann-token");
+    for (method, path) in [("GET", "/api"), ("POST", "/api/v1/namespaces/default/pods")] {
+        let body = (method == "POST").then(|| json!({}));
+        let answer = cluster.ask(&ann, method, path, body).await;
+        assert_eq!(
+            (answer.code, &answer.body["reason"]),
+            (429, &json!("TooManyRequests")),
+            "{method}"
+        );
+        assert_eq!(answer.headers["retry-after"], "1", "{method}");
+    }
+    // Administrators and health checks are not held up.
+    assert_eq!(cluster.admin("GET", "/api", None).await.code, 200);
+    assert_eq!(cluster.ask(&ann, "GET", "/livez", None).await.code, 200);
+    let metrics = cluster.admin("GET", "/metrics", None).await.text;
+    assert!(metrics.contains("apiserver_flowcontrol_rejected_requests_total{reason=\"queue-full\"} 2"));
+}
+
+#[tokio::test]
+async fn every_answer_names_its_request() {
+    let cluster = Cluster::start().await;
+    let named = Shows::token(ADMIN).header("audit-id", "my-request");
+    assert_eq!(
+        cluster.ask(&named, "GET", "/api", None).await.headers["audit-id"],
+        "my-request"
+    );
+    let answer = cluster.ask(&Shows::token("wrong"), "GET", "/api", None).await;
+    assert_eq!(answer.headers["audit-id"].len(), 36);
+    assert_eq!(answer.headers["cache-control"], "no-cache, private");
+}
+
+#[tokio::test]
+async fn health_is_told_whole_and_check_by_check() {
+    let cluster = Cluster::start().await;
+    let get = |path: &'static str| {
+        let cluster = &cluster;
+        async move {
+            let answer = cluster.admin("GET", path, None).await;
+            (answer.code, answer.text)
+        }
+    };
+    assert_eq!(get("/livez").await, (200, "ok".to_string()));
+    let (code, text) = get("/readyz?verbose").await;
+    assert_eq!(code, 200);
+    assert!(
+        text.starts_with("[+]ping ok\n") && text.ends_with("readyz check passed\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("[+]informer-sync ok\n") && text.contains("[+]poststarthook/rbac/bootstrap-roles ok\n")
+    );
+    let (_, text) = get("/livez?verbose&exclude=etcd&exclude=nothing").await;
+    assert!(
+        text.contains("[+]etcd excluded: ok\n") && !text.contains("informer-sync"),
+        "{text}"
+    );
+    assert!(text.contains("no matches for \"nothing\""), "{text}");
+    assert_eq!(get("/readyz/informer-sync").await, (200, "ok".to_string()));
+    assert_eq!(get("/healthz/poststarthook/rbac/bootstrap-roles").await.0, 200);
+    assert_eq!(get("/livez/informer-sync").await.0, 404);
+    assert_eq!(get("/healthz/nothing").await.0, 404);
+}
+
+#[tokio::test]
+async fn metrics_have_kubernetes_names() {
+    let cluster = Cluster::start().await;
+    cluster
+        .create(
+            "/api/v1/namespaces/default/configmaps",
+            json!({"metadata": {"name": "m"}}),
+        )
+        .await;
+    let watch = "/api/v1/namespaces/default/configmaps?watch=true&timeoutSeconds=1";
+    cluster.admin("GET", watch, None).await;
+    let text = cluster.admin("GET", "/metrics", None).await.text;
+    for part in [
+        "apiserver_request_total{code=\"201\",component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"configmaps\",scope=\"resource\",subresource=\"\",verb=\"POST\",version=\"v1\"} 1\n",
+        "apiserver_request_duration_seconds_count{component=\"apiserver\"",
+        "apiserver_current_inflight_requests{request_kind=\"readOnly\"} 1\n",
+        "apiserver_watch_events_total{group=\"\",kind=\"ConfigMap\",version=\"v1\"} 1\n",
+        "etcd_request_duration_seconds_count{operation=\"create\",type=\"configmaps\"} 1\n",
+        "apiserver_storage_objects{resource=\"configmaps\"} 1\n",
+        "apiserver_request_total{code=\"200\",component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"configmaps\",scope=\"namespace\",subresource=\"\",verb=\"WATCH\",version=\"v1\"} 1\n",
+    ] {
+        assert!(text.contains(part), "{part} is missing in\n{text}");
+    }
+    // Every series has its head, and every line is one.
+    for line in text.lines() {
+        let fine = line.starts_with('#')
+            || line
+                .rsplit_once(' ')
+                .is_some_and(|(_, n)| n.parse::<f64>().is_ok());
+        assert!(fine, "{line}");
+    }
+}
+
+#[tokio::test]
+async fn priority_and_fairness_has_its_objects() {
+    let cluster = Cluster::start().await;
+    let group = "/apis/flowcontrol.apiserver.k8s.io/v1";
+    for (resource, count, name) in [
+        ("flowschemas", 11, "system-leader-election"),
+        ("prioritylevelconfigurations", 8, "workload-low"),
+    ] {
+        let list = cluster
+            .admin("GET", &format!("{group}/{resource}"), None)
+            .await
+            .expect(200);
+        let items = list["items"].as_array().unwrap();
+        assert_eq!(items.len(), count, "{resource}");
+        assert!(items.iter().any(|i| i["metadata"]["name"] == name), "{resource}");
+    }
+}

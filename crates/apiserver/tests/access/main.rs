@@ -1,0 +1,12 @@
+//! Who gets in and what he may do, asked over HTTPS of a server in this process with a clock of its own.
+
+#![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+
+mod at_rest;
+mod audit;
+mod cluster;
+mod limits;
+mod nothing_open;
+mod rbac;
+mod reviews;
+mod tokens;

@@ -1,0 +1,184 @@
+//! Approves a kubelet's request for a client certificate, if who asks may have one: a node for itself
+//! (`selfnodeclient`), a bootstrapper for any node (`nodeclient`).
+
+use std::sync::Arc;
+
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey};
+
+use super::{Authority, KUBELET_CLIENT, certificate, has, kubelet_client};
+use crate::action::{Action, Fact};
+use crate::controller::{Changed, Context, Controller, View};
+
+/// See the module. Its keys are requests.
+pub struct Approver(pub Arc<dyn Authority>);
+
+impl Controller for Approver {
+    fn name(&self) -> &'static str {
+        "certificatesigningrequest-approving-controller"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::CERTIFICATE_SIGNING_REQUEST]
+    }
+
+    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        changed
+            .key_of(&registry::CERTIFICATE_SIGNING_REQUEST)
+            .into_iter()
+            .collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let found = context
+            .view
+            .get_as::<CertificateSigningRequest>("", &context.key.name);
+        let Some(csr) = found.filter(|_| context.failure.is_none()) else {
+            return Vec::new();
+        };
+        let decided = certificate(&csr).is_some() || has(&csr, "Approved") || has(&csr, "Denied");
+        if decided || csr.spec.signer_name != KUBELET_CLIENT {
+            return Vec::new();
+        }
+        let Ok(asked) = self.0.read(&csr.spec.request.0) else {
+            return Vec::new();
+        };
+        if kubelet_client(&asked, csr.spec.usages.as_deref().unwrap_or_default()).is_err() {
+            return Vec::new();
+        }
+        let own = csr.spec.username.as_deref() == Some(asked.common_name.as_str());
+        let permissions: &[&str] = if own {
+            &["selfnodeclient", "nodeclient"]
+        } else {
+            &["nodeclient"]
+        };
+        let who = |permission: &&str| SubjectAccessReviewSpec {
+            user: csr.spec.username.clone(),
+            uid: csr.spec.uid.clone(),
+            groups: csr.spec.groups.clone(),
+            extra: csr.spec.extra.clone(),
+            resource_attributes: Some(ResourceAttributes {
+                group: Some("certificates.k8s.io".into()),
+                resource: Some("certificatesigningrequests".into()),
+                verb: Some("create".into()),
+                subresource: Some((*permission).to_string()),
+                version: Some("*".into()),
+                ..ResourceAttributes::default()
+            }),
+            ..SubjectAccessReviewSpec::default()
+        };
+        let kind = if own { "self kubelet" } else { "kubelet" };
+        let mut new = (*csr).clone();
+        let conditions = &mut new.status.get_or_insert_default().conditions;
+        conditions
+            .get_or_insert_default()
+            .push(CertificateSigningRequestCondition {
+                type_: "Approved".into(),
+                status: "True".into(),
+                reason: Some("AutoApproved".into()),
+                message: Some(format!(
+                    "Auto approving {kind} client certificate after SubjectAccessReview."
+                )),
+                last_update_time: Some(Time(context.now)),
+                last_transition_time: Some(Time(context.now)),
+            });
+        vec![
+            Action::Require(Fact::Allowed {
+                about: context.key.clone(),
+                any_of: permissions.iter().map(who).collect(),
+            }),
+            Action::update_part(new, "approval"),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{Fake, csr, decide};
+    use super::*;
+    use crate::world::{World, at, lines};
+    use serde_json::json;
+
+    #[test]
+    fn only_what_a_kubelet_asks_for_is_approved_and_only_if_it_may() {
+        let node = json!({"cn": "system:node:n", "o": ["system:nodes"]});
+        let client = ["digital signature", "client auth"];
+        let approves = [
+            "require x may create certificatesigningrequests",
+            "update certificatesigningrequests/approval x",
+        ];
+        let none: [&str; 0] = [];
+        let fine = csr("x", KUBELET_CLIENT, &client, node.clone());
+        let mut approved = fine.clone();
+        decide(&mut approved, "Approved", at(0));
+        let mut denied = fine.clone();
+        decide(&mut denied, "Denied", at(0));
+        let with = |key: &str, value| {
+            let mut node = node.clone();
+            node[key] = value;
+            csr("x", KUBELET_CLIENT, &client, node)
+        };
+        let rsa = ["key encipherment", "digital signature", "client auth"];
+        for (csr, expected) in [
+            (fine, &approves[..]),
+            (csr("x", KUBELET_CLIENT, &rsa, node.clone()), &approves[..]),
+            (approved, &none[..]),
+            (denied, &none[..]),
+            (
+                csr("x", "kubernetes.io/kubelet-serving", &client, node.clone()),
+                &none[..],
+            ),
+            (
+                csr("x", KUBELET_CLIENT, &["client auth"], node.clone()),
+                &none[..],
+            ),
+            (
+                csr(
+                    "x",
+                    KUBELET_CLIENT,
+                    &["digital signature", "server auth"],
+                    node.clone(),
+                ),
+                &none[..],
+            ),
+            (with("o", json!(["system:masters"])), &none[..]),
+            (with("o", json!(["system:nodes", "system:masters"])), &none[..]),
+            (with("cn", json!("admin")), &none[..]),
+            (with("dns", json!(["n"])), &none[..]),
+            (with("ip", json!(["10.0.0.1"])), &none[..]),
+        ] {
+            let mut world = World::default();
+            world.put(csr.clone());
+            let actions = world.run(&Approver(Arc::new(Fake)), ("", "x"), at(0));
+            assert_eq!(lines(&actions), expected, "{csr:?}");
+        }
+    }
+
+    #[test]
+    fn a_node_asks_for_itself_by_a_permission_of_its_own() {
+        let node = json!({"cn": "system:node:n", "o": ["system:nodes"]});
+        let mut own = csr("x", KUBELET_CLIENT, &["digital signature", "client auth"], node);
+        for (user, expected) in [
+            ("system:node:n", vec!["selfnodeclient", "nodeclient"]),
+            ("system:bootstrap:abcdef", vec!["nodeclient"]),
+        ] {
+            own.spec.username = Some(user.into());
+            let mut world = World::default();
+            world.put(own.clone());
+            let actions = world.run(&Approver(Arc::new(Fake)), ("", "x"), at(0));
+            let Some(Action::Require(Fact::Allowed { any_of, .. })) = actions.first() else {
+                panic!("{actions:?}");
+            };
+            let asked: Vec<_> = any_of
+                .iter()
+                .filter_map(|s| s.resource_attributes.as_ref()?.subresource.clone())
+                .collect();
+            assert_eq!(asked, expected);
+            assert!(any_of.iter().all(|s| s.user.as_deref() == Some(user)));
+        }
+    }
+}

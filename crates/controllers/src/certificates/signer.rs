@@ -1,0 +1,162 @@
+//! Signs what was approved for one of Kubernetes' own signers, if it is what that signer signs.
+
+use std::sync::Arc;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey};
+
+use super::{
+    Authority, CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY, certificate, client, has, kubelet_client,
+    kubelet_serving,
+};
+use crate::action::Action;
+use crate::controller::{Changed, Context, Controller, View};
+
+/// See the module. Its keys are requests.
+pub struct Signer(pub Arc<dyn Authority>);
+
+impl Controller for Signer {
+    fn name(&self) -> &'static str {
+        "certificatesigningrequest-signing-controller"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::CERTIFICATE_SIGNING_REQUEST]
+    }
+
+    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        changed
+            .key_of(&registry::CERTIFICATE_SIGNING_REQUEST)
+            .into_iter()
+            .collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let found = context
+            .view
+            .get_as::<CertificateSigningRequest>("", &context.key.name);
+        let Some(csr) = found.filter(|_| context.failure.is_none()) else {
+            return Vec::new();
+        };
+        let open = has(&csr, "Approved") && !has(&csr, "Denied") && !has(&csr, "Failed");
+        let ours = [CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY].contains(&csr.spec.signer_name.as_str());
+        if !open || !ours || certificate(&csr).is_some() {
+            return Vec::new();
+        }
+        let mut new = (*csr).clone();
+        let status = new.status.get_or_insert_default();
+        match self.signed(&csr, context) {
+            Ok(pem) => status.certificate = Some(ByteString(pem.into_bytes())),
+            Err(why) => status
+                .conditions
+                .get_or_insert_default()
+                .push(CertificateSigningRequestCondition {
+                    type_: "Failed".into(),
+                    status: "True".into(),
+                    reason: Some("SignerValidationFailure".into()),
+                    message: Some(why),
+                    last_update_time: Some(Time(context.now)),
+                    last_transition_time: Some(Time(context.now)),
+                }),
+        }
+        vec![Action::update_status(new)]
+    }
+}
+
+impl Signer {
+    fn signed(&self, csr: &CertificateSigningRequest, context: &Context<'_>) -> Result<String, String> {
+        let usages = csr.spec.usages.as_deref().unwrap_or_default();
+        let request = &csr.spec.request.0;
+        let asked = self.0.read(request)?;
+        match csr.spec.signer_name.as_str() {
+            KUBELET_CLIENT => kubelet_client(&asked, usages)?,
+            KUBELET_SERVING => kubelet_serving(&asked, usages)?,
+            CLIENT => client(usages)?,
+            // Whatever was approved.
+            _ => {}
+        }
+        self.0
+            .sign(request, usages, csr.spec.expiration_seconds, context.now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{Fake, csr, decide};
+    use super::*;
+    use crate::world::{World, at, lines, updated};
+    use serde_json::json;
+
+    #[test]
+    fn what_was_approved_is_signed_if_it_is_what_the_signer_signs() {
+        let node = json!({"cn": "system:node:n", "o": ["system:nodes"]});
+        let serving = json!({"cn": "system:node:n", "o": ["system:nodes"], "ip": ["10.0.0.1"]});
+        let for_client = ["digital signature", "client auth"];
+        let for_server = ["digital signature", "server auth"];
+        for (signer, usages, request, wrong) in [
+            (KUBELET_CLIENT, for_client, node.clone(), None),
+            (
+                KUBELET_CLIENT,
+                for_server,
+                node.clone(),
+                Some("usages did not match [client auth digital signature key encipherment]"),
+            ),
+            (KUBELET_SERVING, for_server, serving.clone(), None),
+            (
+                KUBELET_SERVING,
+                for_server,
+                node.clone(),
+                Some("DNS or IP subjectAltName is required"),
+            ),
+            (
+                KUBELET_SERVING,
+                for_server,
+                json!({"cn": "x", "o": ["system:nodes"], "ip": ["::1"]}),
+                Some("subject common name does not begin with system:node:"),
+            ),
+            (CLIENT, for_client, json!({"cn": "ann"}), None),
+            (
+                CLIENT,
+                for_server,
+                json!({"cn": "ann"}),
+                Some("invalid usage for client certificate: server auth"),
+            ),
+            (LEGACY, for_server, json!({"cn": "ann"}), None),
+        ] {
+            let mut approved = csr("x", signer, &usages, request);
+            decide(&mut approved, "Approved", at(0));
+            let mut world = World::default();
+            world.put(approved);
+            let run = |world: &World| world.run(&Signer(Arc::new(Fake)), ("", "x"), at(0));
+            let actions = run(&world);
+            let new: CertificateSigningRequest = updated(&actions, "status").unwrap();
+            let failed = new.status.iter().flat_map(|s| s.conditions.iter().flatten());
+            let failed = failed.into_iter().find(|c| c.type_ == "Failed");
+            assert_eq!(failed.and_then(|c| c.message.as_deref()), wrong, "{signer}");
+            assert_eq!(certificate(&new).is_some(), wrong.is_none(), "{signer}");
+            world.take(&actions);
+            assert!(run(&world).is_empty(), "once is enough: {signer}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_signed_without_approval_or_for_other_signers() {
+        let request = json!({"cn": "ann"});
+        let open = csr("x", CLIENT, &["client auth"], request.clone());
+        let mut denied = open.clone();
+        decide(&mut denied, "Approved", at(0));
+        decide(&mut denied, "Denied", at(0));
+        let mut foreign = csr("x", "example.com/x", &["client auth"], request);
+        decide(&mut foreign, "Approved", at(0));
+        for csr in [open, denied, foreign] {
+            let mut world = World::default();
+            world.put(csr);
+            let actions = world.run(&Signer(Arc::new(Fake)), ("", "x"), at(0));
+            assert!(lines(&actions).is_empty(), "{actions:?}");
+        }
+    }
+}
