@@ -186,6 +186,10 @@ impl Error {
         self.reason() == "NotFound"
     }
 
+    pub fn is_forbidden(&self) -> bool {
+        self.reason() == "Forbidden"
+    }
+
     pub fn is_conflict(&self) -> bool {
         self.reason() == "Conflict"
     }
