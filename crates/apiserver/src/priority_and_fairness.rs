@@ -50,6 +50,17 @@ fn meta(name: &str) -> Value {
     json!({"name": name, "annotations": {"apf.kubernetes.io/autoupdate-spec": "true"}})
 }
 
+/// Name, level, precedence, who is told apart, subjects, resource rules, other rules.
+type Row = (
+    &'static str,
+    &'static str,
+    i32,
+    &'static str,
+    Vec<Value>,
+    Vec<Value>,
+    Value,
+);
+
 fn schemas() -> Vec<(&'static Kind, Value)> {
     let groups = |names: &[&str]| -> Vec<Value> {
         let group = |n: &&str| json!({"kind": "Group", "group": {"name": n}});
@@ -73,8 +84,7 @@ fn schemas() -> Vec<(&'static Kind, Value)> {
     let all = || vec![resources(&["*"], "*", &["*"], true)];
     let leases = |verbs: &[&str]| resources(verbs, "coordination.k8s.io", &["leases"], false);
     let control_plane = ["system:kube-controller-manager", "system:kube-scheduler"];
-    // Name, level, precedence, who is told apart, subjects, resource rules, other rules.
-    let table: Vec<(&str, &str, i32, &str, Vec<Value>, Vec<Value>, Value)> = vec![
+    let table: Vec<Row> = vec![
         (
             "exempt",
             "exempt",

@@ -44,15 +44,23 @@ impl Peer {
         }
     }
 
-    /// Who that is at this moment; `Err`: a certificate was shown and does not count (any more).
-    pub fn user(&self, now: Timestamp) -> Result<Option<&User>, ()> {
+    /// Who that is at this moment.
+    ///
+    /// # Errors
+    ///
+    /// Where a certificate was shown that does not count.
+    pub fn user(&self, now: Timestamp) -> Result<Option<&User>, DoesNotCount> {
         match self {
             Peer::Nobody => Ok(None),
             Peer::Known { user, from, until } if *from <= now && now <= *until => Ok(Some(user)),
-            Peer::Known { .. } | Peer::Stranger => Err(()),
+            Peer::Known { .. } | Peer::Stranger => Err(DoesNotCount),
         }
     }
 }
+
+/// A certificate was shown that is of another authority, or not of this time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DoesNotCount;
 
 /// The user a certificate names. `None` without a common name.
 pub fn certificate_user(der: &[u8]) -> Option<User> {
@@ -92,14 +100,14 @@ mod tests {
         };
         let names = |now| peer.user(at(now)).map(|u| u.map(|u| u.name.clone()));
         for (now, expected) in [
-            (99, Err(())),
+            (99, Err(DoesNotCount)),
             (100, Ok(Some("ann".to_string()))),
             (200, Ok(Some("ann".to_string()))),
-            (201, Err(())),
+            (201, Err(DoesNotCount)),
         ] {
             assert_eq!(names(now), expected, "{now}");
         }
-        assert_eq!(Peer::Stranger.user(at(1)), Err(()));
+        assert_eq!(Peer::Stranger.user(at(1)), Err(DoesNotCount));
         assert_eq!(Peer::Nobody.user(at(1)), Ok(None));
     }
 }

@@ -79,7 +79,7 @@ impl Server {
                 .ok_or_else(Error::unauthorized)?
                 .authenticated(),
             (Ok(None), None) if self.config.options.anonymous => User::anonymous(),
-            (Ok(None) | Err(()), None) => return Err(Error::unauthorized()),
+            (Ok(None) | Err(_), None) => return Err(Error::unauthorized()),
         };
         let (user, impersonator) = impersonation::impersonated(headers, user, &*self.authorizer)?;
         Ok(Requester { user, impersonator })

@@ -158,7 +158,7 @@ fn secret_is_used(cache: &Cache, node: &str, namespace: &str, name: &str) -> boo
                 .iter()
                 .any(|(n, secret)| n == namespace && secret == name)
         });
-        found = named && bound_volume_is_used(cache, node, &object);
+        found = named && bound_volume_is_used(cache, node, object);
         !found
     });
     found

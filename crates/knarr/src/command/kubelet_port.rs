@@ -87,11 +87,6 @@ impl KubeletPort {
         })
     }
 
-    /// Exchanges the certificate while the port serves.
-    pub fn tls(&self) -> Tls {
-        self.tls.clone()
-    }
-
     /// Serves until `cancel`.
     pub async fn serve(self, server: knarr_node::server::Server, cancel: CancellationToken) {
         let acceptor = TlsAcceptor::from(self.tls.config.clone());

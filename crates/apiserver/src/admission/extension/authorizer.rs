@@ -42,6 +42,7 @@ impl Authorizes for Answers {
             namespace: &asked.namespace,
             name: &asked.name,
             path: &asked.path,
+            ..authz::Attributes::default()
         };
         Decision {
             allowed: self
