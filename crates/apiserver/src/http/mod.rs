@@ -48,7 +48,7 @@ use crate::resource_metrics;
 use crate::seams::{Clock, Entropy, uid};
 use crate::server::Server;
 use crate::tls::Tls;
-use crate::user::{MASTERS, User};
+use crate::user::{ANONYMOUS, MASTERS, User};
 
 /// Largest body of a request, as kube-apiserver's.
 const BODY_MAX_BYTES: usize = 3 * 1024 * 1024;
@@ -537,6 +537,10 @@ impl Server {
         }
         if self.authorizer.allows(&ctx.user, &attributes) {
             return Ok(());
+        }
+        // Who showed nothing is told to, as kube-apiserver does where anonymous users have but the health checks.
+        if ctx.user.name == ANONYMOUS {
+            return Err(Error::unauthorized());
         }
         Err(refused(&*self.authorizer, &ctx.user, &Attributes::of(&http.info)))
     }
