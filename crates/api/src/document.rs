@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::SignedDuration;
 use serde_json::{Map, Value};
 
+use crate::duration;
 use crate::field::{Errors, Path};
 
 /// What reading a file brings to light.
@@ -99,7 +100,7 @@ impl<'a> Fields<'a> {
     /// As Go writes them: `15s`, `1m30s`, `500ms`.
     pub fn duration(&mut self, name: &'static str, report: &mut Report) -> Option<SignedDuration> {
         self.typed(name, report, "a duration such as 15s or 1m30s", |v| {
-            duration(v.as_str()?)
+            duration::parse(v.as_str()?)
         })
     }
 
@@ -154,80 +155,6 @@ impl<'a> Fields<'a> {
                     .errors
                     .forbidden(&self.at(name), format!("unknown field; there are {known}"));
             }
-        }
-    }
-}
-
-/// A duration in Go's notation. `None` if it is none, or too long for 64 bits of nanoseconds.
-pub fn duration(text: &str) -> Option<SignedDuration> {
-    if text == "0" {
-        return Some(SignedDuration::ZERO);
-    }
-    let (negative, mut rest) = match text.strip_prefix('-') {
-        Some(rest) => (true, rest),
-        None => (false, text.strip_prefix('+').unwrap_or(text)),
-    };
-    if rest.is_empty() {
-        return None;
-    }
-    // Longest first where one begins like another.
-    const UNITS: [(&str, i64); 8] = [
-        ("ns", 1),
-        ("us", 1_000),
-        ("µs", 1_000),
-        ("μs", 1_000),
-        ("ms", 1_000_000),
-        ("s", 1_000_000_000),
-        ("m", 60_000_000_000),
-        ("h", 3_600_000_000_000),
-    ];
-    let mut nanoseconds: i64 = 0;
-    while !rest.is_empty() {
-        let number = rest
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .map(|end| rest.split_at(end))?;
-        let amount: f64 = number.0.parse().ok()?;
-        let (name, unit) = UNITS.iter().find(|(name, _)| number.1.starts_with(name))?;
-        let part = amount * *unit as f64;
-        if !(0.0..9.2e18).contains(&part) {
-            return None;
-        }
-        nanoseconds = nanoseconds.checked_add(part as i64)?;
-        rest = number.1.strip_prefix(name)?;
-    }
-    Some(SignedDuration::from_nanos(if negative {
-        -nanoseconds
-    } else {
-        nanoseconds
-    }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_read_as_go_reads_them() {
-        let table = [
-            ("15s", Some(15_000)),
-            ("1m30s", Some(90_000)),
-            ("1.5h", Some(5_400_000)),
-            ("250ms", Some(250)),
-            ("-2s", Some(-2_000)),
-            ("0", Some(0)),
-            ("15", None),
-            ("", None),
-            ("-", None),
-            ("s", None),
-            ("1d", None),
-            ("9999999999h", None),
-        ];
-        for (text, milliseconds) in table {
-            assert_eq!(
-                duration(text),
-                milliseconds.map(SignedDuration::from_millis),
-                "{text:?}"
-            );
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod convert;
 pub mod custom;
 pub mod discovery;
 pub mod document;
+pub mod duration;
 pub mod error;
 pub mod field;
 pub mod key;

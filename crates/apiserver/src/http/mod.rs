@@ -23,7 +23,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use knarr_api::Error;
+use knarr_api::{Error, duration};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
@@ -149,7 +149,7 @@ fn request_timeout(http: &Http) -> Result<Option<Duration>, Error> {
     if text.is_empty() {
         return Ok(None);
     }
-    let parsed = go_duration(text).ok_or_else(|| {
+    let parsed = timeout_of(text).ok_or_else(|| {
         Error::bad_request(format!(
             "invalid timeout specified in the request URL - time: invalid duration {text:?}"
         ))
@@ -157,36 +157,8 @@ fn request_timeout(http: &Http) -> Result<Option<Duration>, Error> {
     Ok((!parsed.is_zero()).then_some(parsed))
 }
 
-/// A duration as Go writes them: `1h30m`, `1.5s`, `0`.
-fn go_duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    let mut rest = text.strip_prefix('+').unwrap_or(text);
-    let mut seconds = 0.0;
-    if rest.is_empty() {
-        return None;
-    }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let number: f64 = rest.get(..digits)?.parse().ok()?;
-        rest = rest.get(digits..)?;
-        let unit = rest
-            .find(|c: char| c.is_ascii_digit() || c == '.')
-            .unwrap_or(rest.len());
-        seconds += number
-            * match rest.get(..unit)? {
-                "ns" => 1e-9,
-                "us" | "µs" | "μs" => 1e-6,
-                "ms" => 1e-3,
-                "s" => 1.0,
-                "m" => 60.0,
-                "h" => 3600.0,
-                _ => return None,
-            };
-        rest = rest.get(unit..)?;
-    }
-    Duration::try_from_secs_f64(seconds).ok()
+fn timeout_of(text: &str) -> Option<Duration> {
+    Duration::try_from(duration::parse(text)?).ok()
 }
 
 /// Writes an event when a watch or stream ends.
@@ -214,6 +186,25 @@ impl Runs {
 impl Drop for Runs {
     fn drop(&mut self) {
         self.metrics.long_running(&self.series, -1);
+    }
+}
+
+/// Counts a request as long as it is worked on, also if its client goes away meanwhile.
+struct Works {
+    metrics: Arc<Metrics>,
+    mutating: bool,
+}
+
+impl Works {
+    fn new(metrics: Arc<Metrics>, mutating: bool) -> Self {
+        metrics.in_flight(mutating, 1);
+        Works { metrics, mutating }
+    }
+}
+
+impl Drop for Works {
+    fn drop(&mut self) {
+        self.metrics.in_flight(self.mutating, -1);
     }
 }
 
@@ -491,10 +482,9 @@ impl Server {
             let entered = self.in_flight.enter(mutating).await;
             Some(entered.inspect_err(|_| self.metrics.rejected("queue-full"))?)
         };
-        self.metrics.in_flight(mutating, 1);
+        let counted = Works::new(self.metrics.clone(), mutating);
         let done = tokio::time::timeout(limit, self.route(ctx, http)).await;
-        self.metrics.in_flight(mutating, -1);
-        drop(place);
+        drop((counted, place));
         done.unwrap_or_else(|_| {
             Err(Error::new(
                 504,
@@ -564,7 +554,7 @@ mod tests {
             ("1x", None),
             ("s", None),
         ] {
-            assert_eq!(go_duration(text), expected.map(Duration::from_millis), "{text}");
+            assert_eq!(timeout_of(text), expected.map(Duration::from_millis), "{text}");
         }
     }
 }

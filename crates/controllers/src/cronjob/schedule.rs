@@ -2,7 +2,7 @@
 
 use k8s_openapi::jiff::tz::TimeZone;
 use k8s_openapi::jiff::{SignedDuration, Timestamp, Zoned};
-use knarr_api::k8s_openapi;
+use knarr_api::{duration, k8s_openapi};
 
 /// A schedule that finds no time within so many days has none (31 February).
 const HORIZON_DAYS: i64 = 5 * 366;
@@ -58,7 +58,8 @@ impl Schedule {
             other => other,
         };
         if let Some(duration) = fields.strip_prefix("@every ") {
-            let every = duration_of(duration).ok_or_else(|| format!("failed to parse duration {text}"))?;
+            let every =
+                duration::parse(duration).ok_or_else(|| format!("failed to parse duration {text}"))?;
             // Whole seconds, at least one.
             let every = SignedDuration::from_secs(every.as_secs().max(1));
             return Ok(Schedule {
@@ -181,32 +182,6 @@ fn add(field: &mut Field, range: &str, min: u32, max: u32, names: &[&str]) -> Op
         field.bits |= 1 << n;
     }
     Some(())
-}
-
-/// As Go writes durations: `1h30m`, `90s`, `1.5h`.
-fn duration_of(text: &str) -> Option<SignedDuration> {
-    let mut rest = text;
-    let mut seconds = 0.0;
-    while !rest.is_empty() {
-        let number_end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let (number, after) = rest.split_at(number_end);
-        let unit_end = after
-            .find(|c: char| c.is_ascii_digit() || c == '.')
-            .unwrap_or(after.len());
-        let (unit, after) = after.split_at(unit_end);
-        let unit = match unit {
-            "h" => 3600.0,
-            "m" => 60.0,
-            "s" => 1.0,
-            "ms" => 1e-3,
-            "us" | "µs" | "μs" => 1e-6,
-            "ns" => 1e-9,
-            _ => return None,
-        };
-        seconds += number.parse::<f64>().ok()? * unit;
-        rest = after;
-    }
-    SignedDuration::try_from_secs_f64(seconds).ok()
 }
 
 #[cfg(test)]

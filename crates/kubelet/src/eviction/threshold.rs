@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::document::duration;
+use knarr_api::duration;
 use knarr_api::field::{Errors, Path};
 use knarr_api::k8s_openapi;
 use knarr_api::quantity::{Notation, Quantity};
@@ -180,7 +180,7 @@ pub fn parse(statements: &Statements, allocatable: bool, errors: &mut Errors) ->
         &statements.soft_grace_period,
         errors,
         |text| {
-            let period = duration(text).ok_or("expected a duration such as 1m30s")?;
+            let period = duration::parse(text).ok_or("expected a duration such as 1m30s")?;
             if period.is_negative() {
                 return Err("must not be negative".into());
             }

@@ -523,20 +523,7 @@ impl Workers {
             if taken {
                 continue;
             }
-            let found = picture.pods.remove(&uid).map(|(s, c)| (picture.since, s, c));
-            let admitted = if found.is_some() { Ok(()) } else { self.admit(&pod) };
-            if admitted.is_ok() {
-                self.admitted.insert(uid.clone());
-            }
-            let worker = Worker::start(
-                self.shared.clone(),
-                Arc::new(pod.clone()),
-                found,
-                admitted,
-                Origin::File,
-                self.cancel.clone(),
-            );
-            self.by_uid.insert(uid.clone(), worker);
+            self.take_up(uid.clone(), Arc::new(pod.clone()), Origin::File, picture);
             self.statics.insert(uid, (pod, false));
         }
         *self.shared.static_uids.lock() = self.statics.keys().cloned().collect();
@@ -558,7 +545,7 @@ impl Workers {
             None => {
                 let (shared, mirror) = (self.shared.clone(), mirror.clone());
                 tokio::spawn(async move {
-                    if let Err(error) = static_pods::remove_mirror(&shared, &mirror).await {
+                    if let Err(error) = status::delete_at_once(&shared, &mirror).await {
                         warn!(%error, "cannot remove the mirror of a static pod that is gone");
                     }
                 });
@@ -585,23 +572,20 @@ impl Workers {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         match self.by_uid.get(&uid) {
             Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new(pod)))),
-            None => {
-                let found = picture.pods.remove(&uid).map(|(s, c)| (picture.since, s, c));
-                let admitted = if found.is_some() { Ok(()) } else { self.admit(&pod) };
-                if admitted.is_ok() {
-                    self.admitted.insert(uid.clone());
-                }
-                let worker = Worker::start(
-                    self.shared.clone(),
-                    Arc::new(pod),
-                    found,
-                    admitted,
-                    Origin::Api,
-                    self.cancel.clone(),
-                );
-                self.by_uid.insert(uid, worker);
-            }
+            None => self.take_up(uid, Arc::new(pod), Origin::Api, picture),
         }
+    }
+
+    /// A pod that is new here gets its worker. What the runtime has of it already is not asked whether there is room.
+    fn take_up(&mut self, uid: String, pod: Arc<core::Pod>, origin: Origin, picture: &mut Picture) {
+        let found = picture.pods.remove(&uid).map(|(s, c)| (picture.since, s, c));
+        let admitted = if found.is_some() { Ok(()) } else { self.admit(&pod) };
+        if admitted.is_ok() {
+            self.admitted.insert(uid.clone());
+        }
+        let (shared, cancel) = (self.shared.clone(), self.cancel.clone());
+        let worker = Worker::start(shared, pod, found, admitted, origin, cancel);
+        self.by_uid.insert(uid, worker);
     }
 
     /// Whether the node takes a pod that is new to it, beside those it has taken.

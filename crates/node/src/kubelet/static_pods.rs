@@ -8,12 +8,13 @@ use std::time::{Duration, SystemTime};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_client::{DeleteOptions, Error, Preconditions};
+use knarr_client::Error;
 use knarr_kubelet::static_pods::{mirror, mirrored, read};
 use serde_json::Value;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use super::status::delete_at_once;
 use super::{Shared, pod_kind};
 
 /// A manifest is a page of text; what is larger is none.
@@ -155,7 +156,7 @@ async fn mirror_once(shared: &Shared, pod: &core::Pod) -> Result<Option<Arc<core
                 "a pod that is no mirror has the name of a static pod",
             ));
         }
-        remove_mirror(shared, &there).await?;
+        delete_at_once(shared, &there).await?;
         return Ok(None);
     }
     let node = shared.node.lock().clone();
@@ -167,24 +168,6 @@ async fn mirror_once(shared: &Shared, pod: &core::Pod) -> Result<Option<Arc<core
     let made = mirror(pod, Some(&node_uid));
     let made = shared.api.create(pod_kind(), Box::new(made)).await?;
     Ok(made.to_typed::<core::Pod>().map(Arc::new))
-}
-
-pub(super) async fn remove_mirror(shared: &Shared, mirror: &core::Pod) -> Result<(), Error> {
-    let namespace = mirror.metadata.namespace.as_deref().unwrap_or("");
-    let name = mirror.metadata.name.as_deref().unwrap_or("");
-    let options = DeleteOptions {
-        grace_period_seconds: Some(0),
-        preconditions: Preconditions {
-            uid: mirror.metadata.uid.clone(),
-            resource_version: None,
-        },
-        propagation: None,
-    };
-    match shared.api.delete(pod_kind(), namespace, name, options).await {
-        Ok(_) => Ok(()),
-        Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
-        Err(error) => Err(error),
-    }
 }
 
 #[cfg(test)]

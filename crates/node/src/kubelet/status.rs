@@ -116,7 +116,7 @@ pub(super) async fn run(
             continue;
         }
         delete = false;
-        if let Err(error) = final_delete(&shared, &base).await {
+        if let Err(error) = delete_at_once(&shared, &base).await {
             debug!(%error, "the final deletion was refused");
             if worker.send(Msg::Event(Event::FinalDeleteFailed)).is_err() {
                 return;
@@ -185,7 +185,8 @@ async fn refresh(shared: &Shared, base: &core::Pod) -> Result<Option<Arc<core::P
     }
 }
 
-async fn final_delete(shared: &Shared, base: &core::Pod) -> Result<(), Error> {
+/// Takes this very pod out of the API, without a grace.
+pub(super) async fn delete_at_once(shared: &Shared, base: &core::Pod) -> Result<(), Error> {
     let (namespace, name) = place(base);
     let options = DeleteOptions {
         grace_period_seconds: Some(0),

@@ -1,6 +1,8 @@
 //! The five fields of a schedule, and the words for what is wrong with them (those of the cron library Kubernetes
 //! uses, which users see).
 
+use crate::duration;
+
 struct Field {
     min: u32,
     max: u32,
@@ -83,39 +85,12 @@ fn descriptor(text: &str) -> Result<(), String> {
         return Ok(());
     }
     match text.strip_prefix("@every ") {
-        Some(duration) if is_duration(duration) => Ok(()),
+        Some(duration) if duration::parse(duration).is_some() => Ok(()),
         Some(duration) => Err(format!(
             "failed to parse duration {text}: time: invalid duration {duration:?}"
         )),
         None => Err(format!("unrecognized descriptor: {text}")),
     }
-}
-
-/// As Go writes durations: `1h30m`, `1.5s`, `-2us`, `0`.
-fn is_duration(text: &str) -> bool {
-    let mut rest = text.strip_prefix(['+', '-']).unwrap_or(text);
-    if rest == "0" {
-        return true;
-    }
-    if rest.is_empty() {
-        return false;
-    }
-    while !rest.is_empty() {
-        let number = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
-        let digits = &rest[..rest.len() - number.len()];
-        if !digits.bytes().any(|b| b.is_ascii_digit()) || digits.matches('.').count() > 1 {
-            return false;
-        }
-        let Some(after) = ["ns", "us", "µs", "μs", "ms", "s", "m", "h"]
-            .iter()
-            .filter_map(|unit| number.strip_prefix(unit))
-            .min_by_key(|after| after.len())
-        else {
-            return false;
-        };
-        rest = after;
-    }
-    true
 }
 
 fn check_range(text: &str, field: &Field) -> Result<(), String> {
