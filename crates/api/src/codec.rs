@@ -14,6 +14,7 @@ mod reader;
 mod repeated;
 mod time;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::object::AnyObject;
@@ -54,6 +55,25 @@ pub fn decode<T: Strategy + 'static>(json: &[u8]) -> Result<Decoded, DecodeError
         unknown_fields,
         duplicate_fields,
     })
+}
+
+/// Appends a typed value's JSON as Kubernetes writes it. What serde alone writes of a value that has metadata in it lacks
+/// its nulls, and shows `fieldsV1` as the text that it is in a typed value.
+///
+/// # Errors
+///
+/// Where the value has a map with keys other than strings: no type of Kubernetes has.
+pub fn write<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> serde_json::Result<()> {
+    serde_json::to_writer(out, &WithNulls(value))
+}
+
+/// The same as a tree.
+///
+/// # Errors
+///
+/// As [`write`].
+pub fn to_value<T: Serialize + ?Sized>(value: &T) -> serde_json::Result<serde_json::Value> {
+    serde_json::to_value(WithNulls(value))
 }
 
 /// Decodes any typed value as [`decode`] does, and also tells its unknown fields and those given twice.

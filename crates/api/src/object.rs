@@ -152,8 +152,7 @@ impl Object {
         };
         let made = self.slim.get_or_init(|| {
             let brief = self.brief.clone().unwrap_or_else(|| {
-                let mut metadata = typed.metadata().clone();
-                metadata.managed_fields = None;
+                let metadata = without_managers(typed.metadata());
                 let ops = self.kind.ops;
                 let fields = ops.selectable_fields().iter();
                 // An object of another type than its kind's has none; what cannot be asked for is not missed.
@@ -214,7 +213,7 @@ impl Object {
     /// What the store keeps of a typed value: its JSON without resourceVersion.
     pub fn encode_for_store(typed: &mut dyn AnyObject) -> Vec<u8> {
         typed.metadata_mut().resource_version = None;
-        let mut out = Vec::with_capacity(1024);
+        let mut out = Vec::with_capacity(4096);
         typed.encode_into(&mut out);
         out
     }
@@ -319,6 +318,27 @@ impl Object {
     /// A copy to be changed.
     pub fn to_typed<T: Clone + 'static>(&self) -> Option<T> {
         self.get::<T>().cloned()
+    }
+}
+
+/// A copy of all but the largest part.
+fn without_managers(meta: &ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        annotations: meta.annotations.clone(),
+        creation_timestamp: meta.creation_timestamp.clone(),
+        deletion_grace_period_seconds: meta.deletion_grace_period_seconds,
+        deletion_timestamp: meta.deletion_timestamp.clone(),
+        finalizers: meta.finalizers.clone(),
+        generate_name: meta.generate_name.clone(),
+        generation: meta.generation,
+        labels: meta.labels.clone(),
+        managed_fields: None,
+        name: meta.name.clone(),
+        namespace: meta.namespace.clone(),
+        owner_references: meta.owner_references.clone(),
+        resource_version: meta.resource_version.clone(),
+        self_link: meta.self_link.clone(),
+        uid: meta.uid.clone(),
     }
 }
 

@@ -370,6 +370,11 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
                 let text = quantity::canonical_text(text.trim()).map_err(|e| self.error(e))?;
                 return visitor.visit_string(text);
             }
+            // Kept as text, see `managed_fields::text`.
+            "FieldsV1" if self.token()? == Token::Object => {
+                let text = self.raw()?;
+                return visitor.visit_newtype_struct(BorrowedStrDeserializer::<Error>::new(text));
+            }
             "Time" => time::SECONDS,
             "MicroTime" => time::MICROSECONDS,
             _ => return visitor.visit_newtype_struct(self),

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use proptest::prelude::*;
 
 use super::*;
+use crate::registry;
 
 fn pod(json: &str) -> Pod {
     read::<Pod>(json.as_bytes()).unwrap().0
@@ -247,4 +248,28 @@ proptest! {
         let ours = read::<ConfigMap>(json.as_bytes()).unwrap().0;
         prop_assert_eq!(ours, serde_json::from_str::<ConfigMap>(&json).unwrap());
     }
+}
+
+#[test]
+fn sets_of_fields_are_text_within_and_objects_without() {
+    let entry = r#"{"apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:data":{".":{},"f:a\"b":{}}},"manager":"m"}"#;
+    let json = format!(
+        r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"managedFields":[{entry}],"name":"a"}}}}"#
+    );
+    let object = registry::CONFIG_MAP.ops.decode(json.as_bytes()).unwrap().object;
+    let meta = object.metadata();
+    let fields = &meta.managed_fields.as_ref().unwrap()[0]
+        .fields_v1
+        .as_ref()
+        .unwrap()
+        .0;
+    assert_eq!(fields, r#"{"f:data":{".":{},"f:a\"b":{}}}"#);
+    let mut written = Vec::new();
+    object.encode_into(&mut written);
+    assert_eq!(String::from_utf8(written).unwrap(), json);
+    let tree = to_value(meta).unwrap();
+    assert_eq!(
+        tree["managedFields"][0]["fieldsV1"]["f:data"]["f:a\"b"],
+        serde_json::json!({})
+    );
 }
