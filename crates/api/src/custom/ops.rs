@@ -1,5 +1,6 @@
 //! The rules of a custom kind, as the request pipeline asks for them.
 
+use std::any::TypeId;
 use std::sync::OnceLock;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceSubresourceScale;
@@ -190,6 +191,10 @@ fn split(value: Value, strict: &mut Vec<String>) -> Result<(ObjectMeta, Map<Stri
 }
 
 impl Ops for CustomOps {
+    fn type_of_objects(&self) -> TypeId {
+        TypeId::of::<CustomObject>()
+    }
+
     fn custom(&self) -> Option<&CustomOps> {
         Some(self)
     }

@@ -95,9 +95,9 @@ impl Bound {
     fn follow(self: &Arc<Self>, caches: &Caches) {
         let bound = self.clone();
         caches.store(&registry::POD).subscribe(move |change| {
+            // As an index asks it: without reading objects again.
             let on_node = |pod: Option<&Arc<knarr_api::Object>>| {
-                let pod = pod.and_then(|o| o.get::<Pod>());
-                pod.and_then(|p| p.spec.as_ref()?.node_name.as_ref()).is_some()
+                pod.is_some_and(|o| o.field("spec.nodeName").is_ok_and(|node| !node.is_empty()))
             };
             if !on_node(change.before()) && on_node(change.after()) {
                 bound.at.lock().push(Instant::now());
