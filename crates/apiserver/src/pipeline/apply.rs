@@ -52,9 +52,8 @@ impl ApplyBody {
             }
             Err(_) => {
                 let text = std::str::from_utf8(body).map_err(|e| wrong(e.to_string()))?;
-                let config = yaml::to_value(text)
-                    .map_err(|why| wrong(format!("error converting YAML to JSON: yaml: {why}")))?;
-                (config, Vec::new())
+                yaml::read(text)
+                    .map_err(|why| wrong(format!("error converting YAML to JSON: yaml: {why}")))?
             }
         };
         let form = match &config {
