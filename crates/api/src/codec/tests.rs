@@ -17,7 +17,7 @@ fn mistake<T: DeserializeOwned + std::fmt::Debug>(json: &str) -> (String, String
 #[test]
 fn unknown_fields_and_keys_given_twice_are_told_with_their_paths() {
     let (_, mistakes) = read::<Pod>(
-        br#"{"spec":{"foo":1,"containers":[{"name":"c"},{"name":"d","imagee":"x","env":[{"nam":"a"}]}]},
+        br#"{"spec":{"foo":1,"containers":[{"name":"c"},{"name":"d","imagee":"x","env":[{"nam":"a"}]}],"nodeName":"n","nodeName":"m"},
             "Kind":"Pod","metadata":{"labels":{"a":"1","a":"2"},"name":"x","name":"y"}}"#,
     )
     .unwrap();
@@ -28,6 +28,7 @@ fn unknown_fields_and_keys_given_twice_are_told_with_their_paths() {
             r#"unknown field "spec.foo""#,
             r#"unknown field "spec.containers[1].imagee""#,
             r#"unknown field "spec.containers[1].env[0].nam""#,
+            r#"duplicate field "spec.nodeName""#,
             r#"unknown field "Kind""#,
             r#"duplicate field "metadata.labels.a""#,
             r#"duplicate field "metadata.name""#,
