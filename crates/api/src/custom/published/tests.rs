@@ -5,7 +5,6 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::{Value, json};
 
-use super::*;
 use crate::custom::Definition;
 
 const NAME: &str = "com.example.v1.Thing";
