@@ -65,6 +65,7 @@ struct Cluster {
     server: Arc<Server>,
     api: Arc<dyn Api>,
     clock: Arc<TestClock>,
+    store: Arc<dyn knarr_store::Store>,
 }
 
 async fn cluster() -> Cluster {
@@ -97,9 +98,14 @@ async fn server_over(store: Arc<dyn Store>) -> Cluster {
         entropy: Arc::new(Counter(AtomicU8::new(0))),
         nodes: Arc::new(NoNodes),
     };
-    let server = Server::new(config, seams, store).await.unwrap();
+    let server = Server::new(config, seams, store.clone()).await.unwrap();
     let api = server.api("system:apiserver-test", ["system:masters"]);
-    Cluster { server, api, clock }
+    Cluster {
+        server,
+        api,
+        clock,
+        store,
+    }
 }
 
 fn config_map(name: &str, value: &str) -> ConfigMap {
@@ -407,6 +413,47 @@ async fn pages_of_a_list_are_of_one_revision() {
     assert_eq!(
         (second.resource_version, second.continue_token.as_str()),
         (first.resource_version, "")
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_whose_revision_is_forgotten_goes_on_as_things_are_now() {
+    let c = cluster().await;
+    for name in ["a", "b", "c", "d", "e"] {
+        c.api.create_as(config_map(name, "1")).await.unwrap();
+    }
+    let page = |token: &str| {
+        let options = ListOptions {
+            namespace: "default".into(),
+            limit: 2,
+            continue_token: token.into(),
+            ..ListOptions::default()
+        };
+        c.api.list(&CONFIG_MAP, options)
+    };
+    let first = page("").await.unwrap();
+    let late = c.api.create_as(config_map("bb", "late")).await.unwrap();
+    c.store.compact(late.object().revision()).await.unwrap();
+    let error = page(&first.continue_token).await.err().unwrap();
+    assert_eq!((error.code(), error.reason()), (410, "Expired"));
+    assert!(
+        error
+            .message()
+            .starts_with("The provided continue parameter is too old")
+    );
+    let token = error.status().metadata.continue_.clone().unwrap();
+    let second = page(&token).await.unwrap();
+    let names =
+        |items: &[Arc<Object>]| -> Vec<String> { items.iter().map(|o| o.name().to_string()).collect() };
+    assert_eq!(names(&second.items), ["bb", "c"]);
+    assert_ne!(second.resource_version, first.resource_version);
+    c.api.create_as(config_map("dd", "later")).await.unwrap();
+    // From here on the pages are of one revision again.
+    let third = page(&second.continue_token).await.unwrap();
+    assert_eq!(names(&third.items), ["d", "e"]);
+    assert_eq!(
+        (third.resource_version, third.continue_token.as_str()),
+        (second.resource_version, "")
     );
 }
 

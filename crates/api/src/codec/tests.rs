@@ -17,21 +17,24 @@ fn mistake<T: DeserializeOwned + std::fmt::Debug>(json: &str) -> (String, String
 
 #[test]
 fn unknown_fields_and_keys_given_twice_are_told_with_their_paths() {
-    let (_, unknown, twice) = read::<Pod>(
-        br#"{"spec":{"foo":1,"containers":[{"name":"c"},{"name":"d","imagee":"x","env":[{"nam":"a"}]}]},
+    let (_, mistakes) = read::<Pod>(
+        br#"{"spec":{"foo":1,"containers":[{"name":"c"},{"name":"d","imagee":"x","env":[{"nam":"a"}]}],"nodeName":"n","nodeName":"m"},
             "Kind":"Pod","metadata":{"labels":{"a":"1","a":"2"},"name":"x","name":"y"}}"#,
     )
     .unwrap();
+    let mistakes: Vec<String> = mistakes.iter().map(StrictError::to_string).collect();
     assert_eq!(
-        unknown,
+        mistakes,
         [
-            "spec.foo",
-            "spec.containers[1].imagee",
-            "spec.containers[1].env[0].nam",
-            "Kind"
+            r#"unknown field "spec.foo""#,
+            r#"unknown field "spec.containers[1].imagee""#,
+            r#"unknown field "spec.containers[1].env[0].nam""#,
+            r#"duplicate field "spec.nodeName""#,
+            r#"unknown field "Kind""#,
+            r#"duplicate field "metadata.labels.a""#,
+            r#"duplicate field "metadata.name""#,
         ]
     );
-    assert_eq!(twice, ["metadata.labels.a", "metadata.name"]);
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod judge;
 mod object;
 mod ops;
 pub mod path;
+mod published;
 mod scale;
 pub mod schema;
 mod shape;

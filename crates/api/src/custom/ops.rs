@@ -6,13 +6,13 @@ use std::sync::OnceLock;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceSubresourceScale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::object::CustomObject;
 use super::path::{self, JsonPath};
 use super::schema::Schema;
-use super::{Cell, cel, judge, published_name, shape};
-use crate::codec::{self, DecodeError, Decoded};
+use super::{Cell, cel, judge, published, shape};
+use crate::codec::{self, DecodeError, Decoded, StrictError};
 use crate::error::Error;
 use crate::field::{self, Errors};
 use crate::kind::Kind;
@@ -182,8 +182,12 @@ fn split(value: Value, strict: &mut Vec<String>) -> Result<(ObjectMeta, Map<Stri
                 message: e.to_string(),
                 field: "metadata".into(),
             })?;
-            let (read, unknown, _) = codec::read::<ObjectMeta>(&json)?;
-            strict.extend(unknown.into_iter().map(|field| format!("metadata.{field}")));
+            let (read, mistakes) = codec::read::<ObjectMeta>(&json)?;
+            strict.extend(mistakes.into_iter().filter_map(|mistake| match mistake {
+                StrictError::Unknown(field) => Some(format!("metadata.{field}")),
+                // Told by whoever read the whole document.
+                StrictError::Twice(_) => None,
+            }));
             read
         }
     };
@@ -200,11 +204,12 @@ impl Ops for CustomOps {
     }
 
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
-        let (value, _, duplicate_fields) = codec::read::<Value>(json)?;
+        let (value, mut mistakes) = codec::read::<Value>(json)?;
         let mut unknown_fields = Vec::new();
         let (metadata, fields) = split(value, &mut unknown_fields)?;
         let mut whole = Value::Object(fields);
         shape::prune(&mut whole, &self.rules.schema, true, "", &mut unknown_fields);
+        mistakes.extend(unknown_fields.into_iter().map(StrictError::Unknown));
         let fields = match whole {
             Value::Object(fields) => fields,
             _ => Map::new(),
@@ -219,8 +224,7 @@ impl Ops for CustomOps {
         self.defaulted(&mut object);
         Ok(Decoded {
             object: Box::new(object),
-            unknown_fields,
-            duplicate_fields,
+            mistakes,
         })
     }
 
@@ -347,30 +351,7 @@ impl Ops for CustomOps {
     }
 
     fn schema(&self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let meta = generator.subschema_for::<ObjectMeta>();
-        let meta = meta.to_value();
-        let root = meta.get("$ref").and_then(Value::as_str).unwrap_or_default();
-        let root = root.rsplit_once('/').map_or("", |(root, _)| root);
-        let rules = self.rules;
-        let name = published_name(rules.group, rules.version, rules.kind);
-        let mut schema = rules.json.clone();
-        if let Value::Object(body) = &mut schema {
-            let properties = body.entry("properties").or_insert_with(|| json!({}));
-            properties["apiVersion"] =
-                json!({"type": "string", "description": "The group and version this object is written in."});
-            properties["kind"] = json!({"type": "string", "description": "The kind of this object."});
-            properties["metadata"] = json!({"$ref": format!("{root}/{}", crate::schema::referred(&meta).unwrap_or_default()),
-                "description": "Standard object's metadata."});
-            body.insert(
-                "x-kubernetes-group-version-kind".into(),
-                json!([{"group": rules.group, "version": rules.version, "kind": rules.kind}]),
-            );
-            body.entry("description").or_insert_with(|| {
-                format!("{} is a custom kind of group {}.", rules.kind, rules.group).into()
-            });
-        }
-        generator.definitions_mut().insert(name.clone(), schema);
-        schemars::Schema::new_ref(format!("{root}/{name}"))
+        published::schema(self.rules, generator)
     }
 }
 

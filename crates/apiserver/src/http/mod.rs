@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
-use self::accept::Form;
+use self::accept::{Form, Offered};
 use self::answer::{Wants, add_warnings, refusal};
 use self::body::{Body, full, guarded};
 use self::query::Query;
@@ -505,8 +505,15 @@ impl Server {
         if http.info.group == resource_metrics::GROUP && self.serves_resource_metrics() {
             return self.resource_metrics(http).await;
         }
-        let streams = matches!(http.info.verb, "list" | "watch");
-        http.wants.form = accept::negotiate(&accept, &include, false, streams)?;
+        let info = &http.info;
+        let served = self.cache.served();
+        let kind = served.by_resource(&info.group, &info.version, &info.resource);
+        let offered = Offered {
+            discovery: false,
+            tables: kind.is_none_or(|kind| kind.verbs != ["create"]),
+            streams: matches!(info.verb, "list" | "watch"),
+        };
+        http.wants.form = accept::negotiate(&accept, &include, offered)?;
         if matches!(http.query.get("pretty"), "true" | "1") {
             http.wants.form.pretty = true;
         }

@@ -11,7 +11,7 @@ use knarr_api::{Error, discovery, openapi};
 use serde_json::{Value, json};
 
 use super::Http;
-use super::accept::{self, Form, OpenApiMedia};
+use super::accept::{self, Form, Offered, OpenApiMedia};
 use super::answer::{Answer, text};
 use super::body::{Body, full, gzip};
 use crate::metrics;
@@ -99,7 +99,12 @@ impl Server {
             _ => {}
         }
         let form = |http: &mut Http, discovery: bool| -> Result<Form, Error> {
-            http.wants.form = accept::negotiate(accepts, "", discovery, false)?;
+            let offered = Offered {
+                discovery,
+                tables: !discovery,
+                streams: false,
+            };
+            http.wants.form = accept::negotiate(accepts, "", offered)?;
             Ok(http.wants.form)
         };
         let served = self.cache.served();

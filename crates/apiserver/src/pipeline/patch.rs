@@ -61,14 +61,10 @@ application/json-patch+json, application/merge-patch+json, application/apply-pat
                 )));
             }
         };
-        let duplicates = match codec::read::<Value>(body) {
-            Ok((_, _, duplicates)) => duplicates,
+        let mut mistakes: Vec<String> = match codec::read::<Value>(body) {
+            Ok((_, mistakes)) => mistakes.iter().map(ToString::to_string).collect(),
             Err(e) => return Err(Error::bad_request(format!("error decoding patch: {e}"))),
         };
-        let mut mistakes: Vec<String> = duplicates
-            .into_iter()
-            .map(|field| format!("duplicate field {field:?}"))
-            .collect();
         if let Patch::Json(operations) = &patch {
             let unknown = patch::json::unknown_fields(operations).into_iter();
             mistakes.extend(unknown.map(|field| format!("unknown field {field:?}")));

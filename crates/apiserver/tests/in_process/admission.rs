@@ -165,6 +165,45 @@ async fn a_policy_that_is_none_is_refused_with_the_field_that_is_wrong() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_webhook_with_conditions_that_are_none_is_refused() {
+    let c = cluster().await;
+    for kind in [&VALIDATING_WEBHOOK_CONFIGURATION, &MUTATING_WEBHOOK_CONFIGURATION] {
+        for (name, condition, why) in [
+            (
+                "good",
+                json!({"name": "c", "expression": "object.metadata.name == 'x'"}),
+                "",
+            ),
+            (
+                "syntax",
+                json!({"name": "c", "expression": "... [] bad expression"}),
+                "webhooks[0].matchConditions[0].expression: Invalid value: \"... [] bad expression\": compilation failed: ",
+            ),
+            (
+                "params",
+                json!({"name": "c", "expression": "params.x == 1"}),
+                "compilation failed: ERROR: <input>:1:1: undeclared reference to 'params' (in container '')",
+            ),
+            (
+                "nameless",
+                json!({"name": "", "expression": "true"}),
+                "webhooks[0].matchConditions[0].name: Required value",
+            ),
+        ] {
+            let hook = json!({"name": "hook.example.com", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+                "rules": rules(json!(["CREATE"])), "clientConfig": {"url": "https://127.0.0.1:1/"},
+                "matchConditions": [condition]});
+            let made = create(&c, kind, json!({"metadata": {"name": name}, "webhooks": [hook]})).await;
+            match (made, why) {
+                (Ok(_), "") => {}
+                (Err((422, message)), why) if !why.is_empty() => assert!(message.contains(why), "{message}"),
+                (made, _) => panic!("{kind:?} {name}: {made:?}"),
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_mutating_policy_changes_what_is_written() {
     let c = cluster().await;
     let spec = json!({"failurePolicy": "Fail", "reinvocationPolicy": "Never",

@@ -10,6 +10,7 @@ mod crash;
 mod disk;
 mod foresight;
 mod golden_life;
+mod javascript;
 mod kube_rs;
 mod kubectl;
 mod kubectl_streams;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         .chain(foresight::SCENARIOS)
         .chain(node::SCENARIOS)
         .chain(python::SCENARIOS)
+        .chain(javascript::SCENARIOS)
         .chain(golden_life::SCENARIOS)
         .chain(kube_rs::SCENARIOS)
         .chain(safety::SCENARIOS)
