@@ -5,26 +5,17 @@ use std::sync::Arc;
 use k8s_openapi::api::admissionregistration::v1 as admission;
 use serde_json::Value;
 
+use crate::cel::check::Environment;
 use crate::cel::{
     Asked, AuthorizerValue, Authorizes, Cel, MESSAGE_MAX_BYTES, Program, Scope, Variables, compile, of_json,
     to_json,
 };
+use environment::{Composition, Given};
 use crate::kind::Kind;
 use crate::managed_fields;
 use crate::patch;
 
-/// What expressions of a policy may speak of.
-pub const KNOWN: [&str; 7] = [
-    "object",
-    "oldObject",
-    "request",
-    "params",
-    "namespaceObject",
-    "authorizer",
-    "variables",
-];
-/// The same for webhooks' conditions.
-pub const KNOWN_TO_WEBHOOKS: [&str; 4] = ["object", "oldObject", "request", "authorizer"];
+pub mod environment;
 
 /// An expression with its program, or why there is none.
 #[derive(Clone, Debug)]
@@ -34,10 +25,13 @@ struct Expression {
 }
 
 impl Expression {
-    fn new(text: &str, known: &[&str]) -> Self {
+    fn new(text: &str, environment: &Environment) -> Self {
+        let compiled = compile(text, environment);
         Expression {
             text: text.to_string(),
-            program: compile(text, known),
+            program: compiled
+                .map(|compiled| compiled.program)
+                .map_err(|why| format!("compilation failed: {why}")),
         }
     }
 
@@ -87,8 +81,18 @@ impl Input<'_> {
 pub struct Conditions(Vec<Expression>);
 
 impl Conditions {
-    pub fn new<'a>(texts: impl Iterator<Item = &'a str>, known: &[&str]) -> Self {
-        Conditions(texts.map(|text| Expression::new(text, known)).collect())
+    /// Those of a webhook, which knows no parameters.
+    pub fn of_webhook<'a>(texts: impl Iterator<Item = &'a str>) -> Self {
+        Self::new(texts, false)
+    }
+
+    fn new<'a>(texts: impl Iterator<Item = &'a str>, params: bool) -> Self {
+        let environment = environment::environment(Given {
+            params,
+            authorizer: true,
+            patches: false,
+        });
+        Conditions(texts.map(|text| Expression::new(text, &environment)).collect())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -158,15 +162,30 @@ pub struct Judgement {
     pub broken_annotations: Vec<String>,
 }
 
-fn read_variables(variables: &Option<Vec<admission::Variable>>) -> Vec<(String, Expression)> {
-    let all = variables.iter().flatten();
-    all.map(|v| (v.name.clone(), Expression::new(&v.expression, &KNOWN)))
-        .collect()
+/// The variables of a policy, and what its other expressions may speak of.
+fn read_variables(
+    variables: &Option<Vec<admission::Variable>>,
+    given: Given,
+) -> (Vec<(String, Expression)>, Environment) {
+    let environment = environment::environment(given);
+    let mut known = Composition::default();
+    let mut read = Vec::new();
+    for variable in variables.iter().flatten() {
+        let expression = Expression {
+            text: variable.expression.clone(),
+            program: known
+                .add(&variable.name, &variable.expression, &environment)
+                .map(|compiled| compiled.program)
+                .map_err(|why| format!("compilation failed: {why}")),
+        };
+        read.push((variable.name.clone(), expression));
+    }
+    (read, known.in_environment(&environment))
 }
 
-fn read_conditions(conditions: &Option<Vec<admission::MatchCondition>>) -> Conditions {
+fn read_conditions(conditions: &Option<Vec<admission::MatchCondition>>, params: bool) -> Conditions {
     let texts = conditions.iter().flatten().map(|c| c.expression.as_str());
-    Conditions::new(texts, &KNOWN)
+    Conditions::new(texts, params)
 }
 
 /// Works the variables out, each from those before it.
@@ -185,24 +204,31 @@ fn set_variables(scope: &mut Scope<'_>, variables: &[(String, Expression)]) {
 
 impl ValidatingPolicy {
     pub fn read(spec: &admission::ValidatingAdmissionPolicySpec) -> Self {
+        let params = spec.param_kind.is_some();
+        let given = Given {
+            params,
+            authorizer: true,
+            patches: false,
+        };
+        let (variables, environment) = read_variables(&spec.variables, given);
         let validations = spec.validations.iter().flatten().map(|v| Validation {
-            expression: Expression::new(&v.expression, &KNOWN),
+            expression: Expression::new(&v.expression, &environment),
             message: v.message.clone().unwrap_or_default(),
             message_expression: v
                 .message_expression
                 .as_deref()
                 .filter(|m| !m.is_empty())
-                .map(|m| Expression::new(m, &KNOWN)),
+                .map(|m| Expression::new(m, &environment)),
             reason: v.reason.clone().unwrap_or_default(),
         });
         let annotations = spec.audit_annotations.iter().flatten();
         ValidatingPolicy {
             fails: spec.failure_policy.as_deref() != Some("Ignore"),
-            variables: read_variables(&spec.variables),
-            conditions: read_conditions(&spec.match_conditions),
+            variables,
+            conditions: read_conditions(&spec.match_conditions, params),
             validations: validations.collect(),
             annotations: annotations
-                .map(|a| (a.key.clone(), Expression::new(&a.value_expression, &KNOWN)))
+                .map(|a| (a.key.clone(), Expression::new(&a.value_expression, &environment)))
                 .collect(),
         }
     }
@@ -291,6 +317,13 @@ pub struct MutatingPolicy {
 
 impl MutatingPolicy {
     pub fn read(spec: &admission::MutatingAdmissionPolicySpec) -> Self {
+        let params = spec.param_kind.is_some();
+        let given = Given {
+            params,
+            authorizer: true,
+            patches: true,
+        };
+        let (variables, environment) = read_variables(&spec.variables, given);
         let mutations = spec.mutations.iter().flatten().map(|m| {
             let apply = m
                 .apply_configuration
@@ -298,14 +331,14 @@ impl MutatingPolicy {
                 .and_then(|a| a.expression.as_deref());
             let patch = m.json_patch.as_ref().and_then(|p| p.expression.as_deref());
             match (m.patch_type.as_str(), apply, patch) {
-                ("ApplyConfiguration", Some(text), _) => Mutation::Apply(Expression::new(text, &KNOWN)),
-                ("JSONPatch", _, Some(text)) => Mutation::Patch(Expression::new(text, &KNOWN)),
+                ("ApplyConfiguration", Some(text), _) => Mutation::Apply(Expression::new(text, &environment)),
+                ("JSONPatch", _, Some(text)) => Mutation::Patch(Expression::new(text, &environment)),
                 (other, ..) => Mutation::Unknown(other.to_string()),
             }
         });
         MutatingPolicy {
-            variables: read_variables(&spec.variables),
-            conditions: read_conditions(&spec.match_conditions),
+            variables,
+            conditions: read_conditions(&spec.match_conditions, params),
             mutations: mutations.collect(),
             again: spec.reinvocation_policy.as_deref() == Some("IfNeeded"),
         }

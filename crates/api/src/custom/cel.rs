@@ -1,15 +1,14 @@
 //! `x-kubernetes-validations`: rules in CEL on values and on how they change.
 //!
-//! What the interpreter does not do is static typing: a rule that speaks of a field the schema does not have is refused
-//! by Kubernetes with the definition, and here fails when an object is judged (`no such key`). There are no cost
-//! estimates; the lengths of rules and of what they walk are bounded by constants instead.
+//! Whether a rule is one, and what it can cost, was judged with the definition ([`super::definition`]).
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::declared::escaped;
 use super::schema::Schema;
-use crate::cel::{self, Cel, MESSAGE_MAX_BYTES, OptionalValue, Program, Scope, of_map, timed};
+use crate::cel::{Cel, MESSAGE_MAX_BYTES, OptionalValue, Program, Scope, of_map, timed};
 use crate::field::{Cause, Errors, FieldError};
 
 /// One rule.
@@ -37,11 +36,11 @@ impl Rule {
         };
         let rule = text("rule");
         let message_expression = text("messageExpression");
-        let program = compile(&rule).ok();
+        let program = Program::read(&rule).ok().map(Arc::new);
         let uses_old_self = program.as_ref().is_some_and(|p| p.uses("oldSelf"));
         Rule {
             uses_old_self,
-            message_program: compile(&message_expression).ok(),
+            message_program: Program::read(&message_expression).ok().map(Arc::new),
             program,
             message: text("message"),
             reason: text("reason"),
@@ -62,49 +61,6 @@ impl Rule {
             message => message,
         }
     }
-}
-
-/// A rule's program, or why the text is none.
-pub fn compile(text: &str) -> Result<Arc<Program>, String> {
-    cel::compile(text, &["self", "oldSelf"])
-}
-
-/// What a rule says of fields that its schema does not have, drawn as Kubernetes' compiler does. Only what the schema
-/// settles is judged: fields of objects that name theirs.
-pub fn undefined_field(text: &str, program: &Program, schema: &Schema, is_root: bool) -> Option<String> {
-    let paths = program.selected("self").chain(program.selected("oldSelf"));
-    for path in paths {
-        let (mut at, mut whole) = (schema, is_root || schema.embedded);
-        for (i, (name, place)) in path.iter().enumerate() {
-            let undefined = || {
-                let why = cel::pointed(text, *place, &format!("undefined field '{name}'"));
-                Some(format!("compilation failed: {why}"))
-            };
-            if whole && matches!(name.as_str(), "apiVersion" | "kind") {
-                break;
-            }
-            if whole && name == "metadata" {
-                // Of metadata rules see names only.
-                match path.get(i + 1) {
-                    Some((name, place)) if !matches!(name.as_str(), "name" | "generateName") => {
-                        let why = cel::pointed(text, *place, &format!("undefined field '{name}'"));
-                        return Some(format!("compilation failed: {why}"));
-                    }
-                    _ => break,
-                }
-            }
-            let names_its_fields = at.of == "object" && !at.properties.is_empty() && at.additional.is_none();
-            if !names_its_fields {
-                break;
-            }
-            match at.properties.iter().find(|(field, _)| escaped(field) == *name) {
-                Some((_, field)) => (at, whole) = (field, field.embedded),
-                // Optional values have functions, not fields; whatever else is not there is a mistake.
-                None => return undefined(),
-            }
-        }
-    }
-    None
 }
 
 /// Judges `value` by the rules of its schema and of all below it. `old`: what stood in its place before.
@@ -232,42 +188,6 @@ fn failed(rule: &Rule, scope: &Scope<'_>, value: &Value, schema: &Schema, path: 
     }
 }
 
-/// Names that CEL keeps for itself, as rules write them.
-const RESERVED: [&str; 21] = [
-    "true",
-    "false",
-    "null",
-    "in",
-    "as",
-    "break",
-    "const",
-    "continue",
-    "else",
-    "for",
-    "function",
-    "if",
-    "import",
-    "let",
-    "loop",
-    "package",
-    "namespace",
-    "return",
-    "var",
-    "void",
-    "while",
-];
-
-/// A property's name as rules write it.
-fn escaped(name: &str) -> String {
-    if RESERVED.contains(&name) {
-        return format!("__{name}__");
-    }
-    name.replace("__", "__underscores__")
-        .replace('.', "__dot__")
-        .replace('-', "__dash__")
-        .replace('/', "__slash__")
-}
-
 /// The value as CEL sees it: numbers by what the schema calls them, times where the format says so.
 fn of(value: &Value, schema: &Schema) -> Cel {
     match value {
@@ -289,11 +209,10 @@ fn of(value: &Value, schema: &Schema) -> Cel {
         Value::Object(map) => {
             let any = Schema::default();
             of_map(map.iter().map(|(name, value)| {
-                let key = match schema.properties.contains_key(name) {
-                    true => escaped(name),
-                    false => name.clone(),
-                };
-                (key, of(value, schema.field(name).unwrap_or(&any)))
+                let known = schema.properties.contains_key(name);
+                let key = escaped(name).filter(|_| known);
+                let value = of(value, schema.field(name).unwrap_or(&any));
+                (key.unwrap_or_else(|| name.clone()), value)
             }))
         }
     }
@@ -397,47 +316,5 @@ mod tests {
             ]
         );
         assert!(told(&schema, &old, Some(&old)).is_empty());
-    }
-
-    #[test]
-    fn rules_on_fields_that_are_not_there_are_told_with_their_place() {
-        let schema = Schema::read(&json!({"type": "object", "properties": {
-            "spec": {"type": "object", "properties": {"a-b": {"type": "string"}, "map": {"type": "object",
-                "additionalProperties": {"type": "string"}}, "any": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}}}));
-        for (rule, want) in [
-            (
-                "self.spec.a__dash__b == 'x' && self.spec.map.x == 'y' && has(self.spec.any.x)",
-                "",
-            ),
-            ("self.metadata.name == 'x' && self.kind == 'K'", ""),
-            (
-                "self.spec.missing == 1",
-                "compilation failed: ERROR: <input>:1:10: undefined field 'missing'\n | self.spec.missing == 1\n | .........^",
-            ),
-            (
-                "has(oldSelf.status)",
-                "compilation failed: ERROR: <input>:1:4: undefined field 'status'\n | has(oldSelf.status)\n | ...^",
-            ),
-            (
-                "size(self.metadata.labels) > 0",
-                "compilation failed: ERROR: <input>:1:19: undefined field 'labels'\n | size(self.metadata.labels) > 0\n | ..................^",
-            ),
-        ] {
-            let program = compile(rule).unwrap();
-            let found = undefined_field(rule, &program, &schema, true).unwrap_or_default();
-            assert_eq!(found, want, "{rule}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_rule_is_told() {
-        for (rule, want) in [
-            ("", "must not be empty"),
-            ("self.x ==", "compilation failed: "),
-            ("other == 1", "undeclared reference to 'other'"),
-        ] {
-            let found = compile(rule).err().unwrap_or_default();
-            assert!(found.contains(want), "{rule}: {found}");
-        }
     }
 }

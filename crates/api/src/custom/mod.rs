@@ -9,7 +9,9 @@
 
 mod cel;
 pub mod conditions;
+pub(crate) mod declared;
 pub mod definition;
+mod field_path;
 pub(crate) mod format;
 mod judge;
 mod object;

@@ -75,9 +75,31 @@ impl Strategy for CustomResourceDefinition {
     }
 
     fn validate(&self) -> Errors {
+        check_definition(self, &[])
+    }
+
+    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+        if part == Part::Status {
+            return Errors::new();
+        }
+        let mut errors = check_definition(self, &old.spec.versions);
+        let path = Path::new("spec");
+        for (field, new, before) in [
+            ("group", &self.spec.group, &old.spec.group),
+            ("names.plural", &self.spec.names.plural, &old.spec.names.plural),
+            ("scope", &self.spec.scope, &old.spec.scope),
+        ] {
+            super::checks::immutable(&mut errors, &path.child(field), new, before);
+        }
+        errors
+    }
+}
+
+/// `old`: the versions there were before.
+fn check_definition(crd: &CustomResourceDefinition, old: &[CustomResourceDefinitionVersion]) -> Errors {
         let mut errors = Errors::new();
-        let spec = &self.spec;
-        let name = text(&self.metadata.name);
+        let spec = &crd.spec;
+        let name = text(&crd.metadata.name);
         if name != format!("{}.{}", spec.names.plural, spec.group) {
             errors.invalid(
                 &Path::new("metadata").child("name"),
@@ -95,7 +117,7 @@ impl Strategy for CustomResourceDefinition {
             _ => {}
         }
         check_names(&spec.names, &path.child("names"), &mut errors);
-        check_versions(&spec.versions, &path.child("versions"), &mut errors);
+        check_versions(&spec.versions, old, &path.child("versions"), &mut errors);
         if let Some(conversion) = &spec.conversion {
             let path = path.child("conversion");
             match (conversion.strategy.as_str(), &conversion.webhook) {
@@ -114,7 +136,7 @@ impl Strategy for CustomResourceDefinition {
                 }
             }
         }
-        let stored = self
+        let stored = crd
             .status
             .as_ref()
             .and_then(|s| s.stored_versions.clone())
@@ -138,23 +160,6 @@ impl Strategy for CustomResourceDefinition {
         }
         errors
     }
-
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
-        if part == Part::Status {
-            return Errors::new();
-        }
-        let mut errors = self.validate();
-        let path = Path::new("spec");
-        for (field, new, before) in [
-            ("group", &self.spec.group, &old.spec.group),
-            ("names.plural", &self.spec.names.plural, &old.spec.names.plural),
-            ("scope", &self.spec.scope, &old.spec.scope),
-        ] {
-            super::checks::immutable(&mut errors, &path.child(field), new, before);
-        }
-        errors
-    }
-}
 
 fn check_group(group: &str, path: &Path, errors: &mut Errors) {
     if group.is_empty() {
@@ -211,7 +216,12 @@ fn check_names(given: &CustomResourceDefinitionNames, path: &Path, errors: &mut 
     }
 }
 
-fn check_versions(versions: &[CustomResourceDefinitionVersion], path: &Path, errors: &mut Errors) {
+fn check_versions(
+    versions: &[CustomResourceDefinitionVersion],
+    old: &[CustomResourceDefinitionVersion],
+    path: &Path,
+    errors: &mut Errors,
+) {
     for (i, version) in versions.iter().enumerate() {
         let at = path.index(i);
         each(
@@ -221,7 +231,7 @@ fn check_versions(versions: &[CustomResourceDefinitionVersion], path: &Path, err
             names::dns1035_label(&version.name),
         );
     }
-    crate::custom::definition::check(versions, errors);
+    crate::custom::definition::check(versions, old, errors);
     let mut unique: Vec<&str> = versions.iter().map(|v| v.name.as_str()).collect();
     unique.sort_unstable();
     unique.dedup();

@@ -52,7 +52,7 @@ fn denials(spec: Value) -> Vec<String> {
 #[test]
 fn a_policy_denies_what_does_not_hold_and_says_why() {
     let holds = |more: Value| {
-        let mut spec = json!({"failurePolicy": "Fail",
+        let mut spec = json!({"failurePolicy": "Fail", "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
             "variables": [{"name": "n", "expression": "int(object.data.n)"}, {"name": "twice", "expression": "variables.n * 2"}],
             "validations": [{"expression": "variables.n <= int(params.data.max)"}]});
         crate::patch::merge::apply(&mut spec, &more);
