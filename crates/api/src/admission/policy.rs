@@ -16,6 +16,7 @@ use crate::managed_fields;
 use crate::patch;
 
 pub mod environment;
+pub mod type_checking;
 
 /// An expression with its program, or why there is none.
 #[derive(Clone, Debug)]
