@@ -32,6 +32,10 @@ impl Knarr {
             .tempdir_in("/tmp")?;
         let (port, kubelet) = two_free_ports()?;
         let path = |name: &str| dir.path().join(name).display().to_string();
+        std::fs::write(
+            path("kubelet.yaml"),
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {}\n",
+        )?;
         let args = [
             "--data-dir",
             &path("d"),
@@ -47,6 +51,9 @@ impl Knarr {
             "10.199.0.0/24",
             "--node-name",
             "bench",
+            // How full this machine's disk is decides nothing.
+            "--kubelet-config",
+            &path("kubelet.yaml"),
         ]
         .map(str::to_string)
         .to_vec();
