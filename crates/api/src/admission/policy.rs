@@ -6,14 +6,15 @@ use k8s_openapi::api::admissionregistration::v1 as admission;
 use serde_json::Value;
 
 use crate::cel::check::Environment;
+use crate::cel::meter::{BUDGET, CONDITIONS_BUDGET, OUT_OF_BUDGET};
 use crate::cel::{
     Asked, AuthorizerValue, Authorizes, Cel, MESSAGE_MAX_BYTES, Program, Scope, Variables, compile, of_json,
     to_json,
 };
-use environment::{Composition, Given};
 use crate::kind::Kind;
 use crate::managed_fields;
 use crate::patch;
+use environment::{Composition, Given};
 
 pub mod environment;
 pub mod type_checking;
@@ -37,13 +38,28 @@ impl Expression {
     }
 
     /// The value, or what went wrong as the answer to the request tells it.
-    fn run(&self, scope: &Scope<'_>) -> Result<Cel, String> {
-        match &self.program {
-            Err(why) => Err(format!("compilation error: {why}")),
-            Ok(program) => program
-                .run(scope)
-                .map_err(|why| format!("expression '{}' resulted in error: {why}", self.text)),
-        }
+    fn run(&self, scope: &Scope<'_>, budget: &mut Budget) -> Result<Cel, String> {
+        let program = self
+            .program
+            .as_ref()
+            .map_err(|why| format!("compilation error: {why}"))?;
+        let found = program.run(scope);
+        budget.pay(scope.cost())?;
+        found.map_err(|why| format!("expression '{}' resulted in error: {why}", self.text))
+    }
+}
+
+/// What is left to be spent on expressions.
+struct Budget(Option<u64>);
+
+impl Budget {
+    fn pay(&mut self, cost: u64) -> Result<(), String> {
+        self.0 = self.0.and_then(|left| left.checked_sub(cost));
+        self.0.map(|_| ()).ok_or_else(|| OUT_OF_BUDGET.to_string())
+    }
+
+    fn is_spent(&self) -> bool {
+        self.0.is_none()
     }
 }
 
@@ -109,11 +125,13 @@ impl Conditions {
     }
 
     fn hold_in(&self, scope: &Scope<'_>) -> Result<bool, String> {
+        let mut budget = Budget(Some(CONDITIONS_BUDGET));
         let mut errors = Vec::new();
         for condition in &self.0 {
-            match condition.run(scope) {
+            match condition.run(scope, &mut budget) {
                 Ok(Cel::Bool(false)) => return Ok(false),
                 Ok(_) => {}
+                Err(why) if budget.is_spent() => return Err(why),
                 Err(why) => errors.push(why),
             }
         }
@@ -190,12 +208,15 @@ fn read_conditions(conditions: &Option<Vec<admission::MatchCondition>>, params: 
 }
 
 /// Works the variables out, each from those before it.
-fn set_variables(scope: &mut Scope<'_>, variables: &[(String, Expression)]) {
+fn set_variables(scope: &mut Scope<'_>, variables: &[(String, Expression)], budget: &mut Budget) {
     let mut known = Variables::default();
     for (name, expression) in variables {
         scope.set_variables(known.clone());
         let value = match &expression.program {
-            Ok(program) => program.run(scope),
+            Ok(program) => {
+                let found = program.run(scope);
+                budget.pay(scope.cost()).and(found)
+            }
             Err(why) => Err(why.clone()),
         };
         known.put(name, value);
@@ -237,7 +258,8 @@ impl ValidatingPolicy {
     pub fn judge(&self, input: &Input<'_>) -> Judgement {
         let mut judgement = Judgement::default();
         let mut scope = input.scope();
-        set_variables(&mut scope, &self.variables);
+        let mut budget = Budget(Some(BUDGET));
+        set_variables(&mut scope, &self.variables, &mut budget);
         let broken = |judgement: &mut Judgement, index, message| {
             if self.fails {
                 judgement.denials.push(Denial {
@@ -256,21 +278,25 @@ impl ValidatingPolicy {
             }
         }
         for (index, validation) in self.validations.iter().enumerate() {
-            match validation.expression.run(&scope) {
+            match validation.expression.run(&scope, &mut budget) {
                 Ok(Cel::Bool(true)) => {}
                 Ok(_) => judgement.denials.push(Denial {
                     index,
-                    message: validation.told(&scope),
+                    message: validation.told(&scope, &mut budget),
                     reason: match validation.reason.as_str() {
                         "" => "Invalid".into(),
                         reason => reason.into(),
                     },
                 }),
+                Err(why) if budget.is_spent() => {
+                    broken(&mut judgement, index, why);
+                    return judgement;
+                }
                 Err(why) => broken(&mut judgement, index, why),
             }
         }
         for (key, expression) in &self.annotations {
-            match expression.run(&scope) {
+            match expression.run(&scope, &mut budget) {
                 Ok(Cel::Null) => {}
                 Ok(Cel::String(text)) if text.trim().is_empty() => {}
                 Ok(Cel::String(text)) => judgement.annotations.push((key.clone(), text.trim().to_string())),
@@ -288,11 +314,14 @@ impl ValidatingPolicy {
 
 impl Validation {
     /// Its message: what its expression makes, else what it says, else the expression itself.
-    fn told(&self, scope: &Scope<'_>) -> String {
-        let made = self.message_expression.as_ref().and_then(|m| match m.run(scope) {
-            Ok(Cel::String(text)) => Some(text.trim().to_string()),
-            _ => None,
-        });
+    fn told(&self, scope: &Scope<'_>, budget: &mut Budget) -> String {
+        let made = self
+            .message_expression
+            .as_ref()
+            .and_then(|m| match m.run(scope, budget) {
+                Ok(Cel::String(text)) => Some(text.trim().to_string()),
+                _ => None,
+            });
         made.filter(|m| !m.is_empty() && !m.contains('\n') && m.len() <= MESSAGE_MAX_BYTES)
             .or_else(|| Some(self.message.trim().to_string()).filter(|m| !m.is_empty()))
             .unwrap_or_else(|| format!("failed expression: {}", self.expression.text.trim()))
@@ -348,6 +377,7 @@ impl MutatingPolicy {
     /// The object of `kind` after all mutations; `None` where the policy is not about the request.
     pub fn mutate(&self, kind: &'static Kind, input: &Input<'_>) -> Result<Option<Value>, String> {
         let mut object = input.object.cloned().unwrap_or(Value::Null);
+        let mut budget = Budget(Some(BUDGET));
         for (i, mutation) in self.mutations.iter().enumerate() {
             let mut scope = Input {
                 object: Some(&object),
@@ -356,17 +386,17 @@ impl MutatingPolicy {
                 ..*input
             }
             .scope();
-            set_variables(&mut scope, &self.variables);
+            set_variables(&mut scope, &self.variables, &mut budget);
             if i == 0 && !self.conditions.hold_in(&scope)? {
                 return Ok(None);
             }
             object = match mutation {
                 Mutation::Apply(expression) => {
-                    let made = expression.run(&scope)?;
+                    let made = expression.run(&scope, &mut budget)?;
                     applied(kind, &object, to_json(&made))?
                 }
                 Mutation::Patch(expression) => {
-                    let made = expression.run(&scope)?;
+                    let made = expression.run(&scope, &mut budget)?;
                     patched(&object, to_json(&made))?
                 }
                 Mutation::Unknown(of) => return Err(format!("unsupported patch type {of:?}")),

@@ -12,6 +12,7 @@ mod ip;
 mod library;
 mod limits;
 mod lists;
+pub mod meter;
 mod quantity;
 mod regex;
 mod semver;
@@ -31,6 +32,7 @@ use cel::{Context, Env};
 use serde_json::Value;
 
 use check::{Checked, Declared, Environment, Type};
+use meter::Meter;
 
 pub use authorizer::{Asked, AuthorizerValue, Authorizes, Decision};
 pub use variables::Variables;
@@ -45,7 +47,7 @@ pub const REQUEST_RESOURCE: &str = "@requestResource";
 static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut env = Env::stdlib();
     type Extension = fn(&mut Env) -> Result<(), cel::DeclarationError>;
-    let extensions: [Extension; 12] = [
+    let extensions: [Extension; 13] = [
         cel::extensions::strings,
         cel::extensions::lists,
         lists::declare,
@@ -58,6 +60,7 @@ static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
         sets::declare,
         semver::declare,
         authorizer::declare,
+        meter::declare,
     ];
     for add in extensions {
         // They are declared once, on an environment that has none of them.
@@ -71,7 +74,10 @@ static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
 /// An expression that was read.
 #[derive(Debug)]
 pub struct Program {
+    /// It says what it costs: see [`meter`].
     expression: Expression,
+    /// What it costs whenever it runs.
+    cost: u64,
     /// The variables it speaks of.
     variables: Vec<String>,
 }
@@ -79,17 +85,19 @@ pub struct Program {
 impl Program {
     /// Reads a text whose types are checked elsewhere, or nowhere.
     pub fn read(text: &str) -> Result<Program, String> {
-        let (mut expression, _) = parse(text)?;
-        Ok(Program::of(&mut expression))
+        let (expression, _) = parse(text)?;
+        Ok(Program::of(expression))
     }
 
-    fn of(expression: &mut Expression) -> Program {
-        structs_to_maps(expression);
+    fn of(mut expression: Expression) -> Program {
+        structs_to_maps(&mut expression);
         let references = expression.references();
         let mut variables: Vec<String> = references.variables().into_iter().map(str::to_string).collect();
         variables.sort_unstable();
+        let (expression, cost) = meter::instrumented(expression);
         Program {
-            expression: std::mem::take(expression),
+            expression,
+            cost,
             variables,
         }
     }
@@ -101,27 +109,46 @@ impl Program {
 
     /// The value, or what went wrong in Kubernetes' words.
     pub fn run(&self, scope: &Scope<'_>) -> Result<Cel, String> {
-        scope.0.resolve(&self.expression).map_err(|e| words(&e))
+        scope.meter.start();
+        let found = scope.context.resolve(&self.expression);
+        scope.meter.spend(self.cost);
+        // What was too dear counts for nothing, whatever it came to.
+        match scope.meter.is_exceeded() {
+            true => Err(meter::EXCEEDED.into()),
+            false => found.map_err(|e| words(&e)),
+        }
     }
 }
 
 /// The variables an expression is judged with.
-pub struct Scope<'a>(Context<'a, 'a>);
+pub struct Scope<'a> {
+    context: Context<'a, 'a>,
+    meter: Arc<Meter>,
+}
 
 impl Default for Scope<'_> {
     fn default() -> Self {
-        Scope(Context::with_env(ENV.clone()))
+        let meter = Arc::new(Meter::default());
+        let mut context = Context::with_env(ENV.clone());
+        let (name, value) = meter::variable(&meter);
+        context.add_variable_as_val(name, value);
+        Scope { context, meter }
     }
 }
 
 impl<'a> Scope<'a> {
     pub fn set(&mut self, name: &str, value: Cel) {
-        self.0.add_variable_from_value(name, value);
+        self.context.add_variable_from_value(name, value);
     }
 
     /// `variables.x`, each with its value or with what went wrong.
     pub fn set_variables(&mut self, variables: Variables) {
-        self.0.add_variable_as_val("variables", Box::new(variables));
+        self.context.add_variable_as_val("variables", Box::new(variables));
+    }
+
+    /// What the last expression that was judged with it cost.
+    pub fn cost(&self) -> u64 {
+        self.meter.spent()
     }
 }
 
@@ -129,6 +156,7 @@ impl<'a> Scope<'a> {
 #[derive(Debug)]
 pub struct Compiled {
     pub program: Arc<Program>,
+    expression: Expression,
     checked: Checked,
 }
 
@@ -140,22 +168,27 @@ impl Compiled {
 
     /// What it can cost at most, whose variables are of this type.
     pub fn cost_max(&self, of_variables: &Declared) -> u64 {
-        check::cost::estimate(&self.program.expression, &self.checked, Some(of_variables)).max
+        check::cost::estimate(&self.expression, &self.checked, Some(of_variables)).max
     }
 }
 
 /// Reads and checks an expression, or tells what is mistaken and where.
 pub fn compile(text: &str, environment: &Environment) -> Result<Compiled, String> {
-    let (mut expression, places) = parse(text)?;
+    let (expression, places) = parse(text)?;
     let checked = check::check(&expression, environment).map_err(|mistakes| {
         let placed = mistakes.into_iter().map(|mistake| {
-            let at = places.offset_for(mistake.id).map_or(0, |(start, _)| start as usize);
+            let at = places
+                .offset_for(mistake.id)
+                .map_or(0, |(start, _)| start as usize);
             (at, mistake.what)
         });
         drawn(text, placed.collect())
     })?;
-    let program = Arc::new(Program::of(&mut expression));
-    Ok(Compiled { program, checked })
+    Ok(Compiled {
+        program: Arc::new(Program::of(expression.clone())),
+        expression,
+        checked,
+    })
 }
 
 fn parse(text: &str) -> Result<(Expression, SourceInfo), String> {
@@ -165,7 +198,10 @@ fn parse(text: &str) -> Result<(Expression, SourceInfo), String> {
         .parse_with_source_info(text)
         .map_err(|e| e.to_string())?;
     if is_deep(&expression) {
-        return Err(format!("expression recursion limit exceeded: {}", limits::DEPTH_MAX));
+        return Err(format!(
+            "expression recursion limit exceeded: {}",
+            limits::DEPTH_MAX
+        ));
     }
     Ok((expression, places))
 }
@@ -203,7 +239,11 @@ fn pointed(text: &str, at: usize, what: &str) -> String {
     let column = before.rsplit('\n').next().unwrap_or_default().chars().count();
     let shown = text.split('\n').nth(line).unwrap_or_default().replace('\t', " ");
     // Under what takes more than a byte stand wide signs.
-    let mut below: String = shown.chars().take(column).map(|c| if c.is_ascii() { '.' } else { '．' }).collect();
+    let mut below: String = shown
+        .chars()
+        .take(column)
+        .map(|c| if c.is_ascii() { '.' } else { '．' })
+        .collect();
     below.push(match shown.chars().nth(column) {
         Some(c) if !c.is_ascii() => '＾',
         _ => '^',

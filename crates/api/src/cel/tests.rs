@@ -103,7 +103,12 @@ fn what_is_no_expression_is_told_with_its_place() {
         "ERROR: <input>:1:13: undeclared reference to 'other' (in container '')\n | object.n == other\n | ............^"
     );
     assert!(run("object.n ==").starts_with("ERROR: <input>:1:"));
-    for text in ["".to_string(), "(".repeat(10_000), "a?".repeat(4_000), "x".repeat(limits::EXPRESSION_MAX_BYTES + 1)] {
+    for text in [
+        "".to_string(),
+        "(".repeat(10_000),
+        "a?".repeat(4_000),
+        "x".repeat(limits::EXPRESSION_MAX_BYTES + 1),
+    ] {
         assert!(Program::read(&text).is_err());
     }
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::declared::escaped;
 use super::schema::Schema;
+use crate::cel::meter::{BUDGET, CALL_COST_MAX, EXCEEDED, OUT_OF_BUDGET};
 use crate::cel::{Cel, MESSAGE_MAX_BYTES, OptionalValue, Program, Scope, of_map, timed};
 use crate::field::{Cause, Errors, FieldError};
 
@@ -63,67 +64,94 @@ impl Rule {
     }
 }
 
-/// Judges `value` by the rules of its schema and of all below it. `old`: what stood in its place before.
+/// Judges `value` by the rules of its schema and of all below it. `old`: what stood in its place before. What is as it
+/// was before is not held against an update, but by rules on changes.
 pub fn judge(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, errors: &mut Errors) {
-    if value.is_null() {
-        return;
-    }
-    run_rules(value, old.filter(|o| !o.is_null()), schema, path, errors);
-    match value {
-        Value::Object(map) => {
-            let named = |name: &str| match (path, schema.properties.contains_key(name)) {
-                ("", _) => name.to_string(),
-                (path, true) => format!("{path}.{name}"),
-                (path, false) => format!("{path}[{name}]"),
-            };
-            for (name, value) in map {
-                let Some(schema) = schema.field(name) else {
-                    continue;
-                };
-                judge(value, old.and_then(|o| o.get(name)), schema, &named(name), errors);
-            }
-        }
-        Value::Array(list) => {
-            let Some(items) = &schema.items else { return };
-            for (i, item) in list.iter().enumerate() {
-                let old = old.and_then(|old| same_item(item, old, schema));
-                judge(item, old, items, &format!("{path}[{i}]"), errors);
-            }
-        }
-        _ => {}
-    }
-}
-
-/// The old item that has the same keys; only items of a list of type map can be told from each other.
-fn same_item<'a>(item: &Value, old: &'a Value, schema: &Schema) -> Option<&'a Value> {
-    if schema.list_type != "map" {
-        return None;
-    }
-    let same = |other: &&Value| schema.list_map_keys.iter().all(|k| other.get(k) == item.get(k));
-    old.as_array()?.iter().find(same)
-}
-
-fn run_rules(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, errors: &mut Errors) {
-    let type_name = match schema.types().as_slice() {
-        [one] => one.to_string(),
-        _ => String::new(),
+    let mut judging = Judging {
+        budget: BUDGET,
+        over: false,
+        errors: Errors::new(),
     };
-    for rule in &schema.rules {
-        let Some(program) = &rule.program else { continue };
-        if rule.uses_old_self && old.is_none() && !rule.optional_old_self {
-            continue;
+    let before = Before {
+        here: old,
+        above: None,
+    };
+    judging.visit(value, before, schema, path);
+    errors.extend(judging.errors);
+}
+
+/// What stood in the place of a value.
+#[derive(Clone, Copy)]
+struct Before<'a> {
+    here: Option<&'a Value>,
+    /// Where nothing can be told to have stood here: the nearest that holds the value, as it is and as it was.
+    above: Option<(&'a Value, &'a Value)>,
+}
+
+impl<'a> Before<'a> {
+    /// The same of a part of `value`.
+    fn of_part(self, value: &'a Value, part: Option<&'a Value>) -> Before<'a> {
+        Before {
+            here: part,
+            above: self.here.map(|old| (value, old)).or(self.above),
         }
-        let mut scope = Scope::default();
-        scope.set("self", of(value, schema));
-        let old = old.map(|old| of(old, schema));
-        match (rule.optional_old_self, old) {
-            (true, old) => {
-                let old = old.map_or_else(OptionalValue::none, OptionalValue::of);
-                scope.set("oldSelf", Cel::Opaque(Arc::new(old)));
+    }
+
+    fn is_as_it_was(self, value: &Value) -> bool {
+        match (self.here, self.above) {
+            (Some(old), _) => old == value,
+            (None, Some((new, old))) => new == old,
+            (None, None) => false,
+        }
+    }
+}
+
+struct Judging {
+    budget: u64,
+    /// Nothing more is judged.
+    over: bool,
+    errors: Errors,
+}
+
+impl Judging {
+    fn visit<'a>(&mut self, value: &'a Value, before: Before<'a>, schema: &Schema, path: &str) {
+        if value.is_null() || self.over {
+            return;
+        }
+        if !schema.rules.is_empty() {
+            self.run_rules(value, before, schema, path);
+        }
+        match value {
+            Value::Object(map) => {
+                let named = |name: &str| match (path, schema.properties.contains_key(name)) {
+                    ("", _) => name.to_string(),
+                    (path, true) => format!("{path}.{name}"),
+                    (path, false) => format!("{path}[{name}]"),
+                };
+                for (name, part) in map {
+                    let Some(schema) = schema.field(name) else {
+                        continue;
+                    };
+                    let old = before.here.and_then(|o| o.get(name));
+                    self.visit(part, before.of_part(value, old), schema, &named(name));
+                }
             }
-            (false, Some(old)) => scope.set("oldSelf", old),
-            (false, None) => {}
+            Value::Array(list) => {
+                let Some(items) = &schema.items else { return };
+                for (i, item) in list.iter().enumerate() {
+                    let old = before.here.and_then(|old| same_item(item, old, schema));
+                    self.visit(item, before.of_part(value, old), items, &format!("{path}[{i}]"));
+                }
+            }
+            _ => {}
         }
+    }
+
+    fn run_rules(&mut self, value: &Value, before: Before<'_>, schema: &Schema, path: &str) {
+        let type_name = match schema.types().as_slice() {
+            [one] => one.to_string(),
+            _ => String::new(),
+        };
         let told = |detail: String| FieldError {
             cause: Cause::Invalid,
             field: if path.is_empty() {
@@ -134,13 +162,80 @@ fn run_rules(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, er
             value: Some(crate::field::quoted(&type_name)),
             detail,
         };
-        match program.run(&scope) {
-            Ok(Cel::Bool(true)) => {}
-            Ok(Cel::Bool(false)) => errors.push(failed(rule, &scope, value, schema, path)),
-            Ok(_) => errors.push(told(format!("rule must evaluate to a bool: {}", rule.named()))),
-            Err(e) => errors.push(told(format!("{e} evaluating rule: {}", rule.named()))),
+        let old = before.here.filter(|old| !old.is_null());
+        let mut scope = Scope::default();
+        scope.set("self", of(value, schema));
+        let old_self = old.map(|old| of(old, schema));
+        for rule in &schema.rules {
+            let Some(program) = &rule.program else { continue };
+            if rule.uses_old_self {
+                match (rule.optional_old_self, &old_self) {
+                    (true, old) => {
+                        let old = old.clone().map_or_else(OptionalValue::none, OptionalValue::of);
+                        scope.set("oldSelf", Cel::Opaque(Arc::new(old)));
+                    }
+                    (false, Some(old)) => scope.set("oldSelf", old.clone()),
+                    // Nothing to compare with.
+                    (false, None) => continue,
+                }
+            }
+            let found = program.run(&scope);
+            if !self.pays(scope.cost()) {
+                return self.errors.push(told(OUT_OF_BUDGET.into()));
+            }
+            match found {
+                Ok(Cel::Bool(true)) => {}
+                Ok(Cel::Bool(false)) => {
+                    let error = failed(rule, &scope, value, schema, path);
+                    self.pays(scope.cost());
+                    if rule.uses_old_self || !before.is_as_it_was(value) {
+                        self.errors.push(error);
+                    }
+                }
+                Ok(_) => self
+                    .errors
+                    .push(told(format!("rule must evaluate to a bool: {}", rule.named()))),
+                Err(e) if e == EXCEEDED => {
+                    self.over = true;
+                    let words =
+                        "no further validation rules will be run due to call cost exceeds limit for rule";
+                    return self
+                        .errors
+                        .push(told(format!("'{e}': {words}: {}", rule.named())));
+                }
+                Err(e) if e.starts_with("no such overload") => {
+                    let words = "call arguments did not match a supported operator, function or macro signature for rule";
+                    self.errors
+                        .push(told(format!("'{e}': {words}: {}", rule.named())));
+                }
+                Err(e) => self
+                    .errors
+                    .push(told(format!("{e} evaluating rule: {}", rule.named()))),
+            }
         }
     }
+
+    /// Takes a cost from the budget; when that is spent, nothing more is judged.
+    fn pays(&mut self, cost: u64) -> bool {
+        // One expression that was too dear ends it in its own words.
+        if cost > CALL_COST_MAX {
+            return true;
+        }
+        match self.budget.checked_sub(cost) {
+            Some(left) => self.budget = left,
+            None => self.over = true,
+        }
+        !self.over
+    }
+}
+
+/// The old item that has the same keys; only items of a list of type map can be told from each other.
+fn same_item<'a>(item: &Value, old: &'a Value, schema: &Schema) -> Option<&'a Value> {
+    if schema.list_type != "map" {
+        return None;
+    }
+    let same = |other: &&Value| schema.list_map_keys.iter().all(|k| other.get(k) == item.get(k));
+    old.as_array()?.iter().find(same)
 }
 
 fn failed(rule: &Rule, scope: &Scope<'_>, value: &Value, schema: &Schema, path: &str) -> FieldError {
@@ -316,5 +411,74 @@ mod tests {
             ]
         );
         assert!(told(&schema, &old, Some(&old)).is_empty());
+    }
+
+    #[test]
+    fn what_is_as_it_was_is_not_held_against_an_update() {
+        let schema = json!({"type": "object", "properties": {
+            "n": {"type": "integer", "x-kubernetes-validations": [{"rule": "self < 3", "message": "too many"}]},
+            "grows": {"type": "integer", "x-kubernetes-validations": [{"rule": "self > oldSelf", "message": "must grow"}]},
+            "list": {"type": "array", "items": {"type": "string",
+                "x-kubernetes-validations": [{"rule": "self != 'x'", "message": "no x"}]}},
+        }});
+        for (old, new, want) in [
+            (None, json!({"n": 5}), "n: Invalid value: 5: too many"),
+            (Some(json!({"n": 5})), json!({"n": 5}), ""),
+            (
+                Some(json!({"n": 5})),
+                json!({"n": 6}),
+                "n: Invalid value: 6: too many",
+            ),
+            (
+                Some(json!({"grows": 1})),
+                json!({"grows": 1}),
+                "grows: Invalid value: 1: must grow",
+            ),
+            (Some(json!({"grows": 1})), json!({"grows": 2}), ""),
+            // Items that no keys tell apart are as they were if the whole list is.
+            (Some(json!({"list": ["x"]})), json!({"list": ["x"]}), ""),
+            (
+                Some(json!({"list": ["x"]})),
+                json!({"list": ["x", "y"]}),
+                "list[0]: Invalid value: \"x\": no x",
+            ),
+        ] {
+            assert_eq!(
+                told(&schema, &new, old.as_ref()).join("; "),
+                want,
+                "{old:?} to {new}"
+            );
+        }
+    }
+
+    #[test]
+    fn rules_that_cost_too_much_end_the_judging() {
+        // To sort costs the square of how many there are.
+        let numbers = |n: i64| -> Vec<i64> { (0..n).collect() };
+        let schema = |rules: Value| {
+            json!({"type": "object", "properties": {"l": {"type": "array", "items": {"type": "integer"},
+                "x-kubernetes-validations": rules}}})
+        };
+        let value = json!({"l": numbers(1_500)});
+        let dear = "self.sort() == self";
+        let rules = schema(json!([{"rule": dear}, {"rule": "false"}]));
+        assert_eq!(
+            told(&rules, &value, None),
+            [format!(
+                "l: Invalid value: \"array\": 'operation cancelled: actual cost limit exceeded': no further validation \
+                 rules will be run due to call cost exceeds limit for rule: {dear}"
+            )]
+        );
+        // Each is within its limit, all together are not.
+        let value = json!({"l": numbers(600)});
+        let mut many = vec![json!({"rule": dear}); 15];
+        many.push(json!({"rule": "false"}));
+        assert_eq!(
+            told(&schema(many.into()), &value, None),
+            [
+                "l: Invalid value: \"array\": validation failed due to running out of cost budget, no further validation \
+              rules will be run"
+            ]
+        );
     }
 }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::schema::{Additional, Schema};
+use crate::cel::check::Type;
 use crate::cel::check::declared::{
     BOOL_MIN, BRACKETS, DATE, DATE_TIME_MAX, DATE_TIME_MIN, DURATION_MAX, DURATION_MIN, Declared, NUMBER_MIN,
     REQUEST_MAX_BYTES, STRING_MIN, Shape, entries_that_fit, items_that_fit,
 };
-use crate::cel::check::Type;
 
 /// The longest string in a request, without its quotation marks.
 const STRING_MAX: u64 = REQUEST_MAX_BYTES - 2;
@@ -24,7 +24,9 @@ const BYTES_PER_CHARACTER: u64 = 4;
 pub fn declared(schema: &Schema, is_resource: bool, name: &str) -> Option<Declared> {
     let count = |n: usize| n as u64;
     if schema.int_or_string {
-        let max = schema.max_length.map_or(STRING_MAX, |n| count(n).saturating_mul(BYTES_PER_CHARACTER));
+        let max = schema
+            .max_length
+            .map_or(STRING_MAX, |n| count(n).saturating_mul(BYTES_PER_CHARACTER));
         return Some(Declared::simple(Type::Dyn, 1, max));
     }
     if is_resource && schema.of == "object" {
@@ -34,7 +36,9 @@ pub fn declared(schema: &Schema, is_resource: bool, name: &str) -> Option<Declar
         "array" => {
             let items = schema.items.as_deref()?;
             let items = declared(items, items.embedded, &format!("{name}.@idx"))?;
-            let max = schema.max_items.map_or_else(|| items_that_fit(items.min_size), count);
+            let max = schema
+                .max_items
+                .map_or_else(|| items_that_fit(items.min_size), count);
             Some(Declared::list(items, max))
         }
         "object" => object(schema, is_resource, name),
@@ -54,7 +58,12 @@ fn string(schema: &Schema) -> Declared {
         "date" => Declared::simple(Type::Timestamp, DATE, DATE),
         "date-time" => Declared::simple(Type::Timestamp, DATE_TIME_MIN, DATE_TIME_MAX),
         _ => {
-            let listed = schema.enumeration.iter().filter_map(Value::as_str).map(str::len).max();
+            let listed = schema
+                .enumeration
+                .iter()
+                .filter_map(Value::as_str)
+                .map(str::len)
+                .max();
             let max = match (given, schema.enumeration.is_empty()) {
                 (Some(given), _) => given.saturating_mul(BYTES_PER_CHARACTER),
                 (None, true) => STRING_MAX,
@@ -181,14 +190,32 @@ mod tests {
     fn types_and_sizes_come_from_the_schema() {
         for (schema, want) in [
             (json!({"type": "string"}), Some(("string", 3_145_726, 2))),
-            (json!({"type": "string", "maxLength": 10}), Some(("string", 40, 2))),
-            (json!({"type": "string", "enum": ["a", "abc"]}), Some(("string", 3, 2))),
-            (json!({"type": "string", "format": "byte"}), Some(("bytes", 3_145_726, 2))),
-            (json!({"type": "string", "format": "date-time"}), Some(("timestamp", 32, 21))),
-            (json!({"type": "string", "format": "duration"}), Some(("duration", 32, 3))),
+            (
+                json!({"type": "string", "maxLength": 10}),
+                Some(("string", 40, 2)),
+            ),
+            (
+                json!({"type": "string", "enum": ["a", "abc"]}),
+                Some(("string", 3, 2)),
+            ),
+            (
+                json!({"type": "string", "format": "byte"}),
+                Some(("bytes", 3_145_726, 2)),
+            ),
+            (
+                json!({"type": "string", "format": "date-time"}),
+                Some(("timestamp", 32, 21)),
+            ),
+            (
+                json!({"type": "string", "format": "duration"}),
+                Some(("duration", 32, 3)),
+            ),
             (json!({"type": "boolean"}), Some(("bool", 0, 4))),
             (json!({"type": "number"}), Some(("double", 0, 1))),
-            (json!({"x-kubernetes-int-or-string": true}), Some(("dyn", 3_145_726, 1))),
+            (
+                json!({"x-kubernetes-int-or-string": true}),
+                Some(("dyn", 3_145_726, 1)),
+            ),
             (
                 json!({"type": "array", "items": {"type": "string"}}),
                 Some(("list(string)", 1_048_575, 2)),

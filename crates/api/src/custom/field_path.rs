@@ -14,7 +14,8 @@ pub fn resolved(text: &str, schema: &Schema) -> Result<String, String> {
             let (token, left) = token(after).ok_or("unexpected end of JSON path")?;
             let quoted = token.strip_prefix('\'').and_then(|t| t.strip_suffix('\''));
             let quoted = quoted.filter(|_| token.len() >= 2);
-            name = unescaped(quoted.ok_or_else(|| format!("expected single quoted string but got {token}"))?)?;
+            name =
+                unescaped(quoted.ok_or_else(|| format!("expected single quoted string but got {token}"))?)?;
             at = below(at, &name, &mut path)?;
             rest = match self::token(left) {
                 Some(("]", left)) => left,

@@ -97,57 +97,57 @@ impl Strategy for CustomResourceDefinition {
 
 /// `old`: the versions there were before.
 fn check_definition(crd: &CustomResourceDefinition, old: &[CustomResourceDefinitionVersion]) -> Errors {
-        let mut errors = Errors::new();
-        let spec = &crd.spec;
-        let name = text(&crd.metadata.name);
-        if name != format!("{}.{}", spec.names.plural, spec.group) {
+    let mut errors = Errors::new();
+    let spec = &crd.spec;
+    let name = text(&crd.metadata.name);
+    if name != format!("{}.{}", spec.names.plural, spec.group) {
+        errors.invalid(
+            &Path::new("metadata").child("name"),
+            name,
+            "must be spec.names.plural+\".\"+spec.group",
+        );
+    }
+    let path = Path::new("spec");
+    check_group(&spec.group, &path.child("group"), &mut errors);
+    match spec.scope.as_str() {
+        "" => errors.required(&path.child("scope"), ""),
+        scope if !SCOPES.contains(&scope) => {
+            errors.not_supported_in_order(&path.child("scope"), scope, SCOPES);
+        }
+        _ => {}
+    }
+    check_names(&spec.names, &path.child("names"), &mut errors);
+    check_versions(&spec.versions, old, &path.child("versions"), &mut errors);
+    if let Some(conversion) = &spec.conversion {
+        let path = path.child("conversion");
+        match (conversion.strategy.as_str(), &conversion.webhook) {
+            ("None", Some(_)) => errors.forbidden(
+                &path.child("webhookClientConfig"),
+                "should not be set when strategy is not set to Webhook",
+            ),
+            ("Webhook", None) => errors.required(
+                &path.child("webhookClientConfig"),
+                "required when strategy is set to Webhook",
+            ),
+            ("None" | "Webhook", _) => {}
+            ("", _) => errors.required(&path.child("strategy"), ""),
+            (other, _) => {
+                errors.not_supported_in_order(&path.child("strategy"), other, &["None", "Webhook"]);
+            }
+        }
+    }
+    let stored = crd
+        .status
+        .as_ref()
+        .and_then(|s| s.stored_versions.clone())
+        .unwrap_or_default();
+    let at = Path::new("status").child("storedVersions");
+    if stored.is_empty() {
+        errors.invalid(&at, Json("null".into()), "must have at least one stored version");
+    }
+    for (i, version) in stored.iter().enumerate() {
+        if !spec.versions.iter().any(|v| v.name == *version) {
             errors.invalid(
-                &Path::new("metadata").child("name"),
-                name,
-                "must be spec.names.plural+\".\"+spec.group",
-            );
-        }
-        let path = Path::new("spec");
-        check_group(&spec.group, &path.child("group"), &mut errors);
-        match spec.scope.as_str() {
-            "" => errors.required(&path.child("scope"), ""),
-            scope if !SCOPES.contains(&scope) => {
-                errors.not_supported_in_order(&path.child("scope"), scope, SCOPES);
-            }
-            _ => {}
-        }
-        check_names(&spec.names, &path.child("names"), &mut errors);
-        check_versions(&spec.versions, old, &path.child("versions"), &mut errors);
-        if let Some(conversion) = &spec.conversion {
-            let path = path.child("conversion");
-            match (conversion.strategy.as_str(), &conversion.webhook) {
-                ("None", Some(_)) => errors.forbidden(
-                    &path.child("webhookClientConfig"),
-                    "should not be set when strategy is not set to Webhook",
-                ),
-                ("Webhook", None) => errors.required(
-                    &path.child("webhookClientConfig"),
-                    "required when strategy is set to Webhook",
-                ),
-                ("None" | "Webhook", _) => {}
-                ("", _) => errors.required(&path.child("strategy"), ""),
-                (other, _) => {
-                    errors.not_supported_in_order(&path.child("strategy"), other, &["None", "Webhook"]);
-                }
-            }
-        }
-        let stored = crd
-            .status
-            .as_ref()
-            .and_then(|s| s.stored_versions.clone())
-            .unwrap_or_default();
-        let at = Path::new("status").child("storedVersions");
-        if stored.is_empty() {
-            errors.invalid(&at, Json("null".into()), "must have at least one stored version");
-        }
-        for (i, version) in stored.iter().enumerate() {
-            if !spec.versions.iter().any(|v| v.name == *version) {
-                errors.invalid(
                     &at.index(i),
                     version,
                     format!(
@@ -156,10 +156,10 @@ fn check_definition(crd: &CustomResourceDefinition, old: &[CustomResourceDefinit
                          removes {version} from status.storedVersions"
                     ),
                 );
-            }
         }
-        errors
     }
+    errors
+}
 
 fn check_group(group: &str, path: &Path, errors: &mut Errors) {
     if group.is_empty() {

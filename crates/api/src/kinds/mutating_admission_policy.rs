@@ -52,7 +52,11 @@ fn check_expressions(spec: &MutatingAdmissionPolicySpec, path: &Path, errors: &m
         }
         if other.is_some() {
             let words = format!("must not be specified when patchType is {kind}");
-            errors.invalid(&at.child(other_field), format!("{{{other_field}}}").as_str(), words);
+            errors.invalid(
+                &at.child(other_field),
+                format!("{{{other_field}}}").as_str(),
+                words,
+            );
         }
     }
 }

@@ -113,14 +113,42 @@ mod tests {
     fn expressions_see_the_fields_of_built_in_kinds() {
         for (kind, text, want) in [
             (&registry::DEPLOYMENT, "object.spec.replicas", "int"),
-            (&registry::DEPLOYMENT, "object.metadata.labels", "map(string, string)"),
-            (&registry::DEPLOYMENT, "object.metadata.creationTimestamp", "timestamp"),
-            (&registry::DEPLOYMENT, "object.spec.strategy.rollingUpdate.maxSurge", "dyn"),
-            (&registry::POD, "object.spec.containers.map(c, c.image)", "list(string)"),
-            (&registry::POD, "object.spec.containers[0].resources.requests", "undefined field 'requests'"),
-            (&registry::POD, "object.spec.containers[0].imagee", "undefined field 'imagee'"),
+            (
+                &registry::DEPLOYMENT,
+                "object.metadata.labels",
+                "map(string, string)",
+            ),
+            (
+                &registry::DEPLOYMENT,
+                "object.metadata.creationTimestamp",
+                "timestamp",
+            ),
+            (
+                &registry::DEPLOYMENT,
+                "object.spec.strategy.rollingUpdate.maxSurge",
+                "dyn",
+            ),
+            (
+                &registry::POD,
+                "object.spec.containers.map(c, c.image)",
+                "list(string)",
+            ),
+            (
+                &registry::POD,
+                "object.spec.containers[0].resources.requests",
+                "undefined field 'requests'",
+            ),
+            (
+                &registry::POD,
+                "object.spec.containers[0].imagee",
+                "undefined field 'imagee'",
+            ),
             (&registry::SECRET, "object.data", "map(string, bytes)"),
-            (&registry::CUSTOM_RESOURCE_DEFINITION, "object.spec.versions[0].schema.openAPIV3Schema.items", ""),
+            (
+                &registry::CUSTOM_RESOURCE_DEFINITION,
+                "object.spec.versions[0].schema.openAPIV3Schema.items",
+                "",
+            ),
         ] {
             let declared = declared(kind).unwrap();
             let environment = Environment::default().with_declared("object", &declared);

@@ -19,12 +19,19 @@ fn policy(name: &str, group: &str, resource: &str, validations: Value) -> Valida
 fn checked(world: &mut World, name: &str) -> Vec<ExpressionWarning> {
     let actions = world.run(&PolicyStatus, ("", name), at(0));
     world.take(&actions);
-    assert!(lines(&world.run(&PolicyStatus, ("", name), at(1))).is_empty(), "it is done once");
+    assert!(
+        lines(&world.run(&PolicyStatus, ("", name), at(1))).is_empty(),
+        "it is done once"
+    );
     let view: &dyn View = world;
     let policy = view.get_as::<ValidatingAdmissionPolicy>("", name).unwrap();
     let status = policy.status.clone().unwrap();
     assert_eq!(status.observed_generation, policy.metadata.generation);
-    status.type_checking.unwrap().expression_warnings.unwrap_or_default()
+    status
+        .type_checking
+        .unwrap()
+        .expression_warnings
+        .unwrap_or_default()
 }
 
 #[test]
@@ -38,13 +45,23 @@ fn validation_expressions_are_type_checked() {
     world.put(policy("confused", "apps", "deployments", confused));
     let found = checked(&mut world, "confused");
     let fields: Vec<&str> = found.iter().map(|w| w.field_ref.as_str()).collect();
-    assert_eq!(fields, ["spec.validations[0].expression", "spec.validations[0].messageExpression"]);
+    assert_eq!(
+        fields,
+        [
+            "spec.validations[0].expression",
+            "spec.validations[0].messageExpression"
+        ]
+    );
     assert_eq!(
         found[0].warning,
         "apps/v1, Kind=Deployment: ERROR: <input>:1:22: found no matching overload for '_>_' applied to '(int, string)'\n \
          | object.spec.replicas > '1'\n | .....................^\n"
     );
-    assert!(found[1].warning.contains("found no matching overload for '_+_' applied to '(string, int)'"));
+    assert!(
+        found[1]
+            .warning
+            .contains("found no matching overload for '_+_' applied to '(string, int)'")
+    );
 }
 
 fn crontabs(spec: Value) -> CustomResourceDefinition {
@@ -60,19 +77,28 @@ fn crontabs(spec: Value) -> CustomResourceDefinition {
 fn expressions_on_custom_kinds_are_type_checked() {
     let group = "stable.example.com";
     let mut world = World::default();
-    world.put(crontabs(json!({"cronSpec": {"type": "string"}, "replicas": {"type": "integer"}})));
+    world.put(crontabs(
+        json!({"cronSpec": {"type": "string"}, "replicas": {"type": "integer"}}),
+    ));
     let right = json!([{"expression": "object.spec.replicas > 1 && object.metadata.labels.a == 'x'"}]);
     world.put(policy("correct", group, "crontabs", right));
     assert_eq!(checked(&mut world, "correct"), []);
-    let confused = json!([{"expression": "object.spec.replicas > '1'"}, {"expression": "object.spec.maxRetries < 10"}]);
+    let confused =
+        json!([{"expression": "object.spec.replicas > '1'"}, {"expression": "object.spec.maxRetries < 10"}]);
     world.put(policy("confused", group, "crontabs", confused));
     let found = checked(&mut world, "confused");
     assert_eq!(found.len(), 2);
-    assert!(found[0].warning.contains("found no matching overload for '_>_' applied to '(int, string)'"));
+    assert!(
+        found[0]
+            .warning
+            .contains("found no matching overload for '_>_' applied to '(int, string)'")
+    );
     assert_eq!(found[1].field_ref, "spec.validations[1].expression");
     assert!(found[1].warning.contains("undefined field 'maxRetries'"));
     // The field comes, and the warning goes.
-    world.put(crontabs(json!({"replicas": {"type": "integer"}, "maxRetries": {"type": "integer"}})));
+    world.put(crontabs(
+        json!({"replicas": {"type": "integer"}, "maxRetries": {"type": "integer"}}),
+    ));
     assert_eq!(checked(&mut world, "confused").len(), 1);
 }
 

@@ -59,7 +59,10 @@ fn namespace() -> Declared {
         ("message", text()),
         ("reason", text()),
     ];
-    let conditions = Declared::list(Declared::object("kubernetes.NamespaceCondition", condition), UNLIMITED);
+    let conditions = Declared::list(
+        Declared::object("kubernetes.NamespaceCondition", condition),
+        UNLIMITED,
+    );
     let metadata = [
         ("name", text()),
         ("generateName", text()),
@@ -76,11 +79,20 @@ fn namespace() -> Declared {
         ("finalizers", texts()),
     ];
     let fields = [
-        ("metadata", Declared::object("kubernetes.NamespaceMetadata", metadata)),
-        ("spec", Declared::object("kubernetes.NamespaceSpec", [("finalizers", texts())])),
+        (
+            "metadata",
+            Declared::object("kubernetes.NamespaceMetadata", metadata),
+        ),
+        (
+            "spec",
+            Declared::object("kubernetes.NamespaceSpec", [("finalizers", texts())]),
+        ),
         (
             "status",
-            Declared::object("kubernetes.NamespaceStatus", [("conditions", conditions), ("phase", text())]),
+            Declared::object(
+                "kubernetes.NamespaceStatus",
+                [("conditions", conditions), ("phase", text())],
+            ),
         ),
     ];
     Declared::object("kubernetes.Namespace", fields)
@@ -131,7 +143,12 @@ pub struct Composition(Vec<(String, Type)>);
 
 impl Composition {
     /// Compiles a variable that may speak of those before it, and makes it known to those after.
-    pub fn add(&mut self, name: &str, expression: &str, environment: &Environment) -> Result<Compiled, String> {
+    pub fn add(
+        &mut self,
+        name: &str,
+        expression: &str,
+        environment: &Environment,
+    ) -> Result<Compiled, String> {
         let compiled = cel::compile(expression, &self.in_environment(environment));
         let found = compiled.as_ref().map_or(Type::Dyn, |c| as_field(c.output()));
         self.0.retain(|(known, _)| known != name);
@@ -140,7 +157,10 @@ impl Composition {
     }
 
     pub fn in_environment(&self, environment: &Environment) -> Environment {
-        let fields = self.0.iter().map(|(name, found)| (name.as_str(), of(found.clone())));
+        let fields = self
+            .0
+            .iter()
+            .map(|(name, found)| (name.as_str(), of(found.clone())));
         let variables = Declared::object(VARIABLES, fields);
         environment.clone().with_declared("variables", &variables)
     }

@@ -111,7 +111,10 @@ fn param_kind(spec: &ValidatingAdmissionPolicySpec) -> Option<Gvk> {
 /// The kinds a policy names. Rules with wildcards name none.
 fn about(spec: &ValidatingAdmissionPolicySpec, kinds: &dyn Kinds) -> BTreeSet<Gvk> {
     let mut found = BTreeSet::new();
-    let rules = spec.match_constraints.iter().flat_map(|m| m.resource_rules.iter().flatten());
+    let rules = spec
+        .match_constraints
+        .iter()
+        .flat_map(|m| m.resource_rules.iter().flatten());
     for rule in rules {
         let mut count = 0;
         for (group, version, resource) in named(rule) {
@@ -204,26 +207,39 @@ mod tests {
         );
         let both = of("object.m == oldObject.n");
         assert_eq!(
-            both[0].1.lines().filter(|l| l.contains("Kind=")).collect::<Vec<_>>(),
+            both[0]
+                .1
+                .lines()
+                .filter(|l| l.contains("Kind="))
+                .collect::<Vec<_>>(),
             [
                 "g/v1, Kind=A: ERROR: <input>:1:7: undefined field 'm'",
                 "g/v1, Kind=B: ERROR: <input>:1:7: undefined field 'm'"
             ]
         );
-        assert!(both[0].1.contains("^\n\ng/v1, Kind=B"), "a blank line stands between two");
+        assert!(
+            both[0].1.contains("^\n\ng/v1, Kind=B"),
+            "a blank line stands between two"
+        );
     }
 
     #[test]
     fn variables_parameters_and_messages_are_checked_too() {
         let found = told(json!({
-            "paramKind": {"apiVersion": "g/v1", "kind": "A"},
-            "variables": [{"name": "s", "expression": "string(object.n)"}, {"name": "t", "expression": "variables.s + 'x'"}],
-            "validations": [
-                {"expression": "variables.t == 'x' && params.n == 1"},
-                {"expression": "variables.t == 1", "messageExpression": "'a' + params.n"},
-            ]}));
+        "paramKind": {"apiVersion": "g/v1", "kind": "A"},
+        "variables": [{"name": "s", "expression": "string(object.n)"}, {"name": "t", "expression": "variables.s + 'x'"}],
+        "validations": [
+            {"expression": "variables.t == 'x' && params.n == 1"},
+            {"expression": "variables.t == 1", "messageExpression": "'a' + params.n"},
+        ]}));
         let fields: Vec<&str> = found.iter().map(|(field, _)| field.as_str()).collect();
-        assert_eq!(fields, ["spec.validations[1].expression", "spec.validations[1].messageExpression"]);
+        assert_eq!(
+            fields,
+            [
+                "spec.validations[1].expression",
+                "spec.validations[1].messageExpression"
+            ]
+        );
         assert!(found[1].1.contains("applied to '(string, int)'"), "{found:?}");
     }
 

@@ -34,9 +34,26 @@ pub static STANDARD: LazyLock<HashMap<&'static str, Vec<Overload>>> = LazyLock::
 /// Names that are types.
 pub static TYPES: LazyLock<HashMap<&'static str, Type>> = LazyLock::new(|| {
     let names = [
-        "bool", "bytes", "double", "int", "string", "uint", "dyn", "list(A)", "map(A, B)", "null_type", "type",
-        "google.protobuf.Duration", "google.protobuf.Timestamp", "optional_type(V)", "net.IP", "net.CIDR",
-        "kubernetes.Quantity", "kubernetes.Semver", "kubernetes.URL", "kubernetes.NamedFormat",
+        "bool",
+        "bytes",
+        "double",
+        "int",
+        "string",
+        "uint",
+        "dyn",
+        "list(A)",
+        "map(A, B)",
+        "null_type",
+        "type",
+        "google.protobuf.Duration",
+        "google.protobuf.Timestamp",
+        "optional_type(V)",
+        "net.IP",
+        "net.CIDR",
+        "kubernetes.Quantity",
+        "kubernetes.Semver",
+        "kubernetes.URL",
+        "kubernetes.NamedFormat",
     ];
     let of = |text: &'static str| {
         let name = text.split('(').next().unwrap_or(text);
@@ -70,8 +87,16 @@ fn overload(line: &'static str) -> Option<Overload> {
         rest = left.strip_prefix(", ").unwrap_or(left);
     }
     let mut params = Vec::new();
-    args.iter().chain([&result]).for_each(|t| params_of(t, &mut params));
-    Some(Overload { id, is_member, args, result, params })
+    args.iter()
+        .chain([&result])
+        .for_each(|t| params_of(t, &mut params));
+    Some(Overload {
+        id,
+        is_member,
+        args,
+        result,
+        params,
+    })
 }
 
 fn params_of(t: &Type, params: &mut Vec<Arc<str>>) {
@@ -90,10 +115,12 @@ fn params_of(t: &Type, params: &mut Vec<Arc<str>>) {
 /// A type at the beginning of a text, and what comes after it.
 fn read_type(text: &str) -> Option<(Type, &str)> {
     // A dot before a bracket begins the arguments of a member, any other is part of a name.
-    let part = |(i, c): (usize, char)| {
-        c.is_alphanumeric() || c == '_' || (c == '.' && !text[i..].starts_with(".("))
-    };
-    let end = text.char_indices().find(|at| !part(*at)).map_or(text.len(), |(i, _)| i);
+    let part =
+        |(i, c): (usize, char)| c.is_alphanumeric() || c == '_' || (c == '.' && !text[i..].starts_with(".("));
+    let end = text
+        .char_indices()
+        .find(|at| !part(*at))
+        .map_or(text.len(), |(i, _)| i);
     let (name, mut rest) = text.split_at(end);
     let mut params = Vec::new();
     if let Some(mut inside) = rest.strip_prefix('(') {
@@ -676,9 +703,17 @@ mod tests {
                 let Some(read) = read else {
                     panic!("{name}: {line}");
                 };
-                let args: Vec<String> = read.args.iter().map(|t| t.declared_name().replace(['<', '>'], "")).collect();
-                let args = args.iter().map(|a| a.replace("google.protobuf.Duration", "duration"));
-                let args: Vec<String> = args.map(|a| a.replace("google.protobuf.Timestamp", "timestamp")).collect();
+                let args: Vec<String> = read
+                    .args
+                    .iter()
+                    .map(|t| t.declared_name().replace(['<', '>'], ""))
+                    .collect();
+                let args = args
+                    .iter()
+                    .map(|a| a.replace("google.protobuf.Duration", "duration"));
+                let args: Vec<String> = args
+                    .map(|a| a.replace("google.protobuf.Timestamp", "timestamp"))
+                    .collect();
                 let again = match read.is_member {
                     true => format!("{}.({})", args[0], args[1..].join(", ")),
                     false => format!("({})", args.join(", ")),

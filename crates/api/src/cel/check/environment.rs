@@ -85,7 +85,9 @@ impl Environment {
         if name == "jsonpatch.escapeKey" && !self.makes_patches {
             return None;
         }
-        STANDARD.get(name.strip_prefix('.').unwrap_or(name)).map(Vec::as_slice)
+        STANDARD
+            .get(name.strip_prefix('.').unwrap_or(name))
+            .map(Vec::as_slice)
     }
 }
 

@@ -98,7 +98,7 @@ struct Checker<'e> {
 }
 
 /// The dotted name that an expression spells.
-pub(super) fn qualified_name(expression: &IdedExpr) -> Option<String> {
+pub(crate) fn qualified_name(expression: &IdedExpr) -> Option<String> {
     match &expression.expr {
         Expr::Ident(name) => Some(name.clone()),
         Expr::Select(select) if !select.test => {
@@ -491,4 +491,3 @@ impl Checker<'_> {
         }
     }
 }
-

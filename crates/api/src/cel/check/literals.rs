@@ -62,7 +62,11 @@ fn check_list(list: &ListExpr, checked: &Checked, mistakes: &mut Vec<Mistake>) {
     let Some(first) = list.elements.first().map(|item| of(0, item)) else {
         return;
     };
-    let unlike = list.elements.iter().enumerate().find(|(i, item)| of(*i, item) != first);
+    let unlike = list
+        .elements
+        .iter()
+        .enumerate()
+        .find(|(i, item)| of(*i, item) != first);
     if let Some((i, item)) = unlike {
         tell(item.id, first, of(i, item), mistakes);
     }
@@ -77,7 +81,10 @@ fn check_map(map: &MapExpr, checked: &Checked, mistakes: &mut Vec<Mistake>) {
     let key = checked.type_of(&first.key);
     let value = counted(&first.value, first.optional, checked);
     for entry in entries {
-        let (k, v) = (checked.type_of(&entry.key), counted(&entry.value, entry.optional, checked));
+        let (k, v) = (
+            checked.type_of(&entry.key),
+            counted(&entry.value, entry.optional, checked),
+        );
         if k != key {
             tell(entry.key.id, key, k, mistakes);
         }

@@ -16,5 +16,12 @@ pub use environment::Environment;
 pub use infer::{Checked, Mistake, check};
 pub use types::Type;
 
+pub(crate) use infer::qualified_name;
+
+/// Whether there is a function of this name.
+pub(crate) fn is_function(name: &str) -> bool {
+    declarations::STANDARD.contains_key(name)
+}
+
 #[cfg(test)]
 mod tests;

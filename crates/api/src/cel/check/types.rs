@@ -206,7 +206,12 @@ impl Bindings {
         let nullable = |t: &Type| {
             matches!(
                 t,
-                Type::Opaque(..) | Type::Struct(_) | Type::Any | Type::Duration | Type::Timestamp | Type::Null
+                Type::Opaque(..)
+                    | Type::Struct(_)
+                    | Type::Any
+                    | Type::Duration
+                    | Type::Timestamp
+                    | Type::Null
             )
         };
         match (a, b) {
@@ -319,7 +324,10 @@ mod tests {
         assert!(bindings.assign_all(&[Type::Int, Type::Dyn], &two));
         assert_eq!(bindings.resolved(&param("A"), true), Type::Dyn);
         assert!(bindings.assign(&Type::Int, &param("B")));
-        assert_eq!(bindings.resolved(&Type::list(param("B")), false), Type::list(Type::Int));
+        assert_eq!(
+            bindings.resolved(&Type::list(param("B")), false),
+            Type::list(Type::Int)
+        );
         // A type is no part of itself.
         assert!(!bindings.assign(&Type::list(param("C")), &param("C")));
     }

@@ -39,11 +39,14 @@ pub fn check(json: &Value, path: &Path, known_costs: bool, errors: &mut Errors) 
     check.visit(&root);
     if check.total > SCHEMA_COST_MAX {
         for (at, _) in &check.expensive {
-            let words = "contributed to estimated rule cost total exceeding cost limit for entire OpenAPIv3 schema";
+            let words =
+                "contributed to estimated rule cost total exceeding cost limit for entire OpenAPIv3 schema";
             check.errors.forbidden(at, words);
         }
         let of = "x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema";
-        check.errors.forbidden(path, exceeds(of, check.total, SCHEMA_COST_MAX));
+        check
+            .errors
+            .forbidden(path, exceeds(of, check.total, SCHEMA_COST_MAX));
     }
     errors.extend(check.errors);
 }
@@ -148,7 +151,12 @@ impl Check {
         let environment = Environment::default()
             .with_declared("self", of_self)
             .with("oldSelf", old);
-        let compiled = typed(text(rule, "rule"), &environment, &Type::Bool, "cel expression must evaluate to a bool");
+        let compiled = typed(
+            text(rule, "rule"),
+            &environment,
+            &Type::Bool,
+            "cel expression must evaluate to a bool",
+        );
         let mut uses_old_self = false;
         match compiled {
             Err(why) => tell(&mut self.errors, &at.child("rule"), &shown_rule(rule), why),
@@ -162,8 +170,9 @@ impl Check {
         }
         match (uses_old_self, &node.uncorrelatable) {
             (true, Some(whole)) => {
-                let words =
-                    format!("oldSelf cannot be used on the uncorrelatable portion of the schema within {whole}");
+                let words = format!(
+                    "oldSelf cannot be used on the uncorrelatable portion of the schema within {whole}"
+                );
                 self.errors.invalid(&at.child("rule"), text(rule, "rule"), words);
             }
             (true, None) => {}
@@ -188,7 +197,11 @@ impl Check {
                 tell(&mut self.errors, &at, &shown_rule(rule), words);
             }
             Ok(compiled) => {
-                self.count(&at, "estimated messageExpression cost", compiled.cost_max(of_self));
+                self.count(
+                    &at,
+                    "estimated messageExpression cost",
+                    compiled.cost_max(of_self),
+                );
             }
         }
     }
@@ -276,7 +289,10 @@ mod tests {
         let found = found.iter().map(|told| {
             let (field, detail) = told.split_once(": ").unwrap_or((told, ""));
             let detail = detail.rsplit_once("}: ").map_or(detail, |(_, detail)| detail);
-            format!("{}: {detail}", field.trim_start_matches("s.x-kubernetes-validations[0]."))
+            format!(
+                "{}: {detail}",
+                field.trim_start_matches("s.x-kubernetes-validations[0].")
+            )
         });
         found.collect::<Vec<_>>().join("; ")
     }
@@ -284,9 +300,15 @@ mod tests {
     #[test]
     fn rules_are_expressions_that_come_to_a_bool() {
         for (rule, want) in [
-            (json!({"rule": "self.n > 1 && self.metadata.name != '' && self.kind == 'K'"}), ""),
+            (
+                json!({"rule": "self.n > 1 && self.metadata.name != '' && self.kind == 'K'"}),
+                "",
+            ),
             (json!({"rule": "self.__namespace__ == self.a__dash__b"}), ""),
-            (json!({"rule": "self.when < timestamp('2020-01-01T00:00:00Z')"}), ""),
+            (
+                json!({"rule": "self.when < timestamp('2020-01-01T00:00:00Z')"}),
+                "",
+            ),
             (
                 json!({"rule": "self.missing == 1"}),
                 "rule: compilation failed: ERROR: <input>:1:5: undefined field 'missing'\n | self.missing == 1\n | ....^",
@@ -303,9 +325,15 @@ mod tests {
                 json!({"rule": "self.n == 'x'"}),
                 "rule: compilation failed: ERROR: <input>:1:8: found no matching overload for '_==_' applied to '(int, string)'\n | self.n == 'x'\n | .......^",
             ),
-            (json!({"rule": "self.n"}), "rule: cel expression must evaluate to a bool"),
+            (
+                json!({"rule": "self.n"}),
+                "rule: cel expression must evaluate to a bool",
+            ),
             (json!({"rule": "self.n > oldSelf.n"}), ""),
-            (json!({"rule": "self.n > oldSelf.n.orValue(1)", "optionalOldSelf": true}), ""),
+            (
+                json!({"rule": "self.n > oldSelf.n.orValue(1)", "optionalOldSelf": true}),
+                "",
+            ),
             (
                 json!({"rule": "self.n > oldSelf.n", "optionalOldSelf": true}),
                 "rule: compilation failed: ERROR: <input>:1:8: found no matching overload for '_>_' applied to '(int, optional_type(int))'\n | self.n > oldSelf.n\n | .......^; \
@@ -315,7 +343,10 @@ mod tests {
                 json!({"rule": "self.n > 1", "optionalOldSelf": true}),
                 "optionalOldSelf: Invalid value: true: may not be set if oldSelf is not used in rule",
             ),
-            (json!({"rule": "self.n > 1", "messageExpression": "'s is ' + self.s"}), ""),
+            (
+                json!({"rule": "self.n > 1", "messageExpression": "'s is ' + self.s"}),
+                "",
+            ),
             (
                 json!({"rule": "self.n > 1", "messageExpression": "self.n"}),
                 "messageExpression: messageExpression must evaluate to a string",
@@ -333,7 +364,10 @@ mod tests {
                 json!({"rule": "self.n > 1", "fieldPath": ".list[0]"}),
                 "fieldPath: Invalid value: \".list[0]\": must be a valid path",
             ),
-            (json!({"rule": " "}), "rule: Required value: rule is not specified"),
+            (
+                json!({"rule": " "}),
+                "rule: Required value: rule is not specified",
+            ),
             (
                 json!({"rule": "self.n > 1 &&\nself.n < 3"}),
                 "message: Required value: message must be specified if rule contains line breaks",
@@ -401,17 +435,25 @@ mod tests {
             ]
         );
         let short = json!({"type": "string", "maxLength": 10});
-        assert_eq!(of_list(json!({"maxItems": 100}), short.clone(), rule), Vec::<String>::new());
+        assert_eq!(
+            of_list(json!({"maxItems": 100}), short.clone(), rule),
+            Vec::<String>::new()
+        );
         assert_eq!(
             of_list(json!({}), short, "self.all(x, x.startsWith('a'))"),
             Vec::<String>::new(),
             "what is walked once is not dear"
         );
         // What has no limit above it can be there as often as it fits into a request.
-        let within = told(json!({"type": "object", "properties": {"l": {"type": "array", "items":
+        let within = told(
+            json!({"type": "object", "properties": {"l": {"type": "array", "items":
             {"type": "object", "properties": {"m": {"type": "array", "items": {"type": "string"},
-                "x-kubernetes-validations": [{"rule": "self.all(x, x.startsWith('a'))"}]}}}}}}));
-        assert!(within[0].contains("exceeds budget by factor of more than 100x"), "{within:?}");
+                "x-kubernetes-validations": [{"rule": "self.all(x, x.startsWith('a'))"}]}}}}}}),
+        );
+        assert!(
+            within[0].contains("exceeds budget by factor of more than 100x"),
+            "{within:?}"
+        );
     }
 
     #[test]

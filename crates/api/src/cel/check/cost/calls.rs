@@ -171,7 +171,9 @@ impl Coster<'_> {
                 };
                 sized(size.scaled(PER_CHARACTER), quoted)
             }
-            ("starts_with_string" | "ends_with_string", _, [part]) => known(part).scaled(PER_CHARACTER).into(),
+            ("starts_with_string" | "ends_with_string", _, [part]) => {
+                known(part).scaled(PER_CHARACTER).into()
+            }
             ("in_list", _, [_, list]) => known(list).into(),
             ("matches_string", Some(text), [pattern]) => matching(known(text), known(pattern)).into(),
             ("contains_string", Some(text), [part]) => {
@@ -188,8 +190,16 @@ impl Coster<'_> {
                 }
             }
             (
-                "less_string" | "greater_string" | "less_equals_string" | "greater_equals_string" | "less_bytes"
-                | "greater_bytes" | "less_equals_bytes" | "greater_equals_bytes" | "equals" | "not_equals",
+                "less_string"
+                | "greater_string"
+                | "less_equals_string"
+                | "greater_equals_string"
+                | "less_bytes"
+                | "greater_bytes"
+                | "less_equals_bytes"
+                | "greater_equals_bytes"
+                | "equals"
+                | "not_equals",
                 _,
                 [left, right],
             ) => {
@@ -213,7 +223,10 @@ impl Coster<'_> {
             }
             ("list_slice", Some(list), [from, to]) => {
                 let size = self.size_of(list);
-                let (from, to) = (literal_int(from).unwrap_or(0), literal_int(to).unwrap_or(size.max));
+                let (from, to) = (
+                    literal_int(from).unwrap_or(0),
+                    literal_int(to).unwrap_or(size.max),
+                );
                 listed(1.0, Range::fixed(to.wrapping_sub(from)))
             }
             ("list_flatten", Some(list), []) => listed(1.0, self.size_of(list)),
@@ -246,8 +259,8 @@ impl Coster<'_> {
         Some(match (function, target, args) {
             ("check", ..) => ACCESS_CHECK.into(),
             (
-                "serviceAccount" | "path" | "group" | "resource" | "subresource" | "namespace" | "name" | "allowed"
-                | "reason" | "error" | "errored",
+                "serviceAccount" | "path" | "group" | "resource" | "subresource" | "namespace" | "name"
+                | "allowed" | "reason" | "error" | "errored",
                 ..,
             ) => one().into(),
             ("fieldSelector" | "labelSelector", _, [selector]) => {
@@ -306,13 +319,21 @@ impl Coster<'_> {
                 sized(matching(size, self.size_of(pattern)), Range::upto(size.max))
             }
             ("ip", ..) if overload == "cidr_ip" => one().into(),
-            ("cidr" | "isIP" | "isCIDR" | "ip" | "quantity" | "isQuantity" | "semver" | "isSemver", _, [text, ..]) => {
-                self.size_of(text).scaled(PER_CHARACTER).into()
-            }
+            (
+                "cidr" | "isIP" | "isCIDR" | "ip" | "quantity" | "isQuantity" | "semver" | "isSemver",
+                _,
+                [text, ..],
+            ) => self.size_of(text).scaled(PER_CHARACTER).into(),
             ("ip.isCanonical", _, [text]) => self.size_of(text).scaled(2.0 * PER_CHARACTER).into(),
             (
-                "masked" | "prefixLength" | "family" | "isUnspecified" | "isLoopback" | "isLinkLocalMulticast"
-                | "isLinkLocalUnicast" | "isGlobalUnicast",
+                "masked"
+                | "prefixLength"
+                | "family"
+                | "isUnspecified"
+                | "isLoopback"
+                | "isLinkLocalMulticast"
+                | "isLinkLocalUnicast"
+                | "isGlobalUnicast",
                 ..,
             ) => one().into(),
             ("containsIP" | "containsCIDR", _, [other]) => {
@@ -335,7 +356,9 @@ impl Coster<'_> {
                 | "compareTo" | "add" | "sub" | "major" | "minor" | "patch",
                 ..,
             ) => one().into(),
-            ("getScheme" | "getHostname" | "getHost" | "getPort" | "getEscapedPath" | "getQuery", ..) => one().into(),
+            ("getScheme" | "getHostname" | "getHost" | "getPort" | "getEscapedPath" | "getQuery", ..) => {
+                one().into()
+            }
             ("_==_", _, [left, right]) if left.of == right.of => equality(left, right)?.into(),
             _ => return None,
         })

@@ -21,9 +21,9 @@ const LIST: Range = Range::fixed(10);
 const MAP: Range = Range::fixed(30);
 const STRUCT: Range = Range::fixed(40);
 /// For each character of a string that is walked.
-const PER_CHARACTER: f64 = 0.1;
+pub(crate) const PER_CHARACTER: f64 = 0.1;
 /// For each character of a regular expression.
-const PER_PATTERN_CHARACTER: f64 = 0.25;
+pub(crate) const PER_PATTERN_CHARACTER: f64 = 0.25;
 
 /// The variables that the parser's macros gather results in.
 const ACCUMULATORS: [&str; 2] = ["@result", "__result__"];
@@ -271,7 +271,10 @@ impl Coster<'_> {
 
     fn node<'e>(&mut self, e: &'e IdedExpr) -> Node<'e> {
         let mut place = self.place(e);
-        if place.first().is_some_and(|of| ACCUMULATORS.contains(&of.as_str())) {
+        if place
+            .first()
+            .is_some_and(|of| ACCUMULATORS.contains(&of.as_str()))
+        {
             place.clear();
         }
         Node {

@@ -70,7 +70,11 @@ fn estimates_are_those_of_kubernetes() {
         (text.clone(), "self.startsWith('test')", 2),
         (text.clone(), "self.endsWith('test')", 2),
         (text.clone(), "size(self + \"hello\") > size(\"hello\")", 314_578),
-        (limited(text.clone(), "maxLength", 4), "size(self + \"hello\") > size(\"hello\")", 7),
+        (
+            limited(text.clone(), "maxLength", 4),
+            "size(self + \"hello\") > size(\"hello\")",
+            7,
+        ),
         (list(number.clone()), "self[1] == 0.0", 2),
         (list(text.clone()), "self[1] == self[1]", 314_577),
         (
@@ -121,9 +125,17 @@ fn estimates_are_those_of_kubernetes() {
         (text.clone(), "self.find('[0-9]+') == ''", 629_147),
         (ten.clone(), "self.find('[0-9]+') == ''", 11),
         (list(text.clone()), "self.join(' ') == 'aa bb'", 329_853_068_905),
-        (limited(list(ten.clone()), "maxItems", 10), "self.join(' ') == 'aa bb'", 43),
+        (
+            limited(list(ten.clone()), "maxItems", 10),
+            "self.join(' ') == 'aa bb'",
+            43,
+        ),
         (list(text.clone()), "self.isSorted() == true", 329_854_432_052),
-        (limited(list(ten.clone()), "maxItems", 10), "self.isSorted() == true", 52),
+        (
+            limited(list(ten.clone()), "maxItems", 10),
+            "self.isSorted() == true",
+            52,
+        ),
         (
             replacing(None),
             "self.str.replace(self.before, self.after) == 'does not matter'",
