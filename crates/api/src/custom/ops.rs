@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::object::CustomObject;
 use super::path::{self, JsonPath};
-use super::schema::Schema;
+use super::schema::{Additional, Schema};
 use super::{Cell, cel, judge, published, shape};
 use crate::codec::{self, DecodeError, Decoded, StrictError};
 use crate::error::Error;
@@ -113,35 +113,67 @@ impl CustomOps {
         let rules = object.rules;
         let whole = object.to_value();
         let before = old.map(CustomObject::to_value);
-        match part {
-            Part::Status => {
-                let status = whole.get("status");
-                let schema = rules.schema.properties.get("status");
-                if let (Some(status), Some(schema)) = (status, schema) {
-                    judge::judge(status, schema, "status", &mut errors);
-                    judge::check_lists(status, schema, "status", &mut errors);
-                    if errors.is_empty() {
-                        let old = before.as_ref().and_then(|b| b.get("status"));
-                        cel::judge(status, old, schema, "status", &mut errors);
-                    }
-                }
-                object.check_scale(true, &mut errors);
-            }
-            _ => {
-                judge::judge(&whole, &rules.schema, "", &mut errors);
-                object.check_scale(false, &mut errors);
-                judge::check_lists(&whole, &rules.schema, "", &mut errors);
-                // Rules rely on what the schema says of types.
-                if errors.is_empty() {
-                    cel::judge(&whole, before.as_ref(), &rules.schema, "", &mut errors);
-                }
-            }
+        // The part that is written, where it stands, and its schema.
+        let (path, schema) = match part {
+            Part::Status => ("status", rules.schema.properties.get("status")),
+            _ => ("", Some(&rules.schema)),
+        };
+        let written = part_of(&whole, part).zip(schema);
+        if let Some((value, schema)) = written {
+            judge::judge(value, schema, path, &mut errors);
+        }
+        object.check_scale(part == Part::Status, &mut errors);
+        if let Some((value, schema)) = written {
+            judge::check_lists(value, schema, path, &mut errors);
         }
         if let Some(before) = &before {
             errors = ratcheted(errors, &whole, before);
         }
+        let Some((value, schema)) = written else {
+            return errors;
+        };
+        // Rules rely on what the schema says of types and sizes.
+        if !errors.iter().any(|e| blocks_rules(e.cause)) {
+            let old = before.as_ref().and_then(|before| part_of(before, part));
+            cel::judge(value, old, schema, path, &mut errors);
+        } else if has_rules(schema) {
+            errors.push(field::FieldError {
+                cause: field::Cause::Invalid,
+                field: "<nil>".into(),
+                value: Some("null".into()),
+                detail: "some validation rules were not checked because the object was invalid; correct the existing \
+                         errors to complete validation"
+                    .into(),
+            });
+        }
         errors
     }
+}
+
+/// The part of an object that is written.
+fn part_of(whole: &Value, part: Part) -> Option<&Value> {
+    match part {
+        Part::Status => whole.get("status"),
+        _ => Some(whole),
+    }
+}
+
+fn blocks_rules(cause: field::Cause) -> bool {
+    use field::Cause;
+    matches!(
+        cause,
+        Cause::NotSupported | Cause::Required | Cause::TooLong | Cause::TooMany | Cause::TypeInvalid
+    )
+}
+
+/// Whether a schema, or one below it, has rules.
+fn has_rules(schema: &Schema) -> bool {
+    let values = match &schema.additional {
+        Some(Additional::Schema(values)) => Some(values),
+        _ => None,
+    };
+    let parts = values.into_iter().chain(&schema.items).map(|part| &**part);
+    !schema.rules.is_empty() || parts.chain(schema.properties.values()).any(has_rules)
 }
 
 /// What was wrong before and has not been touched is not held against an update.

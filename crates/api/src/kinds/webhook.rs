@@ -7,7 +7,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use super::admission_policy::{PolicyScope, check_conditions};
+use super::admission_policy::check_conditions;
 use super::checks::{dns_subdomain, each, json, label_selector, port_number, text};
 use crate::field::{Errors, Path};
 use crate::names;
@@ -151,11 +151,7 @@ fn check_hook(hook: &Hook<'_>, path: &Path, errors: &mut Errors) {
         }
     }
     check_client(hook.client, &path.child("clientConfig"), errors);
-    let scope = PolicyScope {
-        has_params: false,
-        variables: &[],
-    };
-    check_conditions(hook.conditions, &scope, path, errors);
+    check_conditions(hook.conditions, false, path, errors);
     review_versions(
         hook.review_versions,
         &path.child("admissionReviewVersions"),
