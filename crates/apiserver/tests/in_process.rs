@@ -14,10 +14,13 @@ use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 
 use async_trait::async_trait;
 use futures::StreamExt;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::registry::{CONFIG_MAP, NAMESPACE, POD, SERVICE_ACCOUNT};
+use knarr_api::registry::{CONFIG_MAP, JOB, NAMESPACE, POD, POD_DISRUPTION_BUDGET, SERVICE_ACCOUNT};
 use knarr_api::{Error, Object};
 use knarr_apiserver::seams::{Clock, Entropy};
 use knarr_apiserver::{Config, ISSUER, Seams, Server, ServiceRange};
@@ -258,6 +261,42 @@ async fn writers_who_saw_nothing_all_get_their_turn() {
     }
     let map = c.api.get_as::<ConfigMap>("default", "a").await.unwrap();
     assert_eq!(map.data.as_ref().unwrap().len(), 21);
+
+    // Nor is anybody sent away whose kind is never updated without a version: a patch asks for none.
+    let budget: PodDisruptionBudget = serde_json::from_value(json!({
+        "metadata": {"name": "b", "namespace": "default"}, "spec": {"minAvailable": 1},
+    }))
+    .unwrap();
+    c.api.create_as(budget).await.unwrap();
+    let patches = (0..20).map(|i| {
+        let patch =
+            Patch::Merge(json!({"status": {"disruptedPods": {format!("p{i}"): "2026-11-21T10:00:00Z"}}}));
+        c.api
+            .patch(&POD_DISRUPTION_BUDGET, "default", "b", "status", patch)
+    });
+    for done in futures::future::join_all(patches).await {
+        done.unwrap();
+    }
+    let budget = c.api.get_as::<PodDisruptionBudget>("default", "b").await.unwrap();
+    let disrupted = budget.status.as_ref().unwrap().disrupted_pods.as_ref();
+    assert_eq!(disrupted.unwrap().len(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn times_that_are_shown_alike_are_alike() {
+    let c = cluster().await;
+    let job = json!({
+        "metadata": {"name": "j", "namespace": "default"},
+        "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}},
+    });
+    let mut job: Job = serde_json::from_value(job).unwrap();
+    job = (*c.api.create_as(job).await.unwrap()).clone();
+    // A controller has the time to the nanosecond; what is shown of it has seconds.
+    let start = Timestamp::new(1_700_000_000, 5_000_000).unwrap();
+    job.status.get_or_insert_default().start_time = Some(Time(start));
+    c.api.update_status_as(job).await.unwrap();
+    let note = Patch::Merge(json!({"status": {"ready": 0}}));
+    c.api.patch(&JOB, "default", "j", "status", note).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
