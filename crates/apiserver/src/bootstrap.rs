@@ -133,7 +133,7 @@ impl Server {
         }
     }
 
-    async fn ensure(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
+    pub(crate) async fn ensure(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
         self.ensure_object(kind, decode(kind, &document)?).await
     }
 
@@ -153,7 +153,7 @@ impl Server {
     }
 
     /// Makes it so, whatever was there.
-    async fn replace(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
+    pub(crate) async fn replace(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
         let object = decode(kind, &document)?;
         let (namespace, name) = place(&*object);
         if self.cache.get(kind, &namespace, &name).is_none() {

@@ -18,6 +18,7 @@ mod custom;
 pub mod encryption;
 pub mod http;
 mod in_process;
+pub mod joining;
 mod keys;
 mod metrics;
 pub mod pipeline;

@@ -114,6 +114,9 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     }
     if let Some(authority) = &config.authority {
         all.push(Box::new(certificates::approver::Approver(authority.clone())));
+        all.push(Box::new(certificates::serving_approver::ServingApprover(
+            authority.clone(),
+        )));
         all.push(Box::new(certificates::signer::Signer(authority.clone())));
     }
     all

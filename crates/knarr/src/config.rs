@@ -125,6 +125,15 @@ pub struct Flags {
     /// [default: Annotated].
     #[arg(long, env = "KNARR_SELF_FENCING", value_name = "MODE", global = true)]
     pub self_fencing: Option<String>,
+    /// The longest that certificates are signed for which nodes and users ask for, such as 8760h, and how long those
+    /// last that say nothing of it [default: 8760h].
+    #[arg(
+        long,
+        env = "KNARR_CLUSTER_SIGNING_DURATION",
+        value_name = "DURATION",
+        global = true
+    )]
+    pub cluster_signing_duration: Option<String>,
     /// Folder of the fence agents that FencingPolicies name [default: /usr/sbin].
     #[arg(long, env = "KNARR_FENCE_AGENTS_DIR", value_name = "DIR", global = true)]
     pub fence_agents_dir: Option<String>,
@@ -174,6 +183,7 @@ pub struct Config {
     pub scheduler: KubeSchedulerConfiguration,
     pub node_lifecycle: Lifecycle,
     pub fence_agents_dir: PathBuf,
+    pub cluster_signing_duration: SignedDuration,
     pub self_fencing: SelfFencing,
     pub log: String,
     pub log_format: LogFormat,
@@ -394,6 +404,16 @@ impl Config {
                 &flags.fence_agents_dir,
                 knarr_control::FENCE_AGENTS,
                 absolute,
+            ),
+            cluster_signing_duration: reader.get(
+                "clusterSigningDuration",
+                "--cluster-signing-duration",
+                &flags.cluster_signing_duration,
+                "8760h",
+                |s| {
+                    let duration = knarr_api::duration::parse(s).filter(|d| d.is_positive());
+                    duration.ok_or_else(|| "expected a duration longer than none, such as 8760h".to_string())
+                },
             ),
             log: reader.get("log", "--log", &flags.log, "info", |s| {
                 tracing_subscriber::EnvFilter::try_new(s)
@@ -674,6 +694,7 @@ fallback! {
     PathBuf => PathBuf::new(),
     TerminationResume => TerminationResume::Full,
     std::time::Duration => std::time::Duration::ZERO,
+    SignedDuration => SignedDuration::ZERO,
     SelfFencing => SelfFencing::Annotated,
     String => String::new(),
     Vec<String> => Vec::new(),

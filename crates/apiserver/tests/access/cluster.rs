@@ -161,6 +161,8 @@ impl Cluster {
             nodes: Arc::new(NoNodes),
         };
         let server = Server::new(config, seams, store.clone()).await.unwrap();
+        let place = "https://192.0.2.1:6443";
+        server.let_nodes_join(place, pki.ca_pem()).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let identity = pki.server(&["localhost".to_string()]).unwrap();

@@ -5,6 +5,7 @@
 mod at_rest;
 mod audit;
 mod cluster;
+mod joining;
 mod limits;
 mod nothing_open;
 mod rbac;

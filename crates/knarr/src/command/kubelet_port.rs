@@ -2,11 +2,11 @@
 //!
 //! Who asks is known by a certificate of the cluster's CA or a token the API server knows; whether he may is asked of
 //! the API server too, as a verb on a subresource of the Node (`nodes/proxy`, `nodes/pods`, …). Who shows nothing that
-//! counts gets 401, who may not 403; no path is excepted. The API server takes the kubelet's certificate as it is, as
-//! kube-apiserver does by default.
+//! counts gets 401, who may not 403; no path is excepted. The API server speaks to no port but one that shows a
+//! certificate of the cluster's CA for the address that is dialled (kube-apiserver's `--kubelet-certificate-authority`).
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
@@ -85,6 +85,11 @@ impl KubeletPort {
                 api,
             },
         })
+    }
+
+    /// Where the identity can be exchanged while the port serves.
+    pub fn tls(&self) -> Tls {
+        self.tls.clone()
     }
 
     /// Serves until `cancel`.
@@ -262,19 +267,20 @@ pub struct RemoteNodes {
 }
 
 impl RemoteNodes {
-    /// `identity` is what kubelets are shown.
-    pub fn new(identity: &Identity) -> Result<Self, Failure> {
+    /// `identity` is what kubelets are shown; theirs are of `authority`.
+    pub fn new(identity: &Identity, authority: &CertificateDer<'static>) -> Result<Self, Failure> {
         let unusable =
             |e: &dyn std::fmt::Display| Failure::new(format!("the key towards kubelets is not usable: {e}"));
         let chain = CertificateDer::pem_slice_iter(identity.certificate_pem.as_bytes())
             .collect::<Result<Vec<_>, _>>();
         let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).map_err(|e| unusable(&e))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider.clone())
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.clone()).map_err(|e| unusable(&e))?;
+        let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|e| unusable(&e))?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+            .with_root_certificates(roots)
             .with_client_auth_cert(chain.map_err(|e| unusable(&e))?, key)
             .map_err(|e| unusable(&e))?;
         Ok(RemoteNodes {
@@ -289,7 +295,7 @@ impl RemoteNodes {
         let _ = self.api.set(api);
     }
 
-    async fn address(&self, node: &str) -> io::Result<(String, u16)> {
+    async fn address(&self, node: &str) -> io::Result<(IpAddr, u16)> {
         let not_found = |why: &str| io::Error::new(io::ErrorKind::NotFound, format!("node {node}: {why}"));
         let api = self
             .api
@@ -301,7 +307,11 @@ impl RemoteNodes {
             .map_err(|e| not_found(e.message()))?;
         let status = found.status.as_ref();
         let addresses = status.and_then(|s| s.addresses.as_ref());
-        let internal = addresses.into_iter().flatten().find(|a| a.type_ == "InternalIP");
+        let mut internal = addresses
+            .into_iter()
+            .flatten()
+            .filter(|a| a.type_ == "InternalIP");
+        let internal = internal.find_map(|a| a.address.parse().ok());
         let endpoints = status
             .and_then(|s| s.daemon_endpoints.as_ref())
             .and_then(|d| d.kubelet_endpoint.as_ref());
@@ -309,7 +319,7 @@ impl RemoteNodes {
             .and_then(|e| u16::try_from(e.port).ok())
             .filter(|p| *p > 0);
         match (internal, port) {
-            (Some(address), Some(port)) => Ok((address.address.clone(), port)),
+            (Some(address), Some(port)) => Ok((address, port)),
             _ => Err(not_found("its status has no InternalIP or kubelet port")),
         }
     }
@@ -319,22 +329,25 @@ impl RemoteNodes {
 impl NodeDialer for RemoteNodes {
     async fn dial(&self, node: &str) -> io::Result<Box<dyn Conn>> {
         let (address, port) = self.address(node).await?;
-        let name = ServerName::try_from(node.to_string()).map_err(io::Error::other)?;
+        let name = ServerName::from(address);
         let connect = async {
             let stream = TcpStream::connect((address, port)).await?;
             stream.set_nodelay(true)?;
             self.tls.connect(name, stream).await
         };
+        let place = |e: io::Error| io::Error::new(e.kind(), format!("node {node} at {address}:{port}: {e}"));
         let stream = tokio::time::timeout(CONNECT_LIMIT, connect)
             .await
-            .map_err(|_| io::ErrorKind::TimedOut)??;
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))
+            .flatten()
+            .map_err(place)?;
         Ok(Box::new(stream))
     }
 }
 
-/// Takes a kubelet's certificate as it is; that the peer holds its key is still checked.
+/// Takes a certificate as it is, for whoever judges it after; that the peer holds its key is checked.
 #[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
+pub(super) struct AnyCertificate(pub Arc<CryptoProvider>);
 
 impl ServerCertVerifier for AnyCertificate {
     fn verify_server_cert(

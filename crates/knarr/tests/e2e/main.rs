@@ -8,15 +8,18 @@
 mod cluster;
 mod crash;
 mod disk;
+mod fleet;
 mod foresight;
 mod golden_life;
 mod javascript;
+mod joining;
 mod kube_rs;
 mod kubectl;
 mod kubectl_streams;
 mod mistakes;
 mod node;
 mod operator;
+mod partitions;
 mod python;
 mod safety;
 
@@ -67,6 +70,8 @@ fn main() -> ExitCode {
     let alone = crash::SCENARIOS
         .iter()
         .chain(disk::SCENARIOS)
+        .chain(joining::SCENARIOS)
+        .chain(partitions::SCENARIOS)
         .chain(mistakes::SCENARIOS);
     for (name, run) in alone {
         trials.push(Trial::test(*name, run));

@@ -76,7 +76,7 @@ fn bad_kubeconfig() -> Outcome {
     std::fs::write(&file, "clusters: 7")?;
     let out = server(
         dir.path(),
-        &["agent", "--server-kubeconfig", &file.display().to_string()],
+        &["agent", "--bootstrap-kubeconfig", &file.display().to_string()],
     )?;
     same(&format!("{:?}", out.status.code()), "Some(1)")?;
     has(&text(&out), &file.display().to_string())
