@@ -5,6 +5,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "real processes run on the real clock")]
 
+mod access;
 mod cluster;
 mod crash;
 mod disk;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
     }
     let alone = crash::SCENARIOS
         .iter()
+        .chain(access::SCENARIOS)
         .chain(disk::SCENARIOS)
         .chain(mistakes::SCENARIOS);
     for (name, run) in alone {
