@@ -90,6 +90,7 @@ impl Server {
         target: &Target<'_>,
         body: Value,
     ) -> Result<Value, Error> {
+        self.catch_up().await?;
         self.admit_in_namespace(target)?;
         let body = self.mutate_part(ctx, target, Operation::Create, body).await?;
         self.restrict_node_request(ctx, target, &body)?;
