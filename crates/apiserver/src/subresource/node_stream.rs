@@ -18,6 +18,7 @@ use tracing::debug;
 
 use super::connect;
 use crate::admission::extension::Operation;
+use crate::authz::Attributes;
 use crate::http::Http;
 use crate::http::answer::Answer;
 use crate::http::body::{Body, full};
@@ -66,9 +67,24 @@ impl Server {
             };
             return self.proxy(http, target, &path).await;
         }
+        self.may_create(ctx, http, target)?;
         match self.pod_path(http, target, &options)? {
             Some((node, path)) => self.ask_node(http, &node, &path).await,
             None => Err(not_served()),
+        }
+    }
+
+    /// A WebSocket begins with a GET, and who may only read must not run commands by one.
+    fn may_create(&self, ctx: &Ctx, http: &Http, target: &Target<'_>) -> Result<(), Error> {
+        let mut asked = Attributes::of(&http.info);
+        if asked.verb == "create" {
+            return Ok(());
+        }
+        asked.verb = "create";
+        let decision = self.authorizer.explain(&ctx.user, &asked);
+        match decision.allowed {
+            true => Ok(()),
+            false => Err(Error::forbidden(target.about(), &decision.reason)),
         }
     }
 

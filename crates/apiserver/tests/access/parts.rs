@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Shows};
+use crate::cluster::{Cluster, Shows, grant};
 
 const NS: &str = "/api/v1/namespaces/default";
 const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
@@ -327,4 +327,18 @@ async fn nothing_is_asked_for_in_a_namespace_that_is_ending() {
              terminated"
         )
     );
+}
+
+#[tokio::test]
+async fn who_may_only_read_runs_no_command_by_a_websocket() {
+    let cluster = Cluster::start().await;
+    objects(&cluster).await;
+    let path = format!("{NS}/pods/p/exec?command=sh");
+    let ann = Shows::token("ann-token");
+    let may = |verb: &str| json!([{"apiGroups": [""], "resources": ["pods/exec"], "verbs": [verb]}]);
+    grant(&cluster, "reads", "ann", may("get")).await;
+    assert_eq!(cluster.ask(&ann, "GET", &path, None).await.code, 403);
+    grant(&cluster, "enters", "ann", may("create")).await;
+    let answer = cluster.ask(&ann, "GET", &path, None).await;
+    assert_eq!(answer.message(), "pod p does not have a host assigned");
 }
