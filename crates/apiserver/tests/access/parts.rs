@@ -48,7 +48,7 @@ async fn every_subresource_is_asked_about_with_what_it_speaks() {
     objects(&cluster).await;
     let says = "request.operation + ' ' + request.resource.resource + '/' + request.subResource + '=' + \
         request.requestSubResource + ' ' + request.name + ' ' + request.kind.group + '/' + request.kind.version + ' ' + \
-        request.kind.kind + ' ' + object.kind + ' ' + (has(request.options.kind) ? request.options.kind : '-')";
+        request.kind.kind + ' ' + object.kind + ' ' + (request.options == null ? '-' : request.options.kind)";
     policy(&cluster, "no", json!({}), says).await;
     let pod = format!("{NS}/pods/p");
     let merge = Shows::token(crate::cluster::ADMIN).header("content-type", "application/merge-patch+json");
