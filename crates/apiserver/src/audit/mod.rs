@@ -6,6 +6,7 @@
 pub mod file;
 pub mod policy;
 
+use std::io::{self, Write as _};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -59,13 +60,39 @@ impl Audit {
     }
 }
 
+/// Where lines are written.
+#[derive(Clone, Debug)]
+pub enum Destination {
+    Stdout,
+    File(LogFile),
+}
+
+impl Destination {
+    fn open(self) -> io::Result<Box<Write>> {
+        Ok(match self {
+            Destination::Stdout => Box::new(|text, _| {
+                let mut out = io::stdout().lock();
+                out.write_all(text.as_bytes())?;
+                out.flush()
+            }),
+            Destination::File(file) => {
+                let mut writer = Writer::open(file)?;
+                Box::new(move |text, now| writer.write(text, now))
+            }
+        })
+    }
+}
+
+/// Writes whole lines, at the time they are written.
+type Write = dyn FnMut(&str, Timestamp) -> io::Result<()> + Send;
+
 /// Writes what comes through the channel, until it closes.
 pub fn write_to(
-    file: LogFile,
+    destination: Destination,
     mut lines: mpsc::Receiver<String>,
     clock: Arc<dyn Clock>,
-) -> std::io::Result<()> {
-    let mut writer = Writer::open(file)?;
+) -> io::Result<()> {
+    let mut write = destination.open()?;
     std::thread::Builder::new().name("audit".into()).spawn(move || {
         let mut batch = Vec::with_capacity(BATCH);
         while lines.blocking_recv_many(&mut batch, BATCH) > 0 {
@@ -73,7 +100,7 @@ pub fn write_to(
                 .drain(..)
                 .flat_map(|line: String| [line, "\n".to_string()])
                 .collect();
-            if let Err(e) = writer.write(&text, clock.now()) {
+            if let Err(e) = write(&text, clock.now()) {
                 tracing::error!("the audit log cannot be written: {e}");
             }
         }

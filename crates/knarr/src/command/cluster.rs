@@ -7,12 +7,14 @@ use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use knarr_api::k8s_openapi::jiff::Timestamp;
+use knarr_apiserver::audit::{self, Audit};
 use knarr_apiserver::authn::StaticTokens;
+use knarr_apiserver::authn::token_key::KeyFiles;
 use knarr_apiserver::pki::{self, Pki};
 use knarr_apiserver::seams::SystemEntropy;
 use knarr_apiserver::signing;
 use knarr_apiserver::tls::Tls;
-use knarr_apiserver::{Seams, Server, ServiceRange};
+use knarr_apiserver::{Options, Seams, Server, ServiceRange};
 use knarr_client::remote::Remote;
 use knarr_client::{Api, Conn, NodeDialer, SystemClock};
 use knarr_control::ControllersConfig;
@@ -88,9 +90,9 @@ impl ControlPlane {
             port: listen.port(),
             service_range: range,
             static_tokens: StaticTokens::default(),
-            issuer: knarr_apiserver::ISSUER.into(),
-            service_account_key: pki.service_account_key().map_err(failed)?,
-            options: knarr_apiserver::Options::default(),
+            issuer: config.access.issuer.clone(),
+            service_account_key: service_account_keys(config, &pki)?,
+            options: options(config)?,
         };
         let kubelet_client = pki
             .client("kubelet-client", API_SERVER, &["system:masters"])
@@ -214,6 +216,40 @@ fn control_config(config: &Config, pki: &Pki) -> knarr_control::Config {
         metrics: Default::default(),
         identity: shared.then(identity),
     }
+}
+
+/// The user's keys of service-account tokens, else knarr's own.
+fn service_account_keys(config: &Config, pki: &Pki) -> Result<KeyFiles, Failure> {
+    let mut keys = config.access.keys.clone();
+    if keys.signing.is_empty() {
+        let own = pki
+            .service_account_key()
+            .map_err(|e| Failure::new("the cluster's keys are not usable").because(e))?;
+        keys.signing = own.signing;
+    }
+    Ok(keys)
+}
+
+fn options(config: &Config) -> Result<Options, Failure> {
+    let access = &config.access;
+    let audit = match access.audit.clone() {
+        None => None,
+        Some((policy, destination)) => {
+            let (audit, lines) = Audit::new(policy);
+            audit::write_to(destination, lines, Arc::new(SystemClock)).map_err(|e| {
+                Failure::new("the audit log cannot be written, see --audit-log-path").because(e)
+            })?;
+            Some(audit)
+        }
+    };
+    Ok(Options {
+        anonymous: access.anonymous,
+        encryption: access.encryption.clone(),
+        audit,
+        max_in_flight: access.max_in_flight,
+        request_timeout: access.request_timeout,
+        ..Options::default()
+    })
 }
 
 /// The cluster's CA as the certificate controllers use it.

@@ -19,14 +19,11 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::RootCertStore;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_rustls::TlsConnector;
 
-use super::kubelet_port::AnyCertificate;
 use super::{Failure, cluster};
 use crate::config::Config;
 
@@ -261,16 +258,10 @@ fn pin(text: &str) -> Result<String, Failure> {
 
 /// The certificates that a server shows, its own first; that it holds the key of its own is checked.
 async fn shown(host: &str, port: u16) -> std::io::Result<Vec<CertificateDer<'static>>> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(std::io::Error::other)?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
-        .with_no_client_auth();
+    let tls = knarr_apiserver::tls::connector(None, None).map_err(std::io::Error::other)?;
     let name = ServerName::try_from(host.to_string()).map_err(std::io::Error::other)?;
     let stream = TcpStream::connect((host, port)).await?;
-    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+    let stream = tls.connect(name, stream).await?;
     let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
     Ok(shown.iter().map(|c| c.clone().into_owned()).collect())
 }

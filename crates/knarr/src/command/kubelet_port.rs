@@ -24,11 +24,7 @@ use knarr_apiserver::pki::Identity;
 use knarr_apiserver::tls::Tls;
 use knarr_client::{Api, Clock, Conn, NodeDialer, SystemClock, TypedApi};
 use knarr_node::server::Gate;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
@@ -269,23 +265,11 @@ pub struct RemoteNodes {
 impl RemoteNodes {
     /// `identity` is what kubelets are shown; theirs are of `authority`.
     pub fn new(identity: &Identity, authority: &CertificateDer<'static>) -> Result<Self, Failure> {
-        let unusable =
-            |e: &dyn std::fmt::Display| Failure::new(format!("the key towards kubelets is not usable: {e}"));
-        let chain = CertificateDer::pem_slice_iter(identity.certificate_pem.as_bytes())
-            .collect::<Result<Vec<_>, _>>();
-        let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).map_err(|e| unusable(&e))?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut roots = RootCertStore::empty();
-        roots.add(authority.clone()).map_err(|e| unusable(&e))?;
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|e| unusable(&e))?
-            .with_root_certificates(roots)
-            .with_client_auth_cert(chain.map_err(|e| unusable(&e))?, key)
-            .map_err(|e| unusable(&e))?;
+        let tls = knarr_apiserver::tls::connector(Some(identity), Some(authority))
+            .map_err(|e| Failure::new(format!("what kubelets are shown is not usable: {e}")))?;
         Ok(RemoteNodes {
             api: OnceLock::new(),
-            tls: TlsConnector::from(Arc::new(config)),
+            tls,
         })
     }
 
@@ -345,45 +329,6 @@ impl NodeDialer for RemoteNodes {
     }
 }
 
-/// Takes a certificate as it is, for whoever judges it after; that the peer holds its key is checked.
-#[derive(Debug)]
-pub(super) struct AnyCertificate(pub Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -392,6 +337,7 @@ mod tests {
     use knarr_apiserver::{Options, Seams, Server, ServiceRange};
     use knarr_node::runtime::fake::FakeRuntime;
     use knarr_node::server::RuntimeContainers;
+    use rustls::pki_types::pem::PemObject;
     use std::collections::HashMap;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -417,24 +363,10 @@ mod tests {
         token: &str,
         path: &str,
     ) -> (u16, String) {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)));
-        let config = match certificate {
-            None => config.with_no_client_auth(),
-            Some(identity) => {
-                let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).unwrap();
-                config
-                    .with_client_auth_cert(chain(&identity.certificate_pem), key)
-                    .unwrap()
-            }
-        };
         let stream = TcpStream::connect(address).await.unwrap();
         let name = ServerName::try_from("n1").unwrap();
-        let mut stream = TlsConnector::from(Arc::new(config))
+        let mut stream = knarr_apiserver::tls::connector(certificate, None)
+            .unwrap()
             .connect(name, stream)
             .await
             .unwrap();

@@ -5,6 +5,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "real processes run on the real clock")]
 
+mod access;
 mod cluster;
 mod crash;
 mod disk;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
     }
     let alone = crash::SCENARIOS
         .iter()
+        .chain(access::SCENARIOS)
         .chain(disk::SCENARIOS)
         .chain(joining::SCENARIOS)
         .chain(partitions::SCENARIOS)

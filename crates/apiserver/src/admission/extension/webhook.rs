@@ -301,7 +301,7 @@ fn change(
         )));
     };
     patch::json::apply(&mut object, patch).map_err(|e| Error::internal(e.message()))?;
-    let back = knarr_api::convert::json(kind, attributes.kind, &object);
+    let back = attributes.back(kind, &object);
     attributes.object = Some(back.ok_or_else(|| {
         Error::internal(format!(
             "admission webhook {:?} made something else of the object",
