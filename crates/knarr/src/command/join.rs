@@ -19,7 +19,6 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
@@ -363,6 +362,7 @@ fn pem(der: &[u8]) -> String {
 mod tests {
     use super::*;
     use knarr_apiserver::pki::Pki;
+    use rustls::pki_types::pem::PemObject;
 
     fn chain(pki: &Pki, names: &[String]) -> Vec<CertificateDer<'static>> {
         let text = pki.server(names).unwrap().certificate_pem + pki.ca_pem();
