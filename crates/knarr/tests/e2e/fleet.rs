@@ -98,7 +98,12 @@ impl Drop for Wire {
         for machine in 1..=self.machines {
             // The link first: a namespace may outlive its name for as long as another process's mounts know it. What was
             // never made is no fault.
-            drop(system(&["ip", "link", "del", &format!("{}v{machine}", self.prefix)]));
+            drop(system(&[
+                "ip",
+                "link",
+                "del",
+                &format!("{}v{machine}", self.prefix),
+            ]));
             drop(system(&["ip", "netns", "del", &self.netns(machine)]));
         }
         drop(system(&["ip", "link", "del", &self.bridge()]));
