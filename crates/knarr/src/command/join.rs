@@ -354,6 +354,7 @@ fn pem(der: &[u8]) -> String {
 mod tests {
     use super::*;
     use knarr_apiserver::pki::Pki;
+    use rustls::pki_types::pem::PemObject;
 
     fn chain(pki: &Pki, names: &[String]) -> Vec<CertificateDer<'static>> {
         let text = pki.server(names).unwrap().certificate_pem + pki.ca_pem();

@@ -290,6 +290,7 @@ mod tests {
             .nth(1)
             .unwrap()
             .split("  ")
+            .map(str::trim)
             .filter(|c| !c.is_empty())
             .collect();
         assert_eq!(

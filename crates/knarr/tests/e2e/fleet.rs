@@ -96,9 +96,15 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         for machine in 1..=self.machines {
-            // Its end of the link goes with it; one that was never made is no fault.
-            let gone = system(&["ip", "netns", "del", &self.netns(machine)]);
-            drop(gone);
+            // The link first: a namespace may outlive its name for as long as another process's mounts know it. What was
+            // never made is no fault.
+            drop(system(&[
+                "ip",
+                "link",
+                "del",
+                &format!("{}v{machine}", self.prefix),
+            ]));
+            drop(system(&["ip", "netns", "del", &self.netns(machine)]));
         }
         drop(system(&["ip", "link", "del", &self.bridge()]));
     }

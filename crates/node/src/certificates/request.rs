@@ -157,3 +157,37 @@ fn decided(request: &CertificateSigningRequest, name: &str) -> Option<Result<Str
     let text = String::from_utf8(certificate.0.clone());
     Some(text.map_err(|e| FileError::Unreadable(e.to_string()).into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_request_is_decided_by_a_refusal_before_a_certificate() {
+        let said = |type_: &str, status: &str| json!({"type": type_, "status": status, "reason": "Because"});
+        for (status, expected) in [
+            (json!({}), None),
+            (json!({"conditions": [said("Approved", "True")]}), None),
+            (
+                json!({"conditions": [said("Denied", "False")], "certificate": "YQ=="}),
+                Some("a"),
+            ),
+            (
+                json!({"conditions": [said("Denied", "True")], "certificate": "YQ=="}),
+                Some("the request r was denied: Because"),
+            ),
+            (
+                json!({"conditions": [said("Failed", "True")]}),
+                Some("the request r was not signed: Because"),
+            ),
+        ] {
+            let request: CertificateSigningRequest = serde_json::from_value(
+                json!({"metadata": {}, "spec": {"request": "", "signerName": "s"}, "status": status}),
+            )
+            .unwrap();
+            let found = decided(&request, "r").map(|d| d.unwrap_or_else(|e| e.to_string()));
+            assert_eq!(found.as_deref(), expected, "{status}");
+        }
+    }
+}

@@ -6,7 +6,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
 use knarr_api::registry::CERTIFICATE_SIGNING_REQUEST;
 use knarr_client::fake::FakeApi;
-use knarr_client::{TokioClock, WatchEvent, WatchOptions};
+use knarr_client::{TokioClock, TypedApi, WatchEvent, WatchOptions};
 use rand::SeedableRng;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,11 +36,8 @@ impl World {
         Rotation::open(wanted, file, self.clock.clone(), StdRng::seed_from_u64(1)).unwrap()
     }
 
-    /// Answers every request as `answer` does, through the subresource it names.
-    fn answer(
-        &self,
-        answer: impl Fn(&mut CertificateSigningRequest, Timestamp) -> &'static str + Send + 'static,
-    ) {
+    /// Answers every request as `answer` does.
+    fn answer(&self, answer: impl Fn(&mut CertificateSigningRequest, Timestamp) + Send + 'static) {
         let (api, clock) = (self.api.clone(), self.clock.clone());
         tokio::spawn(async move {
             let all = WatchOptions::default();
@@ -48,16 +45,15 @@ impl World {
             while let Some(Ok(event)) = events.next().await {
                 if let WatchEvent::Added(object) = event {
                     let mut request = object.get::<CertificateSigningRequest>().unwrap().clone();
-                    let through = answer(&mut request, clock.now());
-                    let kind = &CERTIFICATE_SIGNING_REQUEST;
-                    api.update(kind, Box::new(request), through).await.unwrap();
+                    answer(&mut request, clock.now());
+                    api.update_status_as(request).await.unwrap();
                 }
             }
         });
     }
 }
 
-fn sign(request: &mut CertificateSigningRequest, now: Timestamp) -> &'static str {
+fn sign(request: &mut CertificateSigningRequest, now: Timestamp) {
     use rcgen::{CertificateParams, CertificateSigningRequestParams, Issuer, KeyPair};
     let text = String::from_utf8(request.spec.request.0.clone()).unwrap();
     let mut asked = CertificateSigningRequestParams::from_pem(&text).unwrap();
@@ -70,7 +66,6 @@ fn sign(request: &mut CertificateSigningRequest, now: Timestamp) -> &'static str
     let issuer = Issuer::new(CertificateParams::default(), KeyPair::generate().unwrap());
     let signed = asked.signed_by(&issuer).unwrap().pem();
     request.status.get_or_insert_default().certificate = Some(ByteString(signed.into_bytes()));
-    "status"
 }
 
 #[tokio::test(start_paused = true)]
@@ -142,16 +137,15 @@ async fn a_refusal_is_told_in_the_refusers_words() {
     let world = World::new();
     world.answer(|request, _| {
         let said = CertificateSigningRequestCondition {
-            type_: "Denied".into(),
+            type_: "Failed".into(),
             status: "True".into(),
             message: Some("not this node".into()),
             ..CertificateSigningRequestCondition::default()
         };
         request.status.get_or_insert_default().conditions = Some(vec![said]);
-        "approval"
     });
     let error = world.rotation().ask(&*world.api).await.unwrap_err().to_string();
-    assert!(error.ends_with("was denied: not this node"), "{error}");
+    assert!(error.ends_with("was not signed: not this node"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
