@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::declared::escaped;
+use super::field_path;
 use super::schema::Schema;
 use crate::cel::meter::{BUDGET, CALL_COST_MAX, EXCEEDED, OUT_OF_BUDGET};
 use crate::cel::{Cel, MESSAGE_MAX_BYTES, OptionalValue, Program, Scope, of_map, timed};
@@ -263,12 +264,11 @@ fn failed(rule: &Rule, scope: &Scope<'_>, value: &Value, schema: &Schema, path: 
         "FieldValueDuplicate" => (Cause::Duplicate, shown),
         _ => (Cause::Invalid, shown),
     };
-    let at = rule.field_path.trim();
-    let joined = match (path, at.strip_prefix('.').unwrap_or(at)) {
+    let at = field_path::resolved(&rule.field_path, schema).unwrap_or_default();
+    let joined = match (path, at.as_str()) {
         ("", "") => "<nil>".to_string(),
         ("", at) => at.to_string(),
         (path, "") => path.to_string(),
-        (path, at) if at.starts_with('[') => format!("{path}{at}"),
         (path, at) => format!("{path}.{at}"),
     };
     FieldError {

@@ -149,7 +149,9 @@ async fn a_policy_guards_deletions_and_asks_who_may_do_what() {
 async fn a_policy_that_is_none_is_refused_with_the_field_that_is_wrong() {
     let c = cluster().await;
     let spec = json!({"failurePolicy": "Fail", "matchConstraints": {"resourceRules": rules(json!(["*"]))},
-        "validations": [{"expression": "object.x == params.y"}, {"expression": "variables.z", "reason": "No"}]});
+        "variables": [{"name": "y", "expression": "1"}],
+        "validations": [{"expression": "object.x == params.y"}, {"expression": "variables.z", "reason": "No"},
+            {"expression": "object.x + 1", "messageExpression": "variables.y"}]});
     let made = json!({"metadata": {"name": "wrong"}, "spec": spec});
     let (code, message) = create(&c, &VALIDATING_ADMISSION_POLICY, made).await.unwrap_err();
     assert_eq!(code, 422);
@@ -159,6 +161,8 @@ async fn a_policy_that_is_none_is_refused_with_the_field_that_is_wrong() {
         "spec.validations[1].expression: Invalid value: \"variables.z\": compilation failed: ERROR: <input>:1:10: undefined \
          field 'z'",
         "spec.validations[1].reason: Unsupported value: \"No\"",
+        "spec.validations[2].expression: Invalid value: \"object.x + 1\": must evaluate to bool but got int",
+        "spec.validations[2].messageExpression: Invalid value: \"variables.y\": must evaluate to string but got int",
     ] {
         assert!(message.contains(part), "{part}\nis missing in {message}");
     }

@@ -40,7 +40,6 @@ pub static TYPES: LazyLock<HashMap<&'static str, Type>> = LazyLock::new(|| {
         "int",
         "string",
         "uint",
-        "dyn",
         "list(A)",
         "map(A, B)",
         "null_type",
@@ -64,8 +63,7 @@ pub static TYPES: LazyLock<HashMap<&'static str, Type>> = LazyLock::new(|| {
         })?;
         Some((name, found))
     };
-    // `dyn` is a function only.
-    names.into_iter().filter(|n| *n != "dyn").filter_map(of).collect()
+    names.into_iter().filter_map(of).collect()
 });
 
 fn overload(line: &'static str) -> Option<Overload> {

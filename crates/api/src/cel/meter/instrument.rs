@@ -133,7 +133,7 @@ impl Rewrite<'_> {
             // What this costs is known.
             return cost + SELECT;
         };
-        let literal = call.args.iter().filter_map(|arg| literal_size(arg)).min();
+        let literal = call.args.iter().filter_map(literal_size).min();
         if let Some(fixed) = literal.and_then(|size| price.with_literal(size)) {
             return cost + fixed;
         }
