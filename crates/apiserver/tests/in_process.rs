@@ -8,6 +8,8 @@ mod admission;
 mod custom;
 #[path = "in_process/quota.rs"]
 mod quota;
+#[path = "in_process/servers.rs"]
+mod servers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
@@ -28,6 +30,7 @@ use knarr_client::{
     Api, Conn, DeleteOptions, ListOptions, NodeDialer, Patch, Preconditions, Propagation, TypedApi,
     WatchEvent, WatchOptions,
 };
+use knarr_store::Store;
 use serde_json::json;
 
 /// Noon of some day; moved by hand.
@@ -62,10 +65,21 @@ struct Cluster {
     server: Arc<Server>,
     api: Arc<dyn Api>,
     clock: Arc<TestClock>,
-    store: Arc<dyn knarr_store::Store>,
+    store: Arc<dyn Store>,
 }
 
 async fn cluster() -> Cluster {
+    let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
+    let c = server_over(store).await;
+    let account = SERVICE_ACCOUNT
+        .ops
+        .decode(br#"{"metadata":{"name":"default","namespace":"default"}}"#)
+        .unwrap();
+    c.api.create(&SERVICE_ACCOUNT, account.object).await.unwrap();
+    c
+}
+
+async fn server_over(store: Arc<dyn Store>) -> Cluster {
     let directory = tempfile::tempdir().unwrap();
     let clock = Arc::new(TestClock(AtomicI64::new(1_800_000_000)));
     let pki = knarr_apiserver::pki::Pki::open(directory.path(), clock.now()).unwrap();
@@ -84,14 +98,8 @@ async fn cluster() -> Cluster {
         entropy: Arc::new(Counter(AtomicU8::new(0))),
         nodes: Arc::new(NoNodes),
     };
-    let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
     let server = Server::new(config, seams, store.clone()).await.unwrap();
     let api = server.api("system:apiserver-test", ["system:masters"]);
-    let account = SERVICE_ACCOUNT
-        .ops
-        .decode(br#"{"metadata":{"name":"default","namespace":"default"}}"#)
-        .unwrap();
-    api.create(&SERVICE_ACCOUNT, account.object).await.unwrap();
     Cluster {
         server,
         api,

@@ -135,6 +135,7 @@ impl Server {
         }
         // Who holds what is decided here, and not by what the write then changes.
         ctx.manager = None;
+        self.catch_up().await?;
         for _ in 0..WRITE_ATTEMPTS {
             match self.cache.get(target.kind, target.namespace, target.name) {
                 Some(stored) => {

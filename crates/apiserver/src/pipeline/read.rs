@@ -100,8 +100,9 @@ impl Server {
     }
 
     /// Where other servers write to the store too, waits until the cache has all that was there when the request came: a
-    /// read sees every write that was answered before it, whoever answered. A server that is cut off from its store does
-    /// not answer from memory (what is released because of a node that "is not there" may be running: SPEC S2, S5).
+    /// request sees every write that was answered before it, whoever answered. A server that is cut off from its store
+    /// does not answer from memory (what is released because of a node that "is not there" may be running: SPEC S2, S5),
+    /// and refuses no write for what it remembers: a kubelet that is told that its pod is gone writes no status again.
     pub(crate) async fn catch_up(&self) -> Result<(), Error> {
         let store = self.cache.store();
         if !store.is_shared() {

@@ -91,6 +91,7 @@ impl Server {
                 self.evict(ctx, target, read_eviction(body)?).await
             }
             "token" if *target.kind == registry::SERVICE_ACCOUNT => {
+                self.catch_up().await?;
                 self.token(ctx, target, read("TokenRequest", body)?)
             }
             _ => Err(not_served()),
