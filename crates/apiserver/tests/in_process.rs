@@ -65,7 +65,7 @@ struct Cluster {
     server: Arc<Server>,
     api: Arc<dyn Api>,
     clock: Arc<TestClock>,
-    store: Arc<dyn knarr_store::Store>,
+    store: Arc<dyn Store>,
 }
 
 async fn cluster() -> Cluster {
