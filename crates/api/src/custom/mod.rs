@@ -7,17 +7,17 @@
 //!
 //! Versions are converted by strategy None only: the same fields under another apiVersion.
 
-mod cel;
+pub mod cel;
 pub mod conditions;
 pub mod definition;
 pub(crate) mod format;
-mod judge;
+pub mod judge;
 mod object;
 mod ops;
 pub mod path;
 mod scale;
 pub mod schema;
-mod shape;
+pub mod shape;
 
 use std::sync::OnceLock;
 
