@@ -1,4 +1,5 @@
-//! Every target on its seeds and on inputs made of them. `KNARR_FUZZ_RUNS` (per target) and `KNARR_FUZZ_SEED` make more.
+//! Every target on its seeds and on inputs made of them. `KNARR_FUZZ_RUNS` (per target) and `KNARR_FUZZ_SEED` make more,
+//! `KNARR_FUZZ_TARGET` chooses one, `KNARR_FUZZ_SHOW` prints them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,7 +7,7 @@ use crate::mutation::{Dice, mutated};
 use crate::{TARGETS, shown};
 
 /// A second or two for all targets, unoptimized.
-const RUNS: u64 = 400;
+const RUNS: u64 = 200;
 
 fn number(variable: &str, otherwise: u64) -> u64 {
     match std::env::var(variable) {
@@ -21,6 +22,7 @@ fn number(variable: &str, otherwise: u64) -> u64 {
 fn no_input_breaks_a_promise() {
     let (runs, seed) = (number("KNARR_FUZZ_RUNS", RUNS), number("KNARR_FUZZ_SEED", 1));
     let wanted = std::env::var("KNARR_FUZZ_TARGET").ok();
+    let shows = std::env::var_os("KNARR_FUZZ_SHOW").is_some();
     let mut broken = Vec::new();
     for target in TARGETS
         .iter()
@@ -37,6 +39,10 @@ fn no_input_breaks_a_promise() {
         });
         let made: Vec<Vec<u8>> = made.collect();
         for input in seeds.iter().chain(&made) {
+            // What aborts leaves no message: then the last input shown is the one.
+            if shows {
+                eprintln!("{}: {}", target.name, shown(input));
+            }
             if catch_unwind(AssertUnwindSafe(|| (target.check)(input))).is_err() {
                 broken.push(format!("{}: {}", target.name, shown(input)));
                 break;
