@@ -7,20 +7,20 @@
 //!
 //! Versions are converted by strategy None only: the same fields under another apiVersion.
 
-mod cel;
+pub mod cel;
 pub mod conditions;
 pub(crate) mod declared;
 pub mod definition;
 mod field_path;
 pub(crate) mod format;
-mod judge;
+pub mod judge;
 mod object;
 mod ops;
 pub mod path;
 mod published;
 mod scale;
 pub mod schema;
-mod shape;
+pub mod shape;
 
 use std::sync::{Arc, OnceLock};
 

@@ -12,7 +12,7 @@ pub(crate) mod managed_fields;
 pub mod patch;
 pub mod read;
 pub mod update;
-pub(crate) mod yaml;
+pub mod yaml;
 
 use std::collections::BTreeMap;
 

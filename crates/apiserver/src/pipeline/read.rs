@@ -53,7 +53,7 @@ pub struct Listed {
 
 /// What a continue token says. Opaque to clients.
 #[derive(Serialize, Deserialize)]
-struct Continue {
+pub struct Continue {
     /// The revision all pages are of; [`LATEST`]: the one there is when the next page is asked for.
     rv: i64,
     /// The last key of the page before, as [`keys::local`].
@@ -301,7 +301,7 @@ impl<'a> Page<'a> {
 }
 
 impl Continue {
-    fn parse(token: &str) -> Result<Self, Error> {
+    pub fn parse(token: &str) -> Result<Self, Error> {
         let invalid = |why: String| {
             Error::bad_request(format!(
                 "invalid continue token: continue key is not valid: {why}"
@@ -311,7 +311,7 @@ impl Continue {
         serde_json::from_slice(&bytes).map_err(|e| invalid(not_json(&bytes, &e)))
     }
 
-    fn render(&self) -> String {
+    pub fn render(&self) -> String {
         BASE64.encode(serde_json::json!({"rv": self.rv, "after": self.after}).to_string())
     }
 }

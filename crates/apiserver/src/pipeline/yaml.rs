@@ -16,7 +16,7 @@ const ALIASED_NODES_MAX: usize = 100_000;
 const DEPTH_MAX: usize = 500;
 
 /// The first document; null if there is none. The error has the words of Go's reader, without `yaml: `.
-pub(crate) fn to_value(text: &str) -> Result<Value, String> {
+pub fn to_value(text: &str) -> Result<Value, String> {
     read(text).map(|(value, _)| value)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Of several times that were missed only the last is made up for, if `startingDeadlineSeconds` still lets it.
 
-mod schedule;
+pub mod schedule;
 
 use std::time::Duration;
 

@@ -17,10 +17,10 @@ use knarr_client::remote::{Credential, Remote};
 use knarr_node::certificates::{self, AskError, Identity, Rotation};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::RootCertStore;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 

@@ -1,0 +1,22 @@
+//! libFuzzer over one of knarr-fuzz's targets: the one that `KNARR_FUZZ_TARGET` names.
+#![no_main]
+
+use std::sync::OnceLock;
+
+use knarr_fuzz::{TARGETS, Target, target};
+
+static CHOSEN: OnceLock<&'static Target> = OnceLock::new();
+
+libfuzzer_sys::fuzz_target!(init: {
+    let wanted = std::env::var("KNARR_FUZZ_TARGET").unwrap_or_default();
+    let Some(found) = target(&wanted) else {
+        let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
+        eprintln!("KNARR_FUZZ_TARGET is {wanted:?}, expected one of {}", names.join(", "));
+        std::process::exit(2);
+    };
+    CHOSEN.get_or_init(|| found);
+}, |data: &[u8]| {
+    if let Some(target) = CHOSEN.get() {
+        (target.check)(data);
+    }
+});
