@@ -12,6 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::HeaderMap;
 use http::header::USER_AGENT;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use serde_json::{Value, json};
@@ -188,6 +189,12 @@ fn micros(t: Timestamp) -> String {
     t.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
 }
 
+/// What every object that is sent has.
+#[derive(serde::Deserialize)]
+struct Sent {
+    metadata: ObjectMeta,
+}
+
 /// One request's events.
 pub(crate) struct Record {
     fields: Value,
@@ -200,10 +207,32 @@ pub(crate) struct Record {
 impl Record {
     /// What was sent; of a body that is no JSON nothing.
     pub fn request(&mut self, body: &Bytes) {
+        if matches!(self.fields["verb"].as_str(), Some("create" | "update"))
+            && let Ok(sent) = serde_json::from_slice::<Sent>(body)
+        {
+            self.refer_to(&sent.metadata);
+        }
         if self.level >= Level::Request
             && let Some(object) = self.object(body)
         {
             self.fields["requestObject"] = object;
+        }
+    }
+
+    /// The URL of a create names no object; what was sent does.
+    fn refer_to(&mut self, meta: &ObjectMeta) {
+        let Some(object) = self.fields.get_mut("objectRef").and_then(Value::as_object_mut) else {
+            return;
+        };
+        for (field, value) in [
+            ("namespace", &meta.namespace),
+            ("name", &meta.name),
+            ("uid", &meta.uid),
+            ("resourceVersion", &meta.resource_version),
+        ] {
+            if let Some(value) = value.as_deref().filter(|v| !v.is_empty()) {
+                object.entry(field).or_insert_with(|| value.into());
+            }
         }
     }
 

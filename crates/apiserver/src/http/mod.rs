@@ -15,7 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, HeaderName, USER_AGENT};
+use http::header::{
+    ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, USER_AGENT,
+};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -435,7 +437,10 @@ impl Server {
                 if denied { "forbid" } else { "allow" },
             );
             if let Some(body) = &http.body {
-                record.request(body);
+                // Whatever it came as; what says what to do to an object (a patch) is no object.
+                let sent = http.header(CONTENT_TYPE);
+                let json = crate::pipeline::decode::to_json(&http.info.resource, sent, body.clone());
+                record.request(json.as_ref().unwrap_or(body));
             }
         }
         let mut response = routed.unwrap_or_else(|e| refusal(&e, http.wants));
