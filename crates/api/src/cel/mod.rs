@@ -35,6 +35,9 @@ pub use variables::Variables;
 const EXPRESSION_MAX_BYTES: usize = 16 * 1024;
 /// How deep brackets may stand in each other: the parser descends as deep.
 const NESTING_MAX: usize = 48;
+/// What the parser may descend into. It takes up to 150 KiB a bracket where a text is none of the language, more than a
+/// thread has for [`NESTING_MAX`] of them; untouched it costs an address range only.
+const PARSER_STACK_BYTES: usize = 64 << 20;
 /// Longest message a messageExpression may make, in bytes.
 pub const MESSAGE_MAX_BYTES: usize = 5 * 1024;
 
@@ -163,10 +166,9 @@ pub fn compile(text: &str, known: &[&str]) -> Result<Arc<Program>, String> {
             return Err(format!("must not nest deeper than {NESTING_MAX}"));
         }
     }
-    let (mut expression, places) = ENV
-        .parser()
-        .parse_with_source_info(text)
-        .map_err(|e| format!("compilation failed: {e}"))?;
+    let (mut expression, places) =
+        stacker::grow(PARSER_STACK_BYTES, || ENV.parser().parse_with_source_info(text))
+            .map_err(|e| format!("compilation failed: {e}"))?;
     structs_to_maps(&mut expression);
     let references = expression.references();
     let mut unknown: Vec<&str> = references.variables();
