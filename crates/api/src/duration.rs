@@ -15,7 +15,7 @@ pub fn parse(text: &str) -> Option<SignedDuration> {
         return None;
     }
     // Longest first where one begins like another.
-    const UNITS: [(&str, i64); 8] = [
+    const UNITS: [(&str, u64); 8] = [
         ("ns", 1),
         ("us", 1_000),
         ("µs", 1_000),
@@ -25,30 +25,70 @@ pub fn parse(text: &str) -> Option<SignedDuration> {
         ("m", 60_000_000_000),
         ("h", 3_600_000_000_000),
     ];
-    let mut nanoseconds: i64 = 0;
+    /// Go's: the smallest duration is one nanosecond longer than the largest.
+    const MOST: u64 = 1 << 63;
+    let mut nanoseconds: u64 = 0;
     while !rest.is_empty() {
-        let number = rest
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .map(|end| rest.split_at(end))?;
-        let amount: f64 = number.0.parse().ok()?;
-        let (name, unit) = UNITS.iter().find(|(name, _)| number.1.starts_with(name))?;
-        let part = amount * *unit as f64;
-        if !(0.0..9.2e18).contains(&part) {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, behind) = rest.split_at(end);
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
             return None;
         }
-        nanoseconds = nanoseconds.checked_add(part as i64)?;
-        rest = number.1.strip_prefix(name)?;
+        let (name, unit) = UNITS.iter().find(|(name, _)| behind.starts_with(name))?;
+        let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+        // A fraction is less than a unit, so a float is enough for it, counted as Go does; whole units are exact.
+        let (mut digits, mut scale) = (0u64, 1.0);
+        for digit in fraction.bytes().map(|byte| u64::from(byte - b'0')) {
+            match digits.checked_mul(10).and_then(|tens| tens.checked_add(digit)) {
+                Some(more) if more <= MOST => digits = more,
+                // Too fine to count.
+                _ => break,
+            }
+            scale *= 10.0;
+        }
+        let part = (digits as f64 * (*unit as f64 / scale)) as u64;
+        nanoseconds = whole
+            .checked_mul(*unit)?
+            .checked_add(part)?
+            .checked_add(nanoseconds)
+            .filter(|sum| *sum <= MOST)?;
+        rest = behind.strip_prefix(name)?;
     }
-    Some(SignedDuration::from_nanos(if negative {
-        -nanoseconds
-    } else {
-        nanoseconds
-    }))
+    let signed = match negative {
+        true => 0i64.checked_sub_unsigned(nanoseconds)?,
+        false => i64::try_from(nanoseconds).ok()?,
+    };
+    Some(SignedDuration::from_nanos(signed))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nanoseconds_are_exact_up_to_the_longest_duration() {
+        for nanoseconds in [2_023_372_036_854_784_001, i64::MAX, i64::MIN, i64::MIN + 1] {
+            let text = format!("{nanoseconds}ns");
+            assert_eq!(
+                parse(&text),
+                Some(SignedDuration::from_nanos(nanoseconds)),
+                "{text}"
+            );
+        }
+        assert_eq!(
+            parse("2562047h47m16.854775807s"),
+            Some(SignedDuration::from_nanos(i64::MAX))
+        );
+        assert_eq!(
+            parse("1.0000000000000000000000001s"),
+            Some(SignedDuration::from_secs(1))
+        );
+        assert_eq!(parse(".8547758s"), Some(SignedDuration::from_nanos(854_775_800)));
+        for text in ["9223372036854775808ns", "-9223372036854775809ns", ".s", "1.2.3s"] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn durations_are_read_as_go_reads_them() {

@@ -37,6 +37,9 @@ use meter::Meter;
 pub use authorizer::{Asked, AuthorizerValue, Authorizes, Decision};
 pub use variables::Variables;
 
+/// What the parser may descend into. It takes up to 150 KiB a bracket where a text is none of the language, more than a
+/// thread has for as many as [`limits`] lets pass; untouched it costs an address range only.
+const PARSER_STACK_BYTES: usize = 64 << 20;
 /// Longest message a messageExpression may make, in bytes.
 pub const MESSAGE_MAX_BYTES: usize = 5 * 1024;
 
@@ -193,10 +196,9 @@ pub fn compile(text: &str, environment: &Environment) -> Result<Compiled, String
 
 fn parse(text: &str) -> Result<(Expression, SourceInfo), String> {
     limits::check(text)?;
-    let (expression, places) = ENV
-        .parser()
-        .parse_with_source_info(text)
-        .map_err(|e| e.to_string())?;
+    let (expression, places) =
+        stacker::grow(PARSER_STACK_BYTES, || ENV.parser().parse_with_source_info(text))
+            .map_err(|e| e.to_string())?;
     if is_deep(&expression) {
         return Err(format!(
             "expression recursion limit exceeded: {}",

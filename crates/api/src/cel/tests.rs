@@ -174,3 +174,16 @@ fn a_variable_that_fails_fails_where_it_is_used() {
         assert_eq!(program.run(&scope).map(|v| to_json(&v).unwrap_or_default()), want);
     }
 }
+
+#[test]
+fn a_text_of_brackets_is_refused_and_ends_no_thread() {
+    for text in [
+        "q[[[[[[q[[[[[[[[".to_string(),
+        "[".repeat(48),
+        "q[".repeat(48),
+        "{q(".repeat(24),
+        "(".repeat(48),
+    ] {
+        assert!(Program::read(&text).is_err(), "{text}");
+    }
+}

@@ -301,6 +301,12 @@ impl Client {
     }
 
     pub async fn send(&mut self, method: &str, path: &str, body: Option<Value>) -> Answer {
+        let body = body.map(|body| Bytes::from(body.to_string()));
+        self.send_bytes(method, path, body).await
+    }
+
+    /// Whatever the bytes are, as JSON unless the headers shown say otherwise.
+    pub async fn send_bytes(&mut self, method: &str, path: &str, body: Option<Bytes>) -> Answer {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -316,8 +322,7 @@ impl Client {
         for (name, value) in &self.shows.headers {
             request = request.header(*name, value);
         }
-        let body = body.map_or(String::new(), |b| b.to_string());
-        let request = request.body(Full::new(Bytes::from(body))).unwrap();
+        let request = request.body(Full::new(body.unwrap_or_default())).unwrap();
         self.sender.ready().await.unwrap();
         let (head, body) = self.sender.send_request(request).await.unwrap().into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();

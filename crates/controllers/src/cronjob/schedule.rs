@@ -155,7 +155,11 @@ impl Schedule {
 /// One part of a list: `5`, `1-5`, `*/15`, `mon-fri`, `10/20`.
 fn add(field: &mut Field, range: &str, min: u32, max: u32, names: &[&str]) -> Option<()> {
     let (ends, step) = match range.split_once('/') {
-        Some((ends, step)) => (ends, Some(step.parse::<u32>().ok().filter(|s| *s > 0)?)),
+        Some((ends, step)) => {
+            // Too large is taken for as large as can be, as the API server lets it in.
+            let step = step.parse::<i64>().ok().filter(|s| *s > 0)?;
+            (ends, Some(u32::try_from(step).unwrap_or(u32::MAX)))
+        }
         None => (range, None),
     };
     let value = |text: &str| {
@@ -167,7 +171,8 @@ fn add(field: &mut Field, range: &str, min: u32, max: u32, names: &[&str]) -> Op
         named.map(|n| n + min).or_else(|| text.parse().ok())
     };
     let (first, last) = match ends.split_once('-') {
-        _ if matches!(ends, "*" | "?") => {
+        // Cron does not look at what stands behind a star: `*-1` is `*`.
+        _ if matches!(ends.split('-').next(), Some("*" | "?")) => {
             field.any |= step.is_none_or(|s| s == 1);
             (min, max)
         }
@@ -204,6 +209,12 @@ mod tests {
                 "2026-01-01T00:30:00Z",
             ),
             ("@hourly", "UTC", "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"),
+            (
+                "*-1/99999999999 * * * *",
+                "UTC",
+                "2026-01-01T00:15:00Z",
+                "2026-01-01T01:00:00Z",
+            ),
             (
                 "30 6-16/4 * * 1-5",
                 "UTC",
