@@ -190,21 +190,21 @@ async fn metrics_have_kubernetes_names() {
     let cluster = Cluster::start().await;
     cluster
         .create(
-            "/api/v1/namespaces/default/configmaps",
-            json!({"metadata": {"name": "m"}}),
+            "/api/v1/namespaces/default/limitranges",
+            json!({"metadata": {"name": "m"}, "spec": {"limits": []}}),
         )
         .await;
-    let watch = "/api/v1/namespaces/default/configmaps?watch=true&timeoutSeconds=1";
+    let watch = "/api/v1/namespaces/default/limitranges?watch=true&timeoutSeconds=1";
     cluster.admin("GET", watch, None).await;
     let text = cluster.admin("GET", "/metrics", None).await.text;
     for part in [
-        "apiserver_request_total{code=\"201\",component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"configmaps\",scope=\"resource\",subresource=\"\",verb=\"POST\",version=\"v1\"} 1\n",
+        "apiserver_request_total{code=\"201\",component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"limitranges\",scope=\"resource\",subresource=\"\",verb=\"POST\",version=\"v1\"} 1\n",
         "apiserver_request_duration_seconds_count{component=\"apiserver\"",
         "apiserver_current_inflight_requests{request_kind=\"readOnly\"} 1\n",
-        "apiserver_watch_events_total{group=\"\",kind=\"ConfigMap\",version=\"v1\"} 1\n",
-        "etcd_request_duration_seconds_count{operation=\"create\",type=\"configmaps\"} 1\n",
-        "apiserver_storage_objects{resource=\"configmaps\"} 1\n",
-        "apiserver_request_total{code=\"200\",component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"configmaps\",scope=\"namespace\",subresource=\"\",verb=\"WATCH\",version=\"v1\"} 1\n",
+        "apiserver_watch_events_total{group=\"\",kind=\"LimitRange\",version=\"v1\"} 1\n",
+        "etcd_request_duration_seconds_count{operation=\"create\",type=\"limitranges\"} 1\n",
+        "apiserver_storage_objects{resource=\"limitranges\"} 1\n",
+        "apiserver_request_total{code=\"200\",component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"limitranges\",scope=\"namespace\",subresource=\"\",verb=\"WATCH\",version=\"v1\"} 1\n",
     ] {
         assert!(text.contains(part), "{part} is missing in\n{text}");
     }
