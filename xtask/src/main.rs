@@ -25,6 +25,16 @@ const LAYERS: &[(&str, &[&str])] = &[
             "knarr-controllers",
         ],
     ),
+    (
+        "knarr-fuzz",
+        &[
+            "knarr-api",
+            "knarr-store",
+            "knarr-apiserver",
+            "knarr-scheduler",
+            "knarr-controllers",
+        ],
+    ),
     ("knarr-node", &["knarr-api", "knarr-client", "knarr-kubelet"]),
     (
         "knarr",

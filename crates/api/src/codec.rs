@@ -14,6 +14,7 @@ mod reader;
 mod repeated;
 mod time;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::object::AnyObject;
@@ -28,10 +29,19 @@ use reader::Reader;
 #[derive(Debug)]
 pub struct Decoded {
     pub object: Box<dyn AnyObject>,
-    /// Paths of fields the kind does not have, such as `spec.foo` or `spec.containers[0].imagee`.
-    pub unknown_fields: Vec<String>,
-    /// Paths of keys given more than once in one object.
-    pub duplicate_fields: Vec<String>,
+    /// In the order in which Kubernetes tells them: that of the document.
+    pub mistakes: Vec<StrictError>,
+}
+
+/// What a reader that is not strict passes over, by its path. Shown in Kubernetes' words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StrictError {
+    /// A field the kind does not have, such as `spec.foo` or `spec.containers[0].imagee`.
+    #[error("unknown field {0:?}")]
+    Unknown(String),
+    /// A key given more than once in one object.
+    #[error("duplicate field {0:?}")]
+    Twice(String),
 }
 
 /// Why a document is not an object of its kind.
@@ -47,28 +57,46 @@ pub struct DecodeError {
 
 /// Decodes one object. `null` counts as absent.
 pub fn decode<T: Strategy + 'static>(json: &[u8]) -> Result<Decoded, DecodeError> {
-    let (mut object, unknown_fields, duplicate_fields) = read::<T>(json)?;
+    let (mut object, mistakes) = read::<T>(json)?;
     object.after_decode(json);
     Ok(Decoded {
         object: Box::new(object),
-        unknown_fields,
-        duplicate_fields,
+        mistakes,
     })
 }
 
-/// Decodes any typed value as [`decode`] does, and also tells its unknown fields and those given twice.
-pub fn read<T: DeserializeOwned>(json: &[u8]) -> Result<(T, Vec<String>, Vec<String>), DecodeError> {
+/// Appends a typed value's JSON as Kubernetes writes it. What serde alone writes of a value that has metadata in it lacks
+/// its nulls, and shows `fieldsV1` as the text that it is in a typed value.
+///
+/// # Errors
+///
+/// Where the value has a map with keys other than strings: no type of Kubernetes has.
+pub fn write<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> serde_json::Result<()> {
+    serde_json::to_writer(out, &WithNulls(value))
+}
+
+/// The same as a tree.
+///
+/// # Errors
+///
+/// As [`write`].
+pub fn to_value<T: Serialize + ?Sized>(value: &T) -> serde_json::Result<serde_json::Value> {
+    serde_json::to_value(WithNulls(value))
+}
+
+/// Decodes any typed value as [`decode`] does, and also tells its mistakes.
+pub fn read<T: DeserializeOwned>(json: &[u8]) -> Result<(T, Vec<StrictError>), DecodeError> {
     let mut reader = Reader::new(json);
     let value = T::deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     match value {
-        Ok(value) if reader.duplicate_fields.is_empty() => Ok((value, reader.unknown_fields, Vec::new())),
         // What is given twice adds up where it is an object, as in Go; so it is read again, put together.
-        Ok(_) => {
+        Ok(_) if reader.mistakes.iter().any(|m| matches!(m, StrictError::Twice(_))) => {
             let merged = repeated::merged(json);
             let value =
                 T::deserialize(&mut Reader::new(&merged)).map_err(reader::Error::into_decode_error)?;
-            Ok((value, reader.unknown_fields, reader.duplicate_fields))
+            Ok((value, reader.mistakes))
         }
+        Ok(value) => Ok((value, reader.mistakes)),
         // What is no JSON is told first, wherever in the document it is.
         Err(error) => {
             let mut whole = Reader::new(json);

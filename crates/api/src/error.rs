@@ -190,6 +190,11 @@ impl Error {
         self.reason() == "Forbidden"
     }
 
+    /// What was sent can never be taken as it is.
+    pub fn is_invalid(&self) -> bool {
+        self.reason() == "Invalid"
+    }
+
     pub fn is_conflict(&self) -> bool {
         self.reason() == "Conflict"
     }

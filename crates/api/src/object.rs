@@ -4,7 +4,7 @@
 //! hold what nobody looks at any more as a [slim](Object::slim) object: its encoding, its metadata and what field
 //! selectors ask for; the typed value is read from the encoding again when somebody does ask.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -99,6 +99,27 @@ fn metadata_start(kind: &Kind, json: &[u8]) -> Option<usize> {
     None
 }
 
+/// The most that a resourceVersion's member takes.
+const VERSION_MEMBER_BYTES: usize = br#""resourceVersion":"18446744073709551615","#.len();
+
+/// Writes `json` with a resourceVersion in the place of `member`, the first of metadata's members, and says where it
+/// stands now.
+fn splice_version(
+    out: &mut Vec<u8>,
+    json: &[u8],
+    member: &std::ops::Range<usize>,
+    revision: u64,
+) -> std::ops::Range<usize> {
+    out.extend_from_slice(&json[..member.start]);
+    out.extend_from_slice(format!(r#""resourceVersion":"{revision}""#).as_bytes());
+    if json.get(member.end) != Some(&b'}') {
+        out.push(b',');
+    }
+    let written = member.start..out.len();
+    out.extend_from_slice(&json[member.end..]);
+    written
+}
+
 /// One object at one revision: the typed value and its JSON, both immutable.
 pub struct Object {
     kind: &'static Kind,
@@ -152,8 +173,7 @@ impl Object {
         };
         let made = self.slim.get_or_init(|| {
             let brief = self.brief.clone().unwrap_or_else(|| {
-                let mut metadata = typed.metadata().clone();
-                metadata.managed_fields = None;
+                let metadata = without_managers(typed.metadata());
                 let ops = self.kind.ops;
                 let fields = ops.selectable_fields().iter();
                 // An object of another type than its kind's has none; what cannot be asked for is not missed.
@@ -189,21 +209,12 @@ impl Object {
         stored: &[u8],
         revision: u64,
     ) -> Self {
-        let version = revision.to_string();
-        let mut json = Vec::with_capacity(stored.len() + version.len() + 21);
+        let mut json = Vec::with_capacity(stored.len() + VERSION_MEMBER_BYTES);
         let mut member = 0..0;
         if let Some(at) = metadata_start(kind, stored) {
-            json.extend_from_slice(&stored[..at]);
-            json.extend_from_slice(br#""resourceVersion":""#);
-            json.extend_from_slice(version.as_bytes());
-            json.push(b'"');
-            if stored.get(at) != Some(&b'}') {
-                json.push(b',');
-            }
-            member = at..json.len();
-            json.extend_from_slice(&stored[at..]);
+            member = splice_version(&mut json, stored, &(at..at), revision);
         }
-        typed.metadata_mut().resource_version = Some(version);
+        typed.metadata_mut().resource_version = Some(revision.to_string());
         if json.is_empty() {
             // Not as this version writes it: encoded anew, which is always right.
             typed.encode_into(&mut json);
@@ -214,7 +225,7 @@ impl Object {
     /// What the store keeps of a typed value: its JSON without resourceVersion.
     pub fn encode_for_store(typed: &mut dyn AnyObject) -> Vec<u8> {
         typed.metadata_mut().resource_version = None;
-        let mut out = Vec::with_capacity(1024);
+        let mut out = Vec::with_capacity(4096);
         typed.encode_into(&mut out);
         out
     }
@@ -238,8 +249,11 @@ impl Object {
         !self.version.is_empty() && stored.strip_prefix(head) == Some(tail)
     }
 
-    /// The same object at another revision.
+    /// The same object at another revision; slim if this one is.
     pub fn at_revision(&self, revision: u64) -> Object {
+        if let (None, Some(brief), false) = (self.typed.get(), &self.brief, self.version.is_empty()) {
+            return self.slim_at_revision(brief, revision);
+        }
         let mut typed = self.typed().clone_box();
         let stored = if self.version.is_empty() {
             Self::encode_for_store(&mut *typed)
@@ -247,6 +261,22 @@ impl Object {
             [&self.json[..self.version.start], &self.json[self.version.end..]].concat()
         };
         Object::from_stored(self.kind, typed, &stored, revision)
+    }
+
+    fn slim_at_revision(&self, brief: &Brief, revision: u64) -> Object {
+        let mut brief = brief.clone();
+        brief.metadata.resource_version = Some(revision.to_string());
+        let mut json = Vec::with_capacity(self.json.len() + 1);
+        let version = splice_version(&mut json, &self.json, &self.version, revision);
+        Object {
+            kind: self.kind,
+            revision,
+            json: json.into(),
+            version,
+            typed: OnceLock::new(),
+            brief: Some(Box::new(brief)),
+            slim: OnceLock::new(),
+        }
     }
 
     /// The encoding behind apiVersion and kind, as items of a typed list have it: put `{` before it.
@@ -322,6 +352,27 @@ impl Object {
     }
 }
 
+/// A copy of all but the largest part.
+fn without_managers(meta: &ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        annotations: meta.annotations.clone(),
+        creation_timestamp: meta.creation_timestamp.clone(),
+        deletion_grace_period_seconds: meta.deletion_grace_period_seconds,
+        deletion_timestamp: meta.deletion_timestamp.clone(),
+        finalizers: meta.finalizers.clone(),
+        generate_name: meta.generate_name.clone(),
+        generation: meta.generation,
+        labels: meta.labels.clone(),
+        managed_fields: None,
+        name: meta.name.clone(),
+        namespace: meta.namespace.clone(),
+        owner_references: meta.owner_references.clone(),
+        resource_version: meta.resource_version.clone(),
+        self_link: meta.self_link.clone(),
+        uid: meta.uid.clone(),
+    }
+}
+
 impl fmt::Debug for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -335,7 +386,7 @@ impl fmt::Debug for Object {
     }
 }
 
-/// A shared object that is known to be a `T`; dereferences to it.
+/// A shared object that is known to be a `T`; dereferences to it. A slim object is read only when it is looked at.
 pub struct Shared<T> {
     object: Arc<Object>,
     of: PhantomData<fn() -> T>,
@@ -344,7 +395,12 @@ pub struct Shared<T> {
 impl<T: 'static> Shared<T> {
     /// Fails (500) only where the caller's kind and `T` disagree.
     pub fn new(object: Arc<Object>) -> Result<Self, Error> {
-        if object.get::<T>().is_none() {
+        // What is not read yet will be what its kind is.
+        let of = match object.typed.get() {
+            Some(typed) => typed.as_any().type_id(),
+            None => object.kind.ops.type_of_objects(),
+        };
+        if of != TypeId::of::<T>() {
             return Err(Error::internal(format!(
                 "{object:?} is not a {}",
                 std::any::type_name::<T>()

@@ -4,7 +4,7 @@
 //! [`Strategy`] is implemented once for each kind, in the kind's own file; [`Ops`] is the same without the
 //! Rust type, for the request pipeline. Every method has the answer that fits most kinds.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::marker::PhantomData;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -121,6 +121,8 @@ pub trait Strategy:
 
 /// A [`Strategy`] without its Rust type. The pipeline calls these; a mismatched type is a bug and answers 500.
 pub trait Ops: Send + Sync {
+    /// The type of the kind's typed objects.
+    fn type_of_objects(&self) -> TypeId;
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError>;
     fn set_defaults(&self, obj: &mut dyn AnyObject) -> Result<(), Error>;
     fn prepare_for_create(&self, obj: &mut dyn AnyObject) -> Result<(), Error>;
@@ -184,6 +186,9 @@ fn cast_mut<T: Any>(obj: &mut dyn AnyObject) -> Result<&mut T, Error> {
 }
 
 impl<T: Strategy + 'static> Ops for Of<T> {
+    fn type_of_objects(&self) -> TypeId {
+        TypeId::of::<T>()
+    }
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
         codec::decode::<T>(json)
     }

@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::codec::WithNulls;
 use crate::selector::label::Selector;
 
 /// A column's definition.
@@ -286,7 +287,7 @@ pub fn render_with(
                 Include::Metadata => RowObject::Metadata(PartialObjectMetadata {
                     kind: "PartialObjectMetadata",
                     api_version,
-                    metadata: object.metadata(),
+                    metadata: WithNulls(object.metadata()),
                 }),
                 // The bytes every other reader gets: an object is encoded once.
                 Include::Object => {
@@ -378,7 +379,7 @@ enum RowObject<'a> {
 struct PartialObjectMetadata<'a> {
     kind: &'static str,
     api_version: &'static str,
-    metadata: &'a ObjectMeta,
+    metadata: WithNulls<'a, ObjectMeta>,
 }
 
 #[cfg(test)]

@@ -85,11 +85,7 @@ fn decode(body: &Value) -> Result<(Pod, Vec<String>), Answer> {
         body => body.to_string(),
     };
     match codec::read::<Pod>(text.as_bytes()) {
-        Ok((pod, unknown, twice)) => {
-            let unknown = unknown.iter().map(|path| format!("unknown field {path:?}"));
-            let twice = twice.iter().map(|path| format!("duplicate field {path:?}"));
-            Ok((pod, unknown.chain(twice).collect()))
-        }
+        Ok((pod, mistakes)) => Ok((pod, mistakes.iter().map(ToString::to_string).collect())),
         Err(e) => {
             let message = format!("Pod in version \"v1\" cannot be handled as a Pod: {}", e.message);
             Err(refused(&Error::bad_request(message), Vec::new()))

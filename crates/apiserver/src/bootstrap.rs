@@ -7,9 +7,9 @@ use knarr_client::DeleteOptions;
 use serde_json::{Value, json};
 
 use crate::authz::default_roles::{self, Repair};
+use crate::flow_control;
 use crate::pipeline::delete::DeleteRequest;
 use crate::pipeline::{Ctx, Target};
-use crate::priority_and_fairness;
 use crate::server::Server;
 use crate::user::{MASTERS, User};
 
@@ -37,7 +37,7 @@ impl Server {
             let class = json!({"metadata": {"name": name}, "value": value, "description": description});
             self.ensure(&registry::PRIORITY_CLASS, class).await?;
         }
-        for (kind, document) in priority_and_fairness::objects() {
+        for (kind, document) in flow_control::objects() {
             self.ensure(kind, document).await?;
         }
         // All at once, so that they share the store's commits.
@@ -133,7 +133,7 @@ impl Server {
         }
     }
 
-    async fn ensure(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
+    pub(crate) async fn ensure(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
         self.ensure_object(kind, decode(kind, &document)?).await
     }
 
@@ -153,7 +153,7 @@ impl Server {
     }
 
     /// Makes it so, whatever was there.
-    async fn replace(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
+    pub(crate) async fn replace(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
         let object = decode(kind, &document)?;
         let (namespace, name) = place(&*object);
         if self.cache.get(kind, &namespace, &name).is_none() {

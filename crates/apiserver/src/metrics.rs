@@ -145,7 +145,8 @@ pub struct Metrics {
     in_process: AtomicU64,
     read_only: AtomicI64,
     mutating: AtomicI64,
-    rejected: Mutex<BTreeMap<&'static str, u64>>,
+    /// By the labels.
+    rejected: Mutex<BTreeMap<String, u64>>,
     watch_events: Mutex<BTreeMap<String, u64>>,
     store: Mutex<BTreeMap<(&'static str, String), Histogram>>,
     others: Mutex<Vec<Source>>,
@@ -188,8 +189,9 @@ impl Metrics {
         gauge.fetch_add(change, Ordering::Relaxed);
     }
 
-    pub fn rejected(&self, kind: &'static str) {
-        *self.rejected.lock().entry(kind).or_default() += 1;
+    pub fn rejected(&self, schema: &str, level: &str, reason: &str) {
+        let labels = format!("flow_schema=\"{schema}\",priority_level=\"{level}\",reason=\"{reason}\"");
+        *self.rejected.lock().entry(labels).or_default() += 1;
     }
 
     /// Events that were sent to watchers of a kind.
@@ -278,10 +280,10 @@ impl Metrics {
             "counter",
             "Requests that were answered 429.",
         );
-        for (reason, n) in self.rejected.lock().iter() {
+        for (labels, n) in self.rejected.lock().iter() {
             let _ = writeln!(
                 out,
-                "apiserver_flowcontrol_rejected_requests_total{{reason=\"{reason}\"}} {n}"
+                "apiserver_flowcontrol_rejected_requests_total{{{labels}}} {n}"
             );
         }
         head(

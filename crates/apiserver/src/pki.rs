@@ -17,7 +17,9 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
 };
+use sha2::{Digest, Sha256};
 use x509_parser::pem::parse_x509_pem;
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::authn::token_key::KeyFiles;
 use crate::signing::Authority;
@@ -269,6 +271,14 @@ pub fn self_signed(name: &str) -> Result<Identity, PkiError> {
     })
 }
 
+/// The pin of a CA: `sha256:` and the hash of its public key, as kubeadm's `--discovery-token-ca-cert-hash` has it.
+pub fn pin(certificate_der: &[u8]) -> Result<String, String> {
+    let (_, certificate) = X509Certificate::from_der(certificate_der).map_err(|e| e.to_string())?;
+    let hash = Sha256::digest(certificate.public_key().raw);
+    let digits: String = hash.iter().map(|b| format!("{b:02x}")).collect();
+    Ok(format!("sha256:{digits}"))
+}
+
 /// A kubeconfig with everything in it.
 pub fn kubeconfig(server: &str, ca_pem: &str, user: &str, identity: &Identity) -> String {
     use base64::Engine;
@@ -443,6 +453,18 @@ mod tests {
             .permissions()
             .mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_pin_is_the_hash_of_the_key_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let pki = Pki::open(directory.path(), at(2030)).unwrap();
+        let (_, pem) = parse_x509_pem(pki.ca_pem().as_bytes()).unwrap();
+        let key = KeyPair::from_pem(&fs::read_to_string(directory.path().join("ca.key")).unwrap()).unwrap();
+        let hash = Sha256::digest(rcgen::PublicKeyData::subject_public_key_info(&key));
+        let digits: String = hash.iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(pin(&pem.contents).unwrap(), format!("sha256:{digits}"));
+        assert!(pin(b"no certificate").is_err());
     }
 
     #[test]

@@ -21,8 +21,8 @@ use crate::authz::{Authorizer, Standard};
 use crate::cache::Cache;
 use crate::custom::look_after_definitions;
 use crate::encryption::{AtRest, Encryption};
+use crate::flow_control::{self, FlowControl, look_after_flows};
 use crate::http::Document;
-use crate::http::inflight::{self, InFlight};
 use crate::in_process::InProcess;
 use crate::metrics::Metrics;
 use crate::seams::{Clock, Entropy};
@@ -97,7 +97,8 @@ pub struct Options {
     pub encryption: Option<Arc<Encryption>>,
     /// What is written down of requests, and where.
     pub audit: Option<Audit>,
-    /// How many requests that only read, and how many others, are worked on at once.
+    /// How many requests that only read, and how many others, are worked on at once: together the seats of all priority
+    /// levels.
     pub max_in_flight: (usize, usize),
     /// How long a request may take that is no watch or stream.
     pub request_timeout: Duration,
@@ -112,7 +113,7 @@ impl Default for Options {
             jwks_uri: None,
             encryption: None,
             audit: None,
-            max_in_flight: (inflight::READ_ONLY, inflight::MUTATING),
+            max_in_flight: (flow_control::READ_ONLY, flow_control::MUTATING),
             request_timeout: REQUEST_TIMEOUT,
         }
     }
@@ -150,7 +151,7 @@ pub struct Server {
     pub(crate) tokens: Tokens,
     pub(crate) static_tokens: StaticTokens,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) in_flight: InFlight,
+    pub(crate) flows: FlowControl,
     pub(crate) policies: crate::admission::extension::Policies,
     /// Kept as long as what is served does not change, which the number counts.
     pub(crate) documents: Mutex<(u64, HashMap<String, Arc<Document>>)>,
@@ -180,7 +181,7 @@ impl Server {
             entropy: seams.entropy.clone(),
         });
         let (read_only, mutating) = options.max_in_flight;
-        let in_flight = InFlight::new(read_only, mutating);
+        let flows = FlowControl::new(read_only.saturating_add(mutating));
         let metrics = Arc::<Metrics>::default();
         let cache = Cache::encrypted(store, at_rest, metrics.clone());
         let (feed, stop) = oneshot::channel();
@@ -199,12 +200,13 @@ impl Server {
             tokens,
             static_tokens,
             metrics,
-            in_flight,
+            flows,
             policies: Default::default(),
             documents: Mutex::default(),
             _feed: feed,
         });
         server.bootstrap().await.map_err(StartError::Bootstrap)?;
+        server.settle_flows();
         if fresh {
             // Nobody saw the cluster before it had what every cluster has.
             server.cache.forget_history().await?;
@@ -212,6 +214,7 @@ impl Server {
         tokio::spawn(compact(Arc::downgrade(&server)));
         tokio::spawn(slim(Arc::downgrade(&server)));
         tokio::spawn(look_after_definitions(Arc::downgrade(&server)));
+        tokio::spawn(look_after_flows(Arc::downgrade(&server)));
         Ok(server)
     }
 

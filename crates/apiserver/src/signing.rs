@@ -14,8 +14,8 @@ use x509_parser::prelude::{FromDer, GeneralName, ParsedExtension, X509Certificat
 
 use crate::pki::Identity;
 
-/// The longest that is signed for (`--cluster-signing-duration`).
-const LONGEST: SignedDuration = SignedDuration::from_hours(365 * 24);
+/// The longest that is signed for unless it is said otherwise (`--cluster-signing-duration`).
+pub const LONGEST: SignedDuration = SignedDuration::from_hours(365 * 24);
 /// The shortest, so that clocks that differ do not make a certificate useless.
 const SHORTEST: SignedDuration = SignedDuration::from_mins(10);
 /// Certificates count from a little before now.
@@ -38,6 +38,8 @@ pub struct Asked {
 #[derive(Clone, Debug)]
 pub struct Authority {
     ca: Identity,
+    /// No certificate lasts longer; those that are asked for without a time last so long.
+    longest: SignedDuration,
 }
 
 /// Reads a request; its signature is checked, so that it comes from whoever has the key.
@@ -102,7 +104,13 @@ fn der(pem: &[u8], label: &str) -> Result<Vec<u8>, String> {
 
 impl Authority {
     pub(crate) fn new(ca: Identity) -> Self {
-        Authority { ca }
+        Authority { ca, longest: LONGEST }
+    }
+
+    /// The same, but nothing it signs lasts longer than this.
+    pub fn for_at_most(mut self, longest: SignedDuration) -> Self {
+        self.longest = longest;
+        self
     }
 
     /// A certificate for the request's key and names.
@@ -118,8 +126,10 @@ impl Authority {
         let text = std::str::from_utf8(request).map_err(|e| e.to_string())?;
         let mut csr = CertificateSigningRequestParams::from_pem(text).map_err(failed)?;
         let (usages, extended) = read_usages(usages)?;
-        let life = seconds.map_or(LONGEST, |s| {
-            SignedDuration::from_secs(s.into()).clamp(SHORTEST, LONGEST)
+        let life = seconds.map_or(self.longest, |s| {
+            SignedDuration::from_secs(s.into())
+                .max(SHORTEST)
+                .min(self.longest)
         });
         let from = now - BACKDATE;
         let until = if life < SHORT { now + life } else { from + life };
@@ -213,14 +223,20 @@ mod tests {
             (vec!["n".to_string()], vec!["10.0.0.1".to_string()])
         );
         let usages = ["digital signature".to_string(), "client auth".to_string()];
-        for (seconds, lasts) in [
+        for (longest, seconds, lasts) in [
             (None, 365 * 24 * 3600 - 300),
             (Some(60), 600),
             (Some(3600), 3600),
             (Some(i32::MAX), 365 * 24 * 3600 - 300),
-        ] {
+        ]
+        .map(|(asked, lasts)| (LONGEST, asked, lasts))
+        .into_iter()
+        .chain(
+            [(None, 60), (Some(600), 60)].map(|(asked, lasts)| (SignedDuration::from_mins(1), asked, lasts)),
+        ) {
             let pem = pki
                 .authority()
+                .for_at_most(longest)
                 .sign(request.as_bytes(), &usages, seconds, now)
                 .unwrap();
             assert_eq!(

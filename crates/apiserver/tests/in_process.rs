@@ -8,16 +8,21 @@ mod admission;
 mod custom;
 #[path = "in_process/quota.rs"]
 mod quota;
+#[path = "in_process/servers.rs"]
+mod servers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 
 use async_trait::async_trait;
 use futures::StreamExt;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::registry::{CONFIG_MAP, NAMESPACE, POD, SERVICE_ACCOUNT};
+use knarr_api::registry::{CONFIG_MAP, JOB, NAMESPACE, POD, POD_DISRUPTION_BUDGET, SERVICE_ACCOUNT};
 use knarr_api::{Error, Object};
 use knarr_apiserver::seams::{Clock, Entropy};
 use knarr_apiserver::{Config, ISSUER, Seams, Server, ServiceRange};
@@ -25,6 +30,7 @@ use knarr_client::{
     Api, Conn, DeleteOptions, ListOptions, NodeDialer, Patch, Preconditions, Propagation, TypedApi,
     WatchEvent, WatchOptions,
 };
+use knarr_store::Store;
 use serde_json::json;
 
 /// Noon of some day; moved by hand.
@@ -59,9 +65,21 @@ struct Cluster {
     server: Arc<Server>,
     api: Arc<dyn Api>,
     clock: Arc<TestClock>,
+    store: Arc<dyn Store>,
 }
 
 async fn cluster() -> Cluster {
+    let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
+    let c = server_over(store).await;
+    let account = SERVICE_ACCOUNT
+        .ops
+        .decode(br#"{"metadata":{"name":"default","namespace":"default"}}"#)
+        .unwrap();
+    c.api.create(&SERVICE_ACCOUNT, account.object).await.unwrap();
+    c
+}
+
+async fn server_over(store: Arc<dyn Store>) -> Cluster {
     let directory = tempfile::tempdir().unwrap();
     let clock = Arc::new(TestClock(AtomicI64::new(1_800_000_000)));
     let pki = knarr_apiserver::pki::Pki::open(directory.path(), clock.now()).unwrap();
@@ -80,15 +98,14 @@ async fn cluster() -> Cluster {
         entropy: Arc::new(Counter(AtomicU8::new(0))),
         nodes: Arc::new(NoNodes),
     };
-    let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
-    let server = Server::new(config, seams, store).await.unwrap();
+    let server = Server::new(config, seams, store.clone()).await.unwrap();
     let api = server.api("system:apiserver-test", ["system:masters"]);
-    let account = SERVICE_ACCOUNT
-        .ops
-        .decode(br#"{"metadata":{"name":"default","namespace":"default"}}"#)
-        .unwrap();
-    api.create(&SERVICE_ACCOUNT, account.object).await.unwrap();
-    Cluster { server, api, clock }
+    Cluster {
+        server,
+        api,
+        clock,
+        store,
+    }
 }
 
 fn config_map(name: &str, value: &str) -> ConfigMap {
@@ -258,6 +275,42 @@ async fn writers_who_saw_nothing_all_get_their_turn() {
     }
     let map = c.api.get_as::<ConfigMap>("default", "a").await.unwrap();
     assert_eq!(map.data.as_ref().unwrap().len(), 21);
+
+    // Nor is anybody sent away whose kind is never updated without a version: a patch asks for none.
+    let budget: PodDisruptionBudget = serde_json::from_value(json!({
+        "metadata": {"name": "b", "namespace": "default"}, "spec": {"minAvailable": 1},
+    }))
+    .unwrap();
+    c.api.create_as(budget).await.unwrap();
+    let patches = (0..20).map(|i| {
+        let patch =
+            Patch::Merge(json!({"status": {"disruptedPods": {format!("p{i}"): "2026-11-21T10:00:00Z"}}}));
+        c.api
+            .patch(&POD_DISRUPTION_BUDGET, "default", "b", "status", patch)
+    });
+    for done in futures::future::join_all(patches).await {
+        done.unwrap();
+    }
+    let budget = c.api.get_as::<PodDisruptionBudget>("default", "b").await.unwrap();
+    let disrupted = budget.status.as_ref().unwrap().disrupted_pods.as_ref();
+    assert_eq!(disrupted.unwrap().len(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn times_that_are_shown_alike_are_alike() {
+    let c = cluster().await;
+    let job = json!({
+        "metadata": {"name": "j", "namespace": "default"},
+        "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}},
+    });
+    let mut job: Job = serde_json::from_value(job).unwrap();
+    job = (*c.api.create_as(job).await.unwrap()).clone();
+    // A controller has the time to the nanosecond; what is shown of it has seconds.
+    let start = Timestamp::new(1_700_000_000, 5_000_000).unwrap();
+    job.status.get_or_insert_default().start_time = Some(Time(start));
+    c.api.update_status_as(job).await.unwrap();
+    let note = Patch::Merge(json!({"status": {"ready": 0}}));
+    c.api.patch(&JOB, "default", "j", "status", note).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -360,6 +413,47 @@ async fn pages_of_a_list_are_of_one_revision() {
     assert_eq!(
         (second.resource_version, second.continue_token.as_str()),
         (first.resource_version, "")
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_whose_revision_is_forgotten_goes_on_as_things_are_now() {
+    let c = cluster().await;
+    for name in ["a", "b", "c", "d", "e"] {
+        c.api.create_as(config_map(name, "1")).await.unwrap();
+    }
+    let page = |token: &str| {
+        let options = ListOptions {
+            namespace: "default".into(),
+            limit: 2,
+            continue_token: token.into(),
+            ..ListOptions::default()
+        };
+        c.api.list(&CONFIG_MAP, options)
+    };
+    let first = page("").await.unwrap();
+    let late = c.api.create_as(config_map("bb", "late")).await.unwrap();
+    c.store.compact(late.object().revision()).await.unwrap();
+    let error = page(&first.continue_token).await.err().unwrap();
+    assert_eq!((error.code(), error.reason()), (410, "Expired"));
+    assert!(
+        error
+            .message()
+            .starts_with("The provided continue parameter is too old")
+    );
+    let token = error.status().metadata.continue_.clone().unwrap();
+    let second = page(&token).await.unwrap();
+    let names =
+        |items: &[Arc<Object>]| -> Vec<String> { items.iter().map(|o| o.name().to_string()).collect() };
+    assert_eq!(names(&second.items), ["bb", "c"]);
+    assert_ne!(second.resource_version, first.resource_version);
+    c.api.create_as(config_map("dd", "later")).await.unwrap();
+    // From here on the pages are of one revision again.
+    let third = page(&second.continue_token).await.unwrap();
+    assert_eq!(names(&third.items), ["d", "e"]);
+    assert_eq!(
+        (third.resource_version, third.continue_token.as_str()),
+        (second.resource_version, "")
     );
 }
 

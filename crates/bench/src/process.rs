@@ -148,16 +148,7 @@ impl Knarr {
 
     /// CPU time used so far by knarr itself, seconds.
     pub fn cpu_seconds(&self) -> Result<f64> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-        // utime and stime, in ticks of 1/100 s (USER_HZ).
-        let ticks = |i: usize| {
-            fields
-                .get(i)
-                .and_then(|f| f.parse::<f64>().ok())
-                .ok_or("no CPU time")
-        };
-        Ok((ticks(11)? + ticks(12)?) / 100.0)
+        cpu_seconds(self.child.id())
     }
 }
 
@@ -175,6 +166,20 @@ impl Drop for Knarr {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// CPU time that a process has used so far, seconds.
+pub fn cpu_seconds(process: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    // utime and stime, in ticks of 1/100 s (USER_HZ).
+    let ticks = |i: usize| {
+        fields
+            .get(i)
+            .and_then(|f| f.parse::<f64>().ok())
+            .ok_or("no CPU time")
+    };
+    Ok((ticks(11)? + ticks(12)?) / 100.0)
 }
 
 /// Begins a new measurement of [`own_peak_memory_mb`].

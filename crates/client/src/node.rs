@@ -3,8 +3,11 @@
 //! In one process the stream is a pipe into the kubelet's server; across the network it is TLS to its port.
 //! Logs, exec, attach and port-forward go this one way in both cases.
 
+use std::net::SocketAddr;
+
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 
 /// A two-way byte stream.
 pub trait Conn: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -15,4 +18,11 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Conn for T {}
 pub trait NodeDialer: Send + Sync + 'static {
     /// A fresh stream to the kubelet of this node. `NotFound` if no such node is known.
     async fn dial(&self, node: &str) -> std::io::Result<Box<dyn Conn>>;
+
+    /// A fresh stream to a pod, or to another port of a node, by address: what proxies reach.
+    async fn dial_address(&self, address: SocketAddr) -> std::io::Result<Box<dyn Conn>> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(Box::new(stream))
+    }
 }

@@ -1,4 +1,5 @@
-//! [`Api`] over HTTPS, for components on other machines, with kube-rs' client and a kubeconfig.
+//! [`Api`] over HTTPS, for components on other machines, with kube-rs' client and a kubeconfig or a credential, which can
+//! be exchanged for its successor while requests go on.
 //!
 //! Requests and answers are JSON; objects are decoded once, by their kind. Nothing is retried here: informers
 //! list and watch again by themselves, writers know what they saw.
@@ -7,6 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use bytes::{Buf, Bytes, BytesMut};
 use futures::{Stream, StreamExt, TryStreamExt, stream};
 use http::{Method, Request};
@@ -15,7 +18,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use knarr_api::codec::DecodeError;
 use knarr_api::{AnyObject, Error, Kind, Object, Result, k8s_openapi};
 use kube::client::Body;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use parking_lot::RwLock;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -31,9 +35,48 @@ const LINE_MAX_BYTES: usize = 8 * 1024 * 1024;
 
 /// A cluster that is reached over the network.
 pub struct Remote {
-    client: kube::Client,
+    /// How it is reached, and as whom; asked anew when a credential is exchanged.
+    config: kube::Config,
+    client: RwLock<kube::Client>,
     server: String,
-    authorities: Vec<Vec<u8>>,
+}
+
+/// What is shown to the API server.
+#[derive(Clone)]
+pub enum Credential {
+    Token(String),
+    Certificate {
+        certificate_pem: String,
+        key_pem: String,
+    },
+}
+
+impl std::fmt::Debug for Credential {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Credential::Token(_) => "Token(…)",
+            Credential::Certificate { .. } => "Certificate(…)",
+        })
+    }
+}
+
+impl Credential {
+    fn auth_info(&self) -> AuthInfo {
+        match self {
+            Credential::Token(token) => AuthInfo {
+                token: Some(token.clone().into()),
+                ..AuthInfo::default()
+            },
+            Credential::Certificate {
+                certificate_pem,
+                key_pem,
+            } => AuthInfo {
+                client_certificate_data: Some(STANDARD.encode(certificate_pem)),
+                client_key_data: Some(STANDARD.encode(key_pem).into()),
+                ..AuthInfo::default()
+            },
+        }
+    }
 }
 
 impl Remote {
@@ -43,14 +86,39 @@ impl Remote {
             let file = Kubeconfig::read_from(path)?;
             kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await
         };
-        let mut config = read.await.map_err(|e| kube::Error::Service(Box::new(e)))?;
+        let config = read.await.map_err(|e| kube::Error::Service(Box::new(e)))?;
+        Self::new(config)
+    }
+
+    /// The cluster at this URL, which these CAs (DER) vouch for, as who holds the credential.
+    pub fn at(
+        server: http::Uri,
+        authorities: Vec<Vec<u8>>,
+        credential: &Credential,
+    ) -> std::result::Result<Self, kube::Error> {
+        let mut config = kube::Config::new(server);
+        config.root_cert = Some(authorities);
+        config.auth_info = credential.auth_info();
+        Self::new(config)
+    }
+
+    fn new(mut config: kube::Config) -> std::result::Result<Self, kube::Error> {
         // Watches are silent for long; whoever waits for an answer sets its own limit.
         config.read_timeout = None;
         Ok(Remote {
             server: config.cluster_url.to_string().trim_end_matches('/').to_string(),
-            authorities: config.root_cert.clone().unwrap_or_default(),
-            client: kube::Client::try_from(config)?,
+            client: RwLock::new(kube::Client::try_from(config.clone())?),
+            config,
         })
+    }
+
+    /// From now on requests are made with this credential. Those under way, such as watches, go on with the old one.
+    pub fn show(&self, credential: &Credential) -> std::result::Result<(), kube::Error> {
+        let mut config = self.config.clone();
+        config.auth_info = credential.auth_info();
+        let client = kube::Client::try_from(config)?;
+        *self.client.write() = client;
+        Ok(())
     }
 
     /// The API's address.
@@ -58,9 +126,9 @@ impl Remote {
         &self.server
     }
 
-    /// The CAs that the kubeconfig trusts, DER.
+    /// The CAs that vouch for the API server, DER.
     pub fn authorities(&self) -> &[Vec<u8>] {
-        &self.authorities
+        self.config.root_cert.as_deref().unwrap_or_default()
     }
 
     async fn send(
@@ -77,8 +145,8 @@ impl Remote {
             request.header(http::header::CONTENT_TYPE, content_type)
         };
         let request = request.body(Body::from(body)).map_err(Error::internal)?;
-        let response = self
-            .client
+        let client = self.client.read().clone();
+        let response = client
             .send(request)
             .await
             .map_err(|e| Error::unavailable(format!("{} cannot be reached: {e}", self.server)))?;

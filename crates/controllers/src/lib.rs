@@ -35,6 +35,7 @@ pub mod statefulset;
 pub mod sweep;
 pub mod ttlafterfinished;
 pub mod vac_protection;
+pub mod validatingadmissionpolicystatus;
 #[cfg(test)]
 mod world;
 
@@ -106,12 +107,16 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(statefulset::StatefulSets),
         Box::new(ttlafterfinished::TtlAfterFinished),
         Box::new(vac_protection::VacProtection),
+        Box::new(validatingadmissionpolicystatus::PolicyStatus),
     ];
     if let Some(bundle) = config.root_ca.clone() {
         all.push(Box::new(root_ca::RootCa { bundle }));
     }
     if let Some(authority) = &config.authority {
         all.push(Box::new(certificates::approver::Approver(authority.clone())));
+        all.push(Box::new(certificates::serving_approver::ServingApprover(
+            authority.clone(),
+        )));
         all.push(Box::new(certificates::signer::Signer(authority.clone())));
     }
     all

@@ -17,10 +17,10 @@ pub const TARGET: Target = Target {
         let value = parts.next().and_then(|json| serde_json::from_slice(json).ok());
         let value: Value =
             value.unwrap_or_else(|| json!({"a": [1, 2, 3], "name": "x", "size": "5Gi", "when": null}));
-        let Ok(program) = cel::compile(text, &["self", "oldSelf"]) else {
+        let Ok(program) = cel::Program::read(text) else {
             return;
         };
-        let _ = program.selected("self").count();
+        let _ = program.uses("self");
         let mut scope = cel::Scope::default();
         scope.set("self", cel::of_json(&value));
         scope.set("oldSelf", cel::of_json(&value));

@@ -8,6 +8,7 @@
 mod apply;
 mod cel;
 mod configuration;
+#[cfg(test)]
 mod mutation;
 mod objects;
 mod patches;

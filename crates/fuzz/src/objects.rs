@@ -47,11 +47,10 @@ pub fn live(kind: &'static Kind, sent: Box<dyn AnyObject>) {
         kind.kind
     );
     assert!(
-        again.unknown_fields.is_empty() && again.duplicate_fields.is_empty(),
-        "{} writes what it does not know: {:?} {:?}",
+        again.mistakes.is_empty(),
+        "{} writes what it does not know: {:?}",
         kind.kind,
-        again.unknown_fields,
-        again.duplicate_fields
+        again.mistakes
     );
     let mut object = sent;
     let ours = "an object of its own kind is taken";

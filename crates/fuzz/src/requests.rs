@@ -79,7 +79,12 @@ pub const REQUESTS: Target = Target {
             query.int("limit"),
         );
         for discovery in [false, true] {
-            let _ = accept::negotiate(media, query.get("includeObject"), discovery, !discovery);
+            let offered = accept::Offered {
+                discovery,
+                tables: !discovery,
+                streams: !discovery,
+            };
+            let _ = accept::negotiate(media, query.get("includeObject"), offered);
         }
         let _ = accept::openapi_v2(media);
         if let Ok(read) = Continue::parse(query.get("continue")) {

@@ -17,7 +17,7 @@ pub const TARGET: Target = Target {
             return;
         };
         let mut errors = Errors::new();
-        definition::check_schema(&schema, &Path::new("spec"), &mut errors);
+        definition::check_schema(&schema, &Path::new("spec"), true, &mut errors);
         // Also what a definition should not have been let in with, from an older server, poisons nothing.
         let read = Schema::read(&schema);
         if let Some(Ok(mut value)) = parts.next().map(serde_json::from_slice::<Value>) {

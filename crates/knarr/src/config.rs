@@ -15,6 +15,10 @@ use knarr_node::kubelet::configuration::KubeletConfiguration;
 use knarr_node::kubelet::{SelfFencing, TerminationResume};
 use serde_json::Value;
 
+mod access;
+
+pub use access::{Access, AccessFlags};
+
 /// What can be set by flag or environment. The same names stand in the file, in camelCase.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Flags {
@@ -125,9 +129,20 @@ pub struct Flags {
     /// [default: Annotated].
     #[arg(long, env = "KNARR_SELF_FENCING", value_name = "MODE", global = true)]
     pub self_fencing: Option<String>,
+    /// The longest that certificates are signed for which nodes and users ask for, such as 8760h, and how long those
+    /// last that say nothing of it [default: 8760h].
+    #[arg(
+        long,
+        env = "KNARR_CLUSTER_SIGNING_DURATION",
+        value_name = "DURATION",
+        global = true
+    )]
+    pub cluster_signing_duration: Option<String>,
     /// Folder of the fence agents that FencingPolicies name [default: /usr/sbin].
     #[arg(long, env = "KNARR_FENCE_AGENTS_DIR", value_name = "DIR", global = true)]
     pub fence_agents_dir: Option<String>,
+    #[command(flatten)]
+    pub access: AccessFlags,
     /// What is logged, such as `info` or `warn,knarr_node=debug` [default: info].
     #[arg(long, env = "KNARR_LOG", value_name = "FILTER", global = true)]
     pub log: Option<String>,
@@ -174,7 +189,9 @@ pub struct Config {
     pub scheduler: KubeSchedulerConfiguration,
     pub node_lifecycle: Lifecycle,
     pub fence_agents_dir: PathBuf,
+    pub cluster_signing_duration: SignedDuration,
     pub self_fencing: SelfFencing,
+    pub access: Access,
     pub log: String,
     pub log_format: LogFormat,
 }
@@ -375,6 +392,7 @@ impl Config {
                 "1000",
                 barrier,
             ),
+            access: Access::read(&mut reader, &flags.access, &data_dir),
             scheduler: reader.scheduler(&flags.scheduler_config),
             node_lifecycle: reader.node_lifecycle(flags),
             self_fencing: reader.get(
@@ -394,6 +412,16 @@ impl Config {
                 &flags.fence_agents_dir,
                 knarr_control::FENCE_AGENTS,
                 absolute,
+            ),
+            cluster_signing_duration: reader.get(
+                "clusterSigningDuration",
+                "--cluster-signing-duration",
+                &flags.cluster_signing_duration,
+                "8760h",
+                |s| {
+                    let duration = knarr_api::duration::parse(s).filter(|d| d.is_positive());
+                    duration.ok_or_else(|| "expected a duration longer than none, such as 8760h".to_string())
+                },
             ),
             log: reader.get("log", "--log", &flags.log, "info", |s| {
                 tracing_subscriber::EnvFilter::try_new(s)
@@ -674,7 +702,11 @@ fallback! {
     PathBuf => PathBuf::new(),
     TerminationResume => TerminationResume::Full,
     std::time::Duration => std::time::Duration::ZERO,
+    SignedDuration => SignedDuration::ZERO,
     SelfFencing => SelfFencing::Annotated,
+    bool => false,
+    u32 => 0,
+    Option<PathBuf> => None,
     String => String::new(),
     Vec<String> => Vec::new(),
     Option<String> => None,
@@ -817,6 +849,38 @@ mod tests {
         };
         let outweighed = Config::parse(&set, &format!("kubeletConfig: {path}\n")).unwrap();
         assert_eq!(outweighed.kubelet.static_pod_path.as_deref(), Some("/b"));
+    }
+
+    #[test]
+    fn files_of_encryption_and_audit_are_read_and_their_mistakes_told() {
+        use knarr_apiserver::audit::Destination;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().display().to_string();
+        std::fs::write(
+            &path,
+            "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n",
+        )
+        .unwrap();
+        let settings = format!("auditPolicyFile: {path}\nauditLogMaxsize: 1\nmaxRequestsInflight: 7\n");
+        let config = Config::parse(&flags(), &settings).unwrap();
+        let Some((_, Destination::File(log))) = config.access.audit else {
+            panic!("{:?}", config.access.audit)
+        };
+        assert_eq!((log.max_bytes, log.max_backups), (1024 * 1024, 10));
+        assert!(log.path.ends_with("audit.log"));
+        let shown = Config::parse(&flags(), &format!("{settings}auditLogPath: '-'\n")).unwrap();
+        assert!(matches!(shown.access.audit, Some((_, Destination::Stdout))));
+        assert_eq!(config.access.max_in_flight, (7, 200));
+        let bad =
+            format!("encryptionProviderConfig: {path}\nauditPolicyFile: /nowhere\nanonymousAuth: maybe\n");
+        let text = Config::parse(&flags(), &bad).unwrap_err().to_string();
+        for part in [
+            path.as_str(),
+            "/nowhere: cannot be read",
+            "k.yaml: anonymousAuth: \"maybe\": expected true or false",
+        ] {
+            assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+        }
     }
 
     #[test]

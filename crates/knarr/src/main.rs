@@ -41,7 +41,8 @@ enum Command {
     Up,
     /// Run the API server, scheduler and controllers, without a node.
     Server,
-    /// Run a node that joins the cluster of a kubeconfig.
+    /// Run a node that joins a cluster elsewhere.
+    #[command(after_help = command::agent::AFTER_HELP)]
     Agent(command::agent::AgentArgs),
     /// End the cluster of this data directory: its pods, its containerd, its network.
     Down(command::down::DownArgs),
@@ -55,6 +56,8 @@ enum Command {
     /// Say what a change would do to the pods: a drain, a scale, a lost zone, another priority. Nothing is done.
     #[command(name = "whatif")]
     WhatIf(command::whatif::WhatIfArgs),
+    /// Make, list and delete the tokens by which nodes join.
+    Token(command::token::TokenArgs),
     /// Print the version.
     Version(command::version::VersionArgs),
 }
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
             Command::Down(args) => command::down::run(config, args).await,
             Command::Fence(args) => command::fence::run(config, args).await,
             Command::Status(args) => command::status::run(config, args).await,
+            Command::Token(args) => command::token::run(config, args).await,
             Command::Why(args) => command::why::run(config, args, kubeconfig_named).await,
             Command::WhatIf(args) => command::whatif::run(config, args, kubeconfig_named).await,
             Command::Version(args) => command::version::run(&args),

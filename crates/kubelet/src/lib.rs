@@ -6,6 +6,7 @@
 pub mod admission;
 pub mod allocatable;
 pub mod backoff;
+pub mod certificates;
 pub mod configuration;
 pub mod eviction;
 pub mod garbage;

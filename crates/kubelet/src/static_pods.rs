@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::codec::{self, StrictError};
+use knarr_api::k8s_openapi;
 use knarr_api::strategy::Strategy;
-use knarr_api::{codec, k8s_openapi};
 use serde_json::Value;
 
 const HASH: &str = "kubernetes.io/config.hash";
@@ -27,8 +28,12 @@ pub fn read(document: &Value, file: &str, node_name: &str, now: Timestamp) -> Re
         }
     }
     let json = serde_json::to_vec(document).map_err(|e| e.to_string())?;
-    let (mut pod, unknown, _) = codec::read::<Pod>(&json).map_err(|e| e.message)?;
-    if let Some(field) = unknown.first() {
+    let (mut pod, mistakes) = codec::read::<Pod>(&json).map_err(|e| e.message)?;
+    let mut unknown = mistakes.iter().filter_map(|mistake| match mistake {
+        StrictError::Unknown(field) => Some(field),
+        StrictError::Twice(_) => None,
+    });
+    if let Some(field) = unknown.next() {
         return Err(format!("{field}: unknown field"));
     }
     let meta = &mut pod.metadata;

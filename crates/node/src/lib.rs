@@ -3,6 +3,7 @@
 //!
 //! What is to be done is decided in `knarr-kubelet`; here it is carried out, and what happened is told back.
 
+pub mod certificates;
 pub mod cgroup;
 pub mod containerd;
 pub mod figures;

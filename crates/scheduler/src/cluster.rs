@@ -295,14 +295,16 @@ impl Cluster {
         self.changed(place);
     }
 
-    pub fn remove_pod(&mut self, node: &str, uid: &str) {
-        if let Some(place) = self.place(node) {
-            if let Some(was) = self.infos[place as usize].remove_pod(uid) {
-                self.volumes.count_users(&was.class, false);
-            }
-            self.changed(place);
-            self.tidy(place);
+    /// The pod that stood there.
+    pub fn remove_pod(&mut self, node: &str, uid: &str) -> Option<Arc<PodInfo>> {
+        let place = self.place(node)?;
+        let was = self.infos[place as usize].remove_pod(uid);
+        if let Some(was) = &was {
+            self.volumes.count_users(&was.class, false);
         }
+        self.changed(place);
+        self.tidy(place);
+        was
     }
 
     /// Keeps room on a node for a pod that waits for its victims to go.

@@ -1,5 +1,9 @@
 //! Which pod next (SPEC P3): by priority, then by age; what did not fit waits until something happens that could help
 //! it, and then for its back-off; nothing that does not fit stands in the way of what comes behind.
+//!
+//! A pod that room was made for (it is nominated) sits no back-off out while nobody else is due: what it waits for was
+//! done on its behalf. kube-scheduler v1.36 does so with every pod that could not be placed; with many of them that is
+//! an attempt of each for every pod that goes anywhere, without end.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +26,11 @@ pub const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(5 * 60);
 #[derive(Debug)]
 enum Place {
     Active(Turn),
-    Backoff(Timestamp),
+    Backoff {
+        until: Timestamp,
+        /// Whether the last attempt told nothing about the pod.
+        after_error: bool,
+    },
     /// Since then, refused by these plugins (empty: by nothing known, so anything may help).
     Unschedulable {
         since: Timestamp,
@@ -42,7 +50,27 @@ struct Waiting {
     arrival: u64,
     since: Timestamp,
     attempts: u32,
+    nominated: bool,
     place: Place,
+}
+
+impl Waiting {
+    fn turn(&self) -> Turn {
+        turn(&self.pod, self.arrival)
+    }
+
+    /// Its turn while nobody is due, if its back-off is one that ends then.
+    fn early_turn(&self) -> Option<Turn> {
+        let may = self.nominated
+            && matches!(
+                self.place,
+                Place::Backoff {
+                    after_error: false,
+                    ..
+                }
+            );
+        may.then(|| self.turn())
+    }
 }
 
 /// See the module.
@@ -51,6 +79,8 @@ pub struct Queue {
     pods: BTreeMap<ObjectKey, Waiting>,
     active: BTreeMap<Turn, ObjectKey>,
     backoff: BTreeSet<(Timestamp, ObjectKey)>,
+    /// Of those, who need not wait for the end of it while nobody is active.
+    early: BTreeMap<Turn, ObjectKey>,
     /// Unschedulable pods, longest waiting first.
     parked: BTreeSet<(Timestamp, ObjectKey)>,
     /// The same by each plugin that was against them; under [`NOBODY`] those that nothing known was against.
@@ -155,9 +185,14 @@ impl Queue {
         let key = pod.key();
         match self.pods.get_mut(&key) {
             Some(known) if known.pod.uid() == pod.uid() => {
-                let was = turn(&known.pod, known.arrival);
+                let was = known.turn();
+                let was_early = known.early_turn();
                 known.pod = pod;
-                let turn = turn(&known.pod, known.arrival);
+                let turn = known.turn();
+                if let Some(was_early) = was_early {
+                    self.early.remove(&was_early);
+                    self.early.insert(turn, key.clone());
+                }
                 if let Place::Active(at) = &mut known.place {
                     *at = turn;
                     self.active.remove(&was);
@@ -177,6 +212,7 @@ impl Queue {
                     arrival,
                     since: now,
                     attempts: 0,
+                    nominated: false,
                     place: Place::Active(turn),
                 };
                 self.pods.insert(key, waiting);
@@ -187,7 +223,24 @@ impl Queue {
     /// It wants no node any more.
     pub fn remove(&mut self, key: &ObjectKey) {
         if let Some(waiting) = self.pods.remove(key) {
+            if let Some(early) = waiting.early_turn() {
+                self.early.remove(&early);
+            }
             self.unlink(key, &waiting.place);
+        }
+    }
+
+    /// Whether room was made for the pod.
+    pub fn set_nominated(&mut self, key: &ObjectKey, nominated: bool) {
+        let Some(waiting) = self.pods.get_mut(key) else {
+            return;
+        };
+        if let Some(early) = waiting.early_turn() {
+            self.early.remove(&early);
+        }
+        waiting.nominated = nominated;
+        if let Some(early) = waiting.early_turn() {
+            self.early.insert(early, key.clone());
         }
     }
 
@@ -196,7 +249,7 @@ impl Queue {
             Place::Active(turn) => {
                 self.active.remove(turn);
             }
-            Place::Backoff(until) => {
+            Place::Backoff { until, .. } => {
                 self.backoff.remove(&(*until, key.clone()));
             }
             Place::Unschedulable { since, by } => {
@@ -215,13 +268,16 @@ impl Queue {
         let Some(waiting) = self.pods.get_mut(key) else {
             return;
         };
+        if let Some(early) = waiting.early_turn() {
+            self.early.remove(&early);
+        }
         let old = std::mem::replace(&mut waiting.place, Place::InFlight);
         self.unlink(key, &old);
         match &place {
             Place::Active(turn) => {
                 self.active.insert(*turn, key.clone());
             }
-            Place::Backoff(until) => {
+            Place::Backoff { until, .. } => {
                 self.backoff.insert((*until, key.clone()));
             }
             Place::Unschedulable { since, by } => {
@@ -234,12 +290,15 @@ impl Queue {
         }
         if let Some(waiting) = self.pods.get_mut(key) {
             waiting.place = place;
+            if let Some(early) = waiting.early_turn() {
+                self.early.insert(early, key.clone());
+            }
         }
     }
 
     fn activate(&mut self, key: &ObjectKey) {
         if let Some(waiting) = self.pods.get(key) {
-            let turn = turn(&waiting.pod, waiting.arrival);
+            let turn = waiting.turn();
             self.set(key, Place::Active(turn));
         }
     }
@@ -249,11 +308,12 @@ impl Queue {
         let Some(waiting) = self.pods.get(key) else {
             return;
         };
-        let Place::Unschedulable { since, .. } = &waiting.place else {
+        let Place::Unschedulable { since, by } = &waiting.place else {
             return;
         };
+        let after_error = by.is_empty();
         match since.checked_add(self.backoffs.after(waiting.attempts)) {
-            Ok(until) if until > now => self.set(key, Place::Backoff(until)),
+            Ok(until) if until > now => self.set(key, Place::Backoff { until, after_error }),
             _ => self.activate(key),
         }
     }
@@ -266,7 +326,8 @@ impl Queue {
             }
             self.activate(&key);
         }
-        let (_, key) = self.active.first_key_value()?;
+        let next = self.active.first_key_value();
+        let (_, key) = next.or_else(|| self.early.first_key_value())?;
         let key = key.clone();
         self.set(&key, Place::InFlight);
         let waiting = self.pods.get_mut(&key)?;
@@ -279,6 +340,14 @@ impl Queue {
         self.set(key, Place::Unschedulable { since: now, by });
     }
 
+    /// It was handed out too early: as [`Queue::park`], and that was no attempt.
+    pub fn not_tried(&mut self, key: &ObjectKey, by: BTreeSet<&'static str>, now: Timestamp) {
+        if let Some(waiting) = self.pods.get_mut(key) {
+            waiting.attempts = waiting.attempts.saturating_sub(1);
+        }
+        self.park(key, by, now);
+    }
+
     /// The attempt failed for a reason that has nothing to do with the pod: again after its back-off.
     pub fn retry(&mut self, key: &ObjectKey, now: Timestamp) {
         let Some(waiting) = self.pods.get(key) else {
@@ -287,7 +356,8 @@ impl Queue {
         let until = now
             .checked_add(self.backoffs.after(waiting.attempts))
             .unwrap_or(now);
-        self.set(key, Place::Backoff(until));
+        let after_error = true;
+        self.set(key, Place::Backoff { until, after_error });
     }
 
     /// Whether pods wait that one of these plugins was against (or nothing known).

@@ -125,8 +125,8 @@ pub struct Scheduler {
     reserved: BTreeMap<String, Arc<VolumesToBind>>,
     /// Where pods are nominated to, by uid.
     nominated: BTreeMap<String, String>,
-    /// Pods whose victims are being told, by uid.
-    preempting: BTreeSet<String>,
+    /// Pods whose victims are being told, by uid, and whether something has happened meanwhile that could help them.
+    preempting: BTreeMap<String, bool>,
     /// Where the choice among equals begins.
     rotation: usize,
 }
@@ -154,7 +154,7 @@ impl Scheduler {
             assumed: BTreeSet::new(),
             reserved: BTreeMap::new(),
             nominated: BTreeMap::new(),
-            preempting: BTreeSet::new(),
+            preempting: BTreeMap::new(),
             rotation: 0,
         }
     }
@@ -293,7 +293,9 @@ impl Scheduler {
                 if changed && !was_expected {
                     self.pod_came(&info, now);
                 }
-                if let Some(old) = old.filter(|o| o.metadata.labels != new.metadata.labels) {
+                // Labels are known of objects whose typed value nobody keeps any more.
+                let labels = &new.object().metadata().labels;
+                if let Some(old) = old.filter(|old| old.object().metadata().labels != *labels) {
                     let old = self.classes.info(old);
                     self.pod_left(&old, now);
                 }
@@ -329,8 +331,7 @@ impl Scheduler {
                 self.dequeue(&key, &uid, "", now);
                 self.assumed.remove(&uid);
                 self.take_back_volumes(&uid);
-                if self.leave(&uid) {
-                    let info = self.classes.info(pod);
+                if let Some(info) = self.leave(&uid) {
                     self.pod_left(&info, now);
                 }
             }
@@ -368,6 +369,7 @@ impl Scheduler {
     fn nominate(&mut self, pod: &Arc<PodInfo>, node: &str, now: Timestamp) {
         self.move_nomination(pod.uid(), node, now);
         self.cluster.nominate(node, pod);
+        self.queue.set_nominated(&pod.key(), true);
         self.nominated.insert(pod.uid().to_string(), node.to_string());
     }
 
@@ -378,6 +380,9 @@ impl Scheduler {
             return;
         };
         let pod = self.cluster.end_nomination(&node, uid);
+        if let Some(pod) = &pod {
+            self.queue.set_nominated(&pod.key(), false);
+        }
         if let Some(pod) = pod.filter(|_| node != to) {
             self.pod_left(&pod, now);
         }
@@ -395,14 +400,10 @@ impl Scheduler {
         was.as_deref() != Some(node)
     }
 
-    fn leave(&mut self, uid: &str) -> bool {
-        match self.standing.remove(uid) {
-            Some(node) => {
-                self.cluster.remove_pod(&node, uid);
-                true
-            }
-            None => false,
-        }
+    /// The pod, if it stood somewhere.
+    fn leave(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
+        let node = self.standing.remove(uid)?;
+        self.cluster.remove_pod(&node, uid)
     }
 
     fn pod_came(&mut self, pod: &PodInfo, now: Timestamp) {
@@ -695,9 +696,10 @@ impl Scheduler {
         loop {
             let pod = self.queue.pop(now)?;
             // Its victims are not told yet: it must not choose others.
-            if self.preempting.contains(pod.uid()) {
-                self.queue
-                    .park(&pod.key(), hints::LOOK_AT_PODS.iter().copied().collect(), now);
+            if let Some(missed) = self.preempting.get_mut(pod.uid()) {
+                *missed = true;
+                let by = hints::LOOK_AT_PODS.iter().copied().collect();
+                self.queue.not_tried(&pod.key(), by, now);
                 continue;
             }
             return Some(self.place(pod, now));
@@ -762,7 +764,7 @@ impl Scheduler {
             // It may look for another place now.
             self.queue.wake_pod(&pod.key(), now);
         }
-        self.preempting.insert(pod.uid().to_string());
+        self.preempting.insert(pod.uid().to_string(), false);
         Step::Preempt {
             message,
             node,
@@ -796,11 +798,16 @@ impl Scheduler {
         }
     }
 
-    /// The victims were told to go, or one could not be (`failed`): the pod is tried again then.
+    /// The victims were told to go, or one could not be (`failed`): the pod is tried again then, and if one has gone
+    /// before this was told.
     pub fn preempted(&mut self, pod: &Shared<Pod>, failed: bool, now: Timestamp) {
-        let was = self.preempting.remove(pod.object().uid());
-        if was && failed {
+        let Some(missed) = self.preempting.remove(pod.object().uid()) else {
+            return;
+        };
+        if failed {
             self.move_nomination(pod.object().uid(), "", now);
+        }
+        if failed || missed {
             self.queue.wake_pod(&ObjectKey::of(pod.object()), now);
         }
     }

@@ -179,8 +179,10 @@ impl Criteria<'_> {
             }
         }
         if let Some(selector) = selector(self.object_selector)? {
+            // What says how to connect has no metadata, and so no labels to be selected by, not even none.
+            let connects = request.operation == "CONNECT";
             let mut objects = [&request.object, &request.old].into_iter().flatten();
-            if !objects.any(|object| selector.matches(Some(&labels(object)))) {
+            if connects || !objects.any(|object| selector.matches(Some(&labels(object)))) {
                 return Ok(None);
             }
         }

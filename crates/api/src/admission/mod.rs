@@ -20,11 +20,11 @@ pub struct Attributes {
     /// Empty for cluster-scoped kinds; a namespace's own name for namespaces.
     pub namespace: String,
     pub name: String,
-    /// As `kind` shows it; `None` for deletions.
+    /// As `kind`, or its subresource, shows it; `None` for deletions.
     pub object: Option<Value>,
     /// `None` for creations.
     pub old: Option<Value>,
-    /// CreateOptions, UpdateOptions or DeleteOptions.
+    /// CreateOptions, UpdateOptions or DeleteOptions; null for connections, which have none.
     pub options: Value,
     /// An authentication.k8s.io/v1 UserInfo.
     pub user: Value,
@@ -37,18 +37,42 @@ impl Attributes {
         self.kind.group == "admissionregistration.k8s.io"
     }
 
-    /// The same with its objects as another version of the kind has them.
+    /// Group, version and kind of its objects: the subresource's own where it has one.
+    fn spoken<'a>(&self, kind: &'a Kind) -> (&'a str, &'a str, &'a str) {
+        match kind.subresource(&self.subresource) {
+            None => (kind.group, kind.version, kind.kind),
+            Some(part) if part.version.is_empty() => (kind.group, kind.version, part.kind),
+            Some(part) => (part.group, part.version, part.kind),
+        }
+    }
+
+    /// The same with its objects as another version of the kind has them. What a subresource speaks is the same
+    /// whatever the version of the kind.
     pub fn in_version(&self, kind: &'static Kind) -> Option<Attributes> {
         let mut out = self.clone();
+        if self.spoken(self.kind).2 != self.kind.kind {
+            return Some(out);
+        }
         for value in [&mut out.object, &mut out.old].into_iter().flatten() {
             *value = convert::json(self.kind, kind, value)?;
         }
         Some(out)
     }
 
+    /// An object that [`Attributes::in_version`] showed, as the request has it.
+    pub fn back(&self, kind: &'static Kind, object: &Value) -> Option<Value> {
+        match self.spoken(self.kind).2 == self.kind.kind {
+            true => convert::json(kind, self.kind, object),
+            false => Some(object.clone()),
+        }
+    }
+
     /// An admission.k8s.io/v1 AdmissionRequest but for its uid and objects. `matched` is the kind by which a rule matched.
     pub fn request(&self, matched: &Kind) -> Value {
-        let kind = |kind: &Kind| json!({"group": kind.group, "version": kind.version, "kind": kind.kind});
+        let kind = |kind: &Kind| {
+            let (group, version, kind) = self.spoken(kind);
+            json!({"group": group, "version": version, "kind": kind})
+        };
         let resource =
             |kind: &Kind| json!({"group": kind.group, "version": kind.version, "resource": kind.plural});
         let mut request = json!({

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use k8s_openapi::api::admissionregistration::v1 as admission;
 use serde_json::Value;
 
+use crate::cel::check::Environment;
+use crate::cel::meter::{BUDGET, CONDITIONS_BUDGET, OUT_OF_BUDGET};
 use crate::cel::{
     Asked, AuthorizerValue, Authorizes, Cel, MESSAGE_MAX_BYTES, Program, Scope, Variables, compile, of_json,
     to_json,
@@ -12,19 +14,10 @@ use crate::cel::{
 use crate::kind::Kind;
 use crate::managed_fields;
 use crate::patch;
+use environment::{Composition, Given};
 
-/// What expressions of a policy may speak of.
-pub const KNOWN: [&str; 7] = [
-    "object",
-    "oldObject",
-    "request",
-    "params",
-    "namespaceObject",
-    "authorizer",
-    "variables",
-];
-/// The same for webhooks' conditions.
-pub const KNOWN_TO_WEBHOOKS: [&str; 4] = ["object", "oldObject", "request", "authorizer"];
+pub mod environment;
+pub mod type_checking;
 
 /// An expression with its program, or why there is none.
 #[derive(Clone, Debug)]
@@ -34,21 +27,39 @@ struct Expression {
 }
 
 impl Expression {
-    fn new(text: &str, known: &[&str]) -> Self {
+    fn new(text: &str, environment: &Environment) -> Self {
+        let compiled = compile(text, environment);
         Expression {
             text: text.to_string(),
-            program: compile(text, known),
+            program: compiled
+                .map(|compiled| compiled.program)
+                .map_err(|why| format!("compilation failed: {why}")),
         }
     }
 
     /// The value, or what went wrong as the answer to the request tells it.
-    fn run(&self, scope: &Scope<'_>) -> Result<Cel, String> {
-        match &self.program {
-            Err(why) => Err(format!("compilation error: {why}")),
-            Ok(program) => program
-                .run(scope)
-                .map_err(|why| format!("expression '{}' resulted in error: {why}", self.text)),
-        }
+    fn run(&self, scope: &Scope<'_>, budget: &mut Budget) -> Result<Cel, String> {
+        let program = self
+            .program
+            .as_ref()
+            .map_err(|why| format!("compilation error: {why}"))?;
+        let found = program.run(scope);
+        budget.pay(scope.cost())?;
+        found.map_err(|why| format!("expression '{}' resulted in error: {why}", self.text))
+    }
+}
+
+/// What is left to be spent on expressions.
+struct Budget(Option<u64>);
+
+impl Budget {
+    fn pay(&mut self, cost: u64) -> Result<(), String> {
+        self.0 = self.0.and_then(|left| left.checked_sub(cost));
+        self.0.map(|_| ()).ok_or_else(|| OUT_OF_BUDGET.to_string())
+    }
+
+    fn is_spent(&self) -> bool {
+        self.0.is_none()
     }
 }
 
@@ -87,8 +98,18 @@ impl Input<'_> {
 pub struct Conditions(Vec<Expression>);
 
 impl Conditions {
-    pub fn new<'a>(texts: impl Iterator<Item = &'a str>, known: &[&str]) -> Self {
-        Conditions(texts.map(|text| Expression::new(text, known)).collect())
+    /// Those of a webhook, which knows no parameters.
+    pub fn of_webhook<'a>(texts: impl Iterator<Item = &'a str>) -> Self {
+        Self::new(texts, false)
+    }
+
+    fn new<'a>(texts: impl Iterator<Item = &'a str>, params: bool) -> Self {
+        let environment = environment::environment(Given {
+            params,
+            authorizer: true,
+            patches: false,
+        });
+        Conditions(texts.map(|text| Expression::new(text, &environment)).collect())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -104,11 +125,13 @@ impl Conditions {
     }
 
     fn hold_in(&self, scope: &Scope<'_>) -> Result<bool, String> {
+        let mut budget = Budget(Some(CONDITIONS_BUDGET));
         let mut errors = Vec::new();
         for condition in &self.0 {
-            match condition.run(scope) {
+            match condition.run(scope, &mut budget) {
                 Ok(Cel::Bool(false)) => return Ok(false),
                 Ok(_) => {}
+                Err(why) if budget.is_spent() => return Err(why),
                 Err(why) => errors.push(why),
             }
         }
@@ -158,24 +181,42 @@ pub struct Judgement {
     pub broken_annotations: Vec<String>,
 }
 
-fn read_variables(variables: &Option<Vec<admission::Variable>>) -> Vec<(String, Expression)> {
-    let all = variables.iter().flatten();
-    all.map(|v| (v.name.clone(), Expression::new(&v.expression, &KNOWN)))
-        .collect()
+/// The variables of a policy, and what its other expressions may speak of.
+fn read_variables(
+    variables: &Option<Vec<admission::Variable>>,
+    given: Given,
+) -> (Vec<(String, Expression)>, Environment) {
+    let environment = environment::environment(given);
+    let mut known = Composition::default();
+    let mut read = Vec::new();
+    for variable in variables.iter().flatten() {
+        let expression = Expression {
+            text: variable.expression.clone(),
+            program: known
+                .add(&variable.name, &variable.expression, &environment)
+                .map(|compiled| compiled.program)
+                .map_err(|why| format!("compilation failed: {why}")),
+        };
+        read.push((variable.name.clone(), expression));
+    }
+    (read, known.in_environment(&environment))
 }
 
-fn read_conditions(conditions: &Option<Vec<admission::MatchCondition>>) -> Conditions {
+fn read_conditions(conditions: &Option<Vec<admission::MatchCondition>>, params: bool) -> Conditions {
     let texts = conditions.iter().flatten().map(|c| c.expression.as_str());
-    Conditions::new(texts, &KNOWN)
+    Conditions::new(texts, params)
 }
 
 /// Works the variables out, each from those before it.
-fn set_variables(scope: &mut Scope<'_>, variables: &[(String, Expression)]) {
+fn set_variables(scope: &mut Scope<'_>, variables: &[(String, Expression)], budget: &mut Budget) {
     let mut known = Variables::default();
     for (name, expression) in variables {
         scope.set_variables(known.clone());
         let value = match &expression.program {
-            Ok(program) => program.run(scope),
+            Ok(program) => {
+                let found = program.run(scope);
+                budget.pay(scope.cost()).and(found)
+            }
             Err(why) => Err(why.clone()),
         };
         known.put(name, value);
@@ -185,24 +226,31 @@ fn set_variables(scope: &mut Scope<'_>, variables: &[(String, Expression)]) {
 
 impl ValidatingPolicy {
     pub fn read(spec: &admission::ValidatingAdmissionPolicySpec) -> Self {
+        let params = spec.param_kind.is_some();
+        let given = Given {
+            params,
+            authorizer: true,
+            patches: false,
+        };
+        let (variables, environment) = read_variables(&spec.variables, given);
         let validations = spec.validations.iter().flatten().map(|v| Validation {
-            expression: Expression::new(&v.expression, &KNOWN),
+            expression: Expression::new(&v.expression, &environment),
             message: v.message.clone().unwrap_or_default(),
             message_expression: v
                 .message_expression
                 .as_deref()
                 .filter(|m| !m.is_empty())
-                .map(|m| Expression::new(m, &KNOWN)),
+                .map(|m| Expression::new(m, &environment)),
             reason: v.reason.clone().unwrap_or_default(),
         });
         let annotations = spec.audit_annotations.iter().flatten();
         ValidatingPolicy {
             fails: spec.failure_policy.as_deref() != Some("Ignore"),
-            variables: read_variables(&spec.variables),
-            conditions: read_conditions(&spec.match_conditions),
+            variables,
+            conditions: read_conditions(&spec.match_conditions, params),
             validations: validations.collect(),
             annotations: annotations
-                .map(|a| (a.key.clone(), Expression::new(&a.value_expression, &KNOWN)))
+                .map(|a| (a.key.clone(), Expression::new(&a.value_expression, &environment)))
                 .collect(),
         }
     }
@@ -210,7 +258,8 @@ impl ValidatingPolicy {
     pub fn judge(&self, input: &Input<'_>) -> Judgement {
         let mut judgement = Judgement::default();
         let mut scope = input.scope();
-        set_variables(&mut scope, &self.variables);
+        let mut budget = Budget(Some(BUDGET));
+        set_variables(&mut scope, &self.variables, &mut budget);
         let broken = |judgement: &mut Judgement, index, message| {
             if self.fails {
                 judgement.denials.push(Denial {
@@ -229,21 +278,25 @@ impl ValidatingPolicy {
             }
         }
         for (index, validation) in self.validations.iter().enumerate() {
-            match validation.expression.run(&scope) {
+            match validation.expression.run(&scope, &mut budget) {
                 Ok(Cel::Bool(true)) => {}
                 Ok(_) => judgement.denials.push(Denial {
                     index,
-                    message: validation.told(&scope),
+                    message: validation.told(&scope, &mut budget),
                     reason: match validation.reason.as_str() {
                         "" => "Invalid".into(),
                         reason => reason.into(),
                     },
                 }),
+                Err(why) if budget.is_spent() => {
+                    broken(&mut judgement, index, why);
+                    return judgement;
+                }
                 Err(why) => broken(&mut judgement, index, why),
             }
         }
         for (key, expression) in &self.annotations {
-            match expression.run(&scope) {
+            match expression.run(&scope, &mut budget) {
                 Ok(Cel::Null) => {}
                 Ok(Cel::String(text)) if text.trim().is_empty() => {}
                 Ok(Cel::String(text)) => judgement.annotations.push((key.clone(), text.trim().to_string())),
@@ -261,11 +314,14 @@ impl ValidatingPolicy {
 
 impl Validation {
     /// Its message: what its expression makes, else what it says, else the expression itself.
-    fn told(&self, scope: &Scope<'_>) -> String {
-        let made = self.message_expression.as_ref().and_then(|m| match m.run(scope) {
-            Ok(Cel::String(text)) => Some(text.trim().to_string()),
-            _ => None,
-        });
+    fn told(&self, scope: &Scope<'_>, budget: &mut Budget) -> String {
+        let made = self
+            .message_expression
+            .as_ref()
+            .and_then(|m| match m.run(scope, budget) {
+                Ok(Cel::String(text)) => Some(text.trim().to_string()),
+                _ => None,
+            });
         made.filter(|m| !m.is_empty() && !m.contains('\n') && m.len() <= MESSAGE_MAX_BYTES)
             .or_else(|| Some(self.message.trim().to_string()).filter(|m| !m.is_empty()))
             .unwrap_or_else(|| format!("failed expression: {}", self.expression.text.trim()))
@@ -291,6 +347,13 @@ pub struct MutatingPolicy {
 
 impl MutatingPolicy {
     pub fn read(spec: &admission::MutatingAdmissionPolicySpec) -> Self {
+        let params = spec.param_kind.is_some();
+        let given = Given {
+            params,
+            authorizer: true,
+            patches: true,
+        };
+        let (variables, environment) = read_variables(&spec.variables, given);
         let mutations = spec.mutations.iter().flatten().map(|m| {
             let apply = m
                 .apply_configuration
@@ -298,14 +361,14 @@ impl MutatingPolicy {
                 .and_then(|a| a.expression.as_deref());
             let patch = m.json_patch.as_ref().and_then(|p| p.expression.as_deref());
             match (m.patch_type.as_str(), apply, patch) {
-                ("ApplyConfiguration", Some(text), _) => Mutation::Apply(Expression::new(text, &KNOWN)),
-                ("JSONPatch", _, Some(text)) => Mutation::Patch(Expression::new(text, &KNOWN)),
+                ("ApplyConfiguration", Some(text), _) => Mutation::Apply(Expression::new(text, &environment)),
+                ("JSONPatch", _, Some(text)) => Mutation::Patch(Expression::new(text, &environment)),
                 (other, ..) => Mutation::Unknown(other.to_string()),
             }
         });
         MutatingPolicy {
-            variables: read_variables(&spec.variables),
-            conditions: read_conditions(&spec.match_conditions),
+            variables,
+            conditions: read_conditions(&spec.match_conditions, params),
             mutations: mutations.collect(),
             again: spec.reinvocation_policy.as_deref() == Some("IfNeeded"),
         }
@@ -314,6 +377,7 @@ impl MutatingPolicy {
     /// The object of `kind` after all mutations; `None` where the policy is not about the request.
     pub fn mutate(&self, kind: &'static Kind, input: &Input<'_>) -> Result<Option<Value>, String> {
         let mut object = input.object.cloned().unwrap_or(Value::Null);
+        let mut budget = Budget(Some(BUDGET));
         for (i, mutation) in self.mutations.iter().enumerate() {
             let mut scope = Input {
                 object: Some(&object),
@@ -322,17 +386,17 @@ impl MutatingPolicy {
                 ..*input
             }
             .scope();
-            set_variables(&mut scope, &self.variables);
+            set_variables(&mut scope, &self.variables, &mut budget);
             if i == 0 && !self.conditions.hold_in(&scope)? {
                 return Ok(None);
             }
             object = match mutation {
                 Mutation::Apply(expression) => {
-                    let made = expression.run(&scope)?;
+                    let made = expression.run(&scope, &mut budget)?;
                     applied(kind, &object, to_json(&made))?
                 }
                 Mutation::Patch(expression) => {
-                    let made = expression.run(&scope)?;
+                    let made = expression.run(&scope, &mut budget)?;
                     patched(&object, to_json(&made))?
                 }
                 Mutation::Unknown(of) => return Err(format!("unsupported patch type {of:?}")),

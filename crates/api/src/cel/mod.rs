@@ -5,11 +5,14 @@
 //! what is parsed, JSON as values, and errors in the words of the interpreter that Kubernetes uses.
 
 mod authorizer;
+pub mod check;
 mod cidr;
 mod format;
 mod ip;
 mod library;
+mod limits;
 mod lists;
+pub mod meter;
 mod quantity;
 mod regex;
 mod semver;
@@ -21,22 +24,21 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
 pub use cel::Value as Cel;
-use cel::common::ast::{EntryExpr, Expr, IdedExpr, LiteralValue, MapEntryExpr, MapExpr};
+use cel::common::ast::{EntryExpr, Expr, IdedExpr, LiteralValue, MapEntryExpr, MapExpr, SourceInfo};
 pub use cel::objects::OptionalValue;
 use cel::objects::{Key, Map};
 use cel::parser::Expression;
 use cel::{Context, Env};
 use serde_json::Value;
 
+use check::{Checked, Declared, Environment, Type};
+use meter::Meter;
+
 pub use authorizer::{Asked, AuthorizerValue, Authorizes, Decision};
 pub use variables::Variables;
 
-/// Longest expression, in bytes; Kubernetes' cost limits refuse far shorter ones.
-const EXPRESSION_MAX_BYTES: usize = 16 * 1024;
-/// How deep brackets may stand in each other: the parser descends as deep.
-const NESTING_MAX: usize = 48;
 /// What the parser may descend into. It takes up to 150 KiB a bracket where a text is none of the language, more than a
-/// thread has for [`NESTING_MAX`] of them; untouched it costs an address range only.
+/// thread has for as many as [`limits`] lets pass; untouched it costs an address range only.
 const PARSER_STACK_BYTES: usize = 64 << 20;
 /// Longest message a messageExpression may make, in bytes.
 pub const MESSAGE_MAX_BYTES: usize = 5 * 1024;
@@ -51,7 +53,6 @@ static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let extensions: [Extension; 13] = [
         cel::extensions::strings,
         cel::extensions::lists,
-        cel::extensions::math,
         lists::declare,
         regex::declare,
         url::declare,
@@ -62,6 +63,7 @@ static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
         sets::declare,
         semver::declare,
         authorizer::declare,
+        meter::declare,
     ];
     for add in extensions {
         // They are declared once, on an environment that has none of them.
@@ -72,169 +74,188 @@ static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
     Arc::new(env)
 });
 
-/// Names that are no variables: types, and the beginnings of functions' names.
-const KNOWN: [&str; 24] = [
-    "int",
-    "uint",
-    "double",
-    "bool",
-    "string",
-    "bytes",
-    "list",
-    "map",
-    "null_type",
-    "type",
-    "optional",
-    "dyn",
-    "timestamp",
-    "duration",
-    "math",
-    "strings",
-    "base64",
-    "lists",
-    "google",
-    "optional_type",
-    "sets",
-    "format",
-    "ip",
-    "jsonpatch",
-];
-
 /// An expression that was read.
 #[derive(Debug)]
 pub struct Program {
+    /// It says what it costs: see [`meter`].
     expression: Expression,
+    /// What it costs whenever it runs.
+    cost: u64,
+    /// The variables it speaks of.
     variables: Vec<String>,
-    /// Fields of variables that are spoken of: the variable, and field by field the name and the byte it is selected at.
-    selected: Vec<(String, Vec<(String, usize)>)>,
 }
 
 impl Program {
+    /// Reads a text whose types are checked elsewhere, or nowhere.
+    pub fn read(text: &str) -> Result<Program, String> {
+        let (expression, _) = parse(text)?;
+        Ok(Program::of(expression))
+    }
+
+    fn of(mut expression: Expression) -> Program {
+        structs_to_maps(&mut expression);
+        let references = expression.references();
+        let mut variables: Vec<String> = references.variables().into_iter().map(str::to_string).collect();
+        variables.sort_unstable();
+        let (expression, cost) = meter::instrumented(expression);
+        Program {
+            expression,
+            cost,
+            variables,
+        }
+    }
+
     /// Whether the expression speaks of this variable.
     pub fn uses(&self, variable: &str) -> bool {
         self.variables.iter().any(|v| v == variable)
     }
 
-    /// The fields of a variable that it speaks of, and the fields of those, with the bytes they are selected at.
-    pub fn selected<'p>(&'p self, variable: &'p str) -> impl Iterator<Item = &'p [(String, usize)]> + 'p {
-        let of_it = self.selected.iter().filter(move |(of, _)| of == variable);
-        of_it.map(|(_, fields)| fields.as_slice())
-    }
-
     /// The value, or what went wrong in Kubernetes' words.
     pub fn run(&self, scope: &Scope<'_>) -> Result<Cel, String> {
-        scope.0.resolve(&self.expression).map_err(|e| words(&e))
+        scope.meter.start();
+        let found = scope.context.resolve(&self.expression);
+        scope.meter.spend(self.cost);
+        // What was too dear counts for nothing, whatever it came to.
+        match scope.meter.is_exceeded() {
+            true => Err(meter::EXCEEDED.into()),
+            false => found.map_err(|e| words(&e)),
+        }
     }
 }
 
 /// The variables an expression is judged with.
-pub struct Scope<'a>(Context<'a, 'a>);
+pub struct Scope<'a> {
+    context: Context<'a, 'a>,
+    meter: Arc<Meter>,
+}
 
 impl Default for Scope<'_> {
     fn default() -> Self {
-        Scope(Context::with_env(ENV.clone()))
+        let meter = Arc::new(Meter::default());
+        let mut context = Context::with_env(ENV.clone());
+        let (name, value) = meter::variable(&meter);
+        context.add_variable_as_val(name, value);
+        Scope { context, meter }
     }
 }
 
 impl<'a> Scope<'a> {
     pub fn set(&mut self, name: &str, value: Cel) {
-        self.0.add_variable_from_value(name, value);
+        self.context.add_variable_from_value(name, value);
     }
 
     /// `variables.x`, each with its value or with what went wrong.
     pub fn set_variables(&mut self, variables: Variables) {
-        self.0.add_variable_as_val("variables", Box::new(variables));
+        self.context.add_variable_as_val("variables", Box::new(variables));
+    }
+
+    /// What the last expression that was judged with it cost.
+    pub fn cost(&self) -> u64 {
+        self.meter.spent()
     }
 }
 
-/// A program whose variables are among `known`, or why the text is none.
-pub fn compile(text: &str, known: &[&str]) -> Result<Arc<Program>, String> {
-    if text.trim().is_empty() {
-        return Err("must not be empty".into());
+/// An expression whose types are known.
+#[derive(Debug)]
+pub struct Compiled {
+    pub program: Arc<Program>,
+    expression: Expression,
+    checked: Checked,
+}
+
+impl Compiled {
+    /// The type of what it comes to.
+    pub fn output(&self) -> &Type {
+        self.checked.output()
     }
-    if text.len() > EXPRESSION_MAX_BYTES {
-        return Err(format!("must not be longer than {EXPRESSION_MAX_BYTES} bytes"));
+
+    /// What it can cost at most, whose variables are of this type.
+    pub fn cost_max(&self, of_variables: &Declared) -> u64 {
+        check::cost::estimate(&self.expression, &self.checked, Some(of_variables)).max
     }
-    let mut depth = 0usize;
-    for c in text.chars() {
-        match c {
-            '(' | '[' | '{' | '?' => depth += 1,
-            ')' | ']' | '}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        if depth > NESTING_MAX {
-            return Err(format!("must not nest deeper than {NESTING_MAX}"));
-        }
-    }
-    let (mut expression, places) =
+}
+
+/// Reads and checks an expression, or tells what is mistaken and where.
+pub fn compile(text: &str, environment: &Environment) -> Result<Compiled, String> {
+    let (expression, places) = parse(text)?;
+    let checked = check::check(&expression, environment).map_err(|mistakes| {
+        let placed = mistakes.into_iter().map(|mistake| {
+            let at = places
+                .offset_for(mistake.id)
+                .map_or(0, |(start, _)| start as usize);
+            (at, mistake.what)
+        });
+        drawn(text, placed.collect())
+    })?;
+    Ok(Compiled {
+        program: Arc::new(Program::of(expression.clone())),
+        expression,
+        checked,
+    })
+}
+
+fn parse(text: &str) -> Result<(Expression, SourceInfo), String> {
+    limits::check(text)?;
+    let (expression, places) =
         stacker::grow(PARSER_STACK_BYTES, || ENV.parser().parse_with_source_info(text))
-            .map_err(|e| format!("compilation failed: {e}"))?;
-    structs_to_maps(&mut expression);
-    let references = expression.references();
-    let mut unknown: Vec<&str> = references.variables();
-    unknown.retain(|name| !known.contains(name) && !KNOWN.contains(name) && !name.starts_with('@'));
-    unknown.sort_unstable();
-    if let Some(name) = unknown.first() {
-        let at = position(&expression, name).and_then(|id| places.offset_for(id));
-        let at = at.map_or(0, |(start, _)| start as usize);
+            .map_err(|e| e.to_string())?;
+    if is_deep(&expression) {
         return Err(format!(
-            "compilation failed: {}",
-            pointed(
-                text,
-                at,
-                &format!("undeclared reference to '{name}' (in container '')")
-            )
+            "expression recursion limit exceeded: {}",
+            limits::DEPTH_MAX
         ));
     }
-    let mut selected = Vec::new();
-    walk(&expression, &mut |e| {
-        let mut fields = Vec::new();
-        let mut at = e;
-        while let Expr::Select(select) = &at.expr {
-            let place = places.offset_for(at.id).map_or(0, |(start, _)| start as usize);
-            fields.push((select.field.clone(), place));
-            at = &select.operand;
+    Ok((expression, places))
+}
+
+/// Whether parts stand deeper in each other than is walked.
+fn is_deep(expression: &IdedExpr) -> bool {
+    let mut level = vec![expression];
+    for _ in 0..limits::DEPTH_MAX {
+        level = level.into_iter().flat_map(parts).collect();
+        if level.is_empty() {
+            return false;
         }
-        if let (Expr::Ident(of), false) = (&at.expr, fields.is_empty()) {
-            fields.reverse();
-            selected.push((of.clone(), fields));
-        }
-    });
-    let mut variables: Vec<String> = references.variables().into_iter().map(str::to_string).collect();
-    variables.sort_unstable();
-    Ok(Arc::new(Program {
-        expression,
-        variables,
-        selected,
-    }))
+    }
+    true
+}
+
+/// Most mistakes that are told of one expression.
+const MISTAKES_MAX: usize = 100;
+
+/// Mistakes with the places they are at, in the order of the text.
+fn drawn(text: &str, mut mistakes: Vec<(usize, String)>) -> String {
+    mistakes.sort_by_key(|(at, _)| *at);
+    let told = mistakes.iter().take(MISTAKES_MAX);
+    let mut lines: Vec<String> = told.map(|(at, what)| pointed(text, *at, what)).collect();
+    if let Some(more) = mistakes.len().checked_sub(MISTAKES_MAX).filter(|more| *more > 0) {
+        lines.push(format!("{more} more errors were truncated"));
+    }
+    lines.join("\n")
 }
 
 /// A mistake with the place it is at, drawn as Kubernetes' compiler does. `at` counts bytes from the beginning.
-pub fn pointed(text: &str, at: usize, what: &str) -> String {
+fn pointed(text: &str, at: usize, what: &str) -> String {
     let before = text.get(..at).unwrap_or_default();
     let line = before.matches('\n').count();
-    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-    let shown = text.lines().nth(line).unwrap_or_default();
-    let line = line + 1;
-    format!(
-        "ERROR: <input>:{line}:{column}: {what}\n | {shown}\n | {:.>column$}",
-        "^"
-    )
-}
-
-/// The first place where a variable is named.
-fn position(expression: &IdedExpr, name: &str) -> Option<u64> {
-    let mut found = None;
-    walk(expression, &mut |e| {
-        if found.is_none() && matches!(&e.expr, Expr::Ident(ident) if ident == name) {
-            found = Some(e.id);
-        }
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count();
+    let shown = text.split('\n').nth(line).unwrap_or_default().replace('\t', " ");
+    // Under what takes more than a byte stand wide signs.
+    let mut below: String = shown
+        .chars()
+        .take(column)
+        .map(|c| if c.is_ascii() { '.' } else { '．' })
+        .collect();
+    below.push(match shown.chars().nth(column) {
+        Some(c) if !c.is_ascii() => '＾',
+        _ => '^',
     });
-    found
+    let (line, column) = (line + 1, column + 1);
+    format!("ERROR: <input>:{line}:{column}: {what}\n | {shown}\n | {below}")
 }
 
 /// Every part of an expression, itself first.
-fn walk<'e>(expression: &'e IdedExpr, visit: &mut dyn FnMut(&'e IdedExpr)) {
+pub(crate) fn walk<'e>(expression: &'e IdedExpr, visit: &mut dyn FnMut(&'e IdedExpr)) {
     visit(expression);
     for part in parts(expression) {
         walk(part, visit);
@@ -376,12 +397,13 @@ pub fn to_json(value: &Cel) -> Option<Value> {
 
 /// A text that is a point or a length of time, as its format says.
 pub fn timed(text: &str, format: &str) -> Option<Cel> {
-    let call = match format {
-        "date-time" => "timestamp(text)",
-        "duration" => "duration(text)",
+    static TIMESTAMP: LazyLock<Option<Program>> = LazyLock::new(|| Program::read("timestamp(text)").ok());
+    static DURATION: LazyLock<Option<Program>> = LazyLock::new(|| Program::read("duration(text)").ok());
+    let program = match format {
+        "date-time" => TIMESTAMP.as_ref()?,
+        "duration" => DURATION.as_ref()?,
         _ => return None,
     };
-    let program = compile(call, &["text"]).ok()?;
     let mut scope = Scope::default();
     scope.set("text", Cel::String(Arc::new(text.to_string())));
     program.run(&scope).ok()

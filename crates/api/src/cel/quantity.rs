@@ -61,6 +61,16 @@ pub fn declare(env: &mut Env) -> Declared {
             }))
         })
     })?;
+    library.global("sign", std::slice::from_ref(&of), |args| {
+        call(args, |[a]| {
+            let a = amount(&a)?;
+            Ok(Cel::Int(match (a.is_zero(), a.is_negative()) {
+                (true, _) => 0,
+                (false, true) => -1,
+                (false, false) => 1,
+            }))
+        })
+    })?;
     library.member("isGreaterThan", &of, one, |args| {
         call(args, |[a, b]| Ok(Cel::Bool(amount(&a)? > amount(&b)?)))
     })?;

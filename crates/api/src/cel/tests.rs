@@ -5,8 +5,9 @@ use std::sync::Arc;
 use super::*;
 
 fn run(text: &str) -> String {
-    let program = match compile(text, &["object"]) {
-        Ok(program) => program,
+    let environment = Environment::default().with_patches().with("object", Type::Dyn);
+    let program = match compile(text, &environment) {
+        Ok(compiled) => compiled.program,
         Err(why) => return why,
     };
     let mut scope = Scope::default();
@@ -97,19 +98,19 @@ fn kubernetes_libraries_do_what_kubernetes_says() {
 
 #[test]
 fn what_is_no_expression_is_told_with_its_place() {
-    for (text, want) in [
-        ("", "must not be empty"),
-        (
-            "object.n == other",
-            "compilation failed: ERROR: <input>:1:13: undeclared reference to 'other' (in container '')\n | object.n == other\n | ............^",
-        ),
+    assert_eq!(
+        run("object.n == other"),
+        "ERROR: <input>:1:13: undeclared reference to 'other' (in container '')\n | object.n == other\n | ............^"
+    );
+    assert!(run("object.n ==").starts_with("ERROR: <input>:1:"));
+    for text in [
+        "".to_string(),
+        "(".repeat(10_000),
+        "a?".repeat(4_000),
+        "x".repeat(limits::EXPRESSION_MAX_BYTES + 1),
     ] {
-        assert_eq!(compile(text, &["object"]).err().unwrap_or_default(), want);
+        assert!(Program::read(&text).is_err());
     }
-    assert!(run("object.n ==").starts_with("compilation failed: ERROR: <input>:1:"));
-    assert!(compile(&"(".repeat(10_000), &[]).is_err());
-    assert!(compile(&"a?".repeat(4_000), &[]).is_err());
-    assert!(compile(&"x".repeat(EXPRESSION_MAX_BYTES + 1), &["x"]).is_err());
 }
 
 struct Everything;
@@ -126,7 +127,7 @@ impl Authorizes for Everything {
 #[test]
 fn questions_to_the_authorizer_are_put_together_step_by_step() {
     let ask = |text: &str| {
-        let program = compile(text, &["authorizer"]).unwrap();
+        let program = Program::read(text).unwrap();
         let mut scope = Scope::default();
         scope.set("authorizer", AuthorizerValue::variable(Arc::new(Everything)));
         program.run(&scope).map(|v| to_json(&v).unwrap_or_default())
@@ -167,7 +168,7 @@ fn a_variable_that_fails_fails_where_it_is_used() {
             Err("composited variable \"bad\" fails to evaluate: division by zero".to_string()),
         ),
     ] {
-        let program = compile(text, &["variables"]).unwrap();
+        let program = Program::read(text).unwrap();
         let mut scope = Scope::default();
         scope.set_variables(variables.clone());
         assert_eq!(program.run(&scope).map(|v| to_json(&v).unwrap_or_default()), want);
@@ -183,6 +184,6 @@ fn a_text_of_brackets_is_refused_and_ends_no_thread() {
         "{q(".repeat(24),
         "(".repeat(48),
     ] {
-        assert!(compile(&text, &[]).is_err(), "{text}");
+        assert!(Program::read(&text).is_err(), "{text}");
     }
 }

@@ -7,7 +7,7 @@ use serde::de::value::{BorrowedStrDeserializer, StrDeserializer, StringDeseriali
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::reader::{Error, Reader, Step, Token};
-use super::{go, time};
+use super::{StrictError, go, time};
 use crate::quantity;
 
 impl<'de> Reader<'de> {
@@ -123,7 +123,7 @@ impl<'de> Members<'_, 'de> {
             let key = self.reader.key()?;
             let Some(index) = names.iter().position(|name| *name == key) else {
                 let path = self.reader.path_to(Some(&key));
-                self.reader.unknown_fields.push(path);
+                self.reader.mistakes.push(StrictError::Unknown(path));
                 self.reader.skip()?;
                 continue;
             };
@@ -132,7 +132,7 @@ impl<'de> Members<'_, 'de> {
                 .unwrap_or(0);
             if self.seen_fields & bit != 0 {
                 let path = self.reader.path_to(Some(&key));
-                self.reader.duplicate_fields.push(path);
+                self.reader.mistakes.push(StrictError::Twice(path));
             }
             self.seen_fields |= bit;
             let name = names[index];
@@ -169,7 +169,7 @@ impl<'de> MapAccess<'de> for Members<'_, 'de> {
         let key = self.reader.key()?;
         if !self.seen.insert(key.clone()) {
             let path = self.reader.path_to(Some(&key));
-            self.reader.duplicate_fields.push(path);
+            self.reader.mistakes.push(StrictError::Twice(path));
         }
         let value = match &key {
             Cow::Borrowed(key) => seed.deserialize(BorrowedStrDeserializer::new(key)),
@@ -369,6 +369,11 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
                 };
                 let text = quantity::canonical_text(text.trim()).map_err(|e| self.error(e))?;
                 return visitor.visit_string(text);
+            }
+            // Kept as text, see `managed_fields::text`.
+            "FieldsV1" if self.token()? == Token::Object => {
+                let text = self.raw()?;
+                return visitor.visit_newtype_struct(BorrowedStrDeserializer::<Error>::new(text));
             }
             "Time" => time::SECONDS,
             "MicroTime" => time::MICROSECONDS,

@@ -2,11 +2,14 @@
 //!
 //! In Go a time that is no pointer is written as null where it is not set (`lastProbeTime` of a condition), and so
 //! is a list without omitempty (`rules` of a Role). The typed objects leave such fields out; here they are put back.
+//! And `fieldsV1`, which typed objects have as text, is written as the object that it is.
 
 use serde::ser::{
     Impossible, Serialize, SerializeMap, SerializeSeq, SerializeStruct, SerializeTuple, SerializeTupleStruct,
     Serializer,
 };
+use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// Fields of a struct that are null where they are not set or are empty lists. Structs of different groups share
 /// names (`Event`), so the type's path is asked too where that matters.
@@ -134,7 +137,10 @@ impl<S: Serializer> Serializer for Writer<S> {
         name: &'static str,
         value: &T,
     ) -> Result<S::Ok, S::Error> {
-        self.0.serialize_newtype_struct(name, &WithNulls(value))
+        match raw_fields(name, value) {
+            Some(raw) => raw.serialize(self.0),
+            None => self.0.serialize_newtype_struct(name, &WithNulls(value)),
+        }
     }
 
     fn serialize_newtype_variant<T: Serialize + ?Sized>(
@@ -195,6 +201,17 @@ impl<S: Serializer> Serializer for Writer<S> {
         _: usize,
     ) -> Result<Self::SerializeStructVariant, S::Error> {
         Err(no_variants(variant))
+    }
+}
+
+/// The text of a `fieldsV1` (see `managed_fields::text`), to be written as the object that it is.
+fn raw_fields<T: Serialize + ?Sized>(name: &str, value: &T) -> Option<Box<RawValue>> {
+    if name != "FieldsV1" {
+        return None;
+    }
+    match serde_json::to_value(value) {
+        Ok(Value::String(text)) => RawValue::from_string(text).ok(),
+        _ => None,
     }
 }
 
@@ -413,7 +430,7 @@ impl Serializer for IsEmptyList {
 mod tests {
     use k8s_openapi::api::core::v1::{ContainerState, Pod};
     use k8s_openapi::api::rbac::v1::Role;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use super::DecodeError;
+use super::{DecodeError, StrictError};
 
 /// How deep a document may nest. Every level costs stack; real objects stay below 100.
 pub const DEPTH_MAX: usize = 256;
@@ -98,8 +98,7 @@ pub(super) struct Reader<'de> {
     pub(super) path: Vec<Step<'de>>,
     /// The struct that is being read, empty outside of any.
     pub(super) inside: &'static str,
-    pub(super) unknown_fields: Vec<String>,
-    pub(super) duplicate_fields: Vec<String>,
+    pub(super) mistakes: Vec<StrictError>,
 }
 
 impl<'de> Reader<'de> {
@@ -110,8 +109,7 @@ impl<'de> Reader<'de> {
             depth: 0,
             path: Vec::new(),
             inside: "",
-            unknown_fields: Vec::new(),
-            duplicate_fields: Vec::new(),
+            mistakes: Vec::new(),
         }
     }
 

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use proptest::prelude::*;
 
 use super::*;
+use crate::registry;
 
 fn pod(json: &str) -> Pod {
     read::<Pod>(json.as_bytes()).unwrap().0
@@ -16,21 +17,24 @@ fn mistake<T: DeserializeOwned + std::fmt::Debug>(json: &str) -> (String, String
 
 #[test]
 fn unknown_fields_and_keys_given_twice_are_told_with_their_paths() {
-    let (_, unknown, twice) = read::<Pod>(
-        br#"{"spec":{"foo":1,"containers":[{"name":"c"},{"name":"d","imagee":"x","env":[{"nam":"a"}]}]},
+    let (_, mistakes) = read::<Pod>(
+        br#"{"spec":{"foo":1,"containers":[{"name":"c"},{"name":"d","imagee":"x","env":[{"nam":"a"}]}],"nodeName":"n","nodeName":"m"},
             "Kind":"Pod","metadata":{"labels":{"a":"1","a":"2"},"name":"x","name":"y"}}"#,
     )
     .unwrap();
+    let mistakes: Vec<String> = mistakes.iter().map(StrictError::to_string).collect();
     assert_eq!(
-        unknown,
+        mistakes,
         [
-            "spec.foo",
-            "spec.containers[1].imagee",
-            "spec.containers[1].env[0].nam",
-            "Kind"
+            r#"unknown field "spec.foo""#,
+            r#"unknown field "spec.containers[1].imagee""#,
+            r#"unknown field "spec.containers[1].env[0].nam""#,
+            r#"duplicate field "spec.nodeName""#,
+            r#"unknown field "Kind""#,
+            r#"duplicate field "metadata.labels.a""#,
+            r#"duplicate field "metadata.name""#,
         ]
     );
-    assert_eq!(twice, ["metadata.labels.a", "metadata.name"]);
 }
 
 #[test]
@@ -247,4 +251,28 @@ proptest! {
         let ours = read::<ConfigMap>(json.as_bytes()).unwrap().0;
         prop_assert_eq!(ours, serde_json::from_str::<ConfigMap>(&json).unwrap());
     }
+}
+
+#[test]
+fn sets_of_fields_are_text_within_and_objects_without() {
+    let entry = r#"{"apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:data":{".":{},"f:a\"b":{}}},"manager":"m"}"#;
+    let json = format!(
+        r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"managedFields":[{entry}],"name":"a"}}}}"#
+    );
+    let object = registry::CONFIG_MAP.ops.decode(json.as_bytes()).unwrap().object;
+    let meta = object.metadata();
+    let fields = &meta.managed_fields.as_ref().unwrap()[0]
+        .fields_v1
+        .as_ref()
+        .unwrap()
+        .0;
+    assert_eq!(fields, r#"{"f:data":{".":{},"f:a\"b":{}}}"#);
+    let mut written = Vec::new();
+    object.encode_into(&mut written);
+    assert_eq!(String::from_utf8(written).unwrap(), json);
+    let tree = to_value(meta).unwrap();
+    assert_eq!(
+        tree["managedFields"][0]["fieldsV1"]["f:data"]["f:a\"b"],
+        serde_json::json!({})
+    );
 }

@@ -1,15 +1,16 @@
 //! `x-kubernetes-validations`: rules in CEL on values and on how they change.
 //!
-//! What the interpreter does not do is static typing: a rule that speaks of a field the schema does not have is refused
-//! by Kubernetes with the definition, and here fails when an object is judged (`no such key`). There are no cost
-//! estimates; the lengths of rules and of what they walk are bounded by constants instead.
+//! Whether a rule is one, and what it can cost, was judged with the definition ([`super::definition`]).
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::declared::escaped;
+use super::field_path;
 use super::schema::Schema;
-use crate::cel::{self, Cel, MESSAGE_MAX_BYTES, OptionalValue, Program, Scope, of_map, timed};
+use crate::cel::meter::{BUDGET, CALL_COST_MAX, EXCEEDED, OUT_OF_BUDGET};
+use crate::cel::{Cel, MESSAGE_MAX_BYTES, OptionalValue, Program, Scope, of_map, timed};
 use crate::field::{Cause, Errors, FieldError};
 
 /// One rule.
@@ -37,11 +38,11 @@ impl Rule {
         };
         let rule = text("rule");
         let message_expression = text("messageExpression");
-        let program = compile(&rule).ok();
+        let program = Program::read(&rule).ok().map(Arc::new);
         let uses_old_self = program.as_ref().is_some_and(|p| p.uses("oldSelf"));
         Rule {
             uses_old_self,
-            message_program: compile(&message_expression).ok(),
+            message_program: Program::read(&message_expression).ok().map(Arc::new),
             program,
             message: text("message"),
             reason: text("reason"),
@@ -64,110 +65,94 @@ impl Rule {
     }
 }
 
-/// A rule's program, or why the text is none.
-pub fn compile(text: &str) -> Result<Arc<Program>, String> {
-    cel::compile(text, &["self", "oldSelf"])
+/// Judges `value` by the rules of its schema and of all below it. `old`: what stood in its place before. What is as it
+/// was before is not held against an update, but by rules on changes.
+pub fn judge(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, errors: &mut Errors) {
+    let mut judging = Judging {
+        budget: BUDGET,
+        over: false,
+        errors: Errors::new(),
+    };
+    let before = Before {
+        here: old,
+        above: None,
+    };
+    judging.visit(value, before, schema, path);
+    errors.extend(judging.errors);
 }
 
-/// What a rule says of fields that its schema does not have, drawn as Kubernetes' compiler does. Only what the schema
-/// settles is judged: fields of objects that name theirs.
-pub fn undefined_field(text: &str, program: &Program, schema: &Schema, is_root: bool) -> Option<String> {
-    let paths = program.selected("self").chain(program.selected("oldSelf"));
-    for path in paths {
-        let (mut at, mut whole) = (schema, is_root || schema.embedded);
-        for (i, (name, place)) in path.iter().enumerate() {
-            let undefined = || {
-                let why = cel::pointed(text, *place, &format!("undefined field '{name}'"));
-                Some(format!("compilation failed: {why}"))
-            };
-            if whole && matches!(name.as_str(), "apiVersion" | "kind") {
-                break;
-            }
-            if whole && name == "metadata" {
-                // Of metadata rules see names only.
-                match path.get(i + 1) {
-                    Some((name, place)) if !matches!(name.as_str(), "name" | "generateName") => {
-                        let why = cel::pointed(text, *place, &format!("undefined field '{name}'"));
-                        return Some(format!("compilation failed: {why}"));
-                    }
-                    _ => break,
+/// What stood in the place of a value.
+#[derive(Clone, Copy)]
+struct Before<'a> {
+    here: Option<&'a Value>,
+    /// Where nothing can be told to have stood here: the nearest that holds the value, as it is and as it was.
+    above: Option<(&'a Value, &'a Value)>,
+}
+
+impl<'a> Before<'a> {
+    /// The same of a part of `value`.
+    fn of_part(self, value: &'a Value, part: Option<&'a Value>) -> Before<'a> {
+        Before {
+            here: part,
+            above: self.here.map(|old| (value, old)).or(self.above),
+        }
+    }
+
+    fn is_as_it_was(self, value: &Value) -> bool {
+        match (self.here, self.above) {
+            (Some(old), _) => old == value,
+            (None, Some((new, old))) => new == old,
+            (None, None) => false,
+        }
+    }
+}
+
+struct Judging {
+    budget: u64,
+    /// Nothing more is judged.
+    over: bool,
+    errors: Errors,
+}
+
+impl Judging {
+    fn visit<'a>(&mut self, value: &'a Value, before: Before<'a>, schema: &Schema, path: &str) {
+        if value.is_null() || self.over {
+            return;
+        }
+        if !schema.rules.is_empty() {
+            self.run_rules(value, before, schema, path);
+        }
+        match value {
+            Value::Object(map) => {
+                let named = |name: &str| match (path, schema.properties.contains_key(name)) {
+                    ("", _) => name.to_string(),
+                    (path, true) => format!("{path}.{name}"),
+                    (path, false) => format!("{path}[{name}]"),
+                };
+                for (name, part) in map {
+                    let Some(schema) = schema.field(name) else {
+                        continue;
+                    };
+                    let old = before.here.and_then(|o| o.get(name));
+                    self.visit(part, before.of_part(value, old), schema, &named(name));
                 }
             }
-            let names_its_fields = at.of == "object" && !at.properties.is_empty() && at.additional.is_none();
-            if !names_its_fields {
-                break;
+            Value::Array(list) => {
+                let Some(items) = &schema.items else { return };
+                for (i, item) in list.iter().enumerate() {
+                    let old = before.here.and_then(|old| same_item(item, old, schema));
+                    self.visit(item, before.of_part(value, old), items, &format!("{path}[{i}]"));
+                }
             }
-            match at.properties.iter().find(|(field, _)| escaped(field) == *name) {
-                Some((_, field)) => (at, whole) = (field, field.embedded),
-                // Optional values have functions, not fields; whatever else is not there is a mistake.
-                None => return undefined(),
-            }
+            _ => {}
         }
     }
-    None
-}
 
-/// Judges `value` by the rules of its schema and of all below it. `old`: what stood in its place before.
-pub fn judge(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, errors: &mut Errors) {
-    if value.is_null() {
-        return;
-    }
-    run_rules(value, old.filter(|o| !o.is_null()), schema, path, errors);
-    match value {
-        Value::Object(map) => {
-            let named = |name: &str| match (path, schema.properties.contains_key(name)) {
-                ("", _) => name.to_string(),
-                (path, true) => format!("{path}.{name}"),
-                (path, false) => format!("{path}[{name}]"),
-            };
-            for (name, value) in map {
-                let Some(schema) = schema.field(name) else {
-                    continue;
-                };
-                judge(value, old.and_then(|o| o.get(name)), schema, &named(name), errors);
-            }
-        }
-        Value::Array(list) => {
-            let Some(items) = &schema.items else { return };
-            for (i, item) in list.iter().enumerate() {
-                let old = old.and_then(|old| same_item(item, old, schema));
-                judge(item, old, items, &format!("{path}[{i}]"), errors);
-            }
-        }
-        _ => {}
-    }
-}
-
-/// The old item that has the same keys; only items of a list of type map can be told from each other.
-fn same_item<'a>(item: &Value, old: &'a Value, schema: &Schema) -> Option<&'a Value> {
-    if schema.list_type != "map" {
-        return None;
-    }
-    let same = |other: &&Value| schema.list_map_keys.iter().all(|k| other.get(k) == item.get(k));
-    old.as_array()?.iter().find(same)
-}
-
-fn run_rules(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, errors: &mut Errors) {
-    let type_name = match schema.types().as_slice() {
-        [one] => one.to_string(),
-        _ => String::new(),
-    };
-    for rule in &schema.rules {
-        let Some(program) = &rule.program else { continue };
-        if rule.uses_old_self && old.is_none() && !rule.optional_old_self {
-            continue;
-        }
-        let mut scope = Scope::default();
-        scope.set("self", of(value, schema));
-        let old = old.map(|old| of(old, schema));
-        match (rule.optional_old_self, old) {
-            (true, old) => {
-                let old = old.map_or_else(OptionalValue::none, OptionalValue::of);
-                scope.set("oldSelf", Cel::Opaque(Arc::new(old)));
-            }
-            (false, Some(old)) => scope.set("oldSelf", old),
-            (false, None) => {}
-        }
+    fn run_rules(&mut self, value: &Value, before: Before<'_>, schema: &Schema, path: &str) {
+        let type_name = match schema.types().as_slice() {
+            [one] => one.to_string(),
+            _ => String::new(),
+        };
         let told = |detail: String| FieldError {
             cause: Cause::Invalid,
             field: if path.is_empty() {
@@ -178,13 +163,80 @@ fn run_rules(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, er
             value: Some(crate::field::quoted(&type_name)),
             detail,
         };
-        match program.run(&scope) {
-            Ok(Cel::Bool(true)) => {}
-            Ok(Cel::Bool(false)) => errors.push(failed(rule, &scope, value, schema, path)),
-            Ok(_) => errors.push(told(format!("rule must evaluate to a bool: {}", rule.named()))),
-            Err(e) => errors.push(told(format!("{e} evaluating rule: {}", rule.named()))),
+        let old = before.here.filter(|old| !old.is_null());
+        let mut scope = Scope::default();
+        scope.set("self", of(value, schema));
+        let old_self = old.map(|old| of(old, schema));
+        for rule in &schema.rules {
+            let Some(program) = &rule.program else { continue };
+            if rule.uses_old_self {
+                match (rule.optional_old_self, &old_self) {
+                    (true, old) => {
+                        let old = old.clone().map_or_else(OptionalValue::none, OptionalValue::of);
+                        scope.set("oldSelf", Cel::Opaque(Arc::new(old)));
+                    }
+                    (false, Some(old)) => scope.set("oldSelf", old.clone()),
+                    // Nothing to compare with.
+                    (false, None) => continue,
+                }
+            }
+            let found = program.run(&scope);
+            if !self.pays(scope.cost()) {
+                return self.errors.push(told(OUT_OF_BUDGET.into()));
+            }
+            match found {
+                Ok(Cel::Bool(true)) => {}
+                Ok(Cel::Bool(false)) => {
+                    let error = failed(rule, &scope, value, schema, path);
+                    self.pays(scope.cost());
+                    if rule.uses_old_self || !before.is_as_it_was(value) {
+                        self.errors.push(error);
+                    }
+                }
+                Ok(_) => self
+                    .errors
+                    .push(told(format!("rule must evaluate to a bool: {}", rule.named()))),
+                Err(e) if e == EXCEEDED => {
+                    self.over = true;
+                    let words =
+                        "no further validation rules will be run due to call cost exceeds limit for rule";
+                    return self
+                        .errors
+                        .push(told(format!("'{e}': {words}: {}", rule.named())));
+                }
+                Err(e) if e.starts_with("no such overload") => {
+                    let words = "call arguments did not match a supported operator, function or macro signature for rule";
+                    self.errors
+                        .push(told(format!("'{e}': {words}: {}", rule.named())));
+                }
+                Err(e) => self
+                    .errors
+                    .push(told(format!("{e} evaluating rule: {}", rule.named()))),
+            }
         }
     }
+
+    /// Takes a cost from the budget; when that is spent, nothing more is judged.
+    fn pays(&mut self, cost: u64) -> bool {
+        // One expression that was too dear ends it in its own words.
+        if cost > CALL_COST_MAX {
+            return true;
+        }
+        match self.budget.checked_sub(cost) {
+            Some(left) => self.budget = left,
+            None => self.over = true,
+        }
+        !self.over
+    }
+}
+
+/// The old item that has the same keys; only items of a list of type map can be told from each other.
+fn same_item<'a>(item: &Value, old: &'a Value, schema: &Schema) -> Option<&'a Value> {
+    if schema.list_type != "map" {
+        return None;
+    }
+    let same = |other: &&Value| schema.list_map_keys.iter().all(|k| other.get(k) == item.get(k));
+    old.as_array()?.iter().find(same)
 }
 
 fn failed(rule: &Rule, scope: &Scope<'_>, value: &Value, schema: &Schema, path: &str) -> FieldError {
@@ -212,12 +264,11 @@ fn failed(rule: &Rule, scope: &Scope<'_>, value: &Value, schema: &Schema, path: 
         "FieldValueDuplicate" => (Cause::Duplicate, shown),
         _ => (Cause::Invalid, shown),
     };
-    let at = rule.field_path.trim();
-    let joined = match (path, at.strip_prefix('.').unwrap_or(at)) {
+    let at = field_path::resolved(&rule.field_path, schema).unwrap_or_default();
+    let joined = match (path, at.as_str()) {
         ("", "") => "<nil>".to_string(),
         ("", at) => at.to_string(),
         (path, "") => path.to_string(),
-        (path, at) if at.starts_with('[') => format!("{path}{at}"),
         (path, at) => format!("{path}.{at}"),
     };
     FieldError {
@@ -230,42 +281,6 @@ fn failed(rule: &Rule, scope: &Scope<'_>, value: &Value, schema: &Schema, path: 
         field: joined,
         value,
     }
-}
-
-/// Names that CEL keeps for itself, as rules write them.
-const RESERVED: [&str; 21] = [
-    "true",
-    "false",
-    "null",
-    "in",
-    "as",
-    "break",
-    "const",
-    "continue",
-    "else",
-    "for",
-    "function",
-    "if",
-    "import",
-    "let",
-    "loop",
-    "package",
-    "namespace",
-    "return",
-    "var",
-    "void",
-    "while",
-];
-
-/// A property's name as rules write it.
-fn escaped(name: &str) -> String {
-    if RESERVED.contains(&name) {
-        return format!("__{name}__");
-    }
-    name.replace("__", "__underscores__")
-        .replace('.', "__dot__")
-        .replace('-', "__dash__")
-        .replace('/', "__slash__")
 }
 
 /// The value as CEL sees it: numbers by what the schema calls them, times where the format says so.
@@ -289,11 +304,10 @@ fn of(value: &Value, schema: &Schema) -> Cel {
         Value::Object(map) => {
             let any = Schema::default();
             of_map(map.iter().map(|(name, value)| {
-                let key = match schema.properties.contains_key(name) {
-                    true => escaped(name),
-                    false => name.clone(),
-                };
-                (key, of(value, schema.field(name).unwrap_or(&any)))
+                let known = schema.properties.contains_key(name);
+                let key = escaped(name).filter(|_| known);
+                let value = of(value, schema.field(name).unwrap_or(&any));
+                (key.unwrap_or_else(|| name.clone()), value)
             }))
         }
     }
@@ -400,44 +414,71 @@ mod tests {
     }
 
     #[test]
-    fn rules_on_fields_that_are_not_there_are_told_with_their_place() {
-        let schema = Schema::read(&json!({"type": "object", "properties": {
-            "spec": {"type": "object", "properties": {"a-b": {"type": "string"}, "map": {"type": "object",
-                "additionalProperties": {"type": "string"}}, "any": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}}}));
-        for (rule, want) in [
+    fn what_is_as_it_was_is_not_held_against_an_update() {
+        let schema = json!({"type": "object", "properties": {
+            "n": {"type": "integer", "x-kubernetes-validations": [{"rule": "self < 3", "message": "too many"}]},
+            "grows": {"type": "integer", "x-kubernetes-validations": [{"rule": "self > oldSelf", "message": "must grow"}]},
+            "list": {"type": "array", "items": {"type": "string",
+                "x-kubernetes-validations": [{"rule": "self != 'x'", "message": "no x"}]}},
+        }});
+        for (old, new, want) in [
+            (None, json!({"n": 5}), "n: Invalid value: 5: too many"),
+            (Some(json!({"n": 5})), json!({"n": 5}), ""),
             (
-                "self.spec.a__dash__b == 'x' && self.spec.map.x == 'y' && has(self.spec.any.x)",
-                "",
-            ),
-            ("self.metadata.name == 'x' && self.kind == 'K'", ""),
-            (
-                "self.spec.missing == 1",
-                "compilation failed: ERROR: <input>:1:10: undefined field 'missing'\n | self.spec.missing == 1\n | .........^",
-            ),
-            (
-                "has(oldSelf.status)",
-                "compilation failed: ERROR: <input>:1:4: undefined field 'status'\n | has(oldSelf.status)\n | ...^",
+                Some(json!({"n": 5})),
+                json!({"n": 6}),
+                "n: Invalid value: 6: too many",
             ),
             (
-                "size(self.metadata.labels) > 0",
-                "compilation failed: ERROR: <input>:1:19: undefined field 'labels'\n | size(self.metadata.labels) > 0\n | ..................^",
+                Some(json!({"grows": 1})),
+                json!({"grows": 1}),
+                "grows: Invalid value: 1: must grow",
+            ),
+            (Some(json!({"grows": 1})), json!({"grows": 2}), ""),
+            // Items that no keys tell apart are as they were if the whole list is.
+            (Some(json!({"list": ["x"]})), json!({"list": ["x"]}), ""),
+            (
+                Some(json!({"list": ["x"]})),
+                json!({"list": ["x", "y"]}),
+                "list[0]: Invalid value: \"x\": no x",
             ),
         ] {
-            let program = compile(rule).unwrap();
-            let found = undefined_field(rule, &program, &schema, true).unwrap_or_default();
-            assert_eq!(found, want, "{rule}");
+            assert_eq!(
+                told(&schema, &new, old.as_ref()).join("; "),
+                want,
+                "{old:?} to {new}"
+            );
         }
     }
 
     #[test]
-    fn what_is_no_rule_is_told() {
-        for (rule, want) in [
-            ("", "must not be empty"),
-            ("self.x ==", "compilation failed: "),
-            ("other == 1", "undeclared reference to 'other'"),
-        ] {
-            let found = compile(rule).err().unwrap_or_default();
-            assert!(found.contains(want), "{rule}: {found}");
-        }
+    fn rules_that_cost_too_much_end_the_judging() {
+        // To sort costs the square of how many there are.
+        let numbers = |n: i64| -> Vec<i64> { (0..n).collect() };
+        let schema = |rules: Value| {
+            json!({"type": "object", "properties": {"l": {"type": "array", "items": {"type": "integer"},
+                "x-kubernetes-validations": rules}}})
+        };
+        let value = json!({"l": numbers(1_500)});
+        let dear = "self.sort() == self";
+        let rules = schema(json!([{"rule": dear}, {"rule": "false"}]));
+        assert_eq!(
+            told(&rules, &value, None),
+            [format!(
+                "l: Invalid value: \"array\": 'operation cancelled: actual cost limit exceeded': no further validation \
+                 rules will be run due to call cost exceeds limit for rule: {dear}"
+            )]
+        );
+        // Each is within its limit, all together are not.
+        let value = json!({"l": numbers(600)});
+        let mut many = vec![json!({"rule": dear}); 15];
+        many.push(json!({"rule": "false"}));
+        assert_eq!(
+            told(&schema(many.into()), &value, None),
+            [
+                "l: Invalid value: \"array\": validation failed due to running out of cost budget, no further validation \
+              rules will be run"
+            ]
+        );
     }
 }

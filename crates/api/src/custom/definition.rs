@@ -7,12 +7,15 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceColumnDefinition, CustomResourceDefinitionVersion, CustomResourceSubresources,
 };
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::path::JsonPath;
 use super::schema::Schema;
 use super::{cel, judge, shape};
 use crate::field::{Cause, Errors, FieldError, Path};
+
+mod expressions;
+mod rules;
 
 const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
 /// Schemas deeper than this are refused rather than walked.
@@ -26,8 +29,16 @@ enum Level {
     Item,
 }
 
-/// Mistakes in all versions.
-pub fn check(versions: &[CustomResourceDefinitionVersion], errors: &mut Errors) {
+/// Mistakes in all versions. `old`: the versions there were before.
+pub fn check(
+    versions: &[CustomResourceDefinitionVersion],
+    old: &[CustomResourceDefinitionVersion],
+    errors: &mut Errors,
+) {
+    let known_costs = |version: &CustomResourceDefinitionVersion| {
+        let before = old.iter().find(|v| v.name == version.name);
+        before.is_some_and(|before| before.schema == version.schema)
+    };
     let spec = Path::new("spec");
     let at = |i: usize| spec.child("versions").index(i);
     let Some(first) = versions.first() else { return };
@@ -49,7 +60,7 @@ pub fn check(versions: &[CustomResourceDefinitionVersion], errors: &mut Errors) 
             false => at(i).child("schema").child("openAPIV3Schema"),
         };
         match serde_json::to_value(schema) {
-            Ok(json) => check_schema(&json, &path, errors),
+            Ok(json) => check_schema(&json, &path, known_costs(version), errors),
             Err(e) => errors.internal(&path, e.to_string()),
         }
     }
@@ -108,32 +119,31 @@ fn list<'a>(json: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
 }
 
 /// Mistakes in the schema of one version.
-pub fn check_schema(json: &Value, path: &Path, errors: &mut Errors) {
+/// `known_costs`: it is what was taken before, and what its expressions cost is not held against it now.
+pub fn check_schema(json: &Value, path: &Path, known_costs: bool, errors: &mut Errors) {
     if flag(json, "nullable") {
         errors.forbidden(
             &Path::new(&format!("{path}.nullable")),
             "nullable cannot be true at the root",
         );
     }
-    check_props(json, path, DEPTH_MAX, &Within::default(), errors);
-    check_structural(json, Level::Root, path, DEPTH_MAX, errors);
-    check_completeness(json, json, path, path, errors);
+    check_props(json, path, DEPTH_MAX, errors);
+    let mut structural = Errors::new();
+    check_structural(json, Level::Root, path, DEPTH_MAX, &mut structural);
+    check_completeness(json, json, path, path, &mut structural);
+    let is_structural = structural.is_empty();
+    errors.extend(structural);
     if errors.is_empty() {
         check_defaults(json, path, errors);
     }
-}
-
-/// Where in a schema a node stands.
-#[derive(Clone, Default)]
-struct Within {
-    /// Below the root.
-    below: bool,
-    /// What it is part of and cannot be told from what was there before: rules on changes have no place here.
-    uncorrelatable: Option<Path>,
+    // What is not structural has no types to judge expressions by.
+    if is_structural {
+        expressions::check(json, path, known_costs, errors);
+    }
 }
 
 /// What holds of every node, structural or not.
-fn check_props(json: &Value, path: &Path, left: usize, within: &Within, errors: &mut Errors) {
+fn check_props(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
     if left == 0 {
         return errors.forbidden(path, format!("must not nest deeper than {DEPTH_MAX}"));
     }
@@ -180,33 +190,18 @@ fn check_props(json: &Value, path: &Path, left: usize, within: &Within, errors: 
         errors.forbidden(&path.child("additionalProperties"), words);
     }
     check_extensions(json, path, errors);
-    check_rules(json, path, within, errors);
-    let below = Within {
-        below: true,
-        ..within.clone()
-    };
+    rules::check(json, path, errors);
     for (name, schema) in fields(json, "properties") {
-        check_props(
-            schema,
-            &path.child("properties").key(name),
-            left - 1,
-            &below,
-            errors,
-        );
+        check_props(schema, &path.child("properties").key(name), left - 1, errors);
     }
     for name in ["items", "additionalProperties", "not"] {
         if let Some(schema) = json.get(name).filter(|v| v.is_object()) {
-            let mut below = below.clone();
-            // Items that no keys tell apart.
-            if name == "items" && text(json, "x-kubernetes-list-type") != "map" {
-                below.uncorrelatable.get_or_insert_with(|| path.clone());
-            }
-            check_props(schema, &path.child(name), left - 1, &below, errors);
+            check_props(schema, &path.child(name), left - 1, errors);
         }
     }
     for name in ["allOf", "anyOf", "oneOf"] {
         for (i, schema) in list(json, name).enumerate() {
-            check_props(schema, &path.child(name).index(i), left - 1, &below, errors);
+            check_props(schema, &path.child(name).index(i), left - 1, errors);
         }
     }
 }
@@ -324,134 +319,6 @@ fn check_extensions(json: &Value, path: &Path, errors: &mut Errors) {
                 "must not contain duplicate entries",
             );
         }
-    }
-}
-
-const REASONS: [&str; 4] = [
-    "FieldValueRequired",
-    "FieldValueInvalid",
-    "FieldValueForbidden",
-    "FieldValueDuplicate",
-];
-
-fn check_rules(json: &Value, path: &Path, within: &Within, errors: &mut Errors) {
-    let schema = Schema::read(json);
-    for (i, rule) in list(json, "x-kubernetes-validations").enumerate() {
-        let at = path.child("x-kubernetes-validations").index(i);
-        let source = text(rule, "rule");
-        if source.trim().is_empty() {
-            errors.required(&at.child("rule"), "rule is not specified");
-            continue;
-        }
-        if let Some(message) = rule.get("message").and_then(Value::as_str) {
-            if !message.is_empty() && message.trim().is_empty() {
-                errors.invalid(&at.child("message"), message, "must be non-empty if specified");
-            } else if message.trim().contains('\n') {
-                errors.invalid(&at.child("message"), message, "must not contain line breaks");
-            }
-        } else if source.trim().contains('\n') {
-            errors.required(
-                &at.child("message"),
-                "message must be specified if rule contains line breaks",
-            );
-        }
-        if let Some(reason) = rule.get("reason").and_then(Value::as_str)
-            && !REASONS.contains(&reason)
-        {
-            errors.not_supported(&at.child("reason"), reason, &REASONS);
-        }
-        match cel::compile(source) {
-            Err(why) => tell(errors, &at.child("rule"), &shown_rule(rule), why),
-            Ok(program) => {
-                if let Some(why) = cel::undefined_field(source, &program, &schema, !within.below) {
-                    tell(errors, &at.child("rule"), &shown_rule(rule), why);
-                }
-                let uses_old_self = program.uses("oldSelf");
-                if let Some(whole) = within.uncorrelatable.as_ref().filter(|_| uses_old_self) {
-                    let words = format!(
-                        "oldSelf cannot be used on the uncorrelatable portion of the schema within {whole}"
-                    );
-                    errors.invalid(&at.child("rule"), source, words);
-                }
-                if let Some(optional) = rule.get("optionalOldSelf").filter(|_| !uses_old_self) {
-                    tell(
-                        errors,
-                        &at.child("optionalOldSelf"),
-                        optional,
-                        "may not be set if oldSelf is not used in rule",
-                    );
-                }
-            }
-        }
-        let expression = text(rule, "messageExpression");
-        if rule.get("messageExpression").is_some() && expression.trim().is_empty() {
-            let words = "messageExpression must be non-empty if specified";
-            errors.required(&at.child("messageExpression"), words);
-        } else if !expression.is_empty()
-            && let Err(why) = cel::compile(expression)
-        {
-            let words = format!("messageExpression {why}");
-            tell(errors, &at.child("messageExpression"), &shown_rule(rule), words);
-        }
-        if let Some(field) = rule.get("fieldPath").and_then(Value::as_str) {
-            check_field_path(field, json, &at.child("fieldPath"), errors);
-        }
-    }
-}
-
-/// A rule as Go encodes its internal form.
-fn shown_rule(rule: &Value) -> Value {
-    let mut shown = Map::new();
-    for (name, field) in [
-        ("Rule", "rule"),
-        ("Message", "message"),
-        ("MessageExpression", "messageExpression"),
-    ] {
-        shown.insert(name.into(), text(rule, field).into());
-    }
-    for (name, field) in [
-        ("Reason", "reason"),
-        ("FieldPath", "fieldPath"),
-        ("OptionalOldSelf", "optionalOldSelf"),
-    ] {
-        let none = if field == "fieldPath" {
-            Value::from("")
-        } else {
-            Value::Null
-        };
-        shown.insert(name.into(), rule.get(field).cloned().unwrap_or(none));
-    }
-    Value::Object(shown)
-}
-
-fn check_field_path(field: &str, schema: &Value, path: &Path, errors: &mut Errors) {
-    if field.trim().is_empty() {
-        return errors.invalid(path, field, "must be non-empty if specified");
-    }
-    if field.trim().contains('\n') {
-        return errors.invalid(path, field, "must not contain line breaks");
-    }
-    let parsed = JsonPath::parse(field.trim());
-    let names = parsed.as_ref().and_then(JsonPath::fields);
-    let mut at = schema;
-    let found = names.is_some_and(|names| {
-        names.iter().all(|name| {
-            let next = at.get("properties").and_then(|p| p.get(*name));
-            match next.or(at.get("additionalProperties").filter(|a| a.is_object())) {
-                Some(next) => {
-                    at = next;
-                    true
-                }
-                None => false,
-            }
-        })
-    });
-    if !found {
-        errors.invalid(
-            path,
-            field,
-            "fieldPath must be a valid path: does not refer to a valid field",
-        );
     }
 }
 
@@ -888,7 +755,7 @@ mod tests {
 
     fn told(schema: Value) -> Vec<String> {
         let mut errors = Errors::new();
-        check_schema(&schema, &Path::new("s"), &mut errors);
+        check_schema(&schema, &Path::new("s"), false, &mut errors);
         errors.iter().map(ToString::to_string).collect()
     }
 

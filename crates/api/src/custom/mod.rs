@@ -9,17 +9,20 @@
 
 pub mod cel;
 pub mod conditions;
+pub(crate) mod declared;
 pub mod definition;
+mod field_path;
 pub(crate) mod format;
 pub mod judge;
 mod object;
 mod ops;
 pub mod path;
+mod published;
 mod scale;
 pub mod schema;
 pub mod shape;
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionNames, CustomResourceDefinitionVersion,
@@ -28,6 +31,8 @@ pub use object::CustomObject;
 pub use ops::{CustomOps, Rules};
 pub use schema::Schema;
 
+use crate::cel::check::Declared;
+use crate::cel::check::declared::Shape;
 use crate::kind::{Kind, Scope, Subresource, Verbs};
 use crate::table::Column;
 use path::JsonPath;
@@ -286,6 +291,21 @@ fn columns(version: &CustomResourceDefinitionVersion) -> (&'static [Column], Vec
         });
     }
     (Box::leak(columns.into_boxed_slice()), cells)
+}
+
+/// What expressions see of the objects of one version of a definition; `None` where its schema says nothing of them.
+pub fn declared_version(crd: &CustomResourceDefinition, version: &str) -> Option<Declared> {
+    let version = crd.spec.versions.iter().find(|v| v.name == version && v.served)?;
+    let schema = version.schema.as_ref()?.open_api_v3_schema.as_ref()?;
+    let schema = Schema::read(&serde_json::to_value(schema).ok()?);
+    let kind = crd.spec.names.kind.as_str();
+    let mut found = declared::declared(&schema, true, kind)?;
+    // Rules see little of metadata; who reads the published API sees all of it.
+    if let Shape::Object { fields, .. } = &mut found.shape {
+        let metadata = crate::schema::declared::metadata(kind)?;
+        fields.insert("metadata".into(), Arc::new(metadata));
+    }
+    Some(found)
 }
 
 /// The definition a name belongs to, as `widgets.example.com`.

@@ -1,17 +1,18 @@
 //! The rules of a custom kind, as the request pipeline asks for them.
 
+use std::any::TypeId;
 use std::sync::OnceLock;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceSubresourceScale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::object::CustomObject;
 use super::path::{self, JsonPath};
-use super::schema::Schema;
-use super::{Cell, cel, judge, published_name, shape};
-use crate::codec::{self, DecodeError, Decoded};
+use super::schema::{Additional, Schema};
+use super::{Cell, cel, judge, published, shape};
+use crate::codec::{self, DecodeError, Decoded, StrictError};
 use crate::error::Error;
 use crate::field::{self, Errors};
 use crate::kind::Kind;
@@ -112,35 +113,67 @@ impl CustomOps {
         let rules = object.rules;
         let whole = object.to_value();
         let before = old.map(CustomObject::to_value);
-        match part {
-            Part::Status => {
-                let status = whole.get("status");
-                let schema = rules.schema.properties.get("status");
-                if let (Some(status), Some(schema)) = (status, schema) {
-                    judge::judge(status, schema, "status", &mut errors);
-                    judge::check_lists(status, schema, "status", &mut errors);
-                    if errors.is_empty() {
-                        let old = before.as_ref().and_then(|b| b.get("status"));
-                        cel::judge(status, old, schema, "status", &mut errors);
-                    }
-                }
-                object.check_scale(true, &mut errors);
-            }
-            _ => {
-                judge::judge(&whole, &rules.schema, "", &mut errors);
-                object.check_scale(false, &mut errors);
-                judge::check_lists(&whole, &rules.schema, "", &mut errors);
-                // Rules rely on what the schema says of types.
-                if errors.is_empty() {
-                    cel::judge(&whole, before.as_ref(), &rules.schema, "", &mut errors);
-                }
-            }
+        // The part that is written, where it stands, and its schema.
+        let (path, schema) = match part {
+            Part::Status => ("status", rules.schema.properties.get("status")),
+            _ => ("", Some(&rules.schema)),
+        };
+        let written = part_of(&whole, part).zip(schema);
+        if let Some((value, schema)) = written {
+            judge::judge(value, schema, path, &mut errors);
+        }
+        object.check_scale(part == Part::Status, &mut errors);
+        if let Some((value, schema)) = written {
+            judge::check_lists(value, schema, path, &mut errors);
         }
         if let Some(before) = &before {
             errors = ratcheted(errors, &whole, before);
         }
+        let Some((value, schema)) = written else {
+            return errors;
+        };
+        // Rules rely on what the schema says of types and sizes.
+        if !errors.iter().any(|e| blocks_rules(e.cause)) {
+            let old = before.as_ref().and_then(|before| part_of(before, part));
+            cel::judge(value, old, schema, path, &mut errors);
+        } else if has_rules(schema) {
+            errors.push(field::FieldError {
+                cause: field::Cause::Invalid,
+                field: "<nil>".into(),
+                value: Some("null".into()),
+                detail: "some validation rules were not checked because the object was invalid; correct the existing \
+                         errors to complete validation"
+                    .into(),
+            });
+        }
         errors
     }
+}
+
+/// The part of an object that is written.
+fn part_of(whole: &Value, part: Part) -> Option<&Value> {
+    match part {
+        Part::Status => whole.get("status"),
+        _ => Some(whole),
+    }
+}
+
+fn blocks_rules(cause: field::Cause) -> bool {
+    use field::Cause;
+    matches!(
+        cause,
+        Cause::NotSupported | Cause::Required | Cause::TooLong | Cause::TooMany | Cause::TypeInvalid
+    )
+}
+
+/// Whether a schema, or one below it, has rules.
+fn has_rules(schema: &Schema) -> bool {
+    let values = match &schema.additional {
+        Some(Additional::Schema(values)) => Some(values),
+        _ => None,
+    };
+    let parts = values.into_iter().chain(&schema.items).map(|part| &**part);
+    !schema.rules.is_empty() || parts.chain(schema.properties.values()).any(has_rules)
 }
 
 /// What was wrong before and has not been touched is not held against an update.
@@ -181,8 +214,12 @@ fn split(value: Value, strict: &mut Vec<String>) -> Result<(ObjectMeta, Map<Stri
                 message: e.to_string(),
                 field: "metadata".into(),
             })?;
-            let (read, unknown, _) = codec::read::<ObjectMeta>(&json)?;
-            strict.extend(unknown.into_iter().map(|field| format!("metadata.{field}")));
+            let (read, mistakes) = codec::read::<ObjectMeta>(&json)?;
+            strict.extend(mistakes.into_iter().filter_map(|mistake| match mistake {
+                StrictError::Unknown(field) => Some(format!("metadata.{field}")),
+                // Told by whoever read the whole document.
+                StrictError::Twice(_) => None,
+            }));
             read
         }
     };
@@ -190,16 +227,21 @@ fn split(value: Value, strict: &mut Vec<String>) -> Result<(ObjectMeta, Map<Stri
 }
 
 impl Ops for CustomOps {
+    fn type_of_objects(&self) -> TypeId {
+        TypeId::of::<CustomObject>()
+    }
+
     fn custom(&self) -> Option<&CustomOps> {
         Some(self)
     }
 
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
-        let (value, _, duplicate_fields) = codec::read::<Value>(json)?;
+        let (value, mut mistakes) = codec::read::<Value>(json)?;
         let mut unknown_fields = Vec::new();
         let (metadata, fields) = split(value, &mut unknown_fields)?;
         let mut whole = Value::Object(fields);
         shape::prune(&mut whole, &self.rules.schema, true, "", &mut unknown_fields);
+        mistakes.extend(unknown_fields.into_iter().map(StrictError::Unknown));
         let fields = match whole {
             Value::Object(fields) => fields,
             _ => Map::new(),
@@ -214,8 +256,7 @@ impl Ops for CustomOps {
         self.defaulted(&mut object);
         Ok(Decoded {
             object: Box::new(object),
-            unknown_fields,
-            duplicate_fields,
+            mistakes,
         })
     }
 
@@ -342,30 +383,7 @@ impl Ops for CustomOps {
     }
 
     fn schema(&self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let meta = generator.subschema_for::<ObjectMeta>();
-        let meta = meta.to_value();
-        let root = meta.get("$ref").and_then(Value::as_str).unwrap_or_default();
-        let root = root.rsplit_once('/').map_or("", |(root, _)| root);
-        let rules = self.rules;
-        let name = published_name(rules.group, rules.version, rules.kind);
-        let mut schema = rules.json.clone();
-        if let Value::Object(body) = &mut schema {
-            let properties = body.entry("properties").or_insert_with(|| json!({}));
-            properties["apiVersion"] =
-                json!({"type": "string", "description": "The group and version this object is written in."});
-            properties["kind"] = json!({"type": "string", "description": "The kind of this object."});
-            properties["metadata"] = json!({"$ref": format!("{root}/{}", crate::schema::referred(&meta).unwrap_or_default()),
-                "description": "Standard object's metadata."});
-            body.insert(
-                "x-kubernetes-group-version-kind".into(),
-                json!([{"group": rules.group, "version": rules.version, "kind": rules.kind}]),
-            );
-            body.entry("description").or_insert_with(|| {
-                format!("{} is a custom kind of group {}.", rules.kind, rules.group).into()
-            });
-        }
-        generator.definitions_mut().insert(name.clone(), schema);
-        schemars::Schema::new_ref(format!("{root}/{name}"))
+        published::schema(self.rules, generator)
     }
 }
 

@@ -4,40 +4,65 @@
 use k8s_openapi::api::admissionregistration::v1::{MatchCondition, ParamKind, Variable};
 
 use super::checks::text;
-use crate::admission::policy::KNOWN;
-use crate::cel;
+use crate::admission::policy::environment::{Composition, Given, compiled, environment};
+use crate::cel::check::{Environment, Type};
 use crate::field::{Errors, Path};
 use crate::names;
 
-/// What an expression may speak of.
-pub struct PolicyScope<'a> {
-    pub has_params: bool,
-    /// The names of the policy's variables.
-    pub variables: &'a [&'a str],
+/// What the expressions of a policy may speak of.
+pub struct PolicyScope {
+    given: Given,
+    /// `None` where there are no variables at all.
+    variables: Option<Composition>,
 }
 
-impl PolicyScope<'_> {
-    /// Whether the text is an expression; `missing` is said of one that is not there.
-    pub fn check(&self, text: &str, at: &Path, missing: &str, errors: &mut Errors) {
-        if text.is_empty() {
-            return errors.required(at, missing);
+impl PolicyScope {
+    pub fn new(has_params: bool, has_variables: bool) -> Self {
+        PolicyScope {
+            given: Given {
+                params: has_params,
+                authorizer: true,
+                patches: false,
+            },
+            variables: has_variables.then(Composition::default),
         }
-        let known: Vec<&str> = KNOWN
-            .into_iter()
-            .filter(|name| *name != "params" || self.has_params)
-            .collect();
-        match cel::compile(text, &known) {
-            Err(why) => errors.invalid(at, text, why),
-            Ok(program) => {
-                let mut selected = program.selected("variables").filter_map(<[_]>::first);
-                if let Some((name, at_byte)) =
-                    selected.find(|(name, _)| !self.variables.contains(&name.as_str()))
-                {
-                    let why = cel::pointed(text, *at_byte, &format!("undefined field '{name}'"));
-                    errors.invalid(at, text, format!("compilation failed: {why}"));
-                }
-            }
+    }
+
+    fn environment(&self, given: Given) -> Environment {
+        let environment = environment(given);
+        match &self.variables {
+            Some(variables) => variables.in_environment(&environment),
+            None => environment,
         }
+    }
+
+    /// Whether the text gives one of these types.
+    pub fn check(&self, text: &str, wanted: &[Type], at: &Path, errors: &mut Errors) {
+        check_in(&self.environment(self.given), text, wanted, at, errors);
+    }
+
+    /// The same of a message, which may not ask who may do what.
+    pub fn check_message(&self, text: &str, at: &Path, errors: &mut Errors) {
+        let given = Given {
+            authorizer: false,
+            ..self.given
+        };
+        check_in(&self.environment(given), text, &[Type::String], at, errors);
+    }
+
+    /// The same of a mutation, which may make objects and patches.
+    pub fn check_mutation(&self, text: &str, wanted: Type, at: &Path, errors: &mut Errors) {
+        let given = Given {
+            patches: true,
+            ..self.given
+        };
+        check_in(&self.environment(given), text, &[wanted], at, errors);
+    }
+}
+
+fn check_in(environment: &Environment, text: &str, wanted: &[Type], at: &Path, errors: &mut Errors) {
+    if let Err(why) = compiled(text, environment, wanted) {
+        errors.invalid(at, text, why);
     }
 }
 
@@ -77,33 +102,33 @@ pub fn check_param_kind(kind: Option<&ParamKind>, path: &Path, errors: &mut Erro
     }
 }
 
+/// Checks the variables one after the other; each is known to those after it.
 pub fn check_variables(
     variables: &Option<Vec<Variable>>,
-    scope: &PolicyScope<'_>,
+    scope: &mut PolicyScope,
     path: &Path,
     errors: &mut Errors,
 ) {
+    let environment = environment(scope.given);
     for (i, variable) in variables.iter().flatten().enumerate() {
         let at = path.child("variables").index(i);
-        match variable.name.as_str() {
+        match variable.name.trim() {
             "" => errors.required(&at.child("name"), "name is not specified"),
-            name if !names::c_identifier(name).is_empty() => {
-                errors.invalid(&at.child("name"), name, "name is not a valid CEL identifier");
+            _ if !names::c_identifier(&variable.name).is_empty() => {
+                let words = "must be a valid CEL identifier";
+                errors.invalid(&at.child("name"), variable.name.as_str(), words);
             }
             _ => {}
         }
-        // One speaks of those before it only.
-        let before = PolicyScope {
-            variables: scope.variables.get(..i).unwrap_or_default(),
-            ..*scope
-        };
-        let text = variable.expression.trim();
-        before.check(
-            text,
-            &at.child("expression"),
-            "expression is not specified",
-            errors,
-        );
+        let (text, at) = (variable.expression.as_str(), at.child("expression"));
+        if text.trim().is_empty() {
+            errors.required(&at, "expression is not specified");
+            continue;
+        }
+        let known = scope.variables.get_or_insert_default();
+        if let Err(why) = known.add(&variable.name, text, &environment) {
+            errors.invalid(&at, text, format!("compilation failed: {why}"));
+        }
     }
 }
 
@@ -112,18 +137,27 @@ const CONDITIONS_MAX: usize = 64;
 
 pub fn check_conditions(
     conditions: &Option<Vec<MatchCondition>>,
-    scope: &PolicyScope<'_>,
+    has_params: bool,
     path: &Path,
     errors: &mut Errors,
 ) {
     let at = path.child("matchConditions");
+    // Conditions know no variables: they are asked first.
+    let environment = environment(Given {
+        params: has_params,
+        authorizer: true,
+        patches: false,
+    });
     let conditions = conditions.as_deref().unwrap_or_default();
     if conditions.len() > CONDITIONS_MAX {
         errors.too_many(&at, conditions.len(), CONDITIONS_MAX);
     }
     for (i, condition) in conditions.iter().enumerate() {
         let at = at.index(i);
-        scope.check(condition.expression.trim(), &at.child("expression"), "", errors);
+        match condition.expression.trim() {
+            "" => errors.required(&at.child("expression"), ""),
+            text => check_in(&environment, text, &[Type::Bool], &at.child("expression"), errors),
+        }
         if condition.name.is_empty() {
             errors.required(&at.child("name"), "");
         } else {

@@ -75,75 +75,14 @@ impl Strategy for CustomResourceDefinition {
     }
 
     fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
-        let spec = &self.spec;
-        let name = text(&self.metadata.name);
-        if name != format!("{}.{}", spec.names.plural, spec.group) {
-            errors.invalid(
-                &Path::new("metadata").child("name"),
-                name,
-                "must be spec.names.plural+\".\"+spec.group",
-            );
-        }
-        let path = Path::new("spec");
-        check_group(&spec.group, &path.child("group"), &mut errors);
-        match spec.scope.as_str() {
-            "" => errors.required(&path.child("scope"), ""),
-            scope if !SCOPES.contains(&scope) => {
-                errors.not_supported_in_order(&path.child("scope"), scope, SCOPES);
-            }
-            _ => {}
-        }
-        check_names(&spec.names, &path.child("names"), &mut errors);
-        check_versions(&spec.versions, &path.child("versions"), &mut errors);
-        if let Some(conversion) = &spec.conversion {
-            let path = path.child("conversion");
-            match (conversion.strategy.as_str(), &conversion.webhook) {
-                ("None", Some(_)) => errors.forbidden(
-                    &path.child("webhookClientConfig"),
-                    "should not be set when strategy is not set to Webhook",
-                ),
-                ("Webhook", None) => errors.required(
-                    &path.child("webhookClientConfig"),
-                    "required when strategy is set to Webhook",
-                ),
-                ("None" | "Webhook", _) => {}
-                ("", _) => errors.required(&path.child("strategy"), ""),
-                (other, _) => {
-                    errors.not_supported_in_order(&path.child("strategy"), other, &["None", "Webhook"]);
-                }
-            }
-        }
-        let stored = self
-            .status
-            .as_ref()
-            .and_then(|s| s.stored_versions.clone())
-            .unwrap_or_default();
-        let at = Path::new("status").child("storedVersions");
-        if stored.is_empty() {
-            errors.invalid(&at, Json("null".into()), "must have at least one stored version");
-        }
-        for (i, version) in stored.iter().enumerate() {
-            if !spec.versions.iter().any(|v| v.name == *version) {
-                errors.invalid(
-                    &at.index(i),
-                    version,
-                    format!(
-                        "missing from spec.versions; {version} was previously a storage version, and must remain in \
-                         spec.versions until a storage migration ensures no data remains persisted in {version} and \
-                         removes {version} from status.storedVersions"
-                    ),
-                );
-            }
-        }
-        errors
+        check_definition(self, &[])
     }
 
     fn validate_update(&self, old: &Self, part: Part) -> Errors {
         if part == Part::Status {
             return Errors::new();
         }
-        let mut errors = self.validate();
+        let mut errors = check_definition(self, &old.spec.versions);
         let path = Path::new("spec");
         for (field, new, before) in [
             ("group", &self.spec.group, &old.spec.group),
@@ -154,6 +93,72 @@ impl Strategy for CustomResourceDefinition {
         }
         errors
     }
+}
+
+/// `old`: the versions there were before.
+fn check_definition(crd: &CustomResourceDefinition, old: &[CustomResourceDefinitionVersion]) -> Errors {
+    let mut errors = Errors::new();
+    let spec = &crd.spec;
+    let name = text(&crd.metadata.name);
+    if name != format!("{}.{}", spec.names.plural, spec.group) {
+        errors.invalid(
+            &Path::new("metadata").child("name"),
+            name,
+            "must be spec.names.plural+\".\"+spec.group",
+        );
+    }
+    let path = Path::new("spec");
+    check_group(&spec.group, &path.child("group"), &mut errors);
+    match spec.scope.as_str() {
+        "" => errors.required(&path.child("scope"), ""),
+        scope if !SCOPES.contains(&scope) => {
+            errors.not_supported_in_order(&path.child("scope"), scope, SCOPES);
+        }
+        _ => {}
+    }
+    check_names(&spec.names, &path.child("names"), &mut errors);
+    check_versions(&spec.versions, old, &path.child("versions"), &mut errors);
+    if let Some(conversion) = &spec.conversion {
+        let path = path.child("conversion");
+        match (conversion.strategy.as_str(), &conversion.webhook) {
+            ("None", Some(_)) => errors.forbidden(
+                &path.child("webhookClientConfig"),
+                "should not be set when strategy is not set to Webhook",
+            ),
+            ("Webhook", None) => errors.required(
+                &path.child("webhookClientConfig"),
+                "required when strategy is set to Webhook",
+            ),
+            ("None" | "Webhook", _) => {}
+            ("", _) => errors.required(&path.child("strategy"), ""),
+            (other, _) => {
+                errors.not_supported_in_order(&path.child("strategy"), other, &["None", "Webhook"]);
+            }
+        }
+    }
+    let stored = crd
+        .status
+        .as_ref()
+        .and_then(|s| s.stored_versions.clone())
+        .unwrap_or_default();
+    let at = Path::new("status").child("storedVersions");
+    if stored.is_empty() {
+        errors.invalid(&at, Json("null".into()), "must have at least one stored version");
+    }
+    for (i, version) in stored.iter().enumerate() {
+        if !spec.versions.iter().any(|v| v.name == *version) {
+            errors.invalid(
+                    &at.index(i),
+                    version,
+                    format!(
+                        "missing from spec.versions; {version} was previously a storage version, and must remain in \
+                         spec.versions until a storage migration ensures no data remains persisted in {version} and \
+                         removes {version} from status.storedVersions"
+                    ),
+                );
+        }
+    }
+    errors
 }
 
 fn check_group(group: &str, path: &Path, errors: &mut Errors) {
@@ -211,7 +216,12 @@ fn check_names(given: &CustomResourceDefinitionNames, path: &Path, errors: &mut 
     }
 }
 
-fn check_versions(versions: &[CustomResourceDefinitionVersion], path: &Path, errors: &mut Errors) {
+fn check_versions(
+    versions: &[CustomResourceDefinitionVersion],
+    old: &[CustomResourceDefinitionVersion],
+    path: &Path,
+    errors: &mut Errors,
+) {
     for (i, version) in versions.iter().enumerate() {
         let at = path.index(i);
         each(
@@ -221,7 +231,7 @@ fn check_versions(versions: &[CustomResourceDefinitionVersion], path: &Path, err
             names::dns1035_label(&version.name),
         );
     }
-    crate::custom::definition::check(versions, errors);
+    crate::custom::definition::check(versions, old, errors);
     let mut unique: Vec<&str> = versions.iter().map(|v| v.name.as_str()).collect();
     unique.sort_unstable();
     unique.dedup();

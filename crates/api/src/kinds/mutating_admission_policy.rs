@@ -6,26 +6,26 @@ use k8s_openapi::jiff::Timestamp;
 use super::admission_policy::{PolicyScope, check_conditions, check_param_kind, check_variables};
 use super::checks::{count_generation, text};
 use super::webhook::set_match_defaults;
+use crate::cel::check::Type;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 fn check_expressions(spec: &MutatingAdmissionPolicySpec, path: &Path, errors: &mut Errors) {
-    let variables: Vec<&str> = spec.variables.iter().flatten().map(|v| v.name.as_str()).collect();
-    let scope = PolicyScope {
-        has_params: spec.param_kind.is_some(),
-        variables: &variables,
-    };
+    let has_params = spec.param_kind.is_some();
+    let mut scope = PolicyScope::new(has_params, true);
     check_param_kind(spec.param_kind.as_ref(), path, errors);
-    check_variables(&spec.variables, &scope, path, errors);
-    check_conditions(&spec.match_conditions, &scope, path, errors);
+    check_conditions(&spec.match_conditions, has_params, path, errors);
+    check_variables(&spec.variables, &mut scope, path, errors);
     for (i, mutation) in spec.mutations.iter().flatten().enumerate() {
         let at = path.child("mutations").index(i);
         let apply = mutation.apply_configuration.as_ref().map(|a| &a.expression);
         let patch = mutation.json_patch.as_ref().map(|p| &p.expression);
-        let (field, wanted, other, other_field) = match mutation.patch_type.as_str() {
-            "ApplyConfiguration" => ("applyConfiguration", apply, patch, "jsonPatch"),
-            "JSONPatch" => ("jsonPatch", patch, apply, "applyConfiguration"),
+        let object = Type::Struct("Object".into());
+        let patches = Type::list(Type::Struct("JSONPatch".into()));
+        let (field, wanted, of, other, other_field) = match mutation.patch_type.as_str() {
+            "ApplyConfiguration" => ("applyConfiguration", apply, object, patch, "jsonPatch"),
+            "JSONPatch" => ("jsonPatch", patch, patches, apply, "applyConfiguration"),
             "" => {
                 errors.required(&at.child("patchType"), "");
                 continue;
@@ -36,22 +36,27 @@ fn check_expressions(spec: &MutatingAdmissionPolicySpec, path: &Path, errors: &m
                 continue;
             }
         };
-        if other.is_some() {
-            let of = &mutation.patch_type;
-            let words = format!("{other_field} may not be specified when patchType is {of}");
-            errors.forbidden(&at.child(other_field), words);
-        }
+        let kind = &mutation.patch_type;
         match wanted {
             None => {
-                let of = &mutation.patch_type;
-                let words = format!("{field} must be specified when patchType is {of}");
+                let words = format!("must be specified when patchType is {kind}");
                 errors.required(&at.child(field), words);
             }
             Some(expression) => {
-                let text = expression.as_deref().unwrap_or_default().trim();
                 let at = at.child(field).child("expression");
-                scope.check(text, &at, "expression is not specified", errors);
+                match expression.as_deref().unwrap_or_default().trim() {
+                    "" => errors.required(&at, ""),
+                    text => scope.check_mutation(text, of, &at, errors),
+                }
             }
+        }
+        if other.is_some() {
+            let words = format!("must not be specified when patchType is {kind}");
+            errors.invalid(
+                &at.child(other_field),
+                format!("{{{other_field}}}").as_str(),
+                words,
+            );
         }
     }
 }

@@ -1,61 +1,55 @@
 //! ValidatingAdmissionPolicy: what writes must satisfy, as expressions.
 
-use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicySpec};
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::jiff::Timestamp;
 
 use super::admission_policy::{PolicyScope, check_conditions, check_param_kind, check_variables};
 use super::checks::{count_generation, text};
 use super::webhook::set_match_defaults;
+use crate::cel::check::Type;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const REASONS: [&str; 4] = ["Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized"];
 
-fn check_expressions(spec: &ValidatingAdmissionPolicySpec, path: &Path, errors: &mut Errors) {
+/// Most bytes of the expression of an audit annotation.
+const ANNOTATION_MAX_BYTES: usize = 5 * 1024;
+/// Most audit annotations of one policy.
+const ANNOTATIONS_MAX: usize = 20;
+
+fn check_expressions(policy: &ValidatingAdmissionPolicy, path: &Path, errors: &mut Errors) {
+    let spec = policy.spec.clone().unwrap_or_default();
+    let spec = &spec;
     let has_params = spec.param_kind.is_some();
-    let variables: Vec<&str> = spec.variables.iter().flatten().map(|v| v.name.as_str()).collect();
-    let scope = PolicyScope {
-        has_params,
-        variables: &variables,
-    };
+    let has_variables = spec.variables.as_ref().is_some_and(|v| !v.is_empty());
+    let mut scope = PolicyScope::new(has_params, has_variables);
     check_param_kind(spec.param_kind.as_ref(), path, errors);
-    check_variables(&spec.variables, &scope, path, errors);
-    check_conditions(&spec.match_conditions, &scope, path, errors);
+    check_conditions(&spec.match_conditions, has_params, path, errors);
+    check_variables(&spec.variables, &mut scope, path, errors);
     for (i, validation) in spec.validations.iter().flatten().enumerate() {
         let at = path.child("validations").index(i);
-        let text = validation.expression.trim();
-        scope.check(
-            text,
-            &at.child("expression"),
-            "expression is not specified",
-            errors,
-        );
+        let text = validation.expression.as_str();
+        match text.trim() {
+            "" => errors.required(&at.child("expression"), "expression is not specified"),
+            _ => scope.check(text, &[Type::Bool], &at.child("expression"), errors),
+        }
         if let Some(message) = validation.message_expression.as_deref()
             && !message.is_empty()
         {
-            if message.trim().is_empty() {
-                errors.invalid(
-                    &at.child("messageExpression"),
-                    message,
-                    "must be non-empty if specified",
-                );
-            } else {
-                // Who may do what is no message's.
-                scope.check(message.trim(), &at.child("messageExpression"), "", errors);
+            let at = at.child("messageExpression");
+            match message.trim() {
+                "" => errors.invalid(&at, message, "must be non-empty if specified"),
+                _ => scope.check_message(message, &at, errors),
             }
         }
         match validation.message.as_deref() {
             Some(message) if !message.is_empty() && message.trim().is_empty() => {
                 errors.invalid(&at.child("message"), message, "must be non-empty if specified");
             }
-            Some(message) if message.trim().contains('\n') => {
+            Some(message) if message.trim().contains(['\n', '\r']) => {
                 errors.invalid(&at.child("message"), message, "must not contain line breaks");
             }
-            None | Some("") if text.contains('\n') => errors.required(
-                &at.child("message"),
-                "message must be specified if expression contains line breaks",
-            ),
             _ => {}
         }
         if let Some(reason) = validation.reason.as_deref()
@@ -64,19 +58,43 @@ fn check_expressions(spec: &ValidatingAdmissionPolicySpec, path: &Path, errors: 
             errors.not_supported(&at.child("reason"), reason, &REASONS);
         }
     }
+    let annotations = spec.audit_annotations.as_deref().unwrap_or_default();
+    if annotations.len() > ANNOTATIONS_MAX {
+        let words = format!("must not have more than {ANNOTATIONS_MAX} auditAnnotations");
+        let shown = serde_json::to_string(annotations).unwrap_or_default();
+        errors.invalid(&path.child("auditAnnotations"), super::checks::Json(shown), words);
+    }
     let mut keys: Vec<&str> = Vec::new();
-    for (i, annotation) in spec.audit_annotations.iter().flatten().enumerate() {
+    for (i, annotation) in annotations.iter().enumerate() {
         let at = path.child("auditAnnotations").index(i);
-        for why in crate::names::qualified_name(&annotation.key) {
-            errors.invalid(&at.child("key"), annotation.key.as_str(), why);
+        // Its name in the audit log.
+        match super::checks::text(&policy.metadata.name) {
+            "" => errors.invalid(
+                &at.child("key"),
+                annotation.key.as_str(),
+                "requires metadata.name be non-empty",
+            ),
+            name => {
+                let whole = format!("{name}/{}", annotation.key);
+                for why in crate::names::qualified_name(&whole) {
+                    errors.invalid(&at.child("key"), whole.as_str(), why);
+                }
+            }
+        }
+        let text = annotation.value_expression.trim();
+        let value = at.child("valueExpression");
+        if text.is_empty() {
+            errors.required(&value, "valueExpression is not specified");
+        } else if text.len() > ANNOTATION_MAX_BYTES {
+            let words = format!("must not exceed {ANNOTATION_MAX_BYTES} bytes in length");
+            errors.required(&value, words);
+        } else {
+            scope.check(text, &[Type::String, Type::Null], &value, errors);
         }
         if keys.contains(&annotation.key.as_str()) {
             errors.duplicate(&at.child("key"), &annotation.key);
         }
         keys.push(&annotation.key);
-        let text = annotation.value_expression.trim();
-        let missing = "valueExpression is not specified";
-        scope.check(text, &at.child("valueExpression"), missing, errors);
     }
 }
 
@@ -133,7 +151,7 @@ impl Strategy for ValidatingAdmissionPolicy {
             errors.required(&path.child("validations"), why);
             errors.required(&path.child("auditAnnotations"), why);
         }
-        check_expressions(&spec, &path, &mut errors);
+        check_expressions(self, &path, &mut errors);
         errors
     }
 

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::admissionregistration::v1::{MatchResources, RuleWithOperations, WebhookClientConfig};
+use k8s_openapi::api::admissionregistration::v1::{
+    MatchCondition, MatchResources, RuleWithOperations, WebhookClientConfig,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
+use super::admission_policy::check_conditions;
 use super::checks::{dns_subdomain, each, json, label_selector, port_number, text};
 use crate::field::{Errors, Path};
 use crate::names;
@@ -23,6 +26,7 @@ pub struct Hook<'a> {
     pub match_policy: &'a Option<String>,
     pub side_effects: &'a str,
     pub timeout_seconds: Option<i32>,
+    pub conditions: &'a Option<Vec<MatchCondition>>,
     pub selectors: [(&'static str, &'a Option<LabelSelector>); 2],
     pub review_versions: &'a [String],
 }
@@ -38,6 +42,7 @@ macro_rules! hook {
             match_policy: &$hook.match_policy,
             side_effects: &$hook.side_effects,
             timeout_seconds: $hook.timeout_seconds,
+            conditions: &$hook.match_conditions,
             selectors: [
                 ("namespaceSelector", &$hook.namespace_selector),
                 ("objectSelector", &$hook.object_selector),
@@ -146,6 +151,7 @@ fn check_hook(hook: &Hook<'_>, path: &Path, errors: &mut Errors) {
         }
     }
     check_client(hook.client, &path.child("clientConfig"), errors);
+    check_conditions(hook.conditions, false, path, errors);
     review_versions(
         hook.review_versions,
         &path.child("admissionReviewVersions"),

@@ -1,7 +1,7 @@
 //! What whoever creates an object holds of it: the fields that the kind's blank object does not have.
 //!
 //! Creations are what a busy cluster does most. This walks the encoding once, over a tree that borrows its text, and
-//! builds nothing but the set. It says what [`super::typed::compare`] with the blank object says: the tests hold both
+//! writes the set down as it goes. It says what [`super::typed::compare`] with the blank object says: the tests hold both
 //! against each other.
 
 use std::borrow::Cow;
@@ -10,7 +10,8 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Number, Value};
 
-use super::set::FieldSet;
+use super::set::{FieldSet, Node, owns};
+use super::text::Writer;
 use super::typed::{Form, Item, Type};
 
 /// JSON that borrows what it can from its text.
@@ -164,44 +165,109 @@ impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
     }
 }
 
-/// The fields of the object `json` that `blank` does not have, or has at another value.
+/// The fields of the object `json` that `blank` does not have, or has at another value, as text; empty where there are
+/// none. Left out are what is in `reset` and all behind it, and what is in `stripped`.
 ///
 /// # Errors
 ///
 /// Where `json` is no JSON.
-pub fn fields_beyond(type_: Type<'_>, blank: &Value, json: &[u8]) -> Result<FieldSet, serde_json::Error> {
+pub(super) fn fields_beyond(
+    type_: Type<'_>,
+    blank: &Value,
+    json: &[u8],
+    reset: &FieldSet,
+    stripped: &FieldSet,
+) -> Result<String, serde_json::Error> {
     let new: Json<'_> = serde_json::from_slice(json)?;
-    Ok(walk(type_, Some(blank), &new).1)
+    let mut out = Writer::new();
+    let without = Without {
+        all_behind: Some(reset.root()),
+        itself: Some(stripped.root()),
+    };
+    walk(type_, Some(blank), &new, without, &mut out);
+    Ok(match out.is_empty() {
+        true => String::new(),
+        false => out.finish(),
+    })
 }
 
-/// Whether the place itself counts, and what is behind it.
-fn walk(type_: Type<'_>, blank: Option<&Value>, new: &Json<'_>) -> (bool, FieldSet) {
-    let mut set = FieldSet::default();
+/// What is left out from here on, of two sets.
+#[derive(Clone, Copy)]
+struct Without<'a> {
+    all_behind: Option<&'a Node>,
+    itself: Option<&'a Node>,
+}
+
+impl<'a> Without<'a> {
+    const NOTHING: Without<'static> = Without {
+        all_behind: None,
+        itself: None,
+    };
+
+    fn behind(self, form: &str, element: &str) -> Without<'a> {
+        if self.all_behind.is_none() && self.itself.is_none() {
+            return Without::NOTHING;
+        }
+        let element = [form, element].concat();
+        let of = |node: Option<&'a Node>| node?.get(&element)?.as_object();
+        Without {
+            all_behind: of(self.all_behind),
+            itself: of(self.itself),
+        }
+    }
+}
+
+/// Writes what is behind a place, and says whether the place itself counts.
+fn walk(
+    type_: Type<'_>,
+    blank: Option<&Value>,
+    new: &Json<'_>,
+    without: Without<'_>,
+    out: &mut Writer,
+) -> bool {
     if blank.is_some_and(|blank| new.is(blank)) {
-        return (false, set);
+        return false;
     }
     let type_ = type_.settle_as(new.form());
     // A blank object has nothing in what is not a struct.
     let is_leaf = !(type_.is_map() || type_.is_list());
     if is_leaf || (new.is_bare(&type_) && blank.is_none_or(is_empty)) {
-        return (true, set);
+        return true;
     }
     if type_.is_map() {
-        for (key, value) in new.members() {
+        let mut members: Vec<&(Cow<'_, str>, Json<'_>)> = new.members().iter().collect();
+        // Most are in order already.
+        members.sort_by(|a, b| a.0.cmp(&b.0));
+        for (key, value) in members {
+            let without = without.behind("f:", key);
+            if without.all_behind.is_some_and(owns) {
+                continue;
+            }
             let field = type_.field(key).unwrap_or(Type::Leaf);
-            let (own, behind) = walk(field, blank.and_then(|b| b.get(&**key)), value);
-            set.add(format!("f:{key}"), own, behind);
+            let element = out.begin("f:", key);
+            let own = walk(field, blank.and_then(|b| b.get(&**key)), value, without, out);
+            out.end(&element, own && !without.itself.is_some_and(owns));
         }
     } else {
-        for (element, items) in type_.items(new.items()) {
-            let behind = match items[..] {
-                [one] => walk(type_.item(), None, one).1,
-                _ => FieldSet::default(),
-            };
-            set.add(element, true, behind);
+        let items = new.items().iter();
+        let mut items: Vec<(String, &Json<'_>)> = items
+            .filter_map(|item| Some((type_.element(item).ok()?, item)))
+            .collect();
+        items.sort_by(|a, b| a.0.cmp(&b.0));
+        for same in items.chunk_by(|a, b| a.0 == b.0) {
+            let Some((name, one)) = same.first() else { continue };
+            let without = without.behind("", name);
+            if without.all_behind.is_some_and(owns) {
+                continue;
+            }
+            let element = out.begin("", name);
+            if same.len() == 1 {
+                walk(type_.item(), None, one, without, out);
+            }
+            out.end(&element, !without.itself.is_some_and(owns));
         }
     }
-    (blank.is_none(), set)
+    blank.is_none()
 }
 
 fn is_empty(value: &Value) -> bool {

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use super::creation::fields_beyond;
 use super::reset::Reset;
 use super::set::FieldSet;
+use super::text;
 use super::typed::{self, Comparison, Type};
 use crate::codec;
 use crate::convert;
@@ -57,6 +58,20 @@ impl ManagerId {
                 Operation::Apply => String::new(),
             },
             subresource: subresource.into(),
+        }
+    }
+}
+
+impl ManagerId {
+    fn entry(self, fields: FieldsV1, api_version: String, time: Option<Timestamp>) -> ManagedFieldsEntry {
+        ManagedFieldsEntry {
+            manager: Some(self.name),
+            operation: Some(format!("{:?}", self.operation)),
+            api_version: Some(api_version),
+            time: time.map(Time),
+            fields_type: Some("FieldsV1".into()),
+            fields_v1: Some(fields),
+            subresource: Some(self.subresource).filter(|s| !s.is_empty()),
         }
     }
 }
@@ -198,20 +213,20 @@ impl Managed {
                 id.subresource.clone(),
             )
         });
-        let entries = all.into_iter().map(|(id, fields)| ManagedFieldsEntry {
-            manager: Some(id.name),
-            operation: Some(format!("{:?}", id.operation)),
-            api_version: Some(fields.api_version),
-            time: fields.time.map(Time),
-            fields_type: Some("FieldsV1".into()),
-            fields_v1: Some(FieldsV1(fields.set.into_value())),
-            subresource: Some(id.subresource).filter(|s| !s.is_empty()),
+        let entries = all.into_iter().map(|(id, fields)| {
+            let set = text::fields_v1(fields.set.to_text());
+            id.entry(set, fields.api_version, fields.time)
         });
         Some(entries.collect()).filter(|all: &Vec<_>| !all.is_empty())
     }
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Whether all of them wrote in this version.
+    pub fn are_of(&self, api_version: &str) -> bool {
+        self.0.values().all(|fields| fields.api_version == api_version)
     }
 
     /// What a write other than an apply does: `by` now holds what it changed, and nobody else does. Both are
@@ -253,7 +268,8 @@ impl Managed {
         self
     }
 
-    /// What a creation does: `by` holds what the kind's [`blank`] object has not. `json` is the `kind`'s.
+    /// What a creation does: `by` holds what the kind's [`blank`] object has not. `json` is the `kind`'s. As objects
+    /// carry it: `None` where that is nothing.
     ///
     /// # Errors
     ///
@@ -263,16 +279,23 @@ impl Managed {
         json: &[u8],
         by: ManagerId,
         now: Timestamp,
-    ) -> Result<Managed, serde_json::Error> {
-        let mut managed = Managed::default();
-        if let Some(root) = Type::of_kind(kind) {
-            let all = fields_beyond(root, blank(kind), json)?;
-            let own = Reset::of(kind, &by.subresource).keep(all).difference(&STRIPPED);
-            if !own.is_empty() {
-                managed.0.insert(by, Fields::at(kind, own, now));
-            }
+    ) -> Result<Option<Vec<ManagedFieldsEntry>>, serde_json::Error> {
+        let Some(root) = Type::of_kind(kind) else {
+            return Ok(None);
+        };
+        let fields = match Reset::of(kind, &by.subresource) {
+            Reset::But(reset) => fields_beyond(root, blank(kind), json, &reset, &STRIPPED)?,
+            // No object is created through such a door.
+            Reset::Only(_) => return Ok(None),
+        };
+        if fields.is_empty() {
+            return Ok(None);
         }
-        Ok(managed)
+        Ok(Some(vec![by.entry(
+            text::fields_v1(fields),
+            kind.api_version(),
+            Some(now),
+        )]))
     }
 
     /// Makes one of the oldest updaters where there are too many.

@@ -10,6 +10,7 @@ mod managers;
 mod reset;
 mod scale;
 mod set;
+mod text;
 mod typed;
 
 pub use managers::{

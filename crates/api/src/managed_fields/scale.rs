@@ -132,7 +132,9 @@ mod tests {
                 e.operation.unwrap_or_default(),
                 e.api_version.unwrap_or_default(),
                 e.subresource.unwrap_or_default(),
-                e.fields_v1.map(|f| f.0.to_string()).unwrap_or_default()
+                e.fields_v1
+                    .and_then(|f| f.0.as_str().map(str::to_string))
+                    .unwrap_or_default()
             )
         });
         told.collect()

@@ -13,13 +13,14 @@ const SELF: &str = ".";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldSet(Map<String, Value>);
 
-type Node = Map<String, Value>;
+pub(super) type Node = Map<String, Value>;
 
 fn node(value: &Value) -> Option<&Node> {
     value.as_object()
 }
 
-fn owns(node: &Node) -> bool {
+/// Whether the path up to here is in the set.
+pub(super) fn owns(node: &Node) -> bool {
     node.is_empty() || node.contains_key(SELF)
 }
 
@@ -63,24 +64,39 @@ fn made(own: bool, mut children: Node) -> Option<Value> {
 }
 
 impl FieldSet {
-    /// What clients may send as `fieldsV1`; `None` if it is no set.
+    /// What clients may send as `fieldsV1`, or what typed objects have of it; `None` if it is no set.
     pub fn read(fields: &Value) -> Option<FieldSet> {
-        fn fine(value: &Value) -> bool {
-            node(value).is_some_and(|n| {
-                let mut members = n.iter();
-                members.all(|(key, value)| {
-                    let known = key == SELF || matches!(key.get(..2), Some("f:" | "k:" | "v:" | "i:"));
-                    known && fine(value)
-                })
-            })
+        if let Value::String(text) = fields {
+            let fields: Value = serde_json::from_str(text).ok()?;
+            return FieldSet::read_tree(fields);
         }
-        let mut set = node(fields).filter(|_| fine(fields))?.clone();
-        set.remove(SELF);
-        Some(FieldSet(set))
+        FieldSet::read_tree(fields.clone())
     }
 
-    pub fn into_value(self) -> Value {
-        Value::Object(self.0)
+    fn read_tree(fields: Value) -> Option<FieldSet> {
+        fn known(key: &String) -> bool {
+            key == SELF || matches!(key.get(..2), Some("f:" | "k:" | "v:" | "i:"))
+        }
+        fn fine(value: &Value) -> bool {
+            node(value).is_some_and(|n| n.iter().all(|(key, value)| known(key) && fine(value)))
+        }
+        match fields {
+            Value::Object(mut set) if set.values().all(fine) && set.keys().all(known) => {
+                set.remove(SELF);
+                Some(FieldSet(set))
+            }
+            _ => None,
+        }
+    }
+
+    /// As objects carry it.
+    pub fn to_text(&self) -> String {
+        // A map of strings always encodes.
+        serde_json::to_string(&self.0).unwrap_or_default()
+    }
+
+    pub(super) fn root(&self) -> &Node {
+        &self.0
     }
 
     pub fn is_empty(&self) -> bool {

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::custom::Node;
 use super::set::{FieldSet, shown};
+use super::text;
 use crate::kind::Kind;
 use crate::registry;
 use crate::schema::rules::{self, List};
@@ -18,13 +19,13 @@ use crate::schema::{self, Shape};
 pub enum Type<'a> {
     /// One value, whatever it is: scalars, and lists and maps that are set as a whole.
     Leaf,
-    Struct(&'a Shape, &'a str),
+    Struct(&'a Shape, &'a schema::Type),
     /// Keys are the user's.
-    Map(&'a Shape, Option<&'a str>),
+    Map(&'a Shape, Option<&'a schema::Type>),
     /// Different scalars.
     Set,
     /// Objects that differ in these fields.
-    Keyed(&'a Shape, &'a str, &'static [&'static str]),
+    Keyed(&'a Shape, &'a schema::Type, &'static [&'static str]),
     /// A place in a custom kind's schema that may hold values of several forms: see [`Type::settle`].
     Custom(Node<'a>),
     /// An object, by a custom kind's schema.
@@ -39,7 +40,8 @@ pub enum Type<'a> {
 impl<'a> Type<'a> {
     /// The kind's own type.
     pub fn root(shape: &'a Shape) -> Self {
-        Type::Struct(shape, shape.root())
+        let root = shape.type_named(shape.root());
+        root.map_or(Type::Any, |root| Type::Struct(shape, root))
     }
 
     /// Of a kind; `None` where it has no schema.
@@ -83,12 +85,10 @@ impl<'a> Type<'a> {
     }
 
     /// A named type where no rule of a field says otherwise.
-    fn named(shape: &'a Shape, name: &'a str) -> Self {
-        let known = shape.type_named(name).is_some_and(|t| !t.is_opaque());
-        if known && !rules::is_atomic(name) {
-            Type::Struct(shape, name)
-        } else {
-            Type::Leaf
+    fn named(shape: &'a Shape, of: Option<&'a schema::Type>) -> Self {
+        match of.filter(|of| !of.is_opaque() && !of.is_atomic) {
+            Some(of) => Type::Struct(shape, of),
+            None => Type::Leaf,
         }
     }
 
@@ -96,17 +96,20 @@ impl<'a> Type<'a> {
     pub(super) fn field(&self, name: &str) -> Option<Type<'a>> {
         match *self {
             Type::Struct(shape, of) => {
-                if matches!(name, "apiVersion" | "kind") && of == shape.root() {
+                if matches!(name, "apiVersion" | "kind") && of.name() == shape.root() {
                     return Some(Type::Leaf);
                 }
-                let field = shape.type_named(of)?.field(name)?;
+                let field = of.field(name)?;
                 let map = field.rule.and_then(|r| r.map);
+                let of = shape.type_of(field);
                 Some(match &field.value {
                     _ if map == Some(rules::Map::Atomic) => Type::Leaf,
-                    schema::Value::Struct(of) if map == Some(rules::Map::Granular) => Type::Struct(shape, of),
-                    schema::Value::Struct(of) => Type::named(shape, of),
-                    schema::Value::Map(of) => Type::Map(shape, of.as_deref()),
-                    schema::Value::List(of) => match (field.rule.and_then(|r| r.list), of) {
+                    schema::Value::Struct(_) if map == Some(rules::Map::Granular) => {
+                        of.map_or(Type::Leaf, |of| Type::Struct(shape, of))
+                    }
+                    schema::Value::Struct(_) => Type::named(shape, of),
+                    schema::Value::Map(_) => Type::Map(shape, of),
+                    schema::Value::List(_) => match (field.rule.and_then(|r| r.list), of) {
                         (Some(List::Set), _) => Type::Set,
                         (Some(List::Map(keys)), Some(of)) => Type::Keyed(shape, of, keys),
                         _ => Type::Leaf,
@@ -114,8 +117,7 @@ impl<'a> Type<'a> {
                     schema::Value::Scalar => Type::Leaf,
                 })
             }
-            Type::Map(shape, Some(of)) => Some(Type::named(shape, of)),
-            Type::Map(_, None) => Some(Type::Leaf),
+            Type::Map(shape, of) => Some(Type::named(shape, of)),
             Type::Custom(node) | Type::CustomMap(node) => node.field(name),
             Type::Any | Type::AnyMap => Some(Type::Any),
             Type::Leaf | Type::Set | Type::Keyed(..) | Type::CustomKeyed(_) => None,
@@ -124,7 +126,7 @@ impl<'a> Type<'a> {
 
     pub(super) fn item(&self) -> Type<'a> {
         match *self {
-            Type::Keyed(shape, of, _) => Type::named(shape, of),
+            Type::Keyed(shape, of, _) => Type::named(shape, Some(of)),
             Type::Custom(node) | Type::CustomKeyed(node) => node.item(),
             _ => Type::Leaf,
         }
@@ -144,14 +146,18 @@ impl<'a> Type<'a> {
     /// The fields in which a list's items differ, each with its default.
     fn keys(&self) -> Option<Vec<(&'a str, Option<Value>)>> {
         match *self {
-            Type::Keyed(_, of, keys) => Some(keys.iter().map(|key| (*key, key_default(of, key))).collect()),
+            Type::Keyed(_, of, keys) => Some(
+                keys.iter()
+                    .map(|key| (*key, key_default(of.name(), key)))
+                    .collect(),
+            ),
             Type::CustomKeyed(node) => Some(node.keys()),
             _ => None,
         }
     }
 
     /// The path element of a list's item, or why it has none.
-    fn element(&self, item: &impl Item) -> Result<String, String> {
+    pub(super) fn element(&self, item: &impl Item) -> Result<String, String> {
         let Some(keys) = self.keys() else {
             return match item.form() {
                 Form::Map => Err("associative list without keys has an element that's a map type".into()),
@@ -167,7 +173,7 @@ impl<'a> Type<'a> {
             Form::Null => return Err("associative list with keys may not have a null element".into()),
             _ => return Err("associative list with keys may not have non-map elements".into()),
         }
-        let found: BTreeMap<&str, Cow<'_, Value>> = keys
+        let mut found: Vec<(&str, Cow<'_, Value>)> = keys
             .iter()
             .filter_map(|(key, default)| {
                 let value = item.member(key).or_else(|| default.clone().map(Cow::Owned))?;
@@ -182,8 +188,19 @@ for any key fields)",
                 keys.join(" ")
             ));
         }
-        // Strings and numbers always encode.
-        Ok(format!("k:{}", serde_json::to_string(&found).unwrap_or_default()))
+        found.sort_unstable_by_key(|(key, _)| *key);
+        let mut element = String::from("k:");
+        for (at, (key, value)) in found.iter().enumerate() {
+            element.push(if at == 0 { '{' } else { ',' });
+            text::push_string(&mut element, key);
+            element.push(':');
+            match &**value {
+                Value::String(value) => text::push_string(&mut element, value),
+                other => element.push_str(&other.to_string()),
+            }
+        }
+        element.push('}');
+        Ok(element)
     }
 
     /// A list's items by path element, in the order of their first. Items that have none are left out.

@@ -4,6 +4,7 @@
 //! Shapes come from the types' own JSON schemas, so they cannot drift from what is decoded. Each is made when it is
 //! first asked for: starting the process costs nothing.
 
+pub mod declared;
 pub mod rules;
 mod shape;
 pub mod values;

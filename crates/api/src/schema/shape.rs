@@ -28,15 +28,24 @@ pub enum Value {
 pub struct Field {
     pub value: Value,
     pub rule: Option<&'static Rule>,
+    /// Where the shape has the type that `value` names.
+    of: Option<usize>,
 }
 
 /// A type's fields by name.
 #[derive(Clone, Debug, Default)]
 pub struct Type {
+    name: String,
     fields: HashMap<String, Field>,
+    /// Whether values of it are set as a whole.
+    pub is_atomic: bool,
 }
 
 impl Type {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     pub fn field(&self, name: &str) -> Option<&Field> {
         self.fields.get(name)
     }
@@ -55,7 +64,8 @@ impl Type {
 #[derive(Debug)]
 pub struct Shape {
     root: String,
-    types: HashMap<String, Type>,
+    types: Vec<Type>,
+    names: HashMap<String, usize>,
     /// An object with nothing set, once somebody has asked: see [`crate::managed_fields::blank`].
     pub(crate) blank: OnceLock<Json>,
 }
@@ -82,16 +92,20 @@ impl Shape {
         let mut generator = super::generator("/$defs");
         let root = define(&mut generator).to_value();
         let definitions = generator.take_definitions(false);
+        let all = definitions.iter();
+        let mut types: Vec<Type> = all.map(|(name, schema)| type_of(name, schema)).collect();
+        let names: HashMap<String, usize> = (0..).zip(&types).map(|(at, t)| (t.name.clone(), at)).collect();
+        for field in types.iter_mut().flat_map(|t| t.fields.values_mut()) {
+            field.of = match &field.value {
+                Value::Struct(of) | Value::List(Some(of)) | Value::Map(Some(of)) => names.get(of).copied(),
+                Value::List(None) | Value::Map(None) | Value::Scalar => None,
+            };
+        }
         Shape {
             blank: OnceLock::new(),
             root: super::referred(&root).unwrap_or_default().to_string(),
-            types: definitions
-                .into_iter()
-                .map(|(name, schema)| {
-                    let type_ = type_of(&name, &schema);
-                    (name, type_)
-                })
-                .collect(),
+            types,
+            names,
         }
     }
 
@@ -101,7 +115,12 @@ impl Shape {
     }
 
     pub fn type_named(&self, name: &str) -> Option<&Type> {
-        self.types.get(name)
+        self.types.get(*self.names.get(name)?)
+    }
+
+    /// The type that the field's value, its items or its values are of.
+    pub fn type_of(&self, field: &Field) -> Option<&Type> {
+        self.types.get(field.of?)
     }
 }
 
@@ -111,11 +130,14 @@ fn type_of(name: &str, schema: &Json) -> Type {
         let known = Field {
             value: value_of(schema),
             rule: rules::of_field(name, field),
+            of: None,
         };
         (field.clone(), known)
     });
     Type {
         fields: fields.collect(),
+        is_atomic: rules::is_atomic(name),
+        name: name.to_string(),
     }
 }
 
@@ -144,7 +166,8 @@ mod tests {
         for kind in registry::ALL {
             let shape = Shape::of(kind).expect("a registered kind");
             assert!(shape.type_named(shape.root()).is_some(), "{kind:?}");
-            for (name, type_) in &shape.types {
+            for type_ in &shape.types {
+                let name = type_.name();
                 for rule in rules::of_type(name) {
                     let field = type_
                         .field(rule.field)
@@ -153,7 +176,7 @@ mod tests {
                     // Binary data is a list of bytes to the API's generator and text to its users.
                     let is_bytes = field.value == Value::Scalar;
                     assert_eq!(rule.list.is_some(), is_list || is_bytes, "{name}.{}", rule.field);
-                    met.insert((name.clone(), rule.field));
+                    met.insert((name.to_string(), rule.field));
                 }
             }
         }

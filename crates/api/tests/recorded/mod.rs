@@ -61,7 +61,7 @@ fn assert_creator_holds_what_differs_from_nothing(kind: &'static Kind, object: &
     let after: Value = serde_json::from_slice(&json).expect("JSON");
     let long = Managed::default().update(kind, blank(kind), &after, by(), now());
     let quick = Managed::create(kind, &json, by(), now()).expect("JSON");
-    assert_eq!(quick.encode(), long.encode(), "{}", after);
+    assert_eq!(quick, long.encode(), "{}", after);
 }
 
 pub enum Outcome {

@@ -132,6 +132,15 @@ impl Server {
         Ok(())
     }
 
+    /// Refuses what would create something in a namespace that is missing or ending, though it is stored nowhere.
+    pub(crate) fn admit_in_namespace(&self, target: &Target<'_>) -> Result<(), Error> {
+        let meta = ObjectMeta {
+            name: Some(target.name.to_string()),
+            ..ObjectMeta::default()
+        };
+        namespace_lifecycle::admit_create(self, target, &meta)
+    }
+
     /// Judges what would be written, and charges it to quotas. The charge is to be [settled](Server::settle).
     pub(crate) async fn validate(
         &self,

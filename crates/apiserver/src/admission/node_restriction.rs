@@ -1,8 +1,9 @@
 //! NodeRestriction: a kubelet writes its own Node, lease, CSINode and slices, the state of its own pods, and mirror
-//! pods that use nothing; it asks for tokens of its own pods only.
+//! pods that use nothing; it asks for tokens of its own pods only, and for certificates of its own name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use knarr_api::{AnyObject, Error, Object, k8s_openapi, registry};
@@ -12,10 +13,17 @@ use crate::authz::Attributes;
 use crate::authz::node::{MIRROR, Referenced, names};
 use crate::pipeline::{Ctx, Target};
 use crate::server::Server;
+use crate::signing;
 
 const LEASES: &str = "kube-node-lease";
 const OWN_LEASE: &str = "can only access node lease with the same name as the requesting node";
 const OWN_CSI_NODE: &str = "can only access CSINode with the same name as the requesting node";
+
+/// Signers of what kubelets show.
+const KUBELET_SIGNERS: [&str; 2] = [
+    "kubernetes.io/kubelet-serving",
+    "kubernetes.io/kube-apiserver-client-kubelet",
+];
 
 /// Labels that a node may set on itself.
 const KUBELET_LABELS: [&str; 11] = [
@@ -104,6 +112,12 @@ impl Server {
                     return Err(refused(OWN_LEASE.into()));
                 }
                 Ok(())
+            }
+            ("certificates.k8s.io", "certificatesigningrequests") if old.is_none() => {
+                match any.downcast_ref() {
+                    Some(request) => own_certificate(request, node).map_err(refused),
+                    None => Ok(()),
+                }
             }
             ("storage.k8s.io", "csinodes") if name != node => Err(refused(OWN_CSI_NODE.into())),
             ("resource.k8s.io", "resourceslices") if old.is_none() => match any.downcast_ref() {
@@ -388,6 +402,19 @@ fn referenced(spec: &k8s_openapi::api::core::v1::PodSpec) -> Option<&'static str
     })
 }
 
+/// A kubelet's certificates are asked for under its own name; the rest of a request is the signer's to judge.
+fn own_certificate(request: &CertificateSigningRequest, node: &str) -> Result<(), String> {
+    if !KUBELET_SIGNERS.contains(&request.spec.signer_name.as_str()) {
+        return Ok(());
+    }
+    let asked =
+        signing::read_request(&request.spec.request.0).map_err(|e| format!("unable to parse csr: {e}"))?;
+    if asked.common_name != format!("system:node:{node}") {
+        return Err(format!("can only create a node CSR with CN=system:node:{node}"));
+    }
+    Ok(())
+}
+
 fn pod_status(old: &Pod, new: &Pod, node: &str) -> Result<(), String> {
     if old.spec.as_ref().and_then(|s| s.node_name.as_deref()) != Some(node) {
         return Err(format!(
@@ -494,7 +521,40 @@ fn same_claim(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    use rcgen::{CertificateParams, DnType, KeyPair};
     use serde_json::json;
+
+    #[test]
+    fn a_kubelets_certificate_is_asked_for_by_its_own_node() {
+        let request = |signer: &str, name: &str| -> CertificateSigningRequest {
+            let mut params = CertificateParams::new(Vec::new()).unwrap();
+            params.distinguished_name.push(DnType::CommonName, name);
+            let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
+            serde_json::from_value(json!({
+                "metadata": {"name": "r"},
+                "spec": {"signerName": signer, "request": STANDARD.encode(request.pem().unwrap())},
+            }))
+            .unwrap()
+        };
+        let refused = Some("can only create a node CSR with CN=system:node:n");
+        for (signer, name, expected) in [
+            (KUBELET_SIGNERS[0], "system:node:n", None),
+            (KUBELET_SIGNERS[1], "system:node:n", None),
+            (KUBELET_SIGNERS[0], "system:node:m", refused),
+            (KUBELET_SIGNERS[1], "system:node:m", refused),
+            (KUBELET_SIGNERS[1], "n", refused),
+            ("kubernetes.io/kube-apiserver-client", "ann", None),
+        ] {
+            let found = own_certificate(&request(signer, name), "n").err();
+            assert_eq!(found.as_deref(), expected, "{signer} {name}");
+        }
+        let mut broken = request(KUBELET_SIGNERS[0], "system:node:n");
+        broken.spec.request.0 = b"nothing".to_vec();
+        let why = own_certificate(&broken, "n").unwrap_err();
+        assert!(why.starts_with("unable to parse csr: "), "{why}");
+    }
 
     fn pod(change: Value) -> Pod {
         let mut pod = json!({

@@ -6,11 +6,13 @@
 pub mod file;
 pub mod policy;
 
+use std::io::{self, Write as _};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderMap;
 use http::header::USER_AGENT;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use serde_json::{Value, json};
@@ -59,13 +61,39 @@ impl Audit {
     }
 }
 
+/// Where lines are written.
+#[derive(Clone, Debug)]
+pub enum Destination {
+    Stdout,
+    File(LogFile),
+}
+
+impl Destination {
+    fn open(self) -> io::Result<Box<Write>> {
+        Ok(match self {
+            Destination::Stdout => Box::new(|text, _| {
+                let mut out = io::stdout().lock();
+                out.write_all(text.as_bytes())?;
+                out.flush()
+            }),
+            Destination::File(file) => {
+                let mut writer = Writer::open(file)?;
+                Box::new(move |text, now| writer.write(text, now))
+            }
+        })
+    }
+}
+
+/// Writes whole lines, at the time they are written.
+type Write = dyn FnMut(&str, Timestamp) -> io::Result<()> + Send;
+
 /// Writes what comes through the channel, until it closes.
 pub fn write_to(
-    file: LogFile,
+    destination: Destination,
     mut lines: mpsc::Receiver<String>,
     clock: Arc<dyn Clock>,
-) -> std::io::Result<()> {
-    let mut writer = Writer::open(file)?;
+) -> io::Result<()> {
+    let mut write = destination.open()?;
     std::thread::Builder::new().name("audit".into()).spawn(move || {
         let mut batch = Vec::with_capacity(BATCH);
         while lines.blocking_recv_many(&mut batch, BATCH) > 0 {
@@ -73,7 +101,7 @@ pub fn write_to(
                 .drain(..)
                 .flat_map(|line: String| [line, "\n".to_string()])
                 .collect();
-            if let Err(e) = writer.write(&text, clock.now()) {
+            if let Err(e) = write(&text, clock.now()) {
                 tracing::error!("the audit log cannot be written: {e}");
             }
         }
@@ -161,6 +189,12 @@ fn micros(t: Timestamp) -> String {
     t.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
 }
 
+/// What every object that is sent has.
+#[derive(serde::Deserialize)]
+struct Sent {
+    metadata: ObjectMeta,
+}
+
 /// One request's events.
 pub(crate) struct Record {
     fields: Value,
@@ -173,10 +207,32 @@ pub(crate) struct Record {
 impl Record {
     /// What was sent; of a body that is no JSON nothing.
     pub fn request(&mut self, body: &Bytes) {
+        if matches!(self.fields["verb"].as_str(), Some("create" | "update"))
+            && let Ok(sent) = serde_json::from_slice::<Sent>(body)
+        {
+            self.refer_to(&sent.metadata);
+        }
         if self.level >= Level::Request
             && let Some(object) = self.object(body)
         {
             self.fields["requestObject"] = object;
+        }
+    }
+
+    /// The URL of a create names no object; what was sent does.
+    fn refer_to(&mut self, meta: &ObjectMeta) {
+        let Some(object) = self.fields.get_mut("objectRef").and_then(Value::as_object_mut) else {
+            return;
+        };
+        for (field, value) in [
+            ("namespace", &meta.namespace),
+            ("name", &meta.name),
+            ("uid", &meta.uid),
+            ("resourceVersion", &meta.resource_version),
+        ] {
+            if let Some(value) = value.as_deref().filter(|v| !v.is_empty()) {
+                object.entry(field).or_insert_with(|| value.into());
+            }
         }
     }
 

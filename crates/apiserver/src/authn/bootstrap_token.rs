@@ -9,14 +9,16 @@ use sha2::{Digest, Sha256};
 use crate::cache::Cache;
 use crate::user::User;
 
-const NAMESPACE: &str = "kube-system";
-const SECRET_TYPE: &str = "bootstrap.kubernetes.io/token";
+/// Where their Secrets are.
+pub const NAMESPACE: &str = "kube-system";
+/// The type of their Secrets.
+pub const SECRET_TYPE: &str = "bootstrap.kubernetes.io/token";
 const BOOTSTRAPPERS: &str = "system:bootstrappers";
-const ID_LENGTH: usize = 6;
-const SECRET_LENGTH: usize = 16;
+pub const ID_LENGTH: usize = 6;
+pub const SECRET_LENGTH: usize = 16;
 
 /// The parts of a token; `None` unless it has their form.
-fn parts(token: &str) -> Option<(&str, &str)> {
+pub fn parts(token: &str) -> Option<(&str, &str)> {
     let (id, secret) = token.split_once('.')?;
     let plain = |s: &str| s.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     let fine = id.len() == ID_LENGTH && secret.len() == SECRET_LENGTH && plain(id) && plain(secret);

@@ -4,7 +4,7 @@
 //! token), else nobody known: anonymous. A credential that does not hold is 401, not anonymous. Which user that then
 //! acts as is [`impersonation`]'s.
 
-mod bootstrap_token;
+pub mod bootstrap_token;
 pub mod certificate;
 mod impersonation;
 pub mod service_account;

@@ -9,7 +9,7 @@ mod config;
 use std::fmt;
 use std::sync::Arc;
 
-use aes_gcm::aead::{Aead, KeyInit, Payload};
+use aes_gcm::aead::{Aead, Payload};
 use aes_gcm::{Aes128Gcm, Aes256Gcm};
 use bytes::Bytes;
 use crypto_secretbox::XSalsa20Poly1305;
@@ -78,20 +78,6 @@ impl Encryption {
     /// Reads the configuration; all mistakes at once, each with its place.
     pub fn parse(text: &str) -> Result<Self, Vec<String>> {
         config::parse(text)
-    }
-
-    /// Secrets with one key of 32 bytes: what a cluster does whose user only asks for encryption.
-    pub fn of_secrets(key: &[u8; 32]) -> Self {
-        let provider = Provider::Keyed {
-            prefix: prefix("secretbox", "own"),
-            cipher: Cipher::SecretBox(Box::new(XSalsa20Poly1305::new(key.into()))),
-        };
-        Encryption {
-            rules: vec![Rule {
-                resources: vec!["secrets".into()],
-                providers: vec![provider, Provider::Identity],
-            }],
-        }
     }
 
     fn providers(&self, group: &str, plural: &str) -> Option<&[Provider]> {

@@ -89,8 +89,24 @@ fn clauses(accept: &str) -> Vec<Clause<'_>> {
     clauses
 }
 
-/// Reads `Accept`. `streams`: whether the resource can be watched (it shows in one error's words).
-pub fn negotiate(accept: &str, include: &str, discovery: bool, streams: bool) -> Result<Form, Error> {
+/// What there is to be chosen from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offered {
+    /// Whether it is a discovery document.
+    pub discovery: bool,
+    /// Whether it has columns: what is only ever posted has none.
+    pub tables: bool,
+    /// Whether it can be watched (it shows in one error's words).
+    pub streams: bool,
+}
+
+/// Reads `Accept`.
+pub fn negotiate(accept: &str, include: &str, offered: Offered) -> Result<Form, Error> {
+    let Offered {
+        discovery,
+        tables,
+        streams,
+    } = offered;
     let clauses = clauses(accept);
     if clauses.is_empty() {
         return Ok(Form::default());
@@ -136,7 +152,7 @@ application/vnd.kubernetes.protobuf{watched}"
         let meta = group == "meta.k8s.io" && matches!(version, "v1" | "v1beta1");
         match clause.param("as") {
             "" => return Ok(form),
-            "Table" if meta && !discovery => {
+            "Table" if meta && tables => {
                 form.shape = Shape::Table(include_of(include)?);
                 return Ok(form);
             }
@@ -203,8 +219,13 @@ mod tests {
 
     #[test]
     fn clients_get_the_first_form_that_is_served() {
+        const OFFERED: Offered = Offered {
+            discovery: false,
+            tables: true,
+            streams: true,
+        };
         let table = |accept: &str| {
-            negotiate(accept, "", false, true)
+            negotiate(accept, "", OFFERED)
                 .map(|f| (f.media, f.shape))
                 .map_err(|e| e.code())
         };
@@ -222,6 +243,17 @@ mod tests {
         assert_eq!(table("application/xml"), Err(406));
         assert_eq!(table("application/json;as=Table;v=v2;g=meta.k8s.io"), Err(406));
         assert_eq!(table(""), Ok((Media::Json, Shape::Full)));
+        let posted = |accept: &str| {
+            let offered = Offered {
+                tables: false,
+                ..OFFERED
+            };
+            negotiate(accept, "", offered)
+                .map(|f| f.shape)
+                .map_err(|e| e.code())
+        };
+        assert_eq!(posted("application/json;as=Table;v=v1;g=meta.k8s.io"), Err(406));
+        assert_eq!(posted(kubectl), Ok(Shape::Full));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status, StatusDetails};
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::{Error, Kind, Object, k8s_openapi, table};
+use knarr_api::{Error, Kind, Object, codec, k8s_openapi, table};
 use serde_json::{Value, json};
 
 use super::accept::{Form, Media, Shape};
@@ -306,7 +306,7 @@ fn metadata_only(meta: &ObjectMeta, beta: bool) -> Result<Vec<u8>, Error> {
     let version = table::meta_version(beta);
     let mut bytes =
         format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"{version}","metadata":"#).into_bytes();
-    serde_json::to_writer(&mut bytes, meta).map_err(Error::internal)?;
+    codec::write(meta, &mut bytes).map_err(Error::internal)?;
     bytes.push(b'}');
     Ok(bytes)
 }

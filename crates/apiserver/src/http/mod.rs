@@ -4,19 +4,20 @@ pub mod accept;
 pub mod answer;
 pub mod body;
 mod health;
-pub(crate) mod inflight;
 pub mod query;
 pub(crate) mod raw;
 pub(crate) mod resource;
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, HeaderName, USER_AGENT};
+use http::header::{
+    ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, USER_AGENT,
+};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -32,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
-use self::accept::Form;
+use self::accept::{Form, Offered};
 use self::answer::{Wants, add_warnings, refusal};
 use self::body::{Body, full, guarded};
 use self::query::Query;
@@ -41,6 +42,7 @@ use crate::audit::{Event, Level, Record, Stage};
 use crate::authn::Requester;
 use crate::authn::certificate::Peer;
 use crate::authz::{Attributes, refused};
+use crate::flow_control::{Flow, Refused};
 use crate::metrics::{Metrics, Series};
 use crate::pipeline::Ctx;
 use crate::request::RequestInfo;
@@ -69,6 +71,9 @@ const H2_STREAMS: u32 = 250;
 /// (`--authorization-always-allow-paths`).
 const ALWAYS_ALLOWED: [&str; 3] = ["/healthz", "/livez", "/readyz"];
 
+/// A request waits for its seat as long as this part of what it may take, as kube-apiserver's.
+const PATIENCE_DIVISOR: u32 = 4;
+
 /// What a connection speaks, as was agreed in the TLS handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
@@ -86,6 +91,10 @@ pub(crate) struct Http {
     pub request: Request<Incoming>,
     /// The body, once it has been read.
     pub body: Option<Bytes>,
+    /// Where the client is.
+    pub client: Option<IpAddr>,
+    /// What it belongs to, once that is known.
+    pub flow: Option<Flow>,
 }
 
 impl Http {
@@ -359,6 +368,8 @@ impl Server {
             headers,
             request,
             body: None,
+            client: address.map(|a| a.ip()),
+            flow: None,
         };
         let id = audit_id(&http.headers, &*self.entropy);
         let served = self.cache.served();
@@ -426,10 +437,16 @@ impl Server {
                 if denied { "forbid" } else { "allow" },
             );
             if let Some(body) = &http.body {
-                record.request(body);
+                // Whatever it came as; what says what to do to an object (a patch) is no object.
+                let sent = http.header(CONTENT_TYPE);
+                let json = crate::pipeline::decode::to_json(&http.info.resource, sent, body.clone());
+                record.request(json.as_ref().unwrap_or(body));
             }
         }
         let mut response = routed.unwrap_or_else(|e| refusal(&e, http.wants));
+        if let Some(flow) = &http.flow {
+            flow.tell(response.headers_mut());
+        }
         add_warnings(&mut response, &ctx.warnings);
         let runs =
             long && response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -464,23 +481,31 @@ impl Server {
         response
     }
 
-    /// The request within its limits: so many at once, so long each.
+    /// The request within its limits: so many at once, by priority, so long each.
     async fn limited(self: &Arc<Self>, ctx: &mut Ctx, http: &mut Http) -> Result<Response<Body>, Error> {
-        // The path of health checks and of whoever must get in when all else is stuck.
-        let free = http.info.is_long_running()
-            || ctx.user.is_in(MASTERS)
-            || ALWAYS_ALLOWED.contains(&http.info.path.as_str());
+        // Watches are told what they belong to, and hold no seat; streams are not even told.
+        if !http.info.is_long_running() || http.info.verb == "watch" {
+            http.flow = self.flows.of(&ctx.user, &http.info);
+        }
         if http.info.is_long_running() {
             return self.route(ctx, http).await;
         }
         let limit = request_timeout(http)?.unwrap_or(self.config.options.request_timeout);
         let limit = limit.min(self.config.options.request_timeout);
         let mutating = http.info.is_mutating();
-        let place = if free {
-            None
-        } else {
-            let entered = self.in_flight.enter(mutating).await;
-            Some(entered.inspect_err(|_| self.metrics.rejected("queue-full"))?)
+        // Whoever must get in when all else is stuck does, even if somebody took his schema away.
+        let free = ctx.user.is_in(MASTERS) || ALWAYS_ALLOWED.contains(&http.info.path.as_str());
+        let place = match &http.flow {
+            Some(flow) if !free => {
+                let patience = self.config.options.request_timeout / PATIENCE_DIVISOR;
+                let entered = flow.level.enter(&flow.row, patience).await;
+                let count = |why: &Refused| {
+                    self.metrics
+                        .rejected(&flow.schema, &flow.level.name, why.reason())
+                };
+                Some(entered.inspect_err(count)?)
+            }
+            _ => None,
         };
         let counted = Works::new(self.metrics.clone(), mutating);
         let done = tokio::time::timeout(limit, self.route(ctx, http)).await;
@@ -505,8 +530,15 @@ impl Server {
         if http.info.group == resource_metrics::GROUP && self.serves_resource_metrics() {
             return self.resource_metrics(http).await;
         }
-        let streams = matches!(http.info.verb, "list" | "watch");
-        http.wants.form = accept::negotiate(&accept, &include, false, streams)?;
+        let info = &http.info;
+        let served = self.cache.served();
+        let kind = served.by_resource(&info.group, &info.version, &info.resource);
+        let offered = Offered {
+            discovery: false,
+            tables: kind.is_none_or(|kind| kind.verbs != ["create"]),
+            streams: matches!(info.verb, "list" | "watch"),
+        };
+        http.wants.form = accept::negotiate(&accept, &include, offered)?;
         if matches!(http.query.get("pretty"), "true" | "1") {
             http.wants.form.pretty = true;
         }

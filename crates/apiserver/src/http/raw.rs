@@ -4,14 +4,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, VARY};
+use http::header::{
+    ACCEPT, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, VARY,
+};
 use http::{Method, Response, StatusCode};
 use knarr_api::registry::Served;
 use knarr_api::{Error, discovery, openapi};
 use serde_json::{Value, json};
 
 use super::Http;
-use super::accept::{self, Form, OpenApiMedia};
+use super::accept::{self, Form, Offered, OpenApiMedia};
 use super::answer::{Answer, text};
 use super::body::{Body, full, gzip};
 use crate::metrics;
@@ -96,10 +98,22 @@ impl Server {
             ["healthz" | "livez" | "readyz", ..] => return Ok(self.health(http, &segments)),
             ["metrics"] => return Ok(text(StatusCode::OK, self.metrics_text())),
             ["openapi", ..] => return self.openapi(http, &segments[1..]),
+            ["openid", "v1", "jwks"] => {
+                return published(&self.tokens.jwks(), "application/jwk-set+json");
+            }
+            [".well-known", "openid-configuration"] => {
+                let here = format!("https://{}", self.config.advertised);
+                return published(&self.tokens.discovery(&here), "application/json");
+            }
             _ => {}
         }
         let form = |http: &mut Http, discovery: bool| -> Result<Form, Error> {
-            http.wants.form = accept::negotiate(accepts, "", discovery, false)?;
+            let offered = Offered {
+                discovery,
+                tables: !discovery,
+                streams: false,
+            };
+            http.wants.form = accept::negotiate(accepts, "", offered)?;
             Ok(http.wants.form)
         };
         let served = self.cache.served();
@@ -132,11 +146,6 @@ impl Server {
             }
             ["apis", group] => discovery::group(&served, group),
             ["apis", group, version] => discovery::resource_list(&served, group, version),
-            ["openid", "v1", "jwks"] => Some(self.tokens.jwks()),
-            [".well-known", "openid-configuration"] => Some(
-                self.tokens
-                    .discovery(&format!("https://{}", self.config.advertised)),
-            ),
             [""] => Some(json!({"paths": root_paths(&served)})),
             _ => None,
         };
@@ -276,6 +285,16 @@ impl Server {
         out += &format!("knarr_cache_revision {}\n", self.cache.revision());
         out + &self.metrics.others()
     }
+}
+
+/// What whoever checks service-account tokens reads, in the one form it has, and keeps for an hour as with Kubernetes.
+fn published(document: &Value, content_type: &'static str) -> Result<Response<Body>, Error> {
+    let json = serde_json::to_vec(document).map_err(Error::internal)?;
+    let mut response = Response::new(full(json));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("public, max-age=3600"));
+    Ok(response)
 }
 
 fn version() -> Value {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
+use knarr_api::codec::StrictError;
 use knarr_api::managed_fields::{
     Applied, Conflicts, LAST_APPLIED, ManagerId, Operation, Refused, blank, last_applied_fields,
 };
@@ -38,8 +39,9 @@ impl ApplyBody {
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Error> {
         let wrong = |why: String| Error::bad_request(format!("error decoding YAML: {why}"));
         let (config, mistakes) = match codec::read::<Value>(body) {
-            Ok((config, _, twice)) => {
-                let said = twice.iter().map(|path| {
+            Ok((config, mistakes)) => {
+                let said = mistakes.iter().map(|mistake| {
+                    let (StrictError::Twice(path) | StrictError::Unknown(path)) = mistake;
                     let key = path.rsplit('.').next().unwrap_or(path);
                     format!(
                         "line {}: key {key:?} already set in map",
@@ -50,9 +52,8 @@ impl ApplyBody {
             }
             Err(_) => {
                 let text = std::str::from_utf8(body).map_err(|e| wrong(e.to_string()))?;
-                let config = yaml::to_value(text)
-                    .map_err(|why| wrong(format!("error converting YAML to JSON: yaml: {why}")))?;
-                (config, Vec::new())
+                yaml::read(text)
+                    .map_err(|why| wrong(format!("error converting YAML to JSON: yaml: {why}")))?
             }
         };
         let form = match &config {
@@ -134,6 +135,7 @@ impl Server {
         }
         // Who holds what is decided here, and not by what the write then changes.
         ctx.manager = None;
+        self.catch_up().await?;
         for _ in 0..WRITE_ATTEMPTS {
             match self.cache.get(target.kind, target.namespace, target.name) {
                 Some(stored) => {

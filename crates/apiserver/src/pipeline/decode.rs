@@ -1,5 +1,6 @@
 //! Bodies to objects: JSON, YAML and protobuf, strictly or with warnings.
 
+use knarr_api::codec::StrictError;
 use knarr_api::field::{Errors, Path};
 use knarr_api::strategy::Ops;
 use knarr_api::{AnyObject, Error, Kind, protobuf, registry};
@@ -108,19 +109,7 @@ pub(crate) fn decode_with(
             return Err(cannot_be_handled(kind, version, kind, &e.message));
         }
     };
-    let mut strict: Vec<String> = Vec::new();
-    strict.extend(
-        decoded
-            .duplicate_fields
-            .iter()
-            .map(|f| format!("duplicate field {f:?}")),
-    );
-    strict.extend(
-        decoded
-            .unknown_fields
-            .iter()
-            .map(|f| format!("unknown field {f:?}")),
-    );
+    let strict: Vec<String> = decoded.mistakes.iter().map(StrictError::to_string).collect();
     match validation {
         FieldValidation::Strict if !strict.is_empty() => {
             return Err(cannot_be_handled(

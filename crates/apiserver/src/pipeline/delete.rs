@@ -64,6 +64,7 @@ impl Server {
             );
             return Err(invalid_options("DeleteOptions", &mistakes));
         }
+        self.catch_up().await?;
         for _ in 0..WRITE_ATTEMPTS {
             let object = self
                 .cache

@@ -1,15 +1,20 @@
 //! Who set which field: what every write adds to `metadata.managedFields`.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use knarr_api::managed_fields::{Managed, ManagerId, Operation, blank, is_reset};
 use knarr_api::{AnyObject, Error, Object, k8s_openapi};
-use serde_json::Value;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::{Ctx, Target};
 
 const BINDING: &str = "binding";
+
+/// Room that most encodings fit into.
+const ENCODED_BYTES: usize = 4096;
 
 /// An object's JSON without its managers.
 pub(super) fn bare(json: &[u8]) -> Result<Value, Error> {
@@ -55,25 +60,52 @@ pub(super) fn track(
     if managed.is_empty() && live.is_some() {
         return Ok(());
     }
-    let mut json = Vec::with_capacity(1024);
+    let mut json = Vec::with_capacity(ENCODED_BYTES);
     new.encode_into(&mut json);
     let by = ManagerId::new(manager, Operation::Update, target.kind, target.subresource);
     let now = super::seconds(ctx.now);
-    let managed = match live {
+    new.metadata_mut().managed_fields = match live {
         None if managed.is_empty() => {
             Managed::create(target.kind, &json, by, now).map_err(Error::internal)?
         }
-        _ => {
-            let before = match live {
-                Some(live) => Cow::Owned(bare(live.json())?),
-                None => Cow::Borrowed(blank(target.kind)),
-            };
+        None => {
             let after = serde_json::from_slice(&json).map_err(Error::internal)?;
-            managed.update(target.kind, &before, &after, by, now)
+            managed
+                .update(target.kind, blank(target.kind), &after, by, now)
+                .encode()
+        }
+        Some(live) => {
+            let (before, after) = if managed.are_of(&target.kind.api_version()) {
+                differing(live.json(), &json)?
+            } else {
+                let after = serde_json::from_slice(&json).map_err(Error::internal)?;
+                (bare(live.json())?, after)
+            };
+            managed.update(target.kind, &before, &after, by, now).encode()
         }
     };
-    new.metadata_mut().managed_fields = managed.encode();
     Ok(())
+}
+
+/// The members of both objects but for those whose encodings are the same, and without their managers. What is the same
+/// on both sides changes nobody's fields, and most of an object is on most updates.
+fn differing(live: &[u8], new: &[u8]) -> Result<(Value, Value), Error> {
+    type Members<'a> = BTreeMap<Cow<'a, str>, &'a RawValue>;
+    let read = |json| serde_json::from_slice::<Members<'_>>(json).map_err(Error::internal);
+    let (live, new) = (read(live)?, read(new)?);
+    let differing = |these: &Members<'_>, those: &Members<'_>| -> Result<Value, Error> {
+        let same = |key: &str, value: &RawValue| those.get(key).is_some_and(|v| v.get() == value.get());
+        let mut members = Map::new();
+        for (key, value) in these.iter().filter(|(key, value)| !same(key, value)) {
+            let value = serde_json::from_str(value.get()).map_err(Error::internal)?;
+            members.insert(key.to_string(), value);
+        }
+        if let Some(meta) = members.get_mut("metadata").and_then(Value::as_object_mut) {
+            meta.remove("managedFields");
+        }
+        Ok(Value::Object(members))
+    };
+    Ok((differing(&live, &new)?, differing(&new, &live)?))
 }
 
 /// Whether the managers are the same but for when they wrote.

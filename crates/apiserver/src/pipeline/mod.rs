@@ -21,6 +21,7 @@ use knarr_api::error::About;
 use knarr_api::strategy::Part;
 use knarr_api::{Error, Kind, k8s_openapi};
 
+use crate::admission::extension::Shown;
 use crate::user::User;
 
 /// What accompanies a request through the pipeline.
@@ -33,6 +34,7 @@ pub struct Ctx {
     pub manager: Option<String>,
     /// `dryRun=All`: everything but the write.
     pub dry_run: bool,
+    pub shown: Shown,
     /// For the answer's `Warning` headers.
     pub warnings: Vec<String>,
     /// What plugins note for the audit log, by the annotation's key.
@@ -48,6 +50,7 @@ impl Ctx {
             now,
             manager,
             dry_run: false,
+            shown: Shown::default(),
             warnings: Vec::new(),
             audit_annotations: BTreeMap::new(),
         }

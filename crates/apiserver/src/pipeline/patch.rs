@@ -9,7 +9,7 @@ use knarr_client::{Patch, Preconditions};
 use serde_json::Value;
 
 use super::decode::{FieldValidation, decode, syntax};
-use super::{Ctx, Target, with_empty_details};
+use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, with_empty_details};
 use crate::server::Server;
 
 /// A patch, read but not applied.
@@ -61,14 +61,10 @@ application/json-patch+json, application/merge-patch+json, application/apply-pat
                 )));
             }
         };
-        let duplicates = match codec::read::<Value>(body) {
-            Ok((_, _, duplicates)) => duplicates,
+        let mut mistakes: Vec<String> = match codec::read::<Value>(body) {
+            Ok((_, mistakes)) => mistakes.iter().map(ToString::to_string).collect(),
             Err(e) => return Err(Error::bad_request(format!("error decoding patch: {e}"))),
         };
-        let mut mistakes: Vec<String> = duplicates
-            .into_iter()
-            .map(|field| format!("duplicate field {field:?}"))
-            .collect();
         if let Patch::Json(operations) = &patch {
             let unknown = patch::json::unknown_fields(operations).into_iter();
             mistakes.extend(unknown.map(|field| format!("unknown field {field:?}")));
@@ -146,21 +142,34 @@ impl Server {
         body: &PatchBody,
         validation: FieldValidation,
     ) -> Result<Arc<Object>, Error> {
-        self.update(ctx, target, &Preconditions::default(), &mut |ctx, old| {
-            apply(ctx, target, body, validation, old)
-        })
-        .await
+        for _ in 0..WRITE_ATTEMPTS {
+            let mut asks_version = false;
+            let written = self
+                .update(ctx, target, &Preconditions::default(), &mut |ctx, old| {
+                    let (new, asked) = apply(ctx, target, body, validation, old)?;
+                    asks_version = asked;
+                    Ok(new)
+                })
+                .await;
+            // A kind that is never updated without a version has the one the patch was applied to; who only patches
+            // asked for none, so the patch is applied again to what somebody else made meanwhile.
+            match written {
+                Err(e) if e.is_conflict() && !asks_version && !target.kind.ops.unconditional_update() => {}
+                other => return other,
+            }
+        }
+        Err(Error::conflict(target.about(), MODIFIED))
     }
 }
 
-/// The object that the patch makes of `old`.
+/// The object that the patch makes of `old`, and whether it is for one version of it.
 fn apply(
     ctx: &mut Ctx,
     target: &Target<'_>,
     body: &PatchBody,
     validation: FieldValidation,
     old: &Object,
-) -> Result<Box<dyn AnyObject>, Error> {
+) -> Result<(Box<dyn AnyObject>, bool), Error> {
     let mut doc: Value = serde_json::from_slice(old.json()).map_err(Error::internal)?;
     let was = version_of(&doc);
     body.apply(target, &mut doc)?;
@@ -202,13 +211,14 @@ fn apply(
         }
     };
     let mut new = new.map_err(|why| body.unprocessable(&doc, &why))?;
-    if given == was {
+    let asks_version = given != was;
+    if !asks_version {
         new.metadata_mut().resource_version = None;
         if !target.kind.ops.unconditional_update() {
             new.metadata_mut().resource_version = was;
         }
     }
-    Ok(new)
+    Ok((new, asks_version))
 }
 
 fn version_of(doc: &Value) -> Option<String> {

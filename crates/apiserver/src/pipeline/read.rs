@@ -54,11 +54,20 @@ pub struct Listed {
 /// What a continue token says. Opaque to clients.
 #[derive(Serialize, Deserialize)]
 pub struct Continue {
-    /// The revision all pages are of.
-    rv: u64,
+    /// The revision all pages are of; [`LATEST`]: the one there is when the next page is asked for.
+    rv: i64,
     /// The last key of the page before, as [`keys::local`].
     after: String,
 }
+
+/// What is said of a token whose revision is forgotten.
+const INCONSISTENT: &str = "The provided continue parameter is too old to display a consistent list result. You can \
+start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of \
+the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or \
+deleted between the time the first chunk was returned and now may show up in the list.";
+
+/// The revision of a token for the rest of a list whose own revision is no longer kept.
+const LATEST: i64 = -1;
 
 impl Server {
     pub(crate) fn filter(
@@ -91,8 +100,9 @@ impl Server {
     }
 
     /// Where other servers write to the store too, waits until the cache has all that was there when the request came: a
-    /// read sees every write that was answered before it, whoever answered. A server that is cut off from its store does
-    /// not answer from memory (what is released because of a node that "is not there" may be running: SPEC S2, S5).
+    /// request sees every write that was answered before it, whoever answered. A server that is cut off from its store
+    /// does not answer from memory (what is released because of a node that "is not there" may be running: SPEC S2, S5),
+    /// and refuses no write for what it remembers: a kubelet that is told that its pod is gone writes no status again.
     pub(crate) async fn catch_up(&self) -> Result<(), Error> {
         let store = self.cache.store();
         if !store.is_shared() {
@@ -119,7 +129,7 @@ impl Server {
                 ));
             }
             let token = Continue::parse(&q.continue_token)?;
-            self.list_at(&filter, token.rv, &token.after, limit).await?
+            self.list_on(&filter, &token, limit).await?
         } else if let (Some(at @ 1..), "Exact") = (wanted, q.resource_version_match.as_str()) {
             self.list_at(&filter, at, "", limit).await?
         } else {
@@ -159,6 +169,31 @@ impl Server {
             .of(filter.kind)?
             .scan(&filter.namespace, "", |object| page.take(object));
         Ok(page.finish(revision.max(newest)))
+    }
+
+    /// The next page of a list. Where its revision is forgotten the refusal carries a token with which the rest can be had
+    /// as it is now.
+    async fn list_on(&self, filter: &Filter, token: &Continue, limit: usize) -> Result<Listed, Error> {
+        let at = match u64::try_from(token.rv) {
+            Ok(at) => at,
+            Err(_) => {
+                self.catch_up().await?;
+                self.cache.revision()
+            }
+        };
+        let page = self.list_at(filter, at, &token.after, limit).await;
+        page.map_err(|error| {
+            if !error.is_expired() {
+                return error;
+            }
+            let mut error = Error::expired(INCONSISTENT);
+            let rest = Continue {
+                rv: LATEST,
+                after: token.after.clone(),
+            };
+            error.status_mut().metadata.continue_ = Some(rest.render());
+            error
+        })
     }
 
     /// A list as the store was at `at`; what the cache still has at that revision is shared with it.
@@ -250,7 +285,7 @@ impl<'a> Page<'a> {
     fn finish(self, revision: u64) -> Listed {
         let continue_token = match self.items.last() {
             Some(last) if self.remaining > 0 => Continue {
-                rv: revision,
+                rv: i64::try_from(revision).unwrap_or(LATEST),
                 after: keys::local(last.namespace(), last.name()),
             }
             .render(),

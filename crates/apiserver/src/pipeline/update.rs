@@ -33,6 +33,9 @@ impl Server {
         check_name(target, &*object)?;
         check_namespace(target, &mut *object)?;
         let may_create = target.subresource.is_empty() && target.kind.ops.create_on_update();
+        if may_create {
+            self.catch_up().await?;
+        }
         if may_create
             && self
                 .cache
@@ -74,6 +77,7 @@ impl Server {
         preconditions: &Preconditions,
         step: &mut Step<'_>,
     ) -> Result<Arc<Object>, Error> {
+        self.catch_up().await?;
         for _ in 0..WRITE_ATTEMPTS {
             let stored = self
                 .cache

@@ -17,17 +17,24 @@ const DEPTH_MAX: usize = 500;
 
 /// The first document; null if there is none. The error has the words of Go's reader, without `yaml: `.
 pub fn to_value(text: &str) -> Result<Value, String> {
+    read(text).map(|(value, _)| value)
+}
+
+/// As [`to_value`], and what a strict reader would refuse: keys given twice, in the words of Go's reader.
+pub(crate) fn read(text: &str) -> Result<(Value, Vec<String>), String> {
     let mut reader = Reader {
         events: Parser::new_from_str(text),
         lines: text.lines().count(),
         anchors: HashMap::new(),
         aliased: 0,
+        line: 0,
+        twice: Vec::new(),
     };
     loop {
         match reader.next()? {
             Event::StreamStart | Event::DocumentStart(..) => {}
-            Event::StreamEnd | Event::DocumentEnd => return Ok(Value::Null),
-            first => return reader.node(first, 0),
+            Event::StreamEnd | Event::DocumentEnd => return Ok((Value::Null, Vec::new())),
+            first => return reader.node(first, 0).map(|value| (value, reader.twice)),
         }
     }
 }
@@ -37,6 +44,10 @@ struct Reader<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), Sc
     lines: usize,
     anchors: HashMap<usize, (Value, usize)>,
     aliased: usize,
+    /// Where the last event began, from 1.
+    line: usize,
+    /// What was said of keys given twice.
+    twice: Vec<String>,
 }
 
 impl<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>> Reader<'a, I> {
@@ -45,7 +56,10 @@ impl<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>
             match self.events.next() {
                 None => return Ok(Event::StreamEnd),
                 Some(Ok((Event::Comment(..), _))) => {}
-                Some(Ok((event, _))) => return Ok(event),
+                Some(Ok((event, span))) => {
+                    self.line = span.start.line();
+                    return Ok(event);
+                }
                 Some(Err(e)) => return Err(words(&e, self.lines)),
             }
         }
@@ -95,7 +109,12 @@ impl<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>
                 key => key,
             };
             let merges = matches!(&key, Event::Scalar(text, ScalarStyle::Plain, _, None) if text == "<<");
+            let line = self.line;
             let key = key_text(self.node(key, depth + 1)?)?;
+            if members.contains_key(&key) {
+                self.twice
+                    .push(format!("line {line}: key {key:?} already set in map"));
+            }
             let value = self.next()?;
             let value = self.node(value, depth + 1)?;
             match value {
@@ -281,6 +300,19 @@ mod tests {
         ] {
             assert_eq!(to_value(yaml), Ok(expected), "{yaml}");
         }
+    }
+
+    #[test]
+    fn keys_given_twice_are_told_with_the_line_of_the_second() {
+        let (value, twice) = read("\na: 1\nb:\n  c: x\n  c: z\na: 2\n").unwrap();
+        assert_eq!(value, json!({"a": 2, "b": {"c": "z"}}));
+        assert_eq!(
+            twice,
+            [
+                r#"line 5: key "c" already set in map"#,
+                r#"line 6: key "a" already set in map"#
+            ]
+        );
     }
 
     #[test]

@@ -6,6 +6,7 @@ use knarr_api::{Error, Object, k8s_openapi};
 use knarr_client::Preconditions;
 use serde_json::Value;
 
+use crate::admission::extension::{Operation, Shown};
 use crate::admission::pod_topology_labels;
 use crate::http::answer::success;
 use crate::pipeline::{Ctx, Target};
@@ -39,6 +40,9 @@ impl Server {
                 "name in URL does not match name in Binding object",
             ));
         }
+        let shown = serde_json::to_value(&binding).map_err(Error::internal)?;
+        self.judge_part(ctx, target, Operation::Create, &shown).await?;
+        ctx.shown = Shown::Nothing;
         let meta = &binding.metadata;
         let wanted_uid = meta.uid.as_deref().filter(|u| !u.is_empty());
         let wanted_version = meta.resource_version.as_deref().filter(|v| !v.is_empty());

@@ -8,6 +8,7 @@ use knarr_api::{Error, k8s_openapi, registry};
 use knarr_client::{DeleteOptions, Preconditions, Propagation};
 use serde_json::Value;
 
+use crate::admission::extension::{Operation, Shown};
 use crate::cache::change::Filter;
 use crate::http::answer::success;
 use crate::pipeline::delete::DeleteRequest;
@@ -27,6 +28,9 @@ impl Server {
                 "name in URL does not match name in Eviction object",
             ));
         }
+        let shown = serde_json::to_value(&eviction).map_err(Error::internal)?;
+        self.judge_part(ctx, target, Operation::Create, &shown).await?;
+        ctx.shown = Shown::Nothing;
         let options = eviction.delete_options.unwrap_or_default();
         ctx.dry_run |= options.dry_run.is_some_and(|d| d.iter().any(|v| v == "All"));
         let wanted = options.preconditions.unwrap_or_default();

@@ -2,19 +2,22 @@
 
 mod access_review;
 mod binding;
+mod connect;
 mod eviction;
 mod node_stream;
+mod proxy;
 mod review;
 mod scale;
 mod token;
 
 use std::sync::Arc;
 
-use http::StatusCode;
+use http::{Method, StatusCode};
 use knarr_api::{Error, registry};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::admission::extension::Operation;
 use crate::http::Http;
 use crate::http::answer::Answer;
 use crate::pipeline::decode::decode;
@@ -35,13 +38,18 @@ impl Server {
         let Some(served) = target.kind.subresource(target.subresource) else {
             return Err(not_served());
         };
-        if !served.verbs.contains(&http.info.verb) {
+        // Whatever is behind a proxy may answer any method.
+        let any = served.name == "proxy" && http.method == Method::OPTIONS;
+        if !any && !served.verbs.contains(&http.info.verb) {
             return Err(not_allowed());
         }
         match target.subresource {
             part if PARTS.contains(&part) => self.part(ctx, http, target).await,
             "scale" => self.scale(ctx, http, target).await,
-            "log" | "exec" | "attach" | "portforward" | "proxy" => self.node_stream(ctx, http, target).await,
+            "log" => self.log(http, target).await,
+            "exec" | "attach" | "portforward" | "proxy" => {
+                self.connect_request(ctx, http, target, served).await
+            }
             "binding" | "eviction" | "token" => {
                 let options = http.query.write("CreateOptions")?;
                 ctx.dry_run = options.dry_run;
@@ -82,6 +90,9 @@ impl Server {
         target: &Target<'_>,
         body: Value,
     ) -> Result<Value, Error> {
+        self.catch_up().await?;
+        self.admit_in_namespace(target)?;
+        let body = self.mutate_part(ctx, target, Operation::Create, body).await?;
         self.restrict_node_request(ctx, target, &body)?;
         match target.subresource {
             "binding" if *target.kind == registry::POD => {
@@ -91,7 +102,7 @@ impl Server {
                 self.evict(ctx, target, read_eviction(body)?).await
             }
             "token" if *target.kind == registry::SERVICE_ACCOUNT => {
-                self.token(ctx, target, read("TokenRequest", body)?)
+                self.token(ctx, target, read("TokenRequest", body)?).await
             }
             _ => Err(not_served()),
         }

@@ -1,21 +1,27 @@
-//! `log`, `exec`, `attach`, `portforward` and `nodes/proxy`: the pod's node is asked, and the bytes pass through.
+//! `log`, `exec`, `attach` and `portforward`: the pod's node is asked, and the bytes pass through.
 //!
 //! The kubelet speaks WebSocket and SPDY itself; this end only authorises, finds the node and carries bytes.
 
 use std::sync::Arc;
 
 use http::header::{CONNECTION, HOST, HeaderMap, HeaderName, UPGRADE};
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
-use knarr_api::{Error, k8s_openapi, registry};
+use knarr_api::kind::Subresource;
+use knarr_api::{Error, k8s_openapi};
+use knarr_client::Conn;
+use serde_json::Value;
 use tracing::debug;
 
+use super::connect;
+use crate::admission::extension::Operation;
+use crate::authz::Attributes;
 use crate::http::Http;
 use crate::http::answer::Answer;
-use crate::http::body::full;
+use crate::http::body::{Body, full};
 use crate::pipeline::{Ctx, Target, not_served};
 use crate::server::Server;
 
@@ -33,34 +39,62 @@ const LOG_OPTIONS: [&str; 9] = [
 ];
 
 impl Server {
-    pub(super) async fn node_stream(
+    /// `log`, which is read like any object.
+    pub(super) async fn log(self: &Arc<Self>, http: &mut Http, target: &Target<'_>) -> Result<Answer, Error> {
+        match self.pod_path(http, target, &Value::Null)? {
+            Some((node, path)) => self.ask_node(http, &node, &path).await,
+            // A pod without a node has written nothing yet.
+            None => Ok(Answer::Raw(crate::http::answer::text(StatusCode::OK, ""))),
+        }
+    }
+
+    /// What connects a client with a pod or a node: admission is asked first, as of everything that does something.
+    pub(super) async fn connect_request(
         self: &Arc<Self>,
-        _ctx: &mut Ctx,
+        ctx: &mut Ctx,
         http: &mut Http,
         target: &Target<'_>,
+        served: &Subresource,
     ) -> Result<Answer, Error> {
-        let (node, path) = if *target.kind == registry::NODE {
-            let object = self.get(&Target::main(target.kind, "", target.name))?;
-            let query = http
-                .request
-                .uri()
-                .query()
-                .map_or(String::new(), |q| format!("?{q}"));
-            (object.name().to_string(), format!("/{}{query}", http.info.rest))
-        } else if *target.kind == registry::POD && target.subresource != "proxy" {
-            match self.pod_path(http, target)? {
-                Some(found) => found,
-                // A pod without a node has written nothing yet.
-                None => return Ok(Answer::Raw(crate::http::answer::text(StatusCode::OK, ""))),
-            }
-        } else {
-            return Err(not_served());
-        };
-        self.ask_node(http, &node, &path).await
+        let asked = connect::options(http, target, served)?;
+        let options = self
+            .admit_part(ctx, target, Operation::Connect, asked.clone())
+            .await?;
+        if target.subresource == "proxy" {
+            let path = match options.get("path").and_then(Value::as_str) {
+                same if same == asked.get("path").and_then(Value::as_str) => connect::path(http),
+                other => encoded_path(other.unwrap_or("")),
+            };
+            return self.proxy(http, target, &path).await;
+        }
+        self.may_create(ctx, http, target)?;
+        match self.pod_path(http, target, &options)? {
+            Some((node, path)) => self.ask_node(http, &node, &path).await,
+            None => Err(not_served()),
+        }
+    }
+
+    /// A WebSocket begins with a GET, and who may only read must not run commands by one.
+    fn may_create(&self, ctx: &Ctx, http: &Http, target: &Target<'_>) -> Result<(), Error> {
+        let mut asked = Attributes::of(&http.info);
+        if asked.verb == "create" {
+            return Ok(());
+        }
+        asked.verb = "create";
+        let decision = self.authorizer.explain(&ctx.user, &asked);
+        match decision.allowed {
+            true => Ok(()),
+            false => Err(Error::forbidden(target.about(), &decision.reason)),
+        }
     }
 
     /// The pod's node, and what to ask it. `None`: a log of a pod that has no node.
-    fn pod_path(&self, http: &Http, target: &Target<'_>) -> Result<Option<(String, String)>, Error> {
+    fn pod_path(
+        &self,
+        http: &Http,
+        target: &Target<'_>,
+        asked: &Value,
+    ) -> Result<Option<(String, String)>, Error> {
         let object = self.get(&Target::main(target.kind, target.namespace, target.name))?;
         let pod: &Pod = object
             .get()
@@ -68,7 +102,8 @@ impl Server {
         let spec = pod.spec.clone().unwrap_or_default();
         let (namespace, name) = (target.namespace, target.name);
         let query = &http.query;
-        let mut options: Vec<(&str, &str)> = Vec::new();
+        let mut options: Vec<(&str, String)> = Vec::new();
+        let listed = |field: &str| asked.get(field).and_then(Value::as_array).into_iter().flatten();
         let path = match target.subresource {
             "log" => {
                 let container = container(&spec, name, query.get("container"))?;
@@ -77,27 +112,29 @@ impl Server {
                     LOG_OPTIONS
                         .iter()
                         .filter(|o| query.has(o))
-                        .map(|o| (*o, query.get(o))),
+                        .map(|o| (*o, query.get(o).to_string())),
                 );
                 format!("/containerLogs/{namespace}/{name}/{container}")
             }
             "portforward" => {
-                options.extend(query.all("ports").flat_map(|p| p.split(',')).map(|p| ("port", p)));
+                options.extend(listed("ports").map(|p| ("port", p.to_string())));
                 format!("/portForward/{namespace}/{name}")
             }
             verb => {
-                let container = container(&spec, name, query.get("container"))?;
+                let wanted = asked.get("container").and_then(Value::as_str);
+                let container = container(&spec, name, wanted.unwrap_or(""))?;
                 for (from, to) in [
                     ("stdin", "input"),
                     ("stdout", "output"),
                     ("stderr", "error"),
                     ("tty", "tty"),
                 ] {
-                    if query.flag(from) {
-                        options.push((to, "1"));
+                    if asked.get(from) == Some(&Value::Bool(true)) {
+                        options.push((to, "1".into()));
                     }
                 }
-                options.extend(query.all("command").map(|c| ("command", c)));
+                let command = listed("command").filter_map(Value::as_str);
+                options.extend(command.map(|c| ("command", c.to_string())));
                 format!("/{verb}/{namespace}/{name}/{container}")
             }
         };
@@ -116,9 +153,27 @@ impl Server {
         let failed =
             |e: &dyn std::fmt::Display| Error::internal(format!("error dialing backend: node {node}: {e}"));
         let stream = self.nodes.dial(node).await.map_err(|e| failed(&e))?;
+        self.exchange(http, stream, node, path, Passes::Handshake)
+            .await
+            .map(Answer::Raw)
+            .map_err(|e| match e {
+                Failed::Far(e) => failed(&e),
+                Failed::Near(e) => e,
+            })
+    }
+
+    /// Carries the request over `stream`, and whatever becomes of it back.
+    pub(super) async fn exchange(
+        &self,
+        http: &mut Http,
+        stream: Box<dyn Conn>,
+        host: &str,
+        path: &str,
+        passes: Passes,
+    ) -> Result<Response<Body>, Failed> {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
-            .map_err(|e| failed(&e))?;
+            .map_err(Failed::Far)?;
         tokio::spawn(async move {
             if let Err(e) = connection.with_upgrades().await {
                 debug!("a connection to a node ended: {e}");
@@ -128,26 +183,26 @@ impl Server {
         let body = if upgrades {
             Bytes::new()
         } else {
-            http.body().await?
+            http.body().await.map_err(Failed::Near)?
         };
         let mut request = Request::builder().method(http.method.clone()).uri(path);
         if let Some(headers) = request.headers_mut() {
-            pass_on(&http.headers, headers, upgrades);
-            if let Ok(host) = node.parse() {
+            pass_on(&http.headers, headers, upgrades, passes);
+            if let Ok(host) = host.parse() {
                 headers.insert(HOST, host);
             }
         }
         let request = request
             .body(Full::new(body))
-            .map_err(|e| Error::bad_request(e.to_string()))?;
-        let mut answer = sender.send_request(request).await.map_err(|e| failed(&e))?;
+            .map_err(|e| Failed::Near(Error::bad_request(e.to_string())))?;
+        let mut answer = sender.send_request(request).await.map_err(Failed::Far)?;
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
             let (parts, body) = answer.into_parts();
             // The connection lives as long as what still comes over it.
             let body = body.map_err(Into::into).boxed_unsync();
             let mut response = http::Response::from_parts(parts, body);
             hop_by_hop(response.headers_mut());
-            return Ok(Answer::Raw(response));
+            return Ok(response);
         }
         let (theirs, ours) = (
             hyper::upgrade::on(&mut answer),
@@ -167,12 +222,27 @@ impl Server {
         let mut response = http::Response::new(full(Bytes::new()));
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         *response.headers_mut() = answer.headers().clone();
-        Ok(Answer::Raw(response))
+        Ok(response)
     }
 }
 
-/// What the kubelet needs of a client's headers; never its credentials.
-fn pass_on(from: &HeaderMap, to: &mut HeaderMap, upgrades: bool) {
+/// Which of a client's headers pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Passes {
+    /// What the kubelet needs.
+    Handshake,
+    /// All but what is between the client and this server.
+    Everything,
+}
+
+/// Which end it was.
+pub(super) enum Failed {
+    Far(hyper::Error),
+    Near(Error),
+}
+
+/// A client's headers, never its credentials.
+fn pass_on(from: &HeaderMap, to: &mut HeaderMap, upgrades: bool, passes: Passes) {
     for (name, value) in from {
         let text = name.as_str();
         let handshake = upgrades
@@ -180,7 +250,22 @@ fn pass_on(from: &HeaderMap, to: &mut HeaderMap, upgrades: bool) {
                 || *name == CONNECTION
                 || text.starts_with("sec-websocket-")
                 || text == "x-stream-protocol-version");
-        if handshake || matches!(text, "accept" | "content-type" | "accept-encoding" | "origin") {
+        let own = matches!(
+            text,
+            "authorization"
+                | "host"
+                | "connection"
+                | "upgrade"
+                | "keep-alive"
+                | "te"
+                | "trailer"
+                | "audit-id"
+                | "transfer-encoding"
+                | "content-length"
+                | "proxy-authorization"
+        ) || text.starts_with("impersonate-");
+        let needed = matches!(text, "accept" | "content-type" | "accept-encoding" | "origin");
+        if handshake || needed || (passes == Passes::Everything && !own) {
             to.append(name.clone(), value.clone());
         }
     }
@@ -199,11 +284,24 @@ fn hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-fn with_query(path: String, options: &[(&str, &str)]) -> String {
+fn encoded_path(path: &str) -> String {
+    use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+    const SPECIAL: &AsciiSet = &CONTROLS
+        .add(b' ')
+        .add(b'"')
+        .add(b'#')
+        .add(b'%')
+        .add(b'<')
+        .add(b'>')
+        .add(b'?');
+    utf8_percent_encode(path, SPECIAL).to_string()
+}
+
+fn with_query(path: String, options: &[(&str, impl AsRef<str>)]) -> String {
     use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
     let encoded: Vec<String> = options
         .iter()
-        .map(|(k, v)| format!("{k}={}", utf8_percent_encode(v, NON_ALPHANUMERIC)))
+        .map(|(k, v)| format!("{k}={}", utf8_percent_encode(v.as_ref(), NON_ALPHANUMERIC)))
         .collect();
     if encoded.is_empty() {
         path

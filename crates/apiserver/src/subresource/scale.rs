@@ -13,6 +13,7 @@ use knarr_api::{Error, Object, codec, k8s_openapi};
 use knarr_client::Preconditions;
 use serde_json::Value;
 
+use crate::admission::extension::Shown;
 use crate::http::Http;
 use crate::http::answer::Answer;
 use crate::http::resource::patch_options;
@@ -83,6 +84,7 @@ impl Server {
     ) -> Result<Arc<Object>, Error> {
         // Who holds the replicas is decided here; the object's other fields do not change.
         let manager = ctx.manager.take();
+        ctx.shown = Shown::Scale;
         self.update(ctx, target, &Preconditions::default(), &mut |ctx, old| {
             let before = serde_json::to_value(scale_of(old)?).map_err(Error::internal)?;
             let parents = managed_fields::of(Some(old));

@@ -8,6 +8,7 @@ use knarr_api::field::{Errors, Path};
 use knarr_api::{Error, Kind, k8s_openapi, registry};
 use serde_json::Value;
 
+use crate::admission::extension::Operation;
 use crate::authn::service_account::{Bound, Reference};
 use crate::pipeline::{Ctx, Target};
 use crate::seams;
@@ -27,9 +28,9 @@ const ABOUT: About<'static> = About {
 };
 
 impl Server {
-    pub(super) fn token(
+    pub(super) async fn token(
         &self,
-        ctx: &Ctx,
+        ctx: &mut Ctx,
         target: &Target<'_>,
         mut request: TokenRequest,
     ) -> Result<Value, Error> {
@@ -91,6 +92,9 @@ impl Server {
         if !mistakes.is_empty() {
             return Err(Error::invalid(ABOUT, &mistakes));
         }
+        let asked_for = spec.bound_object_ref.clone();
+        let shown = serde_json::to_value(&request).map_err(Error::internal)?;
+        self.judge_part(ctx, target, Operation::Create, &shown).await?;
         let mut bound = Bound {
             namespace: account.namespace().to_string(),
             serviceaccount: Reference {
@@ -102,7 +106,7 @@ impl Server {
             node: None,
             warnafter: None,
         };
-        if let Some(to) = &spec.bound_object_ref {
+        if let Some(to) = &asked_for {
             self.bind_to(&mut bound, to)?;
         }
         let own = || self.tokens.default_audiences();
@@ -116,7 +120,7 @@ impl Server {
             .tokens
             .sign(bound, audiences, ctx.now, lives, id)
             .map_err(Error::internal)?;
-        let unbound = spec.bound_object_ref.is_none();
+        let unbound = asked_for.is_none();
         request.status = Some(TokenRequestStatus {
             expiration_timestamp: Some(seams::seconds(ctx.now + SignedDuration::from_secs(seconds))),
             token: Some(token),

@@ -63,7 +63,7 @@ rules:
         ("sourceIPs", json!(["127.0.0.1"])),
         (
             "objectRef",
-            json!({"resource": "configmaps", "namespace": "default", "apiVersion": "v1"}),
+            json!({"resource": "configmaps", "namespace": "default", "name": "m", "apiVersion": "v1"}),
         ),
         ("requestObject", body),
         ("responseStatus", json!({"metadata": {}, "code": 201})),

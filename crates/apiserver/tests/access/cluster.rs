@@ -1,15 +1,16 @@
 //! The server under test, and clients that show what a test wants shown.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU16, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, Request, header};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
+use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
@@ -43,12 +44,25 @@ impl Clock for TestClock {
     }
 }
 
-struct NoNodes;
+/// Every address is loopback, whatever it says; and so is the one kubelet, once its port is known.
+#[derive(Default)]
+struct Loopback {
+    kubelet: AtomicU16,
+}
 
 #[async_trait]
-impl NodeDialer for NoNodes {
-    async fn dial(&self, _: &str) -> std::io::Result<Box<dyn Conn>> {
-        Err(std::io::ErrorKind::NotFound.into())
+impl NodeDialer for Loopback {
+    async fn dial(&self, node: &str) -> std::io::Result<Box<dyn Conn>> {
+        match self.kubelet.load(Ordering::Relaxed) {
+            0 => Err(std::io::ErrorKind::NotFound.into()),
+            _ if node != "n1" => Err(std::io::ErrorKind::NotFound.into()),
+            port => self.dial_address((Ipv4Addr::LOCALHOST, port).into()).await,
+        }
+    }
+
+    async fn dial_address(&self, address: SocketAddr) -> std::io::Result<Box<dyn Conn>> {
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, address.port())).await?;
+        Ok(Box::new(stream))
     }
 }
 
@@ -57,6 +71,7 @@ pub struct Cluster {
     pub pki: Pki,
     pub address: SocketAddr,
     clock: Arc<TestClock>,
+    nodes: Arc<Loopback>,
     _directory: tempfile::TempDir,
     _stop: DropGuard,
 }
@@ -155,12 +170,15 @@ impl Cluster {
             ("n1-token".to_string(), user("system:node:n1", &["system:nodes"])),
         ]);
         let config = config(tokens, keys, options);
+        let nodes = Arc::new(Loopback::default());
         let seams = Seams {
             clock: clock.clone(),
             entropy: Arc::new(SystemEntropy),
-            nodes: Arc::new(NoNodes),
+            nodes: nodes.clone(),
         };
         let server = Server::new(config, seams, store.clone()).await.unwrap();
+        let place = "https://192.0.2.1:6443";
+        server.let_nodes_join(place, pki.ca_pem()).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let identity = pki.server(&["localhost".to_string()]).unwrap();
@@ -172,6 +190,7 @@ impl Cluster {
             pki,
             address,
             clock,
+            nodes,
             _directory: directory,
             _stop: stop.drop_guard(),
         }
@@ -179,6 +198,11 @@ impl Cluster {
 
     pub fn now(&self) -> Timestamp {
         self.clock.now()
+    }
+
+    /// From now on node `n1` has a kubelet.
+    pub fn kubelet_at(&self, port: u16) {
+        self.nodes.kubelet.store(port, Ordering::Relaxed);
     }
 
     pub fn pass(&self, seconds: i64) {
@@ -211,7 +235,7 @@ impl Cluster {
         let (sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(std::io::Error::other)?;
-        tokio::spawn(connection);
+        tokio::spawn(connection.with_upgrades());
         Ok(Client {
             sender,
             shows: shows.clone(),
@@ -256,6 +280,26 @@ pub struct Client {
 }
 
 impl Client {
+    /// Asks for a WebSocket; what it comes to, and the bytes that follow.
+    pub async fn upgrade(&mut self, path: &str) -> (http::StatusCode, Option<Upgraded>) {
+        let token = self.shows.token.clone().unwrap_or_default();
+        let request = Request::builder()
+            .uri(path)
+            .header(header::HOST, "localhost")
+            .header(header::AUTHORIZATION, format!("Bearer {token}"))
+            .header(header::CONNECTION, "Upgrade")
+            .header(header::UPGRADE, "websocket")
+            .body(Full::default())
+            .unwrap();
+        self.sender.ready().await.unwrap();
+        let mut answer = self.sender.send_request(request).await.unwrap();
+        let upgraded = match answer.status() {
+            http::StatusCode::SWITCHING_PROTOCOLS => hyper::upgrade::on(&mut answer).await.ok(),
+            _ => None,
+        };
+        (answer.status(), upgraded)
+    }
+
     pub async fn send(&mut self, method: &str, path: &str, body: Option<Value>) -> Answer {
         let body = body.map(|body| Bytes::from(body.to_string()));
         self.send_bytes(method, path, body).await

@@ -38,7 +38,11 @@ async fn a_request_ends_when_its_time_is_over() {
 
 #[tokio::test]
 async fn who_finds_all_places_taken_is_told_to_come_back() {
-    let cluster = Cluster::with(|options, _| options.max_in_flight = (0, 0)).await;
+    let cluster = Cluster::with(|options, _| {
+        options.max_in_flight = (0, 0);
+        options.request_timeout = Duration::from_secs(2);
+    })
+    .await;
     let ann = Shows::token("ann-token");
     for (method, path) in [("GET", "/api"), ("POST", "/api/v1/namespaces/default/pods")] {
         let body = (method == "POST").then(|| json!({}));
@@ -54,7 +58,86 @@ async fn who_finds_all_places_taken_is_told_to_come_back() {
     assert_eq!(cluster.admin("GET", "/api", None).await.code, 200);
     assert_eq!(cluster.ask(&ann, "GET", "/livez", None).await.code, 200);
     let metrics = cluster.admin("GET", "/metrics", None).await.text;
-    assert!(metrics.contains("apiserver_flowcontrol_rejected_requests_total{reason=\"queue-full\"} 2"));
+    let counted = "apiserver_flowcontrol_rejected_requests_total{flow_schema=\"global-default\",\
+        priority_level=\"global-default\",reason=\"time-out\"} 2";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[tokio::test]
+async fn answers_tell_the_flow_and_the_level_of_their_requests() {
+    let cluster = Cluster::start().await;
+    let group = "/apis/flowcontrol.apiserver.k8s.io/v1";
+    let of = |answer: &crate::cluster::Answer| {
+        [
+            "x-kubernetes-pf-flowschema-uid",
+            "x-kubernetes-pf-prioritylevel-uid",
+        ]
+        .map(|name| answer.headers.get(name).map(|v| v.to_str().unwrap().to_string()))
+    };
+    let uid = async |kind: &str, name: &str| {
+        let found = cluster
+            .admin("GET", &format!("{group}/{kind}/{name}"), None)
+            .await
+            .expect(200);
+        Some(found["metadata"]["uid"].as_str().unwrap().to_string())
+    };
+    let ann = Shows::token("ann-token");
+    let before = cluster.ask(&ann, "GET", "/api", None).await;
+    let default = [
+        uid("flowschemas", "global-default").await,
+        uid("prioritylevelconfigurations", "global-default").await,
+    ];
+    assert_eq!(of(&before), default);
+    let root = cluster.admin("GET", "/api", None).await;
+    let exempt = [
+        uid("flowschemas", "exempt").await,
+        uid("prioritylevelconfigurations", "exempt").await,
+    ];
+    assert_eq!(of(&root), exempt);
+    // A schema of one's own counts from when its level is there, and says so.
+    let level = json!({"metadata": {"name": "mine"}, "spec": {"type": "Limited", "limited":
+        {"nominalConcurrencyShares": 1, "limitResponse": {"type": "Reject"}}}});
+    let schema = json!({"metadata": {"name": "mine"}, "spec": {
+        "priorityLevelConfiguration": {"name": "mine"}, "matchingPrecedence": 1000,
+        "rules": [{"subjects": [{"kind": "User", "user": {"name": "ann"}}],
+            "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["/api*"]}]}]}});
+    let schema = cluster.create(&format!("{group}/flowschemas"), schema).await;
+    let dangles = async |wanted: &str| {
+        for _ in 0..6000 {
+            let found = cluster
+                .admin("GET", &format!("{group}/flowschemas/mine"), None)
+                .await
+                .expect(200);
+            if found["status"]["conditions"][0]["status"] == wanted {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the schema never said {wanted}");
+    };
+    dangles("True").await;
+    assert_eq!(of(&cluster.ask(&ann, "GET", "/api", None).await), default);
+    let level = cluster
+        .create(&format!("{group}/prioritylevelconfigurations"), level)
+        .await;
+    dangles("False").await;
+    let mine = [&schema, &level].map(|o| o["metadata"]["uid"].as_str().map(String::from));
+    assert_eq!(of(&cluster.ask(&ann, "GET", "/api", None).await), mine);
+    // What nobody can do without comes back.
+    cluster
+        .admin("DELETE", &format!("{group}/flowschemas/catch-all"), None)
+        .await
+        .expect(200);
+    for n in 0.. {
+        let found = cluster
+            .admin("GET", &format!("{group}/flowschemas/catch-all"), None)
+            .await;
+        if found.code == 200 {
+            break;
+        }
+        assert!(n < 6000, "it does not come back: {}", found.text);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 #[tokio::test]

@@ -133,7 +133,10 @@ async fn tokens_of_both_algorithms_are_signed_verified_and_published() {
         let mut broken = token.clone();
         broken.replace_range(token.len() - 6..token.len() - 3, "AAA");
         assert!(!holds(&cluster, &broken).await, "{algorithm}");
-        let keys = cluster.admin("GET", "/openid/v1/jwks", None).await.expect(200);
+        let keys = cluster.admin("GET", "/openid/v1/jwks", None).await;
+        assert_eq!(keys.headers["content-type"], "application/jwk-set+json");
+        assert_eq!(keys.headers["cache-control"], "public, max-age=3600");
+        let keys = keys.expect(200);
         let keys = keys["keys"].as_array().unwrap();
         assert_eq!((keys.len(), &keys[0]["alg"]), (2, &json!(algorithm)));
         let path = "/.well-known/openid-configuration";

@@ -149,7 +149,9 @@ async fn a_policy_guards_deletions_and_asks_who_may_do_what() {
 async fn a_policy_that_is_none_is_refused_with_the_field_that_is_wrong() {
     let c = cluster().await;
     let spec = json!({"failurePolicy": "Fail", "matchConstraints": {"resourceRules": rules(json!(["*"]))},
-        "validations": [{"expression": "object.x == params.y"}, {"expression": "variables.z", "reason": "No"}]});
+        "variables": [{"name": "y", "expression": "1"}],
+        "validations": [{"expression": "object.x == params.y"}, {"expression": "variables.z", "reason": "No"},
+            {"expression": "object.x + 1", "messageExpression": "variables.y"}]});
     let made = json!({"metadata": {"name": "wrong"}, "spec": spec});
     let (code, message) = create(&c, &VALIDATING_ADMISSION_POLICY, made).await.unwrap_err();
     assert_eq!(code, 422);
@@ -159,8 +161,49 @@ async fn a_policy_that_is_none_is_refused_with_the_field_that_is_wrong() {
         "spec.validations[1].expression: Invalid value: \"variables.z\": compilation failed: ERROR: <input>:1:10: undefined \
          field 'z'",
         "spec.validations[1].reason: Unsupported value: \"No\"",
+        "spec.validations[2].expression: Invalid value: \"object.x + 1\": must evaluate to bool but got int",
+        "spec.validations[2].messageExpression: Invalid value: \"variables.y\": must evaluate to string but got int",
     ] {
         assert!(message.contains(part), "{part}\nis missing in {message}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_webhook_with_conditions_that_are_none_is_refused() {
+    let c = cluster().await;
+    for kind in [&VALIDATING_WEBHOOK_CONFIGURATION, &MUTATING_WEBHOOK_CONFIGURATION] {
+        for (name, condition, why) in [
+            (
+                "good",
+                json!({"name": "c", "expression": "object.metadata.name == 'x'"}),
+                "",
+            ),
+            (
+                "syntax",
+                json!({"name": "c", "expression": "... [] bad expression"}),
+                "webhooks[0].matchConditions[0].expression: Invalid value: \"... [] bad expression\": compilation failed: ",
+            ),
+            (
+                "params",
+                json!({"name": "c", "expression": "params.x == 1"}),
+                "compilation failed: ERROR: <input>:1:1: undeclared reference to 'params' (in container '')",
+            ),
+            (
+                "nameless",
+                json!({"name": "", "expression": "true"}),
+                "webhooks[0].matchConditions[0].name: Required value",
+            ),
+        ] {
+            let hook = json!({"name": "hook.example.com", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+                "rules": rules(json!(["CREATE"])), "clientConfig": {"url": "https://127.0.0.1:1/"},
+                "matchConditions": [condition]});
+            let made = create(&c, kind, json!({"metadata": {"name": name}, "webhooks": [hook]})).await;
+            match (made, why) {
+                (Ok(_), "") => {}
+                (Err((422, message)), why) if !why.is_empty() => assert!(message.contains(why), "{message}"),
+                (made, _) => panic!("{kind:?} {name}: {made:?}"),
+            }
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use super::{PRIORITIES, Workload, node, stuck};
-use crate::process::{Result, memory_mb};
+use crate::process::{Result, cpu_seconds, memory_mb};
 
 /// Creating requests under way at one time.
 const CREATORS: usize = 64;
@@ -39,6 +39,8 @@ pub struct Found {
     pub worst_second: f64,
     /// 99 of 100 attempts took no longer, binding included.
     pub p99_attempt_ms: f64,
+    /// CPU time of server, scheduler and load generator for one measured pod: what a loaded machine changes least.
+    pub cpu_micros: f64,
     /// Resident in the end, server and load generator included.
     pub memory_mb: f64,
 }
@@ -93,9 +95,9 @@ impl Bound {
     fn follow(self: &Arc<Self>, caches: &Caches) {
         let bound = self.clone();
         caches.store(&registry::POD).subscribe(move |change| {
+            // As an index asks it: without reading objects again.
             let on_node = |pod: Option<&Arc<knarr_api::Object>>| {
-                let pod = pod.and_then(|o| o.get::<Pod>());
-                pod.and_then(|p| p.spec.as_ref()?.node_name.as_ref()).is_some()
+                pod.is_some_and(|o| o.field("spec.nodeName").is_ok_and(|node| !node.is_empty()))
             };
             if !on_node(change.before()) && on_node(change.after()) {
                 bound.at.lock().push(Instant::now());
@@ -190,6 +192,7 @@ pub async fn run(workload: &Workload) -> Result<Found> {
 
     let (measured, of) = workload.measured;
     let pods = numbered(of, count, measured);
+    let cpu_before = cpu_seconds(std::process::id())?;
     let begin = Instant::now();
     create::<Pod>(&api, pods).await?;
     bound.wait_for(count + measured).await?;
@@ -199,12 +202,14 @@ pub async fn run(workload: &Workload) -> Result<Found> {
         measured.map(|at| (*at - begin).as_secs_f64()).collect()
     };
     let seconds = at.last().copied().unwrap_or_default();
+    let cpu_seconds = cpu_seconds(std::process::id())? - cpu_before;
     let after = buckets(&metrics.text());
     scheduler.abort();
     Ok(Found {
         pods_per_second: measured as f64 / seconds.max(1e-9),
         worst_second: worst_second(&at),
         p99_attempt_ms: quantile(&before, &after, 0.99) * 1000.0,
+        cpu_micros: cpu_seconds * 1e6 / measured as f64,
         memory_mb: memory_mb(std::process::id())?,
     })
 }

@@ -4,13 +4,12 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
-use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
-use super::{Authority, KUBELET_CLIENT, certificate, has, kubelet_client};
+use super::{Authority, KUBELET_CLIENT, approved, is_open, kubelet_client};
 use crate::action::{Action, Fact};
 use crate::controller::{Changed, Context, Controller, View};
 
@@ -40,8 +39,7 @@ impl Controller for Approver {
         let Some(csr) = found.filter(|_| context.failure.is_none()) else {
             return Vec::new();
         };
-        let decided = certificate(&csr).is_some() || has(&csr, "Approved") || has(&csr, "Denied");
-        if decided || csr.spec.signer_name != KUBELET_CLIENT {
+        if !is_open(&csr, KUBELET_CLIENT) {
             return Vec::new();
         }
         let Ok(asked) = self.0.read(&csr.spec.request.0) else {
@@ -72,26 +70,13 @@ impl Controller for Approver {
             ..SubjectAccessReviewSpec::default()
         };
         let kind = if own { "self kubelet" } else { "kubelet" };
-        let mut new = (*csr).clone();
-        let conditions = &mut new.status.get_or_insert_default().conditions;
-        conditions
-            .get_or_insert_default()
-            .push(CertificateSigningRequestCondition {
-                type_: "Approved".into(),
-                status: "True".into(),
-                reason: Some("AutoApproved".into()),
-                message: Some(format!(
-                    "Auto approving {kind} client certificate after SubjectAccessReview."
-                )),
-                last_update_time: Some(Time(context.now)),
-                last_transition_time: Some(Time(context.now)),
-            });
+        let message = format!("Auto approving {kind} client certificate after SubjectAccessReview.");
         vec![
             Action::Require(Fact::Allowed {
                 about: context.key.clone(),
                 any_of: permissions.iter().map(who).collect(),
             }),
-            Action::update_part(new, "approval"),
+            Action::update_part(approved(&csr, &message, context.now), "approval"),
         ]
     }
 }

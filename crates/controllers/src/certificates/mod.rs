@@ -1,15 +1,17 @@
-//! CertificateSigningRequests: kubelets' are approved when they may ask, approved ones of Kubernetes' own signers are
+//! CertificateSigningRequests: kubelets' are approved when they may ask and ask for what is theirs, approved ones of Kubernetes' own signers are
 //! signed, old ones are removed.
 //!
 //! Certificates are read and signed by an [`Authority`] that is handed in: it has the key and the chance.
 
 pub mod approver;
 pub mod cleaner;
+pub mod serving_approver;
 pub mod signer;
 
 use std::fmt::Debug;
 
-use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
@@ -58,6 +60,29 @@ fn has(csr: &CertificateSigningRequest, type_: &str) -> bool {
 fn certificate(csr: &CertificateSigningRequest) -> Option<&[u8]> {
     let bytes = csr.status.as_ref()?.certificate.as_ref()?;
     (!bytes.0.is_empty()).then_some(&*bytes.0)
+}
+
+/// Whether a request of this signer waits for somebody to decide.
+fn is_open(csr: &CertificateSigningRequest, signer: &str) -> bool {
+    let decided = certificate(csr).is_some() || has(csr, "Approved") || has(csr, "Denied");
+    !decided && csr.spec.signer_name == signer
+}
+
+/// The request with the word that it is approved.
+fn approved(csr: &CertificateSigningRequest, message: &str, now: Timestamp) -> CertificateSigningRequest {
+    let mut new = csr.clone();
+    let conditions = &mut new.status.get_or_insert_default().conditions;
+    conditions
+        .get_or_insert_default()
+        .push(CertificateSigningRequestCondition {
+            type_: "Approved".into(),
+            status: "True".into(),
+            reason: Some("AutoApproved".into()),
+            message: Some(message.into()),
+            last_update_time: Some(Time(now)),
+            last_transition_time: Some(Time(now)),
+        });
+    new
 }
 
 /// The usages are these, with or without `key encipherment`, which RSA keys need.

@@ -1,21 +1,25 @@
 //! The roles put together: what `up`, `server` and `agent` start, from the same parts.
 
 use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use knarr_api::k8s_openapi::jiff::Timestamp;
+use knarr_apiserver::audit::{self, Audit};
 use knarr_apiserver::authn::StaticTokens;
+use knarr_apiserver::authn::token_key::KeyFiles;
 use knarr_apiserver::pki::{self, Pki};
 use knarr_apiserver::seams::SystemEntropy;
 use knarr_apiserver::signing;
 use knarr_apiserver::tls::Tls;
-use knarr_apiserver::{Seams, Server, ServiceRange};
+use knarr_apiserver::{Options, Seams, Server, ServiceRange};
 use knarr_client::remote::Remote;
 use knarr_client::{Api, Conn, NodeDialer, SystemClock};
 use knarr_control::ControllersConfig;
 use knarr_control::certificates::{Authority, Requested};
+use knarr_node::certificates;
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::images;
 use knarr_node::kubelet::{self, Kubelet};
@@ -30,6 +34,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::join;
 use super::kubelet_port::{API_SERVER, KubeletPort, RemoteNodes};
 use super::{Failure, git_version};
 use crate::config::{Config, StoreEngine};
@@ -73,21 +78,28 @@ impl ControlPlane {
         let failed = |e| Failure::new("the cluster's keys are not usable").because(e);
         let pki = Pki::open(&config.data_dir.join("pki"), Timestamp::now()).map_err(failed)?;
         let serving = pki.server(&certificate_names(config, &range)).map_err(failed)?;
-        let tls = Tls::new(&serving, pki.ca_pem()).map_err(Failure::new)?;
+        // The CA goes along, for those who know no more of it than its pin.
+        let shown = pki::Identity {
+            certificate_pem: serving.certificate_pem + pki.ca_pem(),
+            ..serving
+        };
+        let tls = Tls::new(&shown, pki.ca_pem()).map_err(Failure::new)?;
         let server_config = knarr_apiserver::Config {
             advertised: listen.to_string(),
             address: listen.ip(),
             port: listen.port(),
             service_range: range,
             static_tokens: StaticTokens::default(),
-            issuer: knarr_apiserver::ISSUER.into(),
-            service_account_key: pki.service_account_key().map_err(failed)?,
-            options: knarr_apiserver::Options::default(),
+            issuer: config.access.issuer.clone(),
+            service_account_key: service_account_keys(config, &pki)?,
+            options: options(config)?,
         };
         let kubelet_client = pki
             .client("kubelet-client", API_SERVER, &["system:masters"])
             .map_err(failed)?;
-        let remote = Arc::new(RemoteNodes::new(&kubelet_client)?);
+        let authority = CertificateDer::from_pem_slice(pki.ca_pem().as_bytes())
+            .map_err(|e| Failure::new("the cluster's CA cannot be read").because(e))?;
+        let remote = Arc::new(RemoteNodes::new(&kubelet_client, &authority)?);
         let nodes = Arc::new(Nodes {
             local,
             remote: remote.clone(),
@@ -103,8 +115,10 @@ impl ControlPlane {
             .map_err(|e| Failure::new("the API server does not start").because(e))?;
 
         remote.find_by(server.api("system:apiserver", ["system:masters", "system:authenticated"]));
-        let authority = CertificateDer::from_pem_slice(pki.ca_pem().as_bytes())
-            .map_err(|e| Failure::new("the cluster's CA cannot be read").because(e))?;
+        server
+            .let_nodes_join(&format!("https://{}", advertised(config, listen)), pki.ca_pem())
+            .await
+            .map_err(|e| Failure::new("the cluster cannot be made known to nodes that join").because(e))?;
         let tasks = TaskTracker::new();
         tasks.spawn(server.clone().serve(listener, tls, cancel.clone()));
         let admin = pki.admin().map_err(failed)?;
@@ -192,7 +206,9 @@ fn control_config(config: &Config, pki: &Pki) -> knarr_control::Config {
         scheduler: config.scheduler.clone(),
         controllers: ControllersConfig {
             root_ca: Some(pki.ca_pem().into()),
-            authority: Some(Arc::new(ClusterAuthority(pki.authority()))),
+            authority: Some(Arc::new(ClusterAuthority(
+                pki.authority().for_at_most(config.cluster_signing_duration),
+            ))),
             node_lifecycle: config.node_lifecycle,
             ..ControllersConfig::default()
         },
@@ -200,6 +216,40 @@ fn control_config(config: &Config, pki: &Pki) -> knarr_control::Config {
         metrics: Default::default(),
         identity: shared.then(identity),
     }
+}
+
+/// The user's keys of service-account tokens, else knarr's own.
+fn service_account_keys(config: &Config, pki: &Pki) -> Result<KeyFiles, Failure> {
+    let mut keys = config.access.keys.clone();
+    if keys.signing.is_empty() {
+        let own = pki
+            .service_account_key()
+            .map_err(|e| Failure::new("the cluster's keys are not usable").because(e))?;
+        keys.signing = own.signing;
+    }
+    Ok(keys)
+}
+
+fn options(config: &Config) -> Result<Options, Failure> {
+    let access = &config.access;
+    let audit = match access.audit.clone() {
+        None => None,
+        Some((policy, destination)) => {
+            let (audit, lines) = Audit::new(policy);
+            audit::write_to(destination, lines, Arc::new(SystemClock)).map_err(|e| {
+                Failure::new("the audit log cannot be written, see --audit-log-path").because(e)
+            })?;
+            Some(audit)
+        }
+    };
+    Ok(Options {
+        anonymous: access.anonymous,
+        encryption: access.encryption.clone(),
+        audit,
+        max_in_flight: access.max_in_flight,
+        request_timeout: access.request_timeout,
+        ..Options::default()
+    })
 }
 
 /// The cluster's CA as the certificate controllers use it.
@@ -231,6 +281,18 @@ impl Authority for ClusterAuthority {
 
     fn ends(&self, certificate: &[u8]) -> Option<Timestamp> {
         signing::ends(certificate)
+    }
+}
+
+/// Where others find the API: where it listens, or, if that is everywhere, under the first name it is said to have.
+fn advertised(config: &Config, listen: SocketAddr) -> String {
+    if !listen.ip().is_unspecified() {
+        return listen.to_string();
+    }
+    let name = config.tls_sans.first().unwrap_or(&config.node_name);
+    match name.parse::<IpAddr>() {
+        Ok(address) => SocketAddr::new(address, listen.port()).to_string(),
+        Err(_) => format!("{name}:{}", listen.port()),
     }
 }
 
@@ -275,7 +337,7 @@ async fn open_store(config: &Config) -> Result<Arc<dyn knarr_store::Store>, Fail
 }
 
 /// A file that only its owner reads, written whole or not at all.
-fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
+pub fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
     let failed = |e| Failure::new(format!("cannot write {}", path.display())).because(e);
@@ -368,8 +430,15 @@ impl PreparedNode {
         authorities: &[CertificateDer<'_>],
         cancel: &CancellationToken,
     ) -> Result<RunningNode, Failure> {
-        let identity = pki::self_signed(&config.node_name)
-            .map_err(|e| Failure::new("the kubelet's certificate cannot be made").because(e))?;
+        let node_ips = vec![config.kubelet_listen.ip().to_string()];
+        let wanted = certificates::serving(&config.node_name, &node_ips);
+        let rotation = join::open(config, wanted, "kubelet-server-current.pem")?;
+        // Until the cluster has signed one, nobody takes the port for this node's.
+        let identity = match rotation.current() {
+            Some(kept) => identity(kept),
+            None => pki::self_signed(&config.node_name)
+                .map_err(|e| Failure::new("the kubelet's certificate cannot be made").because(e))?,
+        };
         let port = KubeletPort::bind(
             config.kubelet_listen,
             &config.node_name,
@@ -378,6 +447,9 @@ impl PreparedNode {
             api.clone(),
         )
         .await?;
+        let tls = port.tls();
+        let take = move |renewed: &certificates::Identity| tls.renew(&self::identity(renewed));
+        tokio::spawn(rotation.run(api.clone(), None, take, cancel.clone()));
         let kubelet_config = kubelet::Config {
             node_name: config.node_name.clone(),
             root_dir: config.data_dir.join("kubelet"),
@@ -397,7 +469,7 @@ impl PreparedNode {
                 .as_deref()
                 .unwrap_or("/etc/resolv.conf")
                 .into(),
-            node_ips: vec![config.kubelet_listen.ip().to_string()],
+            node_ips,
             port: config.kubelet_listen.port(),
             version: git_version(),
             termination_resume: config.termination_resume,
@@ -436,6 +508,13 @@ impl PreparedNode {
             kubelet,
             server,
         })
+    }
+}
+
+fn identity(of: &certificates::Identity) -> pki::Identity {
+    pki::Identity {
+        certificate_pem: of.certificate_pem.clone(),
+        key_pem: of.key_pem.clone(),
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! Who asks is known by a certificate of the cluster's CA or a token the API server knows; whether he may is asked of
 //! the API server too, as a verb on a subresource of the Node (`nodes/proxy`, `nodes/pods`, …). Who shows nothing that
-//! counts gets 401, who may not 403; no path is excepted. The API server takes the kubelet's certificate as it is, as
-//! kube-apiserver does by default.
+//! counts gets 401, who may not 403; no path is excepted. The API server speaks to no port but one that shows a
+//! certificate of the cluster's CA for the address that is dialled (kube-apiserver's `--kubelet-certificate-authority`).
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -24,11 +24,7 @@ use knarr_apiserver::pki::Identity;
 use knarr_apiserver::tls::Tls;
 use knarr_client::{Api, Clock, Conn, NodeDialer, SystemClock, TypedApi};
 use knarr_node::server::Gate;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
@@ -85,6 +81,11 @@ impl KubeletPort {
                 api,
             },
         })
+    }
+
+    /// Where the identity can be exchanged while the port serves.
+    pub fn tls(&self) -> Tls {
+        self.tls.clone()
     }
 
     /// Serves until `cancel`.
@@ -262,24 +263,13 @@ pub struct RemoteNodes {
 }
 
 impl RemoteNodes {
-    /// `identity` is what kubelets are shown.
-    pub fn new(identity: &Identity) -> Result<Self, Failure> {
-        let unusable =
-            |e: &dyn std::fmt::Display| Failure::new(format!("the key towards kubelets is not usable: {e}"));
-        let chain = CertificateDer::pem_slice_iter(identity.certificate_pem.as_bytes())
-            .collect::<Result<Vec<_>, _>>();
-        let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).map_err(|e| unusable(&e))?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .map_err(|e| unusable(&e))?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
-            .with_client_auth_cert(chain.map_err(|e| unusable(&e))?, key)
-            .map_err(|e| unusable(&e))?;
+    /// `identity` is what kubelets are shown; theirs are of `authority`.
+    pub fn new(identity: &Identity, authority: &CertificateDer<'static>) -> Result<Self, Failure> {
+        let tls = knarr_apiserver::tls::connector(Some(identity), Some(authority))
+            .map_err(|e| Failure::new(format!("what kubelets are shown is not usable: {e}")))?;
         Ok(RemoteNodes {
             api: OnceLock::new(),
-            tls: TlsConnector::from(Arc::new(config)),
+            tls,
         })
     }
 
@@ -289,7 +279,7 @@ impl RemoteNodes {
         let _ = self.api.set(api);
     }
 
-    async fn address(&self, node: &str) -> io::Result<(String, u16)> {
+    async fn address(&self, node: &str) -> io::Result<(IpAddr, u16)> {
         let not_found = |why: &str| io::Error::new(io::ErrorKind::NotFound, format!("node {node}: {why}"));
         let api = self
             .api
@@ -301,7 +291,11 @@ impl RemoteNodes {
             .map_err(|e| not_found(e.message()))?;
         let status = found.status.as_ref();
         let addresses = status.and_then(|s| s.addresses.as_ref());
-        let internal = addresses.into_iter().flatten().find(|a| a.type_ == "InternalIP");
+        let mut internal = addresses
+            .into_iter()
+            .flatten()
+            .filter(|a| a.type_ == "InternalIP");
+        let internal = internal.find_map(|a| a.address.parse().ok());
         let endpoints = status
             .and_then(|s| s.daemon_endpoints.as_ref())
             .and_then(|d| d.kubelet_endpoint.as_ref());
@@ -309,7 +303,7 @@ impl RemoteNodes {
             .and_then(|e| u16::try_from(e.port).ok())
             .filter(|p| *p > 0);
         match (internal, port) {
-            (Some(address), Some(port)) => Ok((address.address.clone(), port)),
+            (Some(address), Some(port)) => Ok((address, port)),
             _ => Err(not_found("its status has no InternalIP or kubelet port")),
         }
     }
@@ -319,55 +313,19 @@ impl RemoteNodes {
 impl NodeDialer for RemoteNodes {
     async fn dial(&self, node: &str) -> io::Result<Box<dyn Conn>> {
         let (address, port) = self.address(node).await?;
-        let name = ServerName::try_from(node.to_string()).map_err(io::Error::other)?;
+        let name = ServerName::from(address);
         let connect = async {
             let stream = TcpStream::connect((address, port)).await?;
             stream.set_nodelay(true)?;
             self.tls.connect(name, stream).await
         };
+        let place = |e: io::Error| io::Error::new(e.kind(), format!("node {node} at {address}:{port}: {e}"));
         let stream = tokio::time::timeout(CONNECT_LIMIT, connect)
             .await
-            .map_err(|_| io::ErrorKind::TimedOut)??;
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))
+            .flatten()
+            .map_err(place)?;
         Ok(Box::new(stream))
-    }
-}
-
-/// Takes a kubelet's certificate as it is; that the peer holds its key is still checked.
-#[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }
 
@@ -379,6 +337,7 @@ mod tests {
     use knarr_apiserver::{Options, Seams, Server, ServiceRange};
     use knarr_node::runtime::fake::FakeRuntime;
     use knarr_node::server::RuntimeContainers;
+    use rustls::pki_types::pem::PemObject;
     use std::collections::HashMap;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -404,24 +363,10 @@ mod tests {
         token: &str,
         path: &str,
     ) -> (u16, String) {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)));
-        let config = match certificate {
-            None => config.with_no_client_auth(),
-            Some(identity) => {
-                let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).unwrap();
-                config
-                    .with_client_auth_cert(chain(&identity.certificate_pem), key)
-                    .unwrap()
-            }
-        };
         let stream = TcpStream::connect(address).await.unwrap();
         let name = ServerName::try_from("n1").unwrap();
-        let mut stream = TlsConnector::from(Arc::new(config))
+        let mut stream = knarr_apiserver::tls::connector(certificate, None)
+            .unwrap()
             .connect(name, stream)
             .await
             .unwrap();

@@ -121,10 +121,16 @@ impl Cluster {
 
     /// The control plane alone, without a node.
     pub fn launch_server(&self) -> Result<(), String> {
+        self.launch_server_with(&[])
+    }
+
+    /// The same with more flags.
+    pub fn launch_server_with(&self, flags: &[&str]) -> Result<(), String> {
         let mut server = Command::new(env!("CARGO_BIN_EXE_knarr"));
         server.arg("server").arg("--data-dir").arg(self.data_dir());
         server.arg("--kubeconfig").arg(self.kubeconfig());
         server.args(["--listen", &format!("127.0.0.1:{}", self.port)]);
+        server.args(flags);
         server.stdin(Stdio::null());
         self.spawn(server)
     }

@@ -5,17 +5,22 @@
 
 #![allow(clippy::disallowed_methods, reason = "real processes run on the real clock")]
 
+mod access;
 mod cluster;
 mod crash;
 mod disk;
+mod fleet;
 mod foresight;
 mod golden_life;
+mod javascript;
+mod joining;
 mod kube_rs;
 mod kubectl;
 mod kubectl_streams;
 mod mistakes;
 mod node;
 mod operator;
+mod partitions;
 mod python;
 mod safety;
 
@@ -51,6 +56,7 @@ fn main() -> ExitCode {
         .chain(foresight::SCENARIOS)
         .chain(node::SCENARIOS)
         .chain(python::SCENARIOS)
+        .chain(javascript::SCENARIOS)
         .chain(golden_life::SCENARIOS)
         .chain(kube_rs::SCENARIOS)
         .chain(safety::SCENARIOS)
@@ -64,7 +70,10 @@ fn main() -> ExitCode {
     }
     let alone = crash::SCENARIOS
         .iter()
+        .chain(access::SCENARIOS)
         .chain(disk::SCENARIOS)
+        .chain(joining::SCENARIOS)
+        .chain(partitions::SCENARIOS)
         .chain(mistakes::SCENARIOS);
     for (name, run) in alone {
         trials.push(Trial::test(*name, run));

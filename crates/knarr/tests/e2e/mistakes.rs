@@ -27,12 +27,23 @@ fn knarr(args: &[&str]) -> std::io::Result<Output> {
 fn bad_config() -> Outcome {
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("knarr.yaml");
-    std::fs::write(&file, "listen: nowhere\nstore: floppy\ncolour: red\n")?;
+    let keys = dir.path().join("keys.yaml");
+    std::fs::write(
+        &keys,
+        "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n\
+         - resources: [secrets]\n  providers: [{aesgcm: {keys: [{name: k, secret: c2hvcnQ=}]}}]\n",
+    )?;
+    let settings = format!(
+        "listen: nowhere\nstore: floppy\ncolour: red\nencryptionProviderConfig: {}\n",
+        keys.display()
+    );
+    std::fs::write(&file, settings)?;
     let out = knarr(&["up", "--config", &file.display().to_string()])?;
     same(&format!("{:?}", out.status.code()), "Some(2)")?;
     let said = text(&out);
     for part in [
-        "3 mistakes",
+        "4 mistakes",
+        "keys.yaml: resources[0].providers[0].aesgcm.keys[0].secret: Invalid value: \"REDACTED\": 5 bytes",
         "listen: \"nowhere\": expected an address with a port",
         "expected embedded, memory or etcd",
         "colour: there is no such setting",
@@ -76,7 +87,7 @@ fn bad_kubeconfig() -> Outcome {
     std::fs::write(&file, "clusters: 7")?;
     let out = server(
         dir.path(),
-        &["agent", "--server-kubeconfig", &file.display().to_string()],
+        &["agent", "--bootstrap-kubeconfig", &file.display().to_string()],
     )?;
     same(&format!("{:?}", out.status.code()), "Some(1)")?;
     has(&text(&out), &file.display().to_string())

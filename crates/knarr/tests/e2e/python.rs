@@ -1,20 +1,45 @@
-//! The Python client (`kubernetes` of PyPI) creates, watches, patches, execs and deletes.
+//! The Python client (`kubernetes` of PyPI) creates, watches, patches, execs and deletes; and what Helm does, asked
+//! through its connection.
 
 use std::process::Command;
+use std::sync::Mutex;
 
 use crate::Outcome;
 use crate::cluster::{Namespace, Scenario, has, text};
 
-pub const SCENARIOS: &[(&str, Scenario)] = &[(
-    "the_python_client_creates_watches_patches_execs_and_deletes",
-    lifecycle,
-)];
+pub const SCENARIOS: &[(&str, Scenario)] = &[
+    (
+        "the_python_client_creates_watches_patches_execs_and_deletes",
+        lifecycle,
+    ),
+    ("what_helm_asks_installs_upgrades_rolls_back_and_uninstalls", helm),
+];
+
+/// Scenarios run side by side; they share one environment.
+static INSTALLING: Mutex<()> = Mutex::new(());
 
 fn lifecycle(ns: &Namespace) -> Outcome {
-    let python = python_with_client()?;
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/client.py");
+    script(
+        ns,
+        "client.py",
+        "created\nrunning\npatched\nexec: ahoy\ndeleted\n",
+    )
+}
+
+fn helm(ns: &Namespace) -> Outcome {
+    let steps = "installed\ntried\nupgraded\nrolled back\nuninstalled\n";
+    script(ns, "helm.py", steps)
+}
+
+/// Runs a script of this folder, which has to say `expected`.
+fn script(ns: &Namespace, name: &str, expected: &str) -> Outcome {
+    let python = {
+        let _alone = INSTALLING.lock().map_err(|e| e.to_string())?;
+        python_with_client()?
+    };
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e");
     let out = Command::new(python)
-        .arg(script)
+        .arg(format!("{folder}/{name}"))
         .arg(ns.cluster.kubeconfig())
         .arg(&ns.name)
         .output()?;
@@ -22,7 +47,7 @@ fn lifecycle(ns: &Namespace) -> Outcome {
     if !out.status.success() {
         return Err(said.into());
     }
-    has(&said, "created\nrunning\npatched\nexec: ahoy\ndeleted\n")
+    has(&said, expected)
 }
 
 /// A virtual environment beside the build's output, made once, with the version in `requirements.txt`.

@@ -111,6 +111,11 @@ pub(super) async fn run(
                     Ok(None) => statuses.clear(),
                     Err(error) => wait = again(&error, wait).await,
                 },
+                // It will never be taken, and what came after it says more.
+                Err(error) if error.is_invalid() && statuses.len() > 1 => {
+                    warn!(%error, "a pod's status was refused");
+                    statuses.pop_front();
+                }
                 Err(error) => wait = again(&error, wait).await,
             }
             continue;

@@ -388,6 +388,39 @@ fn p3_an_event_that_could_help_brings_a_pod_back_after_its_back_off_and_others_d
 }
 
 #[test]
+fn p4_a_pod_takes_the_room_that_was_made_for_it_at_once_unless_others_are_due() {
+    let with = |name: &str, priority: i32, node: &str| {
+        let mut pod = serde_json::to_value(&*asking(name, "3", "1Mi")).unwrap();
+        pod["spec"]["priority"] = priority.into();
+        pod["spec"]["nodeName"] = node.into();
+        shared::<Pod>(pod)
+    };
+    // Its victim may go before or after the scheduler hears that it was told to.
+    for goes_first in [false, true] {
+        let mut scheduler = cluster(&[node("n", json!({}))]);
+        let (low, high) = (with("low", 0, "n"), with("high", 10, ""));
+        scheduler.pod_changed(None, Some(&low), at(0));
+        scheduler.pod_changed(None, Some(&high), at(0));
+        let Some(Step::Preempt { pod, .. }) = scheduler.step(at(0)) else {
+            panic!("low is in the way")
+        };
+        if goes_first {
+            scheduler.pod_changed(Some(&low), None, at(0));
+            assert_eq!(step(&mut scheduler, 0), "nothing");
+        }
+        scheduler.preempted(&pod, false, at(0));
+        if !goes_first {
+            assert_eq!(step(&mut scheduler, 0), "nothing");
+            scheduler.pod_changed(Some(&low), None, at(0));
+        }
+        scheduler.pod_changed(None, Some(&asking("other", "64", "1Mi")), at(0));
+        assert!(step(&mut scheduler, 0).starts_with("other: "));
+        assert_eq!(step(&mut scheduler, 0), "high -> n", "goes first: {goes_first}");
+        assert_eq!(step(&mut scheduler, 0), "nothing");
+    }
+}
+
+#[test]
 fn p3_what_nothing_helps_is_tried_again_after_five_minutes() {
     let mut scheduler = cluster(&[node("n", json!({"status": {"allocatable": {"cpu": "1"}}}))]);
     scheduler.pod_changed(None, Some(&asking("p", "2", "1Mi")), at(0));

@@ -52,7 +52,7 @@ fn denials(spec: Value) -> Vec<String> {
 #[test]
 fn a_policy_denies_what_does_not_hold_and_says_why() {
     let holds = |more: Value| {
-        let mut spec = json!({"failurePolicy": "Fail",
+        let mut spec = json!({"failurePolicy": "Fail", "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
             "variables": [{"name": "n", "expression": "int(object.data.n)"}, {"name": "twice", "expression": "variables.n * 2"}],
             "validations": [{"expression": "variables.n <= int(params.data.max)"}]});
         crate::patch::merge::apply(&mut spec, &more);
@@ -164,4 +164,31 @@ fn a_mutation_changes_what_it_names_and_nothing_else() {
     ] {
         assert_eq!(mutated(json!([mutation])).unwrap_err(), why);
     }
+}
+
+#[test]
+fn expressions_that_cost_too_much_deny() {
+    // To sort costs the square of how many there are.
+    let dear = "lists.range(1500).sort().size() > 0";
+    let found = denials(
+        json!({"failurePolicy": "Fail", "validations": [{"expression": dear}, {"expression": "false"}]}),
+    )
+    .join("; ");
+    assert_eq!(
+        found,
+        format!(
+            "0 : expression '{dear}' resulted in error: operation cancelled: actual cost limit exceeded; \
+             1 Invalid: failed expression: false"
+        )
+    );
+    let mut all = vec![json!({"expression": "lists.range(600).sort().size() > 0"}); 15];
+    all.push(json!({"expression": "false"}));
+    let found = denials(json!({"failurePolicy": "Fail", "validations": all})).join("; ");
+    assert!(
+        found.ends_with(
+            ": validation failed due to running out of cost budget, no further validation rules will be run"
+        ),
+        "{found}"
+    );
+    assert_eq!(found.matches("; ").count(), 0, "nothing else is judged: {found}");
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::batch::v1::{Job, JobStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::is;
 use super::spec::{count_indexes, intervals};
@@ -31,6 +32,11 @@ pub(super) fn validate_update(job: &Job, old: &Job) -> Errors {
     check.indexes();
     check.never_back();
     check.errors
+}
+
+/// Whether two times are shown differently: what a controller wrote is held to the nanosecond, and shown to the second.
+fn differ(a: Option<&Time>, b: Option<&Time>) -> bool {
+    a.map(|t| t.0.as_second()) != b.map(|t| t.0.as_second())
 }
 
 fn path(field: &str) -> Path {
@@ -157,8 +163,8 @@ impl Check<'_> {
             self.status.start_time.clone(),
             self.status.completion_time.clone(),
         );
-        let start_changed = start != self.before.start_time;
-        let end_changed = end != self.before.completion_time;
+        let start_changed = differ(start.as_ref(), self.before.start_time.as_ref());
+        let end_changed = differ(end.as_ref(), self.before.completion_time.as_ref());
         let complete = is(self.job, "Complete");
         if self.flipped("Complete") || end_changed {
             match &end {
@@ -195,11 +201,9 @@ impl Check<'_> {
             self.errors
                 .required(&path("startTime"), "startTime is required for finished job");
         }
-        if let (Some(end), Some(before)) = (&end, &self.before.completion_time)
-            && end != before
-        {
+        if end.is_some() && self.before.completion_time.is_some() && end_changed {
             self.errors
-                .invalid(&path("completionTime"), json(end), "field is immutable");
+                .invalid(&path("completionTime"), json(&end), "field is immutable");
         }
         let resuming = is(self.old, "Suspended") && !is(self.job, "Suspended");
         if self.before.start_time.is_some() && start_changed && !resuming && !suspended {

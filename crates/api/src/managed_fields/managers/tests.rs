@@ -19,7 +19,10 @@ fn map(data: Value) -> Value {
 
 fn held(managed: &Managed) -> Vec<String> {
     let sets = managed.clone().encode().unwrap_or_default().into_iter().map(|e| {
-        let fields = e.fields_v1.map(|f| f.0.to_string()).unwrap_or_default();
+        let fields = e
+            .fields_v1
+            .and_then(|f| f.0.as_str().map(str::to_string))
+            .unwrap_or_default();
         format!(
             "{} {} {fields}",
             e.manager.unwrap_or_default(),

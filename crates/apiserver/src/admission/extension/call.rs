@@ -234,7 +234,8 @@ async fn post(place: &Place, tls: Arc<ClientConfig>, body: Bytes) -> Result<Valu
     })
 }
 
-fn dialled(error: &std::io::Error) -> String {
+/// Why nobody was reached, as Go says it.
+pub(crate) fn dialled(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::ConnectionRefused => "connection refused".into(),
         _ => error.to_string(),

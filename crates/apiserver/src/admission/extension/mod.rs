@@ -1,5 +1,6 @@
 //! What users add to admission: policies in CEL and webhooks, each first those that change a write and, once it is
-//! known to be valid, those that judge it.
+//! known to be valid, those that judge it. Subresources that speak a kind of their own are asked about with an object
+//! of that kind; what they then write is not asked about again.
 //!
 //! Where none is configured a write passes without its JSON being made. Configurations themselves are never guarded:
 //! nobody could mend them.
@@ -12,11 +13,13 @@ mod webhook;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::core::v1::Namespace;
 use knarr_api::admission::Attributes;
-use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, registry};
+use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, registry, scale};
 use serde_json::{Value, json};
 
+pub(crate) use call::dialled;
 pub(crate) use policy::Policies;
 
 use crate::pipeline::{Ctx, Target};
@@ -29,14 +32,17 @@ pub(crate) enum Operation {
     Create,
     Update,
     Delete,
+    Connect,
 }
 
 impl Operation {
-    fn words(self) -> (&'static str, &'static str) {
+    /// Its name, and the kind of its options if it has any.
+    fn words(self) -> (&'static str, Option<&'static str>) {
         match self {
-            Operation::Create => ("CREATE", "CreateOptions"),
-            Operation::Update => ("UPDATE", "UpdateOptions"),
-            Operation::Delete => ("DELETE", "DeleteOptions"),
+            Operation::Create => ("CREATE", Some("CreateOptions")),
+            Operation::Update => ("UPDATE", Some("UpdateOptions")),
+            Operation::Delete => ("DELETE", Some("DeleteOptions")),
+            Operation::Connect => ("CONNECT", None),
         }
     }
 }
@@ -50,10 +56,33 @@ pub(crate) struct Write<'a> {
     pub old: Option<&'a Object>,
 }
 
+/// What of a write policies and webhooks are asked about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shown {
+    /// The object that is written.
+    #[default]
+    Object,
+    /// Its scale: that is what the client sent.
+    Scale,
+    /// Nothing: they were asked about what the write is part of (a Binding, an Eviction).
+    Nothing,
+}
+
+/// Kinds whose objects change a write.
+static MUTATING: [&Kind; 2] = [
+    &registry::MUTATING_ADMISSION_POLICY_BINDING,
+    &registry::MUTATING_WEBHOOK_CONFIGURATION,
+];
+/// Kinds whose objects judge one.
+static VALIDATING: [&Kind; 2] = [
+    &registry::VALIDATING_ADMISSION_POLICY_BINDING,
+    &registry::VALIDATING_WEBHOOK_CONFIGURATION,
+];
+
 impl Server {
-    fn has_any(&self, kinds: [&'static Kind; 2]) -> bool {
-        let counts = |kind| self.cache.of(kind).is_ok_and(|cache| cache.count() > 0);
-        kinds.into_iter().any(counts)
+    fn has_any(&self, kinds: &[&'static Kind]) -> bool {
+        let counts = |kind: &&'static Kind| self.cache.of(kind).is_ok_and(|cache| cache.count() > 0);
+        kinds.iter().any(counts)
     }
 
     /// Lets policies and webhooks change the object that is about to be written.
@@ -65,10 +94,7 @@ impl Server {
         object: Box<dyn AnyObject>,
         old: Option<&Arc<Object>>,
     ) -> Result<Box<dyn AnyObject>, Error> {
-        if !self.has_any([
-            &registry::MUTATING_ADMISSION_POLICY_BINDING,
-            &registry::MUTATING_WEBHOOK_CONFIGURATION,
-        ]) {
+        if ctx.shown == Shown::Nothing || !self.has_any(&MUTATING) {
             return Ok(object);
         }
         let write = Write {
@@ -86,6 +112,9 @@ impl Server {
         self.mutate_by_webhooks(ctx, &mut attributes).await?;
         if attributes.object == before {
             return Ok(object);
+        }
+        if ctx.shown == Shown::Scale {
+            return rescaled(stored, object, attributes.object);
         }
         let json = serde_json::to_vec(&attributes.object).map_err(Error::internal)?;
         let decoded = target.kind.ops.decode(&json).map_err(|e| {
@@ -111,10 +140,10 @@ impl Server {
             object: None,
             old: Some(old),
         };
-        if self.has_any([
-            &registry::MUTATING_WEBHOOK_CONFIGURATION,
-            &registry::MUTATING_WEBHOOK_CONFIGURATION,
-        ]) {
+        if ctx.shown == Shown::Nothing {
+            return Ok(());
+        }
+        if self.has_any(&MUTATING[1..]) {
             let mut attributes = attributes(ctx, target, &write)?;
             if !attributes.is_exempt() {
                 self.mutate_by_webhooks(ctx, &mut attributes).await?;
@@ -130,16 +159,58 @@ impl Server {
         target: &Target<'_>,
         write: &Write<'_>,
     ) -> Result<(), Error> {
-        if !self.has_any([
-            &registry::VALIDATING_ADMISSION_POLICY_BINDING,
-            &registry::VALIDATING_WEBHOOK_CONFIGURATION,
-        ]) {
+        if ctx.shown == Shown::Nothing || !self.has_any(&VALIDATING) {
             return Ok(());
         }
         let attributes = attributes(ctx, target, write)?;
         if attributes.is_exempt() {
             return Ok(());
         }
+        self.judge_by_policies(ctx, &attributes)?;
+        self.judge_by_webhooks(ctx, &attributes).await
+    }
+
+    /// Lets policies and webhooks change, and then refuse, what a subresource is asked with that speaks a kind of its
+    /// own (a Binding, PodExecOptions). What they leave of it.
+    pub(crate) async fn admit_part(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        operation: Operation,
+        object: Value,
+    ) -> Result<Value, Error> {
+        let object = self.mutate_part(ctx, target, operation, object).await?;
+        self.judge_part(ctx, target, operation, &object).await?;
+        Ok(object)
+    }
+
+    pub(crate) async fn mutate_part(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        operation: Operation,
+        object: Value,
+    ) -> Result<Value, Error> {
+        if !self.has_any(&MUTATING) {
+            return Ok(object);
+        }
+        let mut attributes = part_attributes(ctx, target, operation, object);
+        self.mutate_by_policies(&mut attributes, &ctx.user)?;
+        self.mutate_by_webhooks(ctx, &mut attributes).await?;
+        Ok(attributes.object.unwrap_or_default())
+    }
+
+    pub(crate) async fn judge_part(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        operation: Operation,
+        object: &Value,
+    ) -> Result<(), Error> {
+        if !self.has_any(&VALIDATING) {
+            return Ok(());
+        }
+        let attributes = part_attributes(ctx, target, operation, object.clone());
         self.judge_by_policies(ctx, &attributes)?;
         self.judge_by_webhooks(ctx, &attributes).await
     }
@@ -181,33 +252,24 @@ fn json_of(object: &dyn AnyObject) -> Result<Value, Error> {
 
 fn attributes(ctx: &Ctx, target: &Target<'_>, write: &Write<'_>) -> Result<Attributes, Error> {
     let (served, stored) = (target.kind, crate::keys::stored_kind(target.kind));
-    let shown = |object: Value| {
-        convert::json(stored, served, &object)
+    let scales = ctx.shown == Shown::Scale;
+    let shown = |object: &dyn AnyObject| {
+        if scales {
+            return scale_of(stored, object.clone_box());
+        }
+        convert::json(stored, served, &json_of(object)?)
             .ok_or_else(|| Error::internal(format!("failed to convert object version to {served:?}")))
     };
-    let object = write.object.map(json_of).transpose()?.map(shown).transpose()?;
-    let old = write.old.map(|old| json_of(old.typed())).transpose()?;
-    let old = old.map(shown).transpose()?;
+    let object = write.object.map(shown).transpose()?;
+    let old = write.old.map(|old| shown(old.typed())).transpose()?;
     let name = match (target.name, write.object) {
         ("", Some(object)) => object.metadata().name.clone().unwrap_or_default(),
         (name, _) => name.to_string(),
     };
-    let (operation, options_kind) = write.operation.words();
-    let mut options = json!({"kind": options_kind, "apiVersion": "meta.k8s.io/v1"});
-    if let Some(manager) = ctx
-        .manager
-        .as_deref()
-        .filter(|_| write.operation != Operation::Delete)
-    {
-        options["fieldManager"] = manager.into();
-    }
-    if ctx.dry_run {
-        options["dryRun"] = json!(["All"]);
-    }
     Ok(Attributes {
-        operation,
+        operation: write.operation.words().0,
         kind: served,
-        subresource: target.subresource.to_string(),
+        subresource: if scales { "scale" } else { target.subresource }.to_string(),
         namespace: match *served == registry::NAMESPACE {
             true => name.clone(),
             false => target.namespace.to_string(),
@@ -215,10 +277,60 @@ fn attributes(ctx: &Ctx, target: &Target<'_>, write: &Write<'_>) -> Result<Attri
         name,
         object,
         old,
-        options,
+        options: options(ctx, write.operation),
         user: user_info(&ctx.user),
         dry_run: ctx.dry_run,
     })
+}
+
+/// Of a request whose object is none that is stored.
+fn part_attributes(ctx: &Ctx, target: &Target<'_>, operation: Operation, object: Value) -> Attributes {
+    Attributes {
+        operation: operation.words().0,
+        kind: target.kind,
+        subresource: target.subresource.to_string(),
+        namespace: target.namespace.to_string(),
+        name: target.name.to_string(),
+        object: Some(object),
+        old: None,
+        options: options(ctx, operation),
+        user: user_info(&ctx.user),
+        dry_run: ctx.dry_run,
+    }
+}
+
+/// The request's CreateOptions or the like.
+fn options(ctx: &Ctx, operation: Operation) -> Value {
+    let Some(kind) = operation.words().1 else {
+        return Value::Null;
+    };
+    let mut options = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
+    if let Some(manager) = ctx.manager.as_deref().filter(|_| operation != Operation::Delete) {
+        options["fieldManager"] = manager.into();
+    }
+    if ctx.dry_run {
+        options["dryRun"] = json!(["All"]);
+    }
+    options
+}
+
+fn scale_of(kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Value, Error> {
+    let scale = scale::get(kind, &Object::from_typed(kind, object));
+    let scale = scale.ok_or_else(|| Error::internal(format!("a {} without a scale", kind.kind)))?;
+    serde_json::to_value(scale).map_err(Error::internal)
+}
+
+/// The object with as many replicas as its changed scale says.
+fn rescaled(
+    kind: &'static Kind,
+    mut object: Box<dyn AnyObject>,
+    scale: Option<Value>,
+) -> Result<Box<dyn AnyObject>, Error> {
+    let scale: Scale = serde_json::from_value(scale.unwrap_or_default())
+        .map_err(|e| Error::internal(format!("what admission made of the scale is none: {e}")))?;
+    let replicas = scale.spec.and_then(|s| s.replicas).unwrap_or(0);
+    scale::set(kind, &mut *object, replicas);
+    Ok(object)
 }
 
 fn user_info(user: &User) -> Value {

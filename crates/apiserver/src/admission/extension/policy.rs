@@ -379,7 +379,7 @@ impl Server {
             )?;
             if let Some(changed) = changed {
                 about = true;
-                attributes.object = knarr_api::convert::json(matched, attributes.kind, &changed);
+                attributes.object = attributes.back(matched, &changed);
             }
         }
         Ok(about)

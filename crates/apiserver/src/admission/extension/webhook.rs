@@ -14,7 +14,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Status};
 use knarr_api::admission::Attributes;
 use knarr_api::admission::matching::{Criteria, Rule};
-use knarr_api::admission::policy::{Conditions, Input, KNOWN_TO_WEBHOOKS};
+use knarr_api::admission::policy::{Conditions, Input};
 use knarr_api::{Error, Kind, k8s_openapi, patch};
 use serde_json::{Map, Value, json};
 
@@ -134,7 +134,7 @@ impl Server {
             return Ok(None);
         };
         let texts = hook.conditions.iter().flatten().map(|c| c.expression.as_str());
-        let conditions = Conditions::new(texts, &KNOWN_TO_WEBHOOKS);
+        let conditions = Conditions::of_webhook(texts);
         if conditions.is_empty() {
             return Ok(Some(kind));
         }
@@ -301,7 +301,7 @@ fn change(
         )));
     };
     patch::json::apply(&mut object, patch).map_err(|e| Error::internal(e.message()))?;
-    let back = knarr_api::convert::json(kind, attributes.kind, &object);
+    let back = attributes.back(kind, &object);
     attributes.object = Some(back.ok_or_else(|| {
         Error::internal(format!(
             "admission webhook {:?} made something else of the object",

@@ -1,5 +1,4 @@
-//! The FlowSchemas and PriorityLevelConfigurations that v1.36 has from the start. They are served and kept; what
-//! limits requests here is [`crate::http::inflight`].
+//! The FlowSchemas and PriorityLevelConfigurations that v1.36 has from the start.
 
 use knarr_api::{Kind, registry};
 use serde_json::{Value, json};

@@ -1,0 +1,317 @@
+//! Which FlowSchema a request belongs to: the first that matches it, by precedence and then by name.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::flowcontrol::v1::{
+    FlowSchema, FlowSchemaSpec, NonResourcePolicyRule, PriorityLevelConfiguration, ResourcePolicyRule,
+    Subject,
+};
+use knarr_api::{Object, k8s_openapi};
+
+use super::level::{Level, Limits};
+use crate::request::RequestInfo;
+use crate::user::User;
+
+/// One schema, with its level.
+struct Class {
+    name: String,
+    uid: String,
+    spec: FlowSchemaSpec,
+    level: Arc<Level>,
+}
+
+/// All schemas whose level exists, in the order in which they are asked. See the module.
+#[derive(Default)]
+pub(super) struct Classes(Vec<Class>);
+
+/// What a request belongs to.
+#[derive(Clone)]
+pub(crate) struct Flow {
+    pub schema: String,
+    pub schema_uid: String,
+    pub level: Arc<Level>,
+    /// Requests of one schema and one user or namespace, as the schema tells them apart, wait in one row.
+    pub row: String,
+}
+
+/// Shares of a level that says nothing of them.
+const SHARES: i32 = 30;
+
+impl Classes {
+    /// `seats` are those of all levels together. Levels that were there before keep who is in them.
+    pub fn new(schemas: &[Arc<Object>], levels: &[Arc<Object>], seats: usize, before: &Classes) -> Self {
+        let specs = levels
+            .iter()
+            .filter_map(|o| Some((o, o.get::<PriorityLevelConfiguration>()?.spec.clone()?)));
+        let specs: Vec<_> = specs.collect();
+        let shares =
+            |spec: &k8s_openapi::api::flowcontrol::v1::PriorityLevelConfigurationSpec| match &spec.limited {
+                Some(limited) => limited.nominal_concurrency_shares.unwrap_or(SHARES),
+                None => spec
+                    .exempt
+                    .as_ref()
+                    .and_then(|e| e.nominal_concurrency_shares)
+                    .unwrap_or(0),
+            };
+        let all: i64 = specs.iter().map(|(_, spec)| i64::from(shares(spec).max(0))).sum();
+        let known: HashMap<&str, Arc<Level>> = before
+            .0
+            .iter()
+            .map(|c| (c.level.uid.as_str(), c.level.clone()))
+            .collect();
+        let mut made: HashMap<&str, Arc<Level>> = HashMap::new();
+        for (object, spec) in &specs {
+            let limits = spec.limited.as_ref().map(|limited| {
+                let part = usize::try_from(shares(spec)).unwrap_or(0).saturating_mul(seats);
+                let response = limited.limit_response.as_ref();
+                let queuing = response
+                    .filter(|r| r.type_ == "Queue")
+                    .and_then(|r| r.queuing.as_ref());
+                let number = |n: Option<i32>| n.and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+                Limits {
+                    seats: part.div_ceil(usize::try_from(all).unwrap_or(1).max(1)),
+                    row: queuing.map_or(0, |q| number(q.hand_size) * number(q.queue_length_limit)),
+                    waiting: queuing.map_or(0, |q| number(q.queues) * number(q.queue_length_limit)),
+                }
+            });
+            let level = known.get(object.uid()).cloned();
+            let level = level.unwrap_or_else(|| Arc::new(Level::new(object.name(), object.uid())));
+            level.set(limits);
+            made.insert(object.name(), level);
+        }
+        let mut classes: Vec<Class> = schemas
+            .iter()
+            .filter_map(|object| {
+                let spec = object.get::<FlowSchema>()?.spec.clone()?;
+                let level = made.get(spec.priority_level_configuration.name.as_str())?.clone();
+                Some(Class {
+                    name: object.name().to_string(),
+                    uid: object.uid().to_string(),
+                    spec,
+                    level,
+                })
+            })
+            .collect();
+        classes.sort_by(|a, b| {
+            let key = |c: &Class| c.spec.matching_precedence.unwrap_or(0);
+            key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
+        });
+        Classes(classes)
+    }
+
+    /// `None` only where the mandatory schemas are missing.
+    pub fn of(&self, user: &User, request: &RequestInfo) -> Option<Flow> {
+        let class = self.0.iter().find(|class| class.matches(user, request))?;
+        let told_apart = class.spec.distinguisher_method.as_ref().map(|m| m.type_.as_str());
+        let distinguisher = match told_apart {
+            Some("ByUser") => &user.name,
+            Some("ByNamespace") => &request.namespace,
+            _ => "",
+        };
+        Some(Flow {
+            schema: class.name.clone(),
+            schema_uid: class.uid.clone(),
+            level: class.level.clone(),
+            row: format!("{}/{distinguisher}", class.name),
+        })
+    }
+}
+
+impl Class {
+    fn matches(&self, user: &User, request: &RequestInfo) -> bool {
+        self.spec.rules.iter().flatten().any(|rule| {
+            rule.subjects.iter().any(|s| is(s, user))
+                && match request.is_resource {
+                    true => rule
+                        .resource_rules
+                        .iter()
+                        .flatten()
+                        .any(|r| about_resource(r, request)),
+                    false => rule
+                        .non_resource_rules
+                        .iter()
+                        .flatten()
+                        .any(|r| about_path(r, request)),
+                }
+        })
+    }
+}
+
+fn is(subject: &Subject, user: &User) -> bool {
+    match subject.kind.as_str() {
+        "User" => subject
+            .user
+            .as_ref()
+            .is_some_and(|u| u.name == "*" || u.name == user.name),
+        "Group" => subject
+            .group
+            .as_ref()
+            .is_some_and(|g| g.name == "*" || user.groups.contains(&g.name)),
+        "ServiceAccount" => subject.service_account.as_ref().is_some_and(|account| {
+            let name = user.name.strip_prefix("system:serviceaccount:");
+            name.and_then(|n| n.split_once(':'))
+                .is_some_and(|(namespace, name)| {
+                    namespace == account.namespace && (account.name == "*" || name == account.name)
+                })
+        }),
+        _ => false,
+    }
+}
+
+fn one_of(all: &[String], wanted: &str) -> bool {
+    all.iter().any(|one| one == "*" || one == wanted)
+}
+
+fn about_resource(rule: &ResourcePolicyRule, request: &RequestInfo) -> bool {
+    one_of(&rule.verbs, request.verb)
+        && one_of(&rule.api_groups, &request.group)
+        && one_of(&rule.resources, &request.qualified_resource())
+        && match request.namespace.as_str() {
+            "" => rule.cluster_scope.unwrap_or(false),
+            namespace => rule.namespaces.as_ref().is_some_and(|all| one_of(all, namespace)),
+        }
+}
+
+fn about_path(rule: &NonResourcePolicyRule, request: &RequestInfo) -> bool {
+    one_of(&rule.verbs, request.verb)
+        && rule
+            .non_resource_urls
+            .iter()
+            .any(|url| match url.strip_suffix('*') {
+                Some(prefix) => request.path.starts_with(prefix),
+                None => *url == request.path,
+            })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+    use knarr_api::{Kind, registry};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::flow_control::objects;
+
+    fn object(kind: &'static Kind, mut document: Value) -> Arc<Object> {
+        document["metadata"]["uid"] = format!("uid of {}", document["metadata"]["name"]).into();
+        let mut object = kind.ops.decode(document.to_string().as_bytes()).unwrap().object;
+        kind.ops.set_defaults(&mut *object).unwrap();
+        Arc::new(Object::from_typed(kind, object))
+    }
+
+    fn classes(more: Vec<Value>) -> Classes {
+        let all = objects::objects().into_iter();
+        let all = all.chain(more.into_iter().map(|schema| (&registry::FLOW_SCHEMA, schema)));
+        let (schemas, levels): (Vec<_>, Vec<_>) = all
+            .map(|(kind, document)| object(kind, document))
+            .partition(|o| *o.kind() == registry::FLOW_SCHEMA);
+        Classes::new(&schemas, &levels, 600, &Classes::default())
+    }
+
+    #[test]
+    fn requests_belong_to_the_first_schema_that_matches() {
+        let mine = json!({"metadata": {"name": "mine"}, "spec": {
+            "priorityLevelConfiguration": {"name": "workload-low"}, "matchingPrecedence": 100,
+            "rules": [{"subjects": [{"kind": "User", "user": {"name": "ann"}}],
+                "resourceRules": [{"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "namespaces": ["a"]}]}]}});
+        let mut lost = mine.clone();
+        lost["metadata"]["name"] = "lost".into();
+        lost["spec"]["matchingPrecedence"] = 50.into();
+        lost["spec"]["priorityLevelConfiguration"]["name"] = "nowhere".into();
+        let classes = classes(vec![mine, lost]);
+        let authenticated = |name: &str, group: &str| User::new(name, [group]).authenticated();
+        for (user, method, path, row, level) in [
+            (
+                authenticated("root", "system:masters"),
+                "GET",
+                "/api/v1/pods",
+                "exempt/",
+                "exempt",
+            ),
+            (User::anonymous(), "GET", "/livez", "probes/", "exempt"),
+            (
+                User::anonymous(),
+                "GET",
+                "/livez/ping",
+                "global-default/system:anonymous",
+                "global-default",
+            ),
+            (
+                authenticated("system:node:n", "system:nodes"),
+                "PATCH",
+                "/api/v1/nodes/n/status",
+                "system-node-high/system:node:n",
+                "node-high",
+            ),
+            (
+                authenticated("system:node:n", "system:nodes"),
+                "GET",
+                "/api/v1/namespaces/a/pods/p",
+                "system-nodes/system:node:n",
+                "system",
+            ),
+            (
+                authenticated("system:serviceaccount:kube-system:x", "system:serviceaccounts"),
+                "GET",
+                "/api/v1/namespaces/a/pods",
+                "kube-system-service-accounts/a",
+                "workload-high",
+            ),
+            (
+                authenticated("system:serviceaccount:a:x", "system:serviceaccounts"),
+                "GET",
+                "/api/v1/namespaces/a/pods",
+                "service-accounts/system:serviceaccount:a:x",
+                "workload-low",
+            ),
+            (
+                authenticated("ann", "dev"),
+                "GET",
+                "/api/v1/namespaces/a/pods/p",
+                "mine/",
+                "workload-low",
+            ),
+            (
+                authenticated("ann", "dev"),
+                "GET",
+                "/api/v1/namespaces/b/pods/p",
+                "global-default/ann",
+                "global-default",
+            ),
+            (
+                authenticated("ann", "dev"),
+                "GET",
+                "/api/v1/namespaces/a/pods/p/log",
+                "global-default/ann",
+                "global-default",
+            ),
+        ] {
+            let method = Method::from_bytes(method.as_bytes()).unwrap();
+            let flow = classes
+                .of(&user, &RequestInfo::parse(&method, path, false))
+                .unwrap();
+            assert_eq!(
+                (flow.row.as_str(), flow.level.name.as_str()),
+                (row, level),
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn seats_are_shared_out_by_the_levels_shares() {
+        let classes = classes(Vec::new());
+        let seats = |name: &str| {
+            let class = classes.0.iter().find(|c| c.level.name == name);
+            class
+                .and_then(|c| c.level.limits())
+                .map(|l| (l.seats, l.row, l.waiting))
+        };
+        assert_eq!(seats("exempt"), None);
+        // Of 600, by shares of 245 in all.
+        assert_eq!(seats("workload-low"), Some((245, 300, 6400)));
+        assert_eq!(seats("leader-election"), Some((25, 200, 800)));
+        assert_eq!(seats("catch-all"), Some((13, 0, 0)));
+    }
+}

@@ -1,0 +1,134 @@
+//! CertificateSigningRequests through their whole life, as Kubernetes' conformance test has it.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::{Value, json};
+
+use crate::cluster::{ADMIN, Cluster, Shows};
+
+const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+
+fn request() -> Value {
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["e2e.example.com".to_string()]).unwrap();
+    let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+    json!({"metadata": {"generateName": "e2e-example-csr-"}, "spec": {
+        "request": STANDARD.encode(pem), "signerName": "example.com/e2e", "expirationSeconds": 3600,
+        "usages": ["digital signature", "key encipherment", "server auth"]}})
+}
+
+fn certificate() -> String {
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["e2e.example.com".to_string()]).unwrap();
+    STANDARD.encode(params.self_signed(&key).unwrap().pem())
+}
+
+fn with_condition(mut csr: Value, type_: &str) -> Value {
+    let condition = json!({"type": type_, "status": "True", "reason": "E2E", "message": "Set from a test"});
+    match csr["status"]["conditions"].as_array_mut() {
+        Some(conditions) => conditions.push(condition),
+        None => csr["status"]["conditions"] = json!([condition]),
+    }
+    csr
+}
+
+#[tokio::test]
+async fn a_request_for_a_certificate_is_written_approved_and_answered() {
+    let cluster = Cluster::start().await;
+    let merge = Shows::token(ADMIN).header("content-type", "application/merge-patch+json");
+    let group = cluster
+        .admin("GET", "/apis/certificates.k8s.io/v1", None)
+        .await
+        .expect(200);
+    for name in ["", "/approval", "/status"] {
+        let name = format!("certificatesigningrequests{name}");
+        assert!(
+            group["resources"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|r| r["name"] == name),
+            "{name}"
+        );
+    }
+    for _ in 0..2 {
+        cluster.create(CSRS, request()).await;
+    }
+    let made = cluster.create(CSRS, request()).await;
+    assert_eq!(made["spec"]["username"], "admin");
+    let path = format!("{CSRS}/{}", made["metadata"]["name"].as_str().unwrap());
+    let found = cluster.admin("GET", &path, None).await.expect(200);
+    assert_eq!(
+        (&found["metadata"]["uid"], &found["spec"]["expirationSeconds"]),
+        (&made["metadata"]["uid"], &json!(3600))
+    );
+    let selected = format!("{CSRS}?fieldSelector=spec.signerName%3Dexample.com/e2e");
+    let listed = cluster.admin("GET", &selected, None).await.expect(200);
+    assert_eq!(listed["items"].as_array().unwrap().len(), 3);
+    let patch = json!({"metadata": {"annotations": {"patched": "true"}}});
+    let mut csr = cluster.ask(&merge, "PATCH", &path, Some(patch)).await.expect(200);
+    csr["metadata"]["annotations"]["updated"] = "true".into();
+    let csr = cluster.admin("PUT", &path, Some(csr)).await.expect(200);
+    assert_eq!(
+        csr["metadata"]["annotations"],
+        json!({"patched": "true", "updated": "true"})
+    );
+
+    let approval = format!("{path}/approval");
+    let found = cluster.admin("GET", &approval, None).await.expect(200);
+    assert_eq!(found["kind"], "CertificateSigningRequest");
+    let patch = json!({"metadata": {"annotations": {"patchedapproval": "true"}},
+        "status": {"conditions": [{"type": "ApprovalPatch", "status": "True", "reason": "e2e"}]}});
+    let csr = cluster
+        .ask(&merge, "PATCH", &approval, Some(patch))
+        .await
+        .expect(200);
+    assert_eq!(csr["metadata"]["annotations"]["patchedapproval"], "true");
+    let approved = with_condition(csr, "Approved");
+    let csr = cluster.admin("PUT", &approval, Some(approved)).await.expect(200);
+    assert_eq!(csr["status"]["conditions"][1]["type"], "Approved");
+
+    let status = format!("{path}/status");
+    cluster.admin("GET", &status, None).await.expect(200);
+    let certificate = certificate();
+    let patch = json!({"metadata": {"annotations": {"patchedstatus": "true"}},
+        "status": {"certificate": certificate}});
+    let csr = cluster
+        .ask(&merge, "PATCH", &status, Some(patch))
+        .await
+        .expect(200);
+    assert_eq!(csr["status"]["certificate"], certificate);
+    assert_eq!(csr["metadata"]["annotations"]["patchedstatus"], "true");
+    let told = with_condition(csr, "StatusUpdate");
+    let csr = cluster.admin("PUT", &status, Some(told)).await.expect(200);
+    assert_eq!(csr["status"]["conditions"][2]["type"], "StatusUpdate");
+
+    cluster.admin("DELETE", &path, None).await.expect(200);
+    cluster.admin("GET", &path, None).await.expect(404);
+    cluster.admin("DELETE", &selected, None).await.expect(200);
+    let listed = cluster.admin("GET", &selected, None).await.expect(200);
+    assert_eq!(listed["items"], json!([]));
+}
+
+#[tokio::test]
+async fn whoever_is_impersonated_is_told_who_he_is() {
+    let cluster = Cluster::start().await;
+    let shows = Shows::token(ADMIN)
+        .header("impersonate-user", "jane")
+        .header("impersonate-uid", "uniq-id")
+        .header("impersonate-group", "developers")
+        .header("impersonate-group", "system:authenticated")
+        .header("impersonate-extra-projects", "p1")
+        .header("impersonate-extra-projects", "p2");
+    let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let told = cluster
+        .ask(&shows, "POST", path, Some(json!({})))
+        .await
+        .expect(201);
+    assert_eq!(
+        told["status"]["userInfo"],
+        json!({"username": "jane", "uid": "uniq-id", "groups": ["developers", "system:authenticated"],
+            "extra": {"projects": ["p1", "p2"]}})
+    );
+}

@@ -1,0 +1,241 @@
+//! Who goes, who stays and who waits, by what the picture holds.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::*;
+use crate::world::at;
+
+fn owner_of(name: &str) -> OwnerReference {
+    OwnerReference {
+        api_version: "v1".into(),
+        kind: "ConfigMap".into(),
+        name: name.into(),
+        uid: format!("uid-{name}"),
+        block_owner_deletion: Some(true),
+        controller: None,
+    }
+}
+
+fn object(name: &str, owners: &[&str], edit: impl FnOnce(&mut ObjectMeta)) -> Arc<Object> {
+    let mut map = ConfigMap::default();
+    map.metadata.namespace = Some("default".into());
+    map.metadata.name = Some(name.into());
+    map.metadata.uid = Some(format!("uid-{name}"));
+    map.metadata.resource_version = Some("7".into());
+    map.metadata.owner_references = Some(owners.iter().map(|o| owner_of(o)).collect());
+    edit(&mut map.metadata);
+    Arc::new(Object::from_typed(&registry::CONFIG_MAP, Box::new(map)))
+}
+
+fn deleting(finalizer: &'static str) -> impl FnOnce(&mut ObjectMeta) {
+    move |meta| {
+        meta.deletion_timestamp = Some(Time(at(0)));
+        meta.finalizers = Some(vec![finalizer.to_string()]);
+    }
+}
+
+fn plain(_: &mut ObjectMeta) {}
+
+/// What is to be done, in words.
+fn look(graph: &Graph, name: &str) -> String {
+    match graph.look(&format!("uid-{name}"), &BTreeSet::new()) {
+        Work::Nothing => "nothing".into(),
+        Work::Ask(asked) => format!("ask {} {}", asked.key, asked.uid),
+        Work::Do(todo) => {
+            let words = todo.iter().map(|t| match &t.change {
+                TodoChange::Delete(dependents) => format!("delete {} {dependents:?}", t.key.name),
+                TodoChange::RemoveOwners(uids) => {
+                    let uids: Vec<_> = uids.iter().map(String::as_str).collect();
+                    format!("remove {} from {}", uids.join("+"), t.key.name)
+                }
+                TodoChange::RemoveFinalizer(f) => format!("remove {f} from {}", t.key.name),
+            });
+            words.collect::<Vec<_>>().join(", ")
+        }
+    }
+}
+
+#[test]
+fn a_dependent_stays_with_its_owner_and_goes_after_it() {
+    let mut graph = Graph::default();
+    graph.put(&object("owner", &[], plain));
+    assert_eq!(graph.put(&object("child", &["owner"], plain)), ["uid-child"]);
+    assert_eq!(look(&graph, "child"), "nothing");
+    assert_eq!(graph.remove("uid-owner"), ["uid-child"]);
+    assert_eq!(look(&graph, "child"), "delete child Background");
+}
+
+#[test]
+fn an_owner_of_a_kind_that_users_brought_is_asked_for_once_its_kind_is_known() {
+    let widgets = crate::world::widgets();
+    let mut graph = Graph::default();
+    let owned = |meta: &mut ObjectMeta| {
+        let owner = OwnerReference {
+            api_version: "example.com/v1beta1".into(),
+            kind: "Widget".into(),
+            ..owner_of("owner")
+        };
+        meta.owner_references = Some(vec![owner]);
+    };
+    graph.put(&object("child", &[], owned));
+    assert_eq!(look(&graph, "child"), "nothing", "nobody can say that it is gone");
+    assert_eq!(graph.know(widgets), ["uid-child"]);
+    assert_eq!(look(&graph, "child"), "ask default/owner uid-owner");
+    graph.answered("uid-owner", false);
+    assert_eq!(look(&graph, "child"), "delete child Background");
+
+    let json = r#"{"metadata": {"name": "owner", "namespace": "default", "uid": "uid-owner",
+        "deletionTimestamp": "2020-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"]}}"#;
+    let typed = widgets.ops.decode(json.as_bytes()).unwrap().object;
+    graph.put(&Object::from_typed(widgets, typed));
+    assert_eq!(look(&graph, "owner"), "nothing", "its dependent goes first");
+    graph.remove("uid-child");
+    assert_eq!(look(&graph, "owner"), "remove foregroundDeletion from owner");
+
+    // Its definition says something else now: that is no end of the object.
+    let mut graph = Graph::default();
+    graph.know(widgets);
+    let typed = widgets.ops.decode(json.as_bytes()).unwrap().object;
+    graph.put(&Object::from_typed(widgets, typed));
+    graph.put(&object("child", &[], owned));
+    graph.forget(widgets);
+    assert_eq!(look(&graph, "child"), "nothing");
+    graph.know(widgets);
+    assert_eq!(look(&graph, "child"), "ask default/owner uid-owner");
+}
+
+#[test]
+fn an_owner_that_is_not_known_is_asked_for_before_anything_is_deleted() {
+    let mut graph = Graph::default();
+    graph.put(&object("child", &["owner"], plain));
+    assert_eq!(look(&graph, "child"), "ask default/owner uid-owner");
+    let there = BTreeSet::from(["uid-owner".to_string()]);
+    assert!(matches!(graph.look("uid-child", &there), Work::Nothing));
+    graph.answered("uid-owner", false);
+    assert_eq!(look(&graph, "child"), "delete child Background");
+}
+
+#[test]
+fn one_owner_left_keeps_it_and_the_others_are_taken_off() {
+    let mut graph = Graph::default();
+    graph.put(&object("a", &[], plain));
+    graph.put(&object("b", &[], plain));
+    graph.put(&object("child", &["a", "b"], plain));
+    graph.remove("uid-a");
+    assert_eq!(look(&graph, "child"), "remove uid-a from child");
+}
+
+#[test]
+fn an_owner_of_the_same_uid_but_another_name_is_no_owner() {
+    let mut graph = Graph::default();
+    graph.put(&object("other", &[], |meta| meta.uid = Some("uid-owner".into())));
+    graph.put(&object("child", &["owner"], plain));
+    assert_eq!(look(&graph, "child"), "ask default/owner uid-owner");
+}
+
+#[test]
+fn foreground_deletes_the_dependents_first_and_then_lets_the_owner_go() {
+    let mut graph = Graph::default();
+    graph.put(&object("owner", &[], plain));
+    graph.put(&object("child", &["owner"], plain));
+    graph.put(&object("grandchild", &["child"], plain));
+    let wakes = graph.put(&object("owner", &[], deleting(FOREGROUND)));
+    assert_eq!(wakes, ["uid-owner", "uid-child"]);
+    assert_eq!(look(&graph, "owner"), "nothing");
+    assert_eq!(look(&graph, "child"), "delete child Foreground");
+    graph.put(&object("child", &["owner"], deleting(FOREGROUND)));
+    assert_eq!(look(&graph, "grandchild"), "delete grandchild Background");
+    assert_eq!(graph.remove("uid-grandchild"), ["uid-child"]);
+    assert_eq!(look(&graph, "child"), "remove foregroundDeletion from child");
+    assert_eq!(graph.remove("uid-child"), ["uid-owner"]);
+    assert_eq!(look(&graph, "owner"), "remove foregroundDeletion from owner");
+}
+
+#[test]
+fn a_dependent_that_does_not_block_does_not_hold_its_owner_back() {
+    let mut graph = Graph::default();
+    graph.put(&object("child", &["owner"], |meta| {
+        for owner in meta.owner_references.iter_mut().flatten() {
+            owner.block_owner_deletion = None;
+        }
+    }));
+    graph.put(&object("owner", &[], deleting(FOREGROUND)));
+    assert_eq!(look(&graph, "owner"), "remove foregroundDeletion from owner");
+}
+
+#[test]
+fn orphaning_takes_the_owner_off_its_dependents_before_it_goes() {
+    let mut graph = Graph::default();
+    graph.put(&object("a", &["owner"], plain));
+    graph.put(&object("b", &["owner"], plain));
+    assert_eq!(graph.put(&object("owner", &[], deleting(ORPHAN))), ["uid-owner"]);
+    assert_eq!(
+        look(&graph, "owner"),
+        "remove uid-owner from a, remove uid-owner from b, remove orphan from owner"
+    );
+}
+
+#[test]
+fn a_todo_is_carried_out_only_on_the_object_it_was_meant_for() {
+    let todo = |change| Todo {
+        kind: &registry::CONFIG_MAP,
+        key: ObjectKey::new("default", "child"),
+        uid: "uid-child".into(),
+        change,
+    };
+    let child = object("child", &["owner"], plain);
+    let delete = todo(TodoChange::Delete(Dependents::Background));
+    let Some(Action::Delete(d)) = action(&delete, &child) else {
+        panic!("a delete")
+    };
+    assert_eq!(
+        (d.uid.as_str(), d.resource_version.as_deref()),
+        ("uid-child", Some("7"))
+    );
+    let another = object("child", &["owner"], |meta| meta.uid = Some("another".into()));
+    assert!(action(&delete, &another).is_none());
+    let ending = object("child", &["owner"], deleting("x"));
+    assert!(action(&delete, &ending).is_none());
+    let release = todo(TodoChange::RemoveOwners(BTreeSet::from(
+        ["uid-owner".to_string()],
+    )));
+    let Some(Action::Update { object: released, .. }) = action(&release, &child) else {
+        panic!("an update")
+    };
+    assert_eq!(released.metadata().owner_references, None);
+    assert!(action(&release, &object("child", &[], plain)).is_none());
+}
+
+#[test]
+fn a_circle_of_owners_that_all_wait_is_opened() {
+    let mut graph = Graph::default();
+    graph.put(&object("a", &["c"], deleting(FOREGROUND)));
+    graph.put(&object("b", &["a"], plain));
+    graph.put(&object("c", &["b"], plain));
+    assert_eq!(look(&graph, "a"), "nothing", "b is not asked to go yet");
+    assert_eq!(look(&graph, "b"), "delete b Foreground");
+    graph.put(&object("b", &["a"], deleting(FOREGROUND)));
+    assert_eq!(look(&graph, "a"), "nothing", "nor is c");
+    assert_eq!(look(&graph, "c"), "delete c Foreground");
+    // The last to wait closes the circle, and whoever is behind it is looked at.
+    let woken = graph.put(&object("c", &["b"], deleting(FOREGROUND)));
+    assert_eq!(woken, ["uid-b", "uid-c", "uid-a"]);
+    assert_eq!(look(&graph, "a"), "remove foregroundDeletion from a");
+    // What hangs on the circle is still waited for by its own owner.
+    graph.put(&object("leaf", &["c"], plain));
+    assert_eq!(look(&graph, "c"), "nothing");
+    assert_eq!(look(&graph, "leaf"), "delete leaf Background");
+    graph.remove("uid-leaf");
+    graph.remove("uid-a");
+    assert_eq!(look(&graph, "c"), "remove foregroundDeletion from c");
+}
+
+#[test]
+fn an_object_that_owns_itself_can_go() {
+    let mut graph = Graph::default();
+    graph.put(&object("a", &["a"], deleting(FOREGROUND)));
+    assert_eq!(look(&graph, "a"), "remove foregroundDeletion from a");
+}

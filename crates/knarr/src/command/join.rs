@@ -1,0 +1,462 @@
+//! How a node comes to its credentials: the cluster's CA by its pin, a first certificate by a bootstrap token, and what it
+//! keeps of both, so that it needs neither again.
+//!
+//! The server sends its CA along in the TLS handshake. Nothing is sent to the server before the CA is known to be the one
+//! that the pin says, so that a token is shown to nobody else.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use http::Uri;
+use knarr_apiserver::joining::JOINERS;
+use knarr_apiserver::pki;
+use knarr_client::SystemClock;
+use knarr_client::remote::{Credential, Remote};
+use knarr_node::certificates::{self, AskError, Identity, Rotation};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Failure, cluster};
+use crate::config::Config;
+
+/// How long a server may be away when a node joins or starts, as kubeadm waits.
+const SERVER_LIMIT: Duration = Duration::from_secs(300);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How long a connection and its handshake may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+#[derive(Args)]
+pub struct JoinArgs {
+    /// URL of the API server to join; needed the first time.
+    #[arg(long, value_name = "URL", env = "KNARR_SERVER", requires = "ca_cert_hash")]
+    server: Option<String>,
+    /// Bootstrap token, by which the node asks for its first certificate (`knarr token create` makes one).
+    #[arg(long, env = "KNARR_TOKEN", requires = "server")]
+    token: Option<String>,
+    /// Pin of the cluster's CA, `sha256:` and 64 digits; several if any of them is right.
+    #[arg(
+        long,
+        value_name = "HASH",
+        env = "KNARR_CA_CERT_HASH",
+        value_delimiter = ',',
+        requires = "server"
+    )]
+    ca_cert_hash: Vec<String>,
+    /// Instead of these three: a kubeconfig whose user may ask for a node's certificate.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "KNARR_BOOTSTRAP_KUBECONFIG",
+        alias = "server-kubeconfig",
+        conflicts_with = "server"
+    )]
+    bootstrap_kubeconfig: Option<PathBuf>,
+}
+
+/// Where the cluster is, and who may say so.
+struct Cluster {
+    server: Uri,
+    authorities: Vec<Vec<u8>>,
+}
+
+/// A node with a certificate of the cluster.
+pub struct Joined {
+    /// The cluster as this node sees it.
+    pub api: Arc<Remote>,
+    /// As it saw it before it had a certificate.
+    pub bootstrap: Option<Arc<Remote>>,
+    /// The certificate, to be renewed.
+    pub rotation: Rotation,
+}
+
+/// Uses what the node has, and asks for what it has not.
+pub async fn join(config: &Config, args: &JoinArgs) -> Result<Joined, Failure> {
+    let kept = config.data_dir.join("kubelet.kubeconfig");
+    let rotation = open(
+        config,
+        certificates::client(&config.node_name),
+        "kubelet-client-current.pem",
+    );
+    let mut rotation = rotation?;
+    let (cluster, bootstrap) = match (&args.bootstrap_kubeconfig, &args.server) {
+        (Some(file), _) => {
+            let remote = cluster::remote(file).await?;
+            (cluster_of(&remote)?, Some(Arc::new(remote)))
+        }
+        (None, Some(server)) => {
+            let cluster = pinned(server, &args.ca_cert_hash).await?;
+            let token = args.token.clone().map(Credential::Token);
+            let bootstrap = token.map(|t| reach(&cluster, &t).map(Arc::new)).transpose()?;
+            (cluster, bootstrap)
+        }
+        (None, None) if kept.exists() => (cluster_of(&cluster::remote(&kept).await?)?, None),
+        (None, None) => {
+            return Err(Failure::new(
+                "which cluster is to be joined? Say so with --server, --token and --ca-cert-hash, as `knarr token create` on the server prints them",
+            ));
+        }
+    };
+    if rotation.current().is_none() {
+        first_certificate(config, &mut rotation, bootstrap.as_deref(), args.token.as_deref()).await?;
+    }
+    let Some(identity) = rotation.current() else {
+        return Err(Failure::new(
+            "the node's new certificate does not count yet: is this machine's clock right?",
+        ));
+    };
+    let api = Arc::new(reach(&cluster, &credential(identity))?);
+    remember(
+        &kept,
+        &cluster,
+        &pki_dir(config).join("kubelet-client-current.pem"),
+    )?;
+    Ok(Joined {
+        api,
+        bootstrap,
+        rotation,
+    })
+}
+
+fn pki_dir(config: &Config) -> PathBuf {
+    config.data_dir.join("pki")
+}
+
+/// One of this node's certificates.
+pub fn open(config: &Config, wanted: certificates::Wanted, file: &str) -> Result<Rotation, Failure> {
+    // Nodes that started together do not renew together.
+    let rng = StdRng::try_from_rng(&mut rand::rngs::SysRng)
+        .map_err(|e| Failure::new("the system's random generator fails").because(e))?;
+    Rotation::open(wanted, pki_dir(config).join(file), Arc::new(SystemClock), rng)
+        .map_err(|e| Failure::new("the node's certificate is not usable").because(e))
+}
+
+/// What is shown to the API server.
+pub fn credential(identity: &Identity) -> Credential {
+    Credential::Certificate {
+        certificate_pem: identity.certificate_pem.clone(),
+        key_pem: identity.key_pem.clone(),
+    }
+}
+
+fn reach(cluster: &Cluster, credential: &Credential) -> Result<Remote, Failure> {
+    Remote::at(cluster.server.clone(), cluster.authorities.clone(), credential)
+        .map_err(|e| Failure::new(format!("{} cannot be spoken to", cluster.server)).because(e))
+}
+
+fn cluster_of(remote: &Remote) -> Result<Cluster, Failure> {
+    let server = remote.server();
+    Ok(Cluster {
+        server: server
+            .parse()
+            .map_err(|e: http::uri::InvalidUri| Failure::new(format!("{server:?} is no URL")).because(e))?,
+        authorities: remote.authorities().to_vec(),
+    })
+}
+
+/// Asks until the server has answered.
+async fn first_certificate(
+    config: &Config,
+    rotation: &mut Rotation,
+    bootstrap: Option<&Remote>,
+    token: Option<&str>,
+) -> Result<(), Failure> {
+    let node = &config.node_name;
+    let Some(bootstrap) = bootstrap else {
+        let why = match rotation.ends() {
+            Some(ended) => format!("the certificate of node {node} has ended ({ended})"),
+            None => format!("node {node} has no certificate of the cluster"),
+        };
+        return Err(Failure::new(format!(
+            "{why}: join again with the command that `knarr token create` on the server prints"
+        )));
+    };
+    let begin = Instant::now();
+    loop {
+        let error = match rotation.ask(bootstrap).await {
+            Ok(_) => return Ok(()),
+            Err(error) => error,
+        };
+        let code = match &error {
+            AskError::Send(e) => e.code(),
+            _ => 0,
+        };
+        let id = token.map(|t| t.split('.').next().unwrap_or(""));
+        let failure = match (code, id) {
+            (401, Some(id)) => Failure::new(format!(
+                "{} does not accept the token {id}.…: it is mistyped, was deleted or has ended; `knarr token create` on the server makes another",
+                bootstrap.server()
+            )),
+            (403, Some(id)) => Failure::new(format!(
+                "the token {id}.… may not ask for the certificate of node {node}: is {JOINERS} among its groups? (`knarr token list` on the server)"
+            ))
+            .because(error),
+            // Not reached, or not yet up.
+            (500.., _) if begin.elapsed() < SERVER_LIMIT => {
+                tracing::warn!(%error, "the server does not answer yet");
+                sleep(PAUSE).await;
+                continue;
+            }
+            _ => Failure::new(format!("node {node} gets no certificate")).because(error),
+        };
+        return Err(failure);
+    }
+}
+
+/// The cluster at a URL whose CA has one of these pins.
+async fn pinned(server: &str, pins: &[String]) -> Result<Cluster, Failure> {
+    let unusable = |why: &str| {
+        Failure::new(format!(
+            "--server {server:?}: {why}, such as https://10.0.0.1:6443"
+        ))
+    };
+    let uri: Uri = server.parse().map_err(|_| unusable("expected a URL"))?;
+    if uri.scheme_str() != Some("https") {
+        return Err(unusable("expected a URL that begins with https://"));
+    }
+    let host = uri.host().ok_or_else(|| unusable("expected a host"))?;
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_string();
+    let pins = pins.iter().map(|p| pin(p)).collect::<Result<Vec<_>, _>>()?;
+    let begin = Instant::now();
+    let chain = loop {
+        match timeout(CONNECT_LIMIT, shown(&host, uri.port_u16().unwrap_or(443))).await {
+            Ok(Ok(chain)) => break chain,
+            Ok(Err(e)) if begin.elapsed() < SERVER_LIMIT => {
+                tracing::warn!("{server} cannot be reached yet: {e}");
+                sleep(PAUSE).await;
+            }
+            Err(_) if begin.elapsed() < SERVER_LIMIT => tracing::warn!("{server} does not answer yet"),
+            Ok(Err(e)) => return Err(Failure::new(format!("{server} cannot be reached")).because(e)),
+            Err(_) => return Err(Failure::new(format!("{server} does not answer"))),
+        }
+    };
+    let authority = vouched(&chain, &pins, &host).map_err(|e| Failure::new(format!("{server}: {e}")))?;
+    Ok(Cluster {
+        server: uri,
+        authorities: vec![authority.to_vec()],
+    })
+}
+
+fn pin(text: &str) -> Result<String, Failure> {
+    let text = text.trim().to_lowercase();
+    let digits = text.strip_prefix("sha256:").unwrap_or("");
+    if digits.len() == 64 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Ok(text);
+    }
+    Err(Failure::new(format!(
+        "--ca-cert-hash {text:?}: expected sha256: and 64 hexadecimal digits"
+    )))
+}
+
+/// The certificates that a server shows, its own first; that it holds the key of its own is checked.
+async fn shown(host: &str, port: u16) -> std::io::Result<Vec<CertificateDer<'static>>> {
+    let tls = knarr_apiserver::tls::connector(None, None).map_err(std::io::Error::other)?;
+    let name = ServerName::try_from(host.to_string()).map_err(std::io::Error::other)?;
+    let stream = TcpStream::connect((host, port)).await?;
+    let stream = tls.connect(name, stream).await?;
+    let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    Ok(shown.iter().map(|c| c.clone().into_owned()).collect())
+}
+
+/// The CA of the chain that has one of the pins and vouches for the first certificate.
+fn vouched(
+    chain: &[CertificateDer<'static>],
+    pins: &[String],
+    host: &str,
+) -> Result<CertificateDer<'static>, String> {
+    let (leaf, others) = chain.split_first().ok_or("the server shows no certificate")?;
+    let mut found = Vec::new();
+    for certificate in others {
+        let pin = pki::pin(certificate)?;
+        if pins.contains(&pin) {
+            return vouches(certificate, leaf, host).map(|()| certificate.clone());
+        }
+        found.push(pin);
+    }
+    let expected = pins.join(" or ");
+    Err(match found.as_slice() {
+        [] => format!(
+            "the server sends no CA along whose hash could be compared with {expected}; join with --bootstrap-kubeconfig"
+        ),
+        found => format!(
+            "the hash of its CA is {}, but --ca-cert-hash says {expected}: it is another cluster, or somebody stands between. Nothing was sent",
+            found.join(" and ")
+        ),
+    })
+}
+
+fn vouches(authority: &CertificateDer<'static>, leaf: &CertificateDer<'_>, host: &str) -> Result<(), String> {
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.clone()).map_err(|e| e.to_string())?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    let name = ServerName::try_from(host).map_err(|e| e.to_string())?;
+    verifier
+        .map_err(|e| e.to_string())?
+        .verify_server_cert(leaf, &[], &name, &[], UnixTime::now())
+        .map(drop)
+        .map_err(|e| format!("its certificate is not good for {host}, though its CA is the right one: {e}"))
+}
+
+/// Keeps where the cluster is: a kubeconfig as a kubelet has one.
+fn remember(path: &Path, cluster: &Cluster, certificate: &Path) -> Result<(), Failure> {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    let pem: String = cluster.authorities.iter().map(|der| pem(der)).collect();
+    let certificate = certificate.display();
+    let text = format!(
+        "apiVersion: v1
+kind: Config
+clusters:
+- name: knarr
+  cluster:
+    server: {}
+    certificate-authority-data: {}
+contexts:
+- name: knarr
+  context:
+    cluster: knarr
+    user: node
+current-context: knarr
+users:
+- name: node
+  user:
+    client-certificate: {certificate}
+    client-key: {certificate}
+",
+        cluster.server,
+        STANDARD.encode(pem)
+    );
+    cluster::write_private(path, &text)
+}
+
+fn pem(der: &[u8]) -> String {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    let text = STANDARD.encode(der);
+    let lines = text
+        .as_bytes()
+        .chunks(64)
+        .map(|l| String::from_utf8_lossy(l) + "\n");
+    let body: String = lines.collect();
+    format!("-----BEGIN CERTIFICATE-----\n{body}-----END CERTIFICATE-----\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use knarr_apiserver::pki::Pki;
+    use rustls::pki_types::pem::PemObject;
+
+    fn chain(pki: &Pki, names: &[String]) -> Vec<CertificateDer<'static>> {
+        let text = pki.server(names).unwrap().certificate_pem + pki.ca_pem();
+        CertificateDer::pem_slice_iter(text.as_bytes())
+            .collect::<Result<_, _>>()
+            .unwrap()
+    }
+
+    #[test]
+    fn a_server_is_believed_by_the_pin_of_its_ca_alone() {
+        let now = knarr_api::k8s_openapi::jiff::Timestamp::now();
+        let directories = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [ours, theirs] = directories.each_ref().map(|d| Pki::open(d.path(), now).unwrap());
+        let names = ["10.0.0.1".to_string(), "localhost".to_string()];
+        let shown = chain(&ours, &names);
+        let right = pki::pin(&shown[1]).unwrap();
+        let wrong = pki::pin(&chain(&theirs, &names)[1]).unwrap();
+        // A certificate of another CA beside the CA that is pinned.
+        let mixed = vec![chain(&theirs, &names)[0].clone(), shown[1].clone()];
+        for (what, chain, pins, host, expected) in [
+            ("right", &shown[..], vec![&right], "10.0.0.1", None),
+            ("one of two", &shown, vec![&wrong, &right], "localhost", None),
+            (
+                "wrong",
+                &shown,
+                vec![&wrong],
+                "10.0.0.1",
+                Some("the hash of its CA is sha256:"),
+            ),
+            (
+                "another name",
+                &shown,
+                vec![&right],
+                "10.0.0.2",
+                Some("is not good for 10.0.0.2"),
+            ),
+            (
+                "no CA",
+                &shown[..1],
+                vec![&right],
+                "10.0.0.1",
+                Some("sends no CA"),
+            ),
+            (
+                "not vouched for",
+                &mixed,
+                vec![&right],
+                "10.0.0.1",
+                Some("is not good for"),
+            ),
+        ] {
+            let pins: Vec<String> = pins.into_iter().cloned().collect();
+            match (vouched(chain, &pins, host), expected) {
+                (Ok(authority), None) => assert_eq!(authority, shown[1], "{what}"),
+                (Err(error), Some(part)) => assert!(error.contains(part), "{what}: {error}"),
+                (found, _) => panic!("{what}: {found:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_pin_is_named() {
+        let good = format!("sha256:{}", "0A".repeat(32));
+        assert_eq!(pin(&good).unwrap(), good.to_lowercase());
+        for bad in [
+            "",
+            "sha256:",
+            "md5:00",
+            &"0a".repeat(32),
+            &good[..70],
+            &good.replace('0', "g"),
+        ] {
+            assert!(
+                pin(bad)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("64 hexadecimal digits"),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_node_remembers_is_a_kubeconfig() {
+        let directory = tempfile::tempdir().unwrap();
+        let pki = Pki::open(directory.path(), knarr_api::k8s_openapi::jiff::Timestamp::now()).unwrap();
+        let authority = chain(&pki, &["n".to_string()])[1].to_vec();
+        let path = directory.path().join("kubelet.kubeconfig");
+        let cluster = Cluster {
+            server: "https://10.0.0.1:6443".parse().unwrap(),
+            authorities: vec![authority],
+        };
+        assert_eq!(
+            pem(&cluster.authorities[0]).trim(),
+            pki.ca_pem().replace("\r\n", "\n").trim()
+        );
+        remember(&path, &cluster, Path::new("/c.pem")).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            text.contains("server: https://10.0.0.1:6443/")
+                || text.contains("server: https://10.0.0.1:6443\n")
+        );
+        assert!(text.contains("client-certificate: /c.pem"));
+    }
+}

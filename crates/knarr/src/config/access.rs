@@ -1,0 +1,270 @@
+//! Settings of the API server that concern access: what is encrypted, written down, limited, and whose tokens count.
+//! Files are read here, so that a bad one is told before anything starts.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use knarr_apiserver::Options;
+use knarr_apiserver::audit::file::LogFile;
+use knarr_apiserver::audit::{Destination, Policy};
+use knarr_apiserver::authn::token_key::KeyFiles;
+use knarr_apiserver::encryption::Encryption;
+
+use super::{Reader, absolute, list};
+
+/// As kube-apiserver calls them.
+#[derive(Args, Clone, Debug, Default)]
+pub struct AccessFlags {
+    /// An EncryptionConfiguration: what is encrypted in the store, with which keys.
+    #[arg(
+        long,
+        env = "KNARR_ENCRYPTION_PROVIDER_CONFIG",
+        value_name = "FILE",
+        global = true
+    )]
+    pub encryption_provider_config: Option<String>,
+    /// An audit policy; without it nothing is written down.
+    #[arg(long, env = "KNARR_AUDIT_POLICY_FILE", value_name = "FILE", global = true)]
+    pub audit_policy_file: Option<String>,
+    /// Where requests are written down, `-` for standard output [default: audit.log in the data directory].
+    #[arg(long, env = "KNARR_AUDIT_LOG_PATH", value_name = "FILE", global = true)]
+    pub audit_log_path: Option<String>,
+    /// Largest audit log in megabytes before it is moved aside, 0 for any [default: 100].
+    #[arg(long, env = "KNARR_AUDIT_LOG_MAXSIZE", value_name = "MB", global = true)]
+    pub audit_log_maxsize: Option<String>,
+    /// Days for which audit logs that were moved aside are kept, 0 for ever [default: 0].
+    #[arg(long, env = "KNARR_AUDIT_LOG_MAXAGE", value_name = "DAYS", global = true)]
+    pub audit_log_maxage: Option<String>,
+    /// How many audit logs that were moved aside are kept, 0 for any [default: 10].
+    #[arg(long, env = "KNARR_AUDIT_LOG_MAXBACKUP", value_name = "N", global = true)]
+    pub audit_log_maxbackup: Option<String>,
+    /// Requests that only read and are worked on at once [default: 400].
+    #[arg(long, env = "KNARR_MAX_REQUESTS_INFLIGHT", value_name = "N", global = true)]
+    pub max_requests_inflight: Option<String>,
+    /// Other requests that are worked on at once [default: 200].
+    #[arg(
+        long,
+        env = "KNARR_MAX_MUTATING_REQUESTS_INFLIGHT",
+        value_name = "N",
+        global = true
+    )]
+    pub max_mutating_requests_inflight: Option<String>,
+    /// Seconds that a request may take which is no watch or stream [default: 60].
+    #[arg(long, env = "KNARR_REQUEST_TIMEOUT", value_name = "SECONDS", global = true)]
+    pub request_timeout: Option<String>,
+    /// Whether requests without a credential are the user system:anonymous; else they are refused [default: true].
+    #[arg(long, env = "KNARR_ANONYMOUS_AUTH", value_name = "BOOL", global = true)]
+    pub anonymous_auth: Option<String>,
+    /// The key that signs service-account tokens (PEM: P-256 or RSA); knarr makes its own unless one is named.
+    #[arg(
+        long,
+        env = "KNARR_SERVICE_ACCOUNT_SIGNING_KEY_FILE",
+        value_name = "FILE",
+        global = true
+    )]
+    pub service_account_signing_key_file: Option<String>,
+    /// Further keys whose service-account tokens are taken, separated by commas.
+    #[arg(
+        long,
+        env = "KNARR_SERVICE_ACCOUNT_KEY_FILE",
+        value_name = "FILES",
+        global = true
+    )]
+    pub service_account_key_file: Option<String>,
+    /// Who issues service-account tokens [default: https://kubernetes.default.svc].
+    #[arg(long, env = "KNARR_SERVICE_ACCOUNT_ISSUER", value_name = "URL", global = true)]
+    pub service_account_issuer: Option<String>,
+}
+
+/// The same, checked.
+#[derive(Clone, Debug)]
+pub struct Access {
+    pub encryption: Option<Arc<Encryption>>,
+    pub audit: Option<(Policy, Destination)>,
+    pub max_in_flight: (usize, usize),
+    pub request_timeout: Duration,
+    pub anonymous: bool,
+    /// PEM texts; an empty signing key: knarr's own.
+    pub keys: KeyFiles,
+    pub issuer: String,
+}
+
+const MEGABYTE: u64 = 1024 * 1024;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+impl Access {
+    pub(super) fn read(reader: &mut Reader, flags: &AccessFlags, data_dir: &std::path::Path) -> Self {
+        let defaults = Options::default();
+        let flag = |s: &str| s.parse().map_err(|_| "expected true or false".to_string());
+        let number = |s: &str| {
+            s.parse::<u32>()
+                .map_err(|_| "expected a number, 0 or more".to_string())
+        };
+        let places = |s: &str| {
+            let n = s.parse().ok().filter(|n: &usize| *n > 0);
+            n.ok_or_else(|| "expected a number above 0".to_string())
+        };
+        let file = |s: &str| match s {
+            "" => Ok(None),
+            path => absolute(path).map(Some),
+        };
+        let (read_only, mutating) = defaults.max_in_flight;
+        let encryption = reader.get(
+            "encryptionProviderConfig",
+            "--encryption-provider-config",
+            &flags.encryption_provider_config,
+            "",
+            file,
+        );
+        let encryption = reader.parsed(encryption, Encryption::parse).map(Arc::new);
+        let policy = reader.get(
+            "auditPolicyFile",
+            "--audit-policy-file",
+            &flags.audit_policy_file,
+            "",
+            file,
+        );
+        let policy = reader.parsed(policy, Policy::parse);
+        let default_log = data_dir.join("audit.log").display().to_string();
+        let log_path = reader.get(
+            "auditLogPath",
+            "--audit-log-path",
+            &flags.audit_log_path,
+            &default_log,
+            |s| match s {
+                "-" => Ok(None),
+                path => absolute(path).map(Some),
+            },
+        );
+        let log = LogFile {
+            path: log_path.clone().unwrap_or_default(),
+            max_bytes: MEGABYTE
+                * u64::from(reader.get(
+                    "auditLogMaxsize",
+                    "--audit-log-maxsize",
+                    &flags.audit_log_maxsize,
+                    "100",
+                    number,
+                )),
+            max_age: DAY
+                * reader.get(
+                    "auditLogMaxage",
+                    "--audit-log-maxage",
+                    &flags.audit_log_maxage,
+                    "0",
+                    number,
+                ),
+            max_backups: usize::try_from(reader.get(
+                "auditLogMaxbackup",
+                "--audit-log-maxbackup",
+                &flags.audit_log_maxbackup,
+                "10",
+                number,
+            ))
+            .unwrap_or(usize::MAX),
+        };
+        let signing = reader.get(
+            "serviceAccountSigningKeyFile",
+            "--service-account-signing-key-file",
+            &flags.service_account_signing_key_file,
+            "",
+            file,
+        );
+        let verifying = reader.get(
+            "serviceAccountKeyFile",
+            "--service-account-key-file",
+            &flags.service_account_key_file,
+            "",
+            list,
+        );
+        let pem = |text: &str| Ok::<_, Vec<String>>(text.to_string());
+        let keys = KeyFiles {
+            signing: reader.parsed(signing, pem).unwrap_or_default(),
+            verifying: verifying
+                .into_iter()
+                .filter_map(|path| reader.parsed(Some(PathBuf::from(path)), pem))
+                .collect(),
+        };
+        Access {
+            encryption,
+            audit: policy.map(|policy| match log_path {
+                None => (policy, Destination::Stdout),
+                Some(_) => (policy, Destination::File(log)),
+            }),
+            max_in_flight: (
+                reader.get(
+                    "maxRequestsInflight",
+                    "--max-requests-inflight",
+                    &flags.max_requests_inflight,
+                    &read_only.to_string(),
+                    places,
+                ),
+                reader.get(
+                    "maxMutatingRequestsInflight",
+                    "--max-mutating-requests-inflight",
+                    &flags.max_mutating_requests_inflight,
+                    &mutating.to_string(),
+                    places,
+                ),
+            ),
+            request_timeout: Duration::from_secs(
+                reader
+                    .get(
+                        "requestTimeout",
+                        "--request-timeout",
+                        &flags.request_timeout,
+                        &defaults.request_timeout.as_secs().to_string(),
+                        places,
+                    )
+                    .try_into()
+                    .unwrap_or(u64::MAX),
+            ),
+            anonymous: reader.get(
+                "anonymousAuth",
+                "--anonymous-auth",
+                &flags.anonymous_auth,
+                "true",
+                flag,
+            ),
+            keys,
+            issuer: reader.get(
+                "serviceAccountIssuer",
+                "--service-account-issuer",
+                &flags.service_account_issuer,
+                knarr_apiserver::ISSUER,
+                |s| match s.starts_with("https://") {
+                    true => Ok(s.to_string()),
+                    false => Err("expected a URL that begins with https://".into()),
+                },
+            ),
+        }
+    }
+}
+
+impl Reader {
+    /// What a file holds, if one is named; what is wrong with it is collected.
+    fn parsed<T>(
+        &mut self,
+        path: Option<PathBuf>,
+        parse: impl FnOnce(&str) -> Result<T, Vec<String>>,
+    ) -> Option<T> {
+        let path = path?;
+        let shown = path.display();
+        match std::fs::read_to_string(&path) {
+            Err(e) => {
+                self.mistakes.push(format!("{shown}: cannot be read: {e}"));
+                None
+            }
+            Ok(text) => match parse(&text) {
+                Ok(value) => Some(value),
+                Err(mistakes) => {
+                    self.mistakes
+                        .extend(mistakes.iter().map(|m| format!("{shown}: {m}")));
+                    None
+                }
+            },
+        }
+    }
+}

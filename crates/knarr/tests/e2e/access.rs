@@ -1,0 +1,88 @@
+//! What is encrypted and written down of a server that is told to by its flags.
+
+use crate::cluster::{Cluster, Namespace, eventually, has};
+use crate::{Alone, Outcome};
+
+pub const SCENARIOS: &[Alone] = &[(
+    "secrets_are_encrypted_and_requests_written_down_as_files_say",
+    files,
+)];
+
+fn files() -> Outcome {
+    let cluster = Cluster::prepare("access")?;
+    let folder = cluster.data_dir().join("settings");
+    std::fs::create_dir_all(&folder)?;
+    let (keys, policy, log) = (
+        folder.join("keys.yaml"),
+        folder.join("policy.yaml"),
+        folder.join("log"),
+    );
+    std::fs::write(
+        &keys,
+        "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n\
+         - resources: [secrets]\n  providers:\n  - secretbox:\n      keys:\n\
+         \x20     - {name: one, secret: MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=}\n  - identity: {}\n",
+    )?;
+    std::fs::write(
+        &policy,
+        "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n\
+         - {level: Metadata, resources: [{group: '', resources: [secrets]}]}\n- {level: None}\n",
+    )?;
+    let path = |path: &std::path::Path| path.display().to_string();
+    let flags = [
+        ("--encryption-provider-config", path(&keys)),
+        ("--audit-policy-file", path(&policy)),
+        ("--audit-log-path", path(&log)),
+        ("--max-requests-inflight", "50".into()),
+        ("--max-mutating-requests-inflight", "20".into()),
+    ];
+    let flags: Vec<&str> = flags.iter().flat_map(|(flag, value)| [*flag, value]).collect();
+    cluster.launch_server_with(&flags)?;
+    let ns = Namespace {
+        cluster: &cluster,
+        name: "default".into(),
+    };
+    ns.eventually_run(&["get", "namespaces"], |found| found.contains("default"))?;
+    let create = [
+        "create",
+        "secret",
+        "generic",
+        "s",
+        "--from-literal=k=unmistakable",
+        "--from-literal=n=v",
+    ];
+    ns.run(&create)?;
+    has(
+        &ns.run(&["get", "secret", "s", "-o", "jsonpath={.data.k}"])?,
+        "dW5taXN0YWthYmxl",
+    )?;
+    eventually("the request is written down", || {
+        let written = std::fs::read_to_string(&log).unwrap_or_default();
+        written
+            .lines()
+            .any(|l| l.contains("\"verb\":\"create\"") && l.contains("\"name\":\"s\""))
+    })?;
+    has(&ns.run(&["get", "--raw", "/metrics"])?, "apiserver_request_total")?;
+    cluster.kill()?;
+    // What was acknowledged is in the files, and what it says is not.
+    let (mut seen, mut folders) = (false, vec![cluster.data_dir()]);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+                continue;
+            }
+            let bytes = std::fs::read(entry.path())?;
+            let holds = |text: &[u8]| bytes.windows(text.len()).any(|w| w == text);
+            if holds(b"dW5taXN0YWthYmxl") || holds(b"unmistakable") {
+                return Err(format!("{} holds the secret", entry.path().display()).into());
+            }
+            seen |= holds(b"k8s:enc:secretbox:v1:one:");
+        }
+    }
+    match seen {
+        true => Ok(()),
+        false => Err("no file holds an encrypted value".into()),
+    }
+}

@@ -1,0 +1,264 @@
+//! Real partitions (SPEC S1–S7): a server and three agents whose links are cut and healed, and whose parts are killed,
+//! while a StatefulSet writes to a volume that every node could open. Its processes keep a record of who holds the
+//! volume, on the volume itself; no order of events may show two holders.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use libtest_mimic::Failed;
+
+use crate::cluster::{has, text};
+use crate::fleet::{Fleet, Machine, system};
+use crate::{Alone, Outcome};
+
+pub const SCENARIOS: &[Alone] = &[(
+    "s7_through_partitions_and_kills_a_volume_never_has_two_holders",
+    partitions,
+)];
+
+/// How often the whole is gone through. More by `KNARR_TEST_PARTITIONS=10`; once in the everyday run.
+fn rounds() -> usize {
+    let said = std::env::var("KNARR_TEST_PARTITIONS").ok();
+    said.and_then(|n| n.parse().ok()).unwrap_or(1)
+}
+
+/// A file with a file system, mounted from a loop device; unmounted and let go of at the end.
+struct Disk {
+    directory: tempfile::TempDir,
+    device: Option<String>,
+    mounted: bool,
+}
+
+impl Disk {
+    fn make() -> Result<Disk, Failed> {
+        let mut disk = Disk {
+            directory: tempfile::Builder::new()
+                .prefix("knarr-disk-")
+                .tempdir_in("/tmp")?,
+            device: None,
+            mounted: false,
+        };
+        let (image, mount) = (disk.directory.path().join("image"), disk.mount());
+        std::fs::File::create(&image)?.set_len(16 * 1024 * 1024)?;
+        std::fs::create_dir(&mount)?;
+        let image = image.display().to_string();
+        system(&["mkfs.ext4", "-q", "-F", &image])?;
+        let device = system(&["losetup", "--find", "--show", &image])?
+            .trim()
+            .to_string();
+        disk.device = Some(device.clone());
+        system(&["mount", &device, &mount.display().to_string()])?;
+        disk.mounted = true;
+        Ok(disk)
+    }
+
+    fn mount(&self) -> PathBuf {
+        self.directory.path().join("volume")
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let mut undo = Vec::new();
+        if self.mounted {
+            undo.push(system(&["umount", &self.mount().display().to_string()]));
+        }
+        if let Some(device) = &self.device {
+            undo.push(system(&["losetup", "--detach", device]));
+        }
+        for error in undo.into_iter().filter_map(Result::err) {
+            eprintln!(
+                "the disk of a test is not let go of: {}",
+                error.message().unwrap_or("")
+            );
+        }
+    }
+}
+
+const STATEFUL: &str = r#"
+apiVersion: v1
+kind: PersistentVolume
+metadata: { name: shared }
+spec:
+  capacity: { storage: 16Mi }
+  accessModes: [ReadWriteOnce]
+  storageClassName: by-hand
+  hostPath: { path: PATH, type: Directory }
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: { name: db }
+spec:
+  serviceName: db
+  selector: { matchLabels: { app: db } }
+  template:
+    metadata: { labels: { app: db } }
+    spec:
+      terminationGracePeriodSeconds: 2
+      tolerations:
+        - { key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 0 }
+        - { key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 0 }
+      containers:
+        - name: db
+          image: localhost/knarr/busybox:1
+          env: [{ name: POD_UID, valueFrom: { fieldRef: { fieldPath: metadata.uid } } }]
+          command:
+            - sh
+            - -c
+            - trap 'exit 0' TERM; while :; do echo "$POD_UID" >> /data/record; sleep 0.1; done
+          volumeMounts: [{ name: data, mountPath: /data }]
+  volumeClaimTemplates:
+    - metadata: { name: data }
+      spec:
+        accessModes: [ReadWriteOnce]
+        storageClassName: by-hand
+        resources: { requests: { storage: 16Mi } }
+"#;
+
+fn partitions() -> Outcome {
+    let disk = Disk::make()?;
+    let fleet = Fleet::start(3, &[])?;
+    let record = disk.mount().join("record");
+    run(&fleet, &disk).map_err(|e| fleet.told(e))?;
+    let holders = holders(&record)?;
+    if holders.len() < 1 + rounds() {
+        return Err(format!(
+            "the volume should have moved {} times, its holders were {holders:?}",
+            rounds()
+        )
+        .into());
+    }
+    fleet.end()?;
+    Ok(())
+}
+
+fn run(fleet: &Fleet, disk: &Disk) -> Outcome {
+    let words = fleet.join_words()?;
+    let join: Vec<&str> = words.iter().map(String::as_str).collect();
+    for agent in &fleet.agents {
+        agent.launch(fleet.agent(agent, &join))?;
+    }
+    for agent in &fleet.agents {
+        fleet.eventually(&["get", "node", &agent.name], |out| out.contains(" Ready "))?;
+    }
+    fleet.apply(&STATEFUL.replace("PATH", &disk.mount().display().to_string()))?;
+    let record = disk.mount().join("record");
+    for _ in 0..rounds() {
+        fleet.eventually(&["get", "pod", "db-0"], |out| out.contains("Running"))?;
+        round(fleet, &record, &join)?;
+    }
+    Ok(())
+}
+
+/// Cuts the holder's node off, kills what there is to kill, heals, and sees the volume move.
+fn round(fleet: &Fleet, record: &Path, join: &[&str]) -> Outcome {
+    let uid = ["get", "pod", "db-0", "-o", "jsonpath={.metadata.uid}"];
+    let first = fleet.run(&uid)?;
+    let name = fleet.run(&["get", "pod", "db-0", "-o", "jsonpath={.spec.nodeName}"])?;
+    let holding = fleet
+        .agents
+        .iter()
+        .find(|a| a.name == name)
+        .ok_or("db-0 is on no agent")?;
+    let other = fleet
+        .agents
+        .iter()
+        .find(|a| a.name != name)
+        .ok_or("there is but one agent")?;
+    grows(fleet, record, &first)?;
+
+    // Server and node no longer hear each other, nor do two of the nodes. The process writes on.
+    holding.cut(&[fleet.server.address, other.address])?;
+    fleet.eventually(&["get", "node", &holding.name], |out| out.contains("NotReady"))?;
+    let ending = [
+        "get",
+        "pod",
+        "db-0",
+        "-o",
+        "jsonpath={.metadata.uid} {.metadata.deletionTimestamp}",
+    ];
+    fleet.eventually(&ending, |out| out.starts_with(&first) && out.trim() != first)?;
+    grows(fleet, record, &first)?;
+
+    // Whoever comes back from the dead meanwhile releases nothing either.
+    fleet.server.kill()?;
+    holding.kill()?;
+    kill_containerd(holding)?;
+    fleet.launch_server(&[])?;
+    fleet.eventually(&ending, |out| out.starts_with(&first) && out.trim() != first)?;
+    other.kill()?;
+    other.launch(fleet.agent(other, join))?;
+    fleet.eventually(&["get", "node", &holding.name], |out| out.contains("NotReady"))?;
+    grows(fleet, record, &first)?;
+    let attached = fleet.run(&["get", "volumeattachments"])?;
+    has(&attached, &holding.name)?;
+
+    // Nobody wants it back on the node it comes from.
+    fleet.run(&["cordon", &holding.name])?;
+    holding.heal()?;
+    holding.launch(fleet.agent(holding, join))?;
+    let now = fleet.eventually(&uid, |out| {
+        !out.contains("NotFound") && !out.is_empty() && out != first
+    })?;
+    fleet.eventually(&["get", "pod", "db-0"], |out| out.contains("Running"))?;
+    grows(fleet, record, &now)?;
+    holders(record)?;
+    fleet.eventually(&["get", "node", &holding.name], |out| out.contains(" Ready,"))?;
+    fleet.run(&["uncordon", &holding.name]).map(drop)
+}
+
+/// Waits until this pod's process has written more.
+fn grows(fleet: &Fleet, record: &Path, uid: &str) -> Outcome {
+    let lines = || std::fs::read_to_string(record).unwrap_or_default();
+    let before = lines().lines().filter(|l| *l == uid).count();
+    fleet.waits("its process to write", || {
+        lines().lines().filter(|l| *l == uid).count() > before + 3
+    })
+}
+
+/// The pods that wrote, in their order; each only once, for who had let go never writes again.
+fn holders(record: &Path) -> Result<Vec<String>, Failed> {
+    let text = std::fs::read_to_string(record)?;
+    let mut holders: Vec<String> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        if holders.last().is_some_and(|last| last == line) {
+            continue;
+        }
+        if holders.iter().any(|h| h == line) {
+            return Err(format!(
+                "line {} of the record is of {line}, after others had the volume: {holders:?}",
+                number + 1
+            )
+            .into());
+        }
+        holders.push(line.to_string());
+    }
+    Ok(holders)
+}
+
+/// kill -9 of the machine's containerd, found by its configuration; its containers' shims live on.
+fn kill_containerd(machine: &Machine) -> Outcome {
+    let data = machine.data_dir().display().to_string();
+    let mut found = 0;
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words: Vec<String> = cmdline
+            .split(|b| *b == 0)
+            .map(|w| String::from_utf8_lossy(w).into_owned())
+            .collect();
+        let program = words.first().map_or("", |w| w.rsplit('/').next().unwrap_or(""));
+        if program == "containerd" && words.iter().any(|w| w.starts_with(&data)) {
+            let pid = entry.file_name().to_string_lossy().into_owned();
+            let out = Command::new("kill").args(["-9", &pid]).output()?;
+            if !out.status.success() {
+                return Err(text(&out).into());
+            }
+            found += 1;
+        }
+    }
+    if found == 0 {
+        Err("the node has no containerd".into())
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+//! The doing half of a node's certificates: keys are made here and never leave, requests are sent and waited for, what
+//! comes back is kept in a file and handed to whoever uses it. When and what to ask is decided in
+//! [`knarr_kubelet::certificates`].
+
+mod file;
+mod request;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use knarr_client::{Api, Clock};
+use knarr_kubelet::certificates::{Held, Next, next};
+pub use knarr_kubelet::certificates::{Wanted, client, serving};
+use rand::RngExt;
+use rand::rngs::StdRng;
+use tokio_util::sync::CancellationToken;
+
+pub use file::FileError;
+pub use request::AskError;
+
+/// The longest sleep between two looks: the clock may be set meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_secs(600);
+
+/// A certificate and its key, both PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub certificate_pem: String,
+    pub key_pem: String,
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Identity(…)")
+    }
+}
+
+/// One certificate that is kept in a file and renewed.
+pub struct Rotation {
+    wanted: Wanted,
+    file: PathBuf,
+    clock: Arc<dyn Clock>,
+    rng: StdRng,
+    /// Where in the span of renewal the certificate of the moment is renewed.
+    chance: f64,
+    held: Option<(Held, Identity)>,
+    failed: Option<(u32, Timestamp)>,
+}
+
+impl Rotation {
+    /// Takes up what the file has, if it is any good for `wanted`.
+    pub fn open(
+        wanted: Wanted,
+        file: PathBuf,
+        clock: Arc<dyn Clock>,
+        mut rng: StdRng,
+    ) -> Result<Self, FileError> {
+        let held = file::read(&file, clock.now())?;
+        let held = held.filter(|(held, _)| held.is_for(&wanted));
+        Ok(Rotation {
+            chance: rng.random(),
+            wanted,
+            file,
+            clock,
+            rng,
+            held,
+            failed: None,
+        })
+    }
+
+    /// What is held and counts now.
+    pub fn current(&self) -> Option<&Identity> {
+        let now = self.clock.now();
+        let held = self.held.as_ref().filter(|(held, _)| held.counts(now));
+        held.map(|(_, identity)| identity)
+    }
+
+    /// When what is held ends or has ended.
+    pub fn ends(&self) -> Option<Timestamp> {
+        self.held.as_ref().map(|(held, _)| held.until)
+    }
+
+    /// Asks now, once.
+    pub async fn ask(&mut self, api: &dyn Api) -> Result<&Identity, AskError> {
+        let identity = request::ask(api, &self.wanted).await?;
+        let held = file::describe(&identity, self.clock.now())?;
+        file::write(&self.file, &identity)?;
+        self.chance = self.rng.random();
+        let (held, identity) = self.held.insert((held, identity));
+        tracing::info!(signer = self.wanted.signer, until = %held.until, "has a new certificate");
+        Ok(identity)
+    }
+
+    /// Renews until `cancel`. `first` is asked with what is held, `bootstrap` where that has ended. Each new certificate
+    /// is given to `take`, whose error says why it cannot be used.
+    pub async fn run(
+        mut self,
+        first: Arc<dyn Api>,
+        bootstrap: Option<Arc<dyn Api>>,
+        take: impl Fn(&Identity) -> Result<(), String> + Send,
+        cancel: CancellationToken,
+    ) {
+        loop {
+            let now = self.clock.now();
+            let held = self.held.as_ref().map(|(held, _)| held);
+            if let Next::Wait(left) = next(held, &self.wanted, self.chance, self.failed, now) {
+                let nap = left.unsigned_abs().min(LOOK_AGAIN);
+                tokio::select! {
+                    () = cancel.cancelled() => return,
+                    () = tokio::time::sleep(nap) => continue,
+                }
+            }
+            let api = match &bootstrap {
+                Some(bootstrap) if self.current().is_none() => bootstrap.clone(),
+                _ => first.clone(),
+            };
+            let asked = tokio::select! {
+                () = cancel.cancelled() => return,
+                asked = self.ask(&*api) => asked.map_err(|e| e.to_string()),
+            };
+            match asked.and_then(&take) {
+                Ok(()) => self.failed = None,
+                Err(error) => {
+                    let times = self.failed.map_or(0, |(times, _)| times).saturating_add(1);
+                    self.failed = Some((times, self.clock.now()));
+                    let ends = self.ends().map(|t| t.to_string()).unwrap_or_default();
+                    tracing::warn!(
+                        signer = self.wanted.signer,
+                        error,
+                        times,
+                        ends,
+                        "cannot renew the node's certificate yet"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

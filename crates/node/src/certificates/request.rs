@@ -1,0 +1,193 @@
+//! Asking for a certificate: a new key, a CertificateSigningRequest, and the wait until somebody has decided.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knarr_api::Error;
+use knarr_api::registry::Registered;
+use knarr_client::{Api, TypedApi, WatchEvent, WatchOptions};
+use knarr_kubelet::certificates::Wanted;
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
+
+use super::{FileError, Identity};
+
+/// How long a request waits for its certificate before another is made, as kubelets wait.
+const DECISION_LIMIT: Duration = Duration::from_secs(15 * 60);
+/// Who waits longer is told that a person may have to decide.
+const REMIND: Duration = Duration::from_secs(10);
+/// Before a watch that broke off is begun again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Why there is no certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    #[error("the key or the request cannot be made: {0}")]
+    Make(#[from] rcgen::Error),
+    #[error("the request cannot be sent: {}", .0.message())]
+    Send(Error),
+    #[error("the request {name} was {what}: {why}")]
+    Refused {
+        name: String,
+        what: &'static str,
+        why: String,
+    },
+    #[error("the request {0} was neither approved nor denied; `kubectl certificate approve {0}` approves it")]
+    Undecided(String),
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Makes a key and has it signed.
+pub async fn ask(api: &dyn Api, wanted: &Wanted) -> Result<Identity, AskError> {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+    let pem = pem(wanted, &key)?;
+    let request = CertificateSigningRequest {
+        metadata: ObjectMeta {
+            generate_name: Some("csr-".into()),
+            ..ObjectMeta::default()
+        },
+        spec: CertificateSigningRequestSpec {
+            request: ByteString(pem.into_bytes()),
+            signer_name: wanted.signer.into(),
+            usages: Some(wanted.usages.map(str::to_string).to_vec()),
+            ..CertificateSigningRequestSpec::default()
+        },
+        ..CertificateSigningRequest::default()
+    };
+    let created = api.create_as(request).await.map_err(AskError::Send)?;
+    let name = created.metadata.name.clone().unwrap_or_default();
+    tracing::info!(request = name, signer = wanted.signer, "asked for a certificate");
+    let decided = tokio::time::timeout(DECISION_LIMIT, decision(api, &name)).await;
+    let certificate_pem = decided.map_err(|_| AskError::Undecided(name))??;
+    Ok(Identity {
+        certificate_pem,
+        key_pem: key.serialize_pem(),
+    })
+}
+
+fn pem(wanted: &Wanted, key: &KeyPair) -> Result<String, rcgen::Error> {
+    let mut params = CertificateParams::default();
+    let mut subject = DistinguishedName::new();
+    subject.push(DnType::OrganizationName, wanted.organization);
+    subject.push(DnType::CommonName, wanted.common_name.as_str());
+    params.distinguished_name = subject;
+    for name in &wanted.dns_names {
+        params
+            .subject_alt_names
+            .push(SanType::DnsName(name.as_str().try_into()?));
+    }
+    for address in &wanted.ip_addresses {
+        // What is no address cannot be asked for as one.
+        let address = address.parse().map_err(|_| rcgen::Error::InvalidNameType)?;
+        params.subject_alt_names.push(SanType::IpAddress(address));
+    }
+    params.serialize_request(key)?.pem()
+}
+
+/// The certificate, once the request is decided.
+async fn decision(api: &dyn Api, name: &str) -> Result<String, AskError> {
+    let mut reminder = Box::pin(tokio::time::sleep(REMIND));
+    loop {
+        let options = WatchOptions {
+            field_selector: format!("metadata.name={name}"),
+            ..WatchOptions::default()
+        };
+        let mut events = match api.watch(CertificateSigningRequest::kind_of(), options).await {
+            Ok(events) => events,
+            Err(e) if e.is_forbidden() => return Err(AskError::Send(e)),
+            Err(error) => {
+                tracing::warn!(%error, request = name, "cannot look after the request yet");
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        loop {
+            let event = tokio::select! {
+                event = events.next() => event,
+                () = &mut reminder => {
+                    tracing::info!("waiting for the approval of {name}: `kubectl certificate approve {name}` gives it");
+                    reminder.as_mut().reset(tokio::time::Instant::now() + DECISION_LIMIT);
+                    continue;
+                }
+            };
+            let object = match event {
+                Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => object,
+                Some(Ok(WatchEvent::Deleted(_))) => return Err(refused(name, "deleted", "by somebody")),
+                Some(Ok(WatchEvent::Bookmark(_))) => continue,
+                Some(Err(error)) => {
+                    tracing::debug!(%error, request = name, "the watch of the request broke off");
+                    break;
+                }
+                None => break,
+            };
+            if let Some(request) = object.get::<CertificateSigningRequest>()
+                && let Some(decided) = decided(request, name)
+            {
+                return decided;
+            }
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn refused(name: &str, what: &'static str, why: &str) -> AskError {
+    AskError::Refused {
+        name: name.to_string(),
+        what,
+        why: why.to_string(),
+    }
+}
+
+fn decided(request: &CertificateSigningRequest, name: &str) -> Option<Result<String, AskError>> {
+    let status = request.status.as_ref()?;
+    for (type_, what) in [("Denied", "denied"), ("Failed", "not signed")] {
+        let conditions = status.conditions.iter().flatten();
+        if let Some(said) = conditions
+            .into_iter()
+            .find(|c| c.type_ == type_ && c.status != "False")
+        {
+            let why = said.message.as_deref().or(said.reason.as_deref());
+            return Some(Err(refused(name, what, why.unwrap_or("no reason was given"))));
+        }
+    }
+    let certificate = status.certificate.as_ref().filter(|c| !c.0.is_empty())?;
+    let text = String::from_utf8(certificate.0.clone());
+    Some(text.map_err(|e| FileError::Unreadable(e.to_string()).into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_request_is_decided_by_a_refusal_before_a_certificate() {
+        let said = |type_: &str, status: &str| json!({"type": type_, "status": status, "reason": "Because"});
+        for (status, expected) in [
+            (json!({}), None),
+            (json!({"conditions": [said("Approved", "True")]}), None),
+            (
+                json!({"conditions": [said("Denied", "False")], "certificate": "YQ=="}),
+                Some("a"),
+            ),
+            (
+                json!({"conditions": [said("Denied", "True")], "certificate": "YQ=="}),
+                Some("the request r was denied: Because"),
+            ),
+            (
+                json!({"conditions": [said("Failed", "True")]}),
+                Some("the request r was not signed: Because"),
+            ),
+        ] {
+            let request: CertificateSigningRequest = serde_json::from_value(
+                json!({"metadata": {}, "spec": {"request": "", "signerName": "s"}, "status": status}),
+            )
+            .unwrap();
+            let found = decided(&request, "r").map(|d| d.unwrap_or_else(|e| e.to_string()));
+            assert_eq!(found.as_deref(), expected, "{status}");
+        }
+    }
+}
