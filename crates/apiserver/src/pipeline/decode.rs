@@ -259,10 +259,23 @@ pub(crate) fn syntax(json: &[u8], error: &serde_json::Error) -> String {
     } else {
         "looking for beginning of value"
     };
-    format!(
-        "invalid character '{}' {place}",
-        char::from(*found).escape_debug()
-    )
+    format!("invalid character {} {place}", quoted(*found))
+}
+
+/// A byte as Go's JSON reader shows it.
+fn quoted(byte: u8) -> String {
+    match byte {
+        b'"' => "'\"'".into(),
+        0x07 => "'\\a'".into(),
+        0x08 => "'\\b'".into(),
+        0x0b => "'\\v'".into(),
+        0x0c => "'\\f'".into(),
+        b'\n' | b'\r' | b'\t' | b'\'' | b'\\' => format!("'{}'", char::from(byte).escape_default()),
+        0..0x20 | 0x7f => format!("'\\x{byte:02x}'"),
+        // Not printable, as Go sees it.
+        0x80..=0xa0 | 0xad => format!("'\\u{byte:04x}'"),
+        _ => format!("'{}'", char::from(byte)),
+    }
 }
 
 #[cfg(test)]
@@ -271,6 +284,21 @@ mod tests {
     use crate::user::User;
     use knarr_api::k8s_openapi::jiff::Timestamp;
     use knarr_api::registry::CONFIG_MAP;
+
+    #[test]
+    fn bytes_that_are_no_json_are_shown_as_go_shows_them() {
+        for (byte, shown) in [
+            (0x1f, r"'\x1f'"),
+            (b'\n', r"'\n'"),
+            (b'\'', r"'\''"),
+            (b'"', "'\"'"),
+            (b'x', "'x'"),
+            (0x8b, r"'\u008b'"),
+            (0xff, "'\u{ff}'"),
+        ] {
+            assert_eq!(quoted(byte), shown);
+        }
+    }
 
     #[test]
     fn bodies_that_are_no_config_map_are_told_so() {

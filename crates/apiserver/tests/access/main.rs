@@ -4,6 +4,7 @@
 
 mod at_rest;
 mod audit;
+mod bad_input;
 mod cluster;
 mod joining;
 mod limits;
