@@ -25,8 +25,8 @@ pub const YAML: Target = Target {
         let Ok(value) = yaml::to_value(text) else { return };
         let json = value.to_string();
         let again = yaml::to_value(&json);
-        // Numbers beyond 64 bits have one form in JSON and another in YAML.
-        if !has_fractions(&value) && json.len() < 10_000 {
+        // Numbers beyond 64 bits have one form in JSON and another in YAML, whose keys end after 1024 characters.
+        if !has_fractions(&value) && json.len() < 1024 {
             assert_eq!(again.as_ref(), Ok(&value), "{text:?} is {json}");
         }
         if let Some(kind) = seeds::kind_of(&json)
