@@ -288,14 +288,8 @@ fn check_selectors(resource: Option<&ResourceAttributes>, mistakes: &mut Errors)
     let base = Path::new("spec").child("resourceAttributes");
     let Some(resource) = resource else { return };
     if let Some(s) = &resource.field_selector {
-        let requirements: Vec<_> = s.requirements.iter().flatten().collect();
-        let parts = requirements.iter().map(|r| {
-            (
-                r.key.as_str(),
-                r.operator.as_str(),
-                r.values.as_deref().unwrap_or_default(),
-            )
-        });
+        let requirements = s.requirements.iter().flatten();
+        let parts = requirements.map(|r| requirement(&r.key, &r.operator, &r.values));
         check_selector(
             &base.child("fieldSelector"),
             s.raw_selector.as_deref(),
@@ -304,14 +298,8 @@ fn check_selectors(resource: Option<&ResourceAttributes>, mistakes: &mut Errors)
         );
     }
     if let Some(s) = &resource.label_selector {
-        let requirements: Vec<_> = s.requirements.iter().flatten().collect();
-        let parts = requirements.iter().map(|r| {
-            (
-                r.key.as_str(),
-                r.operator.as_str(),
-                r.values.as_deref().unwrap_or_default(),
-            )
-        });
+        let requirements = s.requirements.iter().flatten();
+        let parts = requirements.map(|r| requirement(&r.key, &r.operator, &r.values));
         check_selector(
             &base.child("labelSelector"),
             s.raw_selector.as_deref(),
@@ -319,6 +307,15 @@ fn check_selectors(resource: Option<&ResourceAttributes>, mistakes: &mut Errors)
             mistakes,
         );
     }
+}
+
+/// A field's or a label's: key, operator, values.
+fn requirement<'a>(
+    key: &'a str,
+    operator: &'a str,
+    values: &'a Option<Vec<String>>,
+) -> (&'a str, &'a str, &'a [String]) {
+    (key, operator, values.as_deref().unwrap_or_default())
 }
 
 /// Each requirement: key, operator, values.

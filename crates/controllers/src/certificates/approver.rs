@@ -9,7 +9,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
-use super::{Authority, KUBELET_CLIENT, approved, is_open, kubelet_client};
+use super::{Authority, KUBELET_CLIENT, approved, is_open, kubelet_client, request};
 use crate::action::{Action, Fact};
 use crate::controller::{Changed, Context, Controller, View};
 
@@ -33,10 +33,7 @@ impl Controller for Approver {
     }
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
-        let found = context
-            .view
-            .get_as::<CertificateSigningRequest>("", &context.key.name);
-        let Some(csr) = found.filter(|_| context.failure.is_none()) else {
+        let Some(csr) = request(context) else {
             return Vec::new();
         };
         if !is_open(&csr, KUBELET_CLIENT) {

@@ -14,6 +14,9 @@ use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateS
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_api::object::Shared;
+
+use crate::controller::Context;
 
 pub const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
 pub const KUBELET_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
@@ -47,6 +50,12 @@ pub trait Authority: Debug + Send + Sync {
 
     /// When a PEM certificate ends.
     fn ends(&self, certificate: &[u8]) -> Option<Timestamp>;
+}
+
+/// The request that a controller is asked about; none once it is gone, or if what was decided on it failed.
+fn request(context: &Context<'_>) -> Option<Shared<CertificateSigningRequest>> {
+    let found = context.view.get_as("", &context.key.name);
+    found.filter(|_| context.failure.is_none())
 }
 
 /// Whether a condition of this type is true.

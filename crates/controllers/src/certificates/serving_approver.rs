@@ -14,7 +14,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey};
 
-use super::{Authority, KUBELET_SERVING, Requested, approved, is_open, kubelet_serving};
+use super::{Authority, KUBELET_SERVING, Requested, approved, is_open, kubelet_serving, request};
 use crate::action::Action;
 use crate::controller::{Changed, Context, Controller, View};
 
@@ -52,10 +52,7 @@ impl Controller for ServingApprover {
     }
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
-        let found = context
-            .view
-            .get_as::<CertificateSigningRequest>("", &context.key.name);
-        let Some(csr) = found.filter(|csr| context.failure.is_none() && is_open(csr, KUBELET_SERVING)) else {
+        let Some(csr) = request(context).filter(|csr| is_open(csr, KUBELET_SERVING)) else {
             return Vec::new();
         };
         let Ok(asked) = self.0.read(&csr.spec.request.0) else {

@@ -11,7 +11,7 @@ use knarr_api::{Kind, ObjectKey};
 
 use super::{
     Authority, CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY, certificate, client, has, kubelet_client,
-    kubelet_serving,
+    kubelet_serving, request,
 };
 use crate::action::Action;
 use crate::controller::{Changed, Context, Controller, View};
@@ -36,10 +36,7 @@ impl Controller for Signer {
     }
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
-        let found = context
-            .view
-            .get_as::<CertificateSigningRequest>("", &context.key.name);
-        let Some(csr) = found.filter(|_| context.failure.is_none()) else {
+        let Some(csr) = request(context) else {
             return Vec::new();
         };
         let open = has(&csr, "Approved") && !has(&csr, "Denied") && !has(&csr, "Failed");
