@@ -6,6 +6,7 @@ mod at_rest;
 mod audit;
 mod bad_input;
 mod cluster;
+mod hostile;
 mod joining;
 mod limits;
 mod nothing_open;
