@@ -163,7 +163,6 @@ fn check_scalar(scalar: Option<Scalar>, value: &Value, path: &str, found: &mut V
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
     use super::*;
     use crate::kind::Kind;
     use crate::registry;
