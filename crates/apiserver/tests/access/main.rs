@@ -6,6 +6,8 @@ mod at_rest;
 mod audit;
 mod bad_input;
 mod cluster;
+#[path = "../in_process/hooks.rs"]
+mod hooks;
 mod hostile;
 mod joining;
 mod limits;
@@ -16,3 +18,4 @@ mod rbac;
 mod requests;
 mod reviews;
 mod tokens;
+mod webhooks;
