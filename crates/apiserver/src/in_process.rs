@@ -73,7 +73,7 @@ impl Api for InProcess {
         let kind = self.served(kind)?;
         let target = Target::main(kind, namespace, name);
         self.allow("get", &target)?;
-        self.server.get_now(&target).await
+        self.server.get_now(&mut self.ctx(), &target).await
     }
 
     async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
@@ -106,7 +106,7 @@ impl Api for InProcess {
         };
         let filter = self.server.filter(kind, &options.namespace, &query)?;
         if options.after.is_none() {
-            self.server.catch_up().await?;
+            self.server.hear_all().await?;
         }
         let watcher = self.server.follow(filter, options.after)?;
         // The state there was is closed by a bookmark.

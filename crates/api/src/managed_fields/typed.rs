@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value};
 
 use super::custom::Node;
-use super::set::{FieldSet, shown};
+use super::set::FieldSet;
 use super::text;
 use crate::kind::Kind;
 use crate::registry;
@@ -60,7 +60,7 @@ impl<'a> Type<'a> {
     }
 
     /// Of what may have several forms, the one that these values have.
-    fn settle(self, left: Option<&Value>, right: Option<&Value>) -> Self {
+    pub(super) fn settle(self, left: Option<&Value>, right: Option<&Value>) -> Self {
         let value = [right, left].into_iter().flatten().find(|v| !v.is_null());
         self.settle_as(value.map_or(Form::Null, Item::form))
     }
@@ -299,69 +299,6 @@ fn is_bare(type_: &Type<'_>, value: Option<&Value>) -> bool {
 
 fn is_leaf(type_: &Type<'_>, left: Option<&Value>, right: Option<&Value>) -> bool {
     !(type_.is_map() || type_.is_list()) || (is_bare(type_, left) && is_bare(type_, right))
-}
-
-/// What is wrong with a value that somebody applies, with the paths.
-pub fn mistakes(type_: Type<'_>, value: &Value) -> Vec<String> {
-    let mut found = Vec::new();
-    check(type_, value, "", &mut found);
-    found
-}
-
-fn check(type_: Type<'_>, value: &Value, path: &str, found: &mut Vec<String>) {
-    if let Type::Custom(node) = type_
-        && let Some(what) = node.mismatch(value)
-    {
-        return found.push(format!("{path}: {what}"));
-    }
-    let type_ = type_.settle(None, Some(value));
-    let mut say = |path: &str, what: String| {
-        found.push(if path.is_empty() {
-            what
-        } else {
-            format!("{path}: {what}")
-        });
-    };
-    if type_.is_map() {
-        let map = match value {
-            Value::Object(map) => map,
-            Value::Null => return,
-            other => return say(path, format!("expected map, got {}", go_value(other))),
-        };
-        for (key, value) in map {
-            let path = format!("{path}.{key}");
-            match type_.field(key) {
-                Some(field) => check(field, value, &path, found),
-                None => {
-                    found.push(format!("{path}: field not declared in schema"));
-                    return;
-                }
-            }
-        }
-    } else if type_.is_list() {
-        let list = match value {
-            Value::Array(list) => list,
-            Value::Null => return,
-            other => return say(path, format!("expected list, got {}", go_value(other))),
-        };
-        let mut seen = BTreeSet::new();
-        for (at, item) in list.iter().enumerate() {
-            match type_.element(item) {
-                Err(why) => return found.push(format!("{path}: element {at}: {why}")),
-                Ok(element) => {
-                    if !seen.insert(element.clone()) {
-                        found.push(format!("{path}: duplicate entries for key {}", shown(&element)));
-                    }
-                    check(type_.item(), item, &format!("{path}{}", shown(&element)), found);
-                }
-            }
-        }
-    }
-}
-
-/// As Go prints a value of any type with `%v`.
-fn go_value(value: &Value) -> String {
-    format!("&{{{value}}}")
 }
 
 /// The fields that a value sets.

@@ -102,7 +102,7 @@ impl Server {
         match http.info.verb {
             "get" => {
                 self.check_get_version(http).await?;
-                Ok(Answer::Object(StatusCode::OK, self.get_now(target).await?))
+                Ok(Answer::Object(StatusCode::OK, self.get_now(ctx, target).await?))
             }
             "list" => {
                 if http.query.has("sendInitialEvents") {

@@ -64,12 +64,9 @@ impl Server {
             );
             return Err(invalid_options("DeleteOptions", &mistakes));
         }
-        self.catch_up().await?;
         for _ in 0..WRITE_ATTEMPTS {
-            let object = self
-                .cache
-                .get(target.kind, target.namespace, target.name)
-                .ok_or_else(|| Error::not_found(target.about()))?;
+            let object = self.stored(ctx, target).await?;
+            let object = object.ok_or_else(|| Error::not_found(target.about()))?;
             self.restrict_node_deletion(ctx, target, &object)?;
             check_preconditions(target.kind, &request.options.preconditions, &object)?;
             self.admit_deletion(target, &object)?;

@@ -34,6 +34,10 @@ pub struct Ctx {
     pub manager: Option<String>,
     /// `dryRun=All`: everything but the write.
     pub dry_run: bool,
+    /// Whether the cache is known to have all that was there when the request came, see [`Server::catch_up`].
+    ///
+    /// [`Server::catch_up`]: crate::server::Server::catch_up
+    pub(crate) caught_up: bool,
     pub shown: Shown,
     /// For the answer's `Warning` headers.
     pub warnings: Vec<String>,
@@ -50,6 +54,7 @@ impl Ctx {
             now,
             manager,
             dry_run: false,
+            caught_up: false,
             shown: Shown::default(),
             warnings: Vec::new(),
             audit_annotations: BTreeMap::new(),
