@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::Object;
 use knarr_api::registry::Registered;
