@@ -226,7 +226,10 @@ pub fn preempt(
     let candidates: Vec<Candidate> = match wanted {
         Wanted::OneOfTheBest(turn) => {
             let other = kept.one_of_the_best(own, turn);
-            let best = [own_candidate, other].into_iter().flatten().min_by_key(|c| c.cost);
+            let best = [own_candidate, other]
+                .into_iter()
+                .flatten()
+                .min_by_key(|c| c.cost);
             best.cloned().into_iter().collect()
         }
         Wanted::All => {

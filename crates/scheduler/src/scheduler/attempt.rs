@@ -1,7 +1,6 @@
 //! One attempt: a node for one pod, as the picture is now, or the nodes where making room would help; and the same with
 //! all that the rules say, for people. Nothing in the picture changes but what is remembered of the pod's class.
 
-
 use knarr_api::Shared;
 use knarr_api::k8s_openapi::api::core::v1::Pod;
 

@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod spread_documents;
+
 pub(super) fn shared<T: Registered>(value: Value) -> Shared<T> {
     let typed: T = serde_json::from_value(value).unwrap();
     Shared::new(Arc::new(Object::from_typed(T::kind_of(), Box::new(typed)))).unwrap()
