@@ -240,6 +240,7 @@ impl Server {
         Arc::new(InProcess {
             server: self.clone(),
             user: User::new(user, groups).authenticated(),
+            term: None,
         })
     }
 }

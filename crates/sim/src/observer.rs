@@ -6,10 +6,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_client::{Clock, DeleteOptions};
+use knarr_client::{Clock, DeleteOptions, Term};
 use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_node::runtime::fake::{End, Happening};
 use parking_lot::Mutex;
@@ -145,6 +146,13 @@ impl Observer {
         inner
             .history
             .add(now, &format!("{revision} {verb} {path}{more}"), content);
+        if let Some(name) = path.strip_prefix("coordination.k8s.io/leases/") {
+            let lease = value.and_then(|v| serde_json::from_slice::<Lease>(v).ok());
+            match lease.filter(|_| !name.starts_with("kube-node-lease/")) {
+                Some(lease) => drop(inner.world.terms.insert(name.to_string(), Term::of(&lease))),
+                None => drop(inner.world.terms.remove(name)),
+            }
+        }
         if let Some(name) = path.strip_prefix("core/nodes/") {
             match value.and_then(|v| serde_json::from_slice::<Node>(v).ok()) {
                 Some(node) => {
@@ -169,6 +177,15 @@ impl Observer {
                         .for_each(|life| life.released = true);
                 }
             }
+        }
+    }
+
+    /// Keys that are written by a leader that was in this term when it decided.
+    pub fn led<'a>(&self, term: &Term, keys: impl Iterator<Item = &'a [u8]>) {
+        let mut inner = self.lock();
+        for key in keys {
+            let key = &String::from_utf8_lossy(key);
+            inner.judge(&Seen::Led { term, key });
         }
     }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_client::DeleteOptions;
+use knarr_client::{DeleteOptions, Term};
 use knarr_node::runtime::fake::End;
 
 /// One container's processes.
@@ -63,6 +63,8 @@ pub(crate) struct World {
     /// By uid.
     pub pods: BTreeMap<String, Life>,
     pub nodes: BTreeMap<String, Node>,
+    /// In which term each lease of leaders is, by its namespace and name.
+    pub terms: BTreeMap<String, Term>,
     /// Nodes whose objects have been deleted, also when they are there again.
     pub missed: BTreeMap<String, Missed>,
     /// Since when nothing is wrong with a component: its link, its runtime, its being there; none if something is.
@@ -103,6 +105,11 @@ pub(crate) enum Seen<'a> {
     },
     Started(&'a Process),
     Ended(&'a Process, End),
+    /// A leader's write is committed.
+    Led {
+        term: &'a Term,
+        key: &'a str,
+    },
     /// A second has passed.
     Tick,
     /// A component asks the API to delete a pod.
