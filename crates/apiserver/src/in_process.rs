@@ -5,7 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream;
-use knarr_api::{AnyObject, Error, Kind, Object, Result, convert};
+use k8s_openapi::api::core::v1::PodCondition;
+use knarr_api::{AnyObject, Error, Kind, Object, Result, convert, k8s_openapi, registry};
 use knarr_client::{Api, DeleteOptions, List, ListOptions, Patch, WatchEvent, WatchOptions, WatchStream};
 
 use crate::authz::{Attributes, forbidden};
@@ -209,7 +210,33 @@ impl Api for InProcess {
         self.allow("delete", &target)?;
         let request = DeleteRequest {
             options,
-            orphan_dependents: None,
+            ..DeleteRequest::default()
+        };
+        Ok(self
+            .server
+            .delete(&mut self.ctx(), &target, &request)
+            .await?
+            .object)
+    }
+
+    async fn disrupt(
+        &self,
+        namespace: &str,
+        name: &str,
+        why: PodCondition,
+        options: DeleteOptions,
+    ) -> Result<Arc<Object>> {
+        let target = Target::main(&registry::POD, namespace, name);
+        let status = Target {
+            subresource: "status",
+            ..target
+        };
+        self.allow("patch", &status)?;
+        self.allow("delete", &target)?;
+        let request = DeleteRequest {
+            options,
+            why: Some(why),
+            ..DeleteRequest::default()
         };
         Ok(self
             .server

@@ -144,7 +144,7 @@ impl<'a> Type<'a> {
     }
 
     /// The fields in which a list's items differ, each with its default.
-    fn keys(&self) -> Option<Vec<(&'a str, Option<Value>)>> {
+    pub(super) fn keys(&self) -> Option<Vec<(&'a str, Option<Value>)>> {
         match *self {
             Type::Keyed(_, of, keys) => Some(
                 keys.iter()
@@ -158,49 +158,7 @@ impl<'a> Type<'a> {
 
     /// The path element of a list's item, or why it has none.
     pub(super) fn element(&self, item: &impl Item) -> Result<String, String> {
-        let Some(keys) = self.keys() else {
-            return match item.form() {
-                Form::Map => Err("associative list without keys has an element that's a map type".into()),
-                Form::List => Err("not supported: associative list with lists as elements".into()),
-                Form::Null => {
-                    Err("associative list without keys has an element that's an explicit null".into())
-                }
-                Form::Scalar => Ok(format!("v:{}", item.text())),
-            };
-        };
-        match item.form() {
-            Form::Map => {}
-            Form::Null => return Err("associative list with keys may not have a null element".into()),
-            _ => return Err("associative list with keys may not have non-map elements".into()),
-        }
-        let mut found: Vec<(&str, Cow<'_, Value>)> = keys
-            .iter()
-            .filter_map(|(key, default)| {
-                let value = item.member(key).or_else(|| default.clone().map(Cow::Owned))?;
-                Some((*key, value))
-            })
-            .collect();
-        if found.is_empty() {
-            let keys: Vec<String> = keys.iter().map(|(k, _)| format!("{k:?}")).collect();
-            return Err(format!(
-                "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values \
-for any key fields)",
-                keys.join(" ")
-            ));
-        }
-        found.sort_unstable_by_key(|(key, _)| *key);
-        let mut element = String::from("k:");
-        for (at, (key, value)) in found.iter().enumerate() {
-            element.push(if at == 0 { '{' } else { ',' });
-            text::push_string(&mut element, key);
-            element.push(':');
-            match &**value {
-                Value::String(value) => text::push_string(&mut element, value),
-                other => element.push_str(&other.to_string()),
-            }
-        }
-        element.push('}');
-        Ok(element)
+        element(self.keys().as_deref(), item)
     }
 
     /// A list's items by path element, in the order of their first. Items that have none are left out.
@@ -219,6 +177,51 @@ for any key fields)",
         }
         found
     }
+}
+
+/// The path element of an item of a list with these keys (`None`: a set), or why it has none.
+pub(super) fn element(keys: Option<&[(&str, Option<Value>)]>, item: &impl Item) -> Result<String, String> {
+    let Some(keys) = keys else {
+        return match item.form() {
+            Form::Map => Err("associative list without keys has an element that's a map type".into()),
+            Form::List => Err("not supported: associative list with lists as elements".into()),
+            Form::Null => Err("associative list without keys has an element that's an explicit null".into()),
+            Form::Scalar => Ok(format!("v:{}", item.text())),
+        };
+    };
+    match item.form() {
+        Form::Map => {}
+        Form::Null => return Err("associative list with keys may not have a null element".into()),
+        _ => return Err("associative list with keys may not have non-map elements".into()),
+    }
+    let mut found: Vec<(&str, Cow<'_, Value>)> = keys
+        .iter()
+        .filter_map(|(key, default)| {
+            let value = item.member(key).or_else(|| default.clone().map(Cow::Owned))?;
+            Some((*key, value))
+        })
+        .collect();
+    if found.is_empty() {
+        let keys: Vec<String> = keys.iter().map(|(k, _)| format!("{k:?}")).collect();
+        return Err(format!(
+            "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values \
+for any key fields)",
+            keys.join(" ")
+        ));
+    }
+    found.sort_unstable_by_key(|(key, _)| *key);
+    let mut element = String::from("k:");
+    for (at, (key, value)) in found.iter().enumerate() {
+        element.push(if at == 0 { '{' } else { ',' });
+        text::push_string(&mut element, key);
+        element.push(':');
+        match &**value {
+            Value::String(value) => text::push_string(&mut element, value),
+            other => element.push_str(&other.to_string()),
+        }
+    }
+    element.push('}');
+    Ok(element)
 }
 
 /// What a value is, as far as lists ask it of their items.

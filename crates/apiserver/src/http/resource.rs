@@ -328,6 +328,7 @@ pub(super) async fn delete_request(ctx: &mut Ctx, http: &mut Http) -> Result<Del
             propagation,
         },
         orphan_dependents: wire.orphan_dependents,
+        why: None,
     })
 }
 

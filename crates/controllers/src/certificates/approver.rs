@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
-use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
