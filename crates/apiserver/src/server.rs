@@ -218,6 +218,7 @@ impl Server {
         tokio::spawn(slim(Arc::downgrade(&server)));
         tokio::spawn(look_after_definitions(Arc::downgrade(&server)));
         tokio::spawn(look_after_flows(Arc::downgrade(&server)));
+        tokio::spawn(flow_control::lend(Arc::downgrade(&server)));
         Ok(server)
     }
 

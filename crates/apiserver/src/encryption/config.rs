@@ -8,7 +8,8 @@ use crypto_secretbox::XSalsa20Poly1305;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Cipher, Encryption, Provider, Rule, prefix};
+use super::cbc::AesCbc;
+use super::{Aes192Gcm, Cipher, Encryption, Provider, Rule, prefix};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -107,7 +108,7 @@ fn read_provider(at: &str, name: &str, value: Value, into: &mut Vec<Provider>, m
     let at = format!("{at}.{name}");
     match name {
         "identity" => into.push(Provider::Identity),
-        "aesgcm" | "secretbox" => {
+        "aesgcm" | "aescbc" | "secretbox" => {
             let keys: Keys = match serde_json::from_value(value) {
                 Ok(keys) => keys,
                 Err(e) => return mistakes.push(format!("{at}: {e}")),
@@ -143,7 +144,7 @@ fn read_provider(at: &str, name: &str, value: Value, into: &mut Vec<Provider>, m
             }
         }
         _ => mistakes.push(format!(
-            "{at}: Unsupported value: supported are \"aesgcm\", \"secretbox\" and \"identity\""
+            "{at}: Unsupported value: supported are \"aesgcm\", \"aescbc\", \"secretbox\" and \"identity\""
         )),
     }
 }
@@ -157,12 +158,22 @@ fn cipher(provider: &str, secret: &[u8]) -> Result<Cipher, &'static str> {
         ("aesgcm", 16) => Aes128Gcm::new_from_slice(secret)
             .map(|c| Cipher::Aes128(Box::new(c)))
             .map_err(fits),
+        ("aesgcm", 24) => Aes192Gcm::new_from_slice(secret)
+            .map(|c| Cipher::Aes192(Box::new(c)))
+            .map_err(fits),
+        ("aescbc", _) => AesCbc::new(secret).map(Cipher::Cbc).ok_or(()),
         ("aesgcm", 32) => Aes256Gcm::new_from_slice(secret)
             .map(|c| Cipher::Aes256(Box::new(c)))
             .map_err(fits),
         _ => Err(()),
     }
-    .map_err(|()| if provider == "secretbox" { "32" } else { "16 or 32" })
+    .map_err(|()| {
+        if provider == "secretbox" {
+            "32"
+        } else {
+            "16, 24 or 32"
+        }
+    })
 }
 
 #[cfg(test)]
@@ -176,6 +187,7 @@ mod tests {
   providers:
   - aesgcm: {keys: [{name: 'a:b', secret: c2hvcnQ=}]}
   - aescbc: {keys: []}
+  - kms: {name: x}
   - secretbox: {keys: [{name: k, secret: '!!'}]}
 ";
         let mistakes = parse(text).err().unwrap().join("\n");
@@ -183,9 +195,10 @@ mod tests {
             "resources[0].resources[0]: Invalid value: \"*\"",
             "resources[0].resources[1]: Invalid value: \"Secrets\"",
             "providers[0].aesgcm.keys[0].name: Invalid value: \"a:b\"",
-            "providers[0].aesgcm.keys[0].secret: Invalid value: \"REDACTED\": 5 bytes, expected 16 or 32",
-            "providers[1].aescbc: Unsupported value",
-            "providers[2].secretbox.keys[0].secret: Invalid value: \"REDACTED\": expected base64",
+            "providers[0].aesgcm.keys[0].secret: Invalid value: \"REDACTED\": 5 bytes, expected 16, 24 or 32",
+            "providers[1].aescbc.keys: Required value",
+            "providers[2].kms: Unsupported value",
+            "providers[3].secretbox.keys[0].secret: Invalid value: \"REDACTED\": expected base64",
         ] {
             assert!(mistakes.contains(part), "{part:?} is missing in\n{mistakes}");
         }

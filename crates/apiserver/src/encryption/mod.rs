@@ -4,16 +4,20 @@
 //! A value is `k8s:enc:<provider>:v1:<key's name>:` and what the provider made of it, as kube-apiserver writes it. Its
 //! key in the store is authenticated with it (`aesgcm`), so that a value counts only where it was put.
 
+mod cbc;
 mod config;
 
 use std::fmt;
 use std::sync::Arc;
 
+use aes_gcm::aead::consts::U12;
 use aes_gcm::aead::{Aead, Payload};
-use aes_gcm::{Aes128Gcm, Aes256Gcm};
+use aes_gcm::aes::Aes192;
+use aes_gcm::{Aes128Gcm, Aes256Gcm, AesGcm};
 use bytes::Bytes;
 use crypto_secretbox::XSalsa20Poly1305;
 
+use self::cbc::AesCbc;
 use crate::seams::Entropy;
 
 const ENCRYPTED: &[u8] = b"k8s:enc:";
@@ -49,10 +53,15 @@ enum Provider {
     },
 }
 
+type Aes192Gcm = AesGcm<Aes192, U12>;
+
 enum Cipher {
     Aes128(Box<Aes128Gcm>),
+    Aes192(Box<Aes192Gcm>),
     Aes256(Box<Aes256Gcm>),
     SecretBox(Box<XSalsa20Poly1305>),
+    /// Like the secret box it authenticates no key of the store; unlike it, not even the value.
+    Cbc(AesCbc),
 }
 
 /// A value as it is read.
@@ -147,6 +156,11 @@ impl Cipher {
                 let nonce: [u8; NONCE_BYTES] = random(entropy);
                 Some([&nonce, &c.encrypt((&nonce).into(), payload).ok()?[..]].concat())
             }
+            Cipher::Cbc(c) => Some(c.seal(random(entropy), value)),
+            Cipher::Aes192(c) => {
+                let nonce: [u8; NONCE_BYTES] = random(entropy);
+                Some([&nonce, &c.encrypt((&nonce).into(), payload).ok()?[..]].concat())
+            }
             Cipher::Aes256(c) => {
                 let nonce: [u8; NONCE_BYTES] = random(entropy);
                 Some([&nonce, &c.encrypt((&nonce).into(), payload).ok()?[..]].concat())
@@ -161,6 +175,11 @@ impl Cipher {
                 c.decrypt(nonce.into(), msg).ok()
             }
             Cipher::Aes128(c) => {
+                let (nonce, msg) = sealed.split_first_chunk::<NONCE_BYTES>()?;
+                c.decrypt(nonce.into(), Payload { msg, aad: key }).ok()
+            }
+            Cipher::Cbc(c) => c.open(sealed),
+            Cipher::Aes192(c) => {
                 let (nonce, msg) = sealed.split_first_chunk::<NONCE_BYTES>()?;
                 c.decrypt(nonce.into(), Payload { msg, aad: key }).ok()
             }
@@ -213,8 +232,12 @@ mod tests {
     }
 
     fn keyed(provider: &str, name: &str, byte: u8) -> String {
+        with_key(provider, name, &[byte; 32])
+    }
+
+    fn with_key(provider: &str, name: &str, key: &[u8]) -> String {
         use base64::Engine;
-        let secret = base64::engine::general_purpose::STANDARD.encode([byte; 32]);
+        let secret = base64::engine::general_purpose::STANDARD.encode(key);
         format!("  - {provider}: {{keys: [{{name: {name}, secret: {secret}}}]}}\n")
     }
 
@@ -253,6 +276,31 @@ mod tests {
                 encryption.open(SECRETS, b"/a", &Bytes::from("{}")),
                 Err(Error::NoProvider)
             );
+        }
+    }
+
+    #[test]
+    fn keys_of_every_length_that_kubernetes_takes_are_taken() {
+        for (provider, lengths) in [
+            ("aesgcm", &[16, 24, 32][..]),
+            ("aescbc", &[16, 24, 32]),
+            ("secretbox", &[32]),
+        ] {
+            for length in lengths {
+                let encryption = config(&with_key(provider, "k", &vec![3; *length]));
+                let value = Bytes::from("the secret");
+                let sealed = encryption
+                    .seal(SECRETS, b"/a", value.clone(), &SystemEntropy)
+                    .unwrap();
+                assert!(sealed.starts_with(format!("k8s:enc:{provider}:v1:k:").as_bytes()));
+                let other = encryption
+                    .seal(SECRETS, b"/a", value.clone(), &SystemEntropy)
+                    .unwrap();
+                assert_ne!(sealed, other, "another first block each time");
+                assert_eq!(encryption.open(SECRETS, b"/a", &sealed).unwrap().value, value);
+                let cut = sealed.slice(..sealed.len() - 1);
+                assert_eq!(encryption.open(SECRETS, b"/a", &cut), Err(Error::Unauthentic));
+            }
         }
     }
 

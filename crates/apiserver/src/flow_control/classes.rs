@@ -9,6 +9,7 @@ use k8s_openapi::api::flowcontrol::v1::{
 };
 use knarr_api::{Object, k8s_openapi};
 
+use super::lending::{Borrower, Bounds, shared_out};
 use super::level::{Level, Limits};
 use crate::request::RequestInfo;
 use crate::user::User;
@@ -21,9 +22,13 @@ struct Class {
     level: Arc<Level>,
 }
 
-/// All schemas whose level exists, in the order in which they are asked. See the module.
+/// See the module.
 #[derive(Default)]
-pub(super) struct Classes(Vec<Class>);
+pub(super) struct Classes {
+    /// All schemas whose level exists, in the order in which they are asked.
+    classes: Vec<Class>,
+    levels: Vec<Arc<Level>>,
+}
 
 /// What a request belongs to.
 #[derive(Clone)]
@@ -55,29 +60,32 @@ impl Classes {
                     .unwrap_or(0),
             };
         let all: i64 = specs.iter().map(|(_, spec)| i64::from(shares(spec).max(0))).sum();
-        let known: HashMap<&str, Arc<Level>> = before
-            .0
-            .iter()
-            .map(|c| (c.level.uid.as_str(), c.level.clone()))
-            .collect();
+        let known: HashMap<&str, &Arc<Level>> = before.levels.iter().map(|l| (l.uid.as_str(), l)).collect();
         let mut made: HashMap<&str, Arc<Level>> = HashMap::new();
         for (object, spec) in &specs {
-            let limits = spec.limited.as_ref().map(|limited| {
-                let part = usize::try_from(shares(spec)).unwrap_or(0).saturating_mul(seats);
+            let part = usize::try_from(shares(spec)).unwrap_or(0).saturating_mul(seats);
+            let nominal = part.div_ceil(usize::try_from(all).unwrap_or(1).max(1));
+            let number = |n: Option<i32>| n.and_then(|n| usize::try_from(n).ok());
+            let (limited, exempt) = (spec.limited.as_ref(), spec.exempt.as_ref());
+            let lendable = limited.and_then(|l| l.lendable_percent);
+            let lendable = number(lendable.or_else(|| exempt?.lendable_percent)).unwrap_or(0);
+            let borrowed = number(limited.and_then(|l| l.borrowing_limit_percent));
+            let bounds = Bounds::new(nominal, lendable, borrowed, seats);
+            let limits = limited.map(|limited| {
                 let response = limited.limit_response.as_ref();
                 let queuing = response
                     .filter(|r| r.type_ == "Queue")
                     .and_then(|r| r.queuing.as_ref());
-                let number = |n: Option<i32>| n.and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+                let number = |n: Option<i32>| number(n).unwrap_or(0);
                 Limits {
-                    seats: part.div_ceil(usize::try_from(all).unwrap_or(1).max(1)),
+                    seats: nominal,
                     row: queuing.map_or(0, |q| number(q.hand_size) * number(q.queue_length_limit)),
                     waiting: queuing.map_or(0, |q| number(q.queues) * number(q.queue_length_limit)),
                 }
             });
-            let level = known.get(object.uid()).cloned();
+            let level = known.get(object.uid()).map(|level| (*level).clone());
             let level = level.unwrap_or_else(|| Arc::new(Level::new(object.name(), object.uid())));
-            level.set(limits);
+            level.set(limits, bounds);
             made.insert(object.name(), level);
         }
         let mut classes: Vec<Class> = schemas
@@ -97,12 +105,34 @@ impl Classes {
             let key = |c: &Class| c.spec.matching_precedence.unwrap_or(0);
             key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
         });
-        Classes(classes)
+        Classes {
+            classes,
+            levels: made.into_values().collect(),
+        }
+    }
+
+    /// Gives each level the seats that what was asked of it since the last time comes to.
+    pub fn lend(&self) {
+        let mut levels = Vec::new();
+        let (mut all, mut exempt) = (0_usize, 0_usize);
+        for level in &self.levels {
+            let asked = level.asked();
+            all = all.saturating_add(asked.bounds.nominal);
+            if level.is_exempt() {
+                exempt = exempt.saturating_add(asked.bounds.least.max(asked.highest));
+            } else {
+                levels.push((level, asked));
+            }
+        }
+        let borrowers: Vec<Borrower> = levels.iter().map(|(_, asked)| *asked).collect();
+        for ((level, _), seats) in levels.iter().zip(shared_out(&borrowers, all, exempt)) {
+            level.give(seats);
+        }
     }
 
     /// `None` only where the mandatory schemas are missing.
     pub fn of(&self, user: &User, request: &RequestInfo) -> Option<Flow> {
-        let class = self.0.iter().find(|class| class.matches(user, request))?;
+        let class = self.classes.iter().find(|class| class.matches(user, request))?;
         let told_apart = class.spec.distinguisher_method.as_ref().map(|m| m.type_.as_str());
         let distinguisher = match told_apart {
             Some("ByUser") => &user.name,
@@ -303,7 +333,7 @@ mod tests {
     fn seats_are_shared_out_by_the_levels_shares() {
         let classes = classes(Vec::new());
         let seats = |name: &str| {
-            let class = classes.0.iter().find(|c| c.level.name == name);
+            let class = classes.classes.iter().find(|c| c.level.name == name);
             class
                 .and_then(|c| c.level.limits())
                 .map(|l| (l.seats, l.row, l.waiting))
@@ -313,5 +343,50 @@ mod tests {
         assert_eq!(seats("workload-low"), Some((245, 300, 6400)));
         assert_eq!(seats("leader-election"), Some((25, 200, 800)));
         assert_eq!(seats("catch-all"), Some((13, 0, 0)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_for_more_than_his_level_has_gets_what_others_lend() {
+        let classes = classes(Vec::new());
+        let level = |name: &str| {
+            let level = classes.levels.iter().find(|l| l.name == name);
+            level.unwrap().clone()
+        };
+        let seats = |name: &str| level(name).limits().unwrap().seats;
+        let (asking, patience) = (level("global-default"), std::time::Duration::from_secs(60));
+        assert_eq!((seats("global-default"), seats("workload-low")), (49, 245));
+        let asks = |n: usize| {
+            let asking = asking.clone();
+            tokio::spawn(async move { asking.enter(&format!("{}", n % 50), patience).await })
+        };
+        let wanting: Vec<_> = (0..200).map(asks).collect();
+        for _ in 0..wanting.len() {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::advance(std::time::Duration::from_secs(10)).await;
+        classes.lend();
+        let (has, lent) = (seats("global-default"), seats("workload-low"));
+        assert!(has > 100, "{has}");
+        // It keeps a tenth whatever others want.
+        assert!((24..245).contains(&lent), "{lent}");
+        let all: usize = classes
+            .levels
+            .iter()
+            .filter_map(|l| Some(l.limits()?.seats))
+            .sum();
+        assert!(
+            all.abs_diff(604) <= 4,
+            "as many as there were, but for rounding: {all}"
+        );
+        for one in wanting {
+            // With a seat, which is then another's.
+            drop(one.await.unwrap().unwrap_or_else(|_| panic!("one was refused")));
+        }
+        // What nobody asks for any more goes back in time.
+        for _ in 0..400 {
+            tokio::time::advance(std::time::Duration::from_secs(10)).await;
+            classes.lend();
+        }
+        assert!(seats("global-default") < has / 2, "{}", seats("global-default"));
     }
 }

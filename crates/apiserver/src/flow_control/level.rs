@@ -8,6 +8,9 @@ use std::time::Duration;
 use knarr_api::Error;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::lending::{self, Borrower, Bounds, Observer};
 
 /// When to come back.
 const RETRY_SECONDS: i32 = 1;
@@ -51,13 +54,16 @@ impl From<Refused> for Error {
 pub(crate) struct Level {
     pub name: String,
     pub uid: String,
+    begun: Instant,
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
-    /// `None`: exempt.
+    /// `None`: exempt. Of the seats those of the moment, lent and borrowed ones reckoned in.
     limits: Option<Limits>,
+    bounds: Bounds,
+    demand: Observer,
+    smoothed: f64,
     used: usize,
     waiting: usize,
     rows: HashMap<String, VecDeque<oneshot::Sender<Seat>>>,
@@ -71,7 +77,7 @@ pub(crate) struct Seat(Option<Arc<Level>>);
 impl Drop for Seat {
     fn drop(&mut self) {
         if let Some(level) = self.0.take() {
-            level.state.lock().used -= 1;
+            level.leave();
             level.hand_out();
         }
     }
@@ -85,11 +91,18 @@ struct Waits {
 
 impl Drop for Waits {
     fn drop(&mut self) {
-        self.level.state.lock().forget_gone(&self.row);
+        let mut state = self.level.state.lock();
+        state.forget_gone(&self.row);
+        state.note(self.level.begun);
     }
 }
 
 impl State {
+    /// What is asked for has changed.
+    fn note(&mut self, begun: Instant) {
+        self.demand.set(self.used + self.waiting, begun.elapsed());
+    }
+
     /// Takes those out of a row who do not wait any more.
     fn forget_gone(&mut self, row: &str) {
         let Some(waiting) = self.rows.get_mut(row) else {
@@ -130,7 +143,17 @@ impl Level {
         Level {
             name: name.into(),
             uid: uid.into(),
-            state: Mutex::default(),
+            begun: Instant::now(),
+            state: Mutex::new(State {
+                limits: None,
+                bounds: Bounds::default(),
+                demand: Observer::new(Duration::ZERO),
+                smoothed: 0.0,
+                used: 0,
+                waiting: 0,
+                rows: HashMap::new(),
+                turns: VecDeque::new(),
+            }),
         }
     }
 
@@ -139,10 +162,51 @@ impl Level {
         self.state.lock().limits
     }
 
-    /// From now on these hold.
-    pub fn set(self: &Arc<Self>, limits: Option<Limits>) {
-        self.state.lock().limits = limits;
+    /// From now on these hold. What is lent and borrowed at the moment is so until the next time, unless the level is
+    /// now another.
+    pub(super) fn set(self: &Arc<Self>, mut limits: Option<Limits>, bounds: Bounds) {
+        {
+            let mut state = self.state.lock();
+            if let (Some(new), Some(old)) = (&mut limits, &state.limits)
+                && state.bounds == bounds
+            {
+                new.seats = old.seats;
+            }
+            (state.limits, state.bounds) = (limits, bounds);
+        }
         self.hand_out();
+    }
+
+    pub fn is_exempt(&self) -> bool {
+        self.state.lock().limits.is_none()
+    }
+
+    /// What was asked of it since the last time.
+    pub(super) fn asked(&self) -> Borrower {
+        let mut state = self.state.lock();
+        let demand = state.demand.take(self.begun.elapsed());
+        if let Some(demand) = &demand {
+            state.smoothed = lending::smoothed(state.smoothed, demand);
+        }
+        Borrower {
+            bounds: state.bounds,
+            highest: demand.map_or(state.used + state.waiting, |d| d.highest),
+            smoothed: state.smoothed,
+        }
+    }
+
+    /// It has so many seats now. Who sits on one that it has no more keeps it until he goes.
+    pub fn give(self: &Arc<Self>, seats: usize) {
+        if let Some(limits) = &mut self.state.lock().limits {
+            limits.seats = seats;
+        }
+        self.hand_out();
+    }
+
+    fn leave(&self) {
+        let mut state = self.state.lock();
+        state.used -= 1;
+        state.note(self.begun);
     }
 
     fn hand_out(self: &Arc<Self>) {
@@ -152,7 +216,7 @@ impl Level {
             let Some(next) = next else { return };
             if let Err(mut seat) = next.send(Seat(Some(self.clone()))) {
                 seat.0 = None;
-                self.state.lock().used -= 1;
+                self.leave();
             }
         }
     }
@@ -163,10 +227,12 @@ impl Level {
             let mut state = self.state.lock();
             let Some(limits) = state.limits else {
                 state.used += 1;
+                state.note(self.begun);
                 return Ok(Seat(Some(self.clone())));
             };
             if state.used < limits.seats && state.waiting == 0 {
                 state.used += 1;
+                state.note(self.begun);
                 return Ok(Seat(Some(self.clone())));
             }
             if limits.waiting == 0 {
@@ -182,6 +248,7 @@ impl Level {
             if waiting.len() == 1 {
                 state.turns.push_back(row.to_string());
             }
+            state.note(self.begun);
             given
         };
         // Dropped after what it waits with, which then is seen to be gone.
@@ -209,7 +276,7 @@ mod tests {
 
     fn level() -> Arc<Level> {
         let level = Arc::new(Level::new("l", "u"));
-        level.set(Some(LIMITS));
+        level.set(Some(LIMITS), Bounds::default());
         level
     }
 
@@ -286,11 +353,12 @@ mod tests {
     #[tokio::test]
     async fn where_nobody_waits_one_is_refused_at_once() {
         let level = level();
-        level.set(Some(Limits {
+        let none = Limits {
             row: 0,
             waiting: 0,
             ..LIMITS
-        }));
+        };
+        level.set(Some(none), Bounds::default());
         let _first = level.enter("a", PATIENCE).await.unwrap();
         let refused = level.enter("b", PATIENCE).await.err();
         assert_eq!(refused, Some(Refused::ConcurrencyLimit));
@@ -303,13 +371,34 @@ mod tests {
         let (told, mut seated) = tokio::sync::mpsc::unbounded_channel();
         waits(&level, "a", &told).await;
         waits(&level, "b", &told).await;
-        level.set(Some(Limits { seats: 2, ..LIMITS }));
+        level.give(2);
+        // Configured as before: what it has been given stays.
+        level.set(Some(LIMITS), Bounds::default());
         let (row, _second) = seated.recv().await.unwrap();
         assert_eq!(row, "a");
-        level.set(None);
+        level.set(None, Bounds::default());
         let (row, _third) = seated.recv().await.unwrap();
         assert_eq!(row, "b");
         let _fourth = level.enter("c", PATIENCE).await.unwrap();
         assert_eq!(level.state.lock().used, 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_asked_counts_those_who_wait() {
+        let level = level();
+        let first = level.enter("a", PATIENCE).await.unwrap();
+        let (told, mut seated) = tokio::sync::mpsc::unbounded_channel();
+        waits(&level, "a", &told).await;
+        tokio::time::advance(Duration::from_secs(5)).await;
+        drop(first);
+        drop(seated.recv().await.unwrap().1);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        let asked = level.asked();
+        // Two for half of the time.
+        assert_eq!((asked.highest, asked.smoothed), (2, 2.0));
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let asked = level.asked();
+        assert_eq!(asked.highest, 0);
+        assert!(1.9 < asked.smoothed && asked.smoothed < 2.0, "{}", asked.smoothed);
     }
 }

@@ -2,10 +2,11 @@
 //! that overload costs clients time and not the server memory.
 //!
 //! Each request belongs to the first FlowSchema that matches it, and takes a seat of that schema's priority level.
-//! Seats are shared out by the levels' shares of all there are; every request takes one, and no level lends any to
-//! another. A row for each flow stands where Kubernetes deals flows to a fixed number of queues.
+//! Seats are shared out by the levels' shares of all there are, and lent between levels by what is asked of each
+//! (`lending`); every request takes one. A row for each flow stands where Kubernetes deals flows to a fixed number of queues.
 
 mod classes;
+mod lending;
 mod level;
 mod objects;
 
@@ -63,6 +64,16 @@ impl Flow {
                 headers.insert(name, uid);
             }
         }
+    }
+}
+
+/// Lends seats between levels, again and again.
+pub(crate) async fn lend(server: Weak<Server>) {
+    loop {
+        tokio::time::sleep(lending::ADJUST_EVERY).await;
+        let Some(server) = server.upgrade() else { return };
+        let classes = server.flows.classes.read().clone();
+        classes.lend();
     }
 }
 

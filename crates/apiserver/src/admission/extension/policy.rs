@@ -27,23 +27,22 @@ use crate::pipeline::Ctx;
 use crate::server::Server;
 use crate::user::User;
 
-/// What was read of policies and webhooks, by uid, each as of the revision it was read at.
+/// What was read of policies and webhooks.
 #[derive(Default)]
 pub(crate) struct Policies {
-    validating: Mutex<HashMap<String, (u64, Arc<ValidatingPolicy>)>>,
-    mutating: Mutex<HashMap<String, (u64, Arc<MutatingPolicy>)>>,
+    validating: Kept<ValidatingPolicy>,
+    mutating: Kept<MutatingPolicy>,
     /// Of webhooks' configurations.
-    pub(super) webhooks: Mutex<HashMap<String, (u64, Arc<Vec<Prepared>>)>>,
+    pub(super) webhooks: Kept<Vec<Prepared>>,
 }
+
+/// By uid, each with the revision it was read at.
+type Kept<T> = Mutex<HashMap<String, (u64, Arc<T>)>>;
 
 /// How many of a kind are kept read; more are read again for each request.
 const KEPT: usize = 1000;
 
-pub(super) fn kept<T>(
-    all: &Mutex<HashMap<String, (u64, Arc<T>)>>,
-    object: &Object,
-    read: impl FnOnce() -> T,
-) -> Arc<T> {
+pub(super) fn kept<T>(all: &Kept<T>, object: &Object, read: impl FnOnce() -> T) -> Arc<T> {
     if let Some((revision, policy)) = all.lock().get(object.uid())
         && *revision == object.revision()
     {
