@@ -12,19 +12,22 @@ impl Path {
     }
 
     pub fn child(&self, name: &str) -> Self {
-        if self.0.is_empty() {
-            Path(name.to_string())
-        } else {
-            Path(format!("{}.{name}", self.0))
+        match self.0.is_empty() {
+            true => Path(name.to_string()),
+            false => Path([&self.0, ".", name].concat()),
         }
     }
 
     pub fn index(&self, i: usize) -> Self {
-        Path(format!("{}[{i}]", self.0))
+        // Almost all lists are short; what holds a path is to be cheap, since validation asks for many and shows few.
+        match u8::try_from(i) {
+            Ok(i) if i < 10 => self.key(char::from(b'0' + i).encode_utf8(&mut [0; 4])),
+            _ => self.key(&i.to_string()),
+        }
     }
 
     pub fn key(&self, key: &str) -> Self {
-        Path(format!("{}[{key}]", self.0))
+        Path([&self.0, "[", key, "]"].concat())
     }
 
     pub fn as_str(&self) -> &str {

@@ -1,10 +1,11 @@
 //! An object as it lives in one process: parsed once, encoded once, shared by everybody.
 //!
 //! A typed value takes several times the memory of its encoding (a `Volume` alone has 3 KB, whatever is in it). Caches
-//! hold what nobody looks at any more as a [slim](Object::slim) object: its encoding, its metadata and what field
-//! selectors ask for; the typed value is read from the encoding again when somebody does ask.
+//! hold what nobody looks at any more as a [slim](Object::slim) object: its encoding, its names and what field selectors
+//! ask for; its metadata, and the typed value, are read from the encoding again when somebody does ask.
 
 use std::any::{Any, TypeId};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -12,6 +13,9 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
+use serde::de::value::MapDeserializer;
+use serde_json::value::RawValue;
 
 use crate::error::Error;
 use crate::kind::Kind;
@@ -135,13 +139,55 @@ pub struct Object {
     slim: OnceLock<Arc<Object>>,
 }
 
-/// What lists and watches look at in every object.
-#[derive(Clone)]
+/// What is asked of objects all the time, without the typed value.
 struct Brief {
-    /// Without managedFields.
-    metadata: ObjectMeta,
-    /// In the order of the kind's selectable fields.
-    fields: Box<[String]>,
+    /// Namespace, name, uid, and the kind's selectable fields in their order, one behind the other: many objects are slim.
+    text: Box<str>,
+    /// Where each of them ends.
+    ends: Box<[u32]>,
+    /// Without managedFields. Read from the encoding when somebody asks.
+    metadata: OnceLock<Box<ObjectMeta>>,
+}
+
+/// The place of the first selectable field in a [`Brief`].
+const FIRST_FIELD: usize = 3;
+
+impl Brief {
+    fn of(kind: &Kind, typed: &dyn AnyObject) -> Self {
+        let meta = typed.metadata();
+        let names = [&meta.namespace, &meta.name, &meta.uid];
+        let names = names.into_iter().map(|name| name.clone().unwrap_or_default());
+        // An object of another type than its kind's has none; what cannot be asked for is not missed.
+        let paths = kind.ops.selectable_fields().iter();
+        let fields = paths.map(|path| kind.ops.field(typed, path).unwrap_or_default());
+        let mut text = String::new();
+        let ends = names.chain(fields).map(|part| {
+            text.push_str(&part);
+            // An object's encoding has at most a few MiB.
+            u32::try_from(text.len()).unwrap_or(u32::MAX)
+        });
+        let ends = ends.collect();
+        Brief {
+            text: text.into(),
+            ends,
+            metadata: OnceLock::new(),
+        }
+    }
+
+    /// The same without what was read again.
+    fn briefer(&self) -> Self {
+        Brief {
+            text: self.text.clone(),
+            ends: self.ends.clone(),
+            metadata: OnceLock::new(),
+        }
+    }
+
+    fn part(&self, at: usize) -> Option<&str> {
+        let end = *self.ends.get(at)? as usize;
+        let begin = at.checked_sub(1).and_then(|at| self.ends.get(at));
+        self.text.get(begin.map_or(0, |begin| *begin as usize)..end)
+    }
 }
 
 /// Objects with less JSON than this are left as they are: the typed value is hardly larger than what a slim object keeps.
@@ -168,21 +214,12 @@ impl Object {
 
     /// The same object in little memory, for caches. Small objects and slim ones are returned as they are.
     pub fn slim(self: &Arc<Self>) -> Arc<Object> {
-        let Some(typed) = self.typed.get().filter(|_| self.json.len() >= SLIM_FROM_BYTES) else {
+        if self.is_slim() {
             return self.clone();
-        };
+        }
         let made = self.slim.get_or_init(|| {
-            let brief = self.brief.clone().unwrap_or_else(|| {
-                let metadata = without_managers(typed.metadata());
-                let ops = self.kind.ops;
-                let fields = ops.selectable_fields().iter();
-                // An object of another type than its kind's has none; what cannot be asked for is not missed.
-                let fields = fields.map(|path| ops.field(&**typed, path).unwrap_or_default());
-                Box::new(Brief {
-                    metadata,
-                    fields: fields.collect(),
-                })
-            });
+            let brief = self.brief.as_ref().map(|brief| brief.briefer());
+            let brief = Box::new(brief.unwrap_or_else(|| Brief::of(self.kind, self.typed())));
             Arc::new(Object {
                 kind: self.kind,
                 revision: self.revision,
@@ -198,7 +235,11 @@ impl Object {
 
     /// Whether it takes more memory than it would [slim](Object::slim).
     pub fn is_slim(&self) -> bool {
-        self.json.len() < SLIM_FROM_BYTES || self.typed.get().is_none()
+        let has_metadata = self
+            .brief
+            .as_ref()
+            .is_some_and(|brief| brief.metadata.get().is_some());
+        self.json.len() < SLIM_FROM_BYTES || (self.typed.get().is_none() && !has_metadata)
     }
 
     /// From a typed value and what the store holds of it (JSON without resourceVersion) at `revision`.
@@ -264,8 +305,6 @@ impl Object {
     }
 
     fn slim_at_revision(&self, brief: &Brief, revision: u64) -> Object {
-        let mut brief = brief.clone();
-        brief.metadata.resource_version = Some(revision.to_string());
         let mut json = Vec::with_capacity(self.json.len() + 1);
         let version = splice_version(&mut json, &self.json, &self.version, revision);
         Object {
@@ -274,7 +313,7 @@ impl Object {
             json: json.into(),
             version,
             typed: OnceLock::new(),
-            brief: Some(Box::new(brief)),
+            brief: Some(Box::new(brief.briefer())),
             slim: OnceLock::new(),
         }
     }
@@ -297,8 +336,19 @@ impl Object {
     /// Without managedFields where the object is slim: those are the typed value's.
     pub fn metadata(&self) -> &ObjectMeta {
         match (self.typed.get(), &self.brief) {
-            (None, Some(brief)) => &brief.metadata,
+            (None, Some(brief)) => brief.metadata.get_or_init(|| {
+                let read = metadata_in(self.kind, &self.json);
+                Box::new(read.unwrap_or_else(|| without_managers(self.typed().metadata())))
+            }),
             _ => self.typed().metadata(),
+        }
+    }
+
+    /// One of the names; of a slim object without reading its metadata.
+    fn name_at(&self, at: usize, of: impl Fn(&ObjectMeta) -> &Option<String>) -> &str {
+        match (self.typed.get(), &self.brief) {
+            (None, Some(brief)) => brief.part(at).unwrap_or_default(),
+            _ => of(self.typed().metadata()).as_deref().unwrap_or_default(),
         }
     }
 
@@ -308,8 +358,8 @@ impl Object {
         if let (None, Some(brief)) = (self.typed.get(), &self.brief) {
             let selectable = self.kind.ops.selectable_fields();
             let known = selectable.iter().position(|p| *p == path);
-            if let Some(found) = known.and_then(|at| brief.fields.get(at)) {
-                return Ok(found.clone());
+            if let Some(found) = known.and_then(|at| brief.part(FIRST_FIELD + at)) {
+                return Ok(found.to_string());
             }
         }
         self.kind.ops.field(self.typed(), path)
@@ -317,15 +367,15 @@ impl Object {
 
     /// Empty for cluster-scoped objects.
     pub fn namespace(&self) -> &str {
-        self.metadata().namespace.as_deref().unwrap_or("")
+        self.name_at(0, |meta| &meta.namespace)
     }
 
     pub fn name(&self) -> &str {
-        self.metadata().name.as_deref().unwrap_or("")
+        self.name_at(1, |meta| &meta.name)
     }
 
     pub fn uid(&self) -> &str {
-        self.metadata().uid.as_deref().unwrap_or("")
+        self.name_at(2, |meta| &meta.uid)
     }
 
     /// The encoded object, resourceVersion included.
@@ -350,6 +400,16 @@ impl Object {
     pub fn to_typed<T: Clone + 'static>(&self) -> Option<T> {
         self.get::<T>().cloned()
     }
+}
+
+/// The metadata in an encoded object, without managedFields: neither these nor what is beside the metadata is understood
+/// on the way.
+fn metadata_in(kind: &Kind, json: &[u8]) -> Option<ObjectMeta> {
+    let begin = metadata_start(kind, json)?.checked_sub(1)?;
+    let mut from = serde_json::Deserializer::from_slice(json.get(begin..)?);
+    let mut members = BTreeMap::<&str, &RawValue>::deserialize(&mut from).ok()?;
+    members.remove("managedFields");
+    ObjectMeta::deserialize(MapDeserializer::new(members.into_iter())).ok()
 }
 
 /// A copy of all but the largest part.
@@ -461,6 +521,9 @@ mod tests {
             for metadata in [r#"{}"#, r#"{"name":"a","labels":{"metadata":"\"}"}}"#] {
                 let json = stored(kind, &format!(r#"{{"metadata":{metadata}}}"#));
                 assert_eq!(json["metadata"]["resourceVersion"], "42", "{kind:?}");
+                let read = metadata_in(kind, json.to_string().as_bytes()).expect("metadata");
+                let version = read.resource_version.as_deref();
+                assert_eq!(version, Some("42"), "{kind:?}: it can be read by itself");
             }
         }
     }
@@ -485,8 +548,12 @@ mod tests {
         for path in kind.ops.selectable_fields() {
             assert_eq!(slim.field(path).unwrap(), full.field(path).unwrap(), "{path}");
         }
-        assert_eq!(slim.metadata().labels, full.metadata().labels);
+        let names = |o: &Object| [o.namespace(), o.name(), o.uid()].map(String::from);
+        assert_eq!(names(&slim), names(&full));
         assert!(slim.is_slim(), "all of this was known without reading it again");
+        assert_eq!(*slim.metadata(), without_managers(full.metadata()));
+        assert!(!slim.is_slim() && slim.slim().is_slim());
+        assert!(slim.typed.get().is_none(), "metadata is read by itself");
         use k8s_openapi::api::core::v1::Pod;
         assert_eq!(slim.get::<Pod>().unwrap(), full.get::<Pod>().unwrap());
         assert!(!slim.is_slim() && slim.metadata().managed_fields.is_some());

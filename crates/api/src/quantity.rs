@@ -84,6 +84,48 @@ impl<'a> Parts<'a> {
     }
 }
 
+impl Parts<'_> {
+    /// All digits as one number, where it is an `i64`.
+    fn number(&self) -> Option<i64> {
+        let digits = self.whole.bytes().chain(self.fraction.bytes());
+        digits
+            .map(|c| i64::from(c - b'0'))
+            .try_fold(0_i64, |n, digit| n.checked_mul(10)?.checked_add(digit))
+    }
+
+    /// Nanos, rounded up and capped, however many digits there are.
+    fn scaled(&self, base: u32, exponent: i64) -> i128 {
+        let digits = [self.whole, self.fraction].concat();
+        let fraction = self.fraction.len() as i64;
+        if base == 10 {
+            return scaled(&digits, exponent.saturating_add(9).saturating_sub(fraction));
+        }
+        // At most 2^60: multiply the digits first, so that rounding happens once.
+        let factor = 1_i128 << exponent;
+        let number = digits.trim_start_matches('0').parse::<i128>().ok();
+        match number.and_then(|d| d.checked_mul(factor)) {
+            Some(product) => scaled(&product.to_string(), 9 - fraction),
+            None if digits.bytes().all(|c| c == b'0') => 0,
+            None => scaled(&digits, 9 - fraction).saturating_mul(factor),
+        }
+    }
+}
+
+/// `number` × `base`^`exponent` without its last `fraction` digits, in nanos rounded up; `None` where that takes more than
+/// an `i128` on the way. Almost all quantities go this way.
+fn scaled_few(number: i64, base: u32, exponent: i64, fraction: i64) -> Option<i128> {
+    let number = i128::from(number);
+    let (number, tens) = match base {
+        10 => (number, exponent.checked_add(9)?.checked_sub(fraction)?),
+        _ => (number << exponent, 9 - fraction),
+    };
+    let factor = 10_i128.checked_pow(u32::try_from(tens.unsigned_abs()).ok()?)?;
+    match tens >= 0 {
+        true => number.checked_mul(factor),
+        false => Some(number / factor + i128::from(number % factor != 0)),
+    }
+}
+
 /// A suffix's base (2 or 10), exponent and notation.
 fn suffix(suffix: &str) -> Result<(u32, i64, Notation), String> {
     if let Some(i) = DECIMAL.iter().position(|s| *s == suffix) {
@@ -117,7 +159,7 @@ fn scaled(digits: &str, exponent: i64) -> i128 {
     }
     let kept = digits.len().min(whole_digits as usize);
     let zeros = whole_digits as usize - kept;
-    let number = format!("{}{}", &digits[..kept], "0".repeat(zeros));
+    let number = [&digits[..kept], &"0".repeat(zeros)].concat();
     let more = digits[kept..].bytes().any(|c| c != b'0');
     number
         .parse::<i128>()
@@ -134,40 +176,29 @@ impl Quantity {
     fn parse_parts(text: &str) -> Result<(Self, bool), String> {
         let parts = Parts::split(text)?;
         let (base, exponent, notation) = suffix(parts.suffix)?;
-        let digits = format!("{}{}", parts.whole, parts.fraction);
+        let digits = parts.whole.len() as i64 + parts.fraction.len() as i64;
         let fraction = parts.fraction.len() as i64;
-        let mut nanos = if base == 10 {
-            scaled(&digits, exponent.saturating_add(9).saturating_sub(fraction))
-        } else {
-            // At most 2^60: multiply the digits first, so that rounding happens once.
-            let factor = 1_i128 << exponent;
-            match digits
-                .trim_start_matches('0')
-                .parse::<i128>()
-                .ok()
-                .and_then(|d| d.checked_mul(factor))
-            {
-                Some(product) => scaled(&product.to_string(), 9 - fraction),
-                None if digits.bytes().all(|c| c == b'0') => 0,
-                None => scaled(&digits, 9 - fraction).saturating_mul(factor),
-            }
-        };
+        let number = parts.number();
+        let few = number.and_then(|n| scaled_few(n, base, exponent, fraction));
+        let mut nanos = few.unwrap_or_else(|| parts.scaled(base, exponent));
         if notation == Notation::BinarySi {
             nanos = nanos.min(BINARY_MAX);
         }
         // Texts that are short and look canonical are kept as they are; this decides what "1.500" is shown as.
         let scale = exponent - fraction;
-        let first_digit = digits.as_bytes().first().copied().unwrap_or(b'0');
-        let number: Option<i64> = digits.parse().ok();
         let kept = match (notation, number) {
             (_, None) => false,
             (Notation::BinarySi, Some(n)) => {
-                let room = 15 - digits.len() as i64 - exponent * 3 / 10 - 1;
+                let room = 15 - digits - exponent * 3 / 10 - 1;
                 fraction == 0 && room >= 0 && n & 7 != 0
             }
-            (_, Some(_)) => {
-                let room = 18 - digits.len() as i64;
-                room >= 0 && scale >= -9 && scale % 3 == 0 && !digits.ends_with("000") && first_digit != b'0'
+            (_, Some(n)) => {
+                let thousands = digits >= 3 && n % 1000 == 0;
+                18 - digits >= 0
+                    && scale >= -9
+                    && scale % 3 == 0
+                    && !thousands
+                    && !parts.whole.starts_with('0')
             }
         };
         let nanos = if parts.negative { -nanos } else { nanos };

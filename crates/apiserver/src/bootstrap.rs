@@ -3,7 +3,6 @@
 
 use futures::future::join_all;
 use knarr_api::{AnyObject, Error, Kind, registry};
-use knarr_client::DeleteOptions;
 use serde_json::{Value, json};
 
 use crate::authz::default_roles::{self, Repair};
@@ -121,10 +120,7 @@ impl Server {
             Repair::Nothing => Ok(()),
             Repair::Update(object) => self.put(&mut self.myself(), &target, object).await.map(drop),
             Repair::Replace => {
-                let request = DeleteRequest {
-                    options: DeleteOptions::default(),
-                    orphan_dependents: None,
-                };
+                let request = DeleteRequest::default();
                 self.delete(&mut self.myself(), &target, &request).await?;
                 let made = Target::main(kind, &namespace, "");
                 let created = self.create(&mut self.myself(), &made, wanted.object).await;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream;
-use knarr_api::{AnyObject, Error, Kind, Object, Result, convert};
+use k8s_openapi::api::core::v1::PodCondition;
+use knarr_api::{AnyObject, Error, Kind, Object, Result, convert, k8s_openapi, registry};
 use knarr_client::{
     Api, DeleteOptions, List, ListOptions, Patch, Term, WatchEvent, WatchOptions, WatchStream,
 };
@@ -87,7 +88,7 @@ impl Api for InProcess {
         let kind = self.served(kind)?;
         let target = Target::main(kind, namespace, name);
         self.allow("get", &target)?;
-        self.server.get_now(&target).await
+        self.server.get_now(&mut self.ctx(), &target).await
     }
 
     async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
@@ -120,7 +121,7 @@ impl Api for InProcess {
         };
         let filter = self.server.filter(kind, &options.namespace, &query)?;
         if options.after.is_none() {
-            self.server.catch_up().await?;
+            self.server.hear_all().await?;
         }
         let watcher = self.server.follow(filter, options.after)?;
         // The state there was is closed by a bookmark.
@@ -223,7 +224,33 @@ impl Api for InProcess {
         self.allow("delete", &target)?;
         let request = DeleteRequest {
             options,
-            orphan_dependents: None,
+            ..DeleteRequest::default()
+        };
+        Ok(self
+            .server
+            .delete(&mut self.ctx(), &target, &request)
+            .await?
+            .object)
+    }
+
+    async fn disrupt(
+        &self,
+        namespace: &str,
+        name: &str,
+        why: PodCondition,
+        options: DeleteOptions,
+    ) -> Result<Arc<Object>> {
+        let target = Target::main(&registry::POD, namespace, name);
+        let status = Target {
+            subresource: "status",
+            ..target
+        };
+        self.allow("patch", &status)?;
+        self.allow("delete", &target)?;
+        let request = DeleteRequest {
+            options,
+            why: Some(why),
+            ..DeleteRequest::default()
         };
         Ok(self
             .server

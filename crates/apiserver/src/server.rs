@@ -22,7 +22,7 @@ use crate::cache::Cache;
 use crate::custom::look_after_definitions;
 use crate::encryption::{AtRest, Encryption};
 use crate::flow_control::{self, FlowControl, look_after_flows};
-use crate::http::Document;
+use crate::http::{Document, Patience};
 use crate::in_process::InProcess;
 use crate::metrics::Metrics;
 use crate::seams::{Clock, Entropy};
@@ -102,6 +102,8 @@ pub struct Options {
     pub max_in_flight: (usize, usize),
     /// How long a request may take that is no watch or stream.
     pub request_timeout: Duration,
+    /// How long one client is waited for.
+    pub patience: Patience,
 }
 
 impl Default for Options {
@@ -115,6 +117,7 @@ impl Default for Options {
             audit: None,
             max_in_flight: (flow_control::READ_ONLY, flow_control::MUTATING),
             request_timeout: REQUEST_TIMEOUT,
+            patience: Patience::default(),
         }
     }
 }

@@ -5,23 +5,23 @@
 //! protocol he understands and not by an alert that he does not. That the client holds the certificate's key is proven
 //! in the handshake as always.
 
+pub(crate) mod outgoing;
+
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use parking_lot::RwLock;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
-use rustls::{
-    ClientConfig, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig,
-    SignatureScheme,
-};
+use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme};
 
+pub use self::outgoing::connector;
 use crate::authn::certificate::Peer;
 use crate::pki::Identity;
 
@@ -158,87 +158,6 @@ impl ClientCertVerifier for Anybody {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.supported_verify_schemes()
-    }
-}
-
-/// Speaks TLS to servers, with `identity` for a certificate of its own. Servers must be vouched for by `authority`; without
-/// one it speaks to whoever is there: what a proxy reaches is not vouched for, as with kube-apiserver.
-pub fn connector(
-    identity: Option<&Identity>,
-    authority: Option<&CertificateDer<'static>>,
-) -> Result<tokio_rustls::TlsConnector, String> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|e| e.to_string())?;
-    let config = match authority {
-        None => config
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyServer(provider))),
-        Some(authority) => {
-            let mut roots = RootCertStore::empty();
-            roots.add(authority.clone()).map_err(|e| e.to_string())?;
-            config.with_root_certificates(roots)
-        }
-    };
-    let config = match identity {
-        None => config.with_no_client_auth(),
-        Some(identity) => {
-            let (chain, key) = chain_and_key(identity)?;
-            config
-                .with_client_auth_cert(chain, key)
-                .map_err(|e| e.to_string())?
-        }
-    };
-    Ok(tokio_rustls::TlsConnector::from(Arc::new(config)))
-}
-
-/// Takes a server's certificate as it is; that it holds its key is still checked.
-#[derive(Debug)]
-struct AnyServer(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyServer {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(
-            message,
-            certificate,
-            signed,
-            &self.0.signature_verification_algorithms,
-        )
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(
-            message,
-            certificate,
-            signed,
-            &self.0.signature_verification_algorithms,
-        )
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }
 

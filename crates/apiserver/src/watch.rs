@@ -76,7 +76,7 @@ impl Server {
         };
         let initial = query.send_initial_events == Some(true);
         if list.resource_version.is_empty() {
-            self.catch_up().await?;
+            self.hear_all().await?;
         }
         if initial {
             self.wait_for_revision(version).await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition};
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, Error, Kind, Object, Result, Shared};
@@ -125,6 +125,24 @@ pub trait Api: Send + Sync + 'static {
         name: &str,
         options: DeleteOptions,
     ) -> Result<Arc<Object>>;
+    /// Deletes a pod and says in its status why it goes. One change where the server can make it one; else what is said
+    /// comes first.
+    async fn disrupt(
+        &self,
+        namespace: &str,
+        name: &str,
+        why: PodCondition,
+        options: DeleteOptions,
+    ) -> Result<Arc<Object>> {
+        let kind = Pod::kind_of();
+        let mut patch = serde_json::json!({"status": {"conditions": [why]}});
+        if let Some(uid) = &options.preconditions.uid {
+            patch["metadata"] = serde_json::json!({"uid": uid});
+        }
+        self.patch(kind, namespace, name, "status", Patch::Strategic(patch))
+            .await?;
+        self.delete(kind, namespace, name, options).await
+    }
     /// A `create` on a subresource whose body and answer are JSON of kinds that are not stored
     /// (`binding`, `eviction`, `token`).
     async fn create_subresource(

@@ -77,15 +77,16 @@ pub const NODE_NAME: Index = Index {
 };
 
 type Handler = Box<dyn Fn(&Change) + Send + Sync>;
-type Buckets = BTreeMap<String, BTreeSet<ObjectKey>>;
+type Buckets = BTreeMap<String, BTreeSet<Arc<ObjectKey>>>;
 
 #[derive(Default)]
 struct Content {
-    objects: BTreeMap<ObjectKey, Arc<Object>>,
+    /// The indexes share the keys.
+    objects: BTreeMap<Arc<ObjectKey>, Arc<Object>>,
     /// In the order of [`Store::indexes`].
     indexes: Vec<Buckets>,
     /// The last changes; the objects of older ones are kept slim.
-    fresh: VecDeque<(ObjectKey, u64)>,
+    fresh: VecDeque<(Arc<ObjectKey>, u64)>,
 }
 
 /// How many of the last changes keep their typed values: what comes of a change comes soon after it.
@@ -93,7 +94,7 @@ const FRESH_CHANGES: usize = 128;
 
 impl Content {
     /// Notes a change, and makes slim what no longer is one of the last.
-    fn age(&mut self, key: ObjectKey, revision: u64) {
+    fn age(&mut self, key: Arc<ObjectKey>, revision: u64) {
         self.fresh.push_back((key, revision));
         if self.fresh.len() > FRESH_CHANGES
             && let Some((key, revision)) = self.fresh.pop_front()
@@ -154,7 +155,7 @@ impl Store {
         }
         content
             .objects
-            .range(ObjectKey::new(namespace, "")..)
+            .range::<ObjectKey, _>(ObjectKey::new(namespace, "")..)
             .take_while(|(key, _)| key.namespace == namespace)
             .map(|(_, object)| object.clone())
             .collect()
@@ -228,7 +229,7 @@ impl Store {
 
     /// Takes in an object as it now is.
     pub(crate) fn apply(&self, new: &Arc<Object>) {
-        let key = ObjectKey::of(new);
+        let key = Arc::new(ObjectKey::of(new));
         let handlers = self.handlers.lock();
         let old = {
             let mut content = self.content.write();
@@ -286,8 +287,8 @@ impl Store {
             content
                 .objects
                 .keys()
-                .filter(|k| !keys.contains(k))
-                .cloned()
+                .filter(|k| !keys.contains(&***k))
+                .map(|k| ObjectKey::clone(k))
                 .collect()
         };
         for key in gone {
@@ -319,7 +320,9 @@ impl Store {
                     buckets.remove(&was);
                 }
             }
-            if let Some(is) = is {
+            if let Some(is) = is
+                && let Some((key, _)) = content.objects.get_key_value(key)
+            {
                 buckets.entry(is).or_default().insert(key.clone());
             }
         }

@@ -9,6 +9,7 @@ mod volumes;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -190,9 +191,11 @@ impl Driver {
             } => {
                 attempted(Attempt::Unschedulable, &pod);
                 self.metrics.preempted(victims.len());
-                self.report(&pod, "Unschedulable", message, Nomination::Set(node.clone()))
-                    .await;
-                let done = self.preempt(&pod, &node, &victims, &cleared).await;
+                // None of these waits for another: the pod is not looked at again before all are done.
+                let nomination = Nomination::Set(node.clone());
+                let report = self.report(&pod, "Unschedulable", message, nomination);
+                let make_room = self.preempt(&pod, &node, &victims, &cleared);
+                let (_, done) = futures::join!(report, make_room);
                 self.scheduler.lock().preempted(&pod, !done, self.clock.now());
                 self.wake.notify_one();
             }
@@ -245,28 +248,57 @@ impl Driver {
         self.event(pod, EventType::Warning, "FailedScheduling", shown);
         let mut old = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
         let old = old.find(|c| c.type_ == "PodScheduled");
-        let mut status = serde_json::Map::new();
-        if let Some(condition) = not_scheduled(pod, old, reason, message, self.clock.now()) {
-            status.insert("conditions".into(), json!([condition]));
-        }
+        let condition = not_scheduled(pod, old, reason, message, self.clock.now());
         let had = pod.status.as_ref().and_then(|s| s.nominated_node_name.as_deref());
-        match nomination {
-            Nomination::Set(node) if had != Some(&node) => {
-                status.insert("nominatedNodeName".into(), node.into());
-            }
-            Nomination::Clear if had.is_some() => {
-                status.insert("nominatedNodeName".into(), serde_json::Value::Null);
-            }
-            _ => {}
+        let nominated = match nomination {
+            Nomination::Set(node) if had != Some(&node) => Some(Some(node)),
+            Nomination::Clear if had.is_some() => Some(None),
+            _ => None,
+        };
+        if condition.is_none() && nominated.is_none() {
+            return;
         }
-        if !status.is_empty() {
-            self.patch_status(
-                pod,
-                status.into(),
-                "cannot say in its status that the pod is not scheduled",
-            )
-            .await;
+        if !self
+            .update_status(pod, condition.as_ref(), nominated.as_ref())
+            .await
+        {
+            let mut status = serde_json::Map::new();
+            if let Some(condition) = condition {
+                status.insert("conditions".into(), json!([condition]));
+            }
+            if let Some(node) = nominated {
+                status.insert("nominatedNodeName".into(), json!(node));
+            }
+            let otherwise = "cannot say in its status that the pod is not scheduled";
+            self.patch_status(pod, status.into(), otherwise).await;
         }
+    }
+
+    /// Changes the status of a pod that is as it was when it was decided on: that costs less than a patch. Whether it
+    /// was.
+    async fn update_status(
+        &self,
+        pod: &Shared<Pod>,
+        condition: Option<&PodCondition>,
+        nominated: Option<&Option<String>>,
+    ) -> bool {
+        let mut new: Pod = (**pod).clone();
+        // Without its version it would be written over whatever others have written meanwhile.
+        if new.metadata.resource_version.is_none() {
+            return false;
+        }
+        let status = new.status.get_or_insert_default();
+        if let Some(condition) = condition {
+            let conditions = status.conditions.get_or_insert_default();
+            match conditions.iter_mut().find(|c| c.type_ == condition.type_) {
+                Some(old) => old.clone_from(condition),
+                None => conditions.push(condition.clone()),
+            }
+        }
+        if let Some(nominated) = nominated {
+            status.nominated_node_name.clone_from(nominated);
+        }
+        self.api.update_status_as(new).await.is_ok()
     }
 
     /// Whether it is done (or the pod has gone).
@@ -294,17 +326,15 @@ impl Driver {
         victims: &[Shared<Pod>],
         cleared: &[Shared<Pod>],
     ) -> bool {
-        for lower in cleared {
+        let clear = cleared.iter().map(|lower| {
             let status = json!({"nominatedNodeName": null});
             self.patch_status(lower, status, "cannot take back a nomination")
-                .await;
-        }
-        let mut all = true;
+        });
         let ending = |victim: &&Shared<Pod>| victim.metadata.deletion_timestamp.is_some();
-        for victim in victims.iter().filter(|v| !ending(v)) {
-            all &= self.evict(pod, node, victim).await;
-        }
-        all
+        let evict = victims.iter().filter(|v| !ending(v));
+        let evict = evict.map(|victim| self.evict(pod, node, victim));
+        let (_, told) = futures::join!(join_all(clear), join_all(evict));
+        told.into_iter().all(|told| told)
     }
 
     async fn evict(&self, pod: &Shared<Pod>, node: &str, victim: &Shared<Pod>) -> bool {
@@ -320,13 +350,6 @@ impl Driver {
             observed_generation: victim.metadata.generation,
             last_probe_time: None,
         };
-        let status = json!({"conditions": [condition]});
-        if !self
-            .patch_status(victim, status, "cannot say in a victim's status why it goes")
-            .await
-        {
-            return false;
-        }
         let options = DeleteOptions {
             preconditions: Preconditions {
                 uid: Some(victim.object().uid().to_string()),
@@ -335,7 +358,7 @@ impl Driver {
             ..DeleteOptions::default()
         };
         let (namespace, name) = (victim.object().namespace(), victim.object().name());
-        match self.api.delete(&registry::POD, namespace, name, options).await {
+        match self.api.disrupt(namespace, name, condition, options).await {
             Ok(_) => {
                 let by = pod.object().uid();
                 let message = format!("Preempted by pod {by} on node {node}");

@@ -288,6 +288,9 @@ impl Cluster {
 
     pub fn add_pod(&mut self, node: &str, pod: &Arc<PodInfo>) {
         let place = self.entry(node);
+        if self.infos[place as usize].renew_pod(pod) {
+            return;
+        }
         if let Some(was) = self.infos[place as usize].add_pod(pod) {
             self.volumes.count_users(&was.class, false);
         }

@@ -116,6 +116,16 @@ impl NodeInfo {
         was
     }
 
+    /// Takes a pod that stands here as it is now, where that is no news to any rule: nothing else of the node changes.
+    pub fn renew_pod(&mut self, pod: &Arc<PodInfo>) -> bool {
+        let known = self.pods.iter_mut().find(|p| p.uid() == pod.uid());
+        let Some(known) = known.filter(|known| known.is_alike(pod)) else {
+            return false;
+        };
+        *known = pod.clone();
+        true
+    }
+
     /// Takes a pod off it, if it is there.
     pub fn remove_pod(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
         let at = self.pods.iter().position(|p| p.uid() == uid)?;

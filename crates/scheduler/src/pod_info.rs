@@ -327,6 +327,14 @@ impl PodInfo {
         status.and_then(|s| s.start_time.as_ref()).map(|t| t.0)
     }
 
+    /// Whether no rule tells it from the same pod at another time: heartbeats and reports of a kubelet are no news.
+    pub fn is_alike(&self, other: &PodInfo) -> bool {
+        Arc::ptr_eq(&self.class, &other.class)
+            && self.requests == other.requests
+            && self.is_terminating() == other.is_terminating()
+            && self.start_time() == other.start_time()
+    }
+
     /// For sorting victims: the more important one first.
     pub fn importance(&self) -> (std::cmp::Reverse<i32>, Timestamp) {
         (
@@ -391,6 +399,15 @@ pub struct Classes {
 const FEW_CLASSES: usize = 4096;
 
 impl Classes {
+    /// The pod with its class. `known` is the same pod as it was: a class costs more to find than to see that it is
+    /// the same still.
+    pub fn info_after(&mut self, known: Option<&PodInfo>, pod: &Shared<Pod>) -> PodInfo {
+        match known.filter(|known| known.uid() == pod.object().uid() && is_same_spec(&known.pod, pod)) {
+            Some(known) => with_requests(pod, known.class.clone()),
+            None => self.info(pod),
+        }
+    }
+
     /// The pod with its class.
     pub fn info(&mut self, pod: &Shared<Pod>) -> PodInfo {
         let key = class_key(pod);
@@ -408,13 +425,7 @@ impl Classes {
             self.by_key.insert(key, (id, Arc::downgrade(&class)));
             class
         });
-        let requests = (!node_name(pod).is_empty() && Requests::depends_on_status(pod))
-            .then(|| Arc::new(Requests::of(pod, true)));
-        PodInfo {
-            pod: pod.clone(),
-            class,
-            requests,
-        }
+        with_requests(pod, class)
     }
 
     pub fn len(&self) -> usize {
@@ -443,6 +454,27 @@ impl Classes {
         });
         self.by_key.len()
     }
+}
+
+fn with_requests(pod: &Shared<Pod>, class: Arc<PodClass>) -> PodInfo {
+    let requests = (!node_name(pod).is_empty() && Requests::depends_on_status(pod))
+        .then(|| Arc::new(Requests::of(pod, true)));
+    PodInfo {
+        pod: pod.clone(),
+        class,
+        requests,
+    }
+}
+
+/// Whether all that makes a pod's class is as it was, told without reading the pod: every change of a spec but being
+/// bound raises the generation. `false` where that is not known.
+pub fn is_same_spec(old: &Shared<Pod>, new: &Shared<Pod>) -> bool {
+    let (old, new) = (old.object().metadata(), new.object().metadata());
+    new.generation.is_some_and(|generation| generation > 0)
+        && old.generation == new.generation
+        && old.uid == new.uid
+        && old.labels == new.labels
+        && old.owner_references == new.owner_references
 }
 
 /// Equal for pods that no rule tells apart. What a rule looks at must be in here (names of pods and nodes are not).

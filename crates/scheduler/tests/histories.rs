@@ -13,6 +13,8 @@ use knarr_api::k8s_openapi::api::core::v1::{Node, Pod};
 use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared};
+use knarr_scheduler::plugins::default_preemption::{Candidate, Outcome};
+use knarr_scheduler::scheduler::Explanation;
 use knarr_scheduler::{Nomination, Scheduler, Step};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -91,8 +93,12 @@ fn pod(number: usize, kind: u8, priority: u8, cpu: u8) -> Value {
     } else {
         json!({"app": "a"})
     };
+    // Some say by their generation that nothing of their spec has changed, of others it has to be found out.
+    let generation = (number % 2) as i64;
     json!({
-        "metadata": {"name": name, "namespace": "default", "uid": name, "labels": labels},
+        "metadata": {
+            "name": name, "namespace": "default", "uid": name, "labels": labels, "generation": generation,
+        },
         "spec": spec,
         "status": {"startTime": (Timestamp::UNIX_EPOCH + SignedDuration::from_secs(number as i64)).to_string()},
     })
@@ -287,6 +293,20 @@ impl World {
     }
 }
 
+/// Where making room would do, with who would have to go, and which of these places are the best.
+fn room(scheduler: &Scheduler, found: &Explanation) -> BTreeMap<String, (Vec<String>, usize, bool)> {
+    let Some(outcome @ Outcome::Candidates(all)) = &found.preemption else {
+        return BTreeMap::new();
+    };
+    let best: Vec<_> = outcome.best().iter().map(|c| c.place).collect();
+    let candidate = |c: &Candidate| {
+        let victims = c.victims.iter().map(|v| v.uid().to_string()).collect();
+        let name = scheduler.cluster().at(c.place).name.clone();
+        (name, (victims, c.violations, best.contains(&c.place)))
+    };
+    all.iter().map(candidate).collect()
+}
+
 /// The same in every run, unless others are asked for.
 fn config() -> ProptestConfig {
     let others = std::env::var("KNARR_HISTORIES").ok().map(|n| n.parse().unwrap());
@@ -355,6 +375,7 @@ proptest! {
             prop_assert_eq!(&kept.scores, &anew.scores, "kind {}", kind);
             prop_assert_eq!(&kept.totals, &anew.totals, "kind {}", kind);
             prop_assert_eq!(&kept.diagnosis, &anew.diagnosis, "kind {}", kind);
+            prop_assert_eq!(room(&scheduler, &kept), room(&fresh, &anew), "kind {}", kind);
         }
         world.settle(&mut scheduler, &mut now);
         world.check_none_waits_with_room();

@@ -2,6 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "controllers/bad_input.rs"]
+mod bad_input;
+#[path = "controllers/churn.rs"]
+mod churn;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,172 +1,25 @@
 //! What whoever creates an object holds of it: the fields that the kind's blank object does not have.
 //!
-//! Creations are what a busy cluster does most. This walks the encoding once, over a tree that borrows its text, and
-//! writes the set down as it goes. It says what [`super::typed::compare`] with the blank object says: the tests hold both
-//! against each other.
+//! Creations are what a busy cluster does most. This reads the encoding once and writes the set down while it reads: no
+//! tree is built of either. It says what [`super::typed::compare`] with the blank object says: the tests hold both against
+//! each other.
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_json::{Number, Value};
+use serde::de::{
+    self, Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
+use serde_json::{Map, Value};
 
 use super::set::{FieldSet, Node, owns};
 use super::text::Writer;
-use super::typed::{Form, Item, Type};
-
-/// JSON that borrows what it can from its text.
-#[derive(Debug)]
-enum Json<'a> {
-    Null,
-    Bool(bool),
-    Number(Number),
-    String(Cow<'a, str>),
-    List(Vec<Json<'a>>),
-    Map(Vec<(Cow<'a, str>, Json<'a>)>),
-}
-
-impl<'a> Json<'a> {
-    fn members(&self) -> &[(Cow<'a, str>, Json<'a>)] {
-        match self {
-            Json::Map(members) => members,
-            _ => &[],
-        }
-    }
-
-    fn items(&self) -> &[Json<'a>] {
-        match self {
-            Json::List(items) => items,
-            _ => &[],
-        }
-    }
-
-    fn is_bare(&self, type_: &Type<'_>) -> bool {
-        if type_.is_map() {
-            self.members().is_empty()
-        } else {
-            self.items().is_empty()
-        }
-    }
-
-    fn scalar(&self) -> Option<Value> {
-        Some(match self {
-            Json::Bool(is) => Value::Bool(*is),
-            Json::Number(number) => Value::Number(number.clone()),
-            Json::String(text) => Value::String(text.to_string()),
-            Json::Null | Json::List(_) | Json::Map(_) => return None,
-        })
-    }
-
-    fn is(&self, other: &Value) -> bool {
-        match (self, other) {
-            (Json::Null, Value::Null) => true,
-            (Json::Bool(a), Value::Bool(b)) => a == b,
-            (Json::Number(a), Value::Number(b)) => a == b,
-            (Json::String(a), Value::String(b)) => a == b,
-            (Json::List(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.is(b)),
-            (Json::Map(a), Value::Object(b)) => {
-                a.len() == b.len() && a.iter().all(|(key, a)| b.get(&**key).is_some_and(|b| a.is(b)))
-            }
-            _ => false,
-        }
-    }
-}
-
-impl Item for Json<'_> {
-    fn form(&self) -> Form {
-        match self {
-            Json::Null => Form::Null,
-            Json::List(_) => Form::List,
-            Json::Map(_) => Form::Map,
-            Json::Bool(_) | Json::Number(_) | Json::String(_) => Form::Scalar,
-        }
-    }
-
-    fn member(&self, name: &str) -> Option<Cow<'_, Value>> {
-        let (_, value) = self.members().iter().find(|(key, _)| key == name)?;
-        // Keys of lists are scalars.
-        Some(Cow::Owned(value.scalar().unwrap_or_default()))
-    }
-
-    fn text(&self) -> String {
-        self.scalar().unwrap_or_default().to_string()
-    }
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Json<'a> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_any(AnyJson)
-    }
-}
-
-struct AnyJson;
-
-impl<'de> Visitor<'de> for AnyJson {
-    type Value = Json<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
-    }
-
-    fn visit_unit<E>(self) -> Result<Json<'de>, E> {
-        Ok(Json::Null)
-    }
-
-    fn visit_bool<E>(self, is: bool) -> Result<Json<'de>, E> {
-        Ok(Json::Bool(is))
-    }
-
-    fn visit_u64<E>(self, number: u64) -> Result<Json<'de>, E> {
-        Ok(Json::Number(number.into()))
-    }
-
-    fn visit_i64<E>(self, number: i64) -> Result<Json<'de>, E> {
-        Ok(Json::Number(number.into()))
-    }
-
-    fn visit_f64<E>(self, number: f64) -> Result<Json<'de>, E> {
-        Ok(Number::from_f64(number).map_or(Json::Null, Json::Number))
-    }
-
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Json<'de>, E> {
-        Ok(Json::String(Cow::Borrowed(text)))
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Json<'de>, E> {
-        Ok(Json::String(Cow::Owned(text.to_string())))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Json<'de>, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = from.next_element()? {
-            items.push(item);
-        }
-        Ok(Json::List(items))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Json<'de>, A::Error> {
-        let mut members = Vec::new();
-        while let Some((Key(key), value)) = from.next_entry()? {
-            members.push((key, value));
-        }
-        Ok(Json::Map(members))
-    }
-}
-
-/// A member's name.
-struct Key<'a>(Cow<'a, str>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        match Json::deserialize(from)? {
-            Json::String(key) => Ok(Key(key)),
-            _ => Err(serde::de::Error::custom("a member's name must be a string")),
-        }
-    }
-}
+use super::typed::{self, Form, Item, Type};
 
 /// The fields of the object `json` that `blank` does not have, or has at another value, as text; empty where there are
-/// none. Left out are what is in `reset` and all behind it, and what is in `stripped`.
+/// none. Left out are what is in `reset` and all behind it, and what is in `stripped`; both name fields only, no items
+/// of lists.
 ///
 /// # Errors
 ///
@@ -178,13 +31,22 @@ pub(super) fn fields_beyond(
     reset: &FieldSet,
     stripped: &FieldSet,
 ) -> Result<String, serde_json::Error> {
-    let new: Json<'_> = serde_json::from_slice(json)?;
-    let mut out = Writer::new();
-    let without = Without {
-        all_behind: Some(reset.root()),
-        itself: Some(stripped.root()),
+    let text = std::str::from_utf8(json).map_err(de::Error::custom)?;
+    // Names of fields are about a third of most objects.
+    let mut out = Writer::with_capacity(json.len() / 2);
+    let walk = Walk {
+        type_,
+        blank: Some(blank),
+        without: Without {
+            all_behind: Some(reset.root()),
+            itself: Some(stripped.root()),
+        },
+        keys: None,
+        out: &mut out,
     };
-    walk(type_, Some(blank), &new, without, &mut out);
+    let mut from = serde_json::Deserializer::from_str(text);
+    walk.deserialize(&mut from)?;
+    from.end()?;
     Ok(match out.is_empty() {
         true => String::new(),
         false => out.finish(),
@@ -204,11 +66,11 @@ impl<'a> Without<'a> {
         itself: None,
     };
 
-    fn behind(self, form: &str, element: &str) -> Without<'a> {
+    fn behind(self, field: &str) -> Without<'a> {
         if self.all_behind.is_none() && self.itself.is_none() {
             return Without::NOTHING;
         }
-        let element = [form, element].concat();
+        let element = ["f:", field].concat();
         let of = |node: Option<&'a Node>| node?.get(&element)?.as_object();
         Without {
             all_behind: of(self.all_behind),
@@ -217,57 +79,263 @@ impl<'a> Without<'a> {
     }
 }
 
-/// Writes what is behind a place, and says whether the place itself counts.
-fn walk(
-    type_: Type<'_>,
-    blank: Option<&Value>,
-    new: &Json<'_>,
-    without: Without<'_>,
-    out: &mut Writer,
-) -> bool {
-    if blank.is_some_and(|blank| new.is(blank)) {
-        return false;
-    }
-    let type_ = type_.settle_as(new.form());
-    // A blank object has nothing in what is not a struct.
-    let is_leaf = !(type_.is_map() || type_.is_list());
-    if is_leaf || (new.is_bare(&type_) && blank.is_none_or(is_empty)) {
-        return true;
-    }
-    if type_.is_map() {
-        let mut members: Vec<&(Cow<'_, str>, Json<'_>)> = new.members().iter().collect();
-        // Most are in order already.
-        members.sort_by(|a, b| a.0.cmp(&b.0));
-        for (key, value) in members {
-            let without = without.behind("f:", key);
-            if without.all_behind.is_some_and(owns) {
-                continue;
-            }
-            let field = type_.field(key).unwrap_or(Type::Leaf);
-            let element = out.begin("f:", key);
-            let own = walk(field, blank.and_then(|b| b.get(&**key)), value, without, out);
-            out.end(&element, own && !without.itself.is_some_and(owns));
-        }
-    } else {
-        let items = new.items().iter();
-        let mut items: Vec<(String, &Json<'_>)> = items
-            .filter_map(|item| Some((type_.element(item).ok()?, item)))
-            .collect();
-        items.sort_by(|a, b| a.0.cmp(&b.0));
-        for same in items.chunk_by(|a, b| a.0 == b.0) {
-            let Some((name, one)) = same.first() else { continue };
-            let without = without.behind("", name);
-            if without.all_behind.is_some_and(owns) {
-                continue;
-            }
-            let element = out.begin("", name);
-            if same.len() == 1 {
-                walk(type_.item(), None, one, without, out);
-            }
-            out.end(&element, !without.itself.is_some_and(owns));
+/// What reading a value came to.
+enum Found {
+    /// The blank object has the same here; nothing was written.
+    Same,
+    /// What is behind was written. `own`: the place itself counts too.
+    Beyond { own: bool },
+}
+
+/// Reads one value, and writes what is behind its place.
+struct Walk<'a, 'w> {
+    type_: Type<'a>,
+    /// A blank object has nothing in what is not a struct.
+    blank: Option<&'a Value>,
+    without: Without<'a>,
+    /// Where the members are kept by which an item of a list is told from others.
+    keys: Option<&'w mut Keys<'a>>,
+    out: &'w mut Writer,
+}
+
+/// What an item of a list is told from others by: its form, and the members that are its keys.
+struct Keys<'k> {
+    of_list: &'k [(&'k str, Option<Value>)],
+    form: Form,
+    members: Vec<(&'k str, Value)>,
+    scalar: Option<Value>,
+}
+
+impl<'k> Keys<'k> {
+    fn new(of_list: &'k [(&'k str, Option<Value>)]) -> Self {
+        Keys {
+            of_list,
+            form: Form::Null,
+            members: Vec::new(),
+            scalar: None,
         }
     }
-    blank.is_none()
+
+    fn wanted(&self, member: &str) -> Option<&'k str> {
+        self.of_list
+            .iter()
+            .map(|(key, _)| *key)
+            .find(|key| *key == member)
+    }
+}
+
+impl Item for Keys<'_> {
+    fn form(&self) -> Form {
+        self.form
+    }
+
+    fn member(&self, name: &str) -> Option<Cow<'_, Value>> {
+        let (_, value) = self.members.iter().find(|(key, _)| *key == name)?;
+        Some(Cow::Borrowed(value))
+    }
+
+    fn text(&self) -> String {
+        self.scalar.as_ref().map(Value::to_string).unwrap_or_default()
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Walk<'_, '_> {
+    type Value = Found;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Found, D::Error> {
+        if matches!(self.type_, Type::Leaf) && self.blank.is_none() && self.keys.is_none() {
+            IgnoredAny::deserialize(from)?;
+            return Ok(Found::Beyond { own: true });
+        }
+        from.deserialize_any(self)
+    }
+}
+
+impl Walk<'_, '_> {
+    /// What is no map or list, or is none to its type: it counts as one value.
+    fn whole(mut self, form: Form, value: impl Fn() -> Value) -> Found {
+        if let Some(keys) = self.keys.take() {
+            keys.form = form;
+            keys.scalar = Some(value());
+        }
+        if self.blank.is_some_and(|blank| *blank == value()) {
+            return Found::Same;
+        }
+        let type_ = self.type_.settle_as(form);
+        let is_leaf = !(type_.is_map() || type_.is_list());
+        Found::Beyond {
+            own: is_leaf || self.blank.is_none_or(is_empty),
+        }
+    }
+}
+
+impl<'de> Visitor<'de> for Walk<'_, '_> {
+    type Value = Found;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Found, E> {
+        Ok(self.whole(Form::Null, || Value::Null))
+    }
+
+    fn visit_bool<E>(self, is: bool) -> Result<Found, E> {
+        Ok(self.whole(Form::Scalar, || Value::Bool(is)))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Found, E> {
+        Ok(self.whole(Form::Scalar, || number.into()))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Found, E> {
+        Ok(self.whole(Form::Scalar, || number.into()))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Found, E> {
+        Ok(self.whole(Form::Scalar, || number.into()))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Found, E> {
+        Ok(self.whole(Form::Scalar, || text.into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Found, A::Error> {
+        let type_ = self.type_.settle_as(Form::List);
+        if !type_.is_list() {
+            let mut list = Vec::new();
+            while let Some(item) = from.next_element()? {
+                list.push(item);
+            }
+            let list = Value::Array(list);
+            return Ok(self.whole(Form::List, || list.clone()));
+        }
+        if let Some(keys) = self.keys {
+            keys.form = Form::List;
+        }
+        let keys = type_.keys();
+        let begin = self.out.len();
+        let mut count = 0;
+        let mut items: Vec<(String, Range<usize>)> = Vec::new();
+        loop {
+            let mut item = Keys::new(keys.as_deref().unwrap_or_default());
+            let at = self.out.len();
+            let walk = Walk {
+                type_: type_.item(),
+                blank: None,
+                without: Without::NOTHING,
+                keys: Some(&mut item),
+                out: &mut *self.out,
+            };
+            if from.next_element_seed(walk)?.is_none() {
+                break;
+            }
+            count += 1;
+            // Items that have no path element are left out.
+            if let Ok(element) = typed::element(keys.as_deref(), &item) {
+                items.push((element, at..self.out.len()));
+            }
+        }
+        self.out.name(begin, items);
+        if count == 0 && self.blank == Some(&Value::Array(Vec::new())) {
+            return Ok(Found::Same);
+        }
+        Ok(Found::Beyond {
+            own: self.blank.is_none() || (count == 0 && self.blank.is_none_or(is_empty)),
+        })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Found, A::Error> {
+        let type_ = self.type_.settle_as(Form::Map);
+        if !type_.is_map() {
+            let mut map = Map::new();
+            while let Some((key, value)) = from.next_entry::<String, Value>()? {
+                map.insert(key, value);
+            }
+            let map = Value::Object(map);
+            return Ok(self.whole(Form::Map, || map.clone()));
+        }
+        let mut keys = self.keys;
+        if let Some(keys) = &mut keys {
+            keys.form = Form::Map;
+        }
+        let begin = self.out.len();
+        let mut last: Cow<'_, str> = Cow::Borrowed("");
+        let (mut count, mut in_order, mut same) = (0, true, true);
+        while let Some(Key(key)) = from.next_key()? {
+            count += 1;
+            in_order &= last <= key;
+            let blank = self.blank.and_then(|blank| blank.get(&*key));
+            let without = self.without.behind(&key);
+            if without.all_behind.is_some_and(owns) {
+                let value: Value = from.next_value()?;
+                same &= blank == Some(&value);
+                last = key;
+                continue;
+            }
+            let element = self.out.begin("f:", &key);
+            let found = match keys
+                .as_deref_mut()
+                .and_then(|keys| Some((keys.wanted(&key)?, keys)))
+            {
+                Some((name, keys)) => {
+                    keys.members.push((name, from.next_value()?));
+                    Found::Beyond { own: true }
+                }
+                None => from.next_value_seed(Walk {
+                    type_: type_.field(&key).unwrap_or(Type::Leaf),
+                    blank,
+                    without,
+                    keys: None,
+                    out: &mut *self.out,
+                })?,
+            };
+            let own = match found {
+                Found::Same => false,
+                Found::Beyond { own } => {
+                    same = false;
+                    own && !without.itself.is_some_and(owns)
+                }
+            };
+            self.out.end(&element, own);
+            last = key;
+        }
+        if !in_order {
+            self.out.sort(begin);
+        }
+        let of_blank = self.blank.and_then(Value::as_object);
+        if same && of_blank.is_some_and(|blank| blank.len() == count) {
+            return Ok(Found::Same);
+        }
+        Ok(Found::Beyond {
+            own: self.blank.is_none() || (count == 0 && self.blank.is_none_or(is_empty)),
+        })
+    }
+}
+
+/// A member's name.
+struct Key<'a>(Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Name;
+        impl<'de> Visitor<'de> for Name {
+            type Value = Key<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a member's name")
+            }
+
+            fn visit_borrowed_str<E>(self, name: &'de str) -> Result<Key<'de>, E> {
+                Ok(Key(Cow::Borrowed(name)))
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<Key<'de>, E> {
+                Ok(Key(Cow::Owned(name.to_string())))
+            }
+        }
+        from.deserialize_str(Name)
+    }
 }
 
 fn is_empty(value: &Value) -> bool {

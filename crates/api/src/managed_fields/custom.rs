@@ -5,9 +5,11 @@
 
 use serde_json::Value;
 
+use super::check::mismatch;
 use super::typed::{Form, Type};
 use crate::custom::Schema;
 use crate::custom::schema::Additional;
+use crate::schema::Scalar;
 
 /// A place in a schema.
 #[derive(Clone, Copy, Debug)]
@@ -95,32 +97,12 @@ impl<'a> Node<'a> {
         if value.is_null() || self.schema.int_or_string {
             return None;
         }
-        match (self.schema.of.as_str(), value) {
-            ("integer" | "number", Value::Number(_)) | ("boolean", Value::Bool(_)) => None,
-            ("integer" | "number", other) => Some(format!(
-                "expected numeric (int or float), got {}",
-                crate::patch::strategic::go_type(other)
-            )),
-            ("boolean", other) => Some(format!("expected boolean, got &{{{}}}", shown(other))),
-            ("string", Value::String(_)) => None,
-            ("string", other) if self.schema.format.is_empty() => Some(format!(
-                "expected string, got &value.valueUnstructured{{Value:{}}}",
-                shown(other)
-            )),
-            ("string", Value::Object(_) | Value::Array(_)) => {
-                Some(format!("expected any scalar, got &{{{}}}", shown(value)))
-            }
-            _ => None,
-        }
+        mismatch(Scalar::of(&self.schema.of, &self.schema.format)?, value)
     }
 }
 
 fn is_of_every_object(name: &str) -> bool {
     matches!(name, "apiVersion" | "kind" | "metadata")
-}
-
-fn shown(value: &Value) -> String {
-    crate::patch::go_value(value)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntr
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
+use super::check;
 use super::creation::fields_beyond;
 use super::reset::Reset;
 use super::set::FieldSet;
@@ -358,7 +359,7 @@ impl Managed {
         let Some(root) = Type::of_kind(kind) else {
             return Err(Refused::Mistakes(vec![format!("{} has no schema", kind.kind)]));
         };
-        let mistakes = typed::mistakes(root, config);
+        let mistakes = check::mistakes(root, config);
         if !mistakes.is_empty() {
             return Err(Refused::Mistakes(mistakes));
         }
@@ -470,7 +471,7 @@ pub fn merged(kind: &'static Kind, live: &Value, config: &Value) -> Result<Value
     let Some(root) = Type::of_kind(kind) else {
         return Err(vec![format!("{} has no schema", kind.kind)]);
     };
-    let mistakes = typed::mistakes(root, config);
+    let mistakes = check::mistakes(root, config);
     match mistakes.is_empty() {
         true => Ok(typed::merge(root, live, config)),
         false => Err(mistakes),
@@ -489,7 +490,7 @@ pub fn last_applied_fields(kind: &'static Kind, live: &Value) -> Option<FieldSet
         return None;
     }
     let root = Type::of_kind(kind)?;
-    if !typed::mistakes(root, &last).is_empty() {
+    if !check::mistakes(root, &last).is_empty() {
         return None;
     }
     let c = typed::compare(root, &last, live);

@@ -4,6 +4,7 @@
 //! ([`Managed::update`]; [`Managed::create`] where there was none), or the object there is and a configuration that
 //! somebody applies ([`Managed::apply`]).
 
+mod check;
 mod creation;
 mod custom;
 mod managers;

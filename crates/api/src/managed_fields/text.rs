@@ -4,8 +4,12 @@
 //! leaves it as it is written: a typed object has it as [`Value::String`], and on the wire it is the object it stands
 //! for. [`FieldSet::read`](super::FieldSet::read) takes both.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::FieldsV1;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// `fieldsV1` of a set that is written down already.
 pub(super) fn fields_v1(text: String) -> FieldsV1 {
@@ -14,13 +18,19 @@ pub(super) fn fields_v1(text: String) -> FieldsV1 {
 
 /// Appends a string as JSON has it.
 pub(super) fn push_string(out: &mut String, text: &str) {
+    push_element(out, "", text);
+}
+
+/// Appends `form` and `text` as one string of JSON; `form` has nothing that is to be escaped.
+fn push_element(out: &mut String, form: &str, text: &str) {
     let plain = |b: u8| b >= b' ' && b != b'"' && b != b'\\';
+    out.push('"');
+    out.push_str(form);
     if text.bytes().all(plain) {
-        out.push('"');
         out.push_str(text);
         out.push('"');
     } else {
-        out.push_str(&Value::from(text).to_string());
+        out.push_str(&Value::from(text).to_string()[1..]);
     }
 }
 
@@ -38,10 +48,15 @@ pub(super) struct Element {
 }
 
 impl Writer {
-    pub fn new() -> Self {
-        Writer {
-            out: String::from("{"),
-        }
+    pub fn with_capacity(bytes: usize) -> Self {
+        let mut out = String::with_capacity(bytes);
+        out.push('{');
+        Writer { out }
+    }
+
+    /// Bytes written so far.
+    pub fn len(&self) -> usize {
+        self.out.len()
     }
 
     /// `form` is `f:`, or empty where the element says its form itself.
@@ -50,9 +65,7 @@ impl Writer {
         if !self.out.ends_with('{') {
             self.out.push(',');
         }
-        let key = self.out.len();
-        push_string(&mut self.out, element);
-        self.out.insert_str(key + 1, form);
+        push_element(&mut self.out, form, element);
         self.out.push_str(":{");
         Element {
             from,
@@ -74,6 +87,41 @@ impl Writer {
         self.out.push('}');
     }
 
+    /// Gives items of a list their elements, which nobody knew when what is behind them was written: `items` are the
+    /// elements, each with where its text is, and all that was written since `begin`. Of items with the same element
+    /// nothing counts but that they are there.
+    pub fn name(&mut self, begin: usize, mut items: Vec<(String, Range<usize>)>) {
+        let written = self.out.split_off(begin);
+        items.sort_by(|a, b| a.0.cmp(&b.0));
+        for same in items.chunk_by(|a, b| a.0 == b.0) {
+            let Some((name, place)) = same.first() else {
+                continue;
+            };
+            let element = self.begin("", name);
+            if same.len() == 1 {
+                let behind = &written[place.start - begin..place.end - begin];
+                self.out.push_str(behind.strip_prefix(',').unwrap_or(behind));
+            }
+            self.end(&element, true);
+        }
+    }
+
+    /// Puts the elements written since `begin` in order.
+    pub fn sort(&mut self, begin: usize) {
+        let written = self.out.split_off(begin);
+        let elements = ["{", written.strip_prefix(',').unwrap_or(&written), "}"].concat();
+        let Ok(elements) = serde_json::from_str::<BTreeMap<String, &RawValue>>(&elements) else {
+            // It was written above, element by element.
+            self.out.push_str(&written);
+            return;
+        };
+        for (element, behind) in elements {
+            self.begin("", &element);
+            self.out.truncate(self.out.len() - 1);
+            self.out.push_str(behind.get());
+        }
+    }
+
     /// Whether nothing was written.
     pub fn is_empty(&self) -> bool {
         self.out.len() == 1
@@ -91,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_set_is_written_as_a_tree_would_be() {
-        let mut writer = Writer::new();
+        let mut writer = Writer::with_capacity(0);
         assert!(writer.is_empty());
         let a = writer.begin("f:", "a");
         for (element, own) in [("k:{\"name\":\"x\"}", true), ("v:1", false)] {

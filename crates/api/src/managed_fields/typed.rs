@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value};
 
 use super::custom::Node;
-use super::set::{FieldSet, shown};
+use super::set::FieldSet;
 use super::text;
 use crate::kind::Kind;
 use crate::registry;
@@ -60,7 +60,7 @@ impl<'a> Type<'a> {
     }
 
     /// Of what may have several forms, the one that these values have.
-    fn settle(self, left: Option<&Value>, right: Option<&Value>) -> Self {
+    pub(super) fn settle(self, left: Option<&Value>, right: Option<&Value>) -> Self {
         let value = [right, left].into_iter().flatten().find(|v| !v.is_null());
         self.settle_as(value.map_or(Form::Null, Item::form))
     }
@@ -144,7 +144,7 @@ impl<'a> Type<'a> {
     }
 
     /// The fields in which a list's items differ, each with its default.
-    fn keys(&self) -> Option<Vec<(&'a str, Option<Value>)>> {
+    pub(super) fn keys(&self) -> Option<Vec<(&'a str, Option<Value>)>> {
         match *self {
             Type::Keyed(_, of, keys) => Some(
                 keys.iter()
@@ -158,49 +158,7 @@ impl<'a> Type<'a> {
 
     /// The path element of a list's item, or why it has none.
     pub(super) fn element(&self, item: &impl Item) -> Result<String, String> {
-        let Some(keys) = self.keys() else {
-            return match item.form() {
-                Form::Map => Err("associative list without keys has an element that's a map type".into()),
-                Form::List => Err("not supported: associative list with lists as elements".into()),
-                Form::Null => {
-                    Err("associative list without keys has an element that's an explicit null".into())
-                }
-                Form::Scalar => Ok(format!("v:{}", item.text())),
-            };
-        };
-        match item.form() {
-            Form::Map => {}
-            Form::Null => return Err("associative list with keys may not have a null element".into()),
-            _ => return Err("associative list with keys may not have non-map elements".into()),
-        }
-        let mut found: Vec<(&str, Cow<'_, Value>)> = keys
-            .iter()
-            .filter_map(|(key, default)| {
-                let value = item.member(key).or_else(|| default.clone().map(Cow::Owned))?;
-                Some((*key, value))
-            })
-            .collect();
-        if found.is_empty() {
-            let keys: Vec<String> = keys.iter().map(|(k, _)| format!("{k:?}")).collect();
-            return Err(format!(
-                "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values \
-for any key fields)",
-                keys.join(" ")
-            ));
-        }
-        found.sort_unstable_by_key(|(key, _)| *key);
-        let mut element = String::from("k:");
-        for (at, (key, value)) in found.iter().enumerate() {
-            element.push(if at == 0 { '{' } else { ',' });
-            text::push_string(&mut element, key);
-            element.push(':');
-            match &**value {
-                Value::String(value) => text::push_string(&mut element, value),
-                other => element.push_str(&other.to_string()),
-            }
-        }
-        element.push('}');
-        Ok(element)
+        element(self.keys().as_deref(), item)
     }
 
     /// A list's items by path element, in the order of their first. Items that have none are left out.
@@ -219,6 +177,51 @@ for any key fields)",
         }
         found
     }
+}
+
+/// The path element of an item of a list with these keys (`None`: a set), or why it has none.
+pub(super) fn element(keys: Option<&[(&str, Option<Value>)]>, item: &impl Item) -> Result<String, String> {
+    let Some(keys) = keys else {
+        return match item.form() {
+            Form::Map => Err("associative list without keys has an element that's a map type".into()),
+            Form::List => Err("not supported: associative list with lists as elements".into()),
+            Form::Null => Err("associative list without keys has an element that's an explicit null".into()),
+            Form::Scalar => Ok(format!("v:{}", item.text())),
+        };
+    };
+    match item.form() {
+        Form::Map => {}
+        Form::Null => return Err("associative list with keys may not have a null element".into()),
+        _ => return Err("associative list with keys may not have non-map elements".into()),
+    }
+    let mut found: Vec<(&str, Cow<'_, Value>)> = keys
+        .iter()
+        .filter_map(|(key, default)| {
+            let value = item.member(key).or_else(|| default.clone().map(Cow::Owned))?;
+            Some((*key, value))
+        })
+        .collect();
+    if found.is_empty() {
+        let keys: Vec<String> = keys.iter().map(|(k, _)| format!("{k:?}")).collect();
+        return Err(format!(
+            "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values \
+for any key fields)",
+            keys.join(" ")
+        ));
+    }
+    found.sort_unstable_by_key(|(key, _)| *key);
+    let mut element = String::from("k:");
+    for (at, (key, value)) in found.iter().enumerate() {
+        element.push(if at == 0 { '{' } else { ',' });
+        text::push_string(&mut element, key);
+        element.push(':');
+        match &**value {
+            Value::String(value) => text::push_string(&mut element, value),
+            other => element.push_str(&other.to_string()),
+        }
+    }
+    element.push('}');
+    Ok(element)
 }
 
 /// What a value is, as far as lists ask it of their items.
@@ -296,69 +299,6 @@ fn is_bare(type_: &Type<'_>, value: Option<&Value>) -> bool {
 
 fn is_leaf(type_: &Type<'_>, left: Option<&Value>, right: Option<&Value>) -> bool {
     !(type_.is_map() || type_.is_list()) || (is_bare(type_, left) && is_bare(type_, right))
-}
-
-/// What is wrong with a value that somebody applies, with the paths.
-pub fn mistakes(type_: Type<'_>, value: &Value) -> Vec<String> {
-    let mut found = Vec::new();
-    check(type_, value, "", &mut found);
-    found
-}
-
-fn check(type_: Type<'_>, value: &Value, path: &str, found: &mut Vec<String>) {
-    if let Type::Custom(node) = type_
-        && let Some(what) = node.mismatch(value)
-    {
-        return found.push(format!("{path}: {what}"));
-    }
-    let type_ = type_.settle(None, Some(value));
-    let mut say = |path: &str, what: String| {
-        found.push(if path.is_empty() {
-            what
-        } else {
-            format!("{path}: {what}")
-        });
-    };
-    if type_.is_map() {
-        let map = match value {
-            Value::Object(map) => map,
-            Value::Null => return,
-            other => return say(path, format!("expected map, got {}", go_value(other))),
-        };
-        for (key, value) in map {
-            let path = format!("{path}.{key}");
-            match type_.field(key) {
-                Some(field) => check(field, value, &path, found),
-                None => {
-                    found.push(format!("{path}: field not declared in schema"));
-                    return;
-                }
-            }
-        }
-    } else if type_.is_list() {
-        let list = match value {
-            Value::Array(list) => list,
-            Value::Null => return,
-            other => return say(path, format!("expected list, got {}", go_value(other))),
-        };
-        let mut seen = BTreeSet::new();
-        for (at, item) in list.iter().enumerate() {
-            match type_.element(item) {
-                Err(why) => return found.push(format!("{path}: element {at}: {why}")),
-                Ok(element) => {
-                    if !seen.insert(element.clone()) {
-                        found.push(format!("{path}: duplicate entries for key {}", shown(&element)));
-                    }
-                    check(type_.item(), item, &format!("{path}{}", shown(&element)), found);
-                }
-            }
-        }
-    }
-}
-
-/// As Go prints a value of any type with `%v`.
-fn go_value(value: &Value) -> String {
-    format!("&{{{value}}}")
 }
 
 /// The fields that a value sets.

@@ -48,6 +48,26 @@ pub fn go_value(value: &Value) -> String {
     out
 }
 
+/// A JSON value as Go's `%#v` prints it.
+pub(crate) fn go_syntax(value: &Value) -> String {
+    match value {
+        Value::Null => "interface {}(nil)".into(),
+        Value::String(text) => format!("{text:?}"),
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::Array(list) => {
+            let items: Vec<String> = list.iter().map(go_syntax).collect();
+            format!("[]interface {{}}{{{}}}", items.join(", "))
+        }
+        Value::Object(map) => {
+            let items = map
+                .iter()
+                .map(|(key, item)| format!("{key:?}:{}", go_syntax(item)));
+            let items: Vec<String> = items.collect();
+            format!("map[string]interface {{}}{{{}}}", items.join(", "))
+        }
+    }
+}
+
 fn write_go_value(value: &Value, out: &mut String) {
     match value {
         Value::Null => out.push_str("<nil>"),

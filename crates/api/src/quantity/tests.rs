@@ -116,3 +116,42 @@ proptest! {
         prop_assert_eq!(Quantity::parse(&shown).unwrap(), q);
     }
 }
+
+/// Most quantities are computed as whole numbers, the others digit by digit: both say the same wherever both can.
+#[test]
+fn few_and_many_digits_come_to_the_same() {
+    let numbers = [
+        "0",
+        "00",
+        "1",
+        "7",
+        "10",
+        "999",
+        "1000",
+        "12345678901",
+        "9223372036854775807",
+    ];
+    let fractions = ["", ".0", ".5", ".000000001", ".1234567891", ".999999999999"];
+    let suffixes = [
+        "", "n", "u", "m", "k", "M", "E", "Ki", "Mi", "Ei", "e3", "e-3", "e-12", "E5", "e20", "e-30", "e99",
+    ];
+    let mut both = 0;
+    for number in numbers {
+        for fraction in fractions {
+            for letters in suffixes {
+                let text = format!("{number}{fraction}{letters}");
+                let parts = Parts::split(&text).unwrap();
+                let (base, exponent, _) = suffix(parts.suffix).unwrap();
+                let fraction = parts.fraction.len() as i64;
+                let few = parts
+                    .number()
+                    .and_then(|n| scaled_few(n, base, exponent, fraction));
+                if let Some(few) = few {
+                    assert_eq!(few, parts.scaled(base, exponent), "{text}");
+                    both += 1;
+                }
+            }
+        }
+    }
+    assert!(both > 500, "{both}");
+}

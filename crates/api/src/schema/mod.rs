@@ -6,9 +6,11 @@
 
 pub mod declared;
 pub mod rules;
+mod scalar;
 mod shape;
 pub mod values;
 
+pub use scalar::Scalar;
 pub use shape::{Field, Shape, Type, Value};
 
 use schemars::generate::SchemaSettings;

@@ -7,6 +7,7 @@ use k8s_openapi::api::autoscaling::v1::Scale;
 use schemars::SchemaGenerator;
 use serde_json::Value as Json;
 
+use super::Scalar;
 use super::rules::{self, Rule};
 use crate::kind::Kind;
 use crate::registry;
@@ -28,6 +29,8 @@ pub enum Value {
 pub struct Field {
     pub value: Value,
     pub rule: Option<&'static Rule>,
+    /// What single values the field's value, its items or its values are, if they are.
+    pub scalar: Option<Scalar>,
     /// Where the shape has the type that `value` names.
     of: Option<usize>,
 }
@@ -39,6 +42,8 @@ pub struct Type {
     fields: HashMap<String, Field>,
     /// Whether values of it are set as a whole.
     pub is_atomic: bool,
+    /// What single values its values are, if they are.
+    pub scalar: Option<Scalar>,
 }
 
 impl Type {
@@ -130,6 +135,7 @@ fn type_of(name: &str, schema: &Json) -> Type {
         let known = Field {
             value: value_of(schema),
             rule: rules::of_field(name, field),
+            scalar: scalar_of(schema),
             of: None,
         };
         (field.clone(), known)
@@ -137,6 +143,7 @@ fn type_of(name: &str, schema: &Json) -> Type {
     Type {
         fields: fields.collect(),
         is_atomic: rules::is_atomic(name),
+        scalar: Scalar::of_schema(schema),
         name: name.to_string(),
     }
 }
@@ -153,6 +160,15 @@ fn value_of(schema: &Json) -> Value {
         }
         _ => Value::Scalar,
     }
+}
+
+/// Of a field's value, its items or its values.
+fn scalar_of(schema: &Json) -> Option<Scalar> {
+    Scalar::of_schema(match schema.get("type").and_then(Json::as_str) {
+        Some("array") => schema.get("items")?,
+        Some("object") => schema.get("additionalProperties")?,
+        _ => schema,
+    })
 }
 
 #[cfg(test)]

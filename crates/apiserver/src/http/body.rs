@@ -4,12 +4,13 @@ use std::io::Write;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use knarr_api::Object;
 
@@ -25,6 +26,48 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into())
         .map_err(|never| match never {})
         .boxed_unsync()
+}
+
+/// Why a request's body was not read.
+#[derive(Debug, thiserror::Error)]
+pub enum Unread {
+    #[error("the body is too large")]
+    TooLarge,
+    #[error("Timeout: the rest of the request's body did not come")]
+    Late,
+    #[error("the body could not be read: {0}")]
+    Broken(BoxError),
+}
+
+/// All of a request's body, of at most `max_bytes`, each piece within `patience` of the one before.
+pub async fn whole<B>(body: B, max_bytes: usize, patience: Duration) -> Result<Bytes, Unread>
+where
+    B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin,
+{
+    let mut body = Limited::new(body, max_bytes);
+    let mut first = Bytes::new();
+    // Only of bodies that come in several pieces.
+    let mut all = Vec::new();
+    loop {
+        let frame = tokio::time::timeout(patience, body.frame()).await;
+        match frame.map_err(|_| Unread::Late)? {
+            None if all.is_empty() => return Ok(first),
+            None => return Ok(all.into()),
+            Some(Err(e)) if e.is::<LengthLimitError>() => return Err(Unread::TooLarge),
+            Some(Err(e)) => return Err(Unread::Broken(e)),
+            Some(Ok(frame)) => {
+                let Ok(data) = frame.into_data() else { continue };
+                if first.is_empty() {
+                    first = data;
+                } else {
+                    if all.is_empty() {
+                        all.extend_from_slice(&first);
+                    }
+                    all.extend_from_slice(&data);
+                }
+            }
+        }
+    }
 }
 
 /// A body with something that goes when the body does: sent, or given up.

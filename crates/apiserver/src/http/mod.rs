@@ -1,16 +1,16 @@
-//! HTTP: connections, and each request from its bytes to its answer.
+//! HTTP: each request from its bytes to its answer. What carries it is `connection`.
 
 pub mod accept;
 pub mod answer;
 pub mod body;
+mod connection;
 mod health;
+pub(crate) mod patience;
 pub mod query;
 pub(crate) mod raw;
 pub(crate) mod resource;
 
-use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,24 +19,18 @@ use http::header::{
     ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, USER_AGENT,
 };
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use knarr_api::{Error, duration, registry};
 use knarr_client::term::{self, Term};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
 use tokio::time::Instant;
-use tokio_rustls::TlsAcceptor;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-use tracing::{debug, warn};
 
 use self::accept::{Form, Offered};
 use self::answer::{Wants, add_warnings, refusal};
-use self::body::{Body, full, guarded};
+use self::body::{Body, Unread, full, guarded, whole};
+use self::connection::Connection;
+pub use self::connection::Protocol;
+pub use self::patience::Patience;
 use self::query::Query;
 pub use self::raw::Document;
 use crate::audit::{Event, Level, Record, Stage};
@@ -50,23 +44,12 @@ use crate::request::RequestInfo;
 use crate::resource_metrics;
 use crate::seams::{Clock, Entropy, uid};
 use crate::server::Server;
-use crate::tls::Tls;
 use crate::user::{ANONYMOUS, MASTERS, User};
 
 /// Largest body of a request, as kube-apiserver's.
 const BODY_MAX_BYTES: usize = 3 * 1024 * 1024;
 /// What is read of a body that is too large, so that most clients come to read the refusal.
 const BODY_READ_BYTES: usize = 2 * BODY_MAX_BYTES;
-/// How long a client may take over the TLS handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long requests may go on after the server was told to stop.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Largest head of a request over HTTP/2, as Go's servers take; HTTP/1.1 takes 400 KiB.
-const HEADERS_MAX_BYTES: u32 = 1024 * 1024;
-/// A silent HTTP/2 client is asked for a sign of life so often, and dropped when it gives none for as long again.
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// Streams at once on one HTTP/2 connection, as kube-apiserver allows.
-const H2_STREAMS: u32 = 250;
 
 /// Paths that answer whoever is authenticated or anonymous, whatever the roles say
 /// (`--authorization-always-allow-paths`).
@@ -74,13 +57,6 @@ const ALWAYS_ALLOWED: [&str; 3] = ["/healthz", "/livez", "/readyz"];
 
 /// A request waits for its seat as long as this part of what it may take, as kube-apiserver's.
 const PATIENCE_DIVISOR: u32 = 4;
-
-/// What a connection speaks, as was agreed in the TLS handshake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    Http1,
-    Http2,
-}
 
 /// One request on its way.
 pub(crate) struct Http {
@@ -90,6 +66,7 @@ pub(crate) struct Http {
     pub method: http::Method,
     pub wants: Wants,
     pub request: Request<Incoming>,
+    pub patience: Patience,
     /// The body, once it has been read.
     pub body: Option<Bytes>,
     /// Where the client is.
@@ -115,17 +92,16 @@ impl Http {
         if announced.is_some_and(|n| n > BODY_READ_BYTES) {
             return Err(too_large());
         }
-        match Limited::new(self.request.body_mut(), BODY_READ_BYTES)
-            .collect()
-            .await
-        {
-            Ok(collected) => {
-                let body = Some(collected.to_bytes()).filter(|b| b.len() <= BODY_MAX_BYTES);
+        let body = self.request.body_mut();
+        match whole(body, BODY_READ_BYTES, self.patience.body).await {
+            Ok(bytes) => {
+                let body = Some(bytes).filter(|b| b.len() <= BODY_MAX_BYTES);
                 self.body.clone_from(&body);
                 body.ok_or_else(too_large)
             }
-            Err(e) if e.is::<LengthLimitError>() => Err(too_large()),
-            Err(e) => Err(Error::bad_request(format!("the body could not be read: {e}"))),
+            Err(Unread::TooLarge) => Err(too_large()),
+            Err(e @ Unread::Late) => Err(Error::new(408, "Timeout", e.to_string())),
+            Err(e @ Unread::Broken(_)) => Err(Error::bad_request(e.to_string())),
         }
     }
 
@@ -218,23 +194,6 @@ impl Drop for Works {
     }
 }
 
-/// Runs a connection to its end; once `stop` is said, what is under way gets a moment.
-async fn until<C: Future<Output = hyper::Result<()>>>(
-    stop: CancellationToken,
-    connection: C,
-    shut_down: impl FnOnce(Pin<&mut C>),
-) -> hyper::Result<()> {
-    let mut connection = pin!(connection);
-    tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = stop.cancelled() => {
-            shut_down(connection.as_mut());
-            // Watches do not end by themselves.
-            tokio::time::timeout(DRAIN_TIMEOUT / 2, connection).await.unwrap_or(Ok(()))
-        }
-    }
-}
-
 /// Longest name of a field manager that is made of a user agent, as kube-apiserver's.
 const MANAGER_MAX_BYTES: usize = 128;
 
@@ -254,102 +213,8 @@ fn field_manager(http: &Http) -> String {
 }
 
 impl Server {
-    /// Serves TLS connections until `stop`, then gives what runs a moment to end.
-    pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: Tls, stop: CancellationToken) {
-        let acceptor = TlsAcceptor::from(tls.config.clone());
-        let connections = TaskTracker::new();
-        loop {
-            let (stream, peer) = tokio::select! {
-                () = stop.cancelled() => break,
-                accepted = listener.accept() => match accepted {
-                    Ok(accepted) => accepted,
-                    Err(e) => {
-                        // Out of file descriptors, most likely: others will end.
-                        warn!("cannot accept a connection: {e}");
-                        tokio::time::sleep(Duration::from_millis(50)).await;
-                        continue;
-                    }
-                },
-            };
-            if let Err(e) = stream.set_nodelay(true) {
-                debug!(%peer, "cannot set TCP_NODELAY: {e}");
-            }
-            let (server, acceptor, tls, stop) = (self.clone(), acceptor.clone(), tls.clone(), stop.clone());
-            connections.spawn(async move {
-                // Boxed, both: a task is as large as the largest of what it ever holds, as long as it lives.
-                let handshake = Box::pin(tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)));
-                let stream = match handshake.await {
-                    Ok(Ok(stream)) => Box::new(stream),
-                    Ok(Err(e)) => return debug!(%peer, "TLS handshake failed: {e}"),
-                    Err(_) => return debug!(%peer, "TLS handshake took too long"),
-                };
-                let connection = stream.get_ref().1;
-                let client = Arc::new(tls.peer(connection, server.clock.now()));
-                drop(tls);
-                let protocol = match connection.alpn_protocol() {
-                    Some(b"h2") => Protocol::Http2,
-                    _ => Protocol::Http1,
-                };
-                server
-                    .serve_connection(stream, protocol, client, Some(peer), stop)
-                    .await;
-            });
-        }
-        connections.close();
-        if tokio::time::timeout(DRAIN_TIMEOUT, connections.wait())
-            .await
-            .is_err()
-        {
-            debug!("connections were still open when the server stopped");
-        }
-    }
-
-    /// Speaks HTTP over a stream whose client is `client` as far as certificates say.
-    pub async fn serve_connection(
-        self: Arc<Self>,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        protocol: Protocol,
-        client: Arc<Peer>,
-        peer: Option<SocketAddr>,
-        stop: CancellationToken,
-    ) {
-        let service = service_fn(move |request| {
-            let (server, client) = (self.clone(), client.clone());
-            // A connection keeps the place of its request's future as long as it is open; this one is large.
-            Box::pin(async move { Ok::<_, Infallible>(server.handle(request, &client, peer).await) })
-        });
-        let io = TokioIo::new(stream);
-        let ended = match protocol {
-            Protocol::Http1 => {
-                let mut builder = http1::Builder::new();
-                let connection = builder.timer(TokioTimer::new()).serve_connection(io, service);
-                until(stop, connection.with_upgrades(), |c| c.graceful_shutdown()).await
-            }
-            Protocol::Http2 => {
-                let mut builder = http2::Builder::new(TokioExecutor::new());
-                let builder = builder
-                    .timer(TokioTimer::new())
-                    .max_concurrent_streams(H2_STREAMS)
-                    .max_header_list_size(HEADERS_MAX_BYTES)
-                    .keep_alive_interval(KEEP_ALIVE)
-                    .keep_alive_timeout(KEEP_ALIVE);
-                until(stop, builder.serve_connection(io, service), |c| {
-                    c.graceful_shutdown()
-                })
-                .await
-            }
-        };
-        if let Err(e) = ended {
-            debug!(?peer, "connection ended: {e}");
-        }
-    }
-
-    async fn handle(
-        self: Arc<Self>,
-        request: Request<Incoming>,
-        client: &Peer,
-        address: Option<SocketAddr>,
-    ) -> Response<Body> {
+    async fn handle(self: Arc<Self>, request: Request<Incoming>, connection: &Connection) -> Response<Body> {
+        let (client, address) = (&connection.client, connection.address);
         let begun = Instant::now();
         let query = Query::parse(request.uri().query().unwrap_or(""));
         let info = RequestInfo::parse(request.method(), request.uri().path(), query.flag("watch"));
@@ -368,6 +233,7 @@ impl Server {
             query,
             headers,
             request,
+            patience: self.config.options.patience,
             body: None,
             client: address.map(|a| a.ip()),
             flow: None,
@@ -377,7 +243,11 @@ impl Server {
         let of = (&http.info.group, &http.info.version, &http.info.resource);
         let known = served.by_resource(of.0, of.1, of.2).is_some();
         let series = Series::of(&http.info, known, http.query.has("dryRun"));
-        let mut response = self.answer(&mut http, client, address, &id, &series).await;
+        if http.info.is_long_running() && http.info.verb != "watch" {
+            connection.streams();
+        }
+        let response = self.answer(&mut http, client, address, &id, &series).await;
+        let mut response = connection.looked_after(response, &http.info, &http.patience);
         let took = (!http.info.is_long_running()).then(|| begun.elapsed());
         self.metrics.finished(series, response.status().as_u16(), took);
         let headers = response.headers_mut();

@@ -102,7 +102,7 @@ impl Server {
         match http.info.verb {
             "get" => {
                 self.check_get_version(http).await?;
-                Ok(Answer::Object(StatusCode::OK, self.get_now(target).await?))
+                Ok(Answer::Object(StatusCode::OK, self.get_now(ctx, target).await?))
             }
             "list" => {
                 if http.query.has("sendInitialEvents") {
@@ -328,6 +328,7 @@ pub(super) async fn delete_request(ctx: &mut Ctx, http: &mut Http) -> Result<Del
             propagation,
         },
         orphan_dependents: wire.orphan_dependents,
+        why: None,
     })
 }
 

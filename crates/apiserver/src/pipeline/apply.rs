@@ -135,9 +135,8 @@ impl Server {
         }
         // Who holds what is decided here, and not by what the write then changes.
         ctx.manager = None;
-        self.catch_up().await?;
         for _ in 0..WRITE_ATTEMPTS {
-            match self.cache.get(target.kind, target.namespace, target.name) {
+            match self.stored(ctx, target).await? {
                 Some(stored) => {
                     let shown = convert::object(&stored, target.kind)?;
                     let new = configured(ctx, target, Some(&shown), body, options)?;
@@ -210,7 +209,7 @@ fn configured(
     };
     let applied = applied.map_err(|refused| body.refusal(refused))?;
     judge(ctx, body, options.validation)?;
-    finish(ctx, target, &before, live, body, options, applied)
+    finish(ctx, target, &before, body, options, applied)
 }
 
 /// The conflicts that are left when fields a client-side apply set are no conflict; `None` if none is.
@@ -260,7 +259,6 @@ fn finish(
     ctx: &mut Ctx,
     target: &Target<'_>,
     before: &Value,
-    live: Option<&Arc<Object>>,
     body: &ApplyBody,
     options: &ApplyOptions,
     applied: Applied,
@@ -291,11 +289,7 @@ fn finish(
     meta.managed_fields = applied.managed.encode();
     // The version is the configuration's, if it names one; else whatever there is is meant.
     let given = body.text("/metadata/resourceVersion");
-    let unconditional = target.kind.ops.unconditional_update();
-    meta.resource_version = match live {
-        Some(live) if given.is_empty() && !unconditional => live.metadata().resource_version.clone(),
-        _ => Some(given.to_string()).filter(|v| !v.is_empty()),
-    };
+    meta.resource_version = Some(given.to_string()).filter(|v| !v.is_empty());
     Ok(new)
 }
 

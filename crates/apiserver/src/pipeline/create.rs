@@ -25,7 +25,7 @@ impl Server {
         mut object: Box<dyn AnyObject>,
     ) -> Result<Arc<Object>, Error> {
         check_namespace(target, &mut *object)?;
-        self.catch_up().await?;
+        self.catch_up(ctx).await?;
         self.check_definition(target.kind)?;
         let served = target.kind;
         let meta = object.metadata_mut();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{Namespace, Pod, PodCondition};
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::field::{self, Errors};
 use knarr_api::strategy::Deletion;
@@ -11,7 +11,8 @@ use knarr_client::{DeleteOptions, Propagation, Term};
 
 use super::read::{ListQuery, Listed, invalid_options};
 use super::update::check_preconditions;
-use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS};
+use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields};
+use crate::admission::extension;
 use crate::cache::Written;
 use crate::custom;
 use crate::seams;
@@ -30,6 +31,8 @@ pub(crate) struct DeleteRequest {
     pub options: DeleteOptions,
     /// The deprecated `orphanDependents`.
     pub orphan_dependents: Option<bool>,
+    /// Of a component in this process: what a pod's status is to say of why it goes.
+    pub why: Option<PodCondition>,
 }
 
 const ORPHAN: &str = "orphan";
@@ -64,17 +67,21 @@ impl Server {
             );
             return Err(invalid_options("DeleteOptions", &mistakes));
         }
-        self.catch_up().await?;
         for _ in 0..WRITE_ATTEMPTS {
-            let object = self
-                .cache
-                .get(target.kind, target.namespace, target.name)
-                .ok_or_else(|| Error::not_found(target.about()))?;
+            let object = self.stored(ctx, target).await?;
+            let object = object.ok_or_else(|| Error::not_found(target.about()))?;
             self.restrict_node_deletion(ctx, target, &object)?;
             check_preconditions(target.kind, &request.options.preconditions, &object)?;
             self.admit_deletion(target, &object)?;
             self.judge_deletion(ctx, target, &object).await?;
-            if let Some(mut done) = self.delete_once(ctx, &object, request).await? {
+            let told = match &request.why {
+                // Who goes already has been told why.
+                Some(why) if object.metadata().deletion_timestamp.is_none() => {
+                    Some(self.tell_why(ctx, target, &object, why).await?)
+                }
+                _ => None,
+            };
+            if let Some(mut done) = self.delete_once(ctx, &object, request, told).await? {
                 done.object = convert::object(&done.object, target.kind)?;
                 return Ok(done);
             }
@@ -82,12 +89,49 @@ impl Server {
         Err(Error::conflict(target.about(), MODIFIED))
     }
 
-    /// `None`: somebody else wrote in between.
+    /// The pod with a condition in its status, as a write of its status would make it. The condition is a component's
+    /// own and needs no validation; policies and webhooks see it as the write that it is.
+    async fn tell_why(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        object: &Arc<Object>,
+        why: &PodCondition,
+    ) -> Result<Box<dyn AnyObject>, Error> {
+        let mut pod: Pod = object
+            .to_typed()
+            .ok_or_else(|| Error::internal("a Pod that is none"))?;
+        let status = pod.status.get_or_insert_default();
+        let conditions = status.conditions.get_or_insert_default();
+        match conditions.iter_mut().find(|c| c.type_ == why.type_) {
+            Some(condition) => condition.clone_from(why),
+            None => conditions.push(why.clone()),
+        }
+        let mut new: Box<dyn AnyObject> = Box::new(pod);
+        let status = Target {
+            subresource: "status",
+            ..*target
+        };
+        managed_fields::track(ctx, &status, Some(object), &mut *new)?;
+        let update = extension::Operation::Update;
+        let new = self.mutate(ctx, &status, update, new, Some(object)).await?;
+        let write = extension::Write {
+            operation: update,
+            object: Some(&*new),
+            old: Some(object),
+        };
+        self.judge(ctx, &status, &write).await?;
+        Ok(new)
+    }
+
+    /// `told` is the object as it is to be marked, where that is not as it stands. `None`: somebody else wrote in
+    /// between.
     async fn delete_once(
         &self,
         ctx: &Ctx,
         object: &Arc<Object>,
         request: &DeleteRequest,
+        told: Option<Box<dyn AnyObject>>,
     ) -> Result<Option<Deleted>, Error> {
         let plan = if *object.kind() == registry::NAMESPACE {
             plan_namespace(ctx, object)?
@@ -102,7 +146,7 @@ impl Server {
                 then_remove: false,
             }
         } else {
-            plan(ctx, object, request)?
+            plan(ctx, object, request, told)?
         };
         let kind = object.kind();
         match plan {
@@ -198,13 +242,18 @@ fn graceful_kind(object: &Object) -> bool {
     *object.kind() == registry::POD
 }
 
-fn plan(ctx: &Ctx, object: &Object, request: &DeleteRequest) -> Result<Plan, Error> {
+fn plan(
+    ctx: &Ctx,
+    object: &Object,
+    request: &DeleteRequest,
+    told: Option<Box<dyn AnyObject>>,
+) -> Result<Plan, Error> {
     let meta = object.metadata();
     let requested = request
         .options
         .grace_period_seconds
         .map(|s| if s < 0 { 1 } else { s });
-    let mut marked = object.typed().clone_box();
+    let mut marked = told.unwrap_or_else(|| object.typed().clone_box());
     let mut mark = None;
     if graceful_kind(object) {
         match (

@@ -37,6 +37,10 @@ pub struct Ctx {
     pub term: Option<Term>,
     /// `dryRun=All`: everything but the write.
     pub dry_run: bool,
+    /// Whether the cache is known to have all that was there when the request came, see [`Server::catch_up`].
+    ///
+    /// [`Server::catch_up`]: crate::server::Server::catch_up
+    pub(crate) caught_up: bool,
     pub shown: Shown,
     /// For the answer's `Warning` headers.
     pub warnings: Vec<String>,
@@ -54,6 +58,7 @@ impl Ctx {
             manager,
             term: None,
             dry_run: false,
+            caught_up: false,
             shown: Shown::default(),
             warnings: Vec::new(),
             audit_annotations: BTreeMap::new(),

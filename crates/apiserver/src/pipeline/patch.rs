@@ -9,7 +9,8 @@ use knarr_client::{Patch, Preconditions};
 use serde_json::Value;
 
 use super::decode::{FieldValidation, decode, syntax};
-use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, with_empty_details};
+use super::update::check_names_version;
+use super::{Ctx, Target, with_empty_details};
 use crate::server::Server;
 
 /// A patch, read but not applied.
@@ -142,34 +143,21 @@ impl Server {
         body: &PatchBody,
         validation: FieldValidation,
     ) -> Result<Arc<Object>, Error> {
-        for _ in 0..WRITE_ATTEMPTS {
-            let mut asks_version = false;
-            let written = self
-                .update(ctx, target, &Preconditions::default(), &mut |ctx, old| {
-                    let (new, asked) = apply(ctx, target, body, validation, old)?;
-                    asks_version = asked;
-                    Ok(new)
-                })
-                .await;
-            // A kind that is never updated without a version has the one the patch was applied to; who only patches
-            // asked for none, so the patch is applied again to what somebody else made meanwhile.
-            match written {
-                Err(e) if e.is_conflict() && !asks_version && !target.kind.ops.unconditional_update() => {}
-                other => return other,
-            }
-        }
-        Err(Error::conflict(target.about(), MODIFIED))
+        self.update(ctx, target, &Preconditions::default(), &mut |ctx, old| {
+            apply(ctx, target, body, validation, old)
+        })
+        .await
     }
 }
 
-/// The object that the patch makes of `old`, and whether it is for one version of it.
+/// The object that the patch makes of `old`; with a version only if the patch asks for one.
 fn apply(
     ctx: &mut Ctx,
     target: &Target<'_>,
     body: &PatchBody,
     validation: FieldValidation,
     old: &Object,
-) -> Result<(Box<dyn AnyObject>, bool), Error> {
+) -> Result<Box<dyn AnyObject>, Error> {
     let mut doc: Value = serde_json::from_slice(old.json()).map_err(Error::internal)?;
     let was = version_of(&doc);
     body.apply(target, &mut doc)?;
@@ -211,14 +199,12 @@ fn apply(
         }
     };
     let mut new = new.map_err(|why| body.unprocessable(&doc, &why))?;
-    let asks_version = given != was;
-    if !asks_version {
+    if given == was {
         new.metadata_mut().resource_version = None;
-        if !target.kind.ops.unconditional_update() {
-            new.metadata_mut().resource_version = was;
-        }
+    } else {
+        check_names_version(target, &*new)?;
     }
-    Ok((new, asks_version))
+    Ok(new)
 }
 
 fn version_of(doc: &Value) -> Option<String> {

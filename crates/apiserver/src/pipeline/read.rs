@@ -12,7 +12,7 @@ use knarr_api::{Error, Kind, Object, convert, selector};
 use knarr_store::{KeyRange, Range};
 use serde::{Deserialize, Serialize};
 
-use super::Target;
+use super::{Ctx, Target};
 use crate::cache::change::Filter;
 use crate::cache::store_error;
 use crate::keys;
@@ -93,17 +93,39 @@ impl Server {
         )
     }
 
-    /// One object as it is now, see [`Server::catch_up`].
-    pub(crate) async fn get_now(&self, target: &Target<'_>) -> Result<Arc<Object>, Error> {
-        self.catch_up().await?;
+    /// The same as it is now, see [`Server::catch_up`].
+    pub(crate) async fn get_now(&self, ctx: &mut Ctx, target: &Target<'_>) -> Result<Arc<Object>, Error> {
+        self.catch_up(ctx).await?;
         self.get(target)
+    }
+
+    /// One object as it is stored now: what every write begins with.
+    pub(crate) async fn stored(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+    ) -> Result<Option<Arc<Object>>, Error> {
+        self.catch_up(ctx).await?;
+        Ok(self.cache.get(target.kind, target.namespace, target.name))
     }
 
     /// Where other servers write to the store too, waits until the cache has all that was there when the request came: a
     /// request sees every write that was answered before it, whoever answered. A server that is cut off from its store
     /// does not answer from memory (what is released because of a node that "is not there" may be running: SPEC S2, S5),
     /// and refuses no write for what it remembers: a kubelet that is told that its pod is gone writes no status again.
-    pub(crate) async fn catch_up(&self) -> Result<(), Error> {
+    ///
+    /// Once in a request: what it writes itself the cache has when the write is answered, and a write that comes too late
+    /// waits for what was written before it.
+    pub(crate) async fn catch_up(&self, ctx: &mut Ctx) -> Result<(), Error> {
+        if !ctx.caught_up {
+            self.hear_all().await?;
+            ctx.caught_up = true;
+        }
+        Ok(())
+    }
+
+    /// The same for what reads only.
+    pub(crate) async fn hear_all(&self) -> Result<(), Error> {
         let store = self.cache.store();
         if !store.is_shared() {
             return Ok(());
@@ -135,7 +157,7 @@ impl Server {
         } else {
             match wanted {
                 Some(at) => self.wait_for_revision(at).await?,
-                None => self.catch_up().await?,
+                None => self.hear_all().await?,
             }
             // A list at version 0 is whole, whatever its limit: it comes from memory.
             let limit = if wanted == Some(0) { 0 } else { limit };
@@ -177,7 +199,7 @@ impl Server {
         let at = match u64::try_from(token.rv) {
             Ok(at) => at,
             Err(_) => {
-                self.catch_up().await?;
+                self.hear_all().await?;
                 self.cache.revision()
             }
         };

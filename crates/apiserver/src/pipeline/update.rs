@@ -33,15 +33,7 @@ impl Server {
         check_name(target, &*object)?;
         check_namespace(target, &mut *object)?;
         let may_create = target.subresource.is_empty() && target.kind.ops.create_on_update();
-        if may_create {
-            self.catch_up().await?;
-        }
-        if may_create
-            && self
-                .cache
-                .get(target.kind, target.namespace, target.name)
-                .is_none()
-        {
+        if may_create && self.stored(ctx, target).await?.is_none() {
             if object
                 .metadata()
                 .resource_version
@@ -59,6 +51,7 @@ impl Server {
         let object = self
             .update(ctx, target, &Preconditions::default(), &mut |_, old| {
                 check_uid(target, &*object, old)?;
+                check_names_version(target, &*object)?;
                 Ok(object.clone_box())
             })
             .await?;
@@ -77,12 +70,9 @@ impl Server {
         preconditions: &Preconditions,
         step: &mut Step<'_>,
     ) -> Result<Arc<Object>, Error> {
-        self.catch_up().await?;
         for _ in 0..WRITE_ATTEMPTS {
-            let stored = self
-                .cache
-                .get(target.kind, target.namespace, target.name)
-                .ok_or_else(|| Error::not_found(target.about()))?;
+            let stored = self.stored(ctx, target).await?;
+            let stored = stored.ok_or_else(|| Error::not_found(target.about()))?;
             check_preconditions(target.kind, preconditions, &stored)?;
             let shown = convert::object(&stored, target.kind)?;
             let new = step(ctx, &shown)?;
@@ -259,21 +249,27 @@ fn check_uid(target: &Target<'_>, new: &dyn AnyObject, old: &Object) -> Result<(
     }
 }
 
-/// Whether the write is conditional on the version it carries.
+/// Whoever replaces an object of a kind that Kubernetes updates only knowingly says which version of it he saw.
+pub(super) fn check_names_version(target: &Target<'_>, new: &dyn AnyObject) -> Result<(), Error> {
+    let named = new.metadata().resource_version.as_deref().unwrap_or("");
+    if !matches!(named, "" | "0") || target.kind.ops.unconditional_update() {
+        return Ok(());
+    }
+    let mut mistakes = Errors::new();
+    mistakes.push(field::FieldError {
+        cause: field::Cause::Invalid,
+        field: "metadata.resourceVersion".into(),
+        value: Some("0".into()),
+        detail: "must be specified for an update".into(),
+    });
+    Err(Error::invalid(target.kind.about_kind(target.name), &mistakes))
+}
+
+/// Whether the write is for the one version it carries, as its client named it, or for whatever it was made of.
 fn check_version(target: &Target<'_>, new: &dyn AnyObject, old: &Object) -> Result<bool, Error> {
     let meta = new.metadata();
     match meta.resource_version.as_deref().unwrap_or("") {
-        "" | "0" if target.kind.ops.unconditional_update() => Ok(false),
-        "" | "0" => {
-            let mut mistakes = Errors::new();
-            mistakes.push(field::FieldError {
-                cause: field::Cause::Invalid,
-                field: "metadata.resourceVersion".into(),
-                value: Some("0".into()),
-                detail: "must be specified for an update".into(),
-            });
-            Err(Error::invalid(target.kind.about_kind(target.name), &mistakes))
-        }
+        "" | "0" => Ok(false),
         text => {
             let version: u64 = text.parse().map_err(|_| {
                 Error::new(

@@ -14,24 +14,32 @@ use serde_json::{Value, json};
 
 use super::review::document;
 use crate::authz::Attributes;
-use crate::pipeline::Ctx;
+use crate::pipeline::{Ctx, Target};
 use crate::server::Server;
 use crate::user::User;
 
 impl Server {
-    pub(super) fn subject_access(&self, mut review: SubjectAccessReview) -> Result<Value, Error> {
+    pub(super) async fn subject_access(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        mut review: SubjectAccessReview,
+    ) -> Result<Value, Error> {
         let mut mistakes = check_subject(&review.spec);
         check_metadata(&review.metadata, "must be empty", &mut mistakes);
         refuse(&mistakes)?;
+        self.judge_review(ctx, target, &review).await?;
         review.status = Some(self.status_of(&review.spec));
         document(&review)
     }
 
-    pub(super) fn local_subject_access(
+    pub(super) async fn local_subject_access(
         &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
         mut review: LocalSubjectAccessReview,
-        namespace: &str,
     ) -> Result<Value, Error> {
+        let namespace = target.namespace;
         review
             .metadata
             .namespace
@@ -60,13 +68,15 @@ impl Server {
             );
         }
         refuse(&mistakes)?;
+        self.judge_review(ctx, target, &review).await?;
         review.status = Some(self.status_of(&review.spec));
         document(&review)
     }
 
-    pub(super) fn self_subject_access(
+    pub(super) async fn self_subject_access(
         &self,
-        ctx: &Ctx,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
         mut review: SelfSubjectAccessReview,
     ) -> Result<Value, Error> {
         let spec = &review.spec;
@@ -76,19 +86,22 @@ impl Server {
         check_selectors(resource.as_ref(), &mut mistakes);
         check_metadata(&review.metadata, "must be empty", &mut mistakes);
         refuse(&mistakes)?;
+        self.judge_review(ctx, target, &review).await?;
         review.status = Some(self.access(&ctx.user, resource.as_ref(), path.as_ref()));
         document(&review)
     }
 
-    pub(super) fn self_subject_rules(
+    pub(super) async fn self_subject_rules(
         &self,
-        ctx: &Ctx,
-        mut review: SelfSubjectRulesReview,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        review: SelfSubjectRulesReview,
     ) -> Result<Value, Error> {
-        let namespace = review.spec.namespace.take().unwrap_or_default();
+        let namespace = review.spec.namespace.clone().unwrap_or_default();
         if namespace.is_empty() {
             return Err(Error::bad_request("no namespace on request"));
         }
+        self.judge_review(ctx, target, &review).await?;
         let found = self.authorizer.rules_for(&ctx.user, &namespace);
         let list = |values: Option<Vec<String>>| values.unwrap_or_default();
         let status = SubjectRulesReviewStatus {

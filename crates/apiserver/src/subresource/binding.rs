@@ -94,7 +94,8 @@ impl Server {
             let status = pod.status.get_or_insert_default();
             status.nominated_node_name = None;
             scheduled(status.conditions.get_or_insert_default(), ctx.now);
-            pod.metadata.resource_version = old.metadata().resource_version.clone();
+            // Whoever writes its status meanwhile has nothing against its node: it is bound to what they left.
+            pod.metadata.resource_version = None;
             Ok(Box::new(pod))
         })
         .await?;

@@ -49,6 +49,7 @@ impl Server {
                 },
             },
             orphan_dependents: options.orphan_dependents,
+            why: None,
         };
         let pod_target = Target::main(target.kind, target.namespace, target.name);
         let object = self.get(&pod_target)?;

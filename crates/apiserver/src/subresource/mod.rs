@@ -69,7 +69,7 @@ impl Server {
 
     async fn part(&self, ctx: &mut Ctx, http: &mut Http, target: &Target<'_>) -> Result<Answer, Error> {
         let object = match http.info.verb {
-            "get" => self.get(target)?,
+            "get" => self.get_now(ctx, target).await?,
             "update" => {
                 let options = http.query.write("UpdateOptions")?;
                 ctx.dry_run = options.dry_run;
@@ -90,7 +90,7 @@ impl Server {
         target: &Target<'_>,
         body: Value,
     ) -> Result<Value, Error> {
-        self.catch_up().await?;
+        self.catch_up(ctx).await?;
         self.admit_in_namespace(target)?;
         let body = self.mutate_part(ctx, target, Operation::Create, body).await?;
         self.restrict_node_request(ctx, target, &body)?;

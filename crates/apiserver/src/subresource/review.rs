@@ -9,10 +9,44 @@ use k8s_openapi::api::authorization::v1::{
 use knarr_api::{AnyObject, Error, k8s_openapi, registry};
 use serde_json::Value;
 
+use crate::admission::extension::{Operation, json_of};
 use crate::pipeline::{Ctx, Target, not_served};
 use crate::seams;
 use crate::server::Server;
 use crate::user::User;
+
+/// What can be asked.
+enum Review {
+    SelfSubject(Box<SelfSubjectReview>),
+    Token(Box<TokenReview>),
+    SelfAccess(Box<SelfSubjectAccessReview>),
+    Access(Box<SubjectAccessReview>),
+    LocalAccess(Box<LocalSubjectAccessReview>),
+    SelfRules(Box<SelfSubjectRulesReview>),
+}
+
+impl Review {
+    fn of(object: Box<dyn AnyObject>) -> Option<Self> {
+        type Any = Box<dyn std::any::Any>;
+        type As = fn(Any) -> Result<Review, Any>;
+        let all: [As; 6] = [
+            |any| any.downcast().map(Review::SelfSubject),
+            |any| any.downcast().map(Review::Token),
+            |any| any.downcast().map(Review::SelfAccess),
+            |any| any.downcast().map(Review::Access),
+            |any| any.downcast().map(Review::LocalAccess),
+            |any| any.downcast().map(Review::SelfRules),
+        ];
+        let mut any = object.into_any();
+        for read in all {
+            match read(any) {
+                Ok(review) => return Some(review),
+                Err(other) => any = other,
+            }
+        }
+        None
+    }
+}
 
 impl Server {
     /// Answers a create of a kind that is not stored.
@@ -33,45 +67,78 @@ impl Server {
             };
             return self.create_subresource(ctx, &target, body).await;
         }
-        let any = object.into_any();
-        let any = match any.downcast::<SelfSubjectReview>() {
-            Ok(mut review) => {
+        let object = self.mutate_review(ctx, target, object).await?;
+        match Review::of(object) {
+            Some(Review::SelfSubject(mut review)) => {
+                self.judge_review(ctx, target, &*review).await?;
                 review.metadata.creation_timestamp = Some(seams::seconds(ctx.now));
                 review.status = Some(SelfSubjectReviewStatus {
                     user_info: Some(user_info(&ctx.user)),
                 });
-                return document(&*review);
+                document(&*review)
             }
-            Err(any) => any,
-        };
-        let any = match any.downcast::<TokenReview>() {
-            Ok(review) => return self.token_review(ctx, *review),
-            Err(any) => any,
-        };
-        let any = match any.downcast::<SelfSubjectAccessReview>() {
-            Ok(review) => return self.self_subject_access(ctx, *review),
-            Err(any) => any,
-        };
-        let any = match any.downcast::<SubjectAccessReview>() {
-            Ok(review) => return self.subject_access(*review),
-            Err(any) => any,
-        };
-        let any = match any.downcast::<LocalSubjectAccessReview>() {
-            Ok(review) => return self.local_subject_access(*review, target.namespace),
-            Err(any) => any,
-        };
-        match any.downcast::<SelfSubjectRulesReview>() {
-            Ok(review) => self.self_subject_rules(ctx, *review),
-            Err(_) => Err(not_served()),
+            Some(Review::Token(review)) => self.token_review(ctx, target, *review).await,
+            Some(Review::SelfAccess(review)) => self.self_subject_access(ctx, target, *review).await,
+            Some(Review::Access(review)) => self.subject_access(ctx, target, *review).await,
+            Some(Review::LocalAccess(review)) => self.local_subject_access(ctx, target, *review).await,
+            Some(Review::SelfRules(review)) => self.self_subject_rules(ctx, target, *review).await,
+            None => Err(not_served()),
         }
     }
 
-    fn token_review(&self, ctx: &Ctx, mut review: TokenReview) -> Result<Value, Error> {
+    /// What webhooks make of a review.
+    async fn mutate_review(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        object: Box<dyn AnyObject>,
+    ) -> Result<Box<dyn AnyObject>, Error> {
+        if !self.asks_about_parts() {
+            return Ok(object);
+        }
+        let before = json_of(&*object)?;
+        let after = self
+            .mutate_part(ctx, target, Operation::Create, before.clone())
+            .await?;
+        if after == before {
+            return Ok(object);
+        }
+        let json = serde_json::to_vec(&after).map_err(Error::internal)?;
+        let decoded = target.kind.ops.decode(&json).map_err(|e| {
+            Error::internal(format!(
+                "what admission made of the review is none: {}",
+                e.message
+            ))
+        })?;
+        Ok(decoded.object)
+    }
+
+    /// Lets webhooks refuse a review that is known to be valid.
+    pub(super) async fn judge_review<T: serde::Serialize>(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        review: &T,
+    ) -> Result<(), Error> {
+        if !self.asks_about_parts() {
+            return Ok(());
+        }
+        self.judge_part(ctx, target, Operation::Create, &document(review)?)
+            .await
+    }
+
+    async fn token_review(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        mut review: TokenReview,
+    ) -> Result<Value, Error> {
         let Some(token) = Some(review.spec.token.clone()).filter(|t| !t.is_empty()) else {
             return Err(Error::bad_request(
                 "token is required for TokenReview in authentication",
             ));
         };
+        self.judge_review(ctx, target, &review).await?;
         let wanted = review.spec.audiences.clone().unwrap_or_default();
         let found = self
             .token_holder(&token, &wanted, ctx.now)

@@ -41,7 +41,7 @@ impl Server {
         let content_type = http.header(CONTENT_TYPE).to_string();
         let main = Target::main(target.kind, target.namespace, target.name);
         let object = match http.info.verb {
-            "get" => self.get(&main)?,
+            "get" => self.get_now(ctx, &main).await?,
             "update" => {
                 let body = http.body().await?;
                 ctx.dry_run = http.query.write("UpdateOptions")?.dry_run;
@@ -108,10 +108,7 @@ impl Server {
             if !parents.is_empty() {
                 meta.managed_fields = parents.with_scale(target.kind, holders).encode();
             }
-            // Kinds whose updates must say what they saw have seen what is scaled here.
-            if new.metadata.resource_version.is_some() || target.kind.ops.unconditional_update() {
-                meta.resource_version = new.metadata.resource_version.clone();
-            }
+            meta.resource_version.clone_from(&new.metadata.resource_version);
             if let Some(uid) = new.metadata.uid {
                 meta.uid = Some(uid);
             }

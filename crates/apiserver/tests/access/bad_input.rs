@@ -40,6 +40,21 @@ fn case(
     (method, path.into(), media, body.into(), code, reason, message)
 }
 
+/// A body in JSON for a new ConfigMap.
+fn posted(body: impl Into<Vec<u8>>, wrong: (u16, &'static str), message: &'static str) -> Case {
+    case(("POST", MAPS), JSON, body, wrong, message)
+}
+
+/// A patch of the ConfigMap there is.
+fn patched(
+    media: &'static str,
+    body: impl Into<Vec<u8>>,
+    wrong: (u16, &'static str),
+    message: &'static str,
+) -> Case {
+    case(("PATCH", KEPT), media, body, wrong, message)
+}
+
 const BAD: (u16, &str) = (400, "BadRequest");
 const INVALID: (u16, &str) = (422, "Invalid");
 const LARGE: (u16, &str) = (413, "RequestEntityTooLarge");
@@ -71,47 +86,27 @@ fn bodies() -> Vec<Case> {
         text
     };
     vec![
-        case(post, JSON, "", BAD, "must be of type ConfigMap"),
-        case(post, JSON, r#"{"metadata":"#, BAD, "unexpected end of JSON input"),
-        case(
-            post,
-            JSON,
+        posted("", BAD, "must be of type ConfigMap"),
+        posted(r#"{"metadata":"#, BAD, "unexpected end of JSON input"),
+        posted(
             "null",
             INVALID,
             "metadata.name: Required value: name or generateName is required",
         ),
-        case(
-            post,
-            JSON,
-            "[]",
-            BAD,
-            "json: cannot unmarshal array into Go value",
-        ),
-        case(
-            post,
-            JSON,
-            "{} {}",
-            BAD,
-            "invalid character '{' after top-level value",
-        ),
-        case(
-            post,
-            JSON,
+        posted("[]", BAD, "json: cannot unmarshal array into Go value"),
+        posted("{} {}", BAD, "invalid character '{' after top-level value"),
+        posted(
             map_with(r#"{"k":5}"#),
             BAD,
             "json: cannot unmarshal number into Go struct field ConfigMap.data of type string",
         ),
-        case(
-            post,
-            JSON,
+        posted(
             map_with(r#""x""#),
             BAD,
             "json: cannot unmarshal string into Go struct field ConfigMap.data of type map[string]string",
         ),
-        case(post, JSON, map_with(&nested(200_000)), BAD, "exceeded max depth"),
-        case(
-            post,
-            JSON,
+        posted(map_with(&nested(200_000)), BAD, "exceeded max depth"),
+        posted(
             [
                 b"{\"metadata\":{\"name\":\"new\"},\"data\":{\"k\":".as_slice(),
                 &[b'['; 1_000_000],
@@ -120,9 +115,7 @@ fn bodies() -> Vec<Case> {
             BAD,
             "json parse error: ",
         ),
-        case(
-            post,
-            JSON,
+        posted(
             b"{\"metadata\":{\"name\":\"\xff\xfe\"}}".as_slice(),
             BAD,
             "invalid UTF-8 in string",
@@ -141,65 +134,43 @@ fn bodies() -> Vec<Case> {
             BAD,
             r#"strict decoding error: unknown field "metadata.nme", unknown field "dta""#,
         ),
-        case(
-            post,
-            JSON,
+        posted(
             r#"{"apiVersion":"v1","kind":"Nothing","metadata":{"name":"new"}}"#,
             BAD,
             r#"no kind "Nothing" is registered for version "v1""#,
         ),
-        case(
-            post,
-            JSON,
+        posted(
             r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"new"}}"#,
             BAD,
             "",
         ),
-        case(
-            post,
-            JSON,
+        posted(
             r#"{"apiVersion":"apps/v1","kind":"ConfigMap","metadata":{"name":"new"}}"#,
             BAD,
             "",
         ),
-        case(
-            post,
-            JSON,
+        posted(
             r#"{"metadata":{"name":"Not_A_Name"}}"#,
             INVALID,
             "metadata.name: Invalid value: \"Not_A_Name\": a lowercase RFC 1123 subdomain must consist of",
         ),
-        case(
-            post,
-            JSON,
-            r#"{"metadata":{}}"#,
-            INVALID,
-            "name or generateName is required",
-        ),
-        case(
-            post,
-            JSON,
+        posted(r#"{"metadata":{}}"#, INVALID, "name or generateName is required"),
+        posted(
             r#"{"metadata":{"name":"new","namespace":"other"}}"#,
             BAD,
             "the namespace of the provided object does not match the namespace sent on the request",
         ),
-        case(
-            post,
-            JSON,
+        posted(
             r#"{"metadata":{"name":"new","resourceVersion":"5"}}"#,
             UNNAMED,
             "resourceVersion should not be set on objects to be created",
         ),
-        case(
-            post,
-            JSON,
+        posted(
             r#"{"metadata":{"name":"new","labels":{"a b":"c"}}}"#,
             INVALID,
             "metadata.labels: Invalid value: \"a b\"",
         ),
-        case(
-            post,
-            JSON,
+        posted(
             format!(
                 r#"{{"metadata":{{"name":"new","annotations":{{"a":"{}"}}}}}}"#,
                 "x".repeat(300_000)
@@ -207,23 +178,17 @@ fn bodies() -> Vec<Case> {
             INVALID,
             "metadata.annotations: Too long: may not be more than 262144 bytes",
         ),
-        case(
-            post,
-            JSON,
+        posted(
             map_with(&format!(r#"{{"k":"{}"}}"#, "x".repeat((1 << 20) + 1))),
             INVALID,
             "may not be more than 1048576 bytes",
         ),
-        case(
-            post,
-            JSON,
+        posted(
             vec![b' '; 3 * 1024 * 1024 + 1],
             LARGE,
             "Request entity too large: limit is 3145728",
         ),
-        case(
-            post,
-            JSON,
+        posted(
             vec![b' '; 9 * 1024 * 1024],
             LARGE,
             "Request entity too large: limit is 3145728",
@@ -254,9 +219,7 @@ fn bodies() -> Vec<Case> {
             "protobuf",
         ),
         // A compressed body is not opened, so no bomb in it goes off: it is bytes that are no JSON.
-        case(
-            post,
-            JSON,
+        posted(
             b"\x1f\x8b\x08\0\0\0\0\0".as_slice(),
             BAD,
             "invalid character '\\x1f' looking for beginning of value",
@@ -265,7 +228,6 @@ fn bodies() -> Vec<Case> {
 }
 
 fn patches() -> Vec<Case> {
-    let map = ("PATCH", KEPT);
     let deployment = ("PATCH", DEPLOYMENT);
     let operations = |n: usize| {
         format!(
@@ -281,65 +243,56 @@ fn patches() -> Vec<Case> {
             .join(",")
     );
     vec![
-        case(map, JSON, "{}", MEDIA, "415: Unsupported Media Type"),
-        case(
-            map,
+        patched(JSON, "{}", MEDIA, "415: Unsupported Media Type"),
+        patched(
             JSON_PATCH,
             "{}",
             BAD,
             "error decoding patch: json: cannot unmarshal object into Go value of type []handlers.jsonPatchOp",
         ),
-        case(
-            map,
+        patched(
             JSON_PATCH,
             "[",
             BAD,
             "error decoding patch: unexpected end of JSON input",
         ),
-        case(
-            map,
+        patched(
             JSON_PATCH,
             operations(10_001),
             LARGE,
             "The allowed maximum operations in a JSON patch is 10000, got 10001",
         ),
-        case(
-            map,
+        patched(
             JSON_PATCH,
             doubling,
             INVALID,
             "the server rejected our request due to an error in our request",
         ),
-        case(
-            map,
+        patched(
             JSON_PATCH,
             r#"[{"op":"remove","path":"/data/none"}]"#,
             INVALID,
             "the server rejected our request due to an error in our request",
         ),
-        case(
-            map,
+        patched(
             JSON_PATCH,
             r#"[{"op":"test","path":"/data/k","value":"other"}]"#,
             INVALID,
             "the server rejected our request due to an error in our request",
         ),
-        case(
-            map,
+        patched(
             JSON_PATCH,
             r#"[{"op":"add","path":"/data","value":5}]"#,
             INVALID,
             "json: cannot unmarshal number into Go struct field ConfigMap.data of type map[string]string",
         ),
-        case(
-            map,
+        patched(
             JSON_PATCH,
             format!(r#"[{{"op":"add","path":"/data/x","value":{}}}]"#, nested(50_000)),
             BAD,
             "error decoding patch: ",
         ),
-        case(
-            map,
+        patched(
             JSON_PATCH,
             format!(
                 r#"[{{"op":"add","path":"/data{}","value":"x"}}]"#,
@@ -348,30 +301,26 @@ fn patches() -> Vec<Case> {
             INVALID,
             "",
         ),
-        case(
-            map,
+        patched(
             MERGE,
             "[]",
             BAD,
             "error decoding patch: json: cannot unmarshal array into Go value of type map[string]interface {}",
         ),
-        case(map, MERGE, "5", BAD, "error decoding patch: "),
-        case(
-            map,
+        patched(MERGE, "5", BAD, "error decoding patch: "),
+        patched(
             MERGE,
             r#"{"data":"x"}"#,
             INVALID,
             "json: cannot unmarshal string into Go struct field ConfigMap.data of type map[string]string",
         ),
-        case(
-            map,
+        patched(
             MERGE,
             format!(r#"{{"data":{{"x":{}}}}}"#, nested(50_000)),
             BAD,
             "error decoding patch: ",
         ),
-        case(
-            map,
+        patched(
             MERGE,
             r#"{"metadata":{"name":"other"}}"#,
             BAD,
@@ -544,6 +493,58 @@ fn requests() -> Vec<Case> {
             "",
         ),
     ]
+}
+
+/// Asked for in a form that there is not: path, `Accept`, and what the message says.
+const UNACCEPTABLE: [(&str, &str, &str); 9] = [
+    (KEPT, "application/xml", "406: Not Acceptable"),
+    (KEPT, "text/*", "406: Not Acceptable"),
+    (KEPT, "json", "406: Not Acceptable"),
+    (
+        MAPS,
+        "text/html,image/png;q=0.9",
+        "Available representations: application/json, application/yaml, application/vnd.kubernetes.protobuf, \
+application/json;stream=watch",
+    ),
+    ("/api", "text/html", "406: Not Acceptable"),
+    ("/apis", "image/png", "406: Not Acceptable"),
+    (KEPT, PROTOBUF, "only the following media types are accepted: "),
+    (
+        KEPT,
+        "application/json;as=Table;v=v9;g=meta.k8s.io",
+        "only the following media types are accepted: ",
+    ),
+    (
+        MAPS,
+        "application/json;as=PartialObjectMetadataList;v=v1;g=example.com",
+        "only the following media types are accepted: ",
+    ),
+];
+
+#[tokio::test]
+async fn a_form_that_there_is_not_is_told_so_with_those_there_are() {
+    let cluster = Cluster::start().await;
+    cluster.create(MAPS, json!({"metadata": {"name": "kept"}})).await;
+    for (path, accept, message) in UNACCEPTABLE {
+        let shows = Shows::token(ADMIN).header("accept", accept);
+        let answer = cluster.ask(&shows, "GET", path, None).await;
+        let status = &answer.body;
+        assert_eq!(
+            (answer.code, &status["kind"], &status["reason"], &status["code"]),
+            (406, &json!("Status"), &json!("NotAcceptable"), &json!(406)),
+            "{path} {accept}: {}",
+            answer.text
+        );
+        assert!(
+            answer.message().contains(message),
+            "{path} {accept}: {}",
+            answer.text
+        );
+        // Whoever also takes what there is gets that.
+        let shows = Shows::token(ADMIN).header("accept", format!("{accept},application/json;q=0.1"));
+        let answer = cluster.ask(&shows, "GET", path, None).await;
+        assert_eq!(answer.code, 200, "{path} {accept}: {}", answer.text);
+    }
 }
 
 /// Resident memory of this process, which the server is part of.

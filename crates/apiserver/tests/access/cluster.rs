@@ -27,6 +27,7 @@ use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Of the administrator.
@@ -209,8 +210,13 @@ impl Cluster {
         self.clock.0.fetch_add(seconds, Ordering::Relaxed);
     }
 
-    /// A connection on which this is shown.
-    pub async fn connect(&self, shows: &Shows) -> std::io::Result<Client> {
+    /// A connection on which nothing has been said after the handshake, which offers these protocols.
+    pub async fn tls(
+        &self,
+        shows: &Shows,
+        protocols: &[&[u8]],
+        stream: TcpStream,
+    ) -> std::io::Result<TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         roots.add(certificates(self.pki.ca_pem()).remove(0)).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -220,7 +226,7 @@ impl Cluster {
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots);
-        let config = match &shows.certificate {
+        let mut config = match &shows.certificate {
             None => config.with_no_client_auth(),
             Some(identity) => config
                 .with_client_auth_cert(
@@ -229,9 +235,15 @@ impl Cluster {
                 )
                 .unwrap(),
         };
-        let stream = TcpStream::connect(self.address).await?;
+        config.alpn_protocols = protocols.iter().map(|p| p.to_vec()).collect();
         let name = ServerName::try_from("localhost").unwrap();
-        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+        TlsConnector::from(Arc::new(config)).connect(name, stream).await
+    }
+
+    /// A connection on which this is shown.
+    pub async fn connect(&self, shows: &Shows) -> std::io::Result<Client> {
+        let stream = TcpStream::connect(self.address).await?;
+        let stream = self.tls(shows, &[], stream).await?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(std::io::Error::other)?;
@@ -310,13 +322,15 @@ impl Client {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(header::HOST, "localhost")
-            .header(header::ACCEPT, "application/json");
+            .header(header::HOST, "localhost");
+        let shows = |wanted: &str| self.shows.headers.iter().any(|(name, _)| *name == wanted);
+        if !shows("accept") {
+            request = request.header(header::ACCEPT, "application/json");
+        }
         if let Some(token) = &self.shows.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        let named = |(name, _): &&(&str, String)| *name == "content-type";
-        if body.is_some() && !self.shows.headers.iter().any(|h| named(&h)) {
+        if body.is_some() && !shows("content-type") {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
         for (name, value) in &self.shows.headers {

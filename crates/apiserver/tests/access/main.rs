@@ -6,6 +6,9 @@ mod at_rest;
 mod audit;
 mod bad_input;
 mod cluster;
+#[path = "../in_process/hooks.rs"]
+mod hooks;
+mod hostile;
 mod joining;
 mod limits;
 mod nothing_open;
@@ -15,3 +18,4 @@ mod rbac;
 mod requests;
 mod reviews;
 mod tokens;
+mod webhooks;

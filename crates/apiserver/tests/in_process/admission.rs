@@ -1,24 +1,17 @@
 //! Policies and webhooks that users add to admission, on a server over the memory store; webhooks over TLS on loopback.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use base64::Engine;
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper_util::rt::TokioIo;
 use knarr_api::Kind;
 use knarr_api::registry::{
     MUTATING_ADMISSION_POLICY, MUTATING_ADMISSION_POLICY_BINDING, MUTATING_WEBHOOK_CONFIGURATION, SERVICE,
     VALIDATING_ADMISSION_POLICY, VALIDATING_ADMISSION_POLICY_BINDING, VALIDATING_WEBHOOK_CONFIGURATION,
 };
-use parking_lot::Mutex;
-use rcgen::{CertificateParams, KeyPair};
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use rcgen::IsCa;
 use serde_json::Value;
-use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
 
+use super::hooks::{hook, hooks, rules};
 use super::*;
 
 fn decode(kind: &'static Kind, value: &Value) -> Box<dyn knarr_api::AnyObject> {
@@ -33,10 +26,6 @@ async fn create(c: &Cluster, kind: &'static Kind, value: Value) -> Result<Value,
 
 fn map(name: &str, data: Value) -> Value {
     json!({"metadata": {"name": name, "namespace": "default"}, "data": data})
-}
-
-fn rules(operations: Value) -> Value {
-    json!([{"apiGroups": [""], "apiVersions": ["v1"], "operations": operations, "resources": ["configmaps"]}])
 }
 
 async fn policy(c: &Cluster, name: &str, spec: Value, binding: Value) {
@@ -227,89 +216,6 @@ async fn a_mutating_policy_changes_what_is_written() {
     assert_eq!(made["data"], json!({"k": "v"}));
 }
 
-/// A webhook's server: answers each path as told, and keeps what it was asked.
-struct Hooks {
-    port: u16,
-    ca: String,
-    asked: Arc<Mutex<Vec<Value>>>,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl Drop for Hooks {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-type Answer = fn(&str, &Value) -> Value;
-
-async fn hooks(answer: Answer) -> Hooks {
-    let key = KeyPair::generate().unwrap();
-    let names = vec!["127.0.0.1".to_string(), "hook.default.svc".to_string()];
-    let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate.der().clone()], private)
-        .unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let heard = asked.clone();
-    let task = tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let (acceptor, heard) = (acceptor.clone(), heard.clone());
-            tokio::spawn(async move {
-                let Ok(stream) = acceptor.accept(stream).await else {
-                    return;
-                };
-                let service = hyper::service::service_fn(
-                    move |request: http::Request<hyper::body::Incoming>| {
-                        let heard = heard.clone();
-                        async move {
-                            let path = request.uri().path().to_string();
-                            let body = request.into_body().collect().await.unwrap().to_bytes();
-                            let review: Value = serde_json::from_slice(&body).unwrap();
-                            heard.lock().push(review["request"].clone());
-                            if path == "/hang" {
-                                std::future::pending::<()>().await;
-                            }
-                            let mut response = answer(&path, &review["request"]);
-                            if response.get("uid").is_none() {
-                                response["uid"] = review["request"]["uid"].clone();
-                            }
-                            let answer = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
-                            let status = if path == "/missing" { 404 } else { 200 };
-                            let body = Full::new(Bytes::from(answer.to_string()));
-                            Ok::<_, Infallible>(http::Response::builder().status(status).body(body).unwrap())
-                        }
-                    },
-                );
-                let connection = hyper::server::conn::http1::Builder::new();
-                let _ = connection.serve_connection(TokioIo::new(stream), service).await;
-            });
-        }
-    });
-    Hooks {
-        port,
-        ca: base64::engine::general_purpose::STANDARD.encode(certificate.pem()),
-        asked,
-        task,
-    }
-}
-
-fn hook(hooks: &Hooks, path: &str, more: Value) -> Value {
-    let mut hook = json!({"name": "hook.example.com", "admissionReviewVersions": ["v1"], "sideEffects": "None",
-        "timeoutSeconds": 30, "rules": rules(json!(["CREATE"])),
-        "clientConfig": {"url": format!("https://127.0.0.1:{}{path}", hooks.port), "caBundle": hooks.ca}});
-    knarr_api::patch::merge::apply(&mut hook, &more);
-    hook
-}
-
 fn patched(path: &str, request: &Value) -> Value {
     let encode = |patch: Value| base64::engine::general_purpose::STANDARD.encode(patch.to_string());
     let allow = json!({"allowed": true});
@@ -340,7 +246,7 @@ fn patched(path: &str, request: &Value) -> Value {
 #[tokio::test]
 async fn a_mutating_webhook_changes_what_is_written_and_is_asked_again_if_it_wants() {
     let c = cluster().await;
-    let server = hooks(patched).await;
+    let server = hooks(patched, IsCa::NoCa).await;
     let again = json!({"name": "count.example.com", "reinvocationPolicy": "IfNeeded"});
     let configuration = json!({"metadata": {"name": "m"}, "webhooks": [
         hook(&server, "/count", again),
@@ -374,7 +280,7 @@ async fn a_mutating_webhook_changes_what_is_written_and_is_asked_again_if_it_wan
 #[tokio::test]
 async fn a_validating_webhook_refuses_in_its_words_and_its_failures_are_told() {
     let c = cluster().await;
-    let server = hooks(patched).await;
+    let server = hooks(patched, IsCa::NoCa).await;
     let url = |path: &str| format!("https://127.0.0.1:{}{path}?timeout=30s", server.port);
     let internal = |why: &str| {
         let said = format!("Internal error occurred: failed calling webhook \"hook.example.com\": {why}");
@@ -441,7 +347,7 @@ async fn a_validating_webhook_refuses_in_its_words_and_its_failures_are_told() {
             hook(
                 &server,
                 "/",
-                json!({"clientConfig": {"caBundle": hooks(patched).await.ca.clone()}}),
+                json!({"clientConfig": {"caBundle": hooks(patched, IsCa::NoCa).await.ca.clone()}}),
             ),
             internal(&format!(
                 "failed to call webhook: Post {:?}: tls: failed to verify certificate: ",
@@ -477,7 +383,7 @@ async fn a_validating_webhook_refuses_in_its_words_and_its_failures_are_told() {
 #[tokio::test]
 async fn a_webhook_is_reached_through_its_service() {
     let c = cluster().await;
-    let server = hooks(patched).await;
+    let server = hooks(patched, IsCa::NoCa).await;
     // Endpoints may not be on loopback; which of them is taken is shown by a table beside the code.
     let service = json!({"metadata": {"name": "hook", "namespace": "default"},
         "spec": {"type": "ExternalName", "externalName": "localhost"}});

@@ -71,6 +71,16 @@ fn basic_workload() -> Workload {
     Workload::new("basic", (1_000, basic), (10_000, basic))
 }
 
+/// Low pods fill the nodes, and each node has room for one high pod without three of them.
+fn preemption_workload(nodes: usize) -> Workload {
+    Workload::new("preemption", (4 * nodes, low), (nodes.min(5_000), high)).nodes(nodes)
+}
+
+fn spread_workloads(nodes: usize) -> [Workload; 2] {
+    let of = |name, pod| Workload::new(name, (5_000, basic), (5_000, pod)).nodes(nodes);
+    [of("spread hard", spread_hard), of("spread soft", spread_soft)]
+}
+
 /// What is placed through the API: the seven that kube-scheduler was measured with, and growth.
 pub fn through_api() -> Vec<Workload> {
     vec![
@@ -87,7 +97,7 @@ pub fn through_api() -> Vec<Workload> {
         Workload::new("preferred affinity", (5_000, preferred), (5_000, preferred))
             .must_reach(3_000.0)
             .kube_scheduler(72.0),
-        Workload::new("preemption", (20_000, low), (5_000, high))
+        preemption_workload(5_000)
             .must_reach(2_000.0)
             .kube_scheduler(168.0),
         Workload {
@@ -108,23 +118,28 @@ pub fn large() -> Workload {
         .must_reach(2_000.0)
 }
 
-/// What the core alone places.
+/// How many nodes growth is shown with.
+const GROWTH: [usize; 3] = [500, 5_000, 50_000];
+
+/// What the core alone places: growth first, each kind on more and more nodes.
 pub fn core_alone() -> Vec<Workload> {
-    vec![
-        basic_workload().nodes(500),
-        basic_workload().must_reach(50_000.0),
-        basic_workload().nodes(50_000),
+    let basic = GROWTH.map(|nodes| match nodes {
+        5_000 => basic_workload().must_reach(50_000.0),
+        _ => basic_workload().nodes(nodes),
+    });
+    let mut all: Vec<Workload> = basic.into_iter().collect();
+    all.extend(GROWTH.into_iter().flat_map(spread_workloads));
+    all.extend(GROWTH.map(preemption_workload));
+    all.extend([
         Workload::new("spread hard and anti-affinity", (1_000, both), (2_000, both)).must_reach(10_000.0),
-        Workload::new("spread hard", (5_000, basic), (5_000, spread_hard)),
-        Workload::new("spread soft", (5_000, basic), (5_000, spread_soft)),
         Workload::new("anti-affinity", (1_000, anti_affinity), (2_000, anti_affinity)),
         Workload::new("preferred affinity", (5_000, preferred), (5_000, preferred)),
-        Workload::new("preemption", (20_000, low), (5_000, high)),
         Workload {
             stuck: 100,
-            ..Workload::new("unschedulable", (0, basic), (10_000, basic))
+            ..Workload::new("unschedulable", (0, self::basic), (10_000, self::basic))
         },
-    ]
+    ]);
+    all
 }
 
 fn node(n: usize) -> Value {

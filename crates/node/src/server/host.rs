@@ -11,7 +11,7 @@ use knarr_api::k8s_openapi;
 use knarr_kubelet::runtime::{Container, ContainerState};
 
 use crate::runtime::{
-    ContainerDetail, ExecOptions, Result, Runtime, RuntimeEvent, find_container, find_sandbox,
+    ContainerDetail, ExecOptions, Result, Runtime, RuntimeError, RuntimeEvent, find_container, find_sandbox,
 };
 
 /// The pods bound to this node, with the statuses the kubelet last worked out.
@@ -70,6 +70,16 @@ impl RuntimeContainers {
     }
 }
 
+/// Whether no process of this id runs: there is none, or only what its parent has not asked for yet.
+fn has_ended(pid: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return true;
+    };
+    // The state stands behind the name, which may have anything in it.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    matches!(state, Some('Z' | 'X'))
+}
+
 #[async_trait]
 impl Containers for RuntimeContainers {
     async fn container(&self, id: &str) -> Result<ContainerDetail> {
@@ -91,6 +101,13 @@ impl Containers for RuntimeContainers {
     }
 
     async fn attach_url(&self, id: &str, options: &ExecOptions) -> Result<String> {
+        // The runtime hears of a process' end a while after it. Who attaches meanwhile would be shown nothing, and told
+        // that all is well; `kubectl run -i` reads the log where it is told that the container has ended.
+        let detail = self.0.container(id).await?;
+        if detail.pid.is_some_and(has_ended) {
+            let words = "container is in CONTAINER_EXITED state";
+            return Err(RuntimeError::new("Unknown", words));
+        }
         self.0.attach_url(id, options).await
     }
 
@@ -140,5 +157,29 @@ impl Containers for RuntimeContainers {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_nobody_waited_for_has_ended() {
+        assert!(!has_ended(std::process::id()));
+        let mut child = Command::new("true").stdout(Stdio::piped()).spawn().unwrap();
+        let mut pipe = child.stdout.take().unwrap();
+        let begun = std::time::Instant::now();
+        // Its end of the pipe closes when it ends; a moment later it is a zombie.
+        pipe.read_to_end(&mut Vec::new()).unwrap();
+        while !has_ended(child.id()) {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(has_ended(child.id()));
     }
 }

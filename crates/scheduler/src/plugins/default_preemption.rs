@@ -1,9 +1,10 @@
 //! DefaultPreemption (SPEC P4, P5): where could a pod go if pods of lower priority went, and whose going hurts least?
 //!
 //! All nodes are considered. What was found for a node is kept until the node changes, unless the rules in force for
-//! the pod look at other nodes, too.
+//! the pod look at other nodes, too. The verdicts are kube-scheduler's, whatever is kept.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
@@ -52,12 +53,81 @@ impl Candidate {
     }
 }
 
-/// What was found for each node.
+/// What was found for each node, kept from pod to pod of a class: only nodes that changed are looked at again, and the
+/// best is the first of an order that is kept up, so that what a preemptor costs does not grow with the nodes.
 #[derive(Debug, Default)]
 pub struct Candidates {
     seen: u64,
     budgets_version: u64,
-    found: Vec<Option<Result<Candidate, Refusal>>>,
+    found: Vec<Found>,
+    /// Places that changed since they were looked at.
+    open: BTreeSet<Place>,
+    /// The candidates among what was found, the best first.
+    order: BTreeSet<(Cost, Place)>,
+}
+
+/// What making room on one node comes to.
+#[derive(Debug, Default)]
+enum Found {
+    /// The node is not refused for pods on it, or was not looked at yet.
+    #[default]
+    Nothing,
+    Candidate(Candidate),
+    Refused(Refusal),
+}
+
+impl Candidates {
+    /// Forgets what may be otherwise now. `is_local`: what a node is to the class depends on that node alone.
+    fn catch_up(&mut self, cluster: &Cluster, is_local: bool) {
+        let places = cluster.places();
+        let changes = cluster.changes_since(self.seen);
+        match changes {
+            Some(changed) if is_local && self.budgets_version == cluster.budgets_version => {
+                self.open.extend(changed);
+                let had = Place::try_from(self.found.len()).unwrap_or(Place::MAX);
+                self.open
+                    .extend(had..Place::try_from(places).unwrap_or(Place::MAX));
+            }
+            _ => {
+                self.found.clear();
+                self.order.clear();
+                self.open = (0..Place::try_from(places).unwrap_or(Place::MAX)).collect();
+            }
+        }
+        self.found.resize_with(places, Found::default);
+        self.seen = cluster.now();
+        self.budgets_version = cluster.budgets_version;
+    }
+
+    fn set(&mut self, place: Place, new: Found) {
+        if let Some(found) = self.found.get_mut(place as usize) {
+            if let Found::Candidate(was) = found {
+                self.order.remove(&(was.cost, place));
+            }
+            if let Found::Candidate(is) = &new {
+                self.order.insert((is.cost, place));
+            }
+            *found = new;
+        }
+    }
+
+    fn get(&self, place: Place) -> Option<&Candidate> {
+        match self.found.get(place as usize) {
+            Some(Found::Candidate(candidate)) => Some(candidate),
+            _ => None,
+        }
+    }
+
+    /// One of the best, another one in another turn; not the one at `but`.
+    fn one_of_the_best(&self, but: Option<Place>, turn: usize) -> Option<&Candidate> {
+        let others = || self.order.iter().filter(|(_, place)| Some(*place) != but);
+        let (best, first) = others().next()?;
+        let turn = Place::try_from(turn % self.found.len().max(1)).unwrap_or(0);
+        let later = self.order.range((*best, turn)..);
+        let mut later = later.take_while(|(cost, _)| cost == best);
+        let later = later.find(|(_, place)| Some(*place) != but);
+        self.get(later.map_or(*first, |(_, place)| *place))
+    }
 }
 
 /// Which of the candidates are wanted.
@@ -132,70 +202,81 @@ pub fn preempt(
         return Outcome::Nothing(why.into());
     }
     let mut kept = std::mem::take(&mut state.candidates);
-    let changes = cluster.changes_since(kept.seen);
-    match changes {
-        Some(changed) if state.is_local() && kept.budgets_version == cluster.budgets_version => {
-            for place in changed {
-                if let Some(found) = kept.found.get_mut(*place as usize) {
-                    *found = None;
-                }
+    kept.catch_up(cluster, state.is_local());
+    let in_the_way = |place| state.refusal(scratch, place).is_some_and(|r| r.pods_in_the_way);
+    for place in std::mem::take(&mut kept.open) {
+        let found = if own == Some(place) {
+            // The pod's own nomination is nothing to it, but is to the others of its class.
+            kept.open.insert(place);
+            Found::Nothing
+        } else if in_the_way(place) {
+            match dry_run(profile, cluster, state, pod, place) {
+                Ok(candidate) => Found::Candidate(candidate),
+                Err(refusal) => Found::Refused(refusal),
             }
-        }
-        _ => kept.found.clear(),
+        } else {
+            Found::Nothing
+        };
+        kept.set(place, found);
     }
-    kept.found.resize_with(cluster.places(), || None);
-    kept.seen = cluster.now();
-    kept.budgets_version = cluster.budgets_version;
-    let mut places: Vec<(Cost, Place)> = Vec::new();
-    let mut own_candidate = None;
+    let own_found = own
+        .filter(|place| in_the_way(*place))
+        .map(|place| dry_run(profile, cluster, state, pod, place));
+    let own_candidate = own_found.as_ref().and_then(|found| found.as_ref().ok());
+    let candidates: Vec<Candidate> = match wanted {
+        Wanted::OneOfTheBest(turn) => {
+            let other = kept.one_of_the_best(own, turn);
+            let best = [own_candidate, other]
+                .into_iter()
+                .flatten()
+                .min_by_key(|c| c.cost);
+            best.cloned().into_iter().collect()
+        }
+        Wanted::All => {
+            let others = kept.order.iter().filter(|(_, place)| own != Some(*place));
+            let others = others.filter_map(|(_, place)| kept.get(*place));
+            let mut all: Vec<Candidate> = own_candidate.into_iter().chain(others).cloned().collect();
+            all.sort_by_key(|c| c.place);
+            all
+        }
+    };
+    let outcome = if candidates.is_empty() {
+        Outcome::Nothing(unhelpful(cluster, &kept, own, own_found.as_ref()))
+    } else {
+        Outcome::Candidates(candidates)
+    };
+    state.candidates = kept;
+    outcome
+}
+
+/// Why there are no candidates.
+fn unhelpful(
+    cluster: &Cluster,
+    kept: &Candidates,
+    own: Option<Place>,
+    own_found: Option<&Result<Candidate, Refusal>>,
+) -> String {
+    // A few different refusals, by many nodes each.
+    let mut counts: Vec<(&Refusal, usize)> = Vec::new();
+    let others = (0..).zip(&kept.found).filter_map(|(place, found)| match found {
+        Found::Refused(refusal) if own != Some(place) => Some(refusal),
+        _ => None,
+    });
+    for refusal in others.chain(own_found.and_then(|found| found.as_ref().err())) {
+        match counts.iter_mut().find(|(known, _)| *known == refusal) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((refusal, 1)),
+        }
+    }
     let mut reasons = crate::diagnosis::Reasons::default();
     let mut tried = 0;
-    for place in 0..Place::try_from(cluster.places()).unwrap_or(Place::MAX) {
-        if !state.refusal(scratch, place).is_some_and(|r| r.pods_in_the_way) {
-            continue;
-        }
-        tried += 1;
-        let fresh;
-        let found = match &mut kept.found[place as usize] {
-            // Its own nomination is nothing to the pod, but is to others of its class.
-            _ if own == Some(place) => {
-                fresh = dry_run(profile, cluster, state, pod, place);
-                own_candidate = fresh.as_ref().ok().cloned();
-                &fresh
-            }
-            Some(found) => &*found,
-            empty => empty.insert(dry_run(profile, cluster, state, pod, place)),
-        };
-        match found {
-            Ok(candidate) => places.push((candidate.cost, place)),
-            Err(refusal) => reasons.add(&refusal.reasons, 1),
-        }
+    for (refusal, nodes) in counts {
+        reasons.add(&refusal.reasons, nodes);
+        tried += nodes;
     }
-    if let Wanted::OneOfTheBest(turn) = wanted
-        && let Some(best) = places.iter().map(|(cost, _)| *cost).min()
-    {
-        let equals = places.iter().filter(|(cost, _)| *cost == best).count();
-        let one = places
-            .iter()
-            .filter(|(cost, _)| *cost == best)
-            .nth(turn % equals.max(1));
-        places = one.copied().into_iter().collect();
-    }
-    let candidate = |place: Place| {
-        let kept = kept.found.get(place as usize).and_then(Option::as_ref);
-        let own_candidate = own_candidate.as_ref().filter(|_| own == Some(place));
-        own_candidate
-            .or(kept.and_then(|found| found.as_ref().ok()))
-            .cloned()
-    };
-    let candidates: Vec<Candidate> = places.iter().filter_map(|(_, place)| candidate(*place)).collect();
-    state.candidates = kept;
-    if !candidates.is_empty() {
-        return Outcome::Candidates(candidates);
-    }
-    let untried = cluster.len() - tried;
+    let untried = cluster.len().saturating_sub(tried);
     reasons.add(&["Preemption is not helpful for scheduling".into()], untried);
-    Outcome::Nothing(reasons.message(cluster.len()))
+    reasons.message(cluster.len())
 }
 
 /// Which pods would have to go from one node.

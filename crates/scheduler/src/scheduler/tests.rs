@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::Object;
 use knarr_api::registry::Registered;
 use serde_json::{Value, json};
 
 use super::*;
+
+mod spread_documents;
 
 pub(super) fn shared<T: Registered>(value: Value) -> Shared<T> {
     let typed: T = serde_json::from_value(value).unwrap();

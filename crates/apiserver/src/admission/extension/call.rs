@@ -21,6 +21,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::cache::change::Filter;
 use crate::server::Server;
+use crate::tls::outgoing;
 
 /// The longest answer that is read, in bytes: as long as any object.
 const ANSWER_MAX_BYTES: usize = 3 * 1024 * 1024;
@@ -43,18 +44,14 @@ impl Server {
     pub(super) async fn call_webhook(
         &self,
         client: &WebhookClientConfig,
+        tls: Result<Arc<ClientConfig>, String>,
         timeout: Duration,
         review: &Value,
     ) -> Result<Value, String> {
         let failed = |why: String| format!("failed to call webhook: {why}");
         let place = self.place(client, timeout).map_err(failed)?;
         let posted = |why: &str| format!("failed to call webhook: Post {:?}: {why}", place.url);
-        let ca = client
-            .ca_bundle
-            .as_ref()
-            .map(|b| b.0.as_slice())
-            .unwrap_or_default();
-        let tls = client_config(ca).map_err(|why| posted(&why))?;
+        let tls = tls.map_err(|why| posted(&why))?;
         let body = Bytes::from(review.to_string());
         match tokio::time::timeout(timeout, post(&place, tls, body)).await {
             Err(_) => Err(posted("context deadline exceeded")),
@@ -160,28 +157,20 @@ fn endpoint_of<'a>(
 }
 
 /// Trust in the bundle; in the system's authorities where there is none.
-fn client_config(ca_bundle: &[u8]) -> Result<Arc<ClientConfig>, String> {
-    let mut roots = RootCertStore::empty();
-    if ca_bundle.is_empty() {
-        for certificate in rustls_native_certs::load_native_certs().certs {
+pub(super) fn client_config(client: &WebhookClientConfig) -> Result<Arc<ClientConfig>, String> {
+    let trusted = match &client.ca_bundle {
+        Some(bundle) if !bundle.0.is_empty() => CertificateDer::pem_slice_iter(&bundle.0)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|e| format!("unable to load root certificates: {e}"))?,
+        _ => {
             // One that is broken is as good as one that is not there.
-            let _ = roots.add(certificate);
+            let found = rustls_native_certs::load_native_certs().certs;
+            let whole =
+                |der: &CertificateDer<'_>| RootCertStore::empty().add(der.clone().into_owned()).is_ok();
+            found.into_iter().filter(whole).collect()
         }
-    } else {
-        for certificate in CertificateDer::pem_slice_iter(ca_bundle) {
-            let certificate = certificate.map_err(|e| format!("unable to load root certificates: {e}"))?;
-            roots
-                .add(certificate)
-                .map_err(|e| format!("unable to load root certificates: {e}"))?;
-        }
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|e| e.to_string())?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(Arc::new(config))
+    };
+    outgoing::trusting(trusted).map_err(|e| format!("unable to load root certificates: {e}"))
 }
 
 enum Failure {

@@ -21,22 +21,29 @@ use serde_json::{Value, json};
 
 use super::authorizer::Answers;
 use super::forbidden;
+use super::webhook::Prepared;
 use crate::cache::change::Filter;
 use crate::pipeline::Ctx;
 use crate::server::Server;
 use crate::user::User;
 
-/// Policies that were read, by uid, each as of the generation it was read at.
+/// What was read of policies and webhooks, by uid, each as of the revision it was read at.
 #[derive(Default)]
 pub(crate) struct Policies {
     validating: Mutex<HashMap<String, (u64, Arc<ValidatingPolicy>)>>,
     mutating: Mutex<HashMap<String, (u64, Arc<MutatingPolicy>)>>,
+    /// Of webhooks' configurations.
+    pub(super) webhooks: Mutex<HashMap<String, (u64, Arc<Vec<Prepared>>)>>,
 }
 
-/// Policies that are kept read; more are read again for each request.
+/// How many of a kind are kept read; more are read again for each request.
 const KEPT: usize = 1000;
 
-fn kept<T>(all: &Mutex<HashMap<String, (u64, Arc<T>)>>, object: &Object, read: impl FnOnce() -> T) -> Arc<T> {
+pub(super) fn kept<T>(
+    all: &Mutex<HashMap<String, (u64, Arc<T>)>>,
+    object: &Object,
+    read: impl FnOnce() -> T,
+) -> Arc<T> {
     if let Some((revision, policy)) = all.lock().get(object.uid())
         && *revision == object.revision()
     {

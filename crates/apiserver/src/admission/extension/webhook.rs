@@ -1,7 +1,7 @@
 //! MutatingWebhookConfiguration and ValidatingWebhookConfiguration: which webhooks a request meets, what they are told,
 //! and what becomes of their answers.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base64::Engine;
@@ -15,11 +15,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Status};
 use knarr_api::admission::Attributes;
 use knarr_api::admission::matching::{Criteria, Rule};
 use knarr_api::admission::policy::{Conditions, Input};
-use knarr_api::{Error, Kind, k8s_openapi, patch};
+use knarr_api::registry::Registered;
+use knarr_api::{Error, Kind, Object, k8s_openapi, patch};
+use rustls::ClientConfig;
 use serde_json::{Map, Value, json};
 
 use super::authorizer::Answers;
+use super::call::client_config;
 use super::forbidden;
+use super::policy::kept;
 use crate::pipeline::Ctx;
 use crate::seams;
 use crate::server::Server;
@@ -33,7 +37,7 @@ struct Hook<'a> {
     equivalent: bool,
     namespace_selector: &'a Option<LabelSelector>,
     object_selector: &'a Option<LabelSelector>,
-    conditions: &'a Option<Vec<MatchCondition>>,
+    prepared: &'a Prepared,
     side_effects: &'a str,
     versions: &'a [String],
     timeout: Duration,
@@ -42,11 +46,30 @@ struct Hook<'a> {
     again: bool,
 }
 
+/// What is made of a webhook once, for as long as its configuration stays as it is.
+pub(super) struct Prepared {
+    conditions: Conditions,
+    tls: OnceLock<Result<Arc<ClientConfig>, String>>,
+}
+
+impl Prepared {
+    fn new(conditions: Option<&Vec<MatchCondition>>) -> Self {
+        let texts = conditions.into_iter().flatten().map(|c| c.expression.as_str());
+        Prepared {
+            conditions: Conditions::of_webhook(texts),
+            tls: OnceLock::new(),
+        }
+    }
+}
+
+/// Of each webhook of a configuration.
+type AllPrepared = Arc<Vec<Prepared>>;
+
 /// How long a webhook may take that says nothing of it.
 const TIMEOUT_SECONDS: i32 = 10;
 
 macro_rules! hook {
-    ($hook:expr, $again:expr) => {
+    ($hook:expr, $prepared:expr, $again:expr) => {
         Hook {
             name: &$hook.name,
             client: &$hook.client_config,
@@ -54,7 +77,7 @@ macro_rules! hook {
             equivalent: $hook.match_policy.as_deref() != Some("Exact"),
             namespace_selector: &$hook.namespace_selector,
             object_selector: &$hook.object_selector,
-            conditions: &$hook.match_conditions,
+            prepared: $prepared,
             side_effects: &$hook.side_effects,
             versions: &$hook.admission_review_versions,
             timeout: Duration::from_secs(
@@ -71,15 +94,19 @@ macro_rules! hook {
     };
 }
 
-impl<'a> From<&'a MutatingWebhook> for Hook<'a> {
-    fn from(hook: &'a MutatingWebhook) -> Self {
-        hook!(hook, hook.reinvocation_policy.as_deref() == Some("IfNeeded"))
+impl<'a> From<(&'a MutatingWebhook, &'a Prepared)> for Hook<'a> {
+    fn from((hook, prepared): (&'a MutatingWebhook, &'a Prepared)) -> Self {
+        hook!(
+            hook,
+            prepared,
+            hook.reinvocation_policy.as_deref() == Some("IfNeeded")
+        )
     }
 }
 
-impl<'a> From<&'a ValidatingWebhook> for Hook<'a> {
-    fn from(hook: &'a ValidatingWebhook) -> Self {
-        hook!(hook, false)
+impl<'a> From<(&'a ValidatingWebhook, &'a Prepared)> for Hook<'a> {
+    fn from((hook, prepared): (&'a ValidatingWebhook, &'a Prepared)) -> Self {
+        hook!(hook, prepared, false)
     }
 }
 
@@ -111,6 +138,19 @@ impl Hook<'_> {
 }
 
 impl Server {
+    /// All configurations of a kind, prepared, by name.
+    fn configurations<T: Registered>(
+        &self,
+        prepare: impl Fn(&T) -> Vec<Prepared>,
+    ) -> Vec<(Arc<Object>, AllPrepared)> {
+        let prepared = |object: Arc<Object>| {
+            let prepare = || object.get::<T>().map(&prepare).unwrap_or_default();
+            let prepared = kept(&self.policies.webhooks, &object, prepare);
+            (object, prepared)
+        };
+        self.all_of::<T>().into_iter().map(prepared).collect()
+    }
+
     /// The kind as which the webhook is to be told of the request; `None`: not at all.
     fn meets(
         &self,
@@ -133,8 +173,7 @@ impl Server {
         let Some(kind) = matched.map_err(Error::internal)? else {
             return Ok(None);
         };
-        let texts = hook.conditions.iter().flatten().map(|c| c.expression.as_str());
-        let conditions = Conditions::of_webhook(texts);
+        let conditions = &hook.prepared.conditions;
         if conditions.is_empty() {
             return Ok(Some(kind));
         }
@@ -188,8 +227,9 @@ impl Server {
         request["oldObject"] = shown.old.unwrap_or_default();
         let api_version = format!("admission.k8s.io/{version}");
         let review = json!({"apiVersion": api_version, "kind": "AdmissionReview", "request": request});
+        let tls = hook.prepared.tls.get_or_init(|| client_config(hook.client));
         let answer = self
-            .call_webhook(hook.client, hook.timeout, &review)
+            .call_webhook(hook.client, tls.clone(), hook.timeout, &review)
             .await
             .map_err(Refused::Calling)?;
         read(hook, &answer, &uid, version, mutating)
@@ -200,12 +240,17 @@ impl Server {
         ctx: &mut Ctx,
         attributes: &Attributes,
     ) -> Result<(), Error> {
-        let configurations = self.all_of::<ValidatingWebhookConfiguration>();
+        let configurations = self.configurations(|c: &ValidatingWebhookConfiguration| {
+            let hooks = c.webhooks.iter().flatten();
+            hooks
+                .map(|h| Prepared::new(h.match_conditions.as_ref()))
+                .collect()
+        });
         let mut hooks = Vec::new();
-        for object in &configurations {
+        for (object, prepared) in &configurations {
             let configuration = object.get::<ValidatingWebhookConfiguration>();
-            for hook in configuration.iter().flat_map(|c| c.webhooks.iter().flatten()) {
-                let hook = Hook::from(hook);
+            let given = configuration.iter().flat_map(|c| c.webhooks.iter().flatten());
+            for hook in given.zip(&**prepared).map(Hook::from) {
                 if let Some(kind) = self.meets(&hook, attributes, &ctx.user)? {
                     hooks.push((hook, kind));
                 }
@@ -237,11 +282,17 @@ impl Server {
         ctx: &mut Ctx,
         attributes: &mut Attributes,
     ) -> Result<(), Error> {
-        let configurations = self.all_of::<MutatingWebhookConfiguration>();
+        let configurations = self.configurations(|c: &MutatingWebhookConfiguration| {
+            let hooks = c.webhooks.iter().flatten();
+            hooks
+                .map(|h| Prepared::new(h.match_conditions.as_ref()))
+                .collect()
+        });
         let hooks: Vec<Hook<'_>> = configurations
             .iter()
-            .filter_map(|object| object.get::<MutatingWebhookConfiguration>())
-            .flat_map(|configuration| configuration.webhooks.iter().flatten().map(Hook::from))
+            .filter_map(|(object, prepared)| Some((object.get::<MutatingWebhookConfiguration>()?, prepared)))
+            .flat_map(|(c, prepared)| c.webhooks.iter().flatten().zip(&**prepared))
+            .map(Hook::from)
             .collect();
         // What each left behind: whoever wants it is asked again if that is not what it is in the end.
         let mut left: Vec<Option<Option<Value>>> = vec![None; hooks.len()];

@@ -1,0 +1,541 @@
+//! Clients that take the server's time and memory on purpose: each is sent away or told why, and meanwhile and
+//! afterwards everybody else is served.
+//!
+//! Limits of time are made short here and waited for; nothing depends on how long the machine takes.
+
+mod frames;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio_rustls::client::TlsStream;
+
+use self::frames::*;
+use crate::cluster::{ADMIN, Cluster, Shows};
+
+const H1: &[&[u8]] = &[b"http/1.1"];
+const H2: &[&[u8]] = &[b"h2"];
+
+/// Longer than anything takes that is going to happen.
+const EVENTUALLY: Duration = Duration::from_secs(120);
+/// What is waited for a client where a test makes it short.
+const SHORT: Duration = Duration::from_secs(1);
+
+async fn eventually<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(EVENTUALLY, future).await {
+        Ok(done) => done,
+        Err(_) => panic!("never: {what}"),
+    }
+}
+
+/// Connects as often as it takes: the limits for everybody are short in some tests.
+async fn connected(cluster: &Cluster, protocols: &[&[u8]]) -> TlsStream<TcpStream> {
+    let connect = async {
+        loop {
+            let stream = TcpStream::connect(cluster.address).await.unwrap();
+            if let Ok(stream) = cluster.tls(&Shows::default(), protocols, stream).await {
+                return stream;
+            }
+        }
+    };
+    eventually("a connection", connect).await
+}
+
+/// Somebody else is served.
+async fn serves(cluster: &Cluster) {
+    let served = async {
+        loop {
+            let mut client = connected(cluster, H1).await;
+            let request = "GET /api/v1/namespaces/default HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer ann-token\r\nconnection: close\r\n\r\n";
+            let mut answer = Vec::new();
+            if client.write_all(request.as_bytes()).await.is_ok()
+                && client.read_to_end(&mut answer).await.is_ok()
+                && answer.starts_with(b"HTTP/1.1 403 ")
+            {
+                return;
+            }
+        }
+    };
+    eventually("an answer to somebody else", served).await;
+}
+
+/// Reads until the connection has ended, however it does; what came.
+async fn to_the_end(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(n @ 1..) = stream.read(&mut buffer).await {
+        all.extend_from_slice(&buffer[..n]);
+    }
+    all
+}
+
+#[tokio::test]
+async fn who_says_nothing_or_half_of_it_is_dropped() {
+    let cluster = Cluster::with(|options, _| {
+        options.patience.handshake = SHORT;
+        options.patience.head = SHORT;
+        options.patience.keep_alive = SHORT;
+    })
+    .await;
+    let no_end = [hello(65_535), frame(HEADERS, 0, 1, &head("GET", "/livez", ADMIN))].concat();
+    let cases: [(&str, Option<&[&[u8]]>, Vec<u8>); 10] = [
+        ("no handshake", None, vec![]),
+        ("half a handshake", None, b"\x16\x03\x01\x02\x00\x01".to_vec()),
+        (
+            "HTTP where TLS is spoken",
+            None,
+            b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        ),
+        ("no request", Some(H1), vec![]),
+        ("half a line", Some(H1), b"GET /livez HT".to_vec()),
+        (
+            "half a head",
+            Some(H1),
+            b"GET /livez HTTP/1.1\r\nhost: localhost\r\n".to_vec(),
+        ),
+        ("no preface", Some(H2), vec![]),
+        ("half a preface", Some(H2), PREFACE[..12].to_vec()),
+        ("no sign of life", Some(H2), hello(65_535)),
+        ("a head without end", Some(H2), no_end),
+    ];
+    let mut open = Vec::new();
+    for (what, protocols, says) in &cases {
+        for _ in 0..20 {
+            let mut stream: Box<dyn knarr_client::Conn> = match protocols {
+                None => Box::new(TcpStream::connect(cluster.address).await.unwrap()),
+                Some(protocols) => Box::new(connected(&cluster, protocols).await),
+            };
+            // It may have been dropped by now.
+            let _ = stream.write_all(says).await;
+            open.push((*what, stream));
+        }
+    }
+    serves(&cluster).await;
+    for (what, stream) in open {
+        eventually(what, to_the_end(stream)).await;
+    }
+    serves(&cluster).await;
+}
+
+#[tokio::test]
+async fn a_head_byte_by_byte_is_not_waited_for() {
+    let cluster = Cluster::with(|options, _| options.patience.head = SHORT).await;
+    let (read, mut write) = tokio::io::split(connected(&cluster, H1).await);
+    let drips = tokio::spawn(async move {
+        let begun = write.write_all(b"GET /livez HTTP/1.1\r\nhost: ").await;
+        while begun.is_ok() && write.write_all(b"x").await.is_ok() && write.flush().await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    let answer = eventually("the end of a dripping head", to_the_end(read)).await;
+    assert!(!answer.starts_with(b"HTTP/1.1 200"));
+    drips.abort();
+    serves(&cluster).await;
+}
+
+#[tokio::test]
+async fn a_body_that_stops_coming_is_refused_and_its_seat_is_free() {
+    let cluster = Cluster::with(|options, _| {
+        options.patience.body = SHORT;
+        options.max_in_flight = (8, 8);
+    })
+    .await;
+    let path = "/api/v1/namespaces/default/configmaps";
+    let mut stalled = Vec::new();
+    for _ in 0..20 {
+        let mut stream = connected(&cluster, H1).await;
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {ADMIN}\r\n\
+             content-type: application/json\r\ncontent-length: 1000\r\n\r\n{{\"metadata\""
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stalled.push(stream);
+    }
+    let (mut read, mut write) = tokio::io::split(connected(&cluster, H2).await);
+    let fields = [
+        head("POST", path, ADMIN),
+        header("content-type", b"application/json"),
+    ]
+    .concat();
+    let says = [
+        hello(65_535),
+        request(1, &fields, 0),
+        frame(DATA, 0, 1, b"{\"metadata\""),
+    ]
+    .concat();
+    write.write_all(&says).await.unwrap();
+    serves(&cluster).await;
+    for stream in stalled {
+        let answer = eventually("a refusal", to_the_end(stream)).await;
+        let text = String::from_utf8_lossy(&answer).into_owned();
+        assert!(text.starts_with("HTTP/1.1 408 "), "{text}");
+        assert!(text.contains(r#""reason":"Timeout""#), "{text}");
+        assert!(
+            text.contains("the rest of the request's body did not come"),
+            "{text}"
+        );
+    }
+    let refused = async {
+        while let Some(frame) = next(&mut read).await {
+            if frame.kind == HEADERS {
+                return frame.is_status(408);
+            }
+        }
+        false
+    };
+    assert!(eventually("a refusal over HTTP/2", refused).await);
+    let metrics = cluster.admin("GET", "/metrics", None).await.text;
+    let free = "apiserver_current_inflight_requests{request_kind=\"mutating\"} 0\n";
+    assert!(metrics.contains(free), "{metrics}");
+}
+
+const MEGABYTE: usize = 1 << 20;
+const LARGE: &str = "/api/v1/namespaces/default/configmaps";
+
+/// Objects that make no buffer on the way hold their list.
+async fn with_much_to_tell(cluster: &Cluster) {
+    for n in 0..16 {
+        let map = json!({"metadata": {"name": format!("m{n}")}, "data": {"k": "x".repeat(MEGABYTE - 1000)}});
+        cluster.create(LARGE, map).await;
+    }
+}
+
+/// Whether the server has ended its side of this connection, as the kernel has it; that nobody reads it does not show
+/// otherwise.
+fn ended(server: SocketAddr, client: SocketAddr) -> bool {
+    const ESTABLISHED: &str = "01";
+    let port = |text: &str| u16::from_str_radix(text.rsplit(':').next().unwrap(), 16).unwrap();
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    !table.lines().skip(1).any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        port(fields[1]) == server.port() && port(fields[2]) == client.port() && fields[3] == ESTABLISHED
+    })
+}
+
+#[tokio::test]
+async fn who_never_reads_over_http1_is_dropped_and_others_read_on() {
+    let cluster = Cluster::with(|options, _| options.patience.answer = SHORT).await;
+    with_much_to_tell(&cluster).await;
+    let mut deaf = Vec::new();
+    for query in ["", "?watch=1", "?limit=500"] {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let stream = socket.connect(cluster.address).await.unwrap();
+        let client = stream.local_addr().unwrap();
+        let mut stream = cluster.tls(&Shows::default(), H1, stream).await.unwrap();
+        let request = format!(
+            "GET {LARGE}{query} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {ADMIN}\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        deaf.push((query, client, stream));
+    }
+    serves(&cluster).await;
+    for (query, client, _kept_open) in &deaf {
+        let gone = async {
+            while !ended(cluster.address, *client) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        eventually(query, gone).await;
+    }
+    serves(&cluster).await;
+}
+
+#[tokio::test]
+async fn who_never_reads_over_http2_is_dropped_and_costs_little() {
+    // Long enough that all streams are there before the first is given up.
+    let cluster = Cluster::with(|options, _| options.patience.answer = 5 * SHORT).await;
+    with_much_to_tell(&cluster).await;
+    let before = resident_bytes();
+    let (mut read, mut write) = tokio::io::split(connected(&cluster, H2).await);
+    let mut says = hello(1);
+    for n in 0..100 {
+        let query = if n % 2 == 0 { "" } else { "?watch=1" };
+        let fields = head("GET", &format!("{LARGE}{query}"), ADMIN);
+        says.extend(request(2 * n + 1, &fields, END_STREAM));
+    }
+    write.write_all(&says).await.unwrap();
+    let answered = async {
+        let mut heads = 0;
+        while heads < 100 {
+            heads += usize::from(next(&mut read).await.unwrap().kind == HEADERS);
+        }
+    };
+    eventually("100 answers' beginnings", answered).await;
+    let grown = resident_bytes().saturating_sub(before);
+    // All of them whole would be 1600 MB.
+    assert!(grown < 400 << 20, "{grown} bytes more");
+    serves(&cluster).await;
+    eventually("the end", to_the_end(read)).await;
+    serves(&cluster).await;
+}
+
+/// Resident memory of this process, which the server is part of.
+fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    4096 * pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
+}
+
+/// What a flood comes to.
+enum Comes {
+    /// The connection is ended with one of these errors.
+    Ends(&'static [u32]),
+    /// This status, and the connection goes on.
+    Status(u16),
+    /// Nothing that others would notice: the connection is ended, or it still answers.
+    Nothing,
+}
+
+async fn flood(mut write: WriteHalf<TlsStream<TcpStream>>, opening: Vec<u8>, again: Vec<u8>, times: usize) {
+    // Whoever is sent away cannot say the rest.
+    if write.write_all(&opening).await.is_err() {
+        return;
+    }
+    for _ in 0..times {
+        if write.write_all(&again).await.is_err() {
+            return;
+        }
+    }
+    // Nothing else sends this.
+    let asks = frame(PING, 0, 0, b"all said");
+    if write.write_all(&asks).await.is_ok() {
+        let _ = write.flush().await;
+    }
+    // Held open: it is for the server to end it.
+    std::future::pending::<()>().await;
+}
+
+/// The frames that tell what a flood comes to, until that is known or the connection has ended.
+async fn heard(mut read: ReadHalf<TlsStream<TcpStream>>, comes: &Comes) -> Vec<Frame> {
+    let mut all = Vec::new();
+    while let Some(frame) = next(&mut read).await {
+        let known = match comes {
+            Comes::Ends(_) => frame.kind == GOAWAY,
+            Comes::Status(_) => frame.kind == HEADERS,
+            Comes::Nothing => frame.kind == PING && frame.flags == ACK && frame.payload == b"all said",
+        };
+        if matches!(frame.kind, HEADERS | GOAWAY | RST_STREAM) {
+            all.push(frame);
+        }
+        if known {
+            break;
+        }
+    }
+    all
+}
+
+#[tokio::test]
+async fn floods_of_frames_are_ended_or_cost_nothing() {
+    let cluster = Cluster::start().await;
+    let get = |stream| request(stream, &head("GET", "/api/v1/pods", ADMIN), END_STREAM);
+    let post = request(1, &head("POST", LARGE, ADMIN), 0);
+    let cancel = 8_u32.to_be_bytes();
+    let resets: Vec<u8> = (0..20_000)
+        .flat_map(|n| [get(2 * n + 1), frame(RST_STREAM, 0, 2 * n + 1, &cancel)].concat())
+        .collect();
+    let streams: Vec<u8> = (0..20_000).flat_map(|n| get(2 * n + 1)).collect();
+    // Each counts for 32 bytes more than it takes on the wire: too large before it is too many frames.
+    let many = (0..30_000).map(|n| header(&format!("x-{n}"), b"x"));
+    let long = [head("GET", "/api", ADMIN), many.flatten().collect()].concat();
+    let endless = [header("x", &[b'x'; 5000]), header("y", &[b'y'; 5000])].concat();
+    let cases = [
+        (
+            "streams opened and reset",
+            resets,
+            vec![],
+            0,
+            Comes::Ends(&[ENHANCE_YOUR_CALM]),
+        ),
+        ("streams beyond their number", streams, vec![], 0, Comes::Nothing),
+        (
+            "a head without end",
+            frame(HEADERS, 0, 1, &head("GET", "/api", ADMIN)),
+            frame(CONTINUATION, 0, 1, &endless),
+            2000,
+            Comes::Ends(&[ENHANCE_YOUR_CALM]),
+        ),
+        (
+            "a head without end in empty frames",
+            frame(HEADERS, 0, 1, &head("GET", "/api", ADMIN)),
+            frame(CONTINUATION, 0, 1, &[]),
+            20_000,
+            Comes::Ends(&[ENHANCE_YOUR_CALM]),
+        ),
+        (
+            "a head too large",
+            request(1, &long, END_STREAM),
+            vec![],
+            0,
+            Comes::Status(431),
+        ),
+        (
+            "no code",
+            frame(HEADERS, END_HEADERS, 1, &[0xff; 20]),
+            vec![],
+            0,
+            Comes::Ends(&[COMPRESSION_ERROR, PROTOCOL_ERROR]),
+        ),
+        (
+            "settings",
+            vec![],
+            frame(SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 9]),
+            50_000,
+            Comes::Nothing,
+        ),
+        (
+            "pings",
+            vec![],
+            frame(PING, 0, 0, b"and now?"),
+            50_000,
+            Comes::Nothing,
+        ),
+        (
+            "priorities",
+            vec![],
+            frame(PRIORITY, 0, 9, &[0, 0, 0, 1, 7]),
+            50_000,
+            Comes::Nothing,
+        ),
+        (
+            "frames of no kind",
+            vec![],
+            frame(99, 0, 0, &[7; 100]),
+            50_000,
+            Comes::Nothing,
+        ),
+        (
+            "windows",
+            vec![],
+            frame(WINDOW_UPDATE, 0, 0, &[0x7f, 255, 255, 255]),
+            2,
+            Comes::Ends(&[FLOW_CONTROL_ERROR]),
+        ),
+        (
+            "data of no length",
+            post,
+            frame(DATA, 0, 1, &[]),
+            50_000,
+            Comes::Ends(&[ENHANCE_YOUR_CALM]),
+        ),
+    ];
+    for (what, opening, again, times, comes) in cases {
+        let (read, write) = tokio::io::split(connected(&cluster, H2).await);
+        let says = [hello(65_535), opening].concat();
+        let flood = tokio::spawn(flood(write, says, again, times));
+        let frames = eventually(what, heard(read, &comes)).await;
+        flood.abort();
+        let ends: Vec<u32> = frames
+            .iter()
+            .filter(|f| f.kind == GOAWAY)
+            .filter_map(Frame::error_code)
+            .collect();
+        match comes {
+            Comes::Ends(codes) => assert!(
+                ends.iter().any(|code| codes.contains(code)),
+                "{what}: {frames:?}"
+            ),
+            Comes::Status(code) => assert!(frames.iter().any(|f| f.is_status(code)), "{what}: {frames:?}"),
+            Comes::Nothing => {}
+        }
+        serves(&cluster).await;
+    }
+}
+
+#[tokio::test]
+async fn heads_that_are_too_much_over_http1_are_refused() {
+    let cluster = Cluster::start().await;
+    let headers = |n: usize, bytes: usize| {
+        let one = |i| format!("x-{i}: {}\r\n", "x".repeat(bytes));
+        (0..n).map(one).collect::<String>()
+    };
+    let get = |path: &str, headers: &str| {
+        format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {ADMIN}\r\n{headers}\r\n")
+    };
+    for (what, request, code) in [
+        (
+            "a long path",
+            get(&format!("/api/{}", "a".repeat(70_000)), ""),
+            414,
+        ),
+        ("a path without end", format!("GET /{}", "a".repeat(500_000)), 431),
+        ("a long header", get("/api", &headers(1, 500_000)), 431),
+        ("many headers", get("/api", &headers(2000, 1)), 431),
+        ("no method", "\0\0\0 / HTTP/1.1\r\n\r\n".to_string(), 400),
+        ("no version", "GET /api\r\n\r\n".to_string(), 400),
+        (
+            "two lengths",
+            get("/api", "content-length: 1\r\ncontent-length: 2\r\n"),
+            400,
+        ),
+        (
+            "a length below nothing",
+            get("/api", "content-length: -1\r\n"),
+            400,
+        ),
+        ("a folded header", get("/api", "a: b\r\n c\r\n"), 400),
+    ] {
+        let (read, mut write) = tokio::io::split(connected(&cluster, H1).await);
+        // It may be refused before all is said.
+        let _ = write.write_all(request.as_bytes()).await;
+        let answer = eventually(what, to_the_end(read)).await;
+        let text = String::from_utf8_lossy(&answer).into_owned();
+        assert!(text.starts_with(&format!("HTTP/1.1 {code} ")), "{what}: {text}");
+        serves(&cluster).await;
+    }
+}
+
+#[tokio::test]
+async fn selectors_of_ten_thousand_requirements_select() {
+    let cluster = Cluster::start().await;
+    for n in 0..20 {
+        let map = json!({"metadata": {"name": format!("m{n}"), "labels": {"n": n.to_string(), "007": "x"}}});
+        cluster.create(LARGE, map).await;
+    }
+    // Short names: a path has at most 64 KiB.
+    let short = |n: u32| -> String {
+        let digit = |n: u32| char::from_digit(n % 36, 36).unwrap();
+        [digit(n / 1296), digit(n / 36), digit(n)].iter().collect()
+    };
+    let absent = |from: u32| {
+        (from..10_000)
+            .map(|n| format!("!{}", short(n)))
+            .collect::<Vec<_>>()
+            .join(",")
+    };
+    let numbers = |from: usize, join: &str| {
+        (from..10_000)
+            .map(|n| n.to_string())
+            .collect::<Vec<_>>()
+            .join(join)
+    };
+    for (selector, count) in [
+        (format!("n+in+({})", numbers(10, ",")), 10),
+        (format!("n+notin+({})", numbers(10, ",")), 10),
+        (absent(8), 20),
+        (absent(7), 0),
+    ] {
+        let (mut read, mut write) = tokio::io::split(connected(&cluster, H2).await);
+        let path = format!("{LARGE}?labelSelector={selector}");
+        let says = [hello(1 << 20), request(1, &head("GET", &path, ADMIN), END_STREAM)].concat();
+        write.write_all(&says).await.unwrap();
+        let listed = async {
+            let mut body = Vec::new();
+            loop {
+                let frame = next(&mut read).await.unwrap();
+                if frame.kind == DATA {
+                    body.extend_from_slice(&frame.payload);
+                }
+                if matches!(frame.kind, HEADERS | DATA) && frame.flags & END_STREAM > 0 {
+                    return body;
+                }
+            }
+        };
+        let body = eventually("a list", listed).await;
+        let list: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        let names = list["items"].as_array().map(Vec::len);
+        assert_eq!(names, Some(count), "{}: {list}", &selector[..20]);
+    }
+}
