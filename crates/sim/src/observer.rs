@@ -192,11 +192,17 @@ impl Observer {
     /// Whether all is well with a component from now on.
     pub fn set_well(&self, component: &str, well: bool) {
         let mut inner = self.lock();
-        let now = inner.world.now;
-        let since = inner.world.well_since.entry(component.to_string()).or_default();
+        let world = &mut inner.world;
+        let now = world.now;
+        let since = world.well_since.entry(component.to_string()).or_default();
         match well {
             true => drop(since.get_or_insert(now)),
-            false => *since = None,
+            false => {
+                if let Some(began) = since.take() {
+                    let spans = world.well_spans.entry(component.to_string()).or_default();
+                    spans.push((began, now));
+                }
+            }
         }
     }
 
