@@ -172,7 +172,7 @@ mod tests {
         assert!(!has_ended(std::process::id()));
         let mut child = Command::new("true").stdout(Stdio::piped()).spawn().unwrap();
         let mut pipe = child.stdout.take().unwrap();
-        let begun = std::time::Instant::now();
+        let begun = tokio::time::Instant::now();
         // Its end of the pipe closes when it ends; a moment later it is a zombie.
         pipe.read_to_end(&mut Vec::new()).unwrap();
         while !has_ended(child.id()) {
