@@ -17,5 +17,6 @@ pub mod probe;
 pub mod resources;
 pub mod runtime;
 pub mod self_fencing;
+pub mod shutdown;
 pub mod static_pods;
 pub mod stats;

@@ -38,6 +38,7 @@ use super::join;
 use super::kubelet_port::{API_SERVER, KubeletPort, RemoteNodes};
 use super::{Failure, git_version};
 use crate::config::{Config, StoreEngine};
+use crate::node_socket;
 
 /// Domain of the cluster's names.
 const CLUSTER_DOMAIN: &str = "cluster.local";
@@ -491,6 +492,7 @@ impl PreparedNode {
         let server =
             knarr_node::server::Server::new(kubelet.pods(), containers.clone(), Arc::new(Timestamp::now))
                 .measured_by(kubelet.meter(), kubelet.probes());
+        node_socket::serve(&config.data_dir, kubelet.shutdown(), cancel.clone())?;
         for note in &config.kubelet.notes {
             tracing::info!(note, "the kubelet's configuration");
         }

@@ -82,7 +82,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
     loop {
         tokio::select! {
             () = sleep_until(next_status.min(next_lease)) => {}
-            () = shared.pressures_changed.notified() => next_status = Instant::now(),
+            () = shared.conditions_changed.notified() => next_status = Instant::now(),
         }
         if next_status <= Instant::now() {
             match node.update(&shared).await {
@@ -279,7 +279,7 @@ async fn status(
         addresses: Some(addresses),
         allocatable: Some(shared.allocatable.clone()),
         capacity: Some(shared.capacity.clone()),
-        conditions: Some(conditions(runtime, &shared.pressures(), before, now)),
+        conditions: Some(conditions(runtime, shared, before, now)),
         daemon_endpoints: Some(core::NodeDaemonEndpoints {
             kubelet_endpoint: (config.port > 0).then(|| core::DaemonEndpoint {
                 port: i32::from(config.port),
@@ -362,28 +362,41 @@ fn transitions(before: &core::NodeStatus, after: &core::NodeStatus) -> Vec<Strin
     found
 }
 
+/// All that keeps the node from being ready, as kubelets write several things in one.
+fn why_not_ready(runtime: &RuntimeStatus, shutting_down: bool) -> Option<String> {
+    let mut whys = Vec::new();
+    if !(runtime.ready && runtime.network_ready) {
+        whys.push(match runtime.message.as_str() {
+            "" => "container runtime is not ready",
+            said => said,
+        });
+    }
+    if shutting_down {
+        whys.push(knarr_kubelet::shutdown::NOT_READY);
+    }
+    match whys.as_slice() {
+        [] => None,
+        [one] => Some((*one).to_string()),
+        several => Some(format!("[{}]", several.join(", "))),
+    }
+}
+
 fn conditions(
     runtime: &RuntimeStatus,
-    pressures: &BTreeSet<Pressure>,
+    shared: &Shared,
     before: &core::NodeStatus,
     now: Timestamp,
 ) -> Vec<NodeCondition> {
-    let ready = runtime.ready && runtime.network_ready;
-    let why_not = if runtime.message.is_empty() {
-        "container runtime is not ready".to_string()
-    } else {
-        runtime.message.clone()
-    };
-    let ready = match ready {
-        true => (
+    let ready = match why_not_ready(runtime, shared.is_shutting_down()) {
+        None => (
             "Ready",
             true,
             "KubeletReady",
             "kubelet is posting ready status".to_string(),
         ),
-        false => ("Ready", false, "KubeletNotReady", why_not),
+        Some(why_not) => ("Ready", false, "KubeletNotReady", why_not),
     };
-    let pressures = pressure_conditions(pressures);
+    let pressures = pressure_conditions(&shared.pressures());
     let wanted = pressures
         .into_iter()
         .map(|(pressure, holds, reason, message)| (pressure.condition(), holds, reason, message.to_string()))

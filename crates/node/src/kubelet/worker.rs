@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_cri::v1::PodSandboxConfig;
@@ -66,6 +67,7 @@ pub(super) enum Origin {
 pub(super) struct Worker {
     inbox: mpsc::UnboundedSender<Msg>,
     task: JoinHandle<()>,
+    ended: Arc<AtomicBool>,
 }
 
 impl Worker {
@@ -78,35 +80,32 @@ impl Worker {
         cancel: CancellationToken,
     ) -> Self {
         let (inbox, messages) = mpsc::unbounded_channel();
+        let rejected = admitted.is_err();
         if let Err(rejection) = admitted {
             // Whatever else it is told comes later.
             let _ = inbox.send(Msg::Event(Event::Reject(rejection)));
-            let task = tokio::spawn(run(
-                shared,
-                pod,
-                None,
-                (true, origin),
-                inbox.clone(),
-                messages,
-                cancel,
-            ));
-            return Worker { inbox, task };
         }
+        let ended = Arc::<AtomicBool>::default();
         let task = tokio::spawn(run(
             shared,
             pod,
-            found,
-            (false, origin),
-            inbox.clone(),
+            found.filter(|_| !rejected),
+            (rejected, origin),
+            (inbox.clone(), ended.clone()),
             messages,
             cancel,
         ));
-        Worker { inbox, task }
+        Worker { inbox, task, ended }
     }
 
     pub fn send(&self, message: Msg) {
         // A worker that has forgotten its pod needs no more news of it.
         let _ = self.inbox.send(message);
+    }
+
+    /// Whether nothing is left of the pod but what is told of it.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
     }
 
     pub fn is_finished(&self) -> bool {
@@ -118,6 +117,7 @@ struct Doer {
     shared: Arc<Shared>,
     machine: Pod,
     inbox: mpsc::UnboundedSender<Msg>,
+    ended: Arc<AtomicBool>,
     writes: mpsc::UnboundedSender<Write>,
     timer: Option<Timestamp>,
     hooks: BTreeMap<(String, Hook), AbortHandle>,
@@ -133,7 +133,7 @@ async fn run(
     pod: Arc<core::Pod>,
     found: Option<(Timestamp, Vec<Sandbox>, Vec<Container>)>,
     (rejected, origin): (bool, Origin),
-    inbox: mpsc::UnboundedSender<Msg>,
+    (inbox, ended): (mpsc::UnboundedSender<Msg>, Arc<AtomicBool>),
     mut messages: mpsc::UnboundedReceiver<Msg>,
     cancel: CancellationToken,
 ) {
@@ -156,6 +156,7 @@ async fn run(
         machine: Pod::new(pod, node),
         shared,
         inbox,
+        ended,
         writes,
         timer: None,
         hooks: BTreeMap::new(),
@@ -210,6 +211,9 @@ impl Doer {
         for action in self.machine.step(event, now) {
             debug!(pod = self.machine.object().metadata.name, ?action, "decided");
             self.carry_out(action);
+        }
+        if self.machine.has_ended() && !self.ended.swap(true, Ordering::Relaxed) {
+            self.shared.pod_ended.notify_one();
         }
     }
 

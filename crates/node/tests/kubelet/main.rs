@@ -5,6 +5,7 @@
 
 mod deaths;
 mod evictions;
+mod shutdown;
 mod static_pods;
 
 use std::sync::Arc;
