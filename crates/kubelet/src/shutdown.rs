@@ -85,8 +85,8 @@ pub enum Step {
     },
     /// Look again then, or when a pod has ended.
     WaitUntil(Timestamp),
-    /// Nobody is waited for any more; so many pods have not ended within their time.
-    Done { left: usize },
+    /// Every group has had its time.
+    Done,
 }
 
 /// A shutdown under way.
@@ -96,7 +96,6 @@ pub struct Shutdown {
     waiting: Vec<Group>,
     /// The one whose turn it is, and until when.
     current: Option<(Group, Timestamp)>,
-    left: usize,
 }
 
 impl Shutdown {
@@ -124,7 +123,6 @@ impl Shutdown {
         Shutdown {
             waiting: groups,
             current: None,
-            left: 0,
         }
     }
 
@@ -136,15 +134,14 @@ impl Shutdown {
     /// What is next. `has_ended` says of a uid whether nothing is left of that pod: no process, no volume.
     pub fn step(&mut self, has_ended: impl Fn(&str) -> bool, now: Timestamp) -> Step {
         if let Some((group, until)) = &self.current {
-            let left = group.pods.iter().filter(|(uid, _)| !has_ended(uid)).count();
-            if left > 0 && now < *until {
+            let ended = group.pods.iter().all(|(uid, _)| has_ended(uid));
+            if !ended && now < *until {
                 return Step::WaitUntil(*until);
             }
-            self.left += left;
             self.current = None;
         }
         let Some(group) = self.waiting.pop() else {
-            return Step::Done { left: self.left };
+            return Step::Done;
         };
         let pods = group
             .pods
@@ -248,8 +245,11 @@ mod tests {
                     log.push(format!("{second} {}", named.collect::<Vec<_>>().join(" ")));
                 }
                 Step::WaitUntil(_) => second += 1,
-                Step::Done { left } => {
-                    log.push(format!("{second} done, {left} left"));
+                Step::Done => {
+                    let left = listed
+                        .iter()
+                        .filter(|p| !gone(p.metadata.uid.as_deref().unwrap_or("")));
+                    log.push(format!("{second} done, {} left", left.count()));
                     return log;
                 }
             }
@@ -289,10 +289,7 @@ mod tests {
             // No budget for a group: its pods are told, and not waited for.
             (
                 &settings(10, 10, &[]),
-                vec![
-                    (pod("a", 0, 30), None),
-                    (pod("c", CRITICAL_PRIORITY, 3), Some(3)),
-                ],
+                vec![(pod("a", 0, 30), None), (pod("c", CRITICAL_PRIORITY, 3), Some(3))],
                 vec!["0 a:0", "0 c:3", "3 done, 1 left"],
             ),
         ] {
@@ -304,6 +301,6 @@ mod tests {
     fn t9_without_any_budget_nobody_is_ended() {
         let a = pod("a", 0, 30);
         let mut shutdown = Shutdown::new(&[], &[&a]);
-        assert_eq!(shutdown.step(|_| false, at(0)), Step::Done { left: 0 });
+        assert_eq!(shutdown.step(|_| false, at(0)), Step::Done);
     }
 }

@@ -47,7 +47,11 @@ enum NodeCommand {
 
 pub async fn run(config: Config, args: NodeArgs) -> Result<(), Failure> {
     let NodeCommand::Shutdown { cancel } = args.command;
-    let request = if cancel { Request::Cancel } else { Request::Shutdown };
+    let request = if cancel {
+        Request::Cancel
+    } else {
+        Request::Shutdown
+    };
     let last = node_socket::ask(&config.data_dir, request, |said| match said {
         Progress::Begun { longest_seconds } => {
             println!("the node shuts down, within {longest_seconds} s at the most");

@@ -94,7 +94,6 @@ pub struct Config {
     pub port: u16,
     /// As `v1.36.2+knarr…`.
     pub version: String,
-    pub node_labels: BTreeMap<String, String>,
     /// How long TERM waits at the most for proxies to drop an ending pod's address; zero: not at all.
     pub endpoint_barrier: Duration,
     /// Images that are never thrown away, by name.
@@ -122,7 +121,6 @@ impl Default for Config {
             node_ips: Vec::new(),
             port: 0,
             version: "v1.36.2+knarr".into(),
-            node_labels: BTreeMap::new(),
             endpoint_barrier: Duration::ZERO,
             pinned_images: Vec::new(),
             configuration: KubeletConfiguration::default(),
@@ -236,6 +234,7 @@ impl Kubelet {
                 root_dir: config.root_dir.clone(),
                 log_dir: config.log_dir.clone(),
                 memory_bytes: Size::of(config.machine).memory_bytes,
+                cgroup_driver: config.configuration.cgroup_driver,
             };
             let meter = HostMeter::new(parts, runtime.clone(), pods.clone(), clock.clone());
             Arc::new(meter) as Arc<dyn Meter>
@@ -444,7 +443,8 @@ async fn run(
             biased;
             Some((old, new)) = changes.recv() => workers.changed(old.as_deref(), new, &mut picture),
             Some((uid, event)) = evicted.recv() => workers.tell(&uid, event),
-            Some(asked) = asked.recv() => shutdown.asked(&shared, &workers, asked),
+            // Which pods there are must be known before any of them is left out.
+            Some(asked) = asked.recv(), if complete => shutdown.asked(&shared, &workers, asked),
             () = shutdown.due(&shared) => shutdown.advance(&shared, &workers),
             Some(heard) = exited.recv() => match heard {
                 Heard::Event(RuntimeEvent::Exited { id }) => workers.exited(&id),
@@ -618,15 +618,18 @@ impl Workers {
         }
         let best_effort = resources::qos(pod) == resources::Qos::BestEffort;
         knarr_kubelet::eviction::admit(pod, best_effort, &self.shared.pressures())?;
-        if self.shared.is_shutting_down() {
-            return Err(knarr_kubelet::shutdown::rejection());
-        }
+        let sysctls = &self.shared.config.configuration.allowed_unsafe_sysctls;
+        knarr_kubelet::sysctl::admit(pod, sysctls)?;
         admit(&self.shared, pod, |other| {
             let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
             let uid = other.metadata.uid.as_deref().unwrap_or("");
             let taken = self.admitted.contains(uid) || phase == Some("Running");
             taken && !matches!(phase, Some("Succeeded" | "Failed"))
-        })
+        })?;
+        match self.shared.is_shutting_down() {
+            true => Err(knarr_kubelet::shutdown::rejection()),
+            false => Ok(()),
+        }
     }
 
     /// Pods of which something is left here.

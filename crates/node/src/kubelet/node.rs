@@ -22,7 +22,7 @@ use knarr_kubelet::eviction::Pressure;
 use nix::sys::statvfs::statvfs;
 use nix::sys::utsname::uname;
 use tokio::time::{Instant, sleep_until};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{Config, Shared};
 use crate::runtime::RuntimeStatus;
@@ -120,6 +120,11 @@ impl NodeState {
         let name = &shared.config.node_name;
         let there = match shared.api.get_as::<core::Node>("", name).await {
             Ok(node) => (*node).clone(),
+            Err(error) if error.is_not_found() && !shared.config.configuration.register_node => {
+                debug!(node = name, "somebody else has to register this node");
+                self.ready = false;
+                return Ok(());
+            }
             Err(error) if error.is_not_found() => {
                 info!(node = name, "registering");
                 match shared.api.create_as(fresh(&shared.config)).await {
@@ -185,7 +190,13 @@ impl NodeState {
             changed |= annotations.insert(key, value.clone()).as_ref() != Some(&value);
         }
         let spec = node.spec.get_or_insert_default();
-        let cidr = wanted.spec.and_then(|s| s.pod_cidr);
+        let wanted = wanted.spec.unwrap_or_default();
+        let cidr = wanted.pod_cidr;
+        // The cloud's name of the node is told once, and stays.
+        if spec.provider_id.is_none() && wanted.provider_id.is_some() {
+            spec.provider_id = wanted.provider_id;
+            changed = true;
+        }
         if spec.pod_cidr.is_none() && cidr.is_some() {
             spec.pod_cidrs = cidr.clone().map(|c| vec![c]);
             spec.pod_cidr = cidr;
@@ -207,7 +218,7 @@ fn architecture() -> &'static str {
 }
 
 fn fresh(config: &Config) -> core::Node {
-    let mut labels = config.node_labels.clone();
+    let mut labels = config.configuration.node_labels.clone();
     for (key, value) in [
         ("kubernetes.io/hostname", config.node_name.as_str()),
         ("kubernetes.io/os", "linux"),
@@ -237,6 +248,8 @@ fn fresh(config: &Config) -> core::Node {
         spec: Some(core::NodeSpec {
             pod_cidrs: cidr.clone().map(|c| vec![c]),
             pod_cidr: cidr,
+            provider_id: Some(config.configuration.provider_id.clone()).filter(|id| !id.is_empty()),
+            taints: Some(config.configuration.register_with_taints.clone()).filter(|t| !t.is_empty()),
             ..core::NodeSpec::default()
         }),
         status: None,

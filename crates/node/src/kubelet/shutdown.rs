@@ -22,7 +22,8 @@ use tracing::{info, warn};
 use super::eviction::node_reference;
 use super::{Shared, Workers};
 
-/// How long the last statuses of pods that have ended are waited for: the API may be gone already.
+/// How long is waited in the end for pods that are just being killed, and for the last statuses to be written: the API
+/// may be gone already.
 const TELL_LIMIT: Duration = Duration::from_secs(5);
 const TELL_LOOK: Duration = Duration::from_millis(50);
 
@@ -31,7 +32,9 @@ const TELL_LOOK: Duration = Duration::from_millis(50);
 #[serde(rename_all = "camelCase")]
 pub enum Progress {
     /// It takes no longer than that.
-    Begun { longest_seconds: i64 },
+    Begun {
+        longest_seconds: i64,
+    },
     /// Pods from this priority on are told to end.
     Group {
         priority: i32,
@@ -39,8 +42,12 @@ pub enum Progress {
         pods: usize,
     },
     /// Nobody is waited for any more; so many pods have not ended.
-    Done { left: usize },
-    Refused { why: String },
+    Done {
+        left: usize,
+    },
+    Refused {
+        why: String,
+    },
     Cancelled,
 }
 
@@ -85,8 +92,8 @@ struct UnderWay {
     next: Instant,
     /// Uids of those that were told to end.
     told: Vec<String>,
-    /// Nobody's end is waited for any more, but that it is written down.
-    telling: Option<(Instant, usize)>,
+    /// All have had their time; until then ends are waited for that are under way.
+    telling: Option<Instant>,
     listeners: Vec<Listener>,
     /// All that was said so far, for those who come later.
     said: Vec<Progress>,
@@ -194,14 +201,15 @@ impl UnderWay {
     }
 
     fn advance(&mut self, shared: &Shared, workers: &Workers) {
-        if let Some((until, left)) = self.telling {
-            let pending = self.told.iter().any(|uid| workers.is_untold(uid));
+        if let Some(until) = self.telling {
+            let left = self.told.iter().filter(|uid| !workers.has_ended(uid)).count();
+            let pending = left > 0 || self.told.iter().any(|uid| workers.is_untold(uid));
             if pending && Instant::now() < until {
                 self.next = Instant::now() + TELL_LOOK;
                 return;
             }
             if pending {
-                warn!("not every pod's end could be written down");
+                warn!(left, "not every pod's end could be waited for and written down");
             }
             self.over = true;
             self.say(Progress::Done { left });
@@ -228,10 +236,9 @@ impl UnderWay {
                     self.next = Instant::now() + left;
                     return;
                 }
-                Step::Done { left } => {
-                    info!(left, "the pods have had their time");
-                    self.told.retain(|uid| workers.has_ended(uid));
-                    self.telling = Some((Instant::now() + TELL_LIMIT, left));
+                Step::Done => {
+                    info!("the pods have had their time");
+                    self.telling = Some(Instant::now() + TELL_LIMIT);
                     return self.advance(shared, workers);
                 }
             }
@@ -247,8 +254,7 @@ pub(super) fn is_told(pod: &core::Pod) -> bool {
 
 impl Shared {
     fn set_shutting_down(&self, yes: bool) {
-        self.shutting_down
-            .store(yes, Ordering::Relaxed);
+        self.shutting_down.store(yes, Ordering::Relaxed);
         self.conditions_changed.notify_one();
     }
 

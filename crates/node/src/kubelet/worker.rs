@@ -26,6 +26,7 @@ use tracing::{debug, warn};
 
 use super::downward::Place;
 use super::env::Sources;
+use super::resources::CpuQuota;
 use super::status::Write;
 use super::{Shared, container, env, exit, pod_kind, pull, sandbox, self_fencing, status};
 use crate::cgroup;
@@ -394,11 +395,11 @@ impl Doer {
                 });
             }
             Action::RemoveSandbox { id } => {
-                let parent = super::resources::cgroup_parent(&pod);
+                let group = super::resources::group(&pod);
                 tokio::spawn(async move {
                     until_done("remove a sandbox", || shared.runtime.remove_sandbox(&id)).await;
                     if shared.config.machine.is_host() {
-                        cgroup::remove(&parent);
+                        cgroup::remove(shared.config.configuration.cgroup_driver, &group).await;
                     }
                     shared.owners.lock().remove(&id);
                     tell(&inbox, Event::SandboxRemoved { id });
@@ -617,12 +618,11 @@ async fn create_sandbox(
 ) -> Result<(String, Vec<String>), RuntimeError> {
     let internal = |e: std::io::Error| RuntimeError::new("Internal", e.to_string());
     std::fs::create_dir_all(&config.log_directory).map_err(internal)?;
-    let parent = super::resources::cgroup_parent(pod);
     if shared.config.machine.is_host()
-        && let Err(error) = cgroup::ensure(&parent, &super::resources::of_pod(pod))
+        && let Err(error) = limit_pod(shared, pod).await
     {
-        // The runtime makes the cgroup itself; only the pod's own limit would be missing.
-        debug!(parent, %error, "cannot set up a pod's cgroup");
+        // The runtime makes the cgroup itself; only the pod's own limits would be missing.
+        warn!(pod = pod.metadata.name, %error, "cannot set up a pod's cgroup");
     }
     let handler = runtime_handler(shared, pod).await?;
     let _turn = shared.starts.acquire().await;
@@ -630,6 +630,14 @@ async fn create_sandbox(
     shared.owners.lock().insert(id.clone(), inbox.clone());
     let detail = shared.runtime.sandbox(&id).await?;
     Ok((id, detail.sandbox.ips))
+}
+
+/// Makes the pod's group, if it is not there, and gives it the pod's limits.
+async fn limit_pod(shared: &Shared, pod: &core::Pod) -> std::io::Result<()> {
+    let configuration = &shared.config.configuration;
+    let limits = super::resources::of_pod(pod, configuration);
+    let group = super::resources::group(pod);
+    cgroup::ensure(configuration.cgroup_driver, &group, &limits).await
 }
 
 async fn runtime_handler(shared: &Shared, pod: &core::Pod) -> Result<String, RuntimeError> {
@@ -691,6 +699,9 @@ async fn create_container(
         hosts_file: hosts,
         termination_log,
         node_memory_bytes: shared.memory_bytes,
+        cpu_quota: CpuQuota::of(&shared.config.configuration),
+        seccomp_default: shared.config.configuration.seccomp_default,
+        oom_group: cgroup::is_unified() && shared.config.configuration.single_process_oom_kill != Some(true),
     })
     .map_err(wrong)?;
     let made = shared
@@ -758,15 +769,15 @@ async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id
 async fn resize_container(shared: &Shared, pod: &core::Pod, name: &str, id: &str) -> Result<(), String> {
     let spec = pod.spec.as_ref().and_then(|s| find_spec(s, name));
     let spec = spec.ok_or_else(|| format!("the pod has no container {name:?} any more"))?;
-    let wanted = super::resources::of_container(pod, &spec, shared.memory_bytes);
-    let parent = super::resources::cgroup_parent(pod);
-    let of_pod = super::resources::of_pod(pod);
+    let quota = CpuQuota::of(&shared.config.configuration);
+    let wanted = super::resources::of_container(pod, &spec, shared.memory_bytes, quota);
     // Where the pod's limits shrink, the kernel takes them only once the container's have.
-    let first = cgroup::ensure(&parent, &of_pod);
+    let first = limit_pod(shared, pod).await;
     let resized = shared.runtime.update_container(id, &wanted).await;
     resized.map_err(|e| e.to_string())?;
     if first.is_err() {
-        cgroup::ensure(&parent, &of_pod).map_err(|e| format!("the pod's limits: {e}"))?;
+        let limited = limit_pod(shared, pod).await;
+        limited.map_err(|e| format!("the pod's limits: {e}"))?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 
 mod deaths;
 mod evictions;
+mod registration;
 mod shutdown;
 mod static_pods;
 

@@ -62,7 +62,9 @@ async fn t9_pods_end_by_priority_within_the_nodes_budget_and_none_are_taken_mean
     world
         .create_with("deaf", json!({"terminationGracePeriodSeconds": 600}))
         .await;
-    world.create_with("vital", json!({"priority": 2_000_001_000})).await;
+    world
+        .create_with("vital", json!({"priority": 2_000_001_000}))
+        .await;
     sleep(Duration::from_secs(1)).await;
     assert_eq!(world.runtime.running().len(), 3);
     assert_eq!(ready(&world).await.0, "True");
@@ -182,10 +184,6 @@ async fn t9_an_api_that_is_gone_holds_a_shutdown_up_for_seconds_only() {
     let begin = tokio::time::Instant::now();
     let said = all(kubelet.shutdown().ask(Request::Shutdown)).await;
     assert_eq!(said.last(), Some(&Progress::Done { left: 0 }));
-    assert!(
-        begin.elapsed() < Duration::from_secs(7),
-        "{:?}",
-        begin.elapsed()
-    );
+    assert!(begin.elapsed() < Duration::from_secs(7), "{:?}", begin.elapsed());
     assert!(world.runtime.running().is_empty());
 }
