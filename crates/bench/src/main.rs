@@ -3,6 +3,7 @@
 mod api;
 mod cluster;
 mod controllers;
+mod node;
 mod process;
 mod report;
 mod scheduler;
@@ -38,7 +39,7 @@ struct Cli {
 enum Name {
     /// Process start to API ready and to node Ready.
     Start,
-    /// Pods singly and thirty at once; memory and idle CPU.
+    /// Pods singly and thirty at once; memory and idle CPU; a full node's cost and timers (`--only node`: these alone).
     Pods,
     /// The API server over HTTPS: creates, reads, lists, watches, leases; memory as it fills.
     Api,
@@ -85,7 +86,11 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     }
     if wanted(Name::Pods) {
         eprintln!("measuring pods …");
-        reports.extend(cluster::pods().await?);
+        if !only_node(&cli) {
+            reports.extend(cluster::pods().await?);
+        }
+        eprintln!("measuring a full node (about two minutes) …");
+        reports.push(node::full().await?);
     }
     let only = cli.only.as_deref().unwrap_or("");
     if wanted(Name::Api) {
@@ -108,6 +113,10 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     }
     print!("{}", report::table(&reports));
     Ok(())
+}
+
+fn only_node(cli: &Cli) -> bool {
+    cli.only.as_deref() == Some("node")
 }
 
 /// Each workload in a process of its own, so that its memory is its own.

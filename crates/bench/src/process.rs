@@ -17,7 +17,7 @@ pub type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 pub struct Knarr {
     dir: tempfile::TempDir,
     child: Child,
-    role: &'static str,
+    role: Vec<String>,
     args: Vec<String>,
     knarr: PathBuf,
     port: u16,
@@ -25,7 +25,18 @@ pub struct Knarr {
 
 impl Knarr {
     /// `role` is `up` (with a node) or `server`.
-    pub fn start(role: &'static str) -> Result<Knarr> {
+    pub fn start(role: &str) -> Result<Knarr> {
+        Self::start_as(vec![role.to_string()])
+    }
+
+    /// A node in a process of its own, which joins that server's cluster.
+    pub fn agent(server: &Knarr) -> Result<Knarr> {
+        let kubeconfig = server.kubeconfig().display().to_string();
+        Self::start_as(vec!["agent".into(), "--bootstrap-kubeconfig".into(), kubeconfig])
+    }
+
+    /// `role`: the subcommand, and what only it takes.
+    fn start_as(role: Vec<String>) -> Result<Knarr> {
         let knarr = std::env::current_exe()?.with_file_name("knarr");
         let dir = tempfile::Builder::new()
             .prefix("knarr-bench-")
@@ -59,7 +70,7 @@ impl Knarr {
         .to_vec();
         let log = std::fs::File::create(dir.path().join("log"))?;
         let child = Command::new(&knarr)
-            .arg(role)
+            .args(&role)
             .args(&args)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -75,6 +86,11 @@ impl Knarr {
         })
     }
 
+    /// A directory of this run's own.
+    pub fn directory(&self) -> &Path {
+        self.dir.path()
+    }
+
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.path().join("kubeconfig")
     }
@@ -87,7 +103,7 @@ impl Knarr {
             .append(true)
             .open(self.dir.path().join("log"))?;
         self.child = Command::new(&self.knarr)
-            .arg(self.role)
+            .args(&self.role)
             .args(&self.args)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

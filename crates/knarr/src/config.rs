@@ -2,16 +2,18 @@
 //!
 //! Everything is parsed before anything is started, and every mistake is reported at once, with its place.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
+use knarr_api::k8s_openapi::api::core::v1::Taint;
 use knarr_api::k8s_openapi::jiff::SignedDuration;
 use knarr_control::node_lifecycle::{EvictionRates, LEASE_SECONDS, Lifecycle};
 use knarr_control::scheduler_config::{self, KubeSchedulerConfiguration};
-use knarr_node::kubelet::configuration::KubeletConfiguration;
+use knarr_node::kubelet::configuration::{KubeletConfiguration, registration};
 use knarr_node::kubelet::{SelfFencing, TerminationResume};
 use serde_json::Value;
 
@@ -77,6 +79,18 @@ pub struct Flags {
     /// Folder of manifests of pods that this node runs by itself; outweighs the file's staticPodPath.
     #[arg(long, env = "KNARR_POD_MANIFEST_PATH", value_name = "DIR", global = true)]
     pub pod_manifest_path: Option<String>,
+    /// Labels of this node, such as `disk=ssd,example.com/rack=7`.
+    #[arg(long, env = "KNARR_NODE_LABELS", value_name = "KEY=VALUE,…", global = true)]
+    pub node_labels: Option<String>,
+    /// Taints that this node is registered with, such as `dedicated=db:NoSchedule`; outweigh the file's
+    /// registerWithTaints.
+    #[arg(
+        long,
+        env = "KNARR_REGISTER_WITH_TAINTS",
+        value_name = "KEY=VALUE:EFFECT,…",
+        global = true
+    )]
+    pub register_with_taints: Option<String>,
     /// Milliseconds that a process's TERM waits, at the most, for the proxies to send its pod no more new
     /// connections; 0 sends it at once [default: 1000].
     #[arg(long, env = "KNARR_ENDPOINT_BARRIER_MILLIS", value_name = "N", global = true)]
@@ -384,7 +398,7 @@ impl Config {
                     _ => Err("expected Full or Deadline".into()),
                 },
             ),
-            kubelet: reader.kubelet(&flags.kubelet_config, &flags.pod_manifest_path),
+            kubelet: reader.kubelet(flags),
             endpoint_barrier: reader.get(
                 "endpointBarrierMillis",
                 "--endpoint-barrier-millis",
@@ -553,11 +567,16 @@ impl Reader {
         }
     }
 
-    /// The kubelet's settings from the file named; each mistake in it is one of this configuration.
-    fn kubelet(&mut self, file: &Option<String>, manifests: &Option<String>) -> KubeletConfiguration {
-        let file = self.get("kubeletConfig", "--kubelet-config", file, "", |s| {
-            Ok((!s.is_empty()).then(|| s.to_string()))
-        });
+    /// The kubelet's settings from the file named, and from flags; each mistake in it is one of this configuration.
+    fn kubelet(&mut self, flags: &Flags) -> KubeletConfiguration {
+        let manifests = &flags.pod_manifest_path;
+        let file = self.get(
+            "kubeletConfig",
+            "--kubelet-config",
+            &flags.kubelet_config,
+            "",
+            |s| Ok((!s.is_empty()).then(|| s.to_string())),
+        );
         let manifests: Option<String> =
             self.get("podManifestPath", "--pod-manifest-path", manifests, "", |s| {
                 Ok((!s.is_empty()).then(|| s.to_string()))
@@ -568,6 +587,23 @@ impl Reader {
         };
         if manifests.is_some() {
             kubelet.static_pod_path = manifests;
+        }
+        kubelet.node_labels = self.get(
+            "nodeLabels",
+            "--node-labels",
+            &flags.node_labels,
+            "",
+            registration::labels,
+        );
+        let taints = self.get(
+            "registerWithTaints",
+            "--register-with-taints",
+            &flags.register_with_taints,
+            "",
+            registration::taints,
+        );
+        if !taints.is_empty() {
+            kubelet.register_with_taints = taints;
         }
         // Components run in other directories than the one that was meant.
         if let Some(path) = &mut kubelet.static_pod_path
@@ -709,6 +745,8 @@ fallback! {
     Option<PathBuf> => None,
     String => String::new(),
     Vec<String> => Vec::new(),
+    Vec<Taint> => Vec::new(),
+    BTreeMap<String, String> => BTreeMap::new(),
     Option<String> => None,
     SocketAddr => SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0),
     Cidr => Cidr { base: [0, 0, 0, 0].into(), prefix: 32 },
@@ -847,7 +885,18 @@ mod tests {
             pod_manifest_path: Some("/b".into()),
             ..flags()
         };
-        let outweighed = Config::parse(&set, &format!("kubeletConfig: {path}\n")).unwrap();
+        let said = format!(
+            "kubeletConfig: {path}\nnodeLabels: [disk=ssd, rack=7]\nregisterWithTaints: a=b:NoExecute\n"
+        );
+        let outweighed = Config::parse(&set, &said).unwrap();
+        assert_eq!(outweighed.kubelet.node_labels["rack"], "7");
+        assert_eq!(outweighed.kubelet.register_with_taints[0].effect, "NoExecute");
+        let text = Config::parse(&flags(), "nodeLabels: disk\nregisterWithTaints: a\n")
+            .unwrap_err()
+            .to_string();
+        for part in ["2 mistakes", "nodeLabels: \"disk\"", "expected key=value:effect"] {
+            assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+        }
         assert_eq!(outweighed.kubelet.static_pod_path.as_deref(), Some("/b"));
     }
 

@@ -4,6 +4,7 @@ mod command;
 mod config;
 mod lock;
 mod logging;
+mod node_socket;
 
 use std::process::ExitCode;
 
@@ -51,6 +52,8 @@ enum Command {
     Fence(command::fence::FenceArgs),
     /// Tell whether the cluster of this data directory runs, and how it is.
     Status(command::status::StatusArgs),
+    /// Tell the node of this machine what becomes of the machine.
+    Node(command::node::NodeArgs),
     /// Say why a pod is on no node: the rule that refuses each node, and the smallest change that would help.
     Why(command::why::WhyArgs),
     /// Say what a change would do to the pods: a drain, a scale, a lost zone, another priority. Nothing is done.
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
             Command::Agent(args) => command::agent::run(config, args).await,
             Command::Down(args) => command::down::run(config, args).await,
             Command::Fence(args) => command::fence::run(config, args).await,
+            Command::Node(args) => command::node::run(config, args).await,
             Command::Status(args) => command::status::run(config, args).await,
             Command::Token(args) => command::token::run(config, args).await,
             Command::Why(args) => command::why::run(config, args, kubeconfig_named).await,

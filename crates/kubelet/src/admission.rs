@@ -16,7 +16,7 @@ pub struct Rejection {
 }
 
 impl Rejection {
-    fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
+    pub(crate) fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
         Rejection {
             reason: reason.into(),
             message: message.into(),
@@ -38,7 +38,7 @@ impl Rejection {
 }
 
 /// From this priority on a pod belongs to the system.
-const CRITICAL_PRIORITY: i32 = 2_000_000_000;
+pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
 /// A pod that the node itself needs: static, a mirror, or of a system priority.
 pub fn is_critical(pod: &Pod) -> bool {

@@ -1,15 +1,40 @@
 //! Pods' own cgroups, on cgroup v1 and v2: made with the pod's limits before its sandbox, removed after it.
 //!
 //! The containers' groups below are the runtime's. Of these functions only what concerns the pod's own directory
-//! exists; a hierarchy that is not there is passed over.
+//! exists; a hierarchy that is not there is passed over. With the systemd driver the groups are slices, and only
+//! systemd makes and limits them.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use k8s_cri::v1::LinuxContainerResources;
+use knarr_kubelet::cgroup::{CgroupDriver, Group, properties, weight};
+use tokio::process::Command;
 
 const ROOT: &str = "/sys/fs/cgroup";
+/// It is there where systemd runs the machine (sd_booted(3)).
+const SYSTEMD: &str = "/run/systemd/system";
+
+/// What a whole pod may use; 0 is no limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    pub cpu_shares: i64,
+    /// Microseconds.
+    pub cpu_period: i64,
+    pub cpu_quota: i64,
+    pub memory_bytes: i64,
+    pub pids: Option<u64>,
+}
+
+/// Whether this machine has version 2 of cgroups.
+pub fn is_unified() -> bool {
+    unified(Path::new(ROOT))
+}
+
+/// Whether slices can be made on this machine.
+pub fn has_systemd() -> bool {
+    Path::new(SYSTEMD).exists()
+}
 
 fn unified(root: &Path) -> bool {
     root.join("cgroup.controllers").exists()
@@ -43,11 +68,39 @@ fn set(path: PathBuf, value: String) -> io::Result<()> {
 }
 
 /// Makes the group and sets its limits.
-pub fn ensure(group: &str, limits: &LinuxContainerResources) -> io::Result<()> {
-    ensure_in(Path::new(ROOT), group, limits)
+pub async fn ensure(driver: CgroupDriver, group: &Group, limits: &Limits) -> io::Result<()> {
+    match driver {
+        CgroupDriver::Cgroupfs => ensure_in(Path::new(ROOT), &group.path(driver), limits),
+        CgroupDriver::Systemd => {
+            let slice = group.slice();
+            let said = properties(
+                limits.cpu_shares,
+                limits.cpu_quota,
+                limits.cpu_period,
+                limits.memory_bytes,
+                limits.pids,
+            );
+            if !said.is_empty() {
+                let mut args = vec!["set-property", "--runtime", slice.as_str()];
+                args.extend(said.iter().map(String::as_str));
+                systemctl(&args).await?;
+            }
+            systemctl(&["start", &slice]).await
+        }
+    }
 }
 
-fn ensure_in(root: &Path, group: &str, limits: &LinuxContainerResources) -> io::Result<()> {
+async fn systemctl(args: &[&str]) -> io::Result<()> {
+    let out = Command::new("systemctl").args(args).output().await?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&out.stderr);
+    let what = format!("systemctl {}: {}", args.join(" "), said.trim());
+    Err(io::Error::other(what))
+}
+
+fn ensure_in(root: &Path, group: &str, limits: &Limits) -> io::Result<()> {
     if unified(root) {
         return ensure_unified(root, group, limits);
     }
@@ -61,10 +114,8 @@ fn ensure_in(root: &Path, group: &str, limits: &LinuxContainerResources) -> io::
                 ("cpu.cfs_quota_us", limits.cpu_quota),
             ],
         ),
-        (
-            "memory",
-            vec![("memory.limit_in_bytes", limits.memory_limit_in_bytes)],
-        ),
+        ("memory", vec![("memory.limit_in_bytes", limits.memory_bytes)]),
+        ("pids", vec![("pids.max", pids(limits))]),
     ] {
         let hierarchy = root.join(controller);
         if !hierarchy.exists() {
@@ -79,7 +130,11 @@ fn ensure_in(root: &Path, group: &str, limits: &LinuxContainerResources) -> io::
     Ok(())
 }
 
-fn ensure_unified(root: &Path, group: &str, limits: &LinuxContainerResources) -> io::Result<()> {
+fn pids(limits: &Limits) -> i64 {
+    limits.pids.and_then(|n| i64::try_from(n).ok()).unwrap_or(0)
+}
+
+fn ensure_unified(root: &Path, group: &str, limits: &Limits) -> io::Result<()> {
     let controllers = fs::read_to_string(root.join("cgroup.controllers"))?;
     let wanted = ["cpu", "memory", "pids", "io", "cpuset"];
     let enable: Vec<String> = wanted
@@ -96,24 +151,33 @@ fn ensure_unified(root: &Path, group: &str, limits: &LinuxContainerResources) ->
             _ => {}
         }
     }
-    // v2 counts weights from 1 to 10000 where v1 counted shares from 2 to 262144.
-    let weight = 1 + (limits.cpu_shares.max(2) - 2) * 9999 / 262_142;
-    set(at.join("cpu.weight"), weight.to_string())?;
+    set(at.join("cpu.weight"), weight(limits.cpu_shares).to_string())?;
     if limits.cpu_quota > 0 {
         set(
             at.join("cpu.max"),
             format!("{} {}", limits.cpu_quota, limits.cpu_period),
         )?;
     }
-    if limits.memory_limit_in_bytes > 0 {
-        set(at.join("memory.max"), limits.memory_limit_in_bytes.to_string())?;
+    if limits.memory_bytes > 0 {
+        set(at.join("memory.max"), limits.memory_bytes.to_string())?;
+    }
+    if pids(limits) > 0 {
+        set(at.join("pids.max"), pids(limits).to_string())?;
     }
     Ok(())
 }
 
 /// Removes the group, once nothing is in it. What is not empty stays, and is removed with the next pod's end.
-pub fn remove(group: &str) {
-    remove_in(Path::new(ROOT), group);
+pub async fn remove(driver: CgroupDriver, group: &Group) {
+    if driver == CgroupDriver::Systemd {
+        let slice = group.slice();
+        for args in [["stop", &slice], ["revert", &slice]] {
+            if let Err(error) = systemctl(&args).await {
+                tracing::debug!(slice, %error, "a slice stays");
+            }
+        }
+    }
+    remove_in(Path::new(ROOT), &group.path(driver));
 }
 
 fn remove_in(root: &Path, group: &str) {
@@ -132,13 +196,13 @@ fn remove_in(root: &Path, group: &str) {
 mod tests {
     use super::*;
 
-    fn limits() -> LinuxContainerResources {
-        LinuxContainerResources {
+    fn limits() -> Limits {
+        Limits {
             cpu_shares: 1024,
             cpu_period: 100_000,
             cpu_quota: 50_000,
-            memory_limit_in_bytes: 1 << 20,
-            ..LinuxContainerResources::default()
+            memory_bytes: 1 << 20,
+            pids: Some(64),
         }
     }
 
@@ -147,10 +211,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("cpu")).unwrap();
         fs::create_dir(root.path().join("memory")).unwrap();
+        fs::create_dir(root.path().join("pids")).unwrap();
         ensure_in(root.path(), "/kubepods/podx", &limits()).unwrap();
         let read = |p: &str| fs::read_to_string(root.path().join(p)).unwrap();
         assert_eq!(read("cpu/kubepods/podx/cpu.cfs_quota_us"), "50000");
         assert_eq!(read("memory/kubepods/podx/memory.limit_in_bytes"), "1048576");
+        assert_eq!(read("pids/kubepods/podx/pids.max"), "64");
     }
 
     #[test]
@@ -162,6 +228,7 @@ mod tests {
         assert_eq!(read("cgroup.subtree_control"), "+cpu +memory");
         assert_eq!(read("kubepods/burstable/podx/cpu.max"), "50000 100000");
         assert_eq!(read("kubepods/burstable/podx/cpu.weight"), "39");
+        assert_eq!(read("kubepods/burstable/podx/pids.max"), "64");
     }
 
     #[test]

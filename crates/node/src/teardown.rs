@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::future::join_all;
+use knarr_kubelet::cgroup::{CgroupDriver, Group};
 use knarr_kubelet::runtime::ContainerState;
 use nix::mount::{MntFlags, umount2};
 use tokio::time::sleep;
@@ -103,7 +104,10 @@ pub async fn free_machine(data_dir: &Path, bridge: Option<&str>) -> Vec<String> 
         faults.push(format!("packet filter rules: {e}"));
     }
     for root in cgroup_roots() {
-        remove_empty_cgroups(&root.join("kubepods"));
+        for driver in [CgroupDriver::Cgroupfs, CgroupDriver::Systemd] {
+            let path = Group::root().path(driver);
+            remove_empty_cgroups(&root.join(path.trim_start_matches('/')));
+        }
     }
     faults
 }

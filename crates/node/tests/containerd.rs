@@ -18,7 +18,7 @@ use knarr_client::fake::FakeApi;
 use knarr_client::{Api, DeleteOptions, ListOptions, Shared, SystemClock, TypedApi};
 use knarr_kubelet::configuration::{ImageGc, KubeletConfiguration};
 use knarr_kubelet::eviction::Settings;
-use knarr_node::containerd::{Containerd, ContainerdConfig};
+use knarr_node::containerd::{Containerd, ContainerdConfig, end_leftover};
 use knarr_node::network::{PodNetwork, remove_bridge};
 use knarr_node::runtime::{Runtime, cri::Cri};
 use knarr_node::teardown::end_pods;
@@ -54,6 +54,14 @@ fn what_is_missing() -> Option<String> {
     program
         .map(String::from)
         .or_else(|| plugins.then(|| "CNI plugins".into()))
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if self.containerd.is_some() && std::thread::panicking() {
+            self.abandon();
+        }
+    }
 }
 
 impl Machine {
@@ -100,16 +108,22 @@ impl Machine {
             ipam_dir: at("ipam"),
         };
         network.write().unwrap();
-        let config = ContainerdConfig {
+        let cancel = CancellationToken::new();
+        let started = Containerd::start(self.containerd_config(), cancel.clone()).await;
+        self.containerd = Some((started.unwrap(), cancel));
+    }
+
+    fn containerd_config(&self) -> ContainerdConfig {
+        let at = |name: &str| self.dir.path().join(name);
+        ContainerdConfig {
             program: "containerd".into(),
             root: at("c"),
             run: at("r"),
             cni_bin: self.cni_bin.into(),
             cni_conf: at("cni"),
             sandbox_image: images::PAUSE.into(),
-        };
-        let cancel = CancellationToken::new();
-        self.containerd = Some((Containerd::start(config, cancel.clone()).await.unwrap(), cancel));
+            systemd_cgroup: false,
+        }
     }
 
     async fn stop_containerd(&mut self) {
@@ -167,6 +181,40 @@ impl Machine {
         remove_bridge(&self.bridge).await.unwrap();
         let left = mounts_below(self.dir.path());
         assert!(left.is_empty(), "still mounted: {left:?}");
+    }
+
+    /// After a failure: frees what the machine would be left with otherwise.
+    fn abandon(&mut self) {
+        if let Some((_, cancel)) = self.kubelet.take() {
+            cancel.cancel();
+        }
+        let (config, socket, bridge) = (
+            self.containerd_config(),
+            self.runtime.socket().to_path_buf(),
+            self.bridge.clone(),
+        );
+        let freeing = std::thread::spawn(move || {
+            let waits = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let Ok(waits) = waits else { return };
+            waits.block_on(async {
+                let runtime = Cri::new(&socket.to_string_lossy());
+                let freed = async {
+                    let torn = end_pods(&runtime).await;
+                    let ended = end_leftover(&config).await;
+                    let removed = remove_bridge(&bridge).await;
+                    eprintln!("after the failure: {torn:?}, {ended:?}, {removed:?}");
+                };
+                if tokio::time::timeout(Duration::from_secs(60), freed)
+                    .await
+                    .is_err()
+                {
+                    eprintln!("after the failure: not all could be freed");
+                }
+            });
+        });
+        if freeing.join().is_err() {
+            eprintln!("after the failure: nothing could be freed");
+        }
     }
 
     async fn create(&self, name: &str, spec: Value) {

@@ -19,14 +19,15 @@ use knarr_client::remote::Remote;
 use knarr_client::{Api, Conn, NodeDialer, SystemClock};
 use knarr_control::ControllersConfig;
 use knarr_control::certificates::{Authority, Requested};
-use knarr_node::certificates;
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::images;
+use knarr_node::kubelet::configuration::CgroupDriver;
 use knarr_node::kubelet::{self, Kubelet};
 use knarr_node::network::PodNetwork;
 use knarr_node::runtime::Runtime;
 use knarr_node::runtime::cri::Cri;
-use knarr_node::server::{InProcess, RuntimeContainers};
+use knarr_node::server::{InProcess, Offers, RuntimeContainers};
+use knarr_node::{certificates, cgroup};
 use knarr_store::EtcdConfig;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -38,6 +39,7 @@ use super::join;
 use super::kubelet_port::{API_SERVER, KubeletPort, RemoteNodes};
 use super::{Failure, git_version};
 use crate::config::{Config, StoreEngine};
+use crate::node_socket;
 
 /// Domain of the cluster's names.
 const CLUSTER_DOMAIN: &str = "cluster.local";
@@ -369,6 +371,7 @@ pub fn containerd_config(config: &Config) -> ContainerdConfig {
             .sandbox_image
             .clone()
             .unwrap_or_else(|| images::PAUSE.into()),
+        systemd_cgroup: config.kubelet.cgroup_driver == CgroupDriver::Systemd,
     }
 }
 
@@ -399,6 +402,7 @@ impl PreparedNode {
                 config.cni_bin_dir.join("bridge").display()
             )));
         }
+        check_cgroups(config)?;
         let containerd = containerd_config(config);
         let network = PodNetwork {
             bridge: config.bridge.clone(),
@@ -490,9 +494,14 @@ impl PreparedNode {
         let containers = Arc::new(RuntimeContainers(self.runtime));
         let server =
             knarr_node::server::Server::new(kubelet.pods(), containers.clone(), Arc::new(Timestamp::now))
-                .measured_by(kubelet.meter(), kubelet.probes());
+                .measured_by(kubelet.meter(), kubelet.probes())
+                .offering(Offers {
+                    debugging: config.kubelet.debugging_handlers,
+                    system_logs: config.kubelet.system_log_handler,
+                });
+        node_socket::serve(&config.data_dir, kubelet.shutdown(), cancel.clone())?;
         for note in &config.kubelet.notes {
-            tracing::info!(note, "the kubelet's configuration");
+            tracing::warn!(note, "the kubelet's configuration");
         }
         let (policy, clock) = (
             knarr_node::logs::rotate::Policy::from(config.kubelet.container_logs),
@@ -509,6 +518,23 @@ impl PreparedNode {
             server,
         })
     }
+}
+
+/// What the kubelet's settings ask of this machine.
+fn check_cgroups(config: &Config) -> Result<(), Failure> {
+    if config.kubelet.cgroup_driver == CgroupDriver::Systemd && !cgroup::has_systemd() {
+        return Err(Failure::new(
+            "cgroupDriver: systemd needs a machine that systemd runs, and this one has no /run/systemd/system: \
+             leave it out of the KubeletConfiguration, or set it to cgroupfs",
+        ));
+    }
+    if config.kubelet.single_process_oom_kill == Some(false) && !cgroup::is_unified() {
+        return Err(Failure::new(
+            "singleProcessOOMKill: false needs version 2 of cgroups, and this machine has version 1: \
+             leave it out of the KubeletConfiguration",
+        ));
+    }
+    Ok(())
 }
 
 fn identity(of: &certificates::Identity) -> pki::Identity {

@@ -59,7 +59,8 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
     let bridge = PodNetwork::configured_bridge(&containerd.cni_conf)
         .map_err(|e| Failure::new("cannot read the pod network's configuration").because(e))?;
     faults.extend(teardown::free_machine(&config.data_dir, bridge.as_deref()).await);
-    if args.wipe {
+    // What is left can only be freed with what is known of it: it stays until all is.
+    if args.wipe && faults.is_empty() {
         let remove = std::fs::remove_dir_all(&config.data_dir);
         remove
             .map_err(|e| Failure::new(format!("cannot remove {}", config.data_dir.display())).because(e))?;

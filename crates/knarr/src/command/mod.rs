@@ -7,6 +7,7 @@ pub mod down;
 pub mod fence;
 pub mod join;
 pub mod kubelet_port;
+pub mod node;
 pub mod server;
 mod snapshot;
 pub mod status;

@@ -71,7 +71,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn knarr(&self, command: &str) -> Command {
+    pub fn knarr(&self, command: &str) -> Command {
         let mut knarr = Command::new(env!("CARGO_BIN_EXE_knarr"));
         knarr
             .arg(command)
@@ -109,7 +109,8 @@ impl Cluster {
         std::fs::create_dir_all(self.manifests())?;
         let text = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {{}}\n\
-             imageGCHighThresholdPercent: 100\nstaticPodPath: {}\n",
+             imageGCHighThresholdPercent: 100\nstaticPodPath: {}\n\
+             podPidsLimit: 200\nshutdownGracePeriod: 5s\nshutdownGracePeriodCriticalPods: 2s\n",
             self.manifests().display()
         );
         std::fs::write(self.kubelet_config(), text)
@@ -166,6 +167,18 @@ impl Cluster {
     pub fn pid(&self) -> Result<u32, String> {
         let child = self.child.lock().map_err(|e| e.to_string())?;
         child.as_ref().map(Child::id).ok_or_else(|| "not running".into())
+    }
+
+    /// Ends it as an administrator does, and waits for it.
+    pub fn terminate(&self) -> Result<(), String> {
+        let child = self.child.lock().map_err(|e| e.to_string())?.take();
+        if let Some(mut child) = child {
+            let pid = child.id().to_string();
+            let out = Command::new("kill").args(["-TERM", &pid]).output();
+            out.map_err(|e| e.to_string())?;
+            child.wait().map_err(|e| e.to_string())?;
+        }
+        Ok(())
     }
 
     /// kill -9, and reaped.
@@ -239,6 +252,11 @@ impl Cluster {
     /// The API's address.
     pub fn server(&self) -> String {
         format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// Where the kernel lists what is plugged into the pods' bridge.
+    pub fn bridge_ports(&self) -> PathBuf {
+        Path::new("/sys/class/net").join(&self.bridge).join("brif")
     }
 
     pub fn data_dir(&self) -> PathBuf {

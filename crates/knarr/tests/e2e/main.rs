@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods, reason = "real processes run on the real clock")]
 
 mod access;
+mod bad_input;
 mod cluster;
 mod crash;
 mod disk;
@@ -23,6 +24,8 @@ mod operator;
 mod partitions;
 mod python;
 mod safety;
+mod shutdown;
+mod steps;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         .chain(kubectl_streams::SCENARIOS)
         .chain(foresight::SCENARIOS)
         .chain(node::SCENARIOS)
+        .chain(bad_input::SCENARIOS)
         .chain(python::SCENARIOS)
         .chain(javascript::SCENARIOS)
         .chain(golden_life::SCENARIOS)
@@ -74,6 +78,8 @@ fn main() -> ExitCode {
         .chain(disk::SCENARIOS)
         .chain(joining::SCENARIOS)
         .chain(partitions::SCENARIOS)
+        .chain(shutdown::SCENARIOS)
+        .chain(steps::SCENARIOS)
         .chain(mistakes::SCENARIOS);
     for (name, run) in alone {
         trials.push(Trial::test(*name, run));

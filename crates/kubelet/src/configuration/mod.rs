@@ -4,6 +4,7 @@
 //! accepted and changes nothing here is kept as a note, so that nobody wonders. Defaults are v1.36's.
 
 mod accepted;
+pub mod registration;
 mod rules;
 
 use std::collections::BTreeMap;
@@ -86,7 +87,6 @@ pub enum CgroupDriver {
 pub struct KubeletConfiguration {
     /// Where the node's own pods are described; none: it has none.
     pub static_pod_path: Option<String>,
-    pub file_check_frequency: SignedDuration,
     pub max_pods: u32,
     /// At most so many pods for each core; 0: no such limit.
     pub pods_per_core: u32,
@@ -103,7 +103,11 @@ pub struct KubeletConfiguration {
     pub node_lease_duration_seconds: i32,
     /// Images named in the node's status; none: all.
     pub node_status_max_images: Option<usize>,
+    /// Whether the node makes an object of its own where there is none.
+    pub register_node: bool,
     pub register_with_taints: Vec<Taint>,
+    /// From the command line only.
+    pub node_labels: BTreeMap<String, String>,
     pub provider_id: String,
     /// Not given to pods.
     pub system_reserved: BTreeMap<String, Quantity>,
@@ -120,6 +124,15 @@ pub struct KubeletConfiguration {
     pub cpu_cfs_quota_period: SignedDuration,
     /// `/logs` is served.
     pub system_log_handler: bool,
+    /// Logs, exec, attach, port-forward and the like are served.
+    pub debugging_handlers: bool,
+    /// Containers that say nothing of seccomp get the runtime's own profile.
+    pub seccomp_default: bool,
+    /// Names of sysctls that pods may set beside the safe ones; `*` at the end stands for anything.
+    pub allowed_unsafe_sysctls: Vec<String>,
+    /// Whether only the process goes that memory runs out for, and not all of its container; none: as the version of
+    /// cgroups has it.
+    pub single_process_oom_kill: Option<bool>,
     /// `path: words`, on what was accepted and has no effect.
     pub notes: Vec<String>,
 }
@@ -128,7 +141,6 @@ impl Default for KubeletConfiguration {
     fn default() -> Self {
         KubeletConfiguration {
             static_pod_path: None,
-            file_check_frequency: SignedDuration::from_secs(20),
             max_pods: 110,
             pods_per_core: 0,
             pod_pids_limit: None,
@@ -140,7 +152,9 @@ impl Default for KubeletConfiguration {
             node_status_report_frequency: SignedDuration::from_secs(300),
             node_lease_duration_seconds: 40,
             node_status_max_images: Some(50),
+            register_node: true,
             register_with_taints: Vec::new(),
+            node_labels: BTreeMap::new(),
             provider_id: String::new(),
             system_reserved: BTreeMap::new(),
             kube_reserved: BTreeMap::new(),
@@ -153,6 +167,10 @@ impl Default for KubeletConfiguration {
             cpu_cfs_quota: true,
             cpu_cfs_quota_period: SignedDuration::from_millis(100),
             system_log_handler: true,
+            debugging_handlers: true,
+            seccomp_default: false,
+            allowed_unsafe_sysctls: Vec::new(),
+            single_process_oom_kill: None,
             notes: Vec::new(),
         }
     }
@@ -210,12 +228,6 @@ impl KubeletConfiguration {
             text.filter(|t| !t.is_empty())
         };
         self.static_pod_path = text(fields, "staticPodPath", report);
-        set_duration(
-            &mut self.file_check_frequency,
-            fields,
-            "fileCheckFrequency",
-            report,
-        );
         self.take_limits(fields, report);
         let listed = fields.texts("clusterDNS", report);
         self.cluster_dns = listed.into_iter().map(|(dns, _)| dns.to_string()).collect();
@@ -229,6 +241,10 @@ impl KubeletConfiguration {
         self.take_shutdown(fields, report);
         self.take_cgroups(fields, report);
         self.system_log_handler = fields.boolean("enableSystemLogHandler", report).unwrap_or(true);
+        self.debugging_handlers = fields.boolean("enableDebuggingHandlers", report).unwrap_or(true);
+        self.seccomp_default = fields.boolean("seccompDefault", report).unwrap_or(false);
+        self.allowed_unsafe_sysctls = rules::unsafe_sysctls(fields, report);
+        self.single_process_oom_kill = fields.boolean("singleProcessOOMKill", report);
     }
 
     fn take_limits(&mut self, fields: &mut Fields, report: &mut Report) {
@@ -246,9 +262,9 @@ impl KubeletConfiguration {
                     .invalid(&fields.at(name), value, "must not be a negative number"),
             }
         }
-        // Negative: as the node has it.
+        // Negative and none at all: as the node has it.
         let pids = fields.long("podPidsLimit", report);
-        self.pod_pids_limit = pids.and_then(|n| u64::try_from(n).ok());
+        self.pod_pids_limit = pids.and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0);
         let parallel = fields.integer("maxParallelImagePulls", report);
         let serial = fields.boolean("serializeImagePulls", report);
         let at = fields.at("maxParallelImagePulls");
@@ -314,17 +330,11 @@ impl KubeletConfiguration {
                     .invalid(&fields.at(IMAGES), n, "must be -1 or greater"),
             },
         }
+        self.register_node = fields.boolean("registerNode", report).unwrap_or(true);
         for (item, path) in fields.list("registerWithTaints", report).unwrap_or_default() {
             match serde_json::from_value::<Taint>(item.clone()) {
                 Ok(taint) => {
-                    const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
-                    if taint.key.is_empty() {
-                        report.errors.required(&path.child("key"), "a taint has a key");
-                    }
-                    if !EFFECTS.contains(&taint.effect.as_str()) {
-                        let at = path.child("effect");
-                        report.errors.not_supported(&at, taint.effect.as_str(), &EFFECTS);
-                    }
+                    registration::check_taint(&taint, &path, &mut report.errors);
                     self.register_with_taints.push(taint);
                 }
                 Err(error) => report.errors.invalid(&path, item, error.to_string()),
@@ -353,8 +363,7 @@ impl KubeletConfiguration {
         ] {
             *to = fields.text_map(name, report).unwrap_or_default();
         }
-        let enforced = fields.texts("enforceNodeAllocatable", report);
-        let pods = enforced.is_empty() || enforced.iter().any(|(name, _)| *name == "pods");
+        let pods = rules::enforces_pods(fields, report);
         self.eviction.thresholds = threshold::parse(&statements, pods, &mut report.errors);
         set_duration(
             &mut self.eviction.pressure_transition_period,
@@ -468,5 +477,7 @@ impl KubeletConfiguration {
     }
 }
 
+#[cfg(test)]
+mod fields_tests;
 #[cfg(test)]
 mod tests;

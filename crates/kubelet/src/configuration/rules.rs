@@ -103,3 +103,64 @@ pub(super) fn reserved(
     }
     found
 }
+
+/// Whether what is reserved is kept from pods, which is all that is enforced here.
+pub(super) fn enforces_pods(fields: &mut Fields, report: &mut Report) -> bool {
+    const NAME: &str = "enforceNodeAllocatable";
+    const KNOWN: [&str; 6] = [
+        "pods",
+        "system-reserved",
+        "system-reserved-compressible",
+        "kube-reserved",
+        "kube-reserved-compressible",
+        "none",
+    ];
+    let said = fields.texts(NAME, report);
+    let mut seen = Vec::new();
+    for (name, path) in &said {
+        if seen.contains(name) {
+            report.errors.duplicate(path, *name);
+            continue;
+        }
+        seen.push(*name);
+        match *name {
+            "pods" => {}
+            "none" if said.len() > 1 => {
+                let words = "may not contain additional enforcements when none is specified";
+                report.errors.invalid(path, *name, words);
+            }
+            "none" => {}
+            known if KNOWN.contains(&known) => {
+                let words = "only pods are limited; what is reserved is kept from them";
+                report.errors.invalid(path, known, words);
+            }
+            other => report.errors.not_supported_in_order(path, other, &KNOWN),
+        }
+    }
+    said.is_empty() || seen.contains(&"pods")
+}
+
+/// Patterns of sysctls, as Kubernetes takes them: a name, or the beginning of one and `*`.
+pub(super) fn unsafe_sysctls(fields: &mut Fields, report: &mut Report) -> Vec<String> {
+    let said = fields.texts("allowedUnsafeSysctls", report);
+    let mut patterns = Vec::new();
+    for (pattern, path) in said {
+        let name = pattern.strip_suffix('*').unwrap_or(pattern);
+        let named = name.trim_end_matches(['.', '/']);
+        let good = !named.is_empty()
+            && named.bytes().all(|b| {
+                b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'/' | b'-' | b'_')
+            });
+        let own = crate::sysctl::namespace(&crate::sysctl::normalized(pattern)).is_some();
+        if good && !own {
+            let words = "is not known to belong to a pod alone";
+            report.errors.invalid(&path, pattern, words);
+        } else if good {
+            patterns.push(pattern.to_string());
+        } else {
+            let words = "must be a sysctl's name, or the beginning of one followed by *";
+            report.errors.invalid(&path, pattern, words);
+        }
+    }
+    patterns
+}

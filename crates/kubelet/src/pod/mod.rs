@@ -390,6 +390,11 @@ impl Pod {
         self.ending.is_some()
     }
 
+    /// Nothing of it runs, and its sandbox and volumes are gone.
+    pub fn has_ended(&self) -> bool {
+        self.ending.as_ref().is_some_and(|e| e.freed)
+    }
+
     /// Takes an event and decides. The actions are to be carried out in any order, but each
     /// [`Action::RemoveContainer`] and [`Action::StopSandbox`] is safe as soon as it is given.
     pub fn step(&mut self, event: Event, now: Timestamp) -> Vec<Action> {

@@ -23,6 +23,8 @@ pub struct ContainerdConfig {
     pub cni_conf: PathBuf,
     /// Reference of the sandbox (pause) image.
     pub sandbox_image: String,
+    /// Containers' groups are made by systemd.
+    pub systemd_cgroup: bool,
 }
 
 impl ContainerdConfig {
@@ -106,7 +108,7 @@ disabled_plugins = [
       runtime_type = "io.containerd.runc.v2"
 
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-        SystemdCgroup = false
+        SystemdCgroup = {systemd}
 "#,
             root = q(&self.root.join("root")),
             state = q(&self.run.join("state")),
@@ -114,6 +116,7 @@ disabled_plugins = [
             ttrpc = q(&self.run.join("containerd.sock.ttrpc")),
             opt = q(&self.root.join("opt")),
             sandbox = self.sandbox_image,
+            systemd = self.systemd_cgroup,
             bin = q(&self.cni_bin),
             conf = q(&self.cni_conf),
         );
@@ -155,7 +158,9 @@ mod tests {
             cni_bin: "/usr/lib/cni".into(),
             cni_conf: "/d/cni".into(),
             sandbox_image: "pause:1".into(),
+            systemd_cgroup: true,
         };
+        assert!(config.render(true).contains("SystemdCgroup = true"));
         assert!(config.render(true).contains("restrict_oom_score_adj = true"));
         assert!(config.render(false).contains("restrict_oom_score_adj = false"));
         assert!(

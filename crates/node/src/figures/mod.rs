@@ -20,6 +20,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_client::{Clock, Store};
+use knarr_kubelet::cgroup::{CgroupDriver, Group};
 use knarr_kubelet::eviction::Disks;
 use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
 use knarr_kubelet::stats::{
@@ -69,6 +70,7 @@ pub struct Parts {
     pub root_dir: PathBuf,
     pub log_dir: PathBuf,
     pub memory_bytes: i64,
+    pub cgroup_driver: CgroupDriver,
 }
 
 #[derive(Default)]
@@ -223,13 +225,14 @@ impl Measuring<'_> {
             split_container_fs: false,
         };
         let all = self.cgroups.usage("/");
-        let kubepods = self.cgroups.usage("/kubepods");
+        let root = Group::root().path(self.parts.cgroup_driver);
+        let kubepods = self.cgroups.usage(&root);
         let node = NodeStats {
             node_name: self.parts.node_name.clone(),
             system_containers: vec![ContainerStats {
                 name: "pods".into(),
                 start_time: self.boot_time(),
-                cpu: self.cpu("/kubepods", &kubepods),
+                cpu: self.cpu(&root, &kubepods),
                 memory: self.memory_stats(&kubepods, kubepods.memory_limit_bytes),
                 ..ContainerStats::default()
             }],

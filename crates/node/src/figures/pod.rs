@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_kubelet::cgroup::Group;
 use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_kubelet::static_pods::mirrored;
 use knarr_kubelet::stats::{
@@ -32,8 +33,9 @@ impl Measuring<'_> {
         let pod = of_static.as_ref().unwrap_or(pod);
         let uid = pod.metadata.uid.as_deref()?;
         let sandbox = held.sandboxes.iter().find(|s| s.pod.uid == uid)?;
-        let group = resources::cgroup_parent(pod);
-        let usage = self.cgroups.usage(&group);
+        let group = resources::group(pod);
+        let path = group.path(self.parts.cgroup_driver);
+        let usage = self.cgroups.usage(&path);
         let running = held.containers.iter().filter(|c| c.sandbox_id == sandbox.id);
         let containers: Vec<ContainerStats> = running
             .map(|c| self.container(pod, c, &group, held, node_fs.as_ref(), image_fs.as_ref()))
@@ -49,7 +51,7 @@ impl Measuring<'_> {
                 uid: api_uid,
             },
             start_time: start_time.or_else(|| Some(whole_seconds(sandbox.created_at))),
-            cpu: self.cpu(&group, &usage),
+            cpu: self.cpu(&path, &usage),
             memory: self.memory_stats(&usage, usage.memory_limit_bytes),
             network: pid
                 .filter(|_| own_network)
@@ -68,12 +70,12 @@ impl Measuring<'_> {
         &mut self,
         pod: &core::Pod,
         container: &Container,
-        group: &str,
+        group: &Group,
         held: &Held,
         node_fs: Option<&Filesystem>,
         image_fs: Option<&Filesystem>,
     ) -> ContainerStats {
-        let group = format!("{group}/{}", container.id);
+        let group = group.path_of_container(self.parts.cgroup_driver, &container.id);
         let usage = self.cgroups.usage(&group);
         let layer = held.usage.get(&container.id).map(|u| Taken {
             bytes: u.writable_layer_bytes,

@@ -10,6 +10,7 @@ use knarr_kubelet::pod::definition_hash;
 
 use super::downward::Place;
 use super::env::{self, Sources};
+use super::resources::CpuQuota;
 use super::{labels, resources, sandbox};
 use crate::runtime::Image;
 
@@ -49,16 +50,26 @@ pub struct Parts<'a> {
     pub hosts_file: Option<PathBuf>,
     pub termination_log: PathBuf,
     pub node_memory_bytes: i64,
+    pub cpu_quota: CpuQuota,
+    /// Containers that say nothing of seccomp get the runtime's own profile.
+    pub seccomp_default: bool,
+    /// Where memory runs out, all of the container goes; only version 2 of cgroups knows how.
+    pub oom_group: bool,
 }
 
 /// The configuration; the error is shown to the user (`CreateContainerConfigError`).
 pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
     let Parts { pod, container, .. } = &parts;
     let env = env::environment(pod, container, parts.sources, parts.place)?;
-    let security = security(pod, container, parts.image)?;
+    let security = security(pod, container, parts.image, parts.seccomp_default)?;
     let privileged = security.privileged;
     let mut linux = v1::LinuxContainerConfig {
-        resources: Some(resources::of_container(pod, container, parts.node_memory_bytes)),
+        resources: Some(resources::of_container(
+            pod,
+            container,
+            parts.node_memory_bytes,
+            parts.cpu_quota,
+        )),
         security_context: Some(security),
     };
     if privileged && let Some(context) = &mut linux.security_context {
@@ -67,6 +78,11 @@ pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
     }
     let mut labels = sandbox::pod_labels(pod);
     labels.insert(labels::CONTAINER_NAME.into(), container.name.clone());
+    if parts.oom_group
+        && let Some(resources) = &mut linux.resources
+    {
+        resources.unified.insert("memory.oom.group".into(), "1".into());
+    }
     Ok(v1::ContainerConfig {
         metadata: Some(v1::ContainerMetadata {
             name: container.name.clone(),
@@ -172,6 +188,7 @@ fn security(
     pod: &core::Pod,
     container: &core::Container,
     image: &Image,
+    seccomp_default: bool,
 ) -> Result<v1::LinuxContainerSecurityContext, String> {
     let of_pod = pod
         .spec
@@ -188,7 +205,12 @@ fn security(
     let capabilities = own.capabilities.as_ref();
     let added = capabilities.and_then(|c| c.add.clone()).unwrap_or_default();
     let may_gain = privileged || added.iter().any(|c| c == "SYS_ADMIN" || c == "CAP_SYS_ADMIN");
+    let by_default = core::SeccompProfile {
+        type_: "RuntimeDefault".into(),
+        localhost_profile: None,
+    };
     let profile = own.seccomp_profile.as_ref().or(of_pod.seccomp_profile.as_ref());
+    let profile = profile.or(seccomp_default.then_some(&by_default));
     let unmasked = own.proc_mount.as_deref() == Some("Unmasked");
     let paths = |list: &[&str]| {
         let list = list.iter().map(|p| (*p).to_string());
@@ -305,6 +327,7 @@ pub fn memory_bytes(meminfo: &str) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use knarr_kubelet::configuration::KubeletConfiguration;
     use serde_json::json;
 
     fn made(
@@ -333,6 +356,9 @@ mod tests {
             hosts_file: Some("/pod/hosts".into()),
             termination_log: "/pod/log".into(),
             node_memory_bytes: 1 << 30,
+            cpu_quota: CpuQuota::of(&KubeletConfiguration::default()),
+            seccomp_default: true,
+            oom_group: true,
         })
     }
 
@@ -344,13 +370,19 @@ mod tests {
             &Image::default(),
         )
         .unwrap();
-        let security = config.linux.unwrap().security_context.unwrap();
+        let security = config.linux.clone().unwrap().security_context.unwrap();
         assert_eq!(security.run_as_user.unwrap().value, 9);
         assert_eq!(security.run_as_group.unwrap().value, 2);
         assert_eq!(security.supplemental_groups, [4, 3]);
         assert!(security.no_new_privs);
         assert_eq!(security.capabilities.unwrap().drop_capabilities, ["ALL"]);
         assert!(!security.masked_paths.is_empty());
+        assert_eq!(
+            config.linux.clone().unwrap().resources.unwrap().unified["memory.oom.group"],
+            "1"
+        );
+        let runtimes_own = v1::security_profile::ProfileType::RuntimeDefault as i32;
+        assert_eq!(security.seccomp.unwrap().profile_type, runtimes_own);
     }
 
     #[test]
@@ -363,6 +395,8 @@ mod tests {
         assert!(config.mounts[0].readonly);
         let security = config.linux.unwrap().security_context.unwrap();
         assert!(security.privileged && security.masked_paths.is_empty());
+        let unconfined = v1::security_profile::ProfileType::Unconfined as i32;
+        assert_eq!(security.seccomp.unwrap().profile_type, unconfined);
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod pull;
 pub mod resources;
 pub mod sandbox;
 mod self_fencing;
+pub mod shutdown;
 mod static_pods;
 mod status;
 mod worker;
@@ -25,6 +26,7 @@ mod worker;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -92,7 +94,6 @@ pub struct Config {
     pub port: u16,
     /// As `v1.36.2+knarr…`.
     pub version: String,
-    pub node_labels: BTreeMap<String, String>,
     /// How long TERM waits at the most for proxies to drop an ending pod's address; zero: not at all.
     pub endpoint_barrier: Duration,
     /// Images that are never thrown away, by name.
@@ -120,7 +121,6 @@ impl Default for Config {
             node_ips: Vec::new(),
             port: 0,
             version: "v1.36.2+knarr".into(),
-            node_labels: BTreeMap::new(),
             endpoint_barrier: Duration::ZERO,
             pinned_images: Vec::new(),
             configuration: KubeletConfiguration::default(),
@@ -155,8 +155,12 @@ pub(crate) struct Shared {
     pub allocatable: BTreeMap<String, Quantity>,
     /// What the node is short of.
     pressures: Mutex<BTreeSet<Pressure>>,
-    /// Rings when that changes.
-    pub pressures_changed: Notify,
+    /// The machine goes down: no pods are taken.
+    shutting_down: AtomicBool,
+    /// Rings when one of the two changes.
+    pub conditions_changed: Notify,
+    /// Rings when nothing is left of a pod but what is told of it.
+    pub pod_ended: Notify,
     /// Pods to be ended, by uid.
     pub evictions: mpsc::UnboundedSender<(String, Event)>,
     pub images: Mutex<garbage_images::Records>,
@@ -179,7 +183,7 @@ impl Shared {
             changed
         };
         if changed {
-            self.pressures_changed.notify_one();
+            self.conditions_changed.notify_one();
         }
     }
 }
@@ -190,6 +194,7 @@ pub struct Kubelet {
     pods: Arc<Store>,
     meter: Option<Arc<dyn Meter>>,
     probes: Arc<probe::Counts>,
+    shutdown: shutdown::Requests,
 }
 
 /// What the node has.
@@ -229,6 +234,7 @@ impl Kubelet {
                 root_dir: config.root_dir.clone(),
                 log_dir: config.log_dir.clone(),
                 memory_bytes: Size::of(config.machine).memory_bytes,
+                cgroup_driver: config.configuration.cgroup_driver,
             };
             let meter = HostMeter::new(parts, runtime.clone(), pods.clone(), clock.clone());
             Arc::new(meter) as Arc<dyn Meter>
@@ -248,6 +254,7 @@ impl Kubelet {
         let capacity = node::capacity(&config, size.cpus, size.memory_bytes);
         let pulls = config.configuration.image_pulls.unwrap_or(PULLS);
         let (evictions, evicted) = mpsc::unbounded_channel();
+        let (shutdown, asked) = shutdown::channel();
         let probes = Arc::<probe::Counts>::default();
         let shared = Arc::new(Shared {
             volumes: Volumes::new(
@@ -272,7 +279,9 @@ impl Kubelet {
             allocatable: allocatable(&capacity, &config.configuration),
             capacity,
             pressures: Mutex::default(),
-            pressures_changed: Notify::new(),
+            shutting_down: AtomicBool::new(false),
+            conditions_changed: Notify::new(),
+            pod_ended: Notify::new(),
             evictions,
             endpoints: endpoints::Endpoints::default(),
             static_uids: Mutex::default(),
@@ -286,7 +295,7 @@ impl Kubelet {
         let pods = shared.pods.clone();
         let measuring = meter.clone();
         let task = tokio::spawn(async move {
-            let running = run(shared, measuring, evicted, cancel.clone());
+            let running = run(shared, measuring, (evicted, asked), cancel.clone());
             tokio::select! {
                 biased;
                 () = cancel.cancelled() => {}
@@ -298,6 +307,7 @@ impl Kubelet {
             pods,
             meter,
             probes,
+            shutdown,
         }
     }
 
@@ -309,6 +319,11 @@ impl Kubelet {
     /// The pods bound to this node, as the API has them.
     pub fn pods(&self) -> Arc<Store> {
         self.pods.clone()
+    }
+
+    /// Where it is told that the machine goes down.
+    pub fn shutdown(&self) -> shutdown::Requests {
+        self.shutdown.clone()
     }
 
     /// How often its probes were asked.
@@ -352,7 +367,10 @@ async fn look(shared: &Shared) -> crate::runtime::Result<Picture> {
 async fn run(
     shared: Arc<Shared>,
     meter: Option<Arc<dyn Meter>>,
-    mut evicted: mpsc::UnboundedReceiver<(String, Event)>,
+    (mut evicted, mut asked): (
+        mpsc::UnboundedReceiver<(String, Event)>,
+        mpsc::UnboundedReceiver<shutdown::Asked>,
+    ),
     cancel: CancellationToken,
 ) {
     let mut tasks = tokio::task::JoinSet::new();
@@ -416,6 +434,7 @@ async fn run(
     }
     let (exits, mut exited) = mpsc::unbounded_channel();
     tasks.spawn(listen(shared.clone(), exits));
+    let mut shutdown = shutdown::Runner::default();
     let mut hearing = false;
     let mut complete = false;
     let mut next_look = Instant::now() + RELIST_BLIND;
@@ -424,6 +443,9 @@ async fn run(
             biased;
             Some((old, new)) = changes.recv() => workers.changed(old.as_deref(), new, &mut picture),
             Some((uid, event)) = evicted.recv() => workers.tell(&uid, event),
+            // Which pods there are must be known before any of them is left out.
+            Some(asked) = asked.recv(), if complete => shutdown.asked(&shared, &workers, asked),
+            () = shutdown.due(&shared) => shutdown.advance(&shared, &workers),
             Some(heard) = exited.recv() => match heard {
                 Heard::Event(RuntimeEvent::Exited { id }) => workers.exited(&id),
                 // What happened while nobody listened is found by looking.
@@ -596,12 +618,43 @@ impl Workers {
         }
         let best_effort = resources::qos(pod) == resources::Qos::BestEffort;
         knarr_kubelet::eviction::admit(pod, best_effort, &self.shared.pressures())?;
+        let sysctls = &self.shared.config.configuration.allowed_unsafe_sysctls;
+        knarr_kubelet::sysctl::admit(pod, sysctls)?;
         admit(&self.shared, pod, |other| {
             let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
             let uid = other.metadata.uid.as_deref().unwrap_or("");
             let taken = self.admitted.contains(uid) || phase == Some("Running");
             taken && !matches!(phase, Some("Succeeded" | "Failed"))
-        })
+        })?;
+        match self.shared.is_shutting_down() {
+            true => Err(knarr_kubelet::shutdown::rejection()),
+            false => Ok(()),
+        }
+    }
+
+    /// Pods of which something is left here.
+    fn active_pods(&self) -> Vec<core::Pod> {
+        let objects = self.shared.pods.list("");
+        let of_api = objects.iter().filter_map(|o| o.to_typed::<core::Pod>());
+        let of_files = self.statics.values().map(|(pod, _)| pod.clone());
+        let all = of_api.filter(|pod| mirrored(pod).is_none()).chain(of_files);
+        all.filter(|pod| !self.has_ended(pod.metadata.uid.as_deref().unwrap_or("")))
+            .collect()
+    }
+
+    /// Whether nothing is left of a pod but what is told of it.
+    fn has_ended(&self, uid: &str) -> bool {
+        let worker = self.by_uid.get(uid);
+        worker.is_none_or(|worker| worker.is_finished() || worker.has_ended())
+    }
+
+    /// Whether a pod's object does not show yet that it has ended.
+    fn is_untold(&self, uid: &str) -> bool {
+        let objects = self.shared.pods.list("");
+        let object = objects.iter().find(|o| o.uid() == uid);
+        object
+            .and_then(|o| o.to_typed::<core::Pod>())
+            .is_some_and(|pod| !shutdown::is_told(&pod))
     }
 
     fn tell(&self, uid: &str, event: Event) {

@@ -22,7 +22,7 @@ use knarr_kubelet::eviction::Pressure;
 use nix::sys::statvfs::statvfs;
 use nix::sys::utsname::uname;
 use tokio::time::{Instant, sleep_until};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{Config, Shared};
 use crate::runtime::RuntimeStatus;
@@ -82,7 +82,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
     loop {
         tokio::select! {
             () = sleep_until(next_status.min(next_lease)) => {}
-            () = shared.pressures_changed.notified() => next_status = Instant::now(),
+            () = shared.conditions_changed.notified() => next_status = Instant::now(),
         }
         if next_status <= Instant::now() {
             match node.update(&shared).await {
@@ -120,6 +120,11 @@ impl NodeState {
         let name = &shared.config.node_name;
         let there = match shared.api.get_as::<core::Node>("", name).await {
             Ok(node) => (*node).clone(),
+            Err(error) if error.is_not_found() && !shared.config.configuration.register_node => {
+                debug!(node = name, "somebody else has to register this node");
+                self.ready = false;
+                return Ok(());
+            }
             Err(error) if error.is_not_found() => {
                 info!(node = name, "registering");
                 match shared.api.create_as(fresh(&shared.config)).await {
@@ -185,7 +190,13 @@ impl NodeState {
             changed |= annotations.insert(key, value.clone()).as_ref() != Some(&value);
         }
         let spec = node.spec.get_or_insert_default();
-        let cidr = wanted.spec.and_then(|s| s.pod_cidr);
+        let wanted = wanted.spec.unwrap_or_default();
+        let cidr = wanted.pod_cidr;
+        // The cloud's name of the node is told once, and stays.
+        if spec.provider_id.is_none() && wanted.provider_id.is_some() {
+            spec.provider_id = wanted.provider_id;
+            changed = true;
+        }
         if spec.pod_cidr.is_none() && cidr.is_some() {
             spec.pod_cidrs = cidr.clone().map(|c| vec![c]);
             spec.pod_cidr = cidr;
@@ -207,7 +218,7 @@ fn architecture() -> &'static str {
 }
 
 fn fresh(config: &Config) -> core::Node {
-    let mut labels = config.node_labels.clone();
+    let mut labels = config.configuration.node_labels.clone();
     for (key, value) in [
         ("kubernetes.io/hostname", config.node_name.as_str()),
         ("kubernetes.io/os", "linux"),
@@ -237,6 +248,8 @@ fn fresh(config: &Config) -> core::Node {
         spec: Some(core::NodeSpec {
             pod_cidrs: cidr.clone().map(|c| vec![c]),
             pod_cidr: cidr,
+            provider_id: Some(config.configuration.provider_id.clone()).filter(|id| !id.is_empty()),
+            taints: Some(config.configuration.register_with_taints.clone()).filter(|t| !t.is_empty()),
             ..core::NodeSpec::default()
         }),
         status: None,
@@ -279,7 +292,7 @@ async fn status(
         addresses: Some(addresses),
         allocatable: Some(shared.allocatable.clone()),
         capacity: Some(shared.capacity.clone()),
-        conditions: Some(conditions(runtime, &shared.pressures(), before, now)),
+        conditions: Some(conditions(runtime, shared, before, now)),
         daemon_endpoints: Some(core::NodeDaemonEndpoints {
             kubelet_endpoint: (config.port > 0).then(|| core::DaemonEndpoint {
                 port: i32::from(config.port),
@@ -362,28 +375,41 @@ fn transitions(before: &core::NodeStatus, after: &core::NodeStatus) -> Vec<Strin
     found
 }
 
+/// All that keeps the node from being ready, as kubelets write several things in one.
+fn why_not_ready(runtime: &RuntimeStatus, shutting_down: bool) -> Option<String> {
+    let mut whys = Vec::new();
+    if !(runtime.ready && runtime.network_ready) {
+        whys.push(match runtime.message.as_str() {
+            "" => "container runtime is not ready",
+            said => said,
+        });
+    }
+    if shutting_down {
+        whys.push(knarr_kubelet::shutdown::NOT_READY);
+    }
+    match whys.as_slice() {
+        [] => None,
+        [one] => Some((*one).to_string()),
+        several => Some(format!("[{}]", several.join(", "))),
+    }
+}
+
 fn conditions(
     runtime: &RuntimeStatus,
-    pressures: &BTreeSet<Pressure>,
+    shared: &Shared,
     before: &core::NodeStatus,
     now: Timestamp,
 ) -> Vec<NodeCondition> {
-    let ready = runtime.ready && runtime.network_ready;
-    let why_not = if runtime.message.is_empty() {
-        "container runtime is not ready".to_string()
-    } else {
-        runtime.message.clone()
-    };
-    let ready = match ready {
-        true => (
+    let ready = match why_not_ready(runtime, shared.is_shutting_down()) {
+        None => (
             "Ready",
             true,
             "KubeletReady",
             "kubelet is posting ready status".to_string(),
         ),
-        false => ("Ready", false, "KubeletNotReady", why_not),
+        Some(why_not) => ("Ready", false, "KubeletNotReady", why_not),
     };
-    let pressures = pressure_conditions(pressures);
+    let pressures = pressure_conditions(&shared.pressures());
     let wanted = pressures
         .into_iter()
         .map(|(pressure, holds, reason, message)| (pressure.condition(), holds, reason, message.to_string()))

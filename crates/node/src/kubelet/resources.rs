@@ -4,10 +4,13 @@ use k8s_cri::v1::LinuxContainerResources;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::quantity::Quantity;
+use knarr_kubelet::cgroup::Group;
+use knarr_kubelet::configuration::KubeletConfiguration;
+
+use crate::cgroup::Limits;
 
 /// The kernel's smallest share.
 const MIN_SHARES: i64 = 2;
-const CPU_PERIOD_MICROS: i64 = 100_000;
 /// The kernel's smallest quota.
 const MIN_QUOTA_MICROS: i64 = 1000;
 
@@ -65,8 +68,28 @@ fn shares(milli_cpu: i64) -> i64 {
     (milli_cpu * 1024 / 1000).max(MIN_SHARES)
 }
 
-fn quota(milli_cpu: i64) -> i64 {
-    (milli_cpu * CPU_PERIOD_MICROS / 1000).max(MIN_QUOTA_MICROS)
+/// How limits of CPU are enforced, if they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuQuota {
+    period_micros: Option<i64>,
+}
+
+impl CpuQuota {
+    pub fn of(configuration: &KubeletConfiguration) -> Self {
+        let period = configuration.cpu_cfs_quota_period.as_micros();
+        let enforced = configuration.cpu_cfs_quota;
+        CpuQuota {
+            period_micros: i64::try_from(period).ok().filter(|_| enforced),
+        }
+    }
+
+    /// Period and quota in microseconds; both are 0 where there is no limit.
+    fn of_limit(self, milli_cpu: Option<i64>) -> (i64, i64) {
+        match (self.period_micros, milli_cpu) {
+            (Some(period), Some(milli)) => (period, (milli * period / 1000).max(MIN_QUOTA_MICROS)),
+            _ => (0, 0),
+        }
+    }
 }
 
 /// Who is killed first when memory runs out: the more, the sooner.
@@ -93,13 +116,15 @@ pub fn of_container(
     pod: &core::Pod,
     container: &core::Container,
     node_memory_bytes: i64,
+    quota: CpuQuota,
 ) -> LinuxContainerResources {
     let request = amount(container, "cpu", true).or_else(|| amount(container, "cpu", false));
     let limit = amount(container, "cpu", false);
+    let (cpu_period, cpu_quota) = quota.of_limit(limit.map(|q| q.milli_value()));
     LinuxContainerResources {
         cpu_shares: shares(request.map_or(0, |q| q.milli_value())),
-        cpu_period: limit.map_or(0, |_| CPU_PERIOD_MICROS),
-        cpu_quota: limit.map_or(0, |q| quota(q.milli_value())),
+        cpu_period,
+        cpu_quota,
         memory_limit_in_bytes: amount(container, "memory", false).map_or(0, |q| q.value()),
         oom_score_adj: oom_score_adj(pod, container, node_memory_bytes),
         ..LinuxContainerResources::default()
@@ -107,9 +132,9 @@ pub fn of_container(
 }
 
 /// Of the whole pod, for its cgroup: limits only where every container has one.
-pub fn of_pod(pod: &core::Pod) -> LinuxContainerResources {
+pub fn of_pod(pod: &core::Pod, configuration: &KubeletConfiguration) -> Limits {
     let Some(spec) = &pod.spec else {
-        return LinuxContainerResources::default();
+        return Limits::default();
     };
     let sum = |name: &str, request: bool, milli: bool| -> Option<i64> {
         let mut total = 0;
@@ -132,22 +157,65 @@ pub fn of_pod(pod: &core::Pod) -> LinuxContainerResources {
         }
         Some(total)
     };
-    let limit = sum("cpu", false, true);
-    LinuxContainerResources {
+    let (cpu_period, cpu_quota) = CpuQuota::of(configuration).of_limit(sum("cpu", false, true));
+    Limits {
         cpu_shares: shares(sum("cpu", true, true).unwrap_or(0)),
-        cpu_period: limit.map_or(0, |_| CPU_PERIOD_MICROS),
-        cpu_quota: limit.map_or(0, quota),
-        memory_limit_in_bytes: sum("memory", false, false).unwrap_or(0),
-        ..LinuxContainerResources::default()
+        cpu_period,
+        cpu_quota,
+        memory_bytes: sum("memory", false, false).unwrap_or(0),
+        pids: configuration.pod_pids_limit,
     }
 }
 
-/// Where a pod's cgroup is, below the root of the hierarchy.
-pub fn cgroup_parent(pod: &core::Pod) -> String {
+/// A pod's control group.
+pub fn group(pod: &core::Pod) -> Group {
     let uid = pod.metadata.uid.as_deref().unwrap_or("");
-    match qos(pod) {
-        Qos::Guaranteed => format!("/kubepods/pod{uid}"),
-        Qos::Burstable => format!("/kubepods/burstable/pod{uid}"),
-        Qos::BestEffort => format!("/kubepods/besteffort/pod{uid}"),
+    let class = match qos(pod) {
+        Qos::Guaranteed => None,
+        Qos::Burstable => Some("burstable"),
+        Qos::BestEffort => Some("besteffort"),
+    };
+    Group::of_pod(class, uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn limits_of_cpu_are_enforced_as_the_node_is_told() {
+        let pod: core::Pod = serde_json::from_value(json!({"spec": {"containers": [
+            {"name": "c", "resources": {"limits": {"cpu": "500m", "memory": "1Mi"}}},
+        ]}}))
+        .unwrap();
+        for (said, period, quota) in [
+            (json!({}), 100_000, 50_000),
+            (json!({"cpuCFSQuotaPeriod": "10ms"}), 10_000, 5000),
+            (json!({"cpuCFSQuotaPeriod": "1ms"}), 1000, 1000),
+            (json!({"cpuCFSQuota": false}), 0, 0),
+        ] {
+            let mut document = said.clone();
+            document["apiVersion"] = json!("kubelet.config.k8s.io/v1beta1");
+            document["kind"] = json!("KubeletConfiguration");
+            document["podPidsLimit"] = json!(77);
+            let configuration = knarr_kubelet::configuration::read(&document).unwrap();
+            let spec = pod.spec.as_ref().unwrap();
+            let container = of_container(&pod, &spec.containers[0], 1 << 30, CpuQuota::of(&configuration));
+            assert_eq!(
+                (container.cpu_period, container.cpu_quota),
+                (period, quota),
+                "{said}"
+            );
+            let whole = of_pod(&pod, &configuration);
+            let want = Limits {
+                cpu_shares: 512,
+                cpu_period: period,
+                cpu_quota: quota,
+                memory_bytes: 1 << 20,
+                pids: Some(77),
+            };
+            assert_eq!(whole, want, "{said}");
+        }
     }
 }

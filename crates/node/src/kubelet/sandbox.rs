@@ -262,7 +262,7 @@ pub fn config(pod: &core::Pod, attempt: u32, node: &ResolvConf, config: &Config)
             .into_iter()
             .collect(),
         linux: Some(v1::LinuxPodSandboxConfig {
-            cgroup_parent: resources::cgroup_parent(pod),
+            cgroup_parent: resources::group(pod).path(config.configuration.cgroup_driver),
             security_context: Some(v1::LinuxSandboxSecurityContext {
                 namespace_options: Some(namespaces(pod)),
                 run_as_user: user.map(|value| v1::Int64Value { value }),

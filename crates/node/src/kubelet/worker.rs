@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_cri::v1::PodSandboxConfig;
@@ -25,6 +26,7 @@ use tracing::{debug, warn};
 
 use super::downward::Place;
 use super::env::Sources;
+use super::resources::CpuQuota;
 use super::status::Write;
 use super::{Shared, container, env, exit, pod_kind, pull, sandbox, self_fencing, status};
 use crate::cgroup;
@@ -66,6 +68,7 @@ pub(super) enum Origin {
 pub(super) struct Worker {
     inbox: mpsc::UnboundedSender<Msg>,
     task: JoinHandle<()>,
+    ended: Arc<AtomicBool>,
 }
 
 impl Worker {
@@ -78,35 +81,32 @@ impl Worker {
         cancel: CancellationToken,
     ) -> Self {
         let (inbox, messages) = mpsc::unbounded_channel();
+        let rejected = admitted.is_err();
         if let Err(rejection) = admitted {
             // Whatever else it is told comes later.
             let _ = inbox.send(Msg::Event(Event::Reject(rejection)));
-            let task = tokio::spawn(run(
-                shared,
-                pod,
-                None,
-                (true, origin),
-                inbox.clone(),
-                messages,
-                cancel,
-            ));
-            return Worker { inbox, task };
         }
+        let ended = Arc::<AtomicBool>::default();
         let task = tokio::spawn(run(
             shared,
             pod,
-            found,
-            (false, origin),
-            inbox.clone(),
+            found.filter(|_| !rejected),
+            (rejected, origin),
+            (inbox.clone(), ended.clone()),
             messages,
             cancel,
         ));
-        Worker { inbox, task }
+        Worker { inbox, task, ended }
     }
 
     pub fn send(&self, message: Msg) {
         // A worker that has forgotten its pod needs no more news of it.
         let _ = self.inbox.send(message);
+    }
+
+    /// Whether nothing is left of the pod but what is told of it.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
     }
 
     pub fn is_finished(&self) -> bool {
@@ -118,6 +118,7 @@ struct Doer {
     shared: Arc<Shared>,
     machine: Pod,
     inbox: mpsc::UnboundedSender<Msg>,
+    ended: Arc<AtomicBool>,
     writes: mpsc::UnboundedSender<Write>,
     timer: Option<Timestamp>,
     hooks: BTreeMap<(String, Hook), AbortHandle>,
@@ -133,7 +134,7 @@ async fn run(
     pod: Arc<core::Pod>,
     found: Option<(Timestamp, Vec<Sandbox>, Vec<Container>)>,
     (rejected, origin): (bool, Origin),
-    inbox: mpsc::UnboundedSender<Msg>,
+    (inbox, ended): (mpsc::UnboundedSender<Msg>, Arc<AtomicBool>),
     mut messages: mpsc::UnboundedReceiver<Msg>,
     cancel: CancellationToken,
 ) {
@@ -156,6 +157,7 @@ async fn run(
         machine: Pod::new(pod, node),
         shared,
         inbox,
+        ended,
         writes,
         timer: None,
         hooks: BTreeMap::new(),
@@ -210,6 +212,9 @@ impl Doer {
         for action in self.machine.step(event, now) {
             debug!(pod = self.machine.object().metadata.name, ?action, "decided");
             self.carry_out(action);
+        }
+        if self.machine.has_ended() && !self.ended.swap(true, Ordering::Relaxed) {
+            self.shared.pod_ended.notify_one();
         }
     }
 
@@ -390,11 +395,11 @@ impl Doer {
                 });
             }
             Action::RemoveSandbox { id } => {
-                let parent = super::resources::cgroup_parent(&pod);
+                let group = super::resources::group(&pod);
                 tokio::spawn(async move {
                     until_done("remove a sandbox", || shared.runtime.remove_sandbox(&id)).await;
                     if shared.config.machine.is_host() {
-                        cgroup::remove(&parent);
+                        cgroup::remove(shared.config.configuration.cgroup_driver, &group).await;
                     }
                     shared.owners.lock().remove(&id);
                     tell(&inbox, Event::SandboxRemoved { id });
@@ -613,12 +618,11 @@ async fn create_sandbox(
 ) -> Result<(String, Vec<String>), RuntimeError> {
     let internal = |e: std::io::Error| RuntimeError::new("Internal", e.to_string());
     std::fs::create_dir_all(&config.log_directory).map_err(internal)?;
-    let parent = super::resources::cgroup_parent(pod);
     if shared.config.machine.is_host()
-        && let Err(error) = cgroup::ensure(&parent, &super::resources::of_pod(pod))
+        && let Err(error) = limit_pod(shared, pod).await
     {
-        // The runtime makes the cgroup itself; only the pod's own limit would be missing.
-        debug!(parent, %error, "cannot set up a pod's cgroup");
+        // The runtime makes the cgroup itself; only the pod's own limits would be missing.
+        warn!(pod = pod.metadata.name, %error, "cannot set up a pod's cgroup");
     }
     let handler = runtime_handler(shared, pod).await?;
     let _turn = shared.starts.acquire().await;
@@ -626,6 +630,14 @@ async fn create_sandbox(
     shared.owners.lock().insert(id.clone(), inbox.clone());
     let detail = shared.runtime.sandbox(&id).await?;
     Ok((id, detail.sandbox.ips))
+}
+
+/// Makes the pod's group, if it is not there, and gives it the pod's limits.
+async fn limit_pod(shared: &Shared, pod: &core::Pod) -> std::io::Result<()> {
+    let configuration = &shared.config.configuration;
+    let limits = super::resources::of_pod(pod, configuration);
+    let group = super::resources::group(pod);
+    cgroup::ensure(configuration.cgroup_driver, &group, &limits).await
 }
 
 async fn runtime_handler(shared: &Shared, pod: &core::Pod) -> Result<String, RuntimeError> {
@@ -687,6 +699,9 @@ async fn create_container(
         hosts_file: hosts,
         termination_log,
         node_memory_bytes: shared.memory_bytes,
+        cpu_quota: CpuQuota::of(&shared.config.configuration),
+        seccomp_default: shared.config.configuration.seccomp_default,
+        oom_group: cgroup::is_unified() && shared.config.configuration.single_process_oom_kill != Some(true),
     })
     .map_err(wrong)?;
     let made = shared
@@ -754,15 +769,15 @@ async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id
 async fn resize_container(shared: &Shared, pod: &core::Pod, name: &str, id: &str) -> Result<(), String> {
     let spec = pod.spec.as_ref().and_then(|s| find_spec(s, name));
     let spec = spec.ok_or_else(|| format!("the pod has no container {name:?} any more"))?;
-    let wanted = super::resources::of_container(pod, &spec, shared.memory_bytes);
-    let parent = super::resources::cgroup_parent(pod);
-    let of_pod = super::resources::of_pod(pod);
+    let quota = CpuQuota::of(&shared.config.configuration);
+    let wanted = super::resources::of_container(pod, &spec, shared.memory_bytes, quota);
     // Where the pod's limits shrink, the kernel takes them only once the container's have.
-    let first = cgroup::ensure(&parent, &of_pod);
+    let first = limit_pod(shared, pod).await;
     let resized = shared.runtime.update_container(id, &wanted).await;
     resized.map_err(|e| e.to_string())?;
     if first.is_err() {
-        cgroup::ensure(&parent, &of_pod).map_err(|e| format!("the pod's limits: {e}"))?;
+        let limited = limit_pod(shared, pod).await;
+        limited.map_err(|e| format!("the pod's limits: {e}"))?;
     }
     Ok(())
 }

@@ -32,6 +32,8 @@ pub enum Manners {
     Lingers(Duration),
     /// Only KILL ends it.
     Ignores,
+    /// It ends by itself so long after it began, with success.
+    Finishes(Duration),
 }
 
 /// How a process came to its end.
@@ -195,7 +197,7 @@ impl FakeRuntime {
             }
         }
         match manners {
-            Manners::Obeys => end(),
+            Manners::Obeys | Manners::Finishes(_) => end(),
             // Whoever asked may be gone by then; the process goes on to its end.
             Manners::Lingers(time) => drop(tokio::spawn(async move {
                 tokio::time::sleep(time).await;
@@ -267,6 +269,12 @@ fn pod_ref(labels_of: &std::collections::HashMap<String, String>) -> PodRef {
     }
 }
 
+/// As containerd says that a name was given already, perhaps to one whose maker never heard of it.
+fn reserved(what: &str, name: &str, id: &str) -> RuntimeError {
+    let text = format!("failed to reserve {what} name {name:?}: name {name:?} is reserved for {id:?}");
+    RuntimeError::new("Unknown", text)
+}
+
 fn unsupported<T>(what: &str) -> Result<T> {
     Err(RuntimeError::new(
         "Unimplemented",
@@ -312,12 +320,21 @@ impl Runtime for FakeRuntime {
 
     async fn run_sandbox(&self, config: &PodSandboxConfig, _: &str) -> Result<String> {
         let mut state = self.up()?;
+        let pod = pod_ref(&config.labels);
+        let attempt = config.metadata.as_ref().map_or(0, |m| m.attempt);
+        let same = state
+            .sandboxes
+            .values()
+            .find(|s| s.pod.uid == pod.uid && s.attempt == attempt);
+        if let Some(same) = same {
+            return Err(reserved("sandbox", &format!("{}_{attempt}", pod.name), &same.id));
+        }
         let id = state.id("sandbox");
         let number = state.made;
         let sandbox = Sandbox {
             id: id.clone(),
-            pod: pod_ref(&config.labels),
-            attempt: config.metadata.as_ref().map_or(0, |m| m.attempt),
+            pod,
+            attempt,
             ready: true,
             created_at: self.clock.now(),
             ips: vec![format!("10.0.{}.{}", number / 256 % 256, number % 256)],
@@ -375,8 +392,18 @@ impl Runtime for FakeRuntime {
         if !state.sandboxes.get(sandbox_id).is_some_and(|s| s.ready) {
             return Err(RuntimeError::not_found("sandbox", sandbox_id));
         }
-        let id = state.id("container");
         let metadata = config.metadata.clone().unwrap_or_default();
+        let pod = pod_ref(&config.labels);
+        let same = state
+            .containers
+            .values()
+            .map(|r| &r.container)
+            .find(|c| c.pod.uid == pod.uid && c.name == metadata.name && c.attempt == metadata.attempt);
+        if let Some(same) = same {
+            let name = format!("{}_{}_{}", metadata.name, pod.name, metadata.attempt);
+            return Err(reserved("container", &name, &same.id));
+        }
+        let id = state.id("container");
         let image = config.image.clone().unwrap_or_default().image;
         let manners = state.manners.get(&metadata.name).copied();
         let hash = config.annotations.get(labels::CONTAINER_HASH).cloned();
@@ -384,7 +411,7 @@ impl Runtime for FakeRuntime {
             container: Container {
                 id: id.clone(),
                 sandbox_id: sandbox_id.into(),
-                pod: pod_ref(&config.labels),
+                pod,
                 name: metadata.name,
                 attempt: metadata.attempt,
                 hash: hash.unwrap_or_default(),
@@ -423,6 +450,14 @@ impl Runtime for FakeRuntime {
         let record = record.ok_or_else(|| RuntimeError::not_found("container", id))?;
         record.container.state = ContainerState::Running { started_at: now };
         let container = record.container.clone();
+        if let Manners::Finishes(after) = record.manners {
+            let (state, clock, id) = (self.state.clone(), self.clock.clone(), id.to_string());
+            tokio::spawn(async move {
+                tokio::time::sleep(after).await;
+                let now = clock.now();
+                state.lock().exit(&id, 0, End::ByItself, now);
+            });
+        }
         state.starts.push((id.to_string(), key(&container)));
         state.tell(&container, &Happening::Started);
         Ok(())

@@ -87,6 +87,48 @@ pub struct Server {
     meter: Option<Arc<dyn Meter>>,
     probes: Arc<Counts>,
     streams: TaskTracker,
+    offers: Offers,
+}
+
+/// What an administrator may switch off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offers {
+    /// All that reaches into pods, and the logs of node and pods.
+    pub debugging: bool,
+    /// The logs of the node.
+    pub system_logs: bool,
+}
+
+impl Default for Offers {
+    fn default() -> Self {
+        Offers {
+            debugging: true,
+            system_logs: true,
+        }
+    }
+}
+
+impl Offers {
+    fn refuse(self, target: &Target) -> Result<(), Refusal> {
+        let debugging = matches!(
+            target,
+            Target::Exec(_)
+                | Target::Attach(_)
+                | Target::PortForward(_)
+                | Target::ContainerLogs(_)
+                | Target::RunningPods
+                | Target::NodeLogs(_)
+        );
+        if debugging && !self.debugging {
+            let words = "Debug endpoints are disabled.";
+            return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, words));
+        }
+        if matches!(target, Target::NodeLogs(_)) && !self.system_logs {
+            let words = "logs endpoint is disabled.";
+            return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, words));
+        }
+        Ok(())
+    }
 }
 
 /// A refusal: its code and the text users are shown.
@@ -169,7 +211,14 @@ impl Server {
             meter: None,
             probes: Arc::default(),
             streams: TaskTracker::new(),
+            offers: Offers::default(),
         }
+    }
+
+    /// With less than everything.
+    #[must_use]
+    pub fn offering(self, offers: Offers) -> Self {
+        Server { offers, ..self }
     }
 
     /// With somebody who measures; without, there are no figures to be had.
@@ -217,6 +266,7 @@ impl Server {
 
     async fn route(&self, mut request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
         let target = Target::parse(request.uri().path())?;
+        self.offers.refuse(&target)?;
         let streams = matches!(
             target,
             Target::Exec(_) | Target::Attach(_) | Target::PortForward(_)

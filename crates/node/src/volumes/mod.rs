@@ -23,7 +23,7 @@ use knarr_api::kinds::persistent_volume::{csi_attachment, csi_unique_name, exclu
 use knarr_client::Api;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use parking_lot::Mutex;
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
 use crate::kubelet::Machine;
@@ -60,7 +60,7 @@ pub struct Volumes {
     api: Arc<dyn Api>,
     machine: Machine,
     /// The tasks that keep pods' files current, by uid.
-    refreshers: Mutex<BTreeMap<String, AbortHandle>>,
+    refreshers: Mutex<BTreeMap<String, JoinHandle<()>>>,
     tokens: Arc<files::Tokens>,
     /// Where claimed volumes are on this node, by the pod's uid and the volume's name.
     claimed: Mutex<BTreeMap<(String, String), PathBuf>>,
@@ -93,6 +93,17 @@ fn plugin(volume: &core::Volume) -> &'static str {
         v if v.downward_api.is_some() => "kubernetes.io~downward-api",
         v if v.projected.is_some() => "kubernetes.io~projected",
         _ => ELSEWHERE,
+    }
+}
+
+/// Ends all of them when the kubelet ends: the next one has its own.
+struct EndWith<'a>(&'a Mutex<BTreeMap<String, JoinHandle<()>>>);
+
+impl Drop for EndWith<'_> {
+    fn drop(&mut self) {
+        std::mem::take(&mut *self.0.lock())
+            .into_values()
+            .for_each(|task| task.abort());
     }
 }
 
@@ -223,6 +234,7 @@ impl Volumes {
 
     /// Keeps the API's records of this node's volumes true, until dropped.
     pub(crate) async fn run(&self) {
+        let _refreshers = EndWith(&self.refreshers);
         let in_use = |path: &Path| self.claimed.lock().values().any(|used| used == path);
         let root = local_root(&self.root);
         let clean = local::clean(self.api.clone(), self.node.clone(), root, self.machine, in_use);
@@ -285,7 +297,7 @@ impl Volumes {
                 }
             }
         });
-        let before = self.refreshers.lock().insert(uid, task.abort_handle());
+        let before = self.refreshers.lock().insert(uid, task);
         if let Some(before) = before {
             before.abort();
         }
@@ -338,8 +350,11 @@ impl Volumes {
 
     /// Unmounts and removes everything of a pod.
     pub async fn teardown(&self, uid: &str) -> Result<(), VolumeError> {
-        if let Some(task) = self.refreshers.lock().remove(uid) {
+        let refresher = self.refreshers.lock().remove(uid);
+        if let Some(task) = refresher {
             task.abort();
+            // One that is just writing would make anew what is removed below. How it ended does not matter.
+            let _ = task.await;
         }
         self.tokens.forget(uid);
         // Before anything of the pod's directory goes: what is mounted there may be storage of others.

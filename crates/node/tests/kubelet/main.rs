@@ -5,6 +5,8 @@
 
 mod deaths;
 mod evictions;
+mod registration;
+mod shutdown;
 mod static_pods;
 
 use std::sync::Arc;

@@ -111,6 +111,7 @@ impl Node {
             cni_bin: "/usr/lib/cni".into(),
             cni_conf: at("cni"),
             sandbox_image: images::PAUSE.into(),
+            systemd_cgroup: false,
         };
         let cancel = CancellationToken::new();
         let containerd = Containerd::start(config, cancel.clone()).await.unwrap();

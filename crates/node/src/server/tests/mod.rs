@@ -267,3 +267,33 @@ async fn the_node_in_this_process_is_dialled_by_name() {
     let error = dialer.dial("there").await.err().unwrap();
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
 }
+
+#[test]
+fn what_is_switched_off_is_refused_in_the_kubelets_words() {
+    let refused = |debugging, system_logs, path: &str| {
+        let offers = Offers {
+            debugging,
+            system_logs,
+        };
+        let refusal = offers.refuse(&Target::parse(path).unwrap()).err();
+        refusal.map(|r| (r.code.as_u16(), r.text))
+    };
+    let no_debugging = Some((405, "Debug endpoints are disabled.".to_string()));
+    let no_logs = Some((405, "logs endpoint is disabled.".to_string()));
+    for (debugging, system_logs, path, want) in [
+        (true, true, "/exec/ns/p/c", None),
+        (true, true, "/logs/", None),
+        (false, true, "/exec/ns/p/c", no_debugging.clone()),
+        (false, true, "/attach/ns/p/c", no_debugging.clone()),
+        (false, true, "/portForward/ns/p", no_debugging.clone()),
+        (false, true, "/containerLogs/ns/p/c", no_debugging.clone()),
+        (false, true, "/logs/", no_debugging.clone()),
+        (false, true, "/runningpods", no_debugging),
+        (false, false, "/stats/summary", None),
+        (false, false, "/healthz", None),
+        (true, false, "/logs/", no_logs),
+        (true, false, "/containerLogs/ns/p/c", None),
+    ] {
+        assert_eq!(refused(debugging, system_logs, path), want, "{path}");
+    }
+}

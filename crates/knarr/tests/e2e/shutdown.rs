@@ -1,0 +1,113 @@
+//! The machine of a node goes down (SPEC T9), with real containers: what its own script tells knarr, and what comes
+//! of it.
+
+use std::time::{Duration, Instant};
+
+use crate::cluster::{Cluster, Namespace, eventually, has, same, text};
+use crate::kubectl::running;
+use crate::{Alone, Outcome};
+
+pub const SCENARIOS: &[Alone] = &[(
+    "t9_pods_end_by_priority_when_the_machine_goes_down_and_not_before",
+    machine_goes_down,
+)];
+
+/// Two that take their time, one that belongs to the system.
+const PODS: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: { name: deaf }
+spec:
+  terminationGracePeriodSeconds: 600
+  containers: [{ name: c, image: localhost/knarr/busybox:1, command: [sleep, "1000"] }]
+---
+apiVersion: v1
+kind: Pod
+metadata: { name: polite }
+spec:
+  terminationGracePeriodSeconds: 600
+  containers:
+    - name: c
+      image: localhost/knarr/busybox:1
+      command: [sh, -c, "trap 'exit 0' TERM; while :; do sleep 0.1; done"]
+---
+apiVersion: v1
+kind: Pod
+metadata: { name: vital }
+spec:
+  priorityClassName: system-node-critical
+  containers:
+    - name: c
+      image: localhost/knarr/busybox:1
+      command: [sh, -c, "trap 'exit 0' TERM; while :; do sleep 0.1; done"]
+"#;
+
+fn machine_goes_down() -> Outcome {
+    let cluster = Cluster::start("halt")?;
+    let ns = Namespace {
+        cluster: &cluster,
+        name: "default".into(),
+    };
+    ns.eventually("the default service account", || {
+        ns.try_run(&["get", "sa", "default"]).is_ok()
+    })?;
+    ns.apply(PODS)?;
+    for pod in ["deaf", "polite", "vital"] {
+        running(&ns, pod)?;
+    }
+    let started = |pod: &str| {
+        let at = "jsonpath={.status.containerStatuses[0].containerID}";
+        ns.run(&["get", "pod", pod, "-o", at])
+    };
+    // knarr itself may end at any time: that is no shutdown.
+    let before = (started("deaf")?, started("vital")?);
+    cluster.terminate()?;
+    cluster.launch()?;
+    cluster.wait_ready()?;
+    same(
+        &format!("{:?}", (started("deaf")?, started("vital")?)),
+        &format!("{before:?}"),
+    )?;
+
+    let begin = Instant::now();
+    let out = cluster.knarr("node").arg("shutdown").output()?;
+    let (took, said) = (begin.elapsed(), text(&out));
+    has(&said, "within 5 s at the most")?;
+    has(
+        &said,
+        "ending 2 pods of priority 0 and more, within 3 s\nending 1 pods of priority 2000000000",
+    )?;
+    has(&said, "all pods have ended")?;
+    // The deaf one has all of its group's time, and not its own; how much longer a slow machine takes does not matter.
+    if took < Duration::from_secs(3) || took > Duration::from_secs(60) {
+        return Err(format!("the shutdown took {took:?}").into());
+    }
+    for pod in ["deaf", "polite", "vital"] {
+        let shown = "jsonpath={.status.phase} {.status.reason}: {.status.message}";
+        same(
+            &ns.run(&["get", "pod", pod, "-o", shown])?,
+            "Failed Terminated: Pod was terminated in response to imminent node shutdown.",
+        )?;
+    }
+    let ready = r#"jsonpath={.status.conditions[?(@.type=="Ready")].message}"#;
+    same(
+        &ns.run(&["get", "node", "node1", "-o", ready])?,
+        "node is shutting down",
+    )?;
+    // Nothing of them is left on the machine.
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let volumes = cluster.data_dir().join("kubelet/pods").display().to_string();
+    if let Some(mount) = mounts.lines().find(|l| l.contains(&volumes)) {
+        return Err(format!("still mounted: {mount}").into());
+    }
+    // The machine comes up again: the node takes pods.
+    cluster.terminate()?;
+    cluster.launch()?;
+    eventually("the node to be ready again", || {
+        ns.try_run(&["get", "node", "node1", "-o", ready])
+            .is_ok_and(|m| m == "kubelet is posting ready status")
+    })?;
+    let refused = text(&cluster.knarr("node").args(["shutdown", "--cancel"]).output()?);
+    has(&refused, "no shutdown is under way")?;
+    cluster.end().map_err(Into::into)
+}

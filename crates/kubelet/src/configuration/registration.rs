@@ -1,0 +1,128 @@
+//! What a node's object begins with: labels and taints, as an administrator writes them on a command line.
+//!
+//! Which of Kubernetes' own labels a node may give itself, the API server's NodeRestriction says.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Taint;
+use knarr_api::field::{Errors, Path};
+use knarr_api::{k8s_openapi, names};
+
+const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+
+/// Whether a node may be registered with the taint.
+pub(super) fn check_taint(taint: &Taint, at: &Path, errors: &mut Errors) {
+    for words in names::qualified_name(&taint.key) {
+        errors.invalid(&at.child("key"), taint.key.as_str(), words);
+    }
+    let value = taint.value.as_deref().unwrap_or("");
+    for words in names::label_value(value) {
+        errors.invalid(&at.child("value"), value, words);
+    }
+    if !EFFECTS.contains(&taint.effect.as_str()) {
+        errors.not_supported(&at.child("effect"), taint.effect.as_str(), &EFFECTS);
+    }
+    if taint.time_added.is_some() {
+        errors.forbidden(&at.child("timeAdded"), "is set when the node is tainted");
+    }
+}
+
+fn listed(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|item| !item.is_empty())
+}
+
+/// `key=value,…`, as `--node-labels` has it.
+pub fn labels(text: &str) -> Result<BTreeMap<String, String>, String> {
+    let mut labels = BTreeMap::new();
+    for item in listed(text) {
+        let (key, value) = item
+            .split_once('=')
+            .ok_or_else(|| format!("{item:?}: expected key=value"))?;
+        let wrong = names::qualified_name(key)
+            .into_iter()
+            .chain(names::label_value(value));
+        if let Some(words) = wrong.into_iter().next() {
+            return Err(format!("{item:?}: {words}"));
+        }
+        labels.insert(key.to_string(), value.to_string());
+    }
+    Ok(labels)
+}
+
+/// `key=value:effect,…`, as `--register-with-taints` has it; the value may be missing.
+pub fn taints(text: &str) -> Result<Vec<Taint>, String> {
+    let mut taints: Vec<Taint> = Vec::new();
+    for item in listed(text) {
+        let (named, effect) = item
+            .rsplit_once(':')
+            .ok_or_else(|| format!("{item:?}: expected key=value:effect"))?;
+        let (key, value) = match named.split_once('=') {
+            Some((key, value)) => (key, Some(value)),
+            None => (named, None),
+        };
+        let taint = Taint {
+            key: key.into(),
+            value: value.filter(|v| !v.is_empty()).map(str::to_string),
+            effect: effect.into(),
+            time_added: None,
+        };
+        let mut errors = Errors::default();
+        check_taint(&taint, &Path::default(), &mut errors);
+        if let Some(error) = errors.iter().next() {
+            return Err(format!("{item:?}: {error}"));
+        }
+        if taints
+            .iter()
+            .any(|t| t.key == taint.key && t.effect == taint.effect)
+        {
+            return Err(format!(
+                "{item:?}: there is another taint with this key and effect"
+            ));
+        }
+        taints.push(taint);
+    }
+    Ok(taints)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_and_taints_are_read_as_kubelets_flags_have_them() {
+        let read = labels("disk=ssd, example.com/rack=,zone=a").unwrap();
+        let shown: Vec<String> = read.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        assert_eq!(shown, ["disk=ssd", "example.com/rack=", "zone=a"]);
+        let shown = |text: &str| -> Vec<String> {
+            let taints = taints(text).unwrap().into_iter();
+            taints
+                .map(|t| format!("{}={:?}:{}", t.key, t.value, t.effect))
+                .collect()
+        };
+        assert_eq!(
+            shown("dedicated=db:NoSchedule,gone:NoExecute,dedicated=db:NoExecute"),
+            [
+                "dedicated=Some(\"db\"):NoSchedule",
+                "gone=None:NoExecute",
+                "dedicated=Some(\"db\"):NoExecute"
+            ]
+        );
+        assert_eq!(shown(""), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_no_label_and_no_taint_is_named() {
+        for text in ["disk", "a b=c", "disk=s s", "=x"] {
+            let said = labels(text).unwrap_err();
+            assert!(said.contains(&format!("{text:?}")), "{said}");
+        }
+        for text in [
+            "a=b",
+            "a=b:Never",
+            "a b:NoSchedule",
+            "a=b:NoSchedule,a=c:NoSchedule",
+        ] {
+            assert!(taints(text).is_err(), "{text}");
+        }
+    }
+}
