@@ -77,14 +77,14 @@ const CASES: &[Case] = &[
     Case {
         pod: "talking-probe",
         spec: r#""containers": [{"name": "c", %SLEEP%, "readinessProbe": {"periodSeconds": 1, "timeoutSeconds": 10,
-            "exec": {"command": ["sh", "-c", "yes spam | head -c 20000000; false"]}}}]"#,
+            "exec": {"command": ["sh", "-c", "yes spam | head -c 3000000; false"]}}}]"#,
         status: "\"Running\"",
         event: "Readiness probe failed: spam",
     },
     Case {
         pod: "talking-hook",
         spec: r#""containers": [{"name": "c", %SLEEP%, "lifecycle": {"postStart":
-            {"exec": {"command": ["sh", "-c", "yes spam | head -c 20000000"]}}}}]"#,
+            {"exec": {"command": ["sh", "-c", "yes spam | head -c 3000000"]}}}}]"#,
         status: "\"ready\": true",
         event: "Container started",
     },

@@ -254,11 +254,6 @@ impl Cluster {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// Where the kernel lists what is plugged into the pods' bridge.
-    pub fn bridge_ports(&self) -> PathBuf {
-        Path::new("/sys/class/net").join(&self.bridge).join("brif")
-    }
-
     pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("d")
     }

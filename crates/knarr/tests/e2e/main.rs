@@ -25,7 +25,6 @@ mod partitions;
 mod python;
 mod safety;
 mod shutdown;
-mod steps;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -79,7 +78,6 @@ fn main() -> ExitCode {
         .chain(joining::SCENARIOS)
         .chain(partitions::SCENARIOS)
         .chain(shutdown::SCENARIOS)
-        .chain(steps::SCENARIOS)
         .chain(mistakes::SCENARIOS);
     for (name, run) in alone {
         trials.push(Trial::test(*name, run));
