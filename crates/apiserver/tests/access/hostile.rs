@@ -433,10 +433,7 @@ async fn floods_of_frames_are_ended_or_cost_nothing() {
             .filter_map(Frame::error_code)
             .collect();
         match comes {
-            Comes::Ends(codes) => assert!(
-                ends.iter().any(|code| codes.contains(code)),
-                "{what}: {frames:?}"
-            ),
+            Comes::Ends(codes) => assert!(ends.iter().any(|code| codes.contains(code)), "{what}: {frames:?}"),
             Comes::Status(code) => assert!(frames.iter().any(|f| f.is_status(code)), "{what}: {frames:?}"),
             Comes::Nothing => {}
         }
