@@ -7,7 +7,9 @@ use futures::StreamExt;
 use futures::stream;
 use k8s_openapi::api::core::v1::PodCondition;
 use knarr_api::{AnyObject, Error, Kind, Object, Result, convert, k8s_openapi, registry};
-use knarr_client::{Api, DeleteOptions, List, ListOptions, Patch, WatchEvent, WatchOptions, WatchStream};
+use knarr_client::{
+    Api, DeleteOptions, List, ListOptions, Patch, Term, WatchEvent, WatchOptions, WatchStream,
+};
 
 use crate::authz::{Attributes, forbidden};
 use crate::cache::change::Told;
@@ -23,11 +25,15 @@ use crate::watch::Item;
 pub(crate) struct InProcess {
     pub server: Arc<Server>,
     pub user: User,
+    pub term: Option<Term>,
 }
 
 impl InProcess {
     fn ctx(&self) -> Ctx {
-        Ctx::new(self.user.clone(), self.server.clock.now())
+        Ctx {
+            term: self.term.clone(),
+            ..Ctx::new(self.user.clone(), self.server.clock.now())
+        }
     }
 
     /// Components know the kinds that users brought by name only; this is the one that is served.
@@ -70,6 +76,14 @@ impl InProcess {
 
 #[async_trait]
 impl Api for InProcess {
+    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Api> {
+        Arc::new(InProcess {
+            server: self.server.clone(),
+            user: self.user.clone(),
+            term: Some(term),
+        })
+    }
+
     async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
         let kind = self.served(kind)?;
         let target = Target::main(kind, namespace, name);

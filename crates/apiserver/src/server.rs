@@ -241,6 +241,7 @@ impl Server {
         Arc::new(InProcess {
             server: self.clone(),
             user: User::new(user, groups).authenticated(),
+            term: None,
         })
     }
 }

@@ -2,6 +2,7 @@
 
 mod api;
 mod cluster;
+mod controllers;
 mod process;
 mod report;
 mod scheduler;
@@ -43,6 +44,8 @@ enum Name {
     Api,
     /// The embedded store alone: durable writes, opening.
     Store,
+    /// StatefulSets coming up on a thousand nodes, a lost node's pods, ten thousand pods at rest.
+    Controllers,
     /// The scheduler through the API with the embedded store, and its deciding core alone, on 500 to 50 000 nodes.
     Scheduler,
 }
@@ -88,6 +91,10 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     if wanted(Name::Api) {
         eprintln!("measuring the API server (about a minute) …");
         reports.extend(api::all(only).await?);
+    }
+    if wanted(Name::Controllers) {
+        eprintln!("measuring the controllers (about two minutes) …");
+        reports.extend(controllers::all().await?);
     }
     if wanted(Name::Scheduler) {
         eprintln!("measuring the scheduler through the API …");

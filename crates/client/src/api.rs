@@ -10,6 +10,8 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, Error, Kind, Object, Result, Shared};
 
+use crate::term::Term;
+
 /// What a delete or an update must find (409 otherwise).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Preconditions {
@@ -94,6 +96,8 @@ pub enum Patch {
 /// authorization, admission, validation.
 #[async_trait]
 pub trait Api: Send + Sync + 'static {
+    /// The same API, every write of which is made only while `term` lasts; after it the answer is 409.
+    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Api>;
     async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>>;
     async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List>;
     async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream>;

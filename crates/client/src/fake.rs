@@ -9,9 +9,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::StreamExt;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi;
+use knarr_api::registry;
 use knarr_api::selector;
 use knarr_api::strategy::{Deletion, Part};
 use knarr_api::{AnyObject, Error, Kind, Object, ObjectKey, Result};
@@ -23,6 +25,7 @@ use crate::api::{
     Api, DeleteOptions, List, ListOptions, Patch, Propagation, WatchEvent, WatchOptions, WatchStream,
 };
 use crate::clock::Clock;
+use crate::term::Term;
 
 /// What is asked, as an interceptor sees it.
 #[derive(Clone, Debug)]
@@ -69,7 +72,9 @@ struct Told {
 /// See the module.
 pub struct FakeApi {
     clock: Arc<dyn Clock>,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
+    /// Whose writes these are.
+    term: Option<Term>,
 }
 
 #[derive(Clone)]
@@ -178,7 +183,8 @@ impl FakeApi {
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         FakeApi {
             clock,
-            state: Mutex::default(),
+            state: Arc::default(),
+            term: None,
         }
     }
 
@@ -190,6 +196,12 @@ impl FakeApi {
     /// Everything that was asked so far, refused or not.
     pub fn requests(&self) -> Vec<Request> {
         self.state.lock().requests.clone()
+    }
+
+    fn check_term(&self, state: &State) -> Result<()> {
+        let Some(term) = &self.term else { return Ok(()) };
+        let lease = state.find(&registry::LEASE, &term.namespace, &term.name).ok();
+        term.check(lease.as_ref().and_then(|l| l.get::<Lease>()))
     }
 
     /// Ends every watch there is. With `forget`, history goes too: taking a watch up again answers `Expired`.
@@ -245,6 +257,14 @@ fn ready_to_go(object: &dyn AnyObject) -> bool {
 
 #[async_trait]
 impl Api for FakeApi {
+    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Api> {
+        Arc::new(FakeApi {
+            clock: self.clock.clone(),
+            state: self.state.clone(),
+            term: Some(term),
+        })
+    }
+
     async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
         let mut state = self.state.lock();
         state.ask(request("get", kind, namespace, name, ""))?;
@@ -328,6 +348,7 @@ impl Api for FakeApi {
             &asked.unwrap_or_default(),
             "",
         ))?;
+        self.check_term(&state)?;
         if meta.name.as_ref().is_none_or(String::is_empty) {
             let Some(prefix) = meta.generate_name.clone() else {
                 return Err(Error::bad_request("name or generateName is required"));
@@ -363,6 +384,7 @@ impl Api for FakeApi {
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
         state.ask(request("update", kind, &namespace, &name, subresource))?;
+        self.check_term(&state)?;
         let old = state.find(kind, &namespace, &name)?;
         let seen = meta.resource_version.as_deref().filter(|v| !v.is_empty());
         let other_uid = meta.uid.as_deref().is_some_and(|uid| uid != old.uid());
@@ -427,6 +449,7 @@ impl Api for FakeApi {
     ) -> Result<Arc<Object>> {
         let mut state = self.state.lock();
         state.ask(request("delete", kind, namespace, name, ""))?;
+        self.check_term(&state)?;
         let old = state.find(kind, namespace, name)?;
         let wanted = options.preconditions;
         if wanted.uid.is_some_and(|uid| uid != old.uid()) {
@@ -493,6 +516,7 @@ impl Api for FakeApi {
     ) -> Result<serde_json::Value> {
         let mut state = self.state.lock();
         state.ask(request("create", kind, namespace, name, subresource))?;
+        self.check_term(&state)?;
         let old = state.find(kind, namespace, name)?;
         let (Some(mut pod), "binding") = (old.to_typed::<Pod>(), subresource) else {
             return Err(Error::not_found(kind.about(name)));

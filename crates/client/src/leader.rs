@@ -3,8 +3,8 @@
 //! Whoever holds the lease renews it; whoever has seen it unchanged for its whole duration, by its own clock, may take
 //! it. A holder that cannot renew stops its work before anybody else may begin ([`Terms::renew_deadline`] is shorter
 //! than [`Terms::lease_duration`]). Every write carries the resourceVersion it was decided on, so that of two
-//! that try at once one fails. What two leaders could do in the gap (a paused machine) is kept safe by the
-//! preconditions on their own writes, not by the lease.
+//! that try at once one fails. What a leader has sent and what comes late (a paused machine, a slow link) is not the
+//! lease's to stop: it carries its [`Term`] and is refused after that.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use tracing::{debug, info, warn};
 
 use crate::api::{Api, TypedApi};
 use crate::clock::Clock;
+use crate::term::Term;
 
 /// How long things take in an election; kube-controller-manager's numbers by default.
 #[derive(Clone, Copy, Debug)]
@@ -80,37 +81,38 @@ impl Election {
         }
     }
 
-    /// Runs `work` whenever, and only while, this candidate leads. Ends when `work` ends by itself.
+    /// Runs `work` whenever, and only while, this candidate leads; it is told in which term. Ends when `work` ends by
+    /// itself.
     pub async fn run_while_leading<F, W>(&self, work: F)
     where
-        F: Fn() -> W,
+        F: Fn(Term) -> W,
         W: Future<Output = ()>,
     {
         loop {
-            self.acquire().await;
+            let term = self.acquire().await;
             info!(lease = self.name, identity = self.identity, "became leader");
             tokio::select! {
                 biased;
-                () = work() => return,
-                () = self.keep() => warn!(lease = self.name, identity = self.identity, "lost the lease"),
+                () = work(term.clone()) => return,
+                () = self.keep(&term) => warn!(lease = self.name, identity = self.identity, "lost the lease"),
             }
         }
     }
 
     /// Waits until this candidate holds the lease.
-    pub async fn acquire(&self) {
+    pub async fn acquire(&self) -> Term {
         loop {
             match self.attempt().await {
-                Ok(true) => return,
-                Ok(false) => {}
+                Ok(Some(term)) => return term,
+                Ok(None) => {}
                 Err(error) => debug!(lease = self.name, %error, "lease not taken"),
             }
             sleep(self.terms.retry_period).await;
         }
     }
 
-    /// Renews the lease; returns when it is lost.
-    async fn keep(&self) {
+    /// Renews the lease; returns when the term is over.
+    async fn keep(&self, term: &Term) {
         let mut renewed = Instant::now();
         loop {
             sleep(self.terms.retry_period).await;
@@ -118,8 +120,9 @@ impl Election {
             let began = Instant::now();
             // An attempt that hangs is as good as one that fails.
             match timeout(rest, self.attempt()).await {
-                Ok(Ok(true)) => renewed = began,
-                Ok(Ok(false)) => return,
+                Ok(Ok(Some(now))) if now == *term => renewed = began,
+                // It was somebody else's in between, or is.
+                Ok(Ok(_)) => return,
                 Ok(Err(error)) => debug!(lease = self.name, %error, "lease not renewed"),
                 Err(_) => return,
             }
@@ -142,8 +145,8 @@ impl Election {
         self.api.update_as(free).await.map(drop)
     }
 
-    /// Takes or renews the lease; whether it is this candidate's now.
-    async fn attempt(&self) -> Result<bool> {
+    /// Takes or renews the lease; the term, if it is this candidate's now.
+    async fn attempt(&self) -> Result<Option<Term>> {
         let now = self.clock.now();
         let lease: Shared<Lease> = match self.api.get_as(&self.namespace, &self.name).await {
             Ok(lease) => lease,
@@ -156,18 +159,19 @@ impl Election {
                     },
                     spec: Some(self.spec(None, now)),
                 };
-                return self.api.create_as(lease).await.map(|_| true);
+                return self.api.create_as(lease).await.map(|made| Some(Term::of(&made)));
             }
             Err(error) => return Err(error),
         };
         let expired = self.watch_for_expiry(&lease);
         let mine = holder(&lease) == self.identity;
         if !mine && !holder(&lease).is_empty() && !expired {
-            return Ok(false);
+            return Ok(None);
         }
         let mut next = (*lease).clone();
         next.spec = Some(self.spec(lease.spec.as_ref(), now));
-        self.api.update_as(next).await.map(|_| true)
+        let taken = self.api.update_as(next).await?;
+        Ok(Some(Term::of(&taken)))
     }
 
     /// Whether the lease has not changed for its whole duration.
@@ -268,7 +272,7 @@ mod tests {
             let election = self.election(identity);
             let (leading, most) = (self.leading.clone(), self.most.clone());
             tokio::spawn(async move {
-                let work = || {
+                let work = |_| {
                     let (leading, most) = (leading.clone(), most.clone());
                     async move {
                         let now = leading.fetch_add(1, Ordering::SeqCst) + 1;

@@ -14,6 +14,7 @@ pub mod informer;
 pub mod leader;
 pub mod node;
 pub mod remote;
+pub mod term;
 pub mod workqueue;
 
 pub use api::{
@@ -26,3 +27,4 @@ pub use events::{EventRecorder, EventType};
 pub use informer::Caches;
 pub use knarr_api::{Error, Kind, Object, ObjectKey, Result, Shared};
 pub use node::{Conn, NodeDialer};
+pub use term::Term;

@@ -12,7 +12,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{Buf, Bytes, BytesMut};
 use futures::{Stream, StreamExt, TryStreamExt, stream};
-use http::{Method, Request};
+use http::{HeaderValue, Method, Request};
 use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use knarr_api::codec::DecodeError;
@@ -27,6 +27,7 @@ use serde_json::{Value, json};
 use crate::api::{
     Api, DeleteOptions, List, ListOptions, Patch, Propagation, WatchEvent, WatchOptions, WatchStream,
 };
+use crate::term::{self, Term};
 
 /// Objects asked for at a time when listing without a limit.
 const PAGE: usize = 500;
@@ -35,7 +36,14 @@ const LINE_MAX_BYTES: usize = 8 * 1024 * 1024;
 
 /// A cluster that is reached over the network.
 pub struct Remote {
-    /// How it is reached, and as whom; asked anew when a credential is exchanged.
+    link: Arc<Link>,
+    /// The term that its writes are part of, as it is sent.
+    term: Option<HeaderValue>,
+}
+
+/// How it is reached, and as whom.
+struct Link {
+    /// Asked anew when a credential is exchanged.
     config: kube::Config,
     client: RwLock<kube::Client>,
     server: String,
@@ -105,30 +113,34 @@ impl Remote {
     fn new(mut config: kube::Config) -> std::result::Result<Self, kube::Error> {
         // Watches are silent for long; whoever waits for an answer sets its own limit.
         config.read_timeout = None;
-        Ok(Remote {
+        let link = Link {
             server: config.cluster_url.to_string().trim_end_matches('/').to_string(),
             client: RwLock::new(kube::Client::try_from(config.clone())?),
             config,
+        };
+        Ok(Remote {
+            link: Arc::new(link),
+            term: None,
         })
     }
 
     /// From now on requests are made with this credential. Those under way, such as watches, go on with the old one.
     pub fn show(&self, credential: &Credential) -> std::result::Result<(), kube::Error> {
-        let mut config = self.config.clone();
+        let mut config = self.link.config.clone();
         config.auth_info = credential.auth_info();
         let client = kube::Client::try_from(config)?;
-        *self.client.write() = client;
+        *self.link.client.write() = client;
         Ok(())
     }
 
     /// The API's address.
     pub fn server(&self) -> &str {
-        &self.server
+        &self.link.server
     }
 
     /// The CAs that vouch for the API server, DER.
     pub fn authorities(&self) -> &[Vec<u8>] {
-        self.config.root_cert.as_deref().unwrap_or_default()
+        self.link.config.root_cert.as_deref().unwrap_or_default()
     }
 
     async fn send(
@@ -138,18 +150,21 @@ impl Remote {
         content_type: &str,
         body: Vec<u8>,
     ) -> Result<http::Response<Body>> {
-        let request = Request::builder().method(method).uri(path);
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some(term) = &self.term {
+            request = request.header(term::HEADER, term);
+        }
         let request = if body.is_empty() {
             request
         } else {
             request.header(http::header::CONTENT_TYPE, content_type)
         };
         let request = request.body(Body::from(body)).map_err(Error::internal)?;
-        let client = self.client.read().clone();
+        let client = self.link.client.read().clone();
         let response = client
             .send(request)
             .await
-            .map_err(|e| Error::unavailable(format!("{} cannot be reached: {e}", self.server)))?;
+            .map_err(|e| Error::unavailable(format!("{} cannot be reached: {e}", self.link.server)))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -315,6 +330,13 @@ fn lines(chunks: impl Stream<Item = Result<Bytes>> + Send) -> impl Stream<Item =
 
 #[async_trait]
 impl Api for Remote {
+    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Api> {
+        Arc::new(Remote {
+            link: self.link.clone(),
+            term: Some(term.to_header()),
+        })
+    }
+
     async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
         self.object(
             kind,

@@ -69,7 +69,7 @@ pub async fn run(api: Arc<dyn Api>, config: Config, clock: Arc<dyn Clock>, cance
     tokio::select! {
         biased;
         () = cancel.cancelled() => {}
-        () = election.run_while_leading(|| work(api.clone(), &config, clock.clone())) => {}
+        () = election.run_while_leading(|term| work(api.clone().during(term), &config, clock.clone())) => {}
     }
     match timeout(RELEASE, election.release()).await {
         Ok(Ok(())) => {}

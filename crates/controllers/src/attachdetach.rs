@@ -32,7 +32,7 @@ use crate::{pod, protection};
 pub struct AttachDetach;
 
 /// The volume an attachment is of.
-fn volume_of(attachment: &VolumeAttachment) -> &str {
+pub(crate) fn volume_of(attachment: &VolumeAttachment) -> &str {
     let source = &attachment.spec.source;
     source.persistent_volume_name.as_deref().unwrap_or("")
 }
@@ -123,7 +123,7 @@ impl Controller for AttachDetach {
 }
 
 /// The pods that use a volume through the claim it is bound to: on a node, and not ended.
-fn users(view: &dyn View, volume: &PersistentVolume) -> Vec<Shared<Pod>> {
+pub(crate) fn users(view: &dyn View, volume: &PersistentVolume) -> Vec<Shared<Pod>> {
     let Some(to) = claim_ref(volume) else {
         return Vec::new();
     };
@@ -216,7 +216,7 @@ fn held(
 }
 
 /// Takes the node's word off a record where the node has none any more.
-fn broken(view: &dyn View, attachment: &Shared<VolumeAttachment>) -> Vec<Action> {
+pub(crate) fn broken(view: &dyn View, attachment: &Shared<VolumeAttachment>) -> Vec<Action> {
     let name = attachment.spec.node_name.as_str();
     let held = attachment.metadata.finalizers.iter().flatten();
     if !held.into_iter().any(|f| f == IN_USE) {

@@ -11,10 +11,12 @@ pub mod certificates;
 pub mod clusterrole_aggregation;
 pub mod controller;
 pub mod cronjob;
+pub mod csi_attach;
 pub mod daemonset;
 pub mod deployment;
 pub mod disruption;
 pub mod endpoints;
+pub mod ephemeral_volume;
 pub mod fencing;
 pub mod garbagecollector;
 pub mod history;
@@ -85,11 +87,13 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(cronjob::CronJobs {
             time_zone: config.time_zone,
         }),
+        Box::new(csi_attach::CsiAttach),
         Box::new(daemonset::DaemonSets),
         Box::new(deployment::Deployments),
         Box::new(disruption::Disruptions),
         Box::new(endpoints::legacy::Endpoints),
         Box::new(endpoints::slices::EndpointSlices),
+        Box::new(ephemeral_volume::EphemeralVolumes),
         Box::new(job::Jobs),
         Box::new(namespace::Namespaces),
         Box::new(node::eviction::TaintEviction),

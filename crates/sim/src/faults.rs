@@ -100,7 +100,7 @@ impl Faults {
         let server = self.chance.pick(&others).cloned();
         let observer = self.observer.clone();
         let note = |what: String| observer.note(&format!("fault: {what} for {} ms", length.as_millis()));
-        match self.chance.between(0, 109) {
+        match self.chance.between(0, 113) {
             0..20 => {
                 note(format!("partition of {}", network.name));
                 cut_for(vec![network], length);
@@ -170,7 +170,7 @@ impl Faults {
                 server.link.set_cut(true);
                 later(length, move || server.link.set_cut(false));
             }
-            _ => {
+            105..110 => {
                 let Some(server) = server else { return };
                 note(format!("crash of {}", server.name));
                 server.crash();
@@ -178,6 +178,19 @@ impl Faults {
                     sleep(length).await;
                     server.revive().await;
                 });
+            }
+            _ => {
+                // Long enough for another to lead meanwhile.
+                let length = length + Duration::from_secs(15);
+                let network = control.network.clone();
+                let held = format!(
+                    "writes of {} are held for {} ms",
+                    network.name,
+                    length.as_millis()
+                );
+                self.observer.note(&format!("fault: {held}"));
+                network.set_held(true);
+                later(length, move || network.set_held(false));
             }
         }
         self.tell_who_is_well();
@@ -194,6 +207,7 @@ impl Faults {
         for network in self.networks() {
             network.set_weather(Weather::default());
             network.set_stalled(false);
+            network.set_held(false);
             network.set_cut(false);
         }
         for node in &self.nodes {

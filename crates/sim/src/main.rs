@@ -11,6 +11,10 @@ use clap::Parser;
 use knarr_sim::{Mutation, Report, Simulation, run_all};
 use parking_lot::Mutex;
 
+/// Half of what a history costs otherwise is the allocator's.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// Seeds in which a mistake has to be found.
 const MUTATION_SEEDS: u64 = 60;
 /// Lines of a history that a failure shows.

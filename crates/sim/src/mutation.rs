@@ -20,12 +20,13 @@ pub enum Mutation {
     KeepReleased,
     IgnoreTerminating,
     LoseLastStep,
+    ForgetTerm,
 }
 
 use Mutation::*;
 
 impl Mutation {
-    pub const ALL: [Mutation; 12] = [
+    pub const ALL: [Mutation; 13] = [
         DeleteBeforeTheEnd,
         DeleteBeforeProcessesAreGone,
         StartTwice,
@@ -38,6 +39,7 @@ impl Mutation {
         KeepReleased,
         IgnoreTerminating,
         LoseLastStep,
+        ForgetTerm,
     ];
 
     /// As it is called on the command line.
@@ -55,6 +57,7 @@ impl Mutation {
             KeepReleased => "keep-released",
             IgnoreTerminating => "ignore-terminating",
             LoseLastStep => "lose-last-step",
+            ForgetTerm => "forget-term",
         }
     }
 
@@ -75,6 +78,7 @@ impl Mutation {
             KeepReleased => "kubelets keep what they once were given, and never hear that it is gone",
             IgnoreTerminating => "controllers take pods that are ending for gone",
             LoseLastStep => "kubelets do not complete deletions",
+            ForgetTerm => "leaders do not say in which term they decided what they write",
         }
     }
 
@@ -82,7 +86,7 @@ impl Mutation {
     pub fn rule(self) -> &'static str {
         match self {
             DeleteBeforeTheEnd | DeleteBeforeProcessesAreGone => "T5",
-            StartTwice => "S1",
+            StartTwice | ForgetTerm => "S1",
             CutTheGrace => "T3",
             LengthenTheGrace => "T2",
             ForceAway | ReplaceLost | GcWithoutQuarantine | ForgetUid => "S2",

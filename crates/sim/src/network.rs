@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use knarr_api::{AnyObject, registry};
 use knarr_client::{
-    Api, DeleteOptions, Error, Kind, List, ListOptions, Object, Patch, Result, WatchEvent, WatchOptions,
-    WatchStream,
+    Api, DeleteOptions, Error, Kind, List, ListOptions, Object, Patch, Result, Term, WatchEvent,
+    WatchOptions, WatchStream,
 };
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
@@ -24,6 +24,7 @@ use crate::Mutation;
 use crate::observer::Observer;
 use crate::random::Stream;
 use crate::servers::ApiServer;
+use crate::store::WRITTEN_IN;
 
 /// How bad it is, in thousandths of the requests.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,6 +42,8 @@ struct State {
     weather: Weather,
     cut: bool,
     stalled: bool,
+    /// Writes that were sent have not arrived.
+    held: bool,
     /// Counts the times all connections broke.
     breaks: u64,
     chance: Stream,
@@ -67,6 +70,7 @@ impl Network {
                 weather: Weather::default(),
                 cut: false,
                 stalled: false,
+                held: false,
                 breaks: 0,
                 chance,
             }),
@@ -94,6 +98,23 @@ impl Network {
     pub fn set_stalled(&self, stalled: bool) {
         self.state.lock().stalled = stalled;
         self.changed.notify_waiters();
+    }
+
+    /// What is written arrives when this is over, as from a machine that was paused or a switch that kept it.
+    pub fn set_held(&self, held: bool) {
+        self.state.lock().held = held;
+        self.changed.notify_waiters();
+    }
+
+    async fn arrives(&self) {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if !self.state.lock().held {
+                return;
+            }
+            changed.await;
+        }
     }
 
     pub fn break_watches(&self) {
@@ -154,9 +175,10 @@ impl Network {
         let answer = if write {
             // A task of its own: what is sent arrives, whatever becomes of its sender.
             let (answered, answer) = oneshot::channel();
-            let gone = gone.clone();
+            let (gone, network) = (gone.clone(), self.clone());
             tokio::spawn(async move {
                 sleep(travel).await;
+                network.arrives().await;
                 if gone.is_cancelled() {
                     return;
                 }
@@ -181,7 +203,7 @@ impl Network {
     /// Whether all goes through, and is told.
     pub fn is_well(&self) -> bool {
         let state = self.state.lock();
-        !state.cut && !state.stalled
+        !state.cut && !state.stalled && !state.held
     }
 
     fn choose(&self, servers: usize) -> usize {
@@ -288,6 +310,8 @@ pub(crate) struct Wire {
     /// This incarnation is no more.
     pub dead: CancellationToken,
     pub mutation: Option<Mutation>,
+    /// The leader's term that its writes are part of.
+    term: Option<Term>,
     /// For [`Mutation::KeepReleased`]: every pod ever heard of, by namespace and name.
     kept: Arc<Mutex<Kept>>,
 }
@@ -313,6 +337,7 @@ impl Wire {
             observer,
             dead,
             mutation,
+            term: None,
             kept: Arc::default(),
         }
     }
@@ -324,7 +349,12 @@ impl Wire {
             return Some(connection.clone());
         }
         let server = self.servers.get(choice.server)?;
-        let (gone, api) = server.api(&self.identity.user, &self.identity.groups)?;
+        let (gone, mut api) = server.api(&self.identity.user, &self.identity.groups)?;
+        if let Some(term) = &self.term
+            && self.mutation != Some(Mutation::ForgetTerm)
+        {
+            api = api.during(term.clone());
+        }
         choice.connection = Some(Connection { gone, api });
         choice.connection.clone()
     }
@@ -346,7 +376,11 @@ impl Wire {
                 return Err(self.refused().await);
             };
             let Connection { gone, api } = &connection;
-            self.send_to(write, gone, request(api.clone())).await
+            let request = request(api.clone());
+            match self.term.clone() {
+                Some(term) => self.send_to(write, gone, WRITTEN_IN.scope(term, request)).await,
+                None => self.send_to(write, gone, request).await,
+            }
         };
         tokio::select! {
             biased;
@@ -453,6 +487,24 @@ fn is_forced(pod: &Object) -> bool {
 
 #[async_trait]
 impl Api for Wire {
+    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Api> {
+        let choice = Choice {
+            server: self.choice.lock().server,
+            connection: None,
+        };
+        Arc::new(Wire {
+            servers: self.servers.clone(),
+            identity: self.identity.clone(),
+            choice: Mutex::new(choice),
+            network: self.network.clone(),
+            observer: self.observer.clone(),
+            dead: self.dead.clone(),
+            mutation: self.mutation,
+            term: Some(term),
+            kept: self.kept.clone(),
+        })
+    }
+
     async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
         let (namespace, name) = (namespace.to_string(), name.to_string());
         self.send(false, |api| async move { api.get(kind, &namespace, &name).await })

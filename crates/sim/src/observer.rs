@@ -6,10 +6,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_client::{Clock, DeleteOptions};
+use knarr_client::{Clock, DeleteOptions, Term};
 use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_node::runtime::fake::{End, Happening};
 use parking_lot::Mutex;
@@ -145,6 +146,13 @@ impl Observer {
         inner
             .history
             .add(now, &format!("{revision} {verb} {path}{more}"), content);
+        if let Some(name) = path.strip_prefix("coordination.k8s.io/leases/") {
+            let lease = value.and_then(|v| serde_json::from_slice::<Lease>(v).ok());
+            match lease.filter(|_| !name.starts_with("kube-node-lease/")) {
+                Some(lease) => drop(inner.world.terms.insert(name.to_string(), Term::of(&lease))),
+                None => drop(inner.world.terms.remove(name)),
+            }
+        }
         if let Some(name) = path.strip_prefix("core/nodes/") {
             match value.and_then(|v| serde_json::from_slice::<Node>(v).ok()) {
                 Some(node) => {
@@ -172,14 +180,29 @@ impl Observer {
         }
     }
 
+    /// Keys that are written by a leader that was in this term when it decided.
+    pub fn led<'a>(&self, term: &Term, keys: impl Iterator<Item = &'a [u8]>) {
+        let mut inner = self.lock();
+        for key in keys {
+            let key = &String::from_utf8_lossy(key);
+            inner.judge(&Seen::Led { term, key });
+        }
+    }
+
     /// Whether all is well with a component from now on.
     pub fn set_well(&self, component: &str, well: bool) {
         let mut inner = self.lock();
-        let now = inner.world.now;
-        let since = inner.world.well_since.entry(component.to_string()).or_default();
+        let world = &mut inner.world;
+        let now = world.now;
+        let since = world.well_since.entry(component.to_string()).or_default();
         match well {
             true => drop(since.get_or_insert(now)),
-            false => *since = None,
+            false => {
+                if let Some(began) = since.take() {
+                    let spans = world.well_spans.entry(component.to_string()).or_default();
+                    spans.push((began, now));
+                }
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use knarr_client::Term;
 use knarr_store::{Error, KeyRange, Op, Range, RangeResult, Revision, Store, Txn, TxnResult, Watch};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
@@ -15,6 +16,11 @@ use crate::random::Stream;
 
 /// Items between a store's watch and the server that reads it.
 const WATCH_BUFFER: usize = 1024;
+
+tokio::task_local! {
+    /// In which leader's term the writes of this task were decided.
+    pub(crate) static WRITTEN_IN: Term;
+}
 
 pub(crate) struct ObservedStore {
     pub inner: Arc<dyn Store>,
@@ -32,6 +38,9 @@ impl Store for ObservedStore {
         // The memory store is done when it is first polled: nothing comes between the commit and its telling.
         let result = self.inner.txn(txn).await?;
         if let TxnResult::Committed { revision } = &result {
+            if let Ok(term) = WRITTEN_IN.try_with(Term::clone) {
+                self.observer.led(&term, ops.iter().map(key_of));
+            }
             for op in &ops {
                 match op {
                     Op::Put { key, value } => self.observer.committed(key, *revision, Some(value)),
@@ -57,6 +66,12 @@ impl Store for ObservedStore {
     fn is_shared(&self) -> bool {
         // As etcd, where there are several servers.
         true
+    }
+}
+
+fn key_of(op: &Op) -> &[u8] {
+    match op {
+        Op::Put { key, .. } | Op::Delete { key } => key,
     }
 }
 

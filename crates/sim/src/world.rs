@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use knarr_client::DeleteOptions;
+use knarr_client::{DeleteOptions, Term};
 use knarr_node::runtime::fake::End;
 
 /// One container's processes.
@@ -63,10 +63,14 @@ pub(crate) struct World {
     /// By uid.
     pub pods: BTreeMap<String, Life>,
     pub nodes: BTreeMap<String, Node>,
+    /// In which term each lease of leaders is, by its namespace and name.
+    pub terms: BTreeMap<String, Term>,
     /// Nodes whose objects have been deleted, also when they are there again.
     pub missed: BTreeMap<String, Missed>,
     /// Since when nothing is wrong with a component: its link, its runtime, its being there; none if something is.
     pub well_since: BTreeMap<String, Option<Timestamp>>,
+    /// When it was so before, spans that have ended.
+    pub well_spans: BTreeMap<String, Vec<(Timestamp, Timestamp)>>,
     /// By node and container id.
     pub processes: BTreeMap<(String, String), Process>,
 }
@@ -83,6 +87,23 @@ impl World {
             since = since.zip(*at).map(|(a, b)| a.max(b));
         }
         since
+    }
+
+    /// Whether each of these components was well for this long at one time between the two moments.
+    pub fn each_was_well(
+        &self,
+        of: impl Fn(&str) -> bool,
+        (from, to): (Timestamp, Timestamp),
+        long: SignedDuration,
+    ) -> bool {
+        self.well_since
+            .iter()
+            .filter(|(name, _)| of(name))
+            .all(|(name, since)| {
+                let ended = self.well_spans.get(name).into_iter().flatten().copied();
+                let mut spans = ended.chain(since.map(|since| (since, self.now)));
+                spans.any(|(begin, end)| end.min(to).duration_since(begin.max(from)) >= long)
+            })
     }
 
     pub fn is_released(&self, uid: &str) -> bool {
@@ -103,6 +124,11 @@ pub(crate) enum Seen<'a> {
     },
     Started(&'a Process),
     Ended(&'a Process, End),
+    /// A leader's write is committed.
+    Led {
+        term: &'a Term,
+        key: &'a str,
+    },
     /// A second has passed.
     Tick,
     /// A component asks the API to delete a pod.

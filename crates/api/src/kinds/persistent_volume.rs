@@ -59,6 +59,25 @@ pub fn unique_name(volume: &str) -> String {
     format!("{ATTACHER}/{volume}")
 }
 
+/// The name of the attachment of a CSI driver's volume to a node, as external attachers and kubelets know it.
+pub fn csi_attachment(handle: &str, driver: &str, node: &str) -> String {
+    format!("csi-{}", sha256(&format!("{handle}{driver}{node}")))
+}
+
+/// In hexadecimal digits, as names of attachments and of mounts are made.
+pub fn sha256(text: &str) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(text)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// A CSI driver's volume in `volumesInUse` of a node's status.
+pub fn csi_unique_name(driver: &str, handle: &str) -> String {
+    format!("kubernetes.io/csi/{driver}^{handle}")
+}
+
 const POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
 const ONE_SOURCE: &str = "may not specify more than 1 volume type";
 

@@ -11,6 +11,7 @@ pub mod change;
 mod custom;
 mod feed;
 pub mod kind;
+mod term;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use knarr_api::{AnyObject, Error, Kind, Object, registry};
+use knarr_client::Term;
 use knarr_store::{Compare, KeyValue, Op, Store, Txn, TxnResult};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::oneshot;
@@ -167,12 +169,13 @@ impl Cache {
         }
     }
 
-    /// Writes `typed` if the key's last write is `seen` (0: if it does not exist).
+    /// Writes `typed` if the key's last write is `seen` (0: if it does not exist), and only while `term` lasts.
     pub async fn put(
         &self,
         kind: &'static Kind,
         mut typed: Box<dyn AnyObject>,
         seen: u64,
+        term: Option<&Term>,
     ) -> Result<Written<Arc<Object>>, Error> {
         let meta = typed.metadata();
         let key = keys::key(
@@ -211,7 +214,7 @@ impl Cache {
             ops: vec![Op::Put { key, value }],
         };
         let begun = Instant::now();
-        let result = self.store.txn(txn).await.map_err(store_error)?;
+        let result = self.commit(txn, term).await?;
         let operation = if seen == 0 { "create" } else { "update" };
         self.metrics.store_took(operation, kind.plural, begun.elapsed());
         match result {
@@ -227,8 +230,9 @@ impl Cache {
         }
     }
 
-    /// Deletes the object if it is still at the revision it carries. The object is returned at the deletion's revision.
-    pub async fn delete(&self, object: &Object) -> Result<Written<u64>, Error> {
+    /// Deletes the object if it is still at the revision it carries, and only while `term` lasts. The revision of the
+    /// deletion is returned.
+    pub async fn delete(&self, object: &Object, term: Option<&Term>) -> Result<Written<u64>, Error> {
         let key = keys::key(object.kind(), object.namespace(), object.name());
         let txn = Txn {
             compares: vec![Compare::ModRevision {
@@ -238,7 +242,7 @@ impl Cache {
             ops: vec![Op::Delete { key }],
         };
         let begun = Instant::now();
-        let result = self.store.txn(txn).await.map_err(store_error)?;
+        let result = self.commit(txn, term).await?;
         self.metrics
             .store_took("delete", object.kind().plural, begun.elapsed());
         let (TxnResult::Committed { revision } | TxnResult::Failed { revision, .. }) = &result;

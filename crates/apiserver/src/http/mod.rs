@@ -21,7 +21,8 @@ use http::header::{
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use knarr_api::{Error, duration};
+use knarr_api::{Error, duration, registry};
+use knarr_client::term::{self, Term};
 use tokio::time::Instant;
 
 use self::accept::{Form, Offered};
@@ -35,7 +36,7 @@ pub use self::raw::Document;
 use crate::audit::{Event, Level, Record, Stage};
 use crate::authn::Requester;
 use crate::authn::certificate::Peer;
-use crate::authz::{Attributes, refused};
+use crate::authz::{Attributes, forbidden, refused};
 use crate::flow_control::{Flow, Refused};
 use crate::metrics::{Metrics, Series};
 use crate::pipeline::Ctx;
@@ -351,6 +352,24 @@ impl Server {
         response
     }
 
+    /// The term a request says it is part of. What is answered tells of its lease, so its sender must be allowed to see
+    /// that.
+    fn leaders_term(&self, user: &User, header: &HeaderValue) -> Result<Term, Error> {
+        let term = Term::from_header(header)?;
+        let attributes = Attributes {
+            verb: "get",
+            group: registry::LEASE.group,
+            resource: registry::LEASE.plural,
+            namespace: &term.namespace,
+            name: &term.name,
+            ..Attributes::default()
+        };
+        match self.authorizer.allows(user, &attributes) {
+            true => Ok(term),
+            false => Err(forbidden(user, &attributes)),
+        }
+    }
+
     /// The request within its limits: so many at once, by priority, so long each.
     async fn limited(self: &Arc<Self>, ctx: &mut Ctx, http: &mut Http) -> Result<Response<Body>, Error> {
         // Watches are told what they belong to, and hold no seat; streams are not even told.
@@ -363,6 +382,9 @@ impl Server {
         let limit = request_timeout(http)?.unwrap_or(self.config.options.request_timeout);
         let limit = limit.min(self.config.options.request_timeout);
         let mutating = http.info.is_mutating();
+        if let Some(term) = http.headers.get(term::HEADER) {
+            ctx.term = Some(self.leaders_term(&ctx.user, term)?);
+        }
         // Whoever must get in when all else is stuck does, even if somebody took his schema away.
         let free = ctx.user.is_in(MASTERS) || ALWAYS_ALLOWED.contains(&http.info.path.as_str());
         let place = match &http.flow {

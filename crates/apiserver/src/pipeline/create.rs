@@ -129,7 +129,7 @@ impl Server {
         if ctx.dry_run {
             return Ok(Written::Done(Arc::new(Object::from_typed(kind, object))));
         }
-        let written = self.cache.put(kind, object, 0).await;
+        let written = self.cache.put(kind, object, 0, ctx.term.as_ref()).await;
         drop(reserved);
         self.settle(charged, written).await
     }

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::SignedDuration;
 use knarr_api::field::{self, Errors};
 use knarr_api::strategy::Deletion;
 use knarr_api::{AnyObject, Error, Object, convert, k8s_openapi, registry};
-use knarr_client::{DeleteOptions, Propagation};
+use knarr_client::{DeleteOptions, Propagation, Term};
 
 use super::read::{ListQuery, Listed, invalid_options};
 use super::update::check_preconditions;
@@ -162,9 +162,11 @@ impl Server {
                 object: object.clone(),
                 gone: true,
             })),
-            Plan::Remove => self.remove(object).await,
+            Plan::Remove => self.remove(object, ctx.term.as_ref()).await,
             Plan::Mark { marked, then_remove } => {
-                let Written::Done(marked) = self.cache.put(kind, marked, object.revision()).await? else {
+                let term = ctx.term.as_ref();
+                let put = self.cache.put(kind, marked, object.revision(), term).await?;
+                let Written::Done(marked) = put else {
                     return Ok(None);
                 };
                 if !then_remove {
@@ -173,16 +175,20 @@ impl Server {
                         gone: false,
                     }));
                 }
-                self.remove_marked(marked).await
+                self.remove_marked(marked, term).await
             }
         }
     }
 
     /// Removes what was marked for this moment. Should somebody write in between (a kubelet its last status), what
     /// they left is removed; should somebody remove it first, it is gone as asked.
-    async fn remove_marked(&self, mut object: Arc<Object>) -> Result<Option<Deleted>, Error> {
+    async fn remove_marked(
+        &self,
+        mut object: Arc<Object>,
+        term: Option<&Term>,
+    ) -> Result<Option<Deleted>, Error> {
         for _ in 0..WRITE_ATTEMPTS {
-            if let Some(done) = self.remove(&object).await? {
+            if let Some(done) = self.remove(&object, term).await? {
                 return Ok(Some(done));
             }
             match self.cache.get(object.kind(), object.namespace(), object.name()) {
@@ -193,8 +199,8 @@ impl Server {
         Ok(None)
     }
 
-    async fn remove(&self, object: &Arc<Object>) -> Result<Option<Deleted>, Error> {
-        Ok(match self.cache.delete(object).await? {
+    async fn remove(&self, object: &Arc<Object>, term: Option<&Term>) -> Result<Option<Deleted>, Error> {
+        Ok(match self.cache.delete(object, term).await? {
             Written::Done(revision) => Some(Deleted {
                 object: Arc::new(object.at_revision(revision)),
                 gone: true,

@@ -20,6 +20,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::error::About;
 use knarr_api::strategy::Part;
 use knarr_api::{Error, Kind, k8s_openapi};
+use knarr_client::Term;
 
 use crate::admission::extension::Shown;
 use crate::user::User;
@@ -32,6 +33,8 @@ pub struct Ctx {
     pub now: Timestamp,
     /// Who changes fields, as their managers are called; `None` where the object already says who holds what.
     pub manager: Option<String>,
+    /// The leader's term that its writes are part of.
+    pub term: Option<Term>,
     /// `dryRun=All`: everything but the write.
     pub dry_run: bool,
     /// Whether the cache is known to have all that was there when the request came, see [`Server::catch_up`].
@@ -53,6 +56,7 @@ impl Ctx {
             user,
             now,
             manager,
+            term: None,
             dry_run: false,
             caught_up: false,
             shown: Shown::default(),

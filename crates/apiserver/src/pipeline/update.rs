@@ -140,7 +140,8 @@ impl Server {
         self.judge(ctx, target, &write).await?;
         let charged = self.validate(ctx, &attributes, &*new).await?;
         if self.ends_with_update(kind, &*new, old) {
-            if !ctx.dry_run && matches!(self.cache.delete(old).await?, Written::Conflict) {
+            let term = ctx.term.as_ref();
+            if !ctx.dry_run && matches!(self.cache.delete(old, term).await?, Written::Conflict) {
                 return Ok(Written::Conflict);
             }
             return Ok(Written::Done(Arc::new(Object::from_typed(kind, new))));
@@ -151,7 +152,7 @@ impl Server {
         if self.changes_nothing(old, &mut *new) && !self.cache.is_stale(old) {
             return Ok(Written::Done(old.clone()));
         }
-        let written = self.cache.put(kind, new, old.revision()).await;
+        let written = self.cache.put(kind, new, old.revision(), ctx.term.as_ref()).await;
         drop(reserved);
         match self.settle(charged, written).await? {
             Written::Conflict if conditional => Err(Error::conflict(target.about(), MODIFIED)),

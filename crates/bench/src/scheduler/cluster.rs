@@ -117,7 +117,7 @@ impl Bound {
     }
 }
 
-async fn create<T: Registered + Clone>(api: &Arc<dyn Api>, objects: Vec<Value>) -> Result<()> {
+pub async fn create<T: Registered + Clone>(api: &Arc<dyn Api>, objects: Vec<Value>) -> Result<()> {
     create_and(api, objects, |_: &mut T| false).await
 }
 

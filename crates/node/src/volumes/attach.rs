@@ -1,4 +1,5 @@
-//! Volumes that only one node may use at a time: used only while the API's record says that it is this one (SPEC S7).
+//! Volumes that only one node may use at a time, and those that a driver attaches: used only while the API's record says
+//! that it is this one (SPEC S7).
 //!
 //! Before a pod's container sees such a volume, the node puts its finalizer on the volume's VolumeAttachment, by
 //! compare-and-swap: from then on the record cannot go without this node's word, which it gives when its last pod that
@@ -24,9 +25,29 @@ const MARKS: &str = "attached";
 const PATIENCE: u32 = 40;
 const LOOK: Duration = Duration::from_millis(50);
 
+/// What is waited for: the attachment of one volume.
+#[derive(Clone, Debug)]
+pub(super) struct Awaited {
+    pub attachment: String,
+    /// Who attaches it: knarr, or a CSI driver's attacher.
+    pub attacher: String,
+    pub one_pod: bool,
+}
+
+impl From<Exclusive> for Awaited {
+    fn from(exclusive: Exclusive) -> Self {
+        Awaited {
+            attachment: exclusive.attachment,
+            attacher: ATTACHER.into(),
+            one_pod: exclusive.one_pod,
+        }
+    }
+}
+
 /// Who uses one attachment.
 #[derive(Default)]
 struct Users {
+    /// The volume's name; a CSI driver's by its name in the node's status.
     volume: String,
     /// Of pods.
     uids: BTreeSet<String>,
@@ -64,10 +85,10 @@ impl Attached {
     }
 
     /// Waits a moment until the pod may use the volume, and from then on holds it. The error is what it waits for.
-    pub async fn hold(&self, uid: &str, volume: &str, exclusive: &Exclusive) -> Result<(), String> {
+    pub async fn hold(&self, uid: &str, volume: &str, awaited: &Awaited) -> Result<(), String> {
         let mut tries = 0;
         loop {
-            match self.try_hold(uid, volume, exclusive).await {
+            match self.try_hold(uid, volume, awaited).await {
                 Err(_) if tries < PATIENCE => tries += 1,
                 done => return done,
             }
@@ -75,8 +96,8 @@ impl Attached {
         }
     }
 
-    async fn try_hold(&self, uid: &str, volume: &str, exclusive: &Exclusive) -> Result<(), String> {
-        let name = &exclusive.attachment;
+    async fn try_hold(&self, uid: &str, volume: &str, awaited: &Awaited) -> Result<(), String> {
+        let name = &awaited.attachment;
         let _turn = self.turn.lock().await;
         let attachment = self.api.get_as::<VolumeAttachment>("", name).await;
         let attachment = match attachment {
@@ -86,7 +107,7 @@ impl Attached {
             }
             Err(error) => return Err(format!("cannot see whether volume {volume} is attached: {error}")),
         };
-        if let Some(why) = self.refusal(&attachment, uid, volume, exclusive) {
+        if let Some(why) = self.refusal(&attachment, uid, volume, awaited) {
             return Err(why);
         }
         // First, so that a kubelet that dies in between knows what it may have used.
@@ -115,23 +136,26 @@ impl Attached {
         attachment: &VolumeAttachment,
         uid: &str,
         volume: &str,
-        exclusive: &Exclusive,
+        awaited: &Awaited,
     ) -> Option<String> {
         let at = &attachment.spec.node_name;
         let annotations = attachment.metadata.annotations.as_ref();
         let pod = annotations.and_then(|a| a.get(ATTACHED_POD));
-        if attachment.spec.attacher != ATTACHER {
-            let by = &attachment.spec.attacher;
+        let error = attachment.status.as_ref().and_then(|s| s.attach_error.as_ref());
+        if attachment.spec.attacher != awaited.attacher {
+            let (by, expected) = (&attachment.spec.attacher, &awaited.attacher);
             Some(format!(
-                "volume {volume} is attached by {by}, expected {ATTACHER}"
+                "volume {volume} is attached by {by}, expected {expected}"
             ))
         } else if *at != self.node {
             Some(format!("volume {volume} is attached to node {at}"))
         } else if attachment.metadata.deletion_timestamp.is_some() {
             Some(format!("volume {volume} is being detached"))
         } else if attachment.status.as_ref().is_none_or(|s| !s.attached) {
-            Some(format!("volume {volume} is being attached"))
-        } else if exclusive.one_pod && pod.is_none_or(|p| p != uid) {
+            // In its attacher's words, if it has failed so far.
+            let why = error.and_then(|e| e.message.clone());
+            Some(why.unwrap_or_else(|| format!("volume {volume} is being attached")))
+        } else if awaited.one_pod && pod.is_none_or(|p| p != uid) {
             Some(format!("volume {volume} is for one pod, and another has it"))
         } else {
             None
@@ -186,7 +210,7 @@ impl Attached {
         for object in &all.items {
             let ours = object
                 .get::<VolumeAttachment>()
-                .is_some_and(|a| a.spec.attacher == ATTACHER && a.spec.node_name == self.node && is_held(a));
+                .is_some_and(|a| a.spec.node_name == self.node && is_held(a));
             if ours && !self.used.lock().contains_key(object.name()) {
                 self.let_go(object.name()).await?;
             }
@@ -202,7 +226,11 @@ impl Attached {
     /// What this node uses, by the names in its status.
     pub fn in_use(&self) -> Vec<String> {
         let used = self.used.lock();
-        used.values().map(|users| unique_name(&users.volume)).collect()
+        let name = |users: &Users| match users.volume.contains('/') {
+            true => users.volume.clone(),
+            false => unique_name(&users.volume),
+        };
+        used.values().map(name).collect()
     }
 }
 
@@ -255,11 +283,11 @@ mod tests {
 
     use super::*;
 
-    fn exclusive(one_pod: bool) -> Exclusive {
-        Exclusive {
+    fn exclusive(one_pod: bool) -> Awaited {
+        Awaited::from(Exclusive {
             attachment: "knarr-u".into(),
             one_pod,
-        }
+        })
     }
 
     async fn attachment(api: &FakeApi, node: &str, pod: &str) {

@@ -1,22 +1,56 @@
-//! Claimed volumes that are a directory of this node: `local` and `hostPath` PersistentVolumes. What is claimed is not
-//! this pod's, and stays when the pod goes.
+//! Claims of pods and the volumes they are bound to, `local` and `hostPath` ones among them: directories of this node that
+//! are not the pod's, and stay when it goes.
 
 use std::path::PathBuf;
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use knarr_api::{Shared, k8s_openapi};
 use knarr_client::{Api, TypedApi};
+
+/// A claim as a pod's volume names it.
+pub(super) struct Named {
+    pub name: String,
+    pub read_only: bool,
+    /// Made for this pod, from the template in it.
+    ephemeral: bool,
+}
+
+/// The claim that a volume of the pod is of, if it is of one.
+pub(super) fn of(pod: &Pod, volume: &Volume) -> Option<Named> {
+    if let Some(source) = &volume.persistent_volume_claim {
+        return Some(Named {
+            name: source.claim_name.clone(),
+            read_only: source.read_only == Some(true),
+            ephemeral: false,
+        });
+    }
+    volume.ephemeral.as_ref().map(|_| Named {
+        name: format!("{}-{}", pod.metadata.name.as_deref().unwrap_or(""), volume.name),
+        read_only: false,
+        ephemeral: true,
+    })
+}
 
 /// The volume that the claim is bound to; else what is missing, as users are told.
 pub(super) async fn volume(
     api: &dyn Api,
-    namespace: &str,
-    name: &str,
+    pod: &Pod,
+    named: &Named,
 ) -> Result<Shared<PersistentVolume>, String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+    let name = named.name.as_str();
     let claim = api
         .get_as::<PersistentVolumeClaim>(namespace, name)
         .await
         .map_err(|e| format!("failed to fetch PVC from API server: {}", e.message()))?;
+    let mut owners = claim.metadata.owner_references.iter().flatten();
+    let own = owners.any(|o| o.controller == Some(true) && Some(&o.uid) == pod.metadata.uid.as_ref());
+    if named.ephemeral && !own {
+        let pod = pod.metadata.name.as_deref().unwrap_or("");
+        return Err(format!(
+            "PVC {namespace}/{name} was not created for pod {namespace}/{pod} (pod is not owner)"
+        ));
+    }
     if claim.metadata.deletion_timestamp.is_some() {
         return Err("PVC is being deleted".into());
     }

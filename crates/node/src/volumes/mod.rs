@@ -9,6 +9,7 @@ mod files;
 mod host_path;
 mod local;
 mod mounts;
+mod storage;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::persistent_volume::exclusive;
+use knarr_api::kinds::persistent_volume::{csi_attachment, csi_unique_name, exclusive};
 use knarr_client::Api;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use parking_lot::Mutex;
@@ -37,6 +38,8 @@ const REFRESH: Duration = Duration::from_secs(15);
 pub enum VolumeError {
     #[error("MountVolume.SetUp failed for volume \"{volume}\" : {why}")]
     SetUp { volume: String, why: String },
+    #[error("MountVolume.MountDevice failed for volume \"{volume}\" : {why}")]
+    MountDevice { volume: String, why: String },
     #[error(
         "Unable to attach or mount volumes: unmounted volumes=[{volume}], unattached volumes=[], failed to process volumes=[{volume}]: {why}"
     )]
@@ -62,6 +65,8 @@ pub struct Volumes {
     /// Where claimed volumes are on this node, by the pod's uid and the volume's name.
     claimed: Mutex<BTreeMap<(String, String), PathBuf>>,
     attached: attach::Attached,
+    /// What comes from elsewhere.
+    shelf: storage::Shelf,
     node: String,
 }
 
@@ -93,7 +98,17 @@ fn plugin(volume: &core::Volume) -> &'static str {
 
 impl Volumes {
     pub fn new(root: PathBuf, node: String, api: Arc<dyn Api>, machine: Machine) -> Self {
+        let tools = storage::Tools {
+            host: match machine {
+                Machine::Host => Arc::new(storage::Machine),
+                Machine::Hollow { .. } => Arc::new(storage::Hollow),
+            },
+            drivers: Arc::default(),
+            api: api.clone(),
+            node: node.clone(),
+        };
         Volumes {
+            shelf: storage::Shelf::new(root.clone(), tools),
             attached: attach::Attached::new(api.clone(), node.clone(), root.clone()),
             node,
             root,
@@ -137,13 +152,16 @@ impl Volumes {
                 files::tmpfs_if_secret(&path, volume).map_err(|e| failed(e.to_string()))?;
                 files::write(&path, &content, group).map_err(|e| failed(e.to_string()))?;
                 keep_current = true;
-            } else if let Some(claim) = &volume.persistent_volume_claim {
-                let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
-                let found = self.claim(uid, namespace, &claim.claim_name).await;
-                let found = found.map_err(|why| VolumeError::Claim {
-                    volume: volume.name.clone(),
-                    why: format!("error processing PVC {namespace}/{}: {why}", claim.claim_name),
-                })?;
+            } else if let Some(claim) = claims::of(pod, volume) {
+                let found = self.claim(pod, volume, &claim).await?;
+                let mut claimed = self.claimed.lock();
+                claimed.insert((uid.into(), volume.name.clone()), found);
+            } else if let Some(wanted) = storage::inline(&*self.api, pod, volume, group)
+                .await
+                .map_err(failed)?
+            {
+                let found = self.shelf.set_up(&wanted).await;
+                let found = found.map_err(|failure| told(&wanted.name, failure))?;
                 let mut claimed = self.claimed.lock();
                 claimed.insert((uid.into(), volume.name.clone()), found);
             } else {
@@ -157,16 +175,50 @@ impl Volumes {
     }
 
     /// Where a claim's volume is, once this pod may use it.
-    async fn claim(&self, uid: &str, namespace: &str, claim: &str) -> Result<PathBuf, String> {
-        let volume = claims::volume(&*self.api, namespace, claim).await?;
-        let path = claims::local_path(&volume)?;
-        if let Some(exclusive) = exclusive(&volume) {
-            let name = volume.object().name();
-            self.attached.hold(uid, name, &exclusive).await?;
+    async fn claim(
+        &self,
+        pod: &core::Pod,
+        volume: &core::Volume,
+        claim: &claims::Named,
+    ) -> Result<PathBuf, VolumeError> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let failed = |why: String| VolumeError::Claim {
+            volume: volume.name.clone(),
+            why: format!("error processing PVC {namespace}/{}: {why}", claim.name),
+        };
+        let claimed = claims::volume(&*self.api, pod, claim).await.map_err(failed)?;
+        let name = claimed.object().name();
+        let wanted = storage::claimed(&*self.api, pod, &claimed, claim.read_only, fs_group(pod)).await;
+        let wanted = wanted.map_err(failed)?;
+        // What cannot be had is not waited for.
+        let path = match &wanted {
+            Some(_) => PathBuf::new(),
+            None => claims::local_path(&claimed).map_err(failed)?,
+        };
+        if let Some(exclusive) = exclusive(&claimed) {
+            let held = self.attached.hold(uid, name, &exclusive.into()).await;
+            held.map_err(failed)?;
+        } else if let Some(csi) = claimed.spec.as_ref().and_then(|s| s.csi.as_ref())
+            && storage::is_attached(&*self.api, &csi.driver)
+                .await
+                .map_err(failed)?
+        {
+            let awaited = attach::Awaited {
+                attachment: csi_attachment(&csi.volume_handle, &csi.driver, &self.node),
+                attacher: csi.driver.clone(),
+                one_pod: false,
+            };
+            let label = csi_unique_name(&csi.driver, &csi.volume_handle);
+            self.attached.hold(uid, &label, &awaited).await.map_err(failed)?;
         }
-        local::make(&local_root(&self.root), &volume)
-            .map_err(|e| format!("cannot make {}: {e}", path.display()))?;
-        Ok(path)
+        let Some(wanted) = wanted else {
+            local::make(&local_root(&self.root), &claimed)
+                .map_err(|e| failed(format!("cannot make {}: {e}", path.display())))?;
+            return Ok(path);
+        };
+        let found = self.shelf.set_up(&wanted).await;
+        found.map_err(|failure| told(name, failure))
     }
 
     /// Keeps the API's records of this node's volumes true, until dropped.
@@ -180,7 +232,17 @@ impl Volumes {
                 tokio::time::sleep(REFRESH).await;
             }
         };
-        tokio::join!(clean, let_go);
+        let registry = self.root.join("plugins_registry");
+        let plugins = async {
+            if self.machine.is_host() {
+                if let Err(error) = std::fs::create_dir_all(&registry) {
+                    warn!(%error, path = %registry.display(), "CSI drivers have no place to register");
+                }
+                let drivers = self.shelf.drivers();
+                drivers.run(self.api.clone(), &self.node, &registry).await;
+            }
+        };
+        tokio::join!(clean, let_go, plugins);
     }
 
     /// Whether this pod uses a volume that is for one node or pod.
@@ -280,6 +342,12 @@ impl Volumes {
             task.abort();
         }
         self.tokens.forget(uid);
+        // Before anything of the pod's directory goes: what is mounted there may be storage of others.
+        let torn_down = self.shelf.tear_down(uid).await;
+        torn_down.map_err(|why| VolumeError::TearDown {
+            path: self.pod_dir(uid).display().to_string(),
+            why,
+        })?;
         let directory = self.pod_dir(uid);
         if !uid.is_empty() && directory.exists() {
             self.remove(&directory).await?;
@@ -304,6 +372,15 @@ impl Volumes {
             path: directory.display().to_string(),
             why: e.to_string(),
         })
+    }
+}
+
+/// In the words of the step that failed.
+fn told(volume: &str, failure: storage::Failure) -> VolumeError {
+    let volume = volume.to_string();
+    match failure {
+        storage::Failure::Stage(why) => VolumeError::MountDevice { volume, why },
+        storage::Failure::Publish(why) => VolumeError::SetUp { volume, why },
     }
 }
 

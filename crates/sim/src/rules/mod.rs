@@ -4,6 +4,7 @@
 mod l1_phases;
 mod l2_one_life;
 mod s1_at_most_one;
+mod s1_leaders_term;
 mod s2_who_may_remove;
 mod s3_order;
 mod s5_released;
@@ -20,7 +21,7 @@ use crate::world::{Seen, World};
 pub(crate) type Rule = fn(&Seen<'_>, &World) -> Result<(), String>;
 
 /// With their SPEC numbers.
-pub(crate) const ALL: [(&str, Rule); 11] = [
+pub(crate) const ALL: [(&str, Rule); 12] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),
     ("T1", t1_deletion::check),
@@ -28,6 +29,7 @@ pub(crate) const ALL: [(&str, Rule); 11] = [
     ("T3", t3_grace::check),
     ("T5", t5_last_step::check),
     ("S1", s1_at_most_one::check),
+    ("S1", s1_leaders_term::check),
     ("S2", s2_who_may_remove::check),
     ("S3", s3_order::check),
     ("S5", s5_released::check),

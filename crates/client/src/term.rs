@@ -1,0 +1,114 @@
+//! A leader's term, and writes that are made only while it lasts.
+//!
+//! A lease says who may begin; it cannot end what a leader has already sent. A machine that was paused, a request that
+//! a switch kept for a minute: both arrive after somebody else has taken over. So each write of a leader carries the
+//! term it was decided in ([`crate::Api::during`]), and the API server commits it in one transaction of the store with the
+//! comparison that the lease is still as that term has it. What comes late is refused with 409 and changes nothing.
+
+use http::HeaderValue;
+use k8s_openapi::api::coordination::v1::Lease;
+use knarr_api::{Error, k8s_openapi, registry};
+use serde::{Deserialize, Serialize};
+
+/// The HTTP header that carries a [`Term`], as JSON.
+pub const HEADER: &str = "knarr-term";
+
+/// One holder's uninterrupted holding of one lease. Renewals go on in the same term; a lease that somebody else had in
+/// between, was given back or was deleted begins another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Term {
+    pub namespace: String,
+    pub name: String,
+    /// The lease's.
+    pub uid: String,
+    pub holder: String,
+    /// The lease's `leaseTransitions`.
+    pub transitions: i32,
+}
+
+impl Term {
+    /// The one that the lease is in.
+    pub fn of(lease: &Lease) -> Self {
+        let meta = &lease.metadata;
+        let spec = lease.spec.as_ref();
+        Term {
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            name: meta.name.clone().unwrap_or_default(),
+            uid: meta.uid.clone().unwrap_or_default(),
+            holder: spec.and_then(|s| s.holder_identity.clone()).unwrap_or_default(),
+            transitions: spec.and_then(|s| s.lease_transitions).unwrap_or_default(),
+        }
+    }
+
+    pub fn to_header(&self) -> HeaderValue {
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        // A term that cannot be sent must not be forgotten: this is none, and the server says so.
+        HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static("unreadable"))
+    }
+
+    pub fn from_header(value: &HeaderValue) -> Result<Self, Error> {
+        serde_json::from_slice(value.as_bytes()).map_err(|e| {
+            Error::bad_request(format!("header {HEADER}: expected a leader's term as JSON: {e}"))
+        })
+    }
+
+    /// Whether the lease, as it is now, is still in this term; else the answer to a write of it.
+    pub fn check(&self, lease: Option<&Lease>) -> Result<(), Error> {
+        let found = match lease.map(Term::of) {
+            Some(now) if now == *self => return Ok(()),
+            Some(now) if now.holder.is_empty() => "nobody holds it".to_string(),
+            Some(now) => format!("{:?} holds it (transition {})", now.holder, now.transitions),
+            None => "it is not there".to_string(),
+        };
+        let Term {
+            holder, transitions, ..
+        } = self;
+        let why = format!("a write of {holder:?} (transition {transitions}) came after its term: {found}");
+        Err(Error::conflict(registry::LEASE.about(&self.name), &why))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(uid: &str, holder: &str, transitions: Option<i32>) -> Lease {
+        let mut lease = Lease::default();
+        lease.metadata.namespace = Some("kube-system".into());
+        lease.metadata.name = Some("control".into());
+        lease.metadata.uid = Some(uid.into());
+        let spec = lease.spec.get_or_insert_default();
+        spec.holder_identity = Some(holder.into());
+        spec.lease_transitions = transitions;
+        lease
+    }
+
+    #[test]
+    fn a_term_survives_its_header_and_what_is_none_is_refused() {
+        let term = Term::of(&lease("u1", "n\u{f8}de \"a\"\n", Some(7)));
+        assert_eq!(Term::from_header(&term.to_header()), Ok(term));
+        for bad in ["", "unreadable", "{}", r#"{"name":"control"}"#] {
+            let refused = Term::from_header(&HeaderValue::from_static(bad)).unwrap_err();
+            assert_eq!(refused.code(), 400, "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_term_ends_with_another_holder_another_transition_or_another_lease() {
+        let term = Term::of(&lease("u1", "a", None));
+        let refused = |now: Option<&Lease>| term.check(now).map_err(|e| (e.code(), e.to_string()));
+        assert_eq!(refused(Some(&lease("u1", "a", Some(0)))), Ok(()));
+        for (now, found) in [
+            (Some(lease("u1", "b", Some(1))), "\"b\" holds it (transition 1)"),
+            (Some(lease("u1", "a", Some(2))), "\"a\" holds it (transition 2)"),
+            (Some(lease("u1", "", Some(0))), "nobody holds it"),
+            (Some(lease("u2", "a", Some(0))), "\"a\" holds it (transition 0)"),
+            (None, "it is not there"),
+        ] {
+            let (code, message) = refused(now.as_ref()).unwrap_err();
+            assert_eq!(code, 409);
+            assert!(message.ends_with(found), "{message}");
+        }
+    }
+}

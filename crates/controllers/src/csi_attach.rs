@@ -1,0 +1,312 @@
+//! Volumes that CSI drivers attach: the VolumeAttachments by which a driver's external-attacher is asked.
+//!
+//! One a node, while a pod there needs the volume. The kubelet puts its finalizer on an attachment before it uses it, and
+//! while that is there nothing asks for the volume to be detached: **no timer ever does** (SPEC S7). As for
+//! [`attachdetach`](crate::attachdetach), only a node that is gone or out of service has its word taken off.
+//! A volume for a single node is attached to another only when the first attachment has gone.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
+use k8s_openapi::api::storage::v1::{
+    CSIDriver, VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knarr_api::k8s_openapi;
+use knarr_api::kinds::persistent_volume::{ATTACHER, IN_USE, csi_attachment};
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey, Shared};
+
+use crate::action::{Action, Create, Delete, reference};
+use crate::attachdetach::{AttachDetach, broken, users, volume_of};
+use crate::controller::{Changed, Context, Controller, View};
+use crate::pod;
+
+const FAILED: &str = "FailedAttachVolume";
+
+/// See the module. Its keys are volumes.
+pub struct CsiAttach;
+
+impl Controller for CsiAttach {
+    fn name(&self) -> &'static str {
+        "attachdetach-controller"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        let mut all = AttachDetach.watches();
+        all.push(&registry::CSI_DRIVER);
+        all
+    }
+
+    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        if changed.kind != &registry::CSI_DRIVER {
+            return AttachDetach.keys(view, changed);
+        }
+        let driver = changed.object().map(|o| o.name()).unwrap_or_default();
+        let volumes = view.list_as::<PersistentVolume>("");
+        let of_driver = volumes
+            .iter()
+            .filter(|v| driver_of(v).is_some_and(|(d, _)| d == driver));
+        of_driver.map(|v| ObjectKey::of(v.object())).collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        if context.failure.is_some() {
+            // Somebody was faster, or the API says otherwise than the cache: look again when it shows.
+            return Vec::new();
+        }
+        let (view, name) = (context.view, &context.key.name);
+        let volume = view.get_as::<PersistentVolume>("", name);
+        let mut attachments = view.list_as::<VolumeAttachment>("");
+        attachments.retain(|a| a.spec.attacher != ATTACHER && volume_of(a) == name);
+        let driver = volume.as_ref().and_then(|v| driver_of(v));
+        let users = match (&volume, &driver) {
+            (Some(volume), Some(_)) => users(view, volume),
+            _ => Vec::new(),
+        };
+        let mut actions = Vec::new();
+        for attachment in &attachments {
+            actions.extend(kept(view, name, attachment, &users));
+        }
+        if let (Some(volume), Some((driver, handle))) = (&volume, driver)
+            && is_attached(view, driver)
+            && volume.metadata.deletion_timestamp.is_none()
+        {
+            actions.extend(attach(volume, driver, handle, &attachments, &users));
+        }
+        actions
+    }
+}
+
+/// The driver and the handle of a CSI volume.
+fn driver_of(volume: &PersistentVolume) -> Option<(&str, &str)> {
+    let csi = volume.spec.as_ref()?.csi.as_ref()?;
+    Some((&csi.driver, &csi.volume_handle))
+}
+
+/// Whether the driver's volumes are attached: so, unless its object says otherwise.
+fn is_attached(view: &dyn View, driver: &str) -> bool {
+    let driver = view.get_as::<CSIDriver>("", driver);
+    driver.is_none_or(|d| d.spec.attach_required != Some(false))
+}
+
+fn kept(
+    view: &dyn View,
+    name: &str,
+    attachment: &Shared<VolumeAttachment>,
+    users: &[Shared<Pod>],
+) -> Vec<Action> {
+    let node = attachment.spec.node_name.as_str();
+    let here: Vec<_> = users.iter().filter(|p| pod::node_name(p) == node).collect();
+    let in_use = attachment
+        .metadata
+        .finalizers
+        .iter()
+        .flatten()
+        .any(|f| f == IN_USE);
+    if here.is_empty() {
+        return match (in_use, attachment.metadata.deletion_timestamp.is_some()) {
+            (true, _) => broken(view, attachment),
+            (false, false) => vec![Action::Delete(Delete::of(attachment.object()))],
+            (false, true) => Vec::new(),
+        };
+    }
+    let status = attachment.status.as_ref().filter(|s| !s.attached);
+    let error = status.and_then(|s| s.attach_error.as_ref());
+    let Some(why) = error.and_then(|e| e.message.as_deref()) else {
+        return Vec::new();
+    };
+    let message = format!("AttachVolume.Attach failed for volume {name:?} : {why}");
+    let told = here
+        .iter()
+        .map(|pod| Action::warning(&reference(pod.object()), FAILED, message.clone()));
+    told.collect()
+}
+
+fn attach(
+    volume: &Shared<PersistentVolume>,
+    driver: &str,
+    handle: &str,
+    attachments: &[Shared<VolumeAttachment>],
+    users: &[Shared<Pod>],
+) -> Vec<Action> {
+    let name = volume.object().name();
+    let modes = volume.spec.as_ref().and_then(|s| s.access_modes.as_deref());
+    let one_node = modes
+        .unwrap_or_default()
+        .iter()
+        .all(|m| m == "ReadWriteOnce" || m == "ReadWriteOncePod");
+    let mut nodes: BTreeSet<&str> = attachments.iter().map(|a| a.spec.node_name.as_str()).collect();
+    let mut actions = Vec::new();
+    // The oldest first.
+    for pod in users.iter().filter(|p| !pod::is_deleting(p)) {
+        let node = pod::node_name(pod);
+        if nodes.contains(node) {
+            continue;
+        }
+        if one_node && !nodes.is_empty() {
+            let message = format!(
+                "Multi-Attach error for volume {name:?} Volume is already exclusively attached to one node and can't be attached to another"
+            );
+            actions.push(Action::warning(&reference(pod.object()), FAILED, message));
+            continue;
+        }
+        nodes.insert(node);
+        actions.push(Action::Create(Create::new(VolumeAttachment {
+            metadata: ObjectMeta {
+                name: Some(csi_attachment(handle, driver, node)),
+                ..ObjectMeta::default()
+            },
+            spec: VolumeAttachmentSpec {
+                attacher: driver.into(),
+                node_name: node.into(),
+                source: VolumeAttachmentSource {
+                    persistent_volume_name: Some(name.into()),
+                    ..VolumeAttachmentSource::default()
+                },
+            },
+            status: None,
+        })));
+    }
+    actions
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
+    use knarr_api::registry::Registered;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::world::{World, at, lines};
+
+    fn from<T: Registered>(value: Value) -> T {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn world(mode: &str, pods: &[(&str, &str)]) -> World {
+        let mut world = World::default();
+        world.put::<PersistentVolume>(from(
+            json!({"metadata": {"name": "v"}, "spec": {"accessModes": [mode],
+            "csi": {"driver": "d", "volumeHandle": "h"},
+            "claimRef": {"namespace": "a", "name": "c", "uid": "uid-c"}}}),
+        ));
+        world.put::<PersistentVolumeClaim>(from(
+            json!({"metadata": {"namespace": "a", "name": "c"}, "spec": {"volumeName": "v"}}),
+        ));
+        for (name, node) in pods {
+            world.put::<Pod>(from(
+                json!({"metadata": {"namespace": "a", "name": name}, "spec": {"nodeName": node,
+                "containers": [], "volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}]}}),
+            ));
+        }
+        for node in ["n1", "n2"] {
+            world.put::<Node>(from(json!({"metadata": {"name": node}})));
+        }
+        world
+    }
+
+    fn attachment(world: &mut World, node: &str, finalizers: &[&str], status: Value) {
+        world.put::<VolumeAttachment>(from(json!({
+            "metadata": {"name": csi_attachment("h", "d", node), "finalizers": finalizers},
+            "spec": {"attacher": "d", "nodeName": node, "source": {"persistentVolumeName": "v"}},
+            "status": status,
+        })));
+    }
+
+    /// With names of attachments as their nodes'.
+    fn decided(world: &World) -> Vec<String> {
+        let key = ObjectKey::new("", "v");
+        let actions = CsiAttach.reconcile(&Context {
+            view: world,
+            key: &key,
+            now: at(0),
+            failure: None,
+        });
+        let named = |mut line: String| {
+            for node in ["n1", "n2"] {
+                line = line.replace(&csi_attachment("h", "d", node), node);
+            }
+            line
+        };
+        lines(&actions).into_iter().map(named).collect()
+    }
+
+    #[test]
+    fn s7_a_volume_for_one_node_is_attached_to_the_oldest_users_node_only() {
+        let two = [("p1", "n1"), ("p2", "n2")];
+        let told = decided(&world("ReadWriteOnce", &two));
+        assert_eq!(told[0], "create volumeattachments n1");
+        assert!(told[1].contains("Multi-Attach error"), "{told:?}");
+        let both = decided(&world("ReadWriteMany", &two));
+        assert_eq!(
+            both,
+            ["create volumeattachments n1", "create volumeattachments n2"]
+        );
+    }
+
+    #[test]
+    fn a_driver_that_attaches_nothing_gets_no_attachments() {
+        let mut world = world("ReadWriteOnce", &[("p1", "n1")]);
+        world.put::<CSIDriver>(from(
+            json!({"metadata": {"name": "d"}, "spec": {"attachRequired": false}}),
+        ));
+        assert_eq!(decided(&world), [""; 0]);
+    }
+
+    #[test]
+    fn s7_a_volume_is_detached_when_its_node_has_let_go_and_not_before() {
+        let mut world = world("ReadWriteOnce", &[("p2", "n2")]);
+        attachment(
+            &mut world,
+            "n1",
+            &["external-attacher/d", IN_USE],
+            json!({"attached": true}),
+        );
+        let waits = decided(&world);
+        assert!(
+            waits.len() == 1 && waits[0].contains("Multi-Attach error"),
+            "{waits:?}"
+        );
+        attachment(
+            &mut world,
+            "n1",
+            &["external-attacher/d"],
+            json!({"attached": true}),
+        );
+        let told = decided(&world);
+        assert!(told[0].starts_with("delete volumeattachments n1"), "{told:?}");
+        assert!(
+            told[1].contains("Multi-Attach error"),
+            "it is still there: {told:?}"
+        );
+    }
+
+    #[test]
+    fn s7_only_a_node_that_is_out_of_service_has_its_word_taken_off() {
+        let mut world = world("ReadWriteOnce", &[]);
+        attachment(&mut world, "n1", &[IN_USE], json!({"attached": true}));
+        assert_eq!(decided(&world), [""; 0]);
+        let out = json!({"metadata": {"name": "n1"}, "spec": {"taints": [
+            {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]},
+            "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
+        world.put::<Node>(from(out));
+        let told = decided(&world);
+        assert!(
+            told.len() == 2 && told[1].starts_with("update volumeattachments n1"),
+            "{told:?}"
+        );
+    }
+
+    #[test]
+    fn what_the_attacher_says_reaches_the_pods_that_wait() {
+        let mut world = world("ReadWriteOnce", &[("p1", "n1")]);
+        let status = json!({"attached": false, "attachError": {"message": "no such disk"}});
+        attachment(&mut world, "n1", &[], status);
+        let told = decided(&world);
+        assert!(
+            told[0].contains("AttachVolume.Attach failed for volume \"v\" : no such disk"),
+            "{told:?}"
+        );
+    }
+}

@@ -1,0 +1,316 @@
+//! Volumes of CSI drivers: what a driver of this node is asked for a pod, and undone.
+//!
+//! Attaching (`ControllerPublish`) is the driver's external-attacher's. That it is done is waited for, and held to, with
+//! all other attachments ([`crate::volumes::attach`]); here is only read what the attacher has left for the node.
+
+pub mod drivers;
+pub mod node_info;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::{Secret, SecretReference};
+use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use knarr_api::k8s_openapi;
+use knarr_api::kinds::persistent_volume::{csi_attachment, sha256};
+use knarr_client::{Api, TypedApi};
+use serde::{Deserialize, Serialize};
+
+use super::filesystem::give_to;
+use super::{Storage, Terms, Tools};
+
+/// Before everything that this says, as every kubelet's.
+const SAYS: &str = "kubernetes.io/csi: ";
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Csi {
+    pub driver: String,
+    pub handle: String,
+    pub filesystem: String,
+    pub attributes: BTreeMap<String, String>,
+    /// Made for one pod, with it: an inline volume, which is never attached nor staged.
+    pub inline: bool,
+    #[serde(skip)]
+    pub stage_secret: Option<SecretReference>,
+    #[serde(skip)]
+    pub publish_secret: Option<SecretReference>,
+}
+
+/// The handle of an inline volume: of this pod and of this name, always the same.
+pub fn inline_handle(uid: &str, volume: &str) -> String {
+    format!("csi-{}", sha256(&format!("{uid}{volume}")))
+}
+
+/// Whether the driver's volumes are attached before a node uses them: so, unless its object says otherwise.
+pub async fn is_attached(api: &dyn Api, driver: &str) -> Result<bool, String> {
+    match api.get_as::<CSIDriver>("", driver).await {
+        Ok(driver) => Ok(driver.spec.attach_required != Some(false)),
+        Err(error) if error.is_not_found() => Ok(true),
+        Err(error) => Err(format!("{SAYS}cannot see CSIDriver {driver}: {error}")),
+    }
+}
+
+/// What a driver says it can do.
+struct Can {
+    stage: bool,
+    mount_group: bool,
+    multi_writer: bool,
+}
+
+impl Csi {
+    async fn can(&self, socket: &Path) -> Result<Can, String> {
+        let said = wire::call(socket, wire::NodeGetCapabilities {}).await?;
+        let kinds: Vec<i32> = said
+            .capabilities
+            .iter()
+            .filter_map(|c| c.rpc.as_ref())
+            .map(|r| r.kind)
+            .collect();
+        Ok(Can {
+            stage: kinds.contains(&wire::STAGE_UNSTAGE),
+            mount_group: kinds.contains(&wire::VOLUME_MOUNT_GROUP),
+            multi_writer: kinds.contains(&wire::SINGLE_NODE_MULTI_WRITER),
+        })
+    }
+
+    fn socket(&self, tools: &Tools, doing: &str) -> Result<PathBuf, String> {
+        tools.drivers.socket(&self.driver).ok_or_else(|| {
+            let name = &self.driver;
+            format!("{SAYS}{doing}: driver name {name} not found in the list of registered CSI drivers")
+        })
+    }
+
+    /// The driver's object, if it has one.
+    async fn about(&self, tools: &Tools) -> Result<Option<knarr_api::Shared<CSIDriver>>, String> {
+        match tools.api.get_as::<CSIDriver>("", &self.driver).await {
+            Ok(driver) => Ok(Some(driver)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(format!("{SAYS}cannot see CSIDriver {}: {error}", self.driver)),
+        }
+    }
+
+    /// What the attacher has left for the node; nothing if nobody attaches it.
+    async fn attachment(&self, tools: &Tools) -> Result<HashMap<String, String>, String> {
+        if self.inline || !is_attached(&*tools.api, &self.driver).await? {
+            return Ok(HashMap::new());
+        }
+        let (name, handle) = (
+            csi_attachment(&self.handle, &self.driver, &tools.node),
+            &self.handle,
+        );
+        let attachment = tools.api.get_as::<VolumeAttachment>("", &name).await;
+        let attachment = attachment.map_err(|error| {
+            format!(
+                "volume {handle} has GET error for volume attachment {name}: {}",
+                error.message()
+            )
+        })?;
+        let status = attachment.status.clone().unwrap_or_default();
+        match status.attached {
+            true => Ok(status
+                .attachment_metadata
+                .unwrap_or_default()
+                .into_iter()
+                .collect()),
+            false => Err(format!(
+                "volume {handle} is not attached for volume attachment {name}"
+            )),
+        }
+    }
+
+    async fn secret(
+        &self,
+        tools: &Tools,
+        of: Option<&SecretReference>,
+        what: &str,
+    ) -> Result<HashMap<String, String>, String> {
+        let Some(SecretReference {
+            name: Some(name),
+            namespace,
+        }) = of
+        else {
+            return Ok(HashMap::new());
+        };
+        let namespace = namespace.as_deref().unwrap_or("");
+        let secret = tools.api.get_as::<Secret>(namespace, name).await;
+        let secret =
+            secret.map_err(|e| format!("fetching {what} {namespace}/{name} failed: {}", e.message()))?;
+        let data = secret.data.clone().unwrap_or_default().into_iter();
+        Ok(data
+            .map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned()))
+            .collect())
+    }
+
+    fn capability(&self, can: &Can, terms: &Terms) -> wire::VolumeCapability {
+        // Drivers that tell one pod from several on one node have names of their own for it.
+        let mode = match (terms.access_mode.as_str(), can.multi_writer) {
+            ("ReadWriteOnce", true) => 7,
+            ("ReadWriteOncePod", true) => 6,
+            ("ReadOnlyMany", _) => 3,
+            ("ReadWriteMany", _) => 5,
+            _ => 1,
+        };
+        let group = terms.fs_group.filter(|_| can.mount_group);
+        wire::VolumeCapability {
+            mount: Some(wire::MountVolume {
+                fs_type: self.filesystem.clone(),
+                mount_flags: terms.options.clone(),
+                volume_mount_group: group.map(|g| g.to_string()).unwrap_or_default(),
+            }),
+            access_mode: Some(wire::AccessMode { mode }),
+        }
+    }
+
+    /// What the driver is told of the volume, and of the pod if it asked for that.
+    fn context(&self, about: Option<&CSIDriver>, terms: &Terms) -> HashMap<String, String> {
+        let mut context: HashMap<_, _> = self.attributes.clone().into_iter().collect();
+        if about.is_some_and(|d| d.spec.pod_info_on_mount == Some(true)) {
+            for (key, value) in [
+                ("pod.name", &terms.pod.name),
+                ("pod.namespace", &terms.pod.namespace),
+                ("pod.uid", &terms.pod.uid),
+                ("serviceAccount.name", &terms.pod.service_account),
+                ("ephemeral", &self.inline.to_string()),
+            ] {
+                context.insert(format!("csi.storage.k8s.io/{key}"), value.clone());
+            }
+        }
+        context
+    }
+
+    /// Whether the kubelet gives the files to the pod's group.
+    fn is_given_to_group(&self, about: Option<&CSIDriver>, terms: &Terms) -> bool {
+        match about.and_then(|d| d.spec.fs_group_policy.as_deref()) {
+            Some("None") => false,
+            Some("File") => true,
+            _ => {
+                !self.filesystem.is_empty()
+                    && matches!(&*terms.access_mode, "ReadWriteOnce" | "ReadWriteOncePod")
+            }
+        }
+    }
+
+    /// Whether the driver serves volumes of this kind: inline ones, or claimed ones.
+    fn is_served(&self, about: Option<&CSIDriver>) -> Result<(), String> {
+        let modes = about.and_then(|d| d.spec.volume_lifecycle_modes.as_deref());
+        let mode = if self.inline { "Ephemeral" } else { "Persistent" };
+        // Without a word, claimed ones only.
+        let modes = modes
+            .filter(|m| !m.is_empty())
+            .map_or(vec!["Persistent"], |m| m.iter().map(String::as_str).collect());
+        if modes.contains(&mode) {
+            return Ok(());
+        }
+        let name = &self.driver;
+        Err(format!(
+            "{SAYS}mounter.SetupAt failed to check volume lifecycle mode: volume mode {mode:?} not supported by driver {name} (only supports {modes:?})"
+        ))
+    }
+}
+
+#[async_trait]
+impl Storage for Csi {
+    fn plugin(&self) -> &'static str {
+        "kubernetes.io~csi"
+    }
+
+    fn staging(&self) -> Option<PathBuf> {
+        let volume = sha256(&self.handle);
+        let base = Path::new("kubernetes.io/csi").join(&self.driver);
+        (!self.inline).then(|| base.join(volume).join("globalmount"))
+    }
+
+    async fn stage(&self, tools: &Tools, at: &Path, terms: &Terms) -> Result<(), String> {
+        let socket = self.socket(tools, "attacher.MountDevice failed to create newCsiDriverClient")?;
+        let can = self.can(&socket).await?;
+        if !can.stage {
+            return Ok(());
+        }
+        let publish_context = self.attachment(tools).await?;
+        std::fs::create_dir_all(at).map_err(|e| format!("cannot make {}: {e}", at.display()))?;
+        let request = wire::StageRequest {
+            volume_id: self.handle.clone(),
+            publish_context,
+            staging_target_path: at.display().to_string(),
+            volume_capability: Some(self.capability(&can, terms)),
+            secrets: self
+                .secret(tools, self.stage_secret.as_ref(), "NodeStageSecretRef")
+                .await?,
+            volume_context: self.attributes.clone().into_iter().collect(),
+        };
+        wire::call(&socket, request).await.map(drop)
+    }
+
+    async fn publish(
+        &self,
+        tools: &Tools,
+        staged: Option<&Path>,
+        target: &Path,
+        terms: &Terms,
+    ) -> Result<(), String> {
+        let socket = self.socket(tools, "mounter.SetUpAt failed to get CSI client")?;
+        let about = self.about(tools).await?;
+        self.is_served(about.as_deref())?;
+        let can = self.can(&socket).await?;
+        let staged = staged.filter(|_| can.stage);
+        // The driver makes the last directory itself.
+        if let Some(parent) = target.parent() {
+            std::fs::create_dir_all(parent).map_err(|e| format!("cannot make {}: {e}", parent.display()))?;
+        }
+        let request = wire::PublishRequest {
+            volume_id: self.handle.clone(),
+            publish_context: self.attachment(tools).await?,
+            staging_target_path: staged.map(|p| p.display().to_string()).unwrap_or_default(),
+            target_path: target.display().to_string(),
+            volume_capability: Some(self.capability(&can, terms)),
+            readonly: terms.read_only,
+            secrets: self
+                .secret(tools, self.publish_secret.as_ref(), "NodePublishSecretRef")
+                .await?,
+            volume_context: self.context(about.as_deref(), terms),
+        };
+        wire::call(&socket, request).await?;
+        if let Some(group) = terms.fs_group.filter(|_| !can.mount_group)
+            && self.is_given_to_group(about.as_deref(), terms)
+        {
+            give_to(group, target, terms.read_only)
+                .map_err(|e| format!("applyFSGroup failed for vol {}: {e}", self.handle))?;
+        }
+        Ok(())
+    }
+
+    async fn unpublish(&self, tools: &Tools, target: &Path) -> Result<(), String> {
+        let socket = self.socket(tools, "Unmounter.TearDownAt failed to get CSI client")?;
+        let request = wire::UnpublishRequest {
+            volume_id: self.handle.clone(),
+            target_path: target.display().to_string(),
+        };
+        wire::call(&socket, request).await.map(drop)
+    }
+
+    async fn unstage(&self, tools: &Tools, at: &Path) -> Result<(), String> {
+        let socket = self.socket(
+            tools,
+            "attacher.UnmountDevice failed to create newCsiDriverClient",
+        )?;
+        if self.can(&socket).await?.stage {
+            let request = wire::UnstageRequest {
+                volume_id: self.handle.clone(),
+                staging_target_path: at.display().to_string(),
+            };
+            wire::call(&socket, request).await?;
+        }
+        for gone in [Some(at), at.parent()].into_iter().flatten() {
+            match std::fs::remove_dir(gone) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(format!("cannot remove {}: {e}", gone.display()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

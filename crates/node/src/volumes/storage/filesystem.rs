@@ -1,0 +1,185 @@
+//! Mounting: with the words users know when it fails, a file system made on a device that has none, and files that are
+//! given to a pod's group.
+
+use std::path::Path;
+
+use super::host::{Host, Ran};
+
+/// `mount`, with what it said if it failed.
+pub async fn mount(
+    host: &dyn Host,
+    kind: Option<&str>,
+    source: &str,
+    at: &Path,
+    options: &[String],
+) -> Result<(), String> {
+    let at = at.display().to_string();
+    let options = options.join(",");
+    let mut args = Vec::new();
+    if let Some(kind) = kind {
+        args.extend(["-t", kind]);
+    }
+    if !options.is_empty() {
+        args.extend(["-o", &options]);
+    }
+    args.extend([source, &at]);
+    let ran = host.run("mount", &args).await?;
+    if ran.ok() {
+        return Ok(());
+    }
+    Err(format!(
+        "mount failed: {}\nMounting command: mount\nMounting arguments: {}\nOutput: {}\n",
+        ran.status(),
+        args.join(" "),
+        ran.output
+    ))
+}
+
+/// Takes away what is mounted there, if anything is.
+pub async fn unmount(host: &dyn Host, at: &Path) -> Result<(), String> {
+    let mounted = host
+        .is_mounted(at)
+        .map_err(|e| format!("cannot see what is mounted at {}: {e}", at.display()))?;
+    if !mounted {
+        return Ok(());
+    }
+    let at = at.display().to_string();
+    let ran = host.run("umount", &[&at]).await?;
+    if ran.ok() {
+        return Ok(());
+    }
+    Err(format!(
+        "unmount failed: {}\nUnmounting arguments: {at}\nOutput: {}\n",
+        ran.status(),
+        ran.output
+    ))
+}
+
+/// `fsck`: found errors, and mended them; found some that it could not.
+const MENDED: i32 = 1;
+const UNMENDED: i32 = 4;
+/// `blkid`: there is nothing on the device.
+const NOTHING: i32 = 2;
+
+/// Mounts a device, with a file system made on it if it is empty. What has data of another kind is left as it is.
+pub async fn format_and_mount(
+    host: &dyn Host,
+    device: &str,
+    at: &Path,
+    kind: &str,
+    options: &[String],
+) -> Result<(), String> {
+    let read_only = options.iter().any(|o| o == "ro");
+    let mut options = options.to_vec();
+    options.push("defaults".into());
+    if !read_only {
+        match found(host, device).await? {
+            None => make(host, device, kind).await?,
+            Some(there) if there != kind => {
+                return Err(format!(
+                    "failed to mount the volume as {kind:?}, it already contains {there}"
+                ));
+            }
+            Some(_) => check(host, device).await?,
+        }
+    }
+    mount(host, Some(kind), device, at, &options).await
+}
+
+async fn check(host: &dyn Host, device: &str) -> Result<(), String> {
+    let ran = host.run("fsck", &["-a", device]).await;
+    match ran {
+        Ok(Ran {
+            code: Some(UNMENDED),
+            output,
+        }) => Err(format!(
+            "'fsck' found errors on device {device} but could not correct them: {output}"
+        )),
+        Ok(Ran {
+            code: Some(MENDED),
+            output,
+        }) => {
+            tracing::info!(device, output, "fsck has mended a volume");
+            Ok(())
+        }
+        // Without fsck, or where it cannot say: the mount will.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+async fn make(host: &dyn Host, device: &str, kind: &str) -> Result<(), String> {
+    let flags: &[&str] = match kind {
+        "ext3" | "ext4" => &["-F", "-m0"],
+        "xfs" => &["-f"],
+        _ => &[],
+    };
+    let mut args = flags.to_vec();
+    args.push(device);
+    let ran = host.run(&format!("mkfs.{kind}"), &args).await?;
+    if ran.ok() {
+        return Ok(());
+    }
+    Err(format!(
+        "format of disk {device:?} failed: type:({kind:?}) ({}): {}",
+        ran.status(),
+        ran.output
+    ))
+}
+
+/// What is on the device, as `blkid` says.
+async fn found(host: &dyn Host, device: &str) -> Result<Option<String>, String> {
+    let asked = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device];
+    let ran = host.run("blkid", &asked).await?;
+    if ran.code == Some(NOTHING) {
+        return Ok(None);
+    }
+    if !ran.ok() {
+        return Err(format!(
+            "blkid of {device} failed: {}: {}",
+            ran.status(),
+            ran.output
+        ));
+    }
+    let value = |key: &str| {
+        let line = ran.output.lines().find_map(|line| line.strip_prefix(key));
+        line.map(str::to_string)
+    };
+    match (value("TYPE="), value("PTTYPE=")) {
+        (Some(kind), _) => Ok(Some(kind)),
+        (None, Some(_)) => Ok(Some("unknown data, probably partitions".into())),
+        (None, None) => Err(format!(
+            "blkid said of {device} what cannot be read: {}",
+            ran.output
+        )),
+    }
+}
+
+/// Gives everything there to the group, which may then read and write it.
+pub fn give_to(group: u32, at: &Path, read_only: bool) -> std::io::Result<()> {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
+    const READ: u32 = 0o440;
+    const READ_WRITE: u32 = 0o660;
+    const ENTER: u32 = 0o110;
+    const INHERITED: u32 = 0o2000;
+    let mut left = vec![at.to_path_buf()];
+    while let Some(path) = left.pop() {
+        let meta = path.symlink_metadata()?;
+        if meta.gid() != group {
+            lchown(&path, None, Some(group))?;
+        }
+        if meta.is_symlink() {
+            continue;
+        }
+        let mut mode = meta.mode() | if read_only { READ } else { READ_WRITE };
+        if meta.is_dir() {
+            mode |= ENTER | INHERITED;
+            for entry in std::fs::read_dir(&path)? {
+                left.push(entry?.path());
+            }
+        }
+        if mode != meta.mode() {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode & 0o7777))?;
+        }
+    }
+    Ok(())
+}

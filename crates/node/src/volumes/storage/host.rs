@@ -1,0 +1,155 @@
+//! What storage needs of the machine: programs that are run, and what is mounted. A seam, so that what no test machine has
+//! (an NFS server, an iSCSI target) can be played.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::process::Command;
+use tokio::time::{sleep, timeout};
+
+use crate::volumes::mounts;
+
+/// How long a program may take: a mount from a server that does not answer would wait for minutes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What came of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ran {
+    /// Its exit code; none if it was killed, or took too long.
+    pub code: Option<i32>,
+    /// Both of its outputs.
+    pub output: String,
+}
+
+impl Ran {
+    pub fn ok(&self) -> bool {
+        self.code == Some(0)
+    }
+
+    /// As Go's programs tell it.
+    pub fn status(&self) -> String {
+        match self.code {
+            Some(code) => format!("exit status {code}"),
+            None => "signal: killed".into(),
+        }
+    }
+}
+
+#[async_trait]
+pub trait Host: Send + Sync {
+    /// Runs a program to its end. The error is that there is no such program.
+    async fn run(&self, program: &str, args: &[&str]) -> Result<Ran, String>;
+
+    fn is_mounted(&self, at: &Path) -> std::io::Result<bool>;
+
+    /// The file that a path of `/dev/disk/by-path` leads to, if it is there; the first whose name matches, where `*` is
+    /// anything.
+    fn device(&self, by_path: &str) -> Option<PathBuf>;
+
+    /// Lets time pass while a device appears.
+    async fn pause(&self, time: Duration) {
+        sleep(time).await;
+    }
+}
+
+/// This machine.
+pub struct Machine;
+
+#[async_trait]
+impl Host for Machine {
+    async fn run(&self, program: &str, args: &[&str]) -> Result<Ran, String> {
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::null()).kill_on_drop(true);
+        match timeout(PATIENCE, command.output()).await {
+            Ok(Ok(done)) => {
+                let mut output = String::from_utf8_lossy(&done.stdout).into_owned();
+                output.push_str(&String::from_utf8_lossy(&done.stderr));
+                Ok(Ran {
+                    code: done.status.code(),
+                    output,
+                })
+            }
+            Ok(Err(error)) => Err(format!("exec: {program:?}: {error}")),
+            Err(_) => Ok(Ran {
+                code: None,
+                output: format!("{program} took longer than {} s", PATIENCE.as_secs()),
+            }),
+        }
+    }
+
+    fn is_mounted(&self, at: &Path) -> std::io::Result<bool> {
+        mounts::is_mount_point(at)
+    }
+
+    fn device(&self, by_path: &str) -> Option<PathBuf> {
+        let (folder, pattern) = by_path.rsplit_once('/')?;
+        let mut names: Vec<_> = std::fs::read_dir(folder).ok()?.flatten().collect();
+        names.sort_by_key(std::fs::DirEntry::file_name);
+        let found = names
+            .into_iter()
+            .find(|entry| matches(&entry.file_name().to_string_lossy(), pattern))?;
+        found.path().canonicalize().ok()
+    }
+}
+
+/// `*` at the beginning is anything.
+fn matches(name: &str, pattern: &str) -> bool {
+    match pattern.strip_prefix('*') {
+        Some(end) => name.ends_with(end),
+        None => name == pattern,
+    }
+}
+
+/// A node whose pods are no processes mounts nothing.
+pub struct Hollow;
+
+#[async_trait]
+impl Host for Hollow {
+    async fn run(&self, _program: &str, _args: &[&str]) -> Result<Ran, String> {
+        Ok(Ran {
+            code: Some(0),
+            output: String::new(),
+        })
+    }
+
+    fn is_mounted(&self, _at: &Path) -> std::io::Result<bool> {
+        Ok(false)
+    }
+
+    fn device(&self, _by_path: &str) -> Option<PathBuf> {
+        Some(PathBuf::from("/dev/null"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_program_tells_its_code_and_what_it_said_or_that_it_is_not_there() {
+        let ran = Machine
+            .run("sh", &["-c", "echo a; echo b >&2; exit 3"])
+            .await
+            .unwrap();
+        assert_eq!((ran.code, ran.output.as_str()), (Some(3), "a\nb\n"));
+        assert_eq!(ran.status(), "exit status 3");
+        let missing = Machine.run("no-such-program-here", &[]).await.unwrap_err();
+        assert!(missing.contains("no-such-program-here"), "{missing}");
+    }
+
+    #[test]
+    fn a_device_is_found_by_its_name_or_its_names_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = dir.path().join("sdx");
+        std::fs::write(&disk, "").unwrap();
+        std::os::unix::fs::symlink(&disk, dir.path().join("pci-0-ip-1-lun-1")).unwrap();
+        let at = |name: &str| Machine.device(&format!("{}/{name}", dir.path().display()));
+        let disk = disk.canonicalize().unwrap();
+        assert_eq!(at("*ip-1-lun-1"), Some(disk.clone()));
+        assert_eq!(at("pci-0-ip-1-lun-1"), Some(disk));
+        assert_eq!(at("*ip-1-lun-2"), None);
+        assert_eq!(Machine.device("/no/such/folder/x"), None);
+    }
+}

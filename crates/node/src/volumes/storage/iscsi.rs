@@ -1,0 +1,242 @@
+//! iSCSI, by `iscsiadm`: the node logs in at the target once, mounts the disk once, and each pod sees that mount.
+//!
+//! Nothing here keeps two nodes from the same disk: the claim's VolumeAttachment does ([`super::super::attach`]).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use super::filesystem::{format_and_mount, give_to, mount, unmount};
+use super::host::Host;
+use super::{Storage, Terms, Tools};
+
+/// How often, and how many times, the disk is looked for after a login.
+const LOOK: Duration = Duration::from_millis(500);
+const LOOKS: u32 = 20;
+/// `iscsiadm`: there is a session already; there is none; there is nothing to do it to.
+const SESSION_EXISTS: i32 = 15;
+const NO_SESSION: i32 = 2;
+const NO_RECORDS: i32 = 21;
+const DEFAULT_PORT: u16 = 3260;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Iscsi {
+    /// With their ports.
+    pub portals: Vec<String>,
+    pub iqn: String,
+    pub lun: i32,
+    pub interface: String,
+    pub filesystem: String,
+    pub chap_discovery: bool,
+    pub chap_session: bool,
+    /// What the secret says (`node.session.auth.username`, …); never written down.
+    #[serde(skip)]
+    pub secret: Vec<(String, String)>,
+}
+
+/// A portal with its port.
+pub fn portal(portal: &str) -> String {
+    let has_port = portal.rsplit_once(':').is_some_and(|(host, port)| {
+        !port.is_empty()
+            && port.bytes().all(|b| b.is_ascii_digit())
+            && (!host.contains(':') || host.ends_with(']'))
+    });
+    match has_port {
+        true => portal.to_string(),
+        false => format!("{portal}:{DEFAULT_PORT}"),
+    }
+}
+
+impl Iscsi {
+    /// What all disks of the same session have in front.
+    fn session(&self) -> String {
+        format!(
+            "{}-{}-lun-",
+            self.portals.first().map_or("", String::as_str),
+            self.iqn
+        )
+    }
+
+    /// `iscsiadm` at one portal; what it must not say aloud is left out of errors.
+    async fn admin(&self, host: &dyn Host, mode: &[&str], at: &str, what: &[&str]) -> Result<i32, String> {
+        let mut args = vec!["-m"];
+        args.extend(mode);
+        args.extend(["-p", at]);
+        if mode.first() == Some(&"node") {
+            args.extend(["-T", &self.iqn]);
+        }
+        args.extend(["-I", &self.interface]);
+        args.extend(what);
+        let ran = host.run("iscsiadm", &args).await?;
+        match ran.code {
+            Some(code @ (0 | SESSION_EXISTS | NO_SESSION | NO_RECORDS)) => Ok(code),
+            _ => {
+                let what = what.iter().take(4).copied().collect::<Vec<_>>().join(" ");
+                Err(format!(
+                    "iscsiadm -m {} {what} at portal {at} failed: {}: {}",
+                    mode.join(" "),
+                    ran.status(),
+                    ran.output.trim()
+                ))
+            }
+        }
+    }
+
+    async fn set(
+        &self,
+        host: &dyn Host,
+        mode: &[&str],
+        at: &str,
+        key: &str,
+        value: &str,
+    ) -> Result<(), String> {
+        let what = ["-o", "update", "-n", key, "-v", value];
+        self.admin(host, mode, at, &what).await.map(drop)
+    }
+
+    /// Tells `iscsiadm` the secrets whose names begin so.
+    async fn tell_secret(&self, host: &dyn Host, mode: &[&str], at: &str, of: &str) -> Result<(), String> {
+        self.set(host, mode, at, &format!("{of}.authmethod"), "CHAP")
+            .await?;
+        for (key, value) in self.secret.iter().filter(|(key, _)| key.starts_with(of)) {
+            self.set(host, mode, at, key, value).await?;
+        }
+        Ok(())
+    }
+
+    /// Logs in at one portal, and waits for the disk.
+    async fn log_in(&self, host: &dyn Host, at: &str) -> Result<PathBuf, String> {
+        const DISCOVERY: &[&str] = &["discoverydb", "-t", "sendtargets"];
+        const NODE: &[&str] = &["node"];
+        self.admin(host, DISCOVERY, at, &["-o", "new"]).await?;
+        if self.chap_discovery {
+            self.tell_secret(host, DISCOVERY, at, "discovery.sendtargets.auth")
+                .await?;
+        }
+        if let Err(why) = self.admin(host, DISCOVERY, at, &["--discover"]).await {
+            // A half made record would be found the next time.
+            let forgotten = self.admin(host, DISCOVERY, at, &["-o", "delete"]).await;
+            return Err(forgotten.map_or_else(|also| format!("{why}; {also}"), |_| why.clone()));
+        }
+        // Only this disk is to appear, not all that the target has.
+        if let Err(why) = self.set(host, NODE, at, "node.session.scan", "manual").await {
+            warn!(why, "this iscsiadm scans whole targets");
+        }
+        if self.chap_session {
+            self.tell_secret(host, NODE, at, "node.session.auth").await?;
+        }
+        self.admin(host, NODE, at, &["--login"]).await?;
+        // A machine that starts does not log in by itself: the volume may be another node's by then.
+        self.set(host, NODE, at, "node.startup", "manual").await?;
+        self.admin(host, NODE, at, &["--rescan"]).await?;
+        let path = format!("/dev/disk/by-path/*ip-{at}-iscsi-{}-lun-{}", self.iqn, self.lun);
+        for _ in 0..LOOKS {
+            if let Some(device) = host.device(&path) {
+                return Ok(device);
+            }
+            host.pause(LOOK).await;
+        }
+        Err(format!("timed out waiting for the device {path}"))
+    }
+}
+
+#[async_trait]
+impl Storage for Iscsi {
+    fn plugin(&self) -> &'static str {
+        "kubernetes.io~iscsi"
+    }
+
+    fn staging(&self) -> Option<PathBuf> {
+        let interface = format!("iface-{}", self.interface);
+        let disk = format!("{}{}", self.session(), self.lun);
+        Some(Path::new("kubernetes.io/iscsi").join(interface).join(disk))
+    }
+
+    async fn stage(&self, tools: &Tools, at: &Path, terms: &Terms) -> Result<(), String> {
+        let host = &*tools.host;
+        if host.is_mounted(at).map_err(|e| e.to_string())? {
+            return Ok(());
+        }
+        let mut failed = Vec::new();
+        let mut device = None;
+        for portal in &self.portals {
+            match self.log_in(host, portal).await {
+                Ok(found) => {
+                    device = Some(found);
+                    break;
+                }
+                Err(why) => failed.push(why),
+            }
+        }
+        let Some(device) = device else {
+            return Err(format!(
+                "failed to get any path for iscsi disk, last err seen:\n{}",
+                failed.join("\n")
+            ));
+        };
+        std::fs::create_dir_all(at).map_err(|e| format!("cannot make {}: {e}", at.display()))?;
+        let device = device.display().to_string();
+        format_and_mount(host, &device, at, &self.filesystem, &terms.mount_options()).await
+    }
+
+    async fn publish(
+        &self,
+        tools: &Tools,
+        staged: Option<&Path>,
+        target: &Path,
+        terms: &Terms,
+    ) -> Result<(), String> {
+        let staged = staged.ok_or("the disk is not mounted on this node")?;
+        if tools.host.is_mounted(target).map_err(|e| e.to_string())? {
+            return Ok(());
+        }
+        std::fs::create_dir_all(target).map_err(|e| format!("cannot make {}: {e}", target.display()))?;
+        let mut options = vec!["bind".to_string()];
+        if terms.read_only {
+            options.push("ro".into());
+        }
+        mount(
+            &*tools.host,
+            None,
+            &staged.display().to_string(),
+            target,
+            &options,
+        )
+        .await?;
+        if let Some(group) = terms.fs_group {
+            give_to(group, target, terms.read_only)
+                .map_err(|e| format!("applyFSGroup failed for vol {}: {e}", self.iqn))?;
+        }
+        Ok(())
+    }
+
+    async fn unpublish(&self, tools: &Tools, target: &Path) -> Result<(), String> {
+        unmount(&*tools.host, target).await
+    }
+
+    async fn unstage(&self, tools: &Tools, at: &Path) -> Result<(), String> {
+        let host = &*tools.host;
+        unmount(host, at).await?;
+        match std::fs::remove_dir(at) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(format!("cannot remove {}: {e}", at.display()));
+            }
+            _ => {}
+        }
+        // Other disks of the session may be in use.
+        let siblings = at.parent().and_then(|p| std::fs::read_dir(p).ok());
+        let session = self.session();
+        let mut others = siblings.into_iter().flatten().flatten();
+        if others.any(|entry| entry.file_name().to_string_lossy().starts_with(&session)) {
+            return Ok(());
+        }
+        for portal in &self.portals {
+            self.admin(host, &["node"], portal, &["--logout"]).await?;
+            self.admin(host, &["node"], portal, &["-o", "delete"]).await?;
+        }
+        Ok(())
+    }
+}

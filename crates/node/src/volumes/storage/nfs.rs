@@ -1,0 +1,50 @@
+//! NFS: each pod has its own mount of the export.
+
+use std::path::Path;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+use super::filesystem::{mount, unmount};
+use super::{Storage, Terms, Tools};
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nfs {
+    pub server: String,
+    pub path: String,
+}
+
+#[async_trait]
+impl Storage for Nfs {
+    fn plugin(&self) -> &'static str {
+        "kubernetes.io~nfs"
+    }
+
+    async fn publish(
+        &self,
+        tools: &Tools,
+        _staged: Option<&Path>,
+        target: &Path,
+        terms: &Terms,
+    ) -> Result<(), String> {
+        if tools.host.is_mounted(target).map_err(|e| e.to_string())? {
+            return Ok(());
+        }
+        std::fs::create_dir_all(target).map_err(|e| format!("cannot make {}: {e}", target.display()))?;
+        let server = match self.server.parse::<std::net::Ipv6Addr>() {
+            Ok(address) => format!("[{address}]"),
+            Err(_) => self.server.clone(),
+        };
+        let source = format!("{server}:{}", self.path);
+        let mounted = mount(&*tools.host, Some("nfs"), &source, target, &terms.mount_options()).await;
+        if mounted.is_err() {
+            // What is left of a mount that failed half way would be taken for the volume.
+            unmount(&*tools.host, target).await?;
+        }
+        mounted
+    }
+
+    async fn unpublish(&self, tools: &Tools, target: &Path) -> Result<(), String> {
+        unmount(&*tools.host, target).await
+    }
+}

@@ -1,0 +1,165 @@
+//! Which storage a pod's volume or a PersistentVolume names.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{self as core, Secret, SecretReference};
+use knarr_api::k8s_openapi;
+use knarr_client::{Api, TypedApi};
+
+use super::csi::{Csi, inline_handle};
+use super::iscsi::{Iscsi, portal};
+use super::nfs::Nfs;
+use super::{PodInfo, Source, Terms, Wanted};
+
+const EXT4: &str = "ext4";
+
+fn pod_info(pod: &core::Pod) -> PodInfo {
+    let meta = &pod.metadata;
+    let account = pod.spec.as_ref().and_then(|s| s.service_account_name.clone());
+    PodInfo {
+        name: meta.name.clone().unwrap_or_default(),
+        namespace: meta.namespace.clone().unwrap_or_default(),
+        uid: meta.uid.clone().unwrap_or_default(),
+        service_account: account.unwrap_or_default(),
+    }
+}
+
+/// What a pod names itself; none if it is no storage from elsewhere.
+pub async fn inline(
+    api: &dyn Api,
+    pod: &core::Pod,
+    volume: &core::Volume,
+    fs_group: Option<u32>,
+) -> Result<Option<Wanted>, String> {
+    let pod = pod_info(pod);
+    let (source, read_only) = if let Some(nfs) = &volume.nfs {
+        let source = Nfs {
+            server: nfs.server.clone(),
+            path: nfs.path.clone(),
+        };
+        (Source::Nfs(source), nfs.read_only)
+    } else if let Some(iscsi) = &volume.iscsi {
+        let secret = iscsi.secret_ref.as_ref().map(|r| SecretReference {
+            name: Some(r.name.clone()),
+            namespace: Some(pod.namespace.clone()),
+        });
+        let source = Iscsi {
+            portals: portals(&iscsi.target_portal, iscsi.portals.as_deref()),
+            iqn: iscsi.iqn.clone(),
+            lun: iscsi.lun,
+            interface: iscsi.iscsi_interface.clone().unwrap_or_else(|| "default".into()),
+            filesystem: iscsi.fs_type.clone().unwrap_or_else(|| EXT4.into()),
+            chap_discovery: iscsi.chap_auth_discovery == Some(true),
+            chap_session: iscsi.chap_auth_session == Some(true),
+            secret: chap(api, secret.as_ref()).await?,
+        };
+        (Source::Iscsi(source), iscsi.read_only)
+    } else if let Some(csi) = &volume.csi {
+        let secret = csi.node_publish_secret_ref.as_ref().map(|r| SecretReference {
+            name: Some(r.name.clone()),
+            namespace: Some(pod.namespace.clone()),
+        });
+        let source = Csi {
+            driver: csi.driver.clone(),
+            handle: inline_handle(&pod.uid, &volume.name),
+            filesystem: csi.fs_type.clone().unwrap_or_default(),
+            attributes: csi.volume_attributes.clone().unwrap_or_default(),
+            inline: true,
+            stage_secret: None,
+            publish_secret: secret,
+        };
+        (Source::Csi(source), csi.read_only)
+    } else {
+        return Ok(None);
+    };
+    Ok(Some(Wanted {
+        name: volume.name.clone(),
+        source,
+        terms: Terms {
+            read_only: read_only == Some(true),
+            options: Vec::new(),
+            access_mode: "ReadWriteOnce".into(),
+            fs_group,
+            pod,
+        },
+    }))
+}
+
+/// What a claim's volume is; none if it is a directory of the node.
+pub async fn claimed(
+    api: &dyn Api,
+    pod: &core::Pod,
+    volume: &core::PersistentVolume,
+    read_only: bool,
+    fs_group: Option<u32>,
+) -> Result<Option<Wanted>, String> {
+    let Some(spec) = &volume.spec else { return Ok(None) };
+    let source = if let Some(nfs) = &spec.nfs {
+        Source::Nfs(Nfs {
+            server: nfs.server.clone(),
+            path: nfs.path.clone(),
+        })
+    } else if let Some(iscsi) = &spec.iscsi {
+        Source::Iscsi(Iscsi {
+            portals: portals(&iscsi.target_portal, iscsi.portals.as_deref()),
+            iqn: iscsi.iqn.clone(),
+            lun: iscsi.lun,
+            interface: iscsi.iscsi_interface.clone().unwrap_or_else(|| "default".into()),
+            filesystem: iscsi.fs_type.clone().unwrap_or_else(|| EXT4.into()),
+            chap_discovery: iscsi.chap_auth_discovery == Some(true),
+            chap_session: iscsi.chap_auth_session == Some(true),
+            secret: chap(api, iscsi.secret_ref.as_ref()).await?,
+        })
+    } else if let Some(csi) = &spec.csi {
+        Source::Csi(Csi {
+            driver: csi.driver.clone(),
+            handle: csi.volume_handle.clone(),
+            filesystem: csi.fs_type.clone().unwrap_or_default(),
+            attributes: csi.volume_attributes.clone().unwrap_or_default(),
+            inline: false,
+            stage_secret: csi.node_stage_secret_ref.clone(),
+            publish_secret: csi.node_publish_secret_ref.clone(),
+        })
+    } else {
+        return Ok(None);
+    };
+    if spec.volume_mode.as_deref() == Some("Block") {
+        return Err("volumeMode Block is not supported by knarr yet, expected Filesystem".into());
+    }
+    let read_only = read_only || spec.csi.as_ref().is_some_and(|csi| csi.read_only == Some(true));
+    let mode = spec.access_modes.iter().flatten().next();
+    Ok(Some(Wanted {
+        name: volume.metadata.name.clone().unwrap_or_default(),
+        source,
+        terms: Terms {
+            read_only,
+            options: spec.mount_options.clone().unwrap_or_default(),
+            access_mode: mode.cloned().unwrap_or_else(|| "ReadWriteOnce".into()),
+            fs_group,
+            pod: pod_info(pod),
+        },
+    }))
+}
+
+fn portals(first: &str, more: Option<&[String]>) -> Vec<String> {
+    let more = more.unwrap_or_default().iter().map(String::as_str);
+    std::iter::once(first).chain(more).map(portal).collect()
+}
+
+async fn chap(api: &dyn Api, of: Option<&SecretReference>) -> Result<Vec<(String, String)>, String> {
+    let Some(SecretReference {
+        name: Some(name),
+        namespace,
+    }) = of
+    else {
+        return Ok(Vec::new());
+    };
+    let namespace = namespace.as_deref().unwrap_or("");
+    let secret = api.get_as::<Secret>(namespace, name).await;
+    let secret = secret.map_err(|e| format!("couldn't get secret {namespace}/{name}: {}", e.message()))?;
+    let data: BTreeMap<_, _> = secret.data.clone().unwrap_or_default();
+    Ok(data
+        .into_iter()
+        .map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned()))
+        .collect())
+}

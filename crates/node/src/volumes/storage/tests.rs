@@ -1,0 +1,361 @@
+//! Every kind of storage from the pod to the program or driver that is asked, and back.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_client::fake::FakeApi;
+use knarr_client::{TokioClock, TypedApi};
+use serde_json::{Value, json};
+
+use super::host::Ran;
+use super::*;
+
+/// A machine that plays: what it is asked, what is mounted, what programs answer.
+#[derive(Default)]
+pub struct Played {
+    asked: Mutex<Vec<String>>,
+    mounted: Mutex<BTreeSet<PathBuf>>,
+    /// A program's line begins so: it answers so.
+    answers: Mutex<Vec<(String, i32, String)>>,
+    device: Mutex<Option<PathBuf>>,
+}
+
+impl Played {
+    fn answer(&self, line: &str, code: i32, output: &str) {
+        self.answers.lock().push((line.into(), code, output.into()));
+    }
+
+    /// What it was asked since the last time.
+    fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut *self.asked.lock())
+    }
+}
+
+#[async_trait]
+impl Host for Played {
+    async fn run(&self, program: &str, args: &[&str]) -> Result<Ran, String> {
+        let line = format!("{program} {}", args.join(" "));
+        self.asked.lock().push(line.clone());
+        let answers = self.answers.lock();
+        let (code, output) = answers
+            .iter()
+            .find(|(begins, ..)| line.starts_with(begins))
+            .map_or((0, String::new()), |(_, code, output)| (*code, output.clone()));
+        let at = args.last().map(PathBuf::from).unwrap_or_default();
+        if code == 0 {
+            match program {
+                "mount" => drop(self.mounted.lock().insert(at)),
+                "umount" => drop(self.mounted.lock().remove(&at)),
+                _ => {}
+            }
+        }
+        Ok(Ran {
+            code: Some(code),
+            output,
+        })
+    }
+
+    fn is_mounted(&self, at: &Path) -> std::io::Result<bool> {
+        Ok(self.mounted.lock().contains(at))
+    }
+
+    fn device(&self, _by_path: &str) -> Option<PathBuf> {
+        self.device.lock().clone()
+    }
+
+    async fn pause(&self, _time: std::time::Duration) {}
+}
+
+struct Node {
+    dir: tempfile::TempDir,
+    api: Arc<FakeApi>,
+    host: Arc<Played>,
+    shelf: Shelf,
+}
+
+impl Node {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let api = Arc::new(FakeApi::new(Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH))));
+        let host = Arc::new(Played::default());
+        Node {
+            shelf: Node::shelf(&dir, &api, &host),
+            dir,
+            api,
+            host,
+        }
+    }
+
+    fn shelf(dir: &tempfile::TempDir, api: &Arc<FakeApi>, host: &Arc<Played>) -> Shelf {
+        let tools = Tools {
+            host: host.clone(),
+            drivers: Arc::default(),
+            api: api.clone(),
+            node: "n1".into(),
+        };
+        Shelf::new(dir.path().into(), tools)
+    }
+
+    /// Another incarnation of the kubelet.
+    fn restart(&mut self) {
+        self.shelf = Node::shelf(&self.dir, &self.api, &self.host);
+    }
+
+    /// With the node's own directory left out.
+    fn asked(&self) -> Vec<String> {
+        let root = self.dir.path().display().to_string();
+        self.host
+            .asked()
+            .iter()
+            .map(|line| line.replace(&root, ""))
+            .collect()
+    }
+}
+
+fn pod(name: &str) -> core::Pod {
+    from(
+        json!({"metadata": {"namespace": "a", "name": name, "uid": format!("u-{name}")}, "spec": {"containers": []}}),
+    )
+}
+
+fn from<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+/// What a claim's volume with this spec asks for.
+async fn wanted(node: &Node, of: &str, spec: Value, read_only: bool) -> Wanted {
+    let volume = from(json!({"metadata": {"name": "pv"}, "spec": spec}));
+    claimed(&*node.api, &pod(of), &volume, read_only, None)
+        .await
+        .unwrap()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn s7_nfs_is_mounted_for_each_pod_and_unmounted_after_it() {
+    let mut node = Node::new();
+    let spec = json!({"nfs": {"server": "fd00::1", "path": "/e"}, "accessModes": ["ReadWriteMany"], "mountOptions": ["hard"]});
+    let first = wanted(&node, "p", spec.clone(), true).await;
+    let at = node.shelf.set_up(&first).await.unwrap();
+    assert_eq!(
+        at,
+        node.dir
+            .path()
+            .join("pods/u-p/volumes/kubernetes.io~nfs/pv/mount")
+    );
+    let target = "/pods/u-p/volumes/kubernetes.io~nfs/pv/mount";
+    assert_eq!(
+        node.asked(),
+        [format!("mount -t nfs -o hard,ro [fd00::1]:/e {target}")]
+    );
+    // Again, as a kubelet that was restarted does: nothing to do.
+    node.restart();
+    node.shelf.set_up(&first).await.unwrap();
+    assert_eq!(node.asked(), [""; 0]);
+    node.shelf.tear_down("u-p").await.unwrap();
+    assert_eq!(node.asked(), [format!("umount {target}")]);
+    node.shelf.tear_down("u-p").await.unwrap();
+    assert_eq!(node.asked(), [""; 0], "what is undone is not undone again");
+}
+
+#[tokio::test]
+async fn a_mount_that_fails_is_told_as_kubelets_tell_it() {
+    let node = Node::new();
+    node.host.answer("mount", 32, "mount.nfs: Connection refused\n");
+    let spec = json!({"nfs": {"server": "s", "path": "/e"}});
+    let failed = node
+        .shelf
+        .set_up(&wanted(&node, "p", spec, false).await)
+        .await
+        .unwrap_err();
+    let target = "/pods/u-p/volumes/kubernetes.io~nfs/pv/mount";
+    let Failure::Publish(why) = failed else {
+        panic!("{failed:?}")
+    };
+    assert_eq!(
+        why.replace(&node.dir.path().display().to_string(), ""),
+        format!(
+            "mount failed: exit status 32\nMounting command: mount\nMounting arguments: -t nfs s:/e {target}\n\
+             Output: mount.nfs: Connection refused\n\n"
+        )
+    );
+    // Nothing is mounted, and what was noted is undone with the pod.
+    node.asked();
+    node.shelf.tear_down("u-p").await.unwrap();
+    assert_eq!(node.asked(), [""; 0]);
+}
+
+fn disk(lun: i32) -> Value {
+    json!({"iscsi": {"targetPortal": "192.0.2.9", "iqn": "iqn.x:y", "lun": lun, "fsType": "ext4"},
+        "accessModes": ["ReadWriteOnce"]})
+}
+
+#[tokio::test]
+async fn s7_an_iscsi_disk_is_logged_in_to_once_a_node_and_out_of_after_its_last_pod() {
+    let mut node = Node::new();
+    *node.host.device.lock() = Some("/dev/sdx".into());
+    node.host.answer("blkid", 2, "");
+    let staged = "/plugins/kubernetes.io/iscsi/iface-default/192.0.2.9:3260-iqn.x:y-lun-1";
+    let target = |pod: &str| format!("/pods/u-{pod}/volumes/kubernetes.io~iscsi/pv/mount");
+    node.shelf
+        .set_up(&wanted(&node, "p", disk(1), false).await)
+        .await
+        .unwrap();
+    let discovery = "iscsiadm -m discoverydb -t sendtargets -p 192.0.2.9:3260 -I default";
+    let session = "iscsiadm -m node -p 192.0.2.9:3260 -T iqn.x:y -I default";
+    assert_eq!(
+        node.asked(),
+        [
+            format!("{discovery} -o new"),
+            format!("{discovery} --discover"),
+            format!("{session} -o update -n node.session.scan -v manual"),
+            format!("{session} --login"),
+            format!("{session} -o update -n node.startup -v manual"),
+            format!("{session} --rescan"),
+            "blkid -p -s TYPE -s PTTYPE -o export /dev/sdx".into(),
+            "mkfs.ext4 -F -m0 /dev/sdx".into(),
+            format!("mount -t ext4 -o defaults /dev/sdx {staged}"),
+            format!("mount -o bind {staged} {}", target("p")),
+        ]
+    );
+    node.shelf
+        .set_up(&wanted(&node, "q", disk(1), true).await)
+        .await
+        .unwrap();
+    assert_eq!(
+        node.asked(),
+        [format!("mount -o bind,ro {staged} {}", target("q"))]
+    );
+    node.restart();
+    node.shelf.tear_down("u-p").await.unwrap();
+    assert_eq!(
+        node.asked(),
+        [format!("umount {}", target("p"))],
+        "another pod has it"
+    );
+    node.shelf.tear_down("u-q").await.unwrap();
+    assert_eq!(
+        node.asked(),
+        [
+            format!("umount {}", target("q")),
+            format!("umount {staged}"),
+            format!("{session} --logout"),
+            format!("{session} -o delete"),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn s7_a_session_stays_while_another_of_its_disks_is_used() {
+    let node = Node::new();
+    *node.host.device.lock() = Some("/dev/sdx".into());
+    node.host.answer("blkid", 0, "TYPE=ext4\n");
+    for (pod, lun) in [("p", 1), ("q", 2)] {
+        node.shelf
+            .set_up(&wanted(&node, pod, disk(lun), false).await)
+            .await
+            .unwrap();
+    }
+    node.asked();
+    node.shelf.tear_down("u-p").await.unwrap();
+    let logouts = |asked: Vec<String>| asked.iter().filter(|l| l.contains("--logout")).count();
+    assert_eq!(logouts(node.asked()), 0);
+    node.shelf.tear_down("u-q").await.unwrap();
+    assert_eq!(logouts(node.asked()), 1);
+}
+
+#[tokio::test]
+async fn what_is_on_a_disk_is_never_written_over() {
+    for (found, code, word) in [
+        ("TYPE=xfs\n", 0, "it already contains xfs"),
+        (
+            "PTTYPE=gpt\n",
+            0,
+            "it already contains unknown data, probably partitions",
+        ),
+        ("", 8, "blkid of /dev/sdx failed: exit status 8"),
+    ] {
+        let node = Node::new();
+        *node.host.device.lock() = Some("/dev/sdx".into());
+        node.host.answer("blkid", code, found);
+        let failed = node.shelf.set_up(&wanted(&node, "p", disk(1), false).await).await;
+        let Err(Failure::Stage(why)) = failed else {
+            panic!("{failed:?}")
+        };
+        assert!(why.contains(word), "{why}");
+        let asked = node.asked();
+        assert!(
+            !asked
+                .iter()
+                .any(|l| l.starts_with("mkfs") || l.starts_with("mount")),
+            "{asked:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_chap_secret_reaches_iscsiadm_and_is_neither_written_down_nor_told() {
+    let node = Node::new();
+    node.host.answer(
+        "iscsiadm -m node -p 192.0.2.9:3260 -T iqn.x:y -I default --login",
+        24,
+        "no",
+    );
+    let secret: core::Secret = from(json!({"metadata": {"namespace": "a", "name": "s"},
+        "data": {"node.session.auth.password": "aHVzaC1odXNo"}}));
+    node.api.create_as(secret).await.unwrap();
+    let mut spec = disk(1);
+    spec["iscsi"]["chapAuthSession"] = true.into();
+    spec["iscsi"]["secretRef"] = json!({"name": "s", "namespace": "a"});
+    let failed = node.shelf.set_up(&wanted(&node, "p", spec, false).await).await;
+    let Err(Failure::Stage(why)) = failed else {
+        panic!("{failed:?}")
+    };
+    assert!(why.contains("exit status 24") && !why.contains("hush"), "{why}");
+    let told = node
+        .asked()
+        .iter()
+        .any(|l| l.ends_with("-n node.session.auth.password -v hush-hush"));
+    assert!(told);
+    let record = node
+        .dir
+        .path()
+        .join("pods/u-p/volumes/kubernetes.io~iscsi/pv")
+        .join(RECORD);
+    assert!(!std::fs::read_to_string(record).unwrap().contains("hush"));
+}
+
+#[test]
+fn files_are_given_to_the_group_and_links_are_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (inside, outside) = (dir.path().join("v/d"), dir.path().join("outside"));
+    std::fs::create_dir_all(&inside).unwrap();
+    for file in [inside.join("f"), outside.clone()] {
+        std::fs::write(&file, "").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    std::os::unix::fs::symlink(&outside, inside.join("l")).unwrap();
+    let own = std::os::unix::fs::MetadataExt::gid(&outside.metadata().unwrap());
+    filesystem::give_to(own, &dir.path().join("v"), false).unwrap();
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(&inside.join("f")), 0o660);
+    assert_eq!(mode(&inside) & 0o2070, 0o2070);
+    assert_eq!(mode(&outside), 0o600);
+}
+
+#[test]
+fn a_portal_has_its_port() {
+    for (given, with) in [
+        ("192.0.2.1", "192.0.2.1:3260"),
+        ("192.0.2.1:860", "192.0.2.1:860"),
+        ("host", "host:3260"),
+        ("[fd00::1]", "[fd00::1]:3260"),
+        ("[fd00::1]:860", "[fd00::1]:860"),
+    ] {
+        assert_eq!(iscsi::portal(given), with);
+    }
+}

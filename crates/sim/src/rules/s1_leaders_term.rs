@@ -1,0 +1,22 @@
+//! S1, concurrent controllers: what a leader decided is written only while it leads. Nothing of it comes to pass once
+//! another has taken the lease, however long it was under way.
+
+use crate::world::{Seen, World};
+
+pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+    let Seen::Led { term, key } = seen else {
+        return Ok(());
+    };
+    match world.terms.get(&format!("{}/{}", term.namespace, term.name)) {
+        Some(now) if now == *term => Ok(()),
+        now => Err(format!(
+            "{key} is written for {:?} (transition {}) when the lease is {}",
+            term.holder,
+            term.transitions,
+            now.map_or("gone".into(), |now| format!(
+                "{:?}'s (transition {})",
+                now.holder, now.transitions
+            )),
+        )),
+    }
+}
