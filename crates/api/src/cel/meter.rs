@@ -37,7 +37,8 @@ pub const OUT_OF_BUDGET: &str =
 const VARIABLE: &str = "@meter";
 /// `@charge(@meter, cost, value)`: the value, which costs so much.
 const CHARGE: &str = "@charge";
-/// The same of what a loop goes on by; no longer when too much is spent.
+/// `@goOn(@meter, condition, turn, value)`: the same of what a loop goes on by, and of the turn if it does; no longer when
+/// too much is spent.
 const GO_ON: &str = "@goOn";
 /// `@size(@meter, slot, value)`: the value, whose size is remembered.
 const SIZE: &str = "@size";
@@ -161,9 +162,19 @@ pub fn declare(env: &mut Env) -> Declared {
         meter.spend(cost);
         checked(&meter, value)
     })?;
-    env.add_overload(GO_ON, GO_ON, two(), |args| {
-        let (meter, [cost], value) = taken(args)?;
-        meter.spend(cost);
+    let three = || vec![TYPE.to_owned(), INT_TYPE, INT_TYPE, DYN_TYPE];
+    env.add_overload(GO_ON, GO_ON, three(), |args| {
+        let (meter, [condition, step], value) = taken(args)?;
+        let ends = value
+            .as_ref()
+            .downcast_ref::<CelBool>()
+            .is_some_and(|on| !*on.inner());
+        // The turn that is not taken costs the question whether it is.
+        meter.spend(if ends {
+            condition
+        } else {
+            condition.saturating_add(step)
+        });
         Ok(match meter.is_exceeded() {
             true => CowVal::owned(CelBool::from(false)),
             false => value,
@@ -174,8 +185,7 @@ pub fn declare(env: &mut Env) -> Declared {
         meter.remember(usize::try_from(slot).unwrap_or_default(), size(value.as_ref()));
         Ok(value)
     })?;
-    let three = vec![TYPE.to_owned(), INT_TYPE, INT_TYPE, DYN_TYPE];
-    env.add_overload(SPEND, SPEND, three, |args| {
+    env.add_overload(SPEND, SPEND, three(), |args| {
         let (meter, [price, slot], value) = taken(args)?;
         let (a, b) = meter.remembered(usize::try_from(slot).unwrap_or_default());
         let is_list = value.as_ref().downcast_ref::<CelList>().is_some();

@@ -17,6 +17,7 @@ mod quantity;
 mod regex;
 mod semver;
 mod sets;
+mod two_variables;
 mod url;
 mod variables;
 
@@ -50,7 +51,7 @@ pub const REQUEST_RESOURCE: &str = "@requestResource";
 static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut env = Env::stdlib();
     type Extension = fn(&mut Env) -> Result<(), cel::DeclarationError>;
-    let extensions: [Extension; 13] = [
+    let extensions: [Extension; 14] = [
         cel::extensions::strings,
         cel::extensions::lists,
         lists::declare,
@@ -64,6 +65,7 @@ static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
         semver::declare,
         authorizer::declare,
         meter::declare,
+        two_variables::declare,
     ];
     for add in extensions {
         // They are declared once, on an environment that has none of them.
@@ -97,7 +99,8 @@ impl Program {
         let references = expression.references();
         let mut variables: Vec<String> = references.variables().into_iter().map(str::to_string).collect();
         variables.sort_unstable();
-        let (expression, cost) = meter::instrumented(expression);
+        let (mut expression, cost) = meter::instrumented(expression);
+        two_variables::paired(&mut expression);
         Program {
             expression,
             cost,
@@ -274,6 +277,47 @@ fn parts(expression: &IdedExpr) -> Vec<&IdedExpr> {
     }
 }
 
+fn parts_mut(expression: &mut IdedExpr) -> Vec<&mut IdedExpr> {
+    match &mut expression.expr {
+        Expr::Call(call) => call
+            .target
+            .iter_mut()
+            .map(|t| &mut **t)
+            .chain(&mut call.args)
+            .collect(),
+        Expr::Comprehension(c) => {
+            let c = &mut **c;
+            vec![
+                &mut c.iter_range,
+                &mut c.accu_init,
+                &mut c.loop_cond,
+                &mut c.loop_step,
+                &mut c.result,
+            ]
+        }
+        Expr::List(list) => list.elements.iter_mut().collect(),
+        Expr::Select(select) => vec![&mut select.operand],
+        Expr::Map(map) => map
+            .entries
+            .iter_mut()
+            .flat_map(|e| entry_parts_mut(&mut e.expr))
+            .collect(),
+        Expr::Struct(made) => made
+            .entries
+            .iter_mut()
+            .flat_map(|e| entry_parts_mut(&mut e.expr))
+            .collect(),
+        Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => Vec::new(),
+    }
+}
+
+fn entry_parts_mut(entry: &mut EntryExpr) -> Vec<&mut IdedExpr> {
+    match entry {
+        EntryExpr::StructField(field) => vec![&mut field.value],
+        EntryExpr::MapEntry(entry) => vec![&mut entry.key, &mut entry.value],
+    }
+}
+
 fn entry_parts(entry: &EntryExpr) -> Vec<&IdedExpr> {
     match entry {
         EntryExpr::StructField(field) => vec![&field.value],
@@ -285,36 +329,12 @@ fn entry_parts(entry: &EntryExpr) -> Vec<&IdedExpr> {
 /// is judged when they are used. And `authorizer.requestResource` is a variable of its own.
 fn structs_to_maps(expression: &mut IdedExpr) {
     match &mut expression.expr {
-        Expr::Call(call) => {
-            call.target.iter_mut().for_each(|t| structs_to_maps(t));
-            call.args.iter_mut().for_each(structs_to_maps);
-        }
-        Expr::Comprehension(c) => {
-            for part in [
-                &mut c.iter_range,
-                &mut c.accu_init,
-                &mut c.loop_cond,
-                &mut c.loop_step,
-                &mut c.result,
-            ] {
-                structs_to_maps(part);
-            }
-        }
-        Expr::List(list) => list.elements.iter_mut().for_each(structs_to_maps),
         Expr::Select(select) => {
             let of_authorizer = matches!(&select.operand.expr, Expr::Ident(name) if name == "authorizer");
             if of_authorizer && select.field == "requestResource" && !select.test {
                 expression.expr = Expr::Ident(REQUEST_RESOURCE.into());
             } else {
                 structs_to_maps(&mut select.operand);
-            }
-        }
-        Expr::Map(map) => {
-            for entry in &mut map.entries {
-                if let EntryExpr::MapEntry(entry) = &mut entry.expr {
-                    structs_to_maps(&mut entry.key);
-                    structs_to_maps(&mut entry.value);
-                }
             }
         }
         Expr::Struct(made) => {
@@ -342,7 +362,7 @@ fn structs_to_maps(expression: &mut IdedExpr) {
                 false => made.entries = entries,
             }
         }
-        Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => {}
+        _ => parts_mut(expression).into_iter().for_each(structs_to_maps),
     }
 }
 

@@ -72,6 +72,9 @@ async fn to_the_end(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
     all
 }
 
+/// What is said before nothing more is, and on what: a bare connection, or one over TLS for these protocols.
+type Silence = (&'static str, Option<&'static [&'static [u8]]>, Vec<u8>);
+
 #[tokio::test]
 async fn who_says_nothing_or_half_of_it_is_dropped() {
     let cluster = Cluster::with(|options, _| {
@@ -81,7 +84,7 @@ async fn who_says_nothing_or_half_of_it_is_dropped() {
     })
     .await;
     let no_end = [hello(65_535), frame(HEADERS, 0, 1, &head("GET", "/livez", ADMIN))].concat();
-    let cases: [(&str, Option<&[&[u8]]>, Vec<u8>); 10] = [
+    let cases: [Silence; 10] = [
         ("no handshake", None, vec![]),
         ("half a handshake", None, b"\x16\x03\x01\x02\x00\x01".to_vec()),
         (
@@ -433,10 +436,7 @@ async fn floods_of_frames_are_ended_or_cost_nothing() {
             .filter_map(Frame::error_code)
             .collect();
         match comes {
-            Comes::Ends(codes) => assert!(
-                ends.iter().any(|code| codes.contains(code)),
-                "{what}: {frames:?}"
-            ),
+            Comes::Ends(codes) => assert!(ends.iter().any(|code| codes.contains(code)), "{what}: {frames:?}"),
             Comes::Status(code) => assert!(frames.iter().any(|f| f.is_status(code)), "{what}: {frames:?}"),
             Comes::Nothing => {}
         }

@@ -18,4 +18,5 @@ mod rbac;
 mod requests;
 mod reviews;
 mod tokens;
+mod versions;
 mod webhooks;

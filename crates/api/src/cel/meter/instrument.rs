@@ -7,6 +7,7 @@ use cel::common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, L
 use super::price::Price;
 use super::{CHARGE, GO_ON, SIZE, SPEND, VARIABLE};
 use crate::cel::check::is_function;
+use crate::cel::two_variables::INSERT;
 
 /// What a name or a selection costs, and what it costs to make things.
 const SELECT: u64 = 1;
@@ -158,30 +159,37 @@ impl Rewrite<'_> {
         cost += self.visit(&mut c.result);
         if matches!(&c.loop_cond.expr, Expr::Literal(_)) {
             // The interpreter knows loops that gather a list by their form, which is left as it is.
-            self.visit_gathering(&mut c.loop_step);
+            self.visit_gathering(&mut c.loop_step, 2);
         } else {
-            let each = self.visit(&mut c.loop_cond) + self.visit(&mut c.loop_step);
-            wrap(&mut c.loop_cond, GO_ON, &[number(each)]);
+            let (condition, step) = (self.visit(&mut c.loop_cond), self.visit(&mut c.loop_step));
+            wrap(&mut c.loop_cond, GO_ON, &[number(condition), number(step)]);
         }
         cost
     }
 
-    /// A step such as `r + [x]`, or `condition ? r + [x] : r`.
-    fn visit_gathering(&mut self, step: &mut IdedExpr) {
+    /// A step such as `r + [x]`, or `condition ? r + [x] : r`. The sum and `r` are still `due`, of which the other branch
+    /// costs but `r`.
+    fn visit_gathering(&mut self, step: &mut IdedExpr, due: u64) {
         let Expr::Call(call) = &mut step.expr else { return };
         match (call.func_name.as_str(), call.args.as_mut_slice()) {
             (operators::CONDITIONAL, [guard, then, _]) => {
-                let each = self.visit(guard) + 2;
+                let each = self.visit(guard) + 1;
                 wrap(guard, CHARGE, &[number(each)]);
-                self.visit_gathering(then);
+                self.visit_gathering(then, due - 1);
             }
-            (operators::ADD, [_, added]) => {
-                if let Expr::List(list) = &mut added.expr {
+            (operators::ADD, [_, added]) => match &mut added.expr {
+                Expr::List(list) => {
                     for item in &mut list.elements {
-                        let each = self.visit(item) + LIST + 2;
+                        let each = self.visit(item) + LIST + due;
                         wrap(item, CHARGE, &[number(each)]);
                     }
                 }
+                _ => wrap(added, CHARGE, &[number(due)]),
+            },
+            (INSERT, [_, before @ .., last]) => {
+                let before: u64 = before.iter_mut().map(|part| self.visit(part)).sum();
+                let each = before + self.visit(last) + due;
+                wrap(last, CHARGE, &[number(each)]);
             }
             _ => {}
         }
