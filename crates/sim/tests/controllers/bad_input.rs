@@ -377,6 +377,8 @@ async fn node_of(cluster: &Cluster, name: &str) -> Option<String> {
 async fn d1_p2_p3_bad_input_is_refused_by_its_field_or_waits_and_holds_up_nobody() {
     let cluster = Cluster::start().await;
     cluster.node().await;
+    let labels = json!({"metadata": {"labels": {"kubernetes.io/hostname": "n1"}}});
+    cluster.patch(&registry::NODE, "n1", "", labels).await;
     let mut wrong: Vec<String> = Vec::new();
     let mut judge = |name: &str, created: &Result<(), String>, becomes: &Becomes| match (created, becomes) {
         (Err(why), Refused(field)) if why.contains(field) => {}

@@ -92,9 +92,11 @@ impl Churn {
     }
 
     async fn create_node(&mut self) {
-        let name = self.node();
+        let n = self.chance.below(NODES);
         let zone = format!("z{}", self.chance.below(3));
-        let cpu = (2 + self.chance.below(4)).to_string();
+        // One that comes back under its name is as large as it was: pods may stand there still.
+        let cpu = (2 + n % 4).to_string();
+        let name = format!("n{n}");
         self.node_of(&name, &zone, &cpu).await;
     }
 
