@@ -104,7 +104,7 @@ fn kubelets(api: &Arc<dyn Api>, pods: &Arc<Store>) -> JoinSet<()> {
     pods.subscribe(move |change| {
         let on_node =
             |o: &Arc<knarr_api::Object>| o.field("spec.nodeName").is_ok_and(|node| !node.is_empty());
-        let was = change.before().is_some_and(|o| on_node(o));
+        let was = change.before().is_some_and(on_node);
         if let Some(pod) = change.after().filter(|o| !was && on_node(o)) {
             // The kubelets go when the cluster does.
             let _ = bound.send((pod.namespace().into(), pod.name().into()));

@@ -2,6 +2,8 @@
 //! changed since it was asked last. This is where the speed comes from: a pod of a known class costs the nodes that
 //! changed and a few passes over arrays, whatever stands in the cluster.
 
+mod ready;
+
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,6 +20,7 @@ use crate::plugins::{
 use crate::pod_info::{ClassId, PodClass, PodInfo};
 use crate::profile::Profile;
 use crate::storage::Storage;
+use ready::{NOT_READY, Ready};
 
 /// What no node is looked at for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,9 +35,6 @@ pub enum Rejection {
 const NO_NODE: u16 = u16::MAX;
 /// Verdict on a node that takes the pod.
 pub(crate) const FEASIBLE: u16 = 0;
-
-/// In [`Columns::ready`]; sums are not negative.
-const NOT_READY: i32 = -1;
 
 /// How a pod of one class and what stands bear on each other across nodes.
 #[derive(Clone, Debug, Default)]
@@ -76,8 +76,8 @@ struct Columns {
     image: Vec<i64>,
     /// Both of the above and images, weighted.
     sum: Vec<i64>,
-    /// The sum where the rules on one node take the pod, else [`NOT_READY`]: small, so that a pass over it is short.
-    ready: Vec<i32>,
+    /// The sum where the rules on one node take the pod.
+    ready: Ready,
     /// Not yet normalised.
     taints: Vec<i64>,
     affinity: Vec<i64>,
@@ -206,7 +206,7 @@ impl ClassState {
         ] {
             column.resize(places, 0);
         }
-        columns.ready.resize(places, NOT_READY);
+        columns.ready.resize(places);
         let changed: Option<Vec<Place>> = cluster.changes_since(self.seen).map(<[Place]>::to_vec);
         match changed {
             Some(changed) if changed.len() < places => {
@@ -290,11 +290,12 @@ impl ClassState {
     }
 
     fn ready(&mut self, at: usize) {
-        self.columns.ready[at] = if self.local[at] == FEASIBLE {
+        let sum = if self.local[at] == FEASIBLE {
             i32::try_from(self.columns.sum[at]).unwrap_or(i32::MAX).max(0)
         } else {
             NOT_READY
         };
+        self.columns.ready.set(at, sum);
     }
 
     /// The best node where the sum of the rules on one node is all there is: one of the equally good, which one is
@@ -303,7 +304,7 @@ impl ClassState {
         if !self.is_local() || !self.sum_decides(profile) {
             return None;
         }
-        one_of_the_best(&self.columns.ready, turn)
+        self.columns.ready.one_of_the_best(turn)
     }
 
     /// Whether of the nodes that will do the one with the best sum of the rules on one node is the best.
@@ -326,7 +327,7 @@ impl ClassState {
             return None;
         }
         let Scratch { verdicts, ready, .. } = scratch;
-        let both = verdicts.iter().zip(&self.columns.ready);
+        let both = verdicts.iter().zip(self.columns.ready.sums());
         ready.clear();
         ready.extend(both.map(|(verdict, sum)| if *verdict == FEASIBLE { *sum } else { NOT_READY }));
         one_of_the_best(ready, turn)

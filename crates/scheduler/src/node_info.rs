@@ -126,13 +126,28 @@ impl NodeInfo {
         true
     }
 
+    /// The sums from the beginning.
+    fn add_up(&mut self) {
+        self.requested = Resources::default();
+        self.requested_filled_in = Compared::default();
+        for pod in &self.pods {
+            let requests = pod.requests();
+            self.requested.add(&requests.room);
+            self.requested_filled_in.add(requests.standing);
+        }
+    }
+
     /// Takes a pod off it, if it is there.
     pub fn remove_pod(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
         let at = self.pods.iter().position(|p| p.uid() == uid)?;
         let pod = self.pods.remove(at);
-        let requests = pod.requests();
-        self.requested.subtract(&requests.room);
-        self.requested_filled_in.subtract(requests.standing);
+        if self.requested.is_saturated() || self.requested_filled_in.is_saturated() {
+            self.add_up();
+        } else {
+            let requests = pod.requests();
+            self.requested.subtract(&requests.room);
+            self.requested_filled_in.subtract(requests.standing);
+        }
         for port in &pod.class.host_ports {
             if let Some(at) = self.host_ports.iter().position(|p| p == port) {
                 self.host_ports.swap_remove(at);

@@ -92,6 +92,19 @@ impl Resources {
         self.combine(other, i64::saturating_sub);
     }
 
+    /// Whether a sum has reached the end of the numbers: what was added cannot be taken off it again.
+    pub fn is_saturated(&self) -> bool {
+        let own = [
+            self.milli_cpu,
+            self.memory_bytes,
+            self.ephemeral_storage_bytes,
+            self.pods,
+        ];
+        own.iter()
+            .chain(self.scalars.values())
+            .any(|amount| *amount == i64::MAX)
+    }
+
     fn max(&mut self, other: &Resources) {
         self.combine(other, i64::max);
     }
@@ -256,6 +269,11 @@ impl Compared {
     pub fn subtract(&mut self, other: Compared) {
         self.milli_cpu = self.milli_cpu.saturating_sub(other.milli_cpu);
         self.memory_bytes = self.memory_bytes.saturating_sub(other.memory_bytes);
+    }
+
+    /// As [`Resources::is_saturated`].
+    pub fn is_saturated(&self) -> bool {
+        self.milli_cpu == i64::MAX || self.memory_bytes == i64::MAX
     }
 
     fn of(resources: &Resources) -> Self {

@@ -6,6 +6,8 @@
 mod bad_input;
 #[path = "controllers/churn.rs"]
 mod churn;
+#[path = "controllers/whatif.rs"]
+mod whatif;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

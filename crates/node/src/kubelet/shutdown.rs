@@ -173,7 +173,7 @@ impl Runner {
         }
     }
 
-    pub fn advance(&mut self, shared: &Shared, workers: &Workers) {
+    pub fn advance(&mut self, workers: &Workers) {
         if let Some(there) = &mut self.0 {
             there.advance(shared, workers);
         }
@@ -200,7 +200,7 @@ impl UnderWay {
         at.checked_add(elapsed).unwrap_or(Timestamp::MAX)
     }
 
-    fn advance(&mut self, shared: &Shared, workers: &Workers) {
+    fn advance(&mut self, workers: &Workers) {
         if let Some(until) = self.telling {
             let left = self.told.iter().filter(|uid| !workers.has_ended(uid)).count();
             let pending = left > 0 || self.told.iter().any(|uid| workers.is_untold(uid));
@@ -239,7 +239,7 @@ impl UnderWay {
                 Step::Done => {
                     info!("the pods have had their time");
                     self.telling = Some(Instant::now() + TELL_LIMIT);
-                    return self.advance(shared, workers);
+                    return self.advance(workers);
                 }
             }
         }

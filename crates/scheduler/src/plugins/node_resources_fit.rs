@@ -65,14 +65,20 @@ pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), 
 /// What the node has of a resource, and what of it is used with the pod; `None`: it has no bearing on the score.
 fn used_with(pod: &PodClass, node: &NodeInfo, name: &str) -> Option<(i64, i64)> {
     let used = match name {
-        "cpu" => node.requested_filled_in.milli_cpu + pod.requests.placing.milli_cpu,
-        "memory" => node.requested_filled_in.memory_bytes + pod.requests.placing.memory_bytes,
+        "cpu" => {
+            let filled_in = node.requested_filled_in.milli_cpu;
+            filled_in.saturating_add(pod.requests.placing.milli_cpu)
+        }
+        "memory" => {
+            let filled_in = node.requested_filled_in.memory_bytes;
+            filled_in.saturating_add(pod.requests.placing.memory_bytes)
+        }
         _ => {
             let asks = pod.requests.room.get(name);
             if asks == 0 && name != "ephemeral-storage" {
                 return None;
             }
-            node.requested.get(name) + asks
+            node.requested.get(name).saturating_add(asks)
         }
     };
     Some((node.allocatable.get(name), used)).filter(|(has, _)| *has != 0)
@@ -86,7 +92,7 @@ pub fn score(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> i64 {
             continue;
         };
         let score = match &args.strategy {
-            Strategy::LeastAllocated => share(has - used, has),
+            Strategy::LeastAllocated => share(has.saturating_sub(used), has),
             Strategy::MostAllocated => share(used.min(has), has),
             Strategy::RequestedToCapacityRatio(shape) => {
                 let utilization = if used > has { 100 } else { share(used, has) };

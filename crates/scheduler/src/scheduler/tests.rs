@@ -101,6 +101,29 @@ fn place(nodes: &[Shared<Node>], pod: Shared<Pod>) -> String {
 }
 
 #[test]
+fn what_asks_for_more_than_numbers_hold_takes_no_room_when_it_has_gone() {
+    let mut scheduler = cluster(&[node("n", json!({}))]);
+    let huge = |name: &str| {
+        let requests = json!({"requests": {"cpu": "9223372036854775", "memory": "7Ei"}});
+        let container = json!({"name": "c", "resources": requests});
+        pod(name, json!({"nodeName": "n", "containers": [container]}))
+    };
+    for name in ["a", "b"] {
+        scheduler.pod_changed(None, Some(&huge(name)), at(0));
+    }
+    scheduler.pod_changed(None, Some(&asking("p", "1", "1Gi")), at(0));
+    let refused = step(&mut scheduler, 0);
+    assert_eq!(
+        refused,
+        "p: 0/1 nodes are available: 1 Insufficient cpu, 1 Insufficient memory."
+    );
+    for name in ["a", "b"] {
+        scheduler.pod_changed(Some(&huge(name)), None, at(2));
+    }
+    assert_eq!(step(&mut scheduler, 20), "p -> n");
+}
+
+#[test]
 fn each_rule_refuses_in_kube_schedulers_words() {
     let tainted = |effect: &str| {
         let taints = json!([{"key": "gpu", "value": "a", "effect": effect}]);

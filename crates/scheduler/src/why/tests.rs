@@ -188,3 +188,105 @@ fn b1_p4_who_would_have_to_go_is_said() {
         Some("n1 would take it without default/low")
     );
 }
+
+/// Does to a copy of the pod and the nodes what the words say, as somebody would who read them.
+fn follow(words: &str, nodes: &mut [Value], pod: &mut Value) {
+    for words in words.split(" and ") {
+        if let Some(name) = words.strip_prefix("uncordon ") {
+            let node = nodes.iter_mut().find(|n| n["metadata"]["name"] == name).unwrap();
+            node["spec"]["unschedulable"] = false.into();
+        } else if let Some(taint) = words.strip_prefix("tolerate the taint ") {
+            let (key, effect) = taint.split_once(':').unwrap();
+            let (key, value) = key.split_once('=').unwrap_or((key, ""));
+            let toleration = json!({"key": key, "value": value, "operator": "Equal", "effect": effect});
+            let tolerations = &mut pod["spec"]["tolerations"];
+            if tolerations.is_null() {
+                *tolerations = json!([]);
+            }
+            tolerations.as_array_mut().unwrap().push(toleration);
+        } else if let Some(selector) = words.strip_prefix("leave ") {
+            let (key, _) = selector.split_once('=').unwrap();
+            pod["spec"]["nodeSelector"].as_object_mut().unwrap().remove(key);
+        } else if let Some(amount) = words.strip_prefix("ask for ") {
+            let amount = amount.strip_suffix(" cpu in all").unwrap();
+            pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = amount.into();
+        } else if words == "make the spread over zone ScheduleAnyway" {
+            pod["spec"]["topologySpreadConstraints"][0]["whenUnsatisfiable"] = "ScheduleAnyway".into();
+        } else if words == "require no pod anti-affinity" {
+            pod["spec"]["affinity"] = Value::Null;
+        } else {
+            panic!("what is to be done? {words}");
+        }
+    }
+}
+
+fn bit(of: u32, at: u32) -> bool {
+    of >> at & 1 == 1
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig {
+        cases: 256,
+        failure_persistence: None,
+        rng_seed: proptest::test_runner::RngSeed::Fixed(36),
+        ..proptest::prelude::ProptestConfig::default()
+    })]
+
+    #[test]
+    fn b1_what_is_said_to_help_places_the_pod_when_it_is_done(
+        nodes in proptest::collection::vec(0..64_u32, 1..4),
+        standing in proptest::collection::vec(0..3_usize, 0..5),
+        wants in 0..64_u32,
+    ) {
+        let mut nodes: Vec<Value> = (0..).zip(&nodes).map(|(n, of)| {
+            let name = format!("n{n}");
+            let taint = |on: bool, effect: &str| on.then(|| json!({"key": "gpu", "value": "yes", "effect": effect}));
+            let taints: Vec<Value> = taint(bit(*of, 1), "NoSchedule").into_iter().collect();
+            let mut labels = json!({"kubernetes.io/hostname": name, "disk": if bit(*of, 2) { "ssd" } else { "hdd" }});
+            if bit(*of, 3) || bit(*of, 4) {
+                labels["zone"] = if bit(*of, 3) { "a" } else { "b" }.into();
+            }
+            json!({
+                "metadata": {"name": name, "uid": name, "labels": labels},
+                "spec": {"unschedulable": bit(*of, 0), "taints": taints},
+                "status": {"allocatable": {"cpu": if bit(*of, 5) { "4" } else { "2" }, "memory": "8Gi", "pods": "10"}},
+            })
+        }).collect();
+        let there: Vec<Shared<Pod>> = (0..).zip(&standing).map(|(n, at)| {
+            let node = format!("n{}", at % nodes.len());
+            pod(&format!("there-{n}"), "500m", json!({"nodeName": node}))
+        }).collect();
+        let selector = json!({"matchLabels": {"app": "web"}});
+        let mut spec = json!({});
+        if bit(wants, 0) {
+            spec["nodeSelector"] = json!({"disk": "ssd"});
+        }
+        if bit(wants, 1) {
+            spec["topologySpreadConstraints"] = json!([{"maxSkew": 1, "topologyKey": "zone",
+                "whenUnsatisfiable": "DoNotSchedule", "labelSelector": selector}]);
+        }
+        if bit(wants, 2) {
+            let term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": selector});
+            spec["affinity"] = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}});
+        }
+        let cpu = ["100m", "1", "3", "5"][(wants >> 3) as usize % 4];
+        let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
+        spec["containers"] = json!([container]);
+        let wanted = json!({
+            "metadata": {"name": "p", "namespace": "default", "uid": "p", "labels": {"app": "web"}}, "spec": spec,
+        });
+        let typed = |nodes: &[Value]| -> Vec<Shared<Node>> { nodes.iter().cloned().map(shared).collect() };
+        let said = why(&mut cluster(&typed(&nodes), &there), &shared(wanted.clone()));
+        let before = nodes.clone();
+        for help in said.help {
+            let mut changed = wanted.clone();
+            nodes.clone_from(&before);
+            follow(&help.change, &mut nodes, &mut changed);
+            let mut scheduler = cluster(&typed(&nodes), &there);
+            scheduler.pod_changed(None, Some(&shared(changed)), Timestamp::UNIX_EPOCH);
+            let step = scheduler.step(Timestamp::UNIX_EPOCH);
+            let bound = matches!(&step, Some(crate::Step::Bind { .. }));
+            proptest::prop_assert!(bound, "{} does not help: {:?}", help.change, step);
+        }
+    }
+}

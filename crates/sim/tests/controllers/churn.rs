@@ -13,8 +13,8 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Shared, k8s_openapi};
 use knarr_client::{Clock, DeleteOptions, Error, Kind, Object, Patch};
-use knarr_scheduler::plugins::default_preemption::Outcome;
 use knarr_scheduler::Scheduler;
+use knarr_scheduler::plugins::default_preemption::Outcome;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -23,15 +23,15 @@ use super::Cluster;
 const HISTORIES: u64 = 3;
 const EVENTS: usize = 70;
 const NODES: u64 = 6;
-const ZONE: &str = "topology.kubernetes.io/zone";
+pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
 /// Longer than any back-off and than a lost node's pods are kept; shorter than what is looked at without a reason.
 const SETTLING_SECONDS: usize = 120;
 
 /// SplitMix64: the same numbers for the same seed everywhere.
-struct Chance(u64);
+pub(super) struct Chance(u64);
 
 impl Chance {
-    fn below(&mut self, end: u64) -> u64 {
+    pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -45,9 +45,10 @@ impl Chance {
     }
 }
 
-struct Churn {
-    cluster: Cluster,
-    chance: Chance,
+/// A cluster that is played with.
+pub(super) struct Churn {
+    pub(super) cluster: Cluster,
+    pub(super) chance: Chance,
     made: u64,
 }
 
@@ -61,7 +62,15 @@ fn met(done: Result<Arc<Object>, Error>) {
 }
 
 impl Churn {
-    async fn create(&self, kind: &'static Kind, value: Value) {
+    pub(super) async fn new(seed: u64) -> Self {
+        Churn {
+            cluster: Cluster::start().await,
+            chance: Chance(seed),
+            made: 0,
+        }
+    }
+
+    pub(super) async fn create(&self, kind: &'static Kind, value: Value) {
         let bytes = serde_json::to_vec(&value).unwrap();
         let object = kind.ops.decode(&bytes).unwrap().object;
         met(self.cluster.api.create(kind, object).await);
@@ -72,7 +81,7 @@ impl Churn {
         met(self.cluster.api.delete(kind, namespace, name, options).await);
     }
 
-    async fn change(&self, kind: &'static Kind, name: &str, part: &str, patch: Value) {
+    pub(super) async fn change(&self, kind: &'static Kind, name: &str, part: &str, patch: Value) {
         let namespace = if kind.namespaced() { "default" } else { "" };
         let patch = Patch::Merge(patch);
         met(self.cluster.api.patch(kind, namespace, name, part, patch).await);
@@ -83,16 +92,25 @@ impl Churn {
     }
 
     async fn create_node(&mut self) {
-        let name = self.node();
+        let n = self.chance.below(NODES);
         let zone = format!("z{}", self.chance.below(3));
-        let cpu = (2 + self.chance.below(4)).to_string();
+        // One that comes back under its name is as large as it was: pods may stand there still.
+        let cpu = (2 + n % 4).to_string();
+        let name = format!("n{n}");
+        self.node_of(&name, &zone, &cpu).await;
+    }
+
+    pub(super) async fn node_of(&self, name: &str, zone: &str, cpu: &str) {
         let labels = json!({"kubernetes.io/hostname": name, ZONE: zone});
-        self.create(&registry::NODE, json!({"metadata": {"name": name, "labels": labels}}))
-            .await;
+        self.create(
+            &registry::NODE,
+            json!({"metadata": {"name": name, "labels": labels}}),
+        )
+        .await;
         let allocatable = json!({"cpu": cpu, "memory": "8Gi", "pods": "12"});
         let ready = json!([{"type": "Ready", "status": "True"}]);
         let status = json!({"status": {"allocatable": allocatable, "conditions": ready}});
-        self.change(&registry::NODE, &name, "status", status).await;
+        self.change(&registry::NODE, name, "status", status).await;
     }
 
     fn pod_spec(&mut self, app: &str) -> Value {
@@ -137,9 +155,13 @@ impl Churn {
             }
             7 => {
                 let effects = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
-                let taint = self.chance.pick(&effects).map(|e| json!({"key": "special", "effect": e}));
+                let taint = self
+                    .chance
+                    .pick(&effects)
+                    .map(|e| json!({"key": "special", "effect": e}));
                 let taints: Vec<Value> = taint.filter(|_| self.chance.below(2) == 0).into_iter().collect();
-                self.change(&registry::NODE, &node, "", json!({"spec": {"taints": taints}})).await;
+                self.change(&registry::NODE, &node, "", json!({"spec": {"taints": taints}}))
+                    .await;
             }
             8..12 => {
                 let spec = self.pod_spec(&app);
@@ -164,7 +186,8 @@ impl Churn {
                 let spec = self.pod_spec(&app);
                 let labels = json!({"app": app});
                 let metadata = json!({"namespace": "default", "name": name, "labels": labels});
-                self.create(&registry::POD, json!({"metadata": metadata, "spec": spec})).await;
+                self.create(&registry::POD, json!({"metadata": metadata, "spec": spec}))
+                    .await;
             }
             18 => {
                 let budget = json!({
@@ -183,16 +206,25 @@ impl Churn {
     }
 
     /// What the kubelets of all nodes would do.
-    async fn kubelets(&self) {
-        let nodes: BTreeSet<String> =
-            self.cluster.list(&registry::NODE, "").await.iter().map(|n| n.name().to_string()).collect();
+    pub(super) async fn kubelets(&self) {
+        let nodes: BTreeSet<String> = self
+            .cluster
+            .list(&registry::NODE, "")
+            .await
+            .iter()
+            .map(|n| n.name().to_string())
+            .collect();
         for node in &nodes {
             let lease = json!({
                 "metadata": {"namespace": "kube-node-lease", "name": node},
-                "spec": {"renewTime": self.cluster.clock.now().to_string()},
+                "spec": {"renewTime": self.cluster.clock.now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()},
             });
             let patch = Patch::Merge(lease.clone());
-            let renewed = self.cluster.api.patch(&registry::LEASE, "kube-node-lease", node, "", patch).await;
+            let renewed = self
+                .cluster
+                .api
+                .patch(&registry::LEASE, "kube-node-lease", node, "", patch)
+                .await;
             if renewed.is_err() {
                 self.create(&registry::LEASE, lease).await;
             }
@@ -208,13 +240,21 @@ impl Churn {
                     grace_period_seconds: Some(0),
                     ..DeleteOptions::default()
                 };
-                met(self.cluster.api.delete(&registry::POD, "default", object.name(), options).await);
+                met(self
+                    .cluster
+                    .api
+                    .delete(&registry::POD, "default", object.name(), options)
+                    .await);
             } else if pod.status.as_ref().and_then(|s| s.phase.as_deref()) != Some("Running") {
                 let ready = json!([{"type": "Ready", "status": "True"}]);
                 let status = json!({"status": {"phase": "Running", "podIP": "10.0.0.1",
                     "startTime": self.cluster.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(), "conditions": ready}});
                 let patch = Patch::Strategic(status);
-                met(self.cluster.api.patch(&registry::POD, "default", object.name(), "status", patch).await);
+                met(self
+                    .cluster
+                    .api
+                    .patch(&registry::POD, "default", object.name(), "status", patch)
+                    .await);
             }
         }
     }
@@ -289,11 +329,7 @@ impl Churn {
 }
 
 async fn play(seed: u64) -> Vec<String> {
-    let mut churn = Churn {
-        cluster: Cluster::start().await,
-        chance: Chance(seed),
-        made: 0,
-    };
+    let mut churn = Churn::new(seed).await;
     for (name, value, policy) in [
         ("low", -10, "PreemptLowerPriority"),
         ("high", 100, "PreemptLowerPriority"),
@@ -322,7 +358,9 @@ async fn play(seed: u64) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn p3_p4_d2_under_churn_no_pod_stays_pending_that_has_room() {
-    let more = std::env::var("KNARR_CHURN").ok().map(|n| n.parse::<u64>().unwrap());
+    let more = std::env::var("KNARR_CHURN")
+        .ok()
+        .map(|n| n.parse::<u64>().unwrap());
     for seed in 0..more.unwrap_or(HISTORIES) {
         let wrongs = play(seed).await;
         assert!(wrongs.is_empty(), "seed {seed}: {}", wrongs.join("\n"));

@@ -14,9 +14,8 @@ fn cluster(nodes: &[(&str, usize)]) -> Scheduler {
         let (name, zone) = node.split_once(' ').map_or((*node, None), |(n, z)| (n, Some(z)));
         let mut labels = json!({"node": name});
         // `zone-typo=zoneC` is such a label, too.
-        match zone.map(|zone| zone.split_once('=').unwrap_or(("zone", zone))) {
-            Some((key, zone)) => labels[key] = zone.into(),
-            None => {}
+        if let Some((key, zone)) = zone.map(|zone| zone.split_once('=').unwrap_or(("zone", zone))) {
+            labels[key] = zone.into();
         }
         let object = json!({
             "metadata": {"name": name, "uid": name, "labels": labels},
