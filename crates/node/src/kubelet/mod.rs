@@ -445,7 +445,7 @@ async fn run(
             Some((uid, event)) = evicted.recv() => workers.tell(&uid, event),
             // Which pods there are must be known before any of them is left out.
             Some(asked) = asked.recv(), if complete => shutdown.asked(&shared, &workers, asked),
-            () = shutdown.due(&shared) => shutdown.advance(&shared, &workers),
+            () = shutdown.due(&shared) => shutdown.advance(&workers),
             Some(heard) = exited.recv() => match heard {
                 Heard::Event(RuntimeEvent::Exited { id }) => workers.exited(&id),
                 // What happened while nobody listened is found by looking.

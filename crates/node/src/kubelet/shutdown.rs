@@ -145,7 +145,7 @@ impl Runner {
             over: false,
         };
         new.say(Progress::Begun { longest_seconds });
-        new.advance(shared, workers);
+        new.advance(workers);
         self.0 = Some(new);
     }
 
@@ -175,7 +175,7 @@ impl Runner {
 
     pub fn advance(&mut self, workers: &Workers) {
         if let Some(there) = &mut self.0 {
-            there.advance(shared, workers);
+            there.advance(workers);
         }
     }
 }
