@@ -22,6 +22,7 @@ mod node;
 mod operator;
 mod partitions;
 mod python;
+mod quorum;
 mod safety;
 
 use std::process::ExitCode;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         .chain(disk::SCENARIOS)
         .chain(joining::SCENARIOS)
         .chain(partitions::SCENARIOS)
+        .chain(quorum::SCENARIOS)
         .chain(mistakes::SCENARIOS);
     for (name, run) in alone {
         trials.push(Trial::test(*name, run));
