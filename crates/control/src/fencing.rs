@@ -16,6 +16,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use knarr_api::custom::conditions::is_established;
 use knarr_api::k8s_openapi;
 use knarr_client::{Api, Error, TypedApi};
+use knarr_controllers::fencing::description::METADATA;
 use knarr_controllers::fencing::kinds::definitions;
 use knarr_controllers::fencing::{self, Answer, Fencing, Run};
 use nix::sys::signal::{Signal, killpg};
@@ -39,6 +40,8 @@ const GATHER: Duration = Duration::from_millis(50);
 const AGAIN: Duration = Duration::from_secs(1);
 /// How much of what an agent says is kept.
 const OUTPUT_MAX: u64 = 2048;
+/// The same of what it says of itself: those of Debian say up to 30 kB.
+const METADATA_MAX: u64 = 256 * 1024;
 
 /// Runs until dropped; agents at work are ended then.
 pub async fn run(base: Base, agents: PathBuf) {
@@ -85,7 +88,9 @@ pub async fn run(base: Base, agents: PathBuf) {
         tokio::select! {
             Some(ended) = runs.join_next() => match ended {
                 Ok((run, answer)) => {
-                    info!(agent = run.agent, action = run.action, fencing = run.fencing, ?answer, "a fence agent answered");
+                    if run.action != METADATA {
+                        info!(agent = run.agent, action = run.action, fencing = run.fencing, ?answer, "a fence agent answered");
+                    }
                     fencing.answered(&run, answer, base.clock.now());
                 }
                 Err(error) => warn!(%error, "what runs a fence agent died"),
@@ -195,7 +200,11 @@ async fn run_agent(agents: &Path, run: &Run, parameters: &BTreeMap<String, Strin
         }
         input.push_str(&format!("{key}={value}\n"));
     }
-    match timeout(run.timeout, talk(&mut child, input)).await {
+    let most = match run.action {
+        METADATA => METADATA_MAX,
+        _ => OUTPUT_MAX,
+    };
+    match timeout(run.timeout, talk(&mut child, input, most)).await {
         Err(_) => Answer::TimedOut,
         Ok(Err(e)) => broken(format!("cannot talk to {}: {e}", run.agent)),
         Ok(Ok((status, output))) => match status.code() {
@@ -209,7 +218,11 @@ async fn run_agent(agents: &Path, run: &Run, parameters: &BTreeMap<String, Strin
     }
 }
 
-async fn talk(child: &mut Child, input: String) -> std::io::Result<(std::process::ExitStatus, String)> {
+async fn talk(
+    child: &mut Child,
+    input: String,
+    most: u64,
+) -> std::io::Result<(std::process::ExitStatus, String)> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let tell = async {
         if let Some(mut stdin) = stdin {
@@ -222,14 +235,14 @@ async fn talk(child: &mut Child, input: String) -> std::io::Result<(std::process
     let said = async {
         let mut text = Vec::new();
         if let Some(out) = stdout {
-            keep(out, &mut text).await?;
+            keep(out, &mut text, most).await?;
         }
         std::io::Result::Ok(text)
     };
     let complained = async {
         let mut text = Vec::new();
         if let Some(err) = stderr {
-            keep(err, &mut text).await?;
+            keep(err, &mut text, most).await?;
         }
         std::io::Result::Ok(text)
     };
@@ -240,8 +253,12 @@ async fn talk(child: &mut Child, input: String) -> std::io::Result<(std::process
 }
 
 /// Reads to the end, so that nobody is stuck in writing, and keeps the beginning.
-async fn keep(mut from: impl tokio::io::AsyncRead + Unpin, text: &mut Vec<u8>) -> std::io::Result<()> {
-    (&mut from).take(OUTPUT_MAX).read_to_end(text).await?;
+async fn keep(
+    mut from: impl tokio::io::AsyncRead + Unpin,
+    text: &mut Vec<u8>,
+    most: u64,
+) -> std::io::Result<()> {
+    (&mut from).take(most).read_to_end(text).await?;
     tokio::io::copy(&mut from, &mut tokio::io::sink()).await.map(drop)
 }
 

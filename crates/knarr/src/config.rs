@@ -143,6 +143,10 @@ pub struct Flags {
     /// [default: Annotated].
     #[arg(long, env = "KNARR_SELF_FENCING", value_name = "MODE", global = true)]
     pub self_fencing: Option<String>,
+    /// A watchdog of the machine's, such as /dev/watchdog0, that resets it when pods that must not run twice have not ended
+    /// by themselves, or the kubelet has died; it must wait 10 s at the most [default: none].
+    #[arg(long, env = "KNARR_WATCHDOG_DEVICE", value_name = "FILE", global = true)]
+    pub watchdog_device: Option<String>,
     /// The longest that certificates are signed for which nodes and users ask for, such as 8760h, and how long those
     /// last that say nothing of it [default: 8760h].
     #[arg(
@@ -205,6 +209,7 @@ pub struct Config {
     pub fence_agents_dir: PathBuf,
     pub cluster_signing_duration: SignedDuration,
     pub self_fencing: SelfFencing,
+    pub watchdog_device: Option<PathBuf>,
     pub access: Access,
     pub log: String,
     pub log_format: LogFormat,
@@ -418,6 +423,16 @@ impl Config {
                     "Annotated" => Ok(SelfFencing::Annotated),
                     "AtMostOne" => Ok(SelfFencing::AtMostOne),
                     _ => Err("expected Annotated or AtMostOne".into()),
+                },
+            ),
+            watchdog_device: reader.get(
+                "watchdogDevice",
+                "--watchdog-device",
+                &flags.watchdog_device,
+                "",
+                |s| match s.is_empty() || s.starts_with('/') {
+                    true => Ok((!s.is_empty()).then(|| PathBuf::from(s))),
+                    false => Err("expected the path of a device, such as /dev/watchdog0".into()),
                 },
             ),
             fence_agents_dir: reader.get(

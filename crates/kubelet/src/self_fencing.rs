@@ -12,10 +12,18 @@
 //! of a percent), the node's end comes at the latest `END` · (1 + d) after `t`, and others' 40 s pass at the
 //! earliest in `LOST` / (1 + d). The first is the smaller one, which a test checks.
 //!
+//! # The watchdog
+//!
+//! Where the machine has one ([`WATCHDOG`]: it resets the machine so long after it was last fed), it is fed until
+//! `t` + [`RESET`] − `WATCHDOG`, which is after `BEGIN`; later only when all such pods are seen to have ended. Between
+//! `END`, when the last KILL is sent, and `RESET` there is time to see that. So the machine stands at `t` + `RESET` at the latest,
+//! and `RESET` · (1 + d)² is smaller than `LOST`, too: what KILL could not end, or a kubelet that died did not, has
+//! ended by then.
+//!
 //! # What it is not
 //!
 //! Evidence. A kubelet that has died ends nothing, a machine that stands still neither, nor does a process end that the
-//! kernel cannot kill. So nobody releases pods because of it: it makes the time short in which two might
+//! kernel cannot kill; and whether a watchdog does what it should only its machine knows. So nobody releases pods because of it: it makes the time short in which two might
 //! run if somebody was wrong.
 
 use std::time::Duration;
@@ -30,6 +38,10 @@ pub const BEGIN: Duration = Duration::from_secs(25);
 pub const END: Duration = Duration::from_secs(35);
 /// What others wait for at the least (the node controller's grace period).
 pub const LOST: Duration = Duration::from_secs(40);
+/// From the last renewal to the reset of a machine with a watchdog on which not all has ended.
+pub const RESET: Duration = Duration::from_secs(36);
+/// How long a watchdog may wait for food, at the most.
+pub const WATCHDOG: Duration = Duration::from_secs(10);
 /// How wrong any clock may count.
 pub const DRIFT_PERCENT: u32 = 5;
 
@@ -82,6 +94,12 @@ pub fn decide(since_renewal: Option<Duration>) -> Verdict {
     }
 }
 
+/// Whether the watchdog may be fed: by the time since the last answered renewal was sent, and by whether all that must not
+/// run twice has ended.
+pub fn may_feed(since_renewal: Option<Duration>, all_ended: impl FnOnce() -> bool) -> bool {
+    since_renewal.is_some_and(|since| since < RESET - WATCHDOG) || all_ended()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -97,6 +115,27 @@ mod tests {
         assert!(ended_at_the_latest < lost_at_the_earliest);
         // Time for TERM is left, and a lease that is renewed every ten seconds may miss twice.
         assert!(END - BEGIN >= Duration::from_secs(10) && BEGIN > 2 * Duration::from_secs(10));
+    }
+
+    #[test]
+    fn b4_a_machine_with_a_watchdog_stands_before_anybody_may_take_it_for_lost() {
+        let with_drift =
+            RESET.as_millis() * u128::from(100 + DRIFT_PERCENT) * u128::from(100 + DRIFT_PERCENT);
+        assert!(with_drift < LOST.as_millis() * 100 * 100);
+        // Fed until the end has begun, and again once it is seen to be over.
+        assert!(RESET - WATCHDOG > BEGIN && RESET > END);
+        let seconds = Duration::from_secs;
+        for (since, ended, fed) in [
+            (Some(seconds(0)), false, true),
+            (Some(seconds(25)), false, true),
+            (Some(seconds(26)), false, false),
+            (Some(seconds(26)), true, true),
+            (Some(seconds(900)), true, true),
+            (None, false, false),
+            (None, true, true),
+        ] {
+            assert_eq!(may_feed(since, || ended), fed, "{since:?} {ended}");
+        }
     }
 
     #[test]

@@ -24,6 +24,21 @@ pub struct FencingPolicy {
     #[serde(skip_serializing)]
     pub metadata: ObjectMeta,
     pub spec: PolicySpec,
+    pub status: PolicyStatus,
+}
+
+/// What its agents say to what they are given.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PolicyStatus {
+    /// What is wrong with it, in words; empty if nothing is known to be.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Parameters that are given to agents which do not know them, as `agent: parameter`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unknown_parameters: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -317,8 +332,15 @@ pub fn definitions() -> [CustomResourceDefinition; 2] {
         definition(
             "FencingPolicy",
             "fencingpolicies",
-            json!({"spec": policy}),
-            json!([column("Workloads", ".spec.workloads"), age]),
+            json!({"spec": policy, "status": {"type": "object", "properties": {
+                "message": text, "observedGeneration": {"type": "integer", "format": "int64"},
+                "unknownParameters": {"type": "array", "items": text},
+            }}}),
+            json!([
+                column("Workloads", ".spec.workloads"),
+                column("Message", ".status.message"),
+                age
+            ]),
         ),
         definition(
             "NodeFencing",

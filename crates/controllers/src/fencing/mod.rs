@@ -15,6 +15,7 @@
 //! comes back by its agents' `on`, and keeps the taint until it is ready and uses no volume of before.
 
 pub mod attempt;
+pub mod description;
 pub mod kinds;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ use crate::podgc::OUT_OF_SERVICE;
 use crate::{pod, protection};
 pub use attempt::{Answer, Run};
 use attempt::{Attempt, Course, Done};
+use description::{Descriptions, METADATA};
 use kinds::{Custom, Evidence, FencingPolicy, NodeFencing, Phase};
 
 /// Annotation of a Node that asks for its fencing; its value is the reason.
@@ -54,6 +56,7 @@ const SETTLED: SignedDuration = SignedDuration::from_secs(10);
 pub struct Fencing {
     /// By the NodeFencing's name.
     attempts: BTreeMap<String, Attempt>,
+    descriptions: Descriptions,
 }
 
 /// What is to be done after a look.
@@ -107,6 +110,8 @@ impl Fencing {
             actions: known.wanted(),
             runs: Vec::new(),
         };
+        todo.runs.extend(self.descriptions.wanted(&known.policies, now));
+        todo.actions.extend(self.described(&known.policies));
         let mut begun = known.begun();
         for fencing in &known.fencings {
             self.one(&known, fencing, &mut begun, &mut todo);
@@ -114,8 +119,29 @@ impl Fencing {
         todo
     }
 
+    /// The statuses of policies that are not what their agents say.
+    fn described(&self, policies: &[FencingPolicy]) -> Vec<Vec<Action>> {
+        let changed = policies.iter().filter_map(|policy| {
+            let status = self.descriptions.status(policy).filter(|s| *s != policy.status)?;
+            let next = FencingPolicy {
+                status,
+                ..policy.clone()
+            };
+            let object = next.to_object().ok()?;
+            Some(vec![Action::Update {
+                kind: FencingPolicy::kind(),
+                object,
+                subresource: "status",
+            }])
+        });
+        changed.collect()
+    }
+
     /// What came of a run.
     pub fn answered(&mut self, run: &Run, answer: Answer, now: Timestamp) {
+        if run.action == METADATA {
+            return self.descriptions.answered(&run.agent, answer, now);
+        }
         if let Some(attempt) = self.attempts.get_mut(&run.fencing) {
             attempt.answered(run, answer, now);
         }

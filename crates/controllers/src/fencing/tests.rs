@@ -24,6 +24,7 @@ fn world(policy: Value) -> World {
         world.put_custom(&FencingPolicy {
             metadata: serde_json::from_value(json!({"name": "power"})).unwrap(),
             spec: serde_json::from_value(policy).unwrap(),
+            ..FencingPolicy::default()
         });
     }
     world
@@ -102,7 +103,7 @@ impl Story {
                 self.world.take(list);
                 done.extend(lines(list));
             }
-            for run in todo.runs {
+            for run in todo.runs.into_iter().filter(|run| run.action != METADATA) {
                 self.runs.push(format!("{} {}", run.agent, run.action));
                 let answer = answer(say(&run));
                 self.fencing.answered(&run, answer, at(second));
@@ -292,7 +293,7 @@ fn s6_only_so_many_at_once_and_in_an_hour() {
     for second in 60..90 {
         let todo = fencing.look(&many, at(second));
         todo.actions.iter().for_each(|list| many.take(list));
-        for run in todo.runs {
+        for run in todo.runs.into_iter().filter(|run| run.action != METADATA) {
             working += 1;
             assert_eq!(working, 1, "one at a time");
             if run.action == "off" {

@@ -487,6 +487,7 @@ impl PreparedNode {
             .into(),
             configuration: config.kubelet.clone(),
             self_fencing: config.self_fencing,
+            watchdog_device: config.watchdog_device.clone(),
             ..kubelet::Config::default()
         };
         let clock = Arc::new(SystemClock);

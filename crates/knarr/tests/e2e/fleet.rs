@@ -33,7 +33,7 @@ pub fn system(words: &[&str]) -> Result<String, Failed> {
     Err(format!("{} failed:\n{}", words.join(" "), text(&out)).into())
 }
 
-/// A bridge with the machines' namespaces on it. The first machine is the server's.
+/// A bridge with the machines' namespaces on it.
 struct Wire {
     /// What all names begin with; unique among test runs.
     prefix: String,
@@ -134,11 +134,15 @@ impl Machine {
         self.dir.join("d")
     }
 
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.dir.join("kubeconfig")
+    }
+
     /// `knarr` with what all its subcommands need here.
     pub fn knarr(&self, subcommand: &str) -> Command {
         let mut knarr = self.command(env!("CARGO_BIN_EXE_knarr"));
         knarr.arg(subcommand).arg("--data-dir").arg(self.data_dir());
-        knarr.arg("--kubeconfig").arg(self.dir.join("kubeconfig"));
+        knarr.arg("--kubeconfig").arg(self.kubeconfig());
         knarr
     }
 
@@ -202,10 +206,12 @@ fn succeeds(out: Output) -> Outcome {
     }
 }
 
-/// A server and agents; see the module. Fields are dropped in order: processes before their network and files.
+/// A server, agents, and machines for what else a scenario needs; see the module. Fields are dropped in order: processes
+/// before their network and files.
 pub struct Fleet {
     pub server: Machine,
     pub agents: Vec<Machine>,
+    pub others: Vec<Machine>,
     _wire: Wire,
     dir: tempfile::TempDir,
 }
@@ -213,9 +219,17 @@ pub struct Fleet {
 impl Fleet {
     /// Starts the server, with these flags too; agents are started by [`Fleet::agent`].
     pub fn start(agents: u8, flags: &[&str]) -> Result<Fleet, Failed> {
+        let fleet = Fleet::lay(agents, &[])?;
+        fleet.launch_server(&fleet.server, flags)?;
+        fleet.ready(&fleet.server).map_err(|e| fleet.told(e))?;
+        Ok(fleet)
+    }
+
+    /// The machines, with nothing on them yet.
+    pub fn lay(agents: u8, others: &[&str]) -> Result<Fleet, Failed> {
         // Short, because sockets live in it.
         let dir = tempfile::Builder::new().prefix("knarr-f-").tempdir_in("/tmp")?;
-        let wire = Wire::lay(agents + 1)?;
+        let wire = Wire::lay(agents + 1 + u8::try_from(others.len())?)?;
         let machine = |n: u8, name: String| -> Result<Machine, Failed> {
             let own = dir.path().join(&name);
             std::fs::create_dir_all(&own)?;
@@ -230,9 +244,15 @@ impl Fleet {
         let server = machine(1, "s".into())?;
         let agents = (1..=agents).map(|n| machine(n + 1, format!("node{n}")));
         let agents = agents.collect::<Result<Vec<_>, _>>()?;
+        let from = agents.len() + 2;
+        let others = (from..)
+            .zip(others)
+            .map(|(n, name)| machine(u8::try_from(n)?, name.to_string()));
+        let others = others.collect::<Result<Vec<_>, _>>()?;
         let fleet = Fleet {
             server,
             agents,
+            others,
             _wire: wire,
             dir,
         };
@@ -242,21 +262,21 @@ impl Fleet {
                 evictionHard: {}\nimageGCHighThresholdPercent: 100\n";
             std::fs::write(agent.dir.join("kubelet.yaml"), settings)?;
         }
-        fleet.launch_server(flags)?;
-        fleet
-            .waits("the API server", || {
-                fleet.kubectl(&["get", "--raw", "/readyz"]).is_ok()
-            })
-            .map_err(|e| fleet.told(e))?;
         Ok(fleet)
     }
 
-    pub fn launch_server(&self, flags: &[&str]) -> Outcome {
-        let mut knarr = self.server.knarr("server");
+    pub fn launch_server(&self, machine: &Machine, flags: &[&str]) -> Outcome {
+        let mut knarr = machine.knarr("server");
         knarr
-            .args(["--listen", &format!("{}:{PORT}", self.server.address)])
+            .args(["--listen", &format!("{}:{PORT}", machine.address)])
             .args(flags);
-        self.server.launch(knarr)
+        machine.launch(knarr)
+    }
+
+    /// Waits until a server is ready.
+    pub fn ready(&self, server: &Machine) -> Outcome {
+        let what = format!("the API server {}", server.name);
+        self.waits(&what, || self.ask(server, &["get", "--raw", "/readyz"]).is_ok())
     }
 
     /// What an agent is started by, with the join command's words (`--server …`).
@@ -286,10 +306,13 @@ impl Fleet {
 
     /// kubectl from the test's own place in the network.
     pub fn kubectl(&self, args: &[&str]) -> Result<String, String> {
+        self.ask(&self.server, args)
+    }
+
+    /// kubectl, of one of several servers.
+    pub fn ask(&self, server: &Machine, args: &[&str]) -> Result<String, String> {
         let mut kubectl = Command::new("kubectl");
-        kubectl
-            .arg("--kubeconfig")
-            .arg(self.server.dir.join("kubeconfig"));
+        kubectl.arg("--kubeconfig").arg(server.kubeconfig());
         kubectl.arg("--request-timeout=20s").stdin(Stdio::null());
         kubectl.env("KUBECACHEDIR", self.dir.path().join("kubecache"));
         let out = kubectl.args(args).output().map_err(|e| format!("kubectl: {e}"))?;
@@ -341,10 +364,15 @@ impl Fleet {
         }
     }
 
+    fn machines(&self) -> impl Iterator<Item = &Machine> {
+        let servers = std::iter::once(&self.server).chain(&self.others);
+        servers.chain(&self.agents)
+    }
+
     /// The failure with the ends of all logs.
     pub fn told(&self, failure: Failed) -> Failed {
         let mut text = failure.message().unwrap_or("failed").to_string();
-        for machine in std::iter::once(&self.server).chain(&self.agents) {
+        for machine in self.machines() {
             let log = std::fs::read_to_string(machine.log()).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
             let end = lines[lines.len().saturating_sub(25)..].join("\n");
@@ -366,8 +394,13 @@ impl Fleet {
     }
 
     fn down(&self) -> Outcome {
-        for machine in self.agents.iter().chain([&self.server]) {
+        // Agents first, while there is a server.
+        let all = self.machines().collect::<Vec<_>>();
+        for machine in all.into_iter().rev() {
             machine.kill()?;
+            if !machine.data_dir().exists() {
+                continue;
+            }
             let out = machine.knarr("down").arg("--wipe").output()?;
             if !out.status.success() {
                 return Err(format!("{}: {}", machine.name, text(&out)).into());
@@ -379,7 +412,7 @@ impl Fleet {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        if self.dir.path().join("s/d").exists()
+        if self.dir.path().exists()
             && let Err(e) = self.down()
         {
             eprintln!("a test fleet did not end cleanly: {}", e.message().unwrap_or(""));

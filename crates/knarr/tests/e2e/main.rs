@@ -23,6 +23,7 @@ mod node;
 mod operator;
 mod partitions;
 mod python;
+mod quorum;
 mod safety;
 mod shutdown;
 
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
         .chain(joining::SCENARIOS)
         .chain(partitions::SCENARIOS)
         .chain(shutdown::SCENARIOS)
+        .chain(quorum::SCENARIOS)
         .chain(mistakes::SCENARIOS);
     for (name, run) in alone {
         trials.push(Trial::test(*name, run));

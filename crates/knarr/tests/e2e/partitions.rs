@@ -23,14 +23,14 @@ fn rounds() -> usize {
 }
 
 /// A file with a file system, mounted from a loop device; unmounted and let go of at the end.
-struct Disk {
+pub struct Disk {
     directory: tempfile::TempDir,
     device: Option<String>,
     mounted: bool,
 }
 
 impl Disk {
-    fn make() -> Result<Disk, Failed> {
+    pub fn make() -> Result<Disk, Failed> {
         let mut disk = Disk {
             directory: tempfile::Builder::new()
                 .prefix("knarr-disk-")
@@ -52,7 +52,7 @@ impl Disk {
         Ok(disk)
     }
 
-    fn mount(&self) -> PathBuf {
+    pub fn mount(&self) -> PathBuf {
         self.directory.path().join("volume")
     }
 }
@@ -75,7 +75,8 @@ impl Drop for Disk {
     }
 }
 
-const STATEFUL: &str = r#"
+/// Writes who it is to a volume at PATH, ten times a second.
+pub const STATEFUL: &str = r#"
 apiVersion: v1
 kind: PersistentVolume
 metadata: { name: shared }
@@ -184,7 +185,7 @@ fn round(fleet: &Fleet, record: &Path, join: &[&str]) -> Outcome {
     fleet.server.kill()?;
     holding.kill()?;
     kill_containerd(holding)?;
-    fleet.launch_server(&[])?;
+    fleet.launch_server(&fleet.server, &[])?;
     fleet.eventually(&ending, |out| out.starts_with(&first) && out.trim() != first)?;
     other.kill()?;
     other.launch(fleet.agent(other, join))?;
@@ -208,7 +209,7 @@ fn round(fleet: &Fleet, record: &Path, join: &[&str]) -> Outcome {
 }
 
 /// Waits until this pod's process has written more.
-fn grows(fleet: &Fleet, record: &Path, uid: &str) -> Outcome {
+pub fn grows(fleet: &Fleet, record: &Path, uid: &str) -> Outcome {
     let lines = || std::fs::read_to_string(record).unwrap_or_default();
     let before = lines().lines().filter(|l| *l == uid).count();
     fleet.waits("its process to write", || {
@@ -217,7 +218,7 @@ fn grows(fleet: &Fleet, record: &Path, uid: &str) -> Outcome {
 }
 
 /// The pods that wrote, in their order; each only once, for who had let go never writes again.
-fn holders(record: &Path) -> Result<Vec<String>, Failed> {
+pub fn holders(record: &Path) -> Result<Vec<String>, Failed> {
     let text = std::fs::read_to_string(record)?;
     let mut holders: Vec<String> = Vec::new();
     for (number, line) in text.lines().enumerate() {

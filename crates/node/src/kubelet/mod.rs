@@ -21,6 +21,7 @@ mod self_fencing;
 pub mod shutdown;
 mod static_pods;
 mod status;
+mod watchdog;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -106,6 +107,8 @@ pub struct Config {
     pub termination_resume: TerminationResume,
     /// Which pods the node ends by itself when it is cut off.
     pub self_fencing: SelfFencing,
+    /// Resets the machine if it is not fed.
+    pub watchdog_device: Option<PathBuf>,
     pub machine: Machine,
 }
 
@@ -127,6 +130,7 @@ impl Default for Config {
             resolv_conf: "/etc/resolv.conf".into(),
             termination_resume: TerminationResume::Full,
             self_fencing: SelfFencing::default(),
+            watchdog_device: None,
             machine: Machine::default(),
         }
     }
@@ -386,6 +390,9 @@ async fn run(
         });
     }
     tasks.spawn(self_fencing::run(shared.clone()));
+    if let Some(device) = shared.config.watchdog_device.clone() {
+        tasks.spawn(watchdog::run(shared.clone(), device));
+    }
     let volumes = shared.clone();
     tasks.spawn(async move { volumes.volumes.run().await });
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_client::TypedApi;
-use knarr_kubelet::runtime::ContainerState;
+use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_kubelet::self_fencing::{SelfFencing, Verdict, decide};
 use nix::time::{ClockId, clock_gettime};
 use parking_lot::Mutex;
@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{Machine, Shared};
+use crate::runtime::RuntimeError;
 
 /// Between two looks at whether everything has ended.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -81,9 +82,14 @@ impl Trust {
         self.changed.notify_waiters();
     }
 
-    fn verdict(&self) -> Verdict {
+    /// How long ago the last answered renewal was sent.
+    pub fn since_renewal(&self) -> Option<Duration> {
         let renewed = *self.renewed.lock();
-        decide(renewed.map(|at| self.now().saturating_sub(at)))
+        renewed.map(|at| self.now().saturating_sub(at))
+    }
+
+    fn verdict(&self) -> Verdict {
+        decide(self.since_renewal())
     }
 }
 
@@ -177,25 +183,48 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// Ends the containers of all pods concerned, all at once.
-async fn end_all(shared: &Shared, grace: Duration) {
+/// The pods concerned, by uid.
+fn concerned(shared: &Shared) -> Vec<String> {
     let objects = shared.pods.list("");
     let pods = objects.iter().filter_map(|o| o.to_typed::<core::Pod>());
-    let uids: Vec<String> = pods
-        .filter(|pod| is_concerned(shared, pod))
+    pods.filter(|pod| is_concerned(shared, pod))
         .filter_map(|pod| pod.metadata.uid.clone())
-        .collect();
+        .collect()
+}
+
+/// The containers of the pods concerned that run.
+async fn running(shared: &Shared) -> Result<Vec<Container>, RuntimeError> {
+    let uids = concerned(shared);
     if uids.is_empty() {
-        return;
+        return Ok(Vec::new());
     }
-    let containers = match shared.runtime.containers().await {
-        Ok(containers) => containers,
+    let mut containers = shared.runtime.containers().await?;
+    containers.retain(|c| uids.contains(&c.pod.uid) && matches!(c.state, ContainerState::Running { .. }));
+    Ok(containers)
+}
+
+/// Whether no process of a pod concerned is left, as far as can be seen.
+pub(super) async fn all_ended(shared: &Shared) -> bool {
+    if shared.pods.reached().is_none() {
+        // Whose they are that run is not known yet: any might be.
+        let all = shared.runtime.containers().await;
+        return all.is_ok_and(|all| {
+            !all.iter()
+                .any(|c| matches!(c.state, ContainerState::Running { .. }))
+        });
+    }
+    running(shared)
+        .await
+        .is_ok_and(|containers| containers.is_empty())
+}
+
+/// Ends the containers of all pods concerned, all at once.
+async fn end_all(shared: &Shared, grace: Duration) {
+    let running = match running(shared).await {
+        Ok(running) => running,
         Err(error) => return warn!(%error, "cannot see what runs"),
     };
-    let running = containers
-        .iter()
-        .filter(|c| uids.contains(&c.pod.uid) && matches!(c.state, ContainerState::Running { .. }));
-    let ends = running.map(|c| async move {
+    let ends = running.iter().map(|c| async move {
         warn!(
             container = c.id,
             pod = c.pod.name,
