@@ -92,79 +92,228 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
     let many_terms: Vec<Value> = (0..1_000)
         .map(|n| json!({"matchExpressions": [{"key": "k", "operator": "In", "values": [n.to_string()]}]}))
         .collect();
-    let container = |name: &str, list: Value| json!({"name": name, "image": "i", "resources": {"requests": list}});
+    let container =
+        |name: &str, list: Value| json!({"name": name, "image": "i", "resources": {"requests": list}});
     vec![
         // Spread.
-        ("skew-0", spread(json!({"maxSkew": 0})), Refused("spec.topologySpreadConstraints[0].maxSkew")),
-        ("skew-neg", spread(json!({"maxSkew": -1})), Refused("spec.topologySpreadConstraints[0].maxSkew")),
-        ("skew-huge", spread(json!({"maxSkew": i32::MAX, "topologyKey": "kubernetes.io/hostname"})), Bound),
-        ("domains-0", spread(json!({"minDomains": 0})), Refused("spec.topologySpreadConstraints[0].minDomains")),
-        ("domains-soft", spread(json!({"minDomains": 2, "whenUnsatisfiable": "ScheduleAnyway"})),
-            Refused("spec.topologySpreadConstraints[0].minDomains")),
-        ("domains-huge", spread(json!({"minDomains": i32::MAX, "topologyKey": "kubernetes.io/hostname"})), Anything),
-        ("no-key", spread(json!({"topologyKey": ""})), Refused("spec.topologySpreadConstraints[0].topologyKey")),
-        ("when", spread(json!({"whenUnsatisfiable": "Sometimes"})),
-            Refused("spec.topologySpreadConstraints[0].whenUnsatisfiable")),
-        ("policy", spread(json!({"nodeAffinityPolicy": "Maybe"})),
-            Refused("spec.topologySpreadConstraints[0].nodeAffinityPolicy")),
-        ("spread-operator", spread(selector(json!({"key": "k", "operator": "Near"}))),
-            Refused("spec.topologySpreadConstraints[0].labelSelector.matchExpressions[0].operator")),
-        ("spread-values", spread(selector(json!({"key": "k", "operator": "In"}))),
-            Refused("spec.topologySpreadConstraints[0].labelSelector.matchExpressions[0].values")),
+        (
+            "skew-0",
+            spread(json!({"maxSkew": 0})),
+            Refused("spec.topologySpreadConstraints[0].maxSkew"),
+        ),
+        (
+            "skew-neg",
+            spread(json!({"maxSkew": -1})),
+            Refused("spec.topologySpreadConstraints[0].maxSkew"),
+        ),
+        (
+            "skew-huge",
+            spread(json!({"maxSkew": i32::MAX, "topologyKey": "kubernetes.io/hostname"})),
+            Bound,
+        ),
+        (
+            "domains-0",
+            spread(json!({"minDomains": 0})),
+            Refused("spec.topologySpreadConstraints[0].minDomains"),
+        ),
+        (
+            "domains-soft",
+            spread(json!({"minDomains": 2, "whenUnsatisfiable": "ScheduleAnyway"})),
+            Refused("spec.topologySpreadConstraints[0].minDomains"),
+        ),
+        (
+            "domains-huge",
+            spread(json!({"minDomains": i32::MAX, "topologyKey": "kubernetes.io/hostname"})),
+            Anything,
+        ),
+        (
+            "no-key",
+            spread(json!({"topologyKey": ""})),
+            Refused("spec.topologySpreadConstraints[0].topologyKey"),
+        ),
+        (
+            "when",
+            spread(json!({"whenUnsatisfiable": "Sometimes"})),
+            Refused("spec.topologySpreadConstraints[0].whenUnsatisfiable"),
+        ),
+        (
+            "policy",
+            spread(json!({"nodeAffinityPolicy": "Maybe"})),
+            Refused("spec.topologySpreadConstraints[0].nodeAffinityPolicy"),
+        ),
+        (
+            "spread-operator",
+            spread(selector(json!({"key": "k", "operator": "Near"}))),
+            Refused("spec.topologySpreadConstraints[0].labelSelector.matchExpressions[0].operator"),
+        ),
+        (
+            "spread-values",
+            spread(selector(json!({"key": "k", "operator": "In"}))),
+            Refused("spec.topologySpreadConstraints[0].labelSelector.matchExpressions[0].values"),
+        ),
         ("spread-nowhere", spread(json!({})), Waits),
         // Affinity.
-        ("weight-0", affinity("podAntiAffinity", "preferred",
-            json!([{"weight": 0, "podAffinityTerm": term(json!({}))}])), Refused("[0].weight")),
-        ("weight-101", affinity("podAffinity", "preferred",
-            json!([{"weight": 101, "podAffinityTerm": term(json!({}))}])), Refused("[0].weight")),
-        ("node-weight", affinity("nodeAffinity", "preferred",
-            json!([{"weight": -5, "preference": {"matchExpressions": [{"key": "k", "operator": "Exists"}]}}])),
-            Refused("[0].weight")),
-        ("term-key", affinity("podAffinity", "required", json!([term(json!({"topologyKey": ""}))])),
-            Refused("requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey")),
-        ("term-operator", affinity("podAffinity", "required",
-            json!([term(selector(json!({"key": "k", "operator": "Near"})))])),
-            Refused("requiredDuringSchedulingIgnoredDuringExecution[0].labelSelector.matchExpressions[0].operator")),
-        ("node-operator", node_term(json!({"key": "k", "operator": "Near"})),
-            Refused("nodeSelectorTerms[0].matchExpressions[0].operator")),
-        ("node-gt-values", node_term(json!({"key": "k", "operator": "Gt", "values": ["1", "2"]})),
-            Refused("nodeSelectorTerms[0].matchExpressions[0].values")),
-        ("node-gt-word", node_term(json!({"key": "kubernetes.io/hostname", "operator": "Gt", "values": ["x"]})), Waits),
-        ("no-terms", affinity("nodeAffinity", "required", json!({"nodeSelectorTerms": []})),
-            Refused("nodeSelectorTerms")),
-        ("thousand-terms", affinity("nodeAffinity", "required", json!({"nodeSelectorTerms": many_terms})), Waits),
-        ("selector-key", json!({"spec": {"nodeSelector": {"a b": "c"}}}), Refused("spec.nodeSelector")),
+        (
+            "weight-0",
+            affinity(
+                "podAntiAffinity",
+                "preferred",
+                json!([{"weight": 0, "podAffinityTerm": term(json!({}))}]),
+            ),
+            Refused("[0].weight"),
+        ),
+        (
+            "weight-101",
+            affinity(
+                "podAffinity",
+                "preferred",
+                json!([{"weight": 101, "podAffinityTerm": term(json!({}))}]),
+            ),
+            Refused("[0].weight"),
+        ),
+        (
+            "node-weight",
+            affinity(
+                "nodeAffinity",
+                "preferred",
+                json!([{"weight": -5, "preference": {"matchExpressions": [{"key": "k", "operator": "Exists"}]}}]),
+            ),
+            Refused("[0].weight"),
+        ),
+        (
+            "term-key",
+            affinity(
+                "podAffinity",
+                "required",
+                json!([term(json!({"topologyKey": ""}))]),
+            ),
+            Refused("requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey"),
+        ),
+        (
+            "term-operator",
+            affinity(
+                "podAffinity",
+                "required",
+                json!([term(selector(json!({"key": "k", "operator": "Near"})))]),
+            ),
+            Refused(
+                "requiredDuringSchedulingIgnoredDuringExecution[0].labelSelector.matchExpressions[0].operator",
+            ),
+        ),
+        (
+            "node-operator",
+            node_term(json!({"key": "k", "operator": "Near"})),
+            Refused("nodeSelectorTerms[0].matchExpressions[0].operator"),
+        ),
+        (
+            "node-gt-values",
+            node_term(json!({"key": "k", "operator": "Gt", "values": ["1", "2"]})),
+            Refused("nodeSelectorTerms[0].matchExpressions[0].values"),
+        ),
+        (
+            "node-gt-word",
+            node_term(json!({"key": "kubernetes.io/hostname", "operator": "Gt", "values": ["x"]})),
+            Waits,
+        ),
+        (
+            "no-terms",
+            affinity("nodeAffinity", "required", json!({"nodeSelectorTerms": []})),
+            Refused("nodeSelectorTerms"),
+        ),
+        (
+            "thousand-terms",
+            affinity(
+                "nodeAffinity",
+                "required",
+                json!({"nodeSelectorTerms": many_terms}),
+            ),
+            Waits,
+        ),
+        (
+            "selector-key",
+            json!({"spec": {"nodeSelector": {"a b": "c"}}}),
+            Refused("spec.nodeSelector"),
+        ),
         // Circles.
         ("near-itself", near("self", "self"), Bound),
         ("near-b", near("ring-a", "ring-b"), Waits),
         ("near-a", near("ring-b", "ring-a"), Anything),
-        ("away-from-itself", affinity("podAntiAffinity", "required",
-            json!([term(json!({"labelSelector": {"matchLabels": {"app": "nobody"}}}))])), Bound),
+        (
+            "away-from-itself",
+            affinity(
+                "podAntiAffinity",
+                "required",
+                json!([term(json!({"labelSelector": {"matchLabels": {"app": "nobody"}}}))]),
+            ),
+            Bound,
+        ),
         // Priority.
-        ("class", json!({"spec": {"priorityClassName": "nobody"}}), Refused("no PriorityClass with name nobody was found")),
-        ("priority", json!({"spec": {"priority": 7}}), Refused("the integer value of priority (7)")),
+        (
+            "class",
+            json!({"spec": {"priorityClassName": "nobody"}}),
+            Refused("no PriorityClass with name nobody was found"),
+        ),
+        (
+            "priority",
+            json!({"spec": {"priority": 7}}),
+            Refused("the integer value of priority (7)"),
+        ),
         // Quantities.
-        ("negative", requests(json!({"cpu": "-1"})), Refused("spec.containers[0].resources.requests[cpu]")),
-        ("nan", requests(json!({"cpu": "NaN"})), Refused("quantities must match")),
-        ("infinite", requests(json!({"memory": "inf"})), Refused("quantities must match")),
+        (
+            "negative",
+            requests(json!({"cpu": "-1"})),
+            Refused("spec.containers[0].resources.requests[cpu]"),
+        ),
+        (
+            "nan",
+            requests(json!({"cpu": "NaN"})),
+            Refused("quantities must match"),
+        ),
+        (
+            "infinite",
+            requests(json!({"memory": "inf"})),
+            Refused("quantities must match"),
+        ),
         ("exponent", requests(json!({"cpu": "1e999"})), Anything),
         ("tiny", requests(json!({"cpu": "1n"})), Anything),
         ("most", requests(json!({"cpu": "9223372036854775807"})), Waits),
-        ("sums-overflow", json!({"spec": {"containers": [
-            container("c", json!({"memory": "7Ei", "cpu": "9223372036854775"})),
-            container("d", json!({"memory": "7Ei", "cpu": "9223372036854775"})),
-        ]}}), Waits),
-        ("resource-name", requests(json!({"a b": "1"})), Refused("spec.containers[0].resources.requests[a b]")),
+        (
+            "sums-overflow",
+            json!({"spec": {"containers": [
+                container("c", json!({"memory": "7Ei", "cpu": "9223372036854775"})),
+                container("d", json!({"memory": "7Ei", "cpu": "9223372036854775"})),
+            ]}}),
+            Waits,
+        ),
+        (
+            "resource-name",
+            requests(json!({"a b": "1"})),
+            Refused("spec.containers[0].resources.requests[a b]"),
+        ),
         // The rest.
         ("labels", json!({"metadata": {"labels": labels}}), Bound),
-        ("toleration", json!({"spec": {"tolerations": [{"key": "k", "operator": "Like"}]}}),
-            Refused("spec.tolerations[0].operator")),
-        ("host-port", json!({"spec": {"containers": [
+        (
+            "toleration",
+            json!({"spec": {"tolerations": [{"key": "k", "operator": "Like"}]}}),
+            Refused("spec.tolerations[0].operator"),
+        ),
+        (
+            "host-port",
+            json!({"spec": {"containers": [
             {"name": "c", "image": "i", "ports": [{"containerPort": 80, "hostPort": 70000}]}]}}),
-            Refused("spec.containers[0].ports[0].hostPort")),
+            Refused("spec.containers[0].ports[0].hostPort"),
+        ),
         ("scheduler", json!({"spec": {"schedulerName": "nobody"}}), Waits),
-        ("gates", json!({"spec": {"schedulingGates": [{"name": "a b"}]}}), Refused("spec.schedulingGates[0]")),
-        ("claim", json!({"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "nobody"}}]}}), Waits),
+        (
+            "gates",
+            json!({"spec": {"schedulingGates": [{"name": "a b"}]}}),
+            Refused("spec.schedulingGates[0]"),
+        ),
+        (
+            "claim",
+            json!({"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "nobody"}}]}}),
+            Waits,
+        ),
     ]
 }
 
@@ -172,13 +321,42 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
 fn nodes() -> Vec<(&'static str, Value, Value, Becomes)> {
     let taints = |taints: Value| json!({"spec": {"taints": taints}});
     vec![
-        ("effect", taints(json!([{"key": "k", "effect": "Now"}])), json!({}), Refused("spec.taints[0].effect")),
-        ("twice", taints(json!([{"key": "k", "effect": "NoSchedule"}, {"key": "k", "effect": "NoSchedule"}])), json!({}),
-            Refused("spec.taints[1]")),
-        ("taint-key", taints(json!([{"key": "a b", "effect": "NoSchedule"}])), json!({}), Refused("spec.taints[0].key")),
-        ("negative", json!({}), json!({"cpu": "-4", "memory": "-1Gi", "pods": "-1"}), Anything),
-        ("huge", json!({}), json!({"cpu": "9223372036854775807", "memory": "8E", "pods": "9223372036854775807"}), Anything),
-        ("odd", json!({}), json!({"cpu": "1n", "memory": "1m", "pods": "0.5", "example.com/x": "-0"}), Anything),
+        (
+            "effect",
+            taints(json!([{"key": "k", "effect": "Now"}])),
+            json!({}),
+            Refused("spec.taints[0].effect"),
+        ),
+        (
+            "twice",
+            taints(json!([{"key": "k", "effect": "NoSchedule"}, {"key": "k", "effect": "NoSchedule"}])),
+            json!({}),
+            Refused("spec.taints[1]"),
+        ),
+        (
+            "taint-key",
+            taints(json!([{"key": "a b", "effect": "NoSchedule"}])),
+            json!({}),
+            Refused("spec.taints[0].key"),
+        ),
+        (
+            "negative",
+            json!({}),
+            json!({"cpu": "-4", "memory": "-1Gi", "pods": "-1"}),
+            Anything,
+        ),
+        (
+            "huge",
+            json!({}),
+            json!({"cpu": "9223372036854775807", "memory": "8E", "pods": "9223372036854775807"}),
+            Anything,
+        ),
+        (
+            "odd",
+            json!({}),
+            json!({"cpu": "1n", "memory": "1m", "pods": "0.5", "example.com/x": "-0"}),
+            Anything,
+        ),
         ("nothing", json!({}), json!({}), Anything),
     ]
 }
@@ -217,7 +395,10 @@ async fn d1_p2_p3_bad_input_is_refused_by_its_field_or_waits_and_holds_up_nobody
             let status = json!({"status": {"allocatable": allocatable, "conditions": ready}});
             let patch = knarr_client::Patch::Strategic(status);
             // Refused or not: only what comes of it matters.
-            let _ = cluster.api.patch(&registry::NODE, "", name, "status", patch).await;
+            let _ = cluster
+                .api
+                .patch(&registry::NODE, "", name, "status", patch)
+                .await;
         }
     }
     let mut placed = Vec::new();
@@ -229,12 +410,21 @@ async fn d1_p2_p3_bad_input_is_refused_by_its_field_or_waits_and_holds_up_nobody
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    create(&cluster, &registry::POD, &pod("normal", requests(json!({"cpu": "100m"})))).await.unwrap();
+    create(
+        &cluster,
+        &registry::POD,
+        &pod("normal", requests(json!({"cpu": "100m"}))),
+    )
+    .await
+    .unwrap();
     for _ in 0..30 {
         sleep(Duration::from_secs(1)).await;
         cluster.heartbeat().await;
     }
-    assert!(node_of(&cluster, "normal").await.is_some(), "the normal pod is stuck behind the others");
+    assert!(
+        node_of(&cluster, "normal").await.is_some(),
+        "the normal pod is stuck behind the others"
+    );
     for (name, becomes) in placed {
         let node = node_of(&cluster, name).await;
         match becomes {

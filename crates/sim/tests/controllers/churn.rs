@@ -13,8 +13,8 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Shared, k8s_openapi};
 use knarr_client::{Clock, DeleteOptions, Error, Kind, Object, Patch};
-use knarr_scheduler::plugins::default_preemption::Outcome;
 use knarr_scheduler::Scheduler;
+use knarr_scheduler::plugins::default_preemption::Outcome;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -87,8 +87,11 @@ impl Churn {
         let zone = format!("z{}", self.chance.below(3));
         let cpu = (2 + self.chance.below(4)).to_string();
         let labels = json!({"kubernetes.io/hostname": name, ZONE: zone});
-        self.create(&registry::NODE, json!({"metadata": {"name": name, "labels": labels}}))
-            .await;
+        self.create(
+            &registry::NODE,
+            json!({"metadata": {"name": name, "labels": labels}}),
+        )
+        .await;
         let allocatable = json!({"cpu": cpu, "memory": "8Gi", "pods": "12"});
         let ready = json!([{"type": "Ready", "status": "True"}]);
         let status = json!({"status": {"allocatable": allocatable, "conditions": ready}});
@@ -137,9 +140,13 @@ impl Churn {
             }
             7 => {
                 let effects = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
-                let taint = self.chance.pick(&effects).map(|e| json!({"key": "special", "effect": e}));
+                let taint = self
+                    .chance
+                    .pick(&effects)
+                    .map(|e| json!({"key": "special", "effect": e}));
                 let taints: Vec<Value> = taint.filter(|_| self.chance.below(2) == 0).into_iter().collect();
-                self.change(&registry::NODE, &node, "", json!({"spec": {"taints": taints}})).await;
+                self.change(&registry::NODE, &node, "", json!({"spec": {"taints": taints}}))
+                    .await;
             }
             8..12 => {
                 let spec = self.pod_spec(&app);
@@ -164,7 +171,8 @@ impl Churn {
                 let spec = self.pod_spec(&app);
                 let labels = json!({"app": app});
                 let metadata = json!({"namespace": "default", "name": name, "labels": labels});
-                self.create(&registry::POD, json!({"metadata": metadata, "spec": spec})).await;
+                self.create(&registry::POD, json!({"metadata": metadata, "spec": spec}))
+                    .await;
             }
             18 => {
                 let budget = json!({
@@ -184,15 +192,24 @@ impl Churn {
 
     /// What the kubelets of all nodes would do.
     async fn kubelets(&self) {
-        let nodes: BTreeSet<String> =
-            self.cluster.list(&registry::NODE, "").await.iter().map(|n| n.name().to_string()).collect();
+        let nodes: BTreeSet<String> = self
+            .cluster
+            .list(&registry::NODE, "")
+            .await
+            .iter()
+            .map(|n| n.name().to_string())
+            .collect();
         for node in &nodes {
             let lease = json!({
                 "metadata": {"namespace": "kube-node-lease", "name": node},
                 "spec": {"renewTime": self.cluster.clock.now().to_string()},
             });
             let patch = Patch::Merge(lease.clone());
-            let renewed = self.cluster.api.patch(&registry::LEASE, "kube-node-lease", node, "", patch).await;
+            let renewed = self
+                .cluster
+                .api
+                .patch(&registry::LEASE, "kube-node-lease", node, "", patch)
+                .await;
             if renewed.is_err() {
                 self.create(&registry::LEASE, lease).await;
             }
@@ -208,13 +225,21 @@ impl Churn {
                     grace_period_seconds: Some(0),
                     ..DeleteOptions::default()
                 };
-                met(self.cluster.api.delete(&registry::POD, "default", object.name(), options).await);
+                met(self
+                    .cluster
+                    .api
+                    .delete(&registry::POD, "default", object.name(), options)
+                    .await);
             } else if pod.status.as_ref().and_then(|s| s.phase.as_deref()) != Some("Running") {
                 let ready = json!([{"type": "Ready", "status": "True"}]);
                 let status = json!({"status": {"phase": "Running", "podIP": "10.0.0.1",
                     "startTime": self.cluster.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(), "conditions": ready}});
                 let patch = Patch::Strategic(status);
-                met(self.cluster.api.patch(&registry::POD, "default", object.name(), "status", patch).await);
+                met(self
+                    .cluster
+                    .api
+                    .patch(&registry::POD, "default", object.name(), "status", patch)
+                    .await);
             }
         }
     }
@@ -322,7 +347,9 @@ async fn play(seed: u64) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn p3_p4_d2_under_churn_no_pod_stays_pending_that_has_room() {
-    let more = std::env::var("KNARR_CHURN").ok().map(|n| n.parse::<u64>().unwrap());
+    let more = std::env::var("KNARR_CHURN")
+        .ok()
+        .map(|n| n.parse::<u64>().unwrap());
     for seed in 0..more.unwrap_or(HISTORIES) {
         let wrongs = play(seed).await;
         assert!(wrongs.is_empty(), "seed {seed}: {}", wrongs.join("\n"));
