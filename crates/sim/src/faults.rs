@@ -100,7 +100,7 @@ impl Faults {
         let server = self.chance.pick(&others).cloned();
         let observer = self.observer.clone();
         let note = |what: String| observer.note(&format!("fault: {what} for {} ms", length.as_millis()));
-        match self.chance.between(0, 113) {
+        match self.chance.between(0, 117) {
             0..20 => {
                 note(format!("partition of {}", network.name));
                 cut_for(vec![network], length);
@@ -182,7 +182,22 @@ impl Faults {
             _ => {
                 // Long enough for another to lead meanwhile.
                 let length = length + Duration::from_secs(15);
-                let network = control.network.clone();
+                // Of the one that leads, if one does: what others send matters to nobody.
+                let leader = self.observer.leader();
+                let leads = |c: &&Arc<Control>| {
+                    let name = c.network.name.as_str();
+                    leader
+                        .as_deref()
+                        .and_then(|l| l.strip_prefix(name))
+                        .is_some_and(|rest| rest.starts_with('-'))
+                };
+                let network = self
+                    .controls
+                    .iter()
+                    .find(leads)
+                    .unwrap_or(&control)
+                    .network
+                    .clone();
                 let held = format!(
                     "writes of {} are held for {} ms",
                     network.name,

@@ -189,6 +189,17 @@ impl Observer {
         }
     }
 
+    /// Who holds the controllers' lease.
+    pub fn leader(&self) -> Option<String> {
+        let (namespace, name) = knarr_control::LEASE;
+        self.world(|world| {
+            world
+                .terms
+                .get(&format!("{namespace}/{name}"))
+                .map(|term| term.holder.clone())
+        })
+    }
+
     /// Whether all is well with a component from now on.
     pub fn set_well(&self, component: &str, well: bool) {
         let mut inner = self.lock();
