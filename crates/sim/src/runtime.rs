@@ -77,11 +77,14 @@ pub(crate) struct Line {
     pub condition: Arc<Condition>,
     pub dead: CancellationToken,
     pub mutation: Option<Mutation>,
-    /// For [`Mutation::StartTwice`]: how each container was made.
+    /// For [`Mutation::StartTwice`]: how each container is made once more.
     pub recipes: Mutex<BTreeMap<String, Recipe>>,
     /// For [`Mutation::DeleteBeforeProcessesAreGone`].
     pub believed_ended: Mutex<BTreeSet<String>>,
 }
+
+/// Added to the attempt of a container that is made twice.
+const SECOND_SET: u32 = 1000;
 
 fn failed() -> RuntimeError {
     RuntimeError::new("Unavailable", "the runtime failed")
@@ -233,7 +236,12 @@ impl Runtime for Line {
             .order(async move { inner.create_container(&asked.0, &asked.1, &asked.2).await })
             .await?;
         if self.mutation == Some(Mutation::StartTwice) {
-            self.recipes.lock().insert(made.clone(), recipe);
+            let mut second = recipe;
+            if let Some(metadata) = &mut second.1.metadata {
+                // The same name would be refused, as by containerd.
+                metadata.attempt += SECOND_SET;
+            }
+            self.recipes.lock().insert(made.clone(), second);
         }
         Ok(made)
     }

@@ -148,7 +148,8 @@ spec: { nodeName: lost, containers: [{ name: a, image: localhost/knarr/busybox:1
     has(&text(&fenced), "Fenced: ")?;
     let asked = std::fs::read_to_string(agents.join("asked"))?;
     // What an agent can do is asked of it once, for no node.
-    let (described, asked): (Vec<&str>, Vec<&str>) = asked.lines().partition(|line| line.ends_with(" metadata"));
+    let (described, asked): (Vec<&str>, Vec<&str>) =
+        asked.lines().partition(|line| line.ends_with(" metadata"));
     same(&described.join(","), " metadata")?;
     same(&asked.join(","), "lost off,lost status,lost off,lost status")?;
     let taints = ns.eventually_run(&["get", "node", "lost", "-o", "jsonpath={.spec.taints}"], |out| {
