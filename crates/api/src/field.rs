@@ -19,11 +19,7 @@ impl Path {
     }
 
     pub fn index(&self, i: usize) -> Self {
-        // Almost all lists are short; what holds a path is to be cheap, since validation asks for many and shows few.
-        match u8::try_from(i) {
-            Ok(i) if i < 10 => self.key(char::from(b'0' + i).encode_utf8(&mut [0; 4])),
-            _ => self.key(&i.to_string()),
-        }
+        self.key(&i.to_string())
     }
 
     pub fn key(&self, key: &str) -> Self {

@@ -5,6 +5,7 @@
 //! ask for; its metadata, and the typed value, are read from the encoding again when somebody does ask.
 
 use std::any::{Any, TypeId};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
@@ -156,12 +157,12 @@ impl Brief {
     fn of(kind: &Kind, typed: &dyn AnyObject) -> Self {
         let meta = typed.metadata();
         let names = [&meta.namespace, &meta.name, &meta.uid];
-        let names = names.into_iter().map(|name| name.clone().unwrap_or_default());
+        let names = names.map(|name| Cow::Borrowed(name.as_deref().unwrap_or_default()));
         // An object of another type than its kind's has none; what cannot be asked for is not missed.
         let paths = kind.ops.selectable_fields().iter();
-        let fields = paths.map(|path| kind.ops.field(typed, path).unwrap_or_default());
+        let fields = paths.map(|path| Cow::Owned(kind.ops.field(typed, path).unwrap_or_default()));
         let mut text = String::new();
-        let ends = names.chain(fields).map(|part| {
+        let ends = names.into_iter().chain(fields).map(|part| {
             text.push_str(&part);
             // An object's encoding has at most a few MiB.
             u32::try_from(text.len()).unwrap_or(u32::MAX)

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use knarr_api::managed_fields::{FieldSet, Managed, ManagerId, Operation, Refused};
 use serde_json::Value;
 
-use crate::{PART, Target, byte_of, encoded, kind, seeds};
+use crate::{PART, Target, byte_of, encoded, object_and_more, seeds};
 
 pub const TARGET: Target = Target {
     name: "apply",
@@ -30,12 +30,7 @@ pub const TARGET: Target = Target {
 };
 
 fn check(data: &[u8]) {
-    let Some((kind, rest)) = kind(data) else { return };
-    let Some((force, rest)) = rest.split_first() else {
-        return;
-    };
-    let mut parts = rest.splitn(2, |byte| *byte == PART);
-    let (Some(live), Some(config)) = (parts.next(), parts.next()) else {
+    let Some((kind, force, live, config)) = object_and_more(data) else {
         return;
     };
     let (Ok(live), Ok(config)) = (kind.ops.decode(live), serde_json::from_slice::<Value>(config)) else {

@@ -66,6 +66,14 @@ fn kind(data: &[u8]) -> Option<(&'static Kind, &[u8])> {
     Some((kind, rest))
 }
 
+/// An input's kind, its second byte, and the two texts that [`PART`] separates: an object, and what is done to it.
+fn object_and_more(data: &[u8]) -> Option<(&'static Kind, u8, &[u8], &[u8])> {
+    let (kind, rest) = kind(data)?;
+    let (how, rest) = rest.split_first()?;
+    let mut parts = rest.splitn(2, |byte| *byte == PART);
+    Some((kind, *how, parts.next()?, parts.next()?))
+}
+
 /// The first byte of inputs that are about this kind.
 fn byte_of(kind: &Kind) -> u8 {
     let place = registry::ALL

@@ -6,7 +6,7 @@
 use knarr_api::patch::{json, merge, strategic};
 use serde_json::Value;
 
-use crate::{PART, Target, byte_of, encoded, kind, objects, seeds};
+use crate::{PART, Target, byte_of, encoded, object_and_more, objects, seeds};
 
 pub const TARGET: Target = Target {
     name: "patches",
@@ -36,12 +36,7 @@ pub const TARGET: Target = Target {
 };
 
 fn check(data: &[u8]) {
-    let Some((kind, rest)) = kind(data) else { return };
-    let Some((sort, rest)) = rest.split_first() else {
-        return;
-    };
-    let mut parts = rest.splitn(2, |byte| *byte == PART);
-    let (Some(object), Some(patch_bytes)) = (parts.next(), parts.next()) else {
+    let Some((kind, sort, object, patch_bytes)) = object_and_more(data) else {
         return;
     };
     let (Ok(decoded), Ok(patch)) = (

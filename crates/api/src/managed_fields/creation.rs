@@ -163,9 +163,17 @@ impl Walk<'_, '_> {
         }
         let type_ = self.type_.settle_as(form);
         let is_leaf = !(type_.is_map() || type_.is_list());
-        Found::Beyond {
-            own: is_leaf || self.blank.is_none_or(is_empty),
+        match is_leaf {
+            true => Found::Beyond { own: true },
+            false => beyond(self.blank, true),
         }
+    }
+}
+
+/// A map or list that is not as in the blank object; a bare one counts where the blank object's is as bare.
+fn beyond(blank: Option<&Value>, is_bare: bool) -> Found {
+    Found::Beyond {
+        own: blank.is_none_or(|blank| is_bare && is_empty(blank)),
     }
 }
 
@@ -240,9 +248,7 @@ impl<'de> Visitor<'de> for Walk<'_, '_> {
         if count == 0 && self.blank == Some(&Value::Array(Vec::new())) {
             return Ok(Found::Same);
         }
-        Ok(Found::Beyond {
-            own: self.blank.is_none() || (count == 0 && self.blank.is_none_or(is_empty)),
-        })
+        Ok(beyond(self.blank, count == 0))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Found, A::Error> {
@@ -307,9 +313,7 @@ impl<'de> Visitor<'de> for Walk<'_, '_> {
         if same && of_blank.is_some_and(|blank| blank.len() == count) {
             return Ok(Found::Same);
         }
-        Ok(Found::Beyond {
-            own: self.blank.is_none() || (count == 0 && self.blank.is_none_or(is_empty)),
-        })
+        Ok(beyond(self.blank, count == 0))
     }
 }
 

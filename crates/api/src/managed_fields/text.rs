@@ -62,15 +62,20 @@ impl Writer {
     /// `form` is `f:`, or empty where the element says its form itself.
     pub fn begin(&mut self, form: &str, element: &str) -> Element {
         let from = self.out.len();
-        if !self.out.ends_with('{') {
-            self.out.push(',');
-        }
-        push_element(&mut self.out, form, element);
-        self.out.push_str(":{");
+        self.key(form, element);
+        self.out.push('{');
         Element {
             from,
             children: self.out.len(),
         }
+    }
+
+    fn key(&mut self, form: &str, element: &str) {
+        if !self.out.ends_with('{') {
+            self.out.push(',');
+        }
+        push_element(&mut self.out, form, element);
+        self.out.push(':');
     }
 
     /// `own`: the path up to here is itself in the set. An element that is not, and has nothing behind it, is left out.
@@ -116,8 +121,7 @@ impl Writer {
             return;
         };
         for (element, behind) in elements {
-            self.begin("", &element);
-            self.out.truncate(self.out.len() - 1);
+            self.key("", &element);
             self.out.push_str(behind.get());
         }
     }
@@ -136,6 +140,26 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn elements_that_came_in_any_order_are_put_in_order() {
+        let mut writer = Writer::with_capacity(0);
+        let first = writer.begin("f:", "a");
+        writer.end(&first, true);
+        let outer = writer.begin("f:", "b");
+        let begin = writer.len();
+        for element in ["z", "y\"", "x"] {
+            let it = writer.begin("f:", element);
+            let behind = writer.begin("f:", "c");
+            writer.end(&behind, true);
+            writer.end(&it, element == "x");
+        }
+        writer.sort(begin);
+        writer.end(&outer, false);
+        let tree = serde_json::json!({"f:a": {}, "f:b": {
+            "f:x": {".": {}, "f:c": {}}, "f:y\"": {"f:c": {}}, "f:z": {"f:c": {}}}});
+        assert_eq!(writer.finish(), tree.to_string());
+    }
 
     #[test]
     fn a_set_is_written_as_a_tree_would_be() {

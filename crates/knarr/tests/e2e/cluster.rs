@@ -353,6 +353,15 @@ pub fn text(out: &Output) -> String {
     )
 }
 
+/// What kubectl says if it succeeds, else all it said as the error.
+pub fn said(kubectl: &mut Command) -> Result<String, String> {
+    let out = kubectl.output().map_err(|e| format!("kubectl: {e}"))?;
+    match out.status.success() {
+        true => Ok(text(&out)),
+        false => Err(text(&out)),
+    }
+}
+
 impl Namespace<'_> {
     pub fn kubectl(&self, args: &[&str]) -> Command {
         let mut kubectl = self.cluster.kubectl();
@@ -362,12 +371,7 @@ impl Namespace<'_> {
 
     /// Its output if it succeeds, else all it said.
     pub fn try_run(&self, args: &[&str]) -> Result<String, String> {
-        let out = self.kubectl(args).output().map_err(|e| format!("kubectl: {e}"))?;
-        if out.status.success() {
-            Ok(text(&out))
-        } else {
-            Err(text(&out))
-        }
+        said(&mut self.kubectl(args))
     }
 
     /// Must succeed.
@@ -385,12 +389,7 @@ impl Namespace<'_> {
     }
 
     fn cluster_run(&self, args: &[&str]) -> Result<String, Failed> {
-        let out = self.cluster.kubectl().args(args).output()?;
-        if out.status.success() {
-            Ok(text(&out))
-        } else {
-            Err(text(&out).into())
-        }
+        Ok(said(self.cluster.kubectl().args(args))?)
     }
 
     /// Must succeed with this on standard input.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Failed;
 
 use crate::Outcome;
-use crate::cluster::text;
+use crate::cluster::{said, text};
 
 /// The API server's port; every machine has its own addresses.
 const PORT: u16 = 6443;
@@ -315,12 +315,7 @@ impl Fleet {
         kubectl.arg("--kubeconfig").arg(server.kubeconfig());
         kubectl.arg("--request-timeout=20s").stdin(Stdio::null());
         kubectl.env("KUBECACHEDIR", self.dir.path().join("kubecache"));
-        let out = kubectl.args(args).output().map_err(|e| format!("kubectl: {e}"))?;
-        if out.status.success() {
-            Ok(text(&out))
-        } else {
-            Err(text(&out))
-        }
+        said(kubectl.args(args))
     }
 
     /// Must succeed.
