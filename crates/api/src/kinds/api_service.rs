@@ -11,6 +11,8 @@ use crate::table::{self, Cell, Column};
 const HTTPS_PORT: i32 = 443;
 
 impl Strategy for APIService {
+    const STATUS_KEEPS_METADATA: bool = true;
+
     fn set_defaults(&mut self) {
         if let Some(service) = self.spec.as_mut().and_then(|s| s.service.as_mut()) {
             service.port.get_or_insert(HTTPS_PORT);

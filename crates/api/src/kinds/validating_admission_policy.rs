@@ -99,6 +99,8 @@ fn check_expressions(policy: &ValidatingAdmissionPolicy, path: &Path, errors: &m
 }
 
 impl Strategy for ValidatingAdmissionPolicy {
+    const STATUS_KEEPS_METADATA: bool = true;
+
     fn set_defaults(&mut self) {
         let spec = self.spec.get_or_insert_default();
         spec.failure_policy.get_or_insert_with(|| "Fail".into());
