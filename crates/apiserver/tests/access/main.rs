@@ -10,6 +10,7 @@ mod cluster;
 mod hooks;
 mod hostile;
 mod joining;
+mod lifecycles;
 mod limits;
 mod nothing_open;
 mod parts;
