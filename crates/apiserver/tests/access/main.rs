@@ -6,6 +6,7 @@ mod at_rest;
 mod audit;
 mod bad_input;
 mod cluster;
+mod conformance;
 #[path = "../in_process/hooks.rs"]
 mod hooks;
 mod hostile;
