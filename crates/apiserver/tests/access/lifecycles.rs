@@ -14,6 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::cluster::{ADMIN, Client, Cluster, Shows};
+use crate::forms::{Forms, told};
 
 const NAMESPACE: &str = "lives";
 const IN_NAMESPACE: &str = "/namespaces/lives";
@@ -51,38 +52,6 @@ impl Row {
     fn names(&self) -> [String; 3] {
         self.names.clone().unwrap_or_else(|| NAMES.map(String::from))
     }
-}
-
-/// A connection for each form a body can have.
-struct Forms {
-    json: Client,
-    merge: Client,
-    strategic: Client,
-    operations: Client,
-    apply: Client,
-}
-
-impl Forms {
-    async fn to(cluster: &Cluster) -> Self {
-        let of = |media: &'static str| {
-            let shows = Shows::token(ADMIN).header("content-type", media);
-            async move { cluster.connect(&shows).await.unwrap() }
-        };
-        Forms {
-            json: of("application/json").await,
-            merge: of("application/merge-patch+json").await,
-            strategic: of("application/strategic-merge-patch+json").await,
-            operations: of("application/json-patch+json").await,
-            apply: of("application/apply-patch+yaml").await,
-        }
-    }
-}
-
-/// What came back, if it is what was expected.
-async fn told(client: &mut Client, code: u16, method: &str, path: &str, body: Option<Value>) -> Value {
-    let answer = client.send(method, path, body).await;
-    assert_eq!(answer.code, code, "{method} {path}: {}", answer.text);
-    answer.body
 }
 
 /// What replaces the object that is there, whoever else (the server, too) writes it; and what it was written from.

@@ -5,8 +5,10 @@
 mod at_rest;
 mod audit;
 mod bad_input;
+mod clients;
 mod cluster;
 mod conformance;
+mod forms;
 #[path = "../in_process/hooks.rs"]
 mod hooks;
 mod hostile;

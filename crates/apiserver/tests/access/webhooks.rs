@@ -335,13 +335,22 @@ async fn what_is_stored_in_another_version_is_mutated_in_the_one_asked_for() {
     let patch = json!({"spec": {"versions": [version("v1", false), version("v2", true)]}});
     let one = format!("{definitions}/widgets.stable.example.com");
     let strategic = media("application/strategic-merge-patch+json");
-    cluster.ask(&strategic, "PATCH", &one, Some(patch)).await.expect(200);
+    cluster
+        .ask(&strategic, "PATCH", &one, Some(patch))
+        .await
+        .expect(200);
     let patch = json!([{"op": "add", "path": "/dummy", "value": "test"}]);
     let operations = media("application/json-patch+json");
     let one = format!("{}/w", path("v2"));
-    let patched = cluster.ask(&operations, "PATCH", &one, Some(patch)).await.expect(200);
+    let patched = cluster
+        .ask(&operations, "PATCH", &one, Some(patch))
+        .await
+        .expect(200);
     assert_eq!(patched["apiVersion"], "stable.example.com/v2");
-    assert_eq!((&patched["data"], &patched["dummy"]), (&all_steps, &json!("test")));
+    assert_eq!(
+        (&patched["data"], &patched["dummy"]),
+        (&all_steps, &json!("test"))
+    );
     // The first stage alone is asked about updates; in which version, the request says.
     let patch = json!([{"op": "remove", "path": "/data/mutation-stage-1"}, {"op": "remove", "path": "/data/mutation-stage-2"}]);
     for version in ["v1", "v2"] {
