@@ -18,6 +18,7 @@ use super::typed::{self, Comparison, Type};
 use crate::codec;
 use crate::convert;
 use crate::kind::Kind;
+use crate::object::AnyObject;
 use crate::registry;
 use crate::schema::{self, Shape};
 
@@ -274,10 +275,10 @@ impl Managed {
     ///
     /// # Errors
     ///
-    /// Where `json` is no JSON.
+    /// Where the object does not serialize.
     pub fn create(
         kind: &'static Kind,
-        json: &[u8],
+        object: &dyn AnyObject,
         by: ManagerId,
         now: Timestamp,
     ) -> Result<Option<Vec<ManagedFieldsEntry>>, serde_json::Error> {
@@ -285,7 +286,7 @@ impl Managed {
             return Ok(None);
         };
         let fields = match Reset::of(kind, &by.subresource) {
-            Reset::But(reset) => fields_beyond(root, blank(kind), json, &reset, &STRIPPED)?,
+            Reset::But(reset) => fields_beyond(root, blank(kind), object, &reset, &STRIPPED)?,
             // No object is created through such a door.
             Reset::Only(_) => return Ok(None),
         };

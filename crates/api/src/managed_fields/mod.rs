@@ -14,6 +14,7 @@ mod set;
 mod text;
 mod typed;
 
+pub use creation::{Found, Walk};
 pub use managers::{
     Applied, Conflicts, LAST_APPLIED, Managed, ManagerId, Operation, Refused, blank, is_reset,
     last_applied_fields, merged,

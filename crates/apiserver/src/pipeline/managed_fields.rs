@@ -60,14 +60,16 @@ pub(super) fn track(
     if managed.is_empty() && live.is_some() {
         return Ok(());
     }
-    let mut json = Vec::with_capacity(ENCODED_BYTES);
-    new.encode_into(&mut json);
     let by = ManagerId::new(manager, Operation::Update, target.kind, target.subresource);
     let now = super::seconds(ctx.now);
+    if live.is_none() && managed.is_empty() {
+        new.metadata_mut().managed_fields =
+            Managed::create(target.kind, new, by, now).map_err(Error::internal)?;
+        return Ok(());
+    }
+    let mut json = Vec::with_capacity(ENCODED_BYTES);
+    new.encode_into(&mut json);
     new.metadata_mut().managed_fields = match live {
-        None if managed.is_empty() => {
-            Managed::create(target.kind, &json, by, now).map_err(Error::internal)?
-        }
         None => {
             let after = serde_json::from_slice(&json).map_err(Error::internal)?;
             managed

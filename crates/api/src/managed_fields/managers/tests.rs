@@ -67,6 +67,21 @@ fn what_a_client_creates_and_changes_is_its_own() {
 }
 
 #[test]
+fn a_creator_holds_the_owners_it_names_each_as_a_whole() {
+    let json = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "ownerReferences": [
+        {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "2"},
+        {"apiVersion": "v1", "kind": "Pod", "name": "q", "uid": "1", "controller": true}]}});
+    let object = CONFIG_MAP.ops.decode(json.to_string().as_bytes()).unwrap().object;
+    let made = Managed::create(&CONFIG_MAP, &*object, id("a", Operation::Update), at(1)).unwrap();
+    assert_eq!(
+        held(&Managed::decode(&made.unwrap()).unwrap()),
+        [
+            r#"a Update {"f:metadata":{"f:ownerReferences":{".":{},"k:{\"uid\":\"1\"}":{},"k:{\"uid\":\"2\"}":{}}}}"#
+        ]
+    );
+}
+
+#[test]
 fn appliers_share_conflict_and_take() {
     let (live, managed) = apply(
         Managed::default(),
