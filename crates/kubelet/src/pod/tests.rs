@@ -931,6 +931,51 @@ fn t2_a_lost_sandbox_is_made_anew_once_what_runs_in_it_has_had_its_grace() {
 }
 
 #[test]
+fn t4_a_stop_that_failed_is_made_again_though_nobody_asked_the_pod_to_end() {
+    let lost = |life: &Life| Event::Observed {
+        since: life.now,
+        sandboxes: vec![runtime::Sandbox {
+            ready: false,
+            ..sandbox()
+        }],
+        containers: vec![seen("c", 0, ContainerState::Running { started_at: life.now })],
+    };
+    let mut life = Life::new(json!({}));
+    life.settle();
+    life.now += SignedDuration::from_secs(5);
+    life.step(lost(&life));
+    life.open.clear();
+    life.step(Event::StopFailed {
+        id: "c0".into(),
+        message: "x".into(),
+    });
+    // Something else happens before it is time.
+    life.step(lost(&life));
+    life.take_log();
+    life.wait(2);
+    assert_eq!(life.take_log(), ["stop c0 30"]);
+    life.exit("c0", 0);
+    assert_eq!(life.status(), "Running c=running/1");
+}
+
+#[test]
+fn t4_a_stop_that_failed_is_made_again_with_the_whole_grace_however_late() {
+    let mut life = Life::new(json!({}));
+    life.settle();
+    life.delete(30);
+    life.open.clear();
+    life.step(Event::StopFailed {
+        id: "c0".into(),
+        message: "x".into(),
+    });
+    life.take_log();
+    // A machine that was asleep: no timer has rung.
+    life.now += SignedDuration::from_secs(70);
+    life.step(Event::Timer);
+    assert_eq!(life.take_log(), ["stop c0 30"]);
+}
+
+#[test]
 fn t3_what_runs_in_a_sandbox_left_over_has_its_grace_when_the_kubelet_comes_back() {
     for (ready, deleted) in [(false, false), (false, true), (true, false), (true, true)] {
         let mut before = Life::new(json!({}));
