@@ -931,6 +931,62 @@ fn t2_a_lost_sandbox_is_made_anew_once_what_runs_in_it_has_had_its_grace() {
 }
 
 #[test]
+fn l10_a_new_sandbox_is_initialized_from_the_beginning() {
+    for (app_ran, policy) in [(false, "Always"), (false, "Never"), (true, "Always")] {
+        let mut life = Life::new(json!({
+            "initContainers": [container("i"), container("j")],
+            "restartPolicy": policy,
+        }));
+        life.settle();
+        life.exit("i0", 0);
+        if app_ran {
+            life.exit("j0", 0);
+        }
+        let runs = if app_ran { "c0" } else { "j0" };
+        life.now += SignedDuration::from_secs(5);
+        life.take_log();
+        life.step(Event::Observed {
+            since: life.now,
+            sandboxes: vec![runtime::Sandbox {
+                ready: false,
+                ..sandbox()
+            }],
+            containers: vec![seen(
+                &runs[..1],
+                0,
+                ContainerState::Running { started_at: life.now },
+            )],
+        });
+        // Asked to end, it goes with success: that is no initialization of what comes after.
+        life.exit(runs, 0);
+        life.wait(60);
+        life.exit("i1", 0);
+        life.wait(60);
+        life.exit("j1", 0);
+        life.wait(60);
+        let log = life.take_log();
+        let started: Vec<_> = log
+            .iter()
+            .filter(|l| l.starts_with("start") || l.starts_with("exit"))
+            .collect();
+        let app = if app_ran { "start c1" } else { "start c0" };
+        let end = format!("exit {runs} 0");
+        assert_eq!(
+            started,
+            [
+                end.as_str(),
+                "start i1",
+                "exit i1 0",
+                "start j1",
+                "exit j1 0",
+                app
+            ],
+            "{policy}"
+        );
+    }
+}
+
+#[test]
 fn t4_a_stop_that_failed_is_made_again_though_nobody_asked_the_pod_to_end() {
     let lost = |life: &Life| Event::Observed {
         since: life.now,
