@@ -7,6 +7,8 @@
 mod check;
 mod creation;
 mod custom;
+mod differing;
+mod held;
 mod managers;
 mod reset;
 mod scale;
