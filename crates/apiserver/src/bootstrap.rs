@@ -1,5 +1,5 @@
-//! What every cluster has from the start: its namespaces, the `kubernetes` Service with its endpoints and its range, the system's
-//! priority classes, and the default roles. Made where missing, at every start.
+//! What every cluster has from the start: its namespaces, the `kubernetes` Service with its endpoints and its range, the
+//! APIServices of built-in groups, the system's priority classes, and the default roles. Made where missing, at every start.
 
 use futures::future::join_all;
 use knarr_api::{AnyObject, Error, Kind, registry};
@@ -48,7 +48,8 @@ impl Server {
             }
         }
         self.kubernetes_service().await?;
-        self.default_service_cidr().await
+        self.default_service_cidr().await?;
+        self.settle_api_services().await
     }
 
     /// The range of addresses of Services, as an object; ready, unless somebody has said otherwise.

@@ -143,3 +143,49 @@ async fn conditions_that_are_none_are_told() {
         }
     }
 }
+
+/// `kubectl get apiservices`: every group and version that is served, those of custom kinds while they are.
+#[tokio::test]
+async fn what_is_served_has_its_api_service() {
+    let cluster = Cluster::start().await;
+    let all = "/apis/apiregistration.k8s.io/v1/apiservices";
+    let table = Shows::token(ADMIN).header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io");
+    let rows = cluster.ask(&table, "GET", all, None).await.expect(200);
+    let rows = rows["rows"].as_array().unwrap().clone();
+    let row = |name: &str| {
+        let found = rows.iter().find(|r| r["cells"][0] == name).unwrap();
+        (found["cells"][1].clone(), found["cells"][2].clone())
+    };
+    for name in ["v1.", "v1.apps", "v2.autoscaling", "v1.apiextensions.k8s.io"] {
+        assert_eq!(row(name), (json!("Local"), json!("True")), "{name}");
+    }
+    assert!(rows.iter().all(|r| r["cells"][0] != "v1.apiregistration.k8s.io"));
+
+    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    let definition = json!({"metadata": {"name": "widgets.example.com"}, "spec": {"group": "example.com",
+        "scope": "Cluster", "names": {"plural": "widgets", "kind": "Widget"},
+        "versions": [{"name": "v1", "served": true, "storage": true,
+            "schema": {"openAPIV3Schema": {"type": "object"}}}]}});
+    cluster.create(crds, definition).await;
+    let mine = format!("{all}/v1.example.com");
+    let comes = async |code: u16| {
+        for n in 0.. {
+            let found = cluster.admin("GET", &mine, None).await;
+            if found.code == code {
+                return found.body;
+            }
+            assert!(n < 6000, "{}", found.text);
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        unreachable!()
+    };
+    let found = comes(200).await;
+    let spec = json!({"group": "example.com", "version": "v1", "groupPriorityMinimum": 1000, "versionPriority": 100});
+    assert_eq!(found["spec"], spec);
+    let labels = json!({"kube-aggregator.kubernetes.io/automanaged": "true"});
+    assert_eq!(found["metadata"]["labels"], labels);
+    assert_eq!(found["status"]["conditions"][0]["reason"], "Local");
+    let one = format!("{crds}/widgets.example.com");
+    cluster.admin("DELETE", &one, None).await.expect(200);
+    comes(404).await;
+}
