@@ -1,5 +1,7 @@
 //! Who set which field: what every write adds to `metadata.managedFields`.
 
+use std::borrow::Cow;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use knarr_api::managed_fields::{Managed, ManagerId, Operation, blank, is_reset};
 use knarr_api::{AnyObject, Error, Object, k8s_openapi};
@@ -82,19 +84,12 @@ pub(super) fn track(
     }
     let mut json = Vec::with_capacity(ENCODED_BYTES);
     new.encode_into(&mut json);
-    new.metadata_mut().managed_fields = match live {
-        None => {
-            let after = serde_json::from_slice(&json).map_err(Error::internal)?;
-            managed
-                .update(target.kind, blank(target.kind), &after, by, now)
-                .encode()
-        }
-        Some(live) => {
-            let after = serde_json::from_slice(&json).map_err(Error::internal)?;
-            let before = bare(live.json())?;
-            managed.update(target.kind, &before, &after, by, now).encode()
-        }
+    let after = serde_json::from_slice(&json).map_err(Error::internal)?;
+    let before = match live {
+        None => Cow::Borrowed(blank(target.kind)),
+        Some(live) => Cow::Owned(bare(live.json())?),
     };
+    new.metadata_mut().managed_fields = managed.update(target.kind, &before, &after, by, now).encode();
     Ok(())
 }
 

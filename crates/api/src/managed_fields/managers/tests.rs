@@ -267,8 +267,8 @@ mod entries_as_they_are_written {
                 let subresource = if status { "status" } else { "" };
                 ManagerId::new(["a", "b", "c"][who], Operation::Update, &NODE, subresource)
             };
-            let json = bytes(&first);
-            let created = Managed::create(&NODE, &json, by(0, false), at(1)).unwrap();
+            let created = Managed::default().update(&NODE, blank(&NODE), &first, by(0, false), at(1));
+            let created = created.encode();
             let (mut entries, mut live) = (created.unwrap(), first);
             for (second, (new, who, status)) in writes.into_iter().enumerate() {
                 let now = at(2 + i64::try_from(second).unwrap() / 2);
