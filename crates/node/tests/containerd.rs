@@ -501,7 +501,10 @@ async fn t4_a_containerd_left_behind_is_kept_if_it_is_what_would_be_started() {
     nix::sys::signal::kill(killed, nix::sys::signal::Signal::SIGKILL).unwrap();
     let began = Instant::now();
     while noted_pid(&config) == pid || machine.runtime.sandboxes().await.is_err() {
-        assert!(began.elapsed() < Duration::from_secs(60), "it is not started again");
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "it is not started again"
+        );
         sleep(Duration::from_millis(20)).await;
     }
 
@@ -510,7 +513,10 @@ async fn t4_a_containerd_left_behind_is_kept_if_it_is_what_would_be_started() {
     let left = left_behind(config.clone()).await;
     machine.start_containerd().await;
     machine.stop_containerd().await;
-    assert!(!Path::new("/proc").join(&left).join("cwd").exists(), "an adopted one ends with knarr");
+    assert!(
+        !Path::new("/proc").join(&left).join("cwd").exists(),
+        "an adopted one ends with knarr"
+    );
 
     // No note of it, as when knarr is killed right after it started one: it is found all the same.
     let changed = ContainerdConfig {
@@ -521,7 +527,10 @@ async fn t4_a_containerd_left_behind_is_kept_if_it_is_what_would_be_started() {
     std::fs::remove_file(config.run.join("containerd.pid")).unwrap();
     machine.start_containerd().await;
     assert_ne!(noted_pid(&config), left, "its configuration is another");
-    assert!(!Path::new("/proc").join(&left).join("cwd").exists(), "there is only one");
+    assert!(
+        !Path::new("/proc").join(&left).join("cwd").exists(),
+        "there is only one"
+    );
     machine.end().await;
 }
 

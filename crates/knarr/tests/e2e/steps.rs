@@ -26,7 +26,7 @@ enum Victim {
 }
 
 /// Each how many of a life's events is a step, unless all are asked for by `KNARR_TEST_STEPS=all`.
-const EVERY: usize = 3;
+const EVERY: usize = 6;
 
 fn every() -> usize {
     match std::env::var("KNARR_TEST_STEPS") {
@@ -207,7 +207,9 @@ fn kill(cluster: &Cluster, victim: Victim) -> Outcome {
             cluster.launch()?;
         }
         Victim::Containerd => {
-            let out = Command::new("kill").args(["-9", &containerd(cluster)?]).output()?;
+            let out = Command::new("kill")
+                .args(["-9", &containerd(cluster)?])
+                .output()?;
             if !out.status.success() {
                 return Err(text(&out).into());
             }

@@ -7,7 +7,9 @@
 
 mod config;
 mod process;
+mod remains;
 
+use std::convert::Infallible;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -32,6 +34,8 @@ const RESTART_FIRST: Duration = Duration::from_millis(200);
 const RESTART_MAX: Duration = Duration::from_secs(10);
 /// After so long without a crash the next one waits [`RESTART_FIRST`] again.
 const RESTART_RESET: Duration = Duration::from_secs(60);
+/// A shim or a CNI plugin that was being started when its containerd was killed is done by then.
+const REMAINS_LATE: Duration = Duration::from_secs(10);
 /// Unix sockets' paths have room for 107 bytes (sun_path).
 const SOCKET_PATH_MAX: usize = 107;
 
@@ -135,11 +139,25 @@ async fn serves(runtime: &dyn Runtime) -> Result<(), ContainerdError> {
     }
 }
 
+/// Once it serves, and once more after all that was on its way at an earlier one's end has come to be.
+async fn remove_remains(config: &ContainerdConfig) -> Infallible {
+    let runtime = Cri::new(&format!("unix://{}", config.socket().display()));
+    if let Err(e) = serves(&runtime).await {
+        tracing::error!(error = %e, "containerd runs but is of no use");
+    }
+    remains::remove(config).await;
+    tokio::time::sleep(REMAINS_LATE).await;
+    remains::remove(config).await;
+    std::future::pending().await
+}
+
 async fn supervise(config: ContainerdConfig, mut process: Process, cancel: CancellationToken) {
     let mut wait = RESTART_FIRST;
     loop {
         let since = tokio::time::Instant::now();
         tokio::select! {
+            // Looks for remains twice and then for nothing.
+            never = remove_remains(&config) => match never {},
             status = process.ended() => {
                 tracing::warn!(%status, "containerd ended; starting it again");
             }
@@ -262,10 +280,12 @@ async fn adopt(config: &ContainerdConfig) -> Result<Option<Process>, ContainerdE
     Ok(None)
 }
 
-/// Ends a containerd that runs with this configuration file although its knarr is gone.
+/// Ends a containerd that runs with this configuration file although its knarr is gone, and what it left behind.
 pub async fn end_leftover(config: &ContainerdConfig) -> Result<(), ContainerdError> {
     let found = earlier(config)?;
-    end_all(config, found).await
+    end_all(config, found).await?;
+    remains::remove(config).await;
+    Ok(())
 }
 
 fn earlier(config: &ContainerdConfig) -> Result<Vec<Earlier>, ContainerdError> {

@@ -111,7 +111,30 @@ impl Earlier {
     }
 }
 
-fn proc_of(pid: Pid) -> PathBuf {
+/// Every process of the machine with its command line: arguments with a zero byte behind each.
+pub(super) fn processes() -> io::Result<Vec<(Pid, Vec<u8>)>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let pid = name.to_str().and_then(|name| name.parse().ok());
+        let Some(pid) = pid.and_then(Pid::from_raw) else {
+            continue;
+        };
+        // It may end while it is looked at.
+        if let Ok(cmdline) = std::fs::read(proc_of(pid).join("cmdline")) {
+            all.push((pid, cmdline));
+        }
+    }
+    Ok(all)
+}
+
+/// The processes that this one has started, or that were left to it.
+pub(super) fn children(of: Pid) -> io::Result<Vec<Pid>> {
+    let all = processes()?.into_iter().map(|(pid, _)| pid);
+    Ok(all.filter(|pid| parent(*pid) == Some(of)).collect())
+}
+
+pub(super) fn proc_of(pid: Pid) -> PathBuf {
     Path::new("/proc").join(pid.as_raw_nonzero().to_string())
 }
 
@@ -130,24 +153,12 @@ fn on_path(program: &Path) -> Option<PathBuf> {
 /// lines as they like: they have process ids of their own, unless they were given the machine's.
 fn runs_with(file: &Path) -> io::Result<Vec<Pid>> {
     let here = std::fs::read_link("/proc/self/ns/pid")?;
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc")? {
-        let name = entry?.file_name();
-        let Some(pid) = name
-            .to_str()
-            .and_then(|n| n.parse().ok())
-            .and_then(Pid::from_raw)
-        else {
-            continue;
-        };
-        // It may end while it is looked at.
-        let Ok(cmdline) = std::fs::read(proc_of(pid).join("cmdline")) else {
-            continue;
-        };
-        if is_ours(&cmdline, file) && std::fs::read_link(proc_of(pid).join("ns/pid")).is_ok_and(|ns| ns == here) {
-            found.push(pid);
-        }
-    }
+    let mut found: Vec<Pid> = processes()?
+        .into_iter()
+        .filter(|(_, cmdline)| is_ours(cmdline, file))
+        .map(|(pid, _)| pid)
+        .filter(|pid| std::fs::read_link(proc_of(*pid).join("ns/pid")).is_ok_and(|ns| ns == here))
+        .collect();
     // While it starts a shim there is, for a moment, a copy of it.
     let copies: Vec<Pid> = found
         .iter()
@@ -182,10 +193,17 @@ mod tests {
     #[test]
     fn ours_is_who_was_started_with_our_file_not_who_edits_it() {
         let file = Path::new("/d/containerd/config.toml");
-        let of = |args: &[&str]| args.iter().flat_map(|a| [a.as_bytes(), b"\0"].concat()).collect::<Vec<u8>>();
+        let of = |args: &[&str]| {
+            args.iter()
+                .flat_map(|a| [a.as_bytes(), b"\0"].concat())
+                .collect::<Vec<u8>>()
+        };
         for (args, ours) in [
             (vec!["containerd", "--config", "/d/containerd/config.toml"], true),
-            (vec!["/opt/bin/containerd", "--config", "/d/containerd/config.toml"], true),
+            (
+                vec!["/opt/bin/containerd", "--config", "/d/containerd/config.toml"],
+                true,
+            ),
             (vec!["containerd", "--config", "/e/containerd/config.toml"], false),
             (vec!["vi", "/d/containerd/config.toml"], false),
             (vec!["containerd", "--config"], false),
