@@ -140,14 +140,14 @@ async fn serves(runtime: &dyn Runtime) -> Result<(), ContainerdError> {
 }
 
 /// Once it serves, and once more after all that was on its way at an earlier one's end has come to be.
-async fn remove_remains(config: &ContainerdConfig) -> Infallible {
+async fn remove_remains(config: &ContainerdConfig, pid: i32) -> Infallible {
     let runtime = Cri::new(&format!("unix://{}", config.socket().display()));
     if let Err(e) = serves(&runtime).await {
         tracing::error!(error = %e, "containerd runs but is of no use");
     }
-    remains::remove(config).await;
+    remains::remove(config, Some((pid, &runtime))).await;
     tokio::time::sleep(REMAINS_LATE).await;
-    remains::remove(config).await;
+    remains::remove(config, Some((pid, &runtime))).await;
     std::future::pending().await
 }
 
@@ -155,9 +155,10 @@ async fn supervise(config: ContainerdConfig, mut process: Process, cancel: Cance
     let mut wait = RESTART_FIRST;
     loop {
         let since = tokio::time::Instant::now();
+        let pid = process.pid();
         tokio::select! {
             // Looks for remains twice and then for nothing.
-            never = remove_remains(&config) => match never {},
+            never = remove_remains(&config, pid) => match never {},
             status = process.ended() => {
                 tracing::warn!(%status, "containerd ended; starting it again");
             }
@@ -280,11 +281,12 @@ async fn adopt(config: &ContainerdConfig) -> Result<Option<Process>, ContainerdE
     Ok(None)
 }
 
-/// Ends a containerd that runs with this configuration file although its knarr is gone, and what it left behind.
+/// Ends a containerd that runs with this configuration file although its knarr is gone, and all that still runs of
+/// its containers: for a node that goes.
 pub async fn end_leftover(config: &ContainerdConfig) -> Result<(), ContainerdError> {
     let found = earlier(config)?;
     end_all(config, found).await?;
-    remains::remove(config).await;
+    remains::remove(config, None).await;
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
@@ -176,14 +177,26 @@ fn is_ours(cmdline: &[u8], file: &Path) -> bool {
 }
 
 fn parent(pid: Pid) -> Option<Pid> {
-    let stat = std::fs::read_to_string(proc_of(pid).join("stat")).ok()?;
-    parent_in(&stat).and_then(Pid::from_raw)
+    stat_field(&stat(pid)?, 4).and_then(Pid::from_raw)
 }
 
-/// The second field behind the name, which stands in brackets and may hold anything.
-fn parent_in(stat: &str) -> Option<i32> {
-    let (_, behind) = stat.rsplit_once(')')?;
-    behind.split_whitespace().nth(1)?.parse().ok()
+/// When it was started, in clock ticks since the machine was.
+pub(super) fn start_ticks(pid: Pid) -> Option<u64> {
+    stat_field(&stat(pid)?, 22)
+}
+
+fn stat(pid: Pid) -> Option<String> {
+    std::fs::read_to_string(proc_of(pid).join("stat")).ok()
+}
+
+/// A field by its number in proc(5). The second, the name, stands in brackets and may hold anything.
+fn stat_field<T: FromStr>(stat: &str, number: usize) -> Option<T> {
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    behind_name
+        .split_whitespace()
+        .nth(number.checked_sub(3)?)?
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -214,10 +227,11 @@ mod tests {
     }
 
     #[test]
-    fn the_parent_is_read_behind_whatever_the_name_is() {
-        assert_eq!(parent_in("12 (containerd) S 7 12 12 0"), Some(7));
-        assert_eq!(parent_in("12 (a) R 1 (b) S 8 12"), Some(8));
-        assert_eq!(parent_in("12"), None);
+    fn fields_of_stat_are_read_behind_whatever_the_name_is() {
+        assert_eq!(stat_field("12 (containerd) S 7 12 12 0", 4), Some(7));
+        assert_eq!(stat_field("12 (a) R 1 (b) S 8 12", 4), Some(8));
+        assert_eq!(stat_field::<i32>("12", 4), None);
+        assert!(start_ticks(rustix::process::getpid()) >= Pid::from_raw(1).and_then(start_ticks));
     }
 
     #[test]
