@@ -14,12 +14,13 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::Deserialize;
 use serde::de::value::MapDeserializer;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::error::Error;
 use crate::kind::Kind;
+use crate::managed_fields::{Found, Walk};
 
 /// A typed value whose type is not known here. Implemented for every `k8s-openapi` kind.
 pub trait AnyObject: Any + Send + Sync + fmt::Debug {
@@ -31,6 +32,12 @@ pub trait AnyObject: Any + Send + Sync + fmt::Debug {
     fn clone_box(&self) -> Box<dyn AnyObject>;
     /// Appends the JSON encoding: apiVersion and kind, then the fields in alphabetical order.
     fn encode_into(&self, out: &mut Vec<u8>);
+    /// Writes down which fields the object has, as [`AnyObject::encode_into`] would write them.
+    ///
+    /// # Errors
+    ///
+    /// Where its type does not serialize as Kubernetes' types do.
+    fn walk(&self, walk: Walk<'_, '_>) -> serde_json::Result<Found>;
 }
 
 impl<T> AnyObject for T
@@ -60,6 +67,9 @@ where
         if let Err(e) = serde_json::to_writer(out, &crate::codec::WithNulls(self)) {
             unreachable!("a typed object always encodes: {e}");
         }
+    }
+    fn walk(&self, walk: Walk<'_, '_>) -> serde_json::Result<Found> {
+        crate::codec::WithNulls(self).serialize(walk)
     }
 }
 

@@ -134,22 +134,15 @@ impl Api for InProcess {
                 if let (0, Some(revision)) = (initial, bookmark) {
                     return Some((Ok(WatchEvent::Bookmark(revision)), (Some(watcher), 0, None)));
                 }
-                let event = match watcher.next().await {
-                    // Behind, or the cache starts over: either way there is a gap.
-                    None => {
-                        return Some((
-                            Err(Error::expired("the watch fell behind: list again")),
-                            (None, 0, None),
-                        ));
-                    }
-                    Some(Item::Bookmark { revision, .. }) => Ok(WatchEvent::Bookmark(revision)),
-                    Some(Item::Event(told, object, _)) => {
-                        convert::object(&object, kind).map(|object| match told {
-                            Told::Added => WatchEvent::Added(object),
-                            Told::Modified => WatchEvent::Modified(object),
-                            Told::Deleted => WatchEvent::Deleted(object),
-                        })
-                    }
+                // It ends where it fell behind or the cache starts over. Whoever takes it up again where he stood is
+                // told what he missed, or that it is too much.
+                let event = match watcher.next().await? {
+                    Item::Bookmark { revision, .. } => Ok(WatchEvent::Bookmark(revision)),
+                    Item::Event(told, object, _) => convert::object(&object, kind).map(|object| match told {
+                        Told::Added => WatchEvent::Added(object),
+                        Told::Modified => WatchEvent::Modified(object),
+                        Told::Deleted => WatchEvent::Deleted(object),
+                    }),
                 };
                 Some((event, (Some(watcher), initial.saturating_sub(1), bookmark)))
             })

@@ -387,6 +387,37 @@ async fn a_watch_resumes_where_it_was_and_not_before_history() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_watch_that_falls_behind_ends_and_is_taken_up_where_it_stood() {
+    const WRITES: u64 = 3000;
+    let c = cluster().await;
+    let first = c.api.create_as(config_map("a", "0")).await.unwrap();
+    let options = |after| WatchOptions {
+        after: Some(after),
+        ..WatchOptions::default()
+    };
+    let mut after = first.object().revision();
+    let mut watch = c.api.watch(&CONFIG_MAP, options(after)).await.unwrap();
+    for n in 1..=WRITES {
+        c.api.update_as(config_map("a", &n.to_string())).await.unwrap();
+    }
+    let (mut told, mut watches) = (0, 1);
+    while told < WRITES {
+        match watch.next().await {
+            Some(Ok(WatchEvent::Modified(object))) => {
+                after = object.revision();
+                told += 1;
+            }
+            Some(other) => panic!("{other:?}"),
+            None => {
+                watch = c.api.watch(&CONFIG_MAP, options(after)).await.unwrap();
+                watches += 1;
+            }
+        }
+    }
+    assert_eq!(watches, 2, "all of it is remembered");
+}
+
+#[tokio::test(start_paused = true)]
 async fn pages_of_a_list_are_of_one_revision() {
     let c = cluster().await;
     for name in ["a", "b", "c"] {

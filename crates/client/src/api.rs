@@ -79,7 +79,8 @@ pub enum WatchEvent {
     Bookmark(u64),
 }
 
-/// Ends with an error (`Expired` where history is gone: list again) or when the server goes.
+/// Ends with an error (`Expired` where history is gone: list again), or when the server goes or whoever reads is too far
+/// behind: then it is taken up again after the last revision that was told.
 pub type WatchStream = BoxStream<'static, Result<WatchEvent>>;
 
 /// A patch's body in one of the API's forms.

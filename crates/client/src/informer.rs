@@ -1,7 +1,7 @@
 //! Keeps a [`Store`] equal to what the API holds: one watch, taken up again where it broke off, begun anew where its
 //! history is gone. [`Caches`] keeps one informer a kind for the whole process.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -133,7 +133,8 @@ async fn follow(mut stream: WatchStream, store: &Store, after: &mut Option<u64>)
 /// The stores of one process, one a kind, each begun when first asked for. All of them end with this value.
 pub struct Caches {
     api: Arc<dyn Api>,
-    stores: Mutex<BTreeMap<Place, Kept>>,
+    /// In the order in which they were asked for. There are some dozens, and kinds are compared by address.
+    stores: Mutex<Vec<Kept>>,
     informers: Mutex<JoinSet<()>>,
     pub(crate) custom: CustomKinds,
 }
@@ -144,14 +145,9 @@ struct Kept {
     tasks: [AbortHandle; 2],
 }
 
-/// Kinds are compared by address; their place in the registry gives them an order, and behind all of it their names to
-/// those that users brought.
-type Place = (usize, &'static str, &'static str);
-
-fn place(kind: &'static Kind) -> Place {
-    match registry::ALL.iter().position(|k| *k == kind) {
-        Some(at) => (at, "", ""),
-        None => (usize::MAX, kind.group, kind.plural),
+impl Kept {
+    fn is_of(&self, kind: &'static Kind) -> bool {
+        self.store.kind() == kind
     }
 }
 
@@ -168,31 +164,38 @@ impl Caches {
     /// The store of this kind; begins to fill it if nobody has asked before. Needs a tokio runtime.
     pub fn store(&self, kind: &'static Kind) -> Arc<Store> {
         let mut stores = self.stores.lock();
-        let kept = stores.entry(place(kind)).or_insert_with(|| {
-            let indexes: &[Index] = if kind == &registry::POD { &[NODE_NAME] } else { &[] };
-            let store = Arc::new(Store::new(kind, indexes));
-            let informer = run(self.api.clone(), kind, Scope::default(), store.clone());
-            let mut tasks = self.informers.lock();
-            // Tasks that were aborted are collected here, where new ones come.
-            while tasks.try_join_next().is_some() {}
-            let tasks = [tasks.spawn(informer), tasks.spawn(keep_slim(store.clone()))];
-            Kept { store, tasks }
+        if let Some(kept) = stores.iter().find(|kept| kept.is_of(kind)) {
+            return kept.store.clone();
+        }
+        let indexes: &[Index] = if kind == &registry::POD { &[NODE_NAME] } else { &[] };
+        let store = Arc::new(Store::new(kind, indexes));
+        let informer = run(self.api.clone(), kind, Scope::default(), store.clone());
+        let mut tasks = self.informers.lock();
+        // Tasks that were aborted are collected here, where new ones come.
+        while tasks.try_join_next().is_some() {}
+        let tasks = [tasks.spawn(informer), tasks.spawn(keep_slim(store.clone()))];
+        stores.push(Kept {
+            store: store.clone(),
+            tasks,
         });
-        kept.store.clone()
+        store
     }
 
     /// The store of this kind, if it is kept.
     pub fn existing(&self, kind: &'static Kind) -> Option<Arc<Store>> {
-        self.stores
-            .lock()
-            .get(&place(kind))
-            .map(|kept| kept.store.clone())
+        let stores = self.stores.lock();
+        let kept = stores.iter().find(|kept| kept.is_of(kind))?;
+        Some(kept.store.clone())
     }
 
     /// Ends the store of a kind. If its objects have gone, too, its subscribers are told so.
     pub(crate) fn forget(&self, kind: &'static Kind, objects_too: bool) {
-        let Some(kept) = self.stores.lock().remove(&place(kind)) else {
-            return;
+        let kept = {
+            let mut stores = self.stores.lock();
+            let Some(at) = stores.iter().position(|kept| kept.is_of(kind)) else {
+                return;
+            };
+            stores.remove(at)
         };
         kept.tasks.iter().for_each(AbortHandle::abort);
         if objects_too {
@@ -211,7 +214,7 @@ impl Caches {
 
     /// Waits until every store that was asked for has its first full picture.
     pub async fn synced(&self) {
-        let stores: Vec<_> = self.stores.lock().values().map(|k| k.store.clone()).collect();
+        let stores: Vec<_> = self.stores.lock().iter().map(|k| k.store.clone()).collect();
         for store in stores {
             store.synced().await;
         }
@@ -220,7 +223,7 @@ impl Caches {
     /// Ends all informers and forgets all subscribers.
     pub fn stop(&self) {
         self.informers.lock().abort_all();
-        for kept in self.stores.lock().values() {
+        for kept in self.stores.lock().iter() {
             kept.store.unsubscribe_all();
         }
         self.custom.stop();

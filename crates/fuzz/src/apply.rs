@@ -4,7 +4,7 @@
 //! of managedFields read back as they were written, and sets of fields obey the laws of sets.
 
 use jiff::Timestamp;
-use knarr_api::managed_fields::{FieldSet, Managed, ManagerId, Operation, Refused};
+use knarr_api::managed_fields::{FieldSet, Managed, ManagerId, Operation, Refused, blank};
 use serde_json::Value;
 
 use crate::{PART, Target, byte_of, encoded, object_and_more, seeds};
@@ -33,15 +33,21 @@ fn check(data: &[u8]) {
     let Some((kind, force, live, config)) = object_and_more(data) else {
         return;
     };
-    let (Ok(live), Ok(config)) = (kind.ops.decode(live), serde_json::from_slice::<Value>(config)) else {
+    let (Ok(decoded), Ok(config)) = (kind.ops.decode(live), serde_json::from_slice::<Value>(config)) else {
         return;
     };
-    let json = encoded(&*live.object);
+    let json = encoded(&*decoded.object);
     let live: Value = serde_json::from_slice(&json).expect("what is encoded is JSON");
     let by = |name: &str, operation| ManagerId::new(name, operation, kind, "");
     let now = Timestamp::UNIX_EPOCH;
-    let managed =
-        Managed::create(kind, &json, by("creator", Operation::Update), now).expect("what is encoded is JSON");
+    let managed = Managed::create(kind, &*decoded.object, by("creator", Operation::Update), now);
+    let managed = managed.expect("what decodes serializes");
+    let long = Managed::default().update(kind, blank(kind), &live, by("creator", Operation::Update), now);
+    assert_eq!(
+        managed,
+        long.encode(),
+        "the quick way and the long one for {live}"
+    );
     let managed = Managed::decode(&managed.unwrap_or_default()).expect("entries that were written are read");
     let me = by("applier", Operation::Apply);
     let first = match managed.apply(kind, &live, &config, me.clone(), force % 2 == 1, now) {

@@ -307,7 +307,8 @@ impl Observer {
                     && exit.code == 0
                     && let Some(life) = inner.world.pods.get_mut(&process.uid)
                 {
-                    life.completed.insert(container.name.clone());
+                    let run = (container.name.clone(), container.sandbox_id.clone());
+                    life.completed.insert(run);
                 }
                 inner.judge(&Seen::Ended(&process, *end));
             }

@@ -36,8 +36,8 @@ pub(crate) struct Life {
     pub released: bool,
     /// A component has asked for its end (an eviction, a scale-down).
     pub asked_to_go: bool,
-    /// Containers that ended with 0 by themselves.
-    pub completed: BTreeSet<String>,
+    /// Containers that ended with 0 by themselves, each with the sandbox it ran in.
+    pub completed: BTreeSet<(String, String)>,
 }
 
 impl Life {

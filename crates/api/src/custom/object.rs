@@ -4,10 +4,12 @@ use std::any::Any;
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
 use super::ops::Rules;
 use crate::codec::WithNulls;
+use crate::managed_fields::{Found, Walk};
 use crate::object::AnyObject;
 
 /// See the module. It carries the rules of the version it was read as.
@@ -69,25 +71,25 @@ impl AnyObject for CustomObject {
         Box::new(self.clone())
     }
     fn encode_into(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(
-            format!(
-                r#"{{"apiVersion":"{}","kind":"{}","metadata":"#,
-                self.shown_as.api_version(),
-                self.shown_as.kind
-            )
-            .as_bytes(),
-        );
-        let mut written = serde_json::to_writer(&mut *out, &WithNulls(&self.metadata));
-        for (name, value) in &self.fields {
-            out.push(b',');
-            written = written.and_then(|()| serde_json::to_writer(&mut *out, name));
-            out.push(b':');
-            written = written.and_then(|()| serde_json::to_writer(&mut *out, value));
-        }
-        out.push(b'}');
         // Writing to a Vec cannot fail, and all keys are strings.
-        if let Err(e) = written {
+        if let Err(e) = serde_json::to_writer(out, self) {
             unreachable!("a JSON object always encodes: {e}");
         }
+    }
+    fn walk(&self, walk: Walk<'_, '_>) -> serde_json::Result<Found> {
+        self.serialize(walk)
+    }
+}
+
+impl Serialize for CustomObject {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut out = serializer.serialize_map(Some(self.fields.len() + 3))?;
+        out.serialize_entry("apiVersion", &self.shown_as.api_version())?;
+        out.serialize_entry("kind", self.shown_as.kind)?;
+        out.serialize_entry("metadata", &WithNulls(&self.metadata))?;
+        for (name, value) in &self.fields {
+            out.serialize_entry(name, value)?;
+        }
+        out.end()
     }
 }

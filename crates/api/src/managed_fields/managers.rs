@@ -11,6 +11,8 @@ use serde_json::{Map, Value, json};
 
 use super::check;
 use super::creation::fields_beyond;
+use super::differing::differing;
+use super::held::all_hold_what_they_held;
 use super::reset::Reset;
 use super::set::FieldSet;
 use super::text;
@@ -18,11 +20,12 @@ use super::typed::{self, Comparison, Type};
 use crate::codec;
 use crate::convert;
 use crate::kind::Kind;
+use crate::object::AnyObject;
 use crate::registry;
 use crate::schema::{self, Shape};
 
 /// How many managers that update an object are told apart; older ones become one.
-const MAX_UPDATE_MANAGERS: usize = 10;
+pub(super) const MAX_UPDATE_MANAGERS: usize = 10;
 const ANCIENT: &str = "ancient-changes";
 /// Who set what was there before anybody applied.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
@@ -225,22 +228,51 @@ impl Managed {
         self.0.is_empty()
     }
 
-    /// Whether all of them wrote in this version.
-    pub fn are_of(&self, api_version: &str) -> bool {
-        self.0.values().all(|fields| fields.api_version == api_version)
-    }
-
     /// What a write other than an apply does: `by` now holds what it changed, and nobody else does. Both are
     /// the `kind`'s JSON.
     pub fn update(
-        mut self,
+        self,
         kind: &'static Kind,
         live: &Value,
         new: &Value,
         by: ManagerId,
         now: Timestamp,
     ) -> Managed {
-        let mut differs = Versions::new(kind, live, new);
+        self.take_in(&mut Versions::new(kind, live, new), by, now)
+    }
+
+    /// As [`Managed::update`], of the `entries` that the object carries, all of the kind's version, and as it is to carry
+    /// them afterwards: `None` where there is nobody, or an entry is none. `json` is the object before and after.
+    ///
+    /// # Errors
+    ///
+    /// Where `json` is no JSON.
+    pub fn update_entries(
+        entries: &[ManagedFieldsEntry],
+        kind: &'static Kind,
+        (live, new): (&[u8], &[u8]),
+        by: ManagerId,
+        now: Timestamp,
+    ) -> Result<Option<Vec<ManagedFieldsEntry>>, serde_json::Error> {
+        let (live, new) = differing(live, new)?;
+        let mut differs = Versions::new(kind, &live, &new);
+        if let Some(c) = differs.at(&kind.api_version())
+            && c.removed.is_empty()
+        {
+            let changed = c.added.clone().union(c.modified.clone());
+            let changed = Reset::of(kind, &by.subresource).keep(changed);
+            if changed.intersection(&STRIPPED).is_empty()
+                && let Some(after) = all_hold_what_they_held(entries, &changed, &by, now)
+            {
+                return Ok(Some(after));
+            }
+        }
+        let managed = Managed::decode(entries);
+        Ok(managed.and_then(|managed| managed.take_in(&mut differs, by, now).encode()))
+    }
+
+    fn take_in(mut self, differs: &mut Versions<'_>, by: ManagerId, now: Timestamp) -> Managed {
+        let kind = differs.kind;
         let mut own = match differs.at(&kind.api_version()) {
             Some(c) => c.added.clone().union(c.modified.clone()),
             None => return self,
@@ -274,10 +306,10 @@ impl Managed {
     ///
     /// # Errors
     ///
-    /// Where `json` is no JSON.
+    /// Where the object does not serialize.
     pub fn create(
         kind: &'static Kind,
-        json: &[u8],
+        object: &dyn AnyObject,
         by: ManagerId,
         now: Timestamp,
     ) -> Result<Option<Vec<ManagedFieldsEntry>>, serde_json::Error> {
@@ -285,7 +317,7 @@ impl Managed {
             return Ok(None);
         };
         let fields = match Reset::of(kind, &by.subresource) {
-            Reset::But(reset) => fields_beyond(root, blank(kind), json, &reset, &STRIPPED)?,
+            Reset::But(reset) => fields_beyond(root, blank(kind), object, &reset, &STRIPPED)?,
             // No object is created through such a door.
             Reset::Only(_) => return Ok(None),
         };

@@ -7,6 +7,8 @@
 mod check;
 mod creation;
 mod custom;
+mod differing;
+mod held;
 mod managers;
 mod reset;
 mod scale;
@@ -14,6 +16,7 @@ mod set;
 mod text;
 mod typed;
 
+pub use creation::{Found, Walk};
 pub use managers::{
     Applied, Conflicts, LAST_APPLIED, Managed, ManagerId, Operation, Refused, blank, is_reset,
     last_applied_fields, merged,

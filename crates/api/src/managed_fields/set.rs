@@ -7,7 +7,7 @@
 use serde_json::{Map, Value};
 
 /// The member that says that a path is in the set though others go on.
-const SELF: &str = ".";
+pub(super) const SELF: &str = ".";
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -60,7 +60,7 @@ fn assert_creator_holds_what_differs_from_nothing(kind: &'static Kind, object: &
     let by = || ManagerId::new("creator", Operation::Update, kind, "");
     let after: Value = serde_json::from_slice(&json).expect("JSON");
     let long = Managed::default().update(kind, blank(kind), &after, by(), now());
-    let quick = Managed::create(kind, &json, by(), now()).expect("JSON");
+    let quick = Managed::create(kind, object, by(), now()).expect("an object that serializes");
     assert_eq!(quick, long.encode(), "{}", after);
 }
 

@@ -1,13 +1,11 @@
 //! Who set which field: what every write adds to `metadata.managedFields`.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use knarr_api::managed_fields::{Managed, ManagerId, Operation, blank, is_reset};
 use knarr_api::{AnyObject, Error, Object, k8s_openapi};
-use serde_json::value::RawValue;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{Ctx, Target};
 
@@ -27,8 +25,12 @@ pub(super) fn bare(json: &[u8]) -> Result<Value, Error> {
 
 /// The managers that `object` carries; none where they cannot be read.
 pub(crate) fn of(object: Option<&Object>) -> Managed {
-    let entries = object.and_then(|o| o.typed().metadata().managed_fields.as_deref());
+    let entries = object.and_then(entries_of);
     entries.and_then(Managed::decode).unwrap_or_default()
+}
+
+fn entries_of(object: &Object) -> Option<&[ManagedFieldsEntry]> {
+    object.typed().metadata().managed_fields.as_deref()
 }
 
 /// Gives `new` its managers: those of `live` (`None`: it is being created) or, where the client sent some, its own, and
@@ -48,6 +50,19 @@ pub(super) fn track(
         return Ok(());
     }
     let sent = new.metadata_mut().managed_fields.take();
+    if let Some(live) = live
+        && let Some(entries) = entries_of(live).filter(|all| !all.is_empty())
+        && (!target.subresource.is_empty() || sent.as_deref().is_none_or(|sent| sent == entries))
+        && are_of(entries, &target.kind.api_version())
+    {
+        let mut json = Vec::with_capacity(ENCODED_BYTES);
+        new.encode_into(&mut json);
+        let by = ManagerId::new(manager, Operation::Update, target.kind, target.subresource);
+        let now = super::seconds(ctx.now);
+        let after = Managed::update_entries(entries, target.kind, (live.json(), &json), by, now);
+        new.metadata_mut().managed_fields = after.map_err(Error::internal)?;
+        return Ok(());
+    }
     let managed = match sent {
         _ if !target.subresource.is_empty() => of(live),
         sent if is_reset(sent.as_deref()) => Managed::default(),
@@ -60,52 +75,28 @@ pub(super) fn track(
     if managed.is_empty() && live.is_some() {
         return Ok(());
     }
-    let mut json = Vec::with_capacity(ENCODED_BYTES);
-    new.encode_into(&mut json);
     let by = ManagerId::new(manager, Operation::Update, target.kind, target.subresource);
     let now = super::seconds(ctx.now);
-    new.metadata_mut().managed_fields = match live {
-        None if managed.is_empty() => {
-            Managed::create(target.kind, &json, by, now).map_err(Error::internal)?
-        }
-        None => {
-            let after = serde_json::from_slice(&json).map_err(Error::internal)?;
-            managed
-                .update(target.kind, blank(target.kind), &after, by, now)
-                .encode()
-        }
-        Some(live) => {
-            let (before, after) = if managed.are_of(&target.kind.api_version()) {
-                differing(live.json(), &json)?
-            } else {
-                let after = serde_json::from_slice(&json).map_err(Error::internal)?;
-                (bare(live.json())?, after)
-            };
-            managed.update(target.kind, &before, &after, by, now).encode()
-        }
+    if live.is_none() && managed.is_empty() {
+        new.metadata_mut().managed_fields =
+            Managed::create(target.kind, new, by, now).map_err(Error::internal)?;
+        return Ok(());
+    }
+    let mut json = Vec::with_capacity(ENCODED_BYTES);
+    new.encode_into(&mut json);
+    let after = serde_json::from_slice(&json).map_err(Error::internal)?;
+    let before = match live {
+        None => Cow::Borrowed(blank(target.kind)),
+        Some(live) => Cow::Owned(bare(live.json())?),
     };
+    new.metadata_mut().managed_fields = managed.update(target.kind, &before, &after, by, now).encode();
     Ok(())
 }
 
-/// The members of both objects but for those whose encodings are the same, and without their managers. What is the same
-/// on both sides changes nobody's fields, and most of an object is on most updates.
-fn differing(live: &[u8], new: &[u8]) -> Result<(Value, Value), Error> {
-    type Members<'a> = BTreeMap<Cow<'a, str>, &'a RawValue>;
-    let read = |json| serde_json::from_slice::<Members<'_>>(json).map_err(Error::internal);
-    let (live, new) = (read(live)?, read(new)?);
-    let differing = |these: &Members<'_>, those: &Members<'_>| -> Result<Value, Error> {
-        let same = |key: &str, value: &RawValue| those.get(key).is_some_and(|v| v.get() == value.get());
-        let mut members = Map::new();
-        for (key, value) in these.iter().filter(|(key, value)| !same(key, value)) {
-            let value = serde_json::from_str(value.get()).map_err(Error::internal)?;
-            members.insert(key.to_string(), value);
-        }
-        if let Some(meta) = members.get_mut("metadata").and_then(Value::as_object_mut) {
-            meta.remove("managedFields");
-        }
-        Ok(Value::Object(members))
-    };
-    Ok((differing(&live, &new)?, differing(&new, &live)?))
+fn are_of(entries: &[ManagedFieldsEntry], api_version: &str) -> bool {
+    entries
+        .iter()
+        .all(|e| e.api_version.as_deref() == Some(api_version))
 }
 
 /// Whether the managers are the same but for when they wrote.

@@ -439,6 +439,10 @@ impl Pod {
             Work::None | Work::Stopping(_) => {}
             _ => return,
         }
+        if let Some(seen) = seen {
+            // What is remembered by the API's word only was in a sandbox that it does not name.
+            container.sandbox.clone_from(&seen.sandbox_id);
+        }
         if let Some(started_at) = container.running_since() {
             let id = current.unwrap_or_default();
             match seen.map(|s| &s.state) {

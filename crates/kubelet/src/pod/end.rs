@@ -316,6 +316,13 @@ impl Pod {
         self.advance_stop(i, now);
     }
 
+    /// Takes every stop as far as it goes now.
+    pub(super) fn advance_stops(&mut self, now: Timestamp) {
+        for i in 0..self.containers.len() {
+            self.advance_stop(i, now);
+        }
+    }
+
     /// Takes a stop as far as it goes now.
     fn advance_stop(&mut self, i: usize, now: Timestamp) {
         let Work::Stopping(mut stop) = self.containers[i].work.clone() else {
@@ -349,7 +356,11 @@ impl Pod {
                 self.wake_at(at);
                 false
             }
-            Stage::RetryAt(_) => true,
+            Stage::RetryAt(_) => {
+                // Nobody knows whether it was told to end: from now on it has its full grace again (T4).
+                stop.began = now;
+                true
+            }
             Stage::PreStop | Stage::Term { .. } => false,
         };
         if go {
@@ -411,8 +422,6 @@ impl Pod {
         if let Work::Stopping(stop) = &mut self.containers[i].work {
             let again = now + RETRY;
             stop.stage = Stage::RetryAt(again);
-            // Nobody knows whether it was told to end: it has its full grace again (T4).
-            stop.began = again;
             self.wake_at(again);
         }
     }

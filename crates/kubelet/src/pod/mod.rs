@@ -450,6 +450,7 @@ impl Pod {
         if self.ending.is_some() {
             self.end(now);
         } else {
+            self.advance_stops(now);
             self.start(now);
             self.resize(now);
             // A container that cannot start may have been the last one.

@@ -76,8 +76,9 @@ impl Pod {
         for i in 0..self.containers.len() {
             match self.containers[i].role {
                 Role::Init if !initialized => {
-                    let done = self.containers[i].exited().is_some_and(|t| t.exit_code == 0);
-                    if done && self.containers[i].waiting.is_none() {
+                    let container = &self.containers[i];
+                    let done = container.ready() && self.is_in_use(&container.sandbox);
+                    if done && container.waiting.is_none() {
                         continue;
                     }
                     if self.wants_start(i) {
@@ -103,15 +104,17 @@ impl Pod {
         }
     }
 
-    /// Whether app containers may run: all init containers are done, or an app container has run before.
+    /// Whether app containers may run: in the sandbox in use all init containers are done, or an app container has run.
+    /// A new sandbox begins from the beginning, whatever was done in the one before.
     pub(super) fn initialized(&self) -> bool {
+        let here = |c: &Container| self.is_in_use(&c.sandbox);
         let app_ran = self
             .containers
             .iter()
-            .any(|c| c.role == Role::App && (c.run.is_some() || c.previous.is_some()));
+            .any(|c| c.role == Role::App && c.run.is_some() && here(c));
         app_ran
             || self.containers.iter().all(|c| match c.role {
-                Role::Init => c.ready(),
+                Role::Init => c.ready() && here(c),
                 Role::Sidecar => c.started(),
                 Role::App | Role::Ephemeral => true,
             })
@@ -137,7 +140,15 @@ impl Pod {
         let changed = !run_hash.is_empty() && run_hash != container.hash;
         // What was ended to run anew does, whatever the policy.
         let anew = (changed || container.anew) && matches!(container.role, Role::App | Role::Sidecar);
-        anew || self.restarts_after(i, end.exit_code)
+        anew || self.is_to_initialize_again(i) || self.restarts_after(i, end.exit_code)
+    }
+
+    /// Whether an init container was done in a sandbox that is no more, and the one in use is still to be initialized.
+    fn is_to_initialize_again(&self, i: usize) -> bool {
+        let container = &self.containers[i];
+        let in_use = matches!(self.sandbox, Sandbox::Ready { .. });
+        let elsewhere = in_use && !self.is_in_use(&container.sandbox);
+        container.role == Role::Init && container.ready() && elsewhere && !self.initialized()
     }
 
     pub(super) fn restarts_after(&self, i: usize, code: i32) -> bool {

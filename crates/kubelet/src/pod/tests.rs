@@ -938,6 +938,107 @@ fn t2_a_lost_sandbox_is_made_anew_once_what_runs_in_it_has_had_its_grace() {
 }
 
 #[test]
+fn l10_a_new_sandbox_is_initialized_from_the_beginning() {
+    for (app_ran, policy) in [(false, "Always"), (false, "Never"), (true, "Always")] {
+        let mut life = Life::new(json!({
+            "initContainers": [container("i"), container("j")],
+            "restartPolicy": policy,
+        }));
+        life.settle();
+        life.exit("i0", 0);
+        if app_ran {
+            life.exit("j0", 0);
+        }
+        let runs = if app_ran { "c0" } else { "j0" };
+        life.now += SignedDuration::from_secs(5);
+        life.take_log();
+        life.step(Event::Observed {
+            since: life.now,
+            sandboxes: vec![runtime::Sandbox {
+                ready: false,
+                ..sandbox()
+            }],
+            containers: vec![seen(
+                &runs[..1],
+                0,
+                ContainerState::Running { started_at: life.now },
+            )],
+        });
+        // Asked to end, it goes with success: that is no initialization of what comes after.
+        life.exit(runs, 0);
+        life.wait(60);
+        life.exit("i1", 0);
+        life.wait(60);
+        life.exit("j1", 0);
+        life.wait(60);
+        let log = life.take_log();
+        let started: Vec<_> = log
+            .iter()
+            .filter(|l| l.starts_with("start") || l.starts_with("exit"))
+            .collect();
+        let app = if app_ran { "start c1" } else { "start c0" };
+        let end = format!("exit {runs} 0");
+        assert_eq!(
+            started,
+            [
+                end.as_str(),
+                "start i1",
+                "exit i1 0",
+                "start j1",
+                "exit j1 0",
+                app
+            ],
+            "{policy}"
+        );
+    }
+}
+
+#[test]
+fn t4_a_stop_that_failed_is_made_again_though_nobody_asked_the_pod_to_end() {
+    let lost = |life: &Life| Event::Observed {
+        since: life.now,
+        sandboxes: vec![runtime::Sandbox {
+            ready: false,
+            ..sandbox()
+        }],
+        containers: vec![seen("c", 0, ContainerState::Running { started_at: life.now })],
+    };
+    let mut life = Life::new(json!({}));
+    life.settle();
+    life.now += SignedDuration::from_secs(5);
+    life.step(lost(&life));
+    life.open.clear();
+    life.step(Event::StopFailed {
+        id: "c0".into(),
+        message: "x".into(),
+    });
+    // Something else happens before it is time.
+    life.step(lost(&life));
+    life.take_log();
+    life.wait(2);
+    assert_eq!(life.take_log(), ["stop c0 30"]);
+    life.exit("c0", 0);
+    assert_eq!(life.status(), "Running c=running/1");
+}
+
+#[test]
+fn t4_a_stop_that_failed_is_made_again_with_the_whole_grace_however_late() {
+    let mut life = Life::new(json!({}));
+    life.settle();
+    life.delete(30);
+    life.open.clear();
+    life.step(Event::StopFailed {
+        id: "c0".into(),
+        message: "x".into(),
+    });
+    life.take_log();
+    // A machine that was asleep: no timer has rung.
+    life.now += SignedDuration::from_secs(70);
+    life.step(Event::Timer);
+    assert_eq!(life.take_log(), ["stop c0 30"]);
+}
+
+#[test]
 fn t3_what_runs_in_a_sandbox_left_over_has_its_grace_when_the_kubelet_comes_back() {
     for (ready, deleted) in [(false, false), (false, true), (true, false), (true, true)] {
         let mut before = Life::new(json!({}));

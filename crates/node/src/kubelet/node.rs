@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::persistent_volume::LOCAL_PATH;
+use knarr_api::quantity::canonicalize;
 use knarr_api::registry::Registered;
 use knarr_api::{Error, k8s_openapi};
 use knarr_client::events::EventType;
@@ -61,6 +62,8 @@ pub(super) fn capacity(config: &Config, cpus: usize, memory_bytes: i64) -> BTree
             quantity(format!("{}Ki", bytes / 1024)),
         );
     }
+    // As the API gives them back: what is written otherwise looks changed each time.
+    capacity.values_mut().for_each(canonicalize);
     capacity
 }
 
@@ -279,7 +282,7 @@ async fn status(
                 .into_iter()
                 .map(|i| core::ContainerImage {
                     names: Some(i.digests.into_iter().chain(i.tags).collect()),
-                    size_bytes: i64::try_from(i.size_bytes).ok(),
+                    size_bytes: i64::try_from(i.size_bytes).ok().filter(|size| *size > 0),
                 })
                 .collect();
             images.sort_by_key(|i| (std::cmp::Reverse(i.size_bytes), i.names.clone()));
@@ -294,7 +297,7 @@ async fn status(
         capacity: Some(shared.capacity.clone()),
         conditions: Some(conditions(runtime, shared, before, now)),
         daemon_endpoints: Some(core::NodeDaemonEndpoints {
-            kubelet_endpoint: (config.port > 0).then(|| core::DaemonEndpoint {
+            kubelet_endpoint: Some(core::DaemonEndpoint {
                 port: i32::from(config.port),
             }),
         }),

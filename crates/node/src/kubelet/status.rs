@@ -50,8 +50,12 @@ pub(super) async fn run(
         Origin::Api => first.clone(),
         Origin::File => ensure_mirror(&shared, &first).await,
     };
-    // As last told, and when it was last told again.
-    let mut told: Option<Box<core::PodStatus>> = None;
+    // As last told, by this kubelet or by one before it that ended without a word: what this one finds to be still so it
+    // does not tell again, and stands by it all the same. And when it was last told again.
+    let mut told: Option<Box<core::PodStatus>> = match origin {
+        Origin::Api => first.status.clone().map(Box::new),
+        Origin::File => None,
+    };
     let mut restored: Option<Instant> = None;
     let mut statuses: VecDeque<Box<core::PodStatus>> = VecDeque::new();
     let mut ends: Option<String> = None;

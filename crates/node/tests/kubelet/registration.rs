@@ -63,3 +63,17 @@ async fn a_node_that_does_not_register_itself_waits_for_somebody_to_do_it() {
             .any(|c| c.type_ == "Ready" && c.status == "True")
     );
 }
+
+/// What the API would write otherwise would look changed at every heartbeat, and be written at each.
+#[tokio::test(start_paused = true)]
+async fn s4_a_node_says_of_itself_what_the_api_gives_back() {
+    let world = World::new();
+    let (_kubelet, _cancel) = world.kubelet_on_nothing();
+    sleep(Duration::from_secs(1)).await;
+    let node = world.api.get_as::<Node>("", "n1").await.unwrap();
+    let ops = &Node::kind_of().ops;
+    let mut given_back = ops.decode(&serde_json::to_vec(&*node).unwrap()).unwrap().object;
+    ops.set_defaults(&mut *given_back).unwrap();
+    let given_back: &Node = given_back.as_any().downcast_ref().unwrap();
+    assert_eq!(given_back.status, node.status);
+}

@@ -28,7 +28,12 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     }
     let inits = spec.init_containers.iter().flatten();
     let mut inits = inits.filter(|c| c.restart_policy.as_deref() != Some("Always"));
-    if let Some(first) = inits.find(|c| !life.completed.contains(&c.name)) {
+    // A new sandbox begins from the beginning.
+    let done = |name: &str| {
+        life.completed
+            .contains(&(name.to_string(), process.sandbox.clone()))
+    };
+    if let Some(first) = inits.find(|c| !done(&c.name)) {
         return Err(format!(
             "container {container} was started before init container {} was done",
             first.name

@@ -99,7 +99,10 @@ fn s3_what_starts_out_of_turn_is_seen() {
             removed_at: removed.then_some(Timestamp::UNIX_EPOCH),
             released: false,
             asked_to_go: false,
-            completed: done.then(|| "i".to_string()).into_iter().collect::<BTreeSet<_>>(),
+            completed: done
+                .then(|| ("i".to_string(), process("n1", "i").sandbox))
+                .into_iter()
+                .collect::<BTreeSet<_>>(),
         };
         let mut world = World::default();
         world.pods.insert("u".into(), life);

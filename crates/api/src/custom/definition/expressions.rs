@@ -273,7 +273,7 @@ mod tests {
 
     fn told(schema: Value) -> Vec<String> {
         let mut errors = Errors::new();
-        super::super::check_schema(&schema, &Path::new("s"), false, &mut errors);
+        super::super::structural::check(&schema, &Path::new("s"), false, &mut errors);
         errors.iter().map(ToString::to_string).collect()
     }
 

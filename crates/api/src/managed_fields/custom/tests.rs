@@ -235,3 +235,28 @@ fn fields_set_in_another_version_are_still_known() {
         "Apply failed with 1 conflict: conflict with \"old\" using example.com/v1beta1: .spec.size"
     );
 }
+
+#[test]
+fn a_creator_of_a_custom_object_holds_what_differs_from_nothing() {
+    let specs = [
+        json!({}),
+        json!(null),
+        json!({"size": 1, "free": {}, "labels": {}, "set": [], "ports": []}),
+        json!({"any": {"deep": [{"a": 1}], "map": {"b": null}}, "either": "80%", "free": {"x": {"y": []}},
+            "labels": {"a/b": "c"}, "whole": {"b": "2", "a": "1"}, "plain": ["b", "a"], "set": ["b", "a", "b"],
+            "ports": [{"name": "x", "port": 1, "protocol": "UDP"}, {"name": "a", "protocol": "TCP"}]}),
+        json!({"any": [1], "either": 1, "unknown": {"z": 1.5, "a": true}, "ports": [{"port": 2}, null, "x", {"name": "n"}]}),
+    ];
+    let kind = kind();
+    for spec in specs {
+        let json = widget(spec).to_string();
+        let object = kind.ops.decode(json.as_bytes()).unwrap().object;
+        let mut json = Vec::new();
+        object.encode_into(&mut json);
+        let value: Value = serde_json::from_slice(&json).unwrap();
+        let id = || by(kind, "creator", Operation::Update);
+        let quick = Managed::create(kind, &*object, id(), Timestamp::UNIX_EPOCH).unwrap();
+        let long = Managed::default().update(kind, blank(kind), &value, id(), Timestamp::UNIX_EPOCH);
+        assert_eq!(quick, long.encode(), "{value}");
+    }
+}

@@ -67,6 +67,21 @@ fn what_a_client_creates_and_changes_is_its_own() {
 }
 
 #[test]
+fn a_creator_holds_the_owners_it_names_each_as_a_whole() {
+    let json = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "ownerReferences": [
+        {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "2"},
+        {"apiVersion": "v1", "kind": "Pod", "name": "q", "uid": "1", "controller": true}]}});
+    let object = CONFIG_MAP.ops.decode(json.to_string().as_bytes()).unwrap().object;
+    let made = Managed::create(&CONFIG_MAP, &*object, id("a", Operation::Update), at(1)).unwrap();
+    assert_eq!(
+        held(&Managed::decode(&made.unwrap()).unwrap()),
+        [
+            r#"a Update {"f:metadata":{"f:ownerReferences":{".":{},"k:{\"uid\":\"1\"}":{},"k:{\"uid\":\"2\"}":{}}}}"#
+        ]
+    );
+}
+
+#[test]
 fn appliers_share_conflict_and_take() {
     let (live, managed) = apply(
         Managed::default(),
@@ -210,4 +225,89 @@ fn of_many_updaters_the_oldest_become_one() {
         .collect();
     assert_eq!(names.len(), MAX_UPDATE_MANAGERS);
     assert_eq!((names[0].as_str(), names[9].as_str()), (ANCIENT, "m13"));
+}
+
+/// A node with a label, two conditions and their times, as numbers of each; `None`: it is not there.
+fn node(label: Option<u8>, conditions: [Option<(u8, u8)>; 2]) -> Value {
+    let all: Vec<Value> = ["Ready", "DiskPressure"]
+        .iter()
+        .zip(conditions)
+        .filter_map(|(kind, c)| {
+            let (status, at) = c?;
+            Some(json!({"type": kind, "status": status.to_string(), "lastHeartbeatTime": at.to_string()}))
+        })
+        .collect();
+    let labels = label.map_or(json!({}), |l| json!({"l": l.to_string()}));
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a", "labels": labels}, "spec": {},
+        "status": {"conditions": all}})
+}
+
+mod entries_as_they_are_written {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::registry::NODE;
+
+    fn nodes() -> impl Strategy<Value = Value> {
+        let condition = || prop::option::weighted(0.9, (0..2_u8, 0..4_u8));
+        (prop::option::weighted(0.9, 0..2_u8), condition(), condition()).prop_map(|(l, a, b)| node(l, [a, b]))
+    }
+
+    fn bytes(value: &Value) -> Vec<u8> {
+        serde_json::to_vec(value).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn come_to_the_same_as_the_sets_do(
+            first in nodes(),
+            writes in prop::collection::vec((nodes(), 0..3_usize, any::<bool>()), 1..24),
+        ) {
+            let by = |who: usize, status: bool| {
+                let subresource = if status { "status" } else { "" };
+                ManagerId::new(["a", "b", "c"][who], Operation::Update, &NODE, subresource)
+            };
+            let created = Managed::default().update(&NODE, blank(&NODE), &first, by(0, false), at(1));
+            let created = created.encode();
+            let (mut entries, mut live) = (created.unwrap(), first);
+            for (second, (new, who, status)) in writes.into_iter().enumerate() {
+                let now = at(2 + i64::try_from(second).unwrap() / 2);
+                let slowly = Managed::decode(&entries).unwrap().update(&NODE, &live, &new, by(who, status), now);
+                let json = (bytes(&live), bytes(&new));
+                let found = Managed::update_entries(&entries, &NODE, (&json.0, &json.1), by(who, status), now);
+                let found = found.unwrap();
+                prop_assert_eq!(&found, &slowly.encode());
+                let Some(found) = found else { break };
+                (entries, live) = (found, new);
+            }
+        }
+    }
+}
+
+/// What most writes of a cluster are takes the short way.
+#[test]
+fn a_heartbeat_changes_a_time_and_nothing_else() {
+    let kubelet = ManagerId::new("kubelet", Operation::Update, &crate::registry::NODE, "status");
+    let beats = [1, 2].map(|at| node(Some(1), [Some((1, at)), Some((0, at))]));
+    let created = Managed::default().update(
+        &crate::registry::NODE,
+        blank(&crate::registry::NODE),
+        &beats[0],
+        kubelet.clone(),
+        at(1),
+    );
+    let entries = created.encode().unwrap();
+    let c = typed::compare(
+        Type::of_kind(&crate::registry::NODE).unwrap(),
+        &beats[0],
+        &beats[1],
+    );
+    let after = all_hold_what_they_held(&entries, &c.modified, &kubelet, at(9)).unwrap();
+    assert_eq!(after[0].fields_v1, entries[0].fields_v1);
+    assert_eq!(after[0].time, Some(Time(at(9))));
+    let other = ManagerId::new("other", Operation::Update, &crate::registry::NODE, "status");
+    assert_eq!(
+        all_hold_what_they_held(&entries, &c.modified, &other, at(9)),
+        None
+    );
 }

@@ -1,0 +1,173 @@
+//! What of an object differs before and after a write, told by reading both as they are encoded.
+//!
+//! What is the same changes nobody's fields, and most of an object is on most updates: it is not made a tree of.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+/// Both objects without what is the same on both sides, and without their managers. To compare these is to compare the
+/// objects.
+pub(super) fn differing(live: &[u8], new: &[u8]) -> serde_json::Result<(Value, Value)> {
+    let mut live: Members<'_> = serde_json::from_slice(live)?;
+    let mut new: Members<'_> = serde_json::from_slice(new)?;
+    let metadata = live.remove("metadata").zip(new.remove("metadata"));
+    let (mut left, mut right) = narrow(&live, &new)?;
+    if let Some((live, new)) = metadata {
+        let (mut live, mut new): (Members<'_>, Members<'_>) = (members(live)?, members(new)?);
+        live.remove("managedFields");
+        new.remove("managedFields");
+        if let Some((live, new)) = narrow_both(&live, &new)? {
+            left.insert("metadata".into(), live.into());
+            right.insert("metadata".into(), new.into());
+        }
+    }
+    Ok((left.into(), right.into()))
+}
+
+type Members<'a> = BTreeMap<Cow<'a, str>, &'a RawValue>;
+
+fn members(value: &RawValue) -> serde_json::Result<Members<'_>> {
+    serde_json::from_str(value.get())
+}
+
+fn whole(members: &Members<'_>) -> serde_json::Result<Map<String, Value>> {
+    let parsed = |(key, value): (&Cow<'_, str>, &&RawValue)| {
+        serde_json::from_str(value.get()).map(|value| (key.to_string(), value))
+    };
+    members.iter().map(parsed).collect()
+}
+
+/// The members that differ, and of those that are objects on both sides what differs in them.
+fn narrow(
+    left: &Members<'_>,
+    right: &Members<'_>,
+) -> serde_json::Result<(Map<String, Value>, Map<String, Value>)> {
+    let (mut l, mut r) = (Map::new(), Map::new());
+    for (key, value) in left {
+        let other = right.get(key);
+        if let Some(other) = other {
+            if value.get() == other.get() {
+                continue;
+            }
+            if [value, other].iter().all(|v| v.get().starts_with('{')) {
+                if let Some((value, other)) = narrow_both(&members(value)?, &members(other)?)? {
+                    l.insert(key.to_string(), value.into());
+                    r.insert(key.to_string(), other.into());
+                }
+                continue;
+            }
+            r.insert(key.to_string(), serde_json::from_str(other.get())?);
+        }
+        l.insert(key.to_string(), serde_json::from_str(value.get())?);
+    }
+    for (key, value) in right.iter().filter(|(key, _)| !left.contains_key(*key)) {
+        r.insert(key.to_string(), serde_json::from_str(value.get())?);
+    }
+    Ok((l, r))
+}
+
+/// As [`narrow`]; `None` where nothing differs. Neither side comes to be empty that was not: to have no members is
+/// something else than to have none that differ.
+fn narrow_both(
+    left: &Members<'_>,
+    right: &Members<'_>,
+) -> serde_json::Result<Option<(Map<String, Value>, Map<String, Value>)>> {
+    let (l, r) = narrow(left, right)?;
+    Ok(match (l.is_empty(), r.is_empty()) {
+        (true, true) => None,
+        (false, false) => Some((l, r)),
+        _ => Some((whole(left)?, whole(right)?)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::super::typed::{self, Comparison, Type};
+    use super::*;
+    use crate::registry::POD;
+
+    /// A pod of every shape that counts: structs, maps, lists with keys, sets, values set as a whole, and things that are
+    /// empty, missing, null or of the wrong form.
+    fn pods() -> impl Strategy<Value = Value> {
+        let word = prop::sample::select(vec!["", "a", "b"]);
+        let words = prop::collection::btree_map("[ab]", word.clone(), 0..3).prop_map(|map| json!(map));
+        let odd = prop::sample::select(vec![json!(null), json!({}), json!([]), json!(1)]);
+        let condition =
+            (word.clone(), word.clone()).prop_map(|(kind, at)| json!({"type": kind, "lastProbeTime": at}));
+        let conditions = prop::collection::vec(condition, 0..3).prop_map(|all| json!(all));
+        let container = (word.clone(), words.clone()).prop_map(
+            |(name, limits)| json!({"name": name, "resources": {"limits": limits, "requests": {}}}),
+        );
+        let containers = prop::collection::vec(container, 0..3).prop_map(|all| json!(all));
+        let term = words
+            .clone()
+            .prop_map(|l| json!({"labelSelector": {"matchLabels": l}, "maxSkew": 1}));
+        let member = |of: BoxedStrategy<Value>, odd: &BoxedStrategy<Value>| {
+            prop::option::weighted(0.8, prop_oneof![9 => of, 1 => odd.clone()]).boxed()
+        };
+        let odd = odd.boxed();
+        (
+            member(words.clone().boxed(), &odd),
+            member(words.clone().boxed(), &odd),
+            member(containers.boxed(), &odd),
+            member(term.boxed(), &odd),
+            member(words.boxed(), &odd),
+            member(conditions.boxed(), &odd),
+            member(word.prop_map(|w| json!(w)).boxed(), &odd),
+        )
+            .prop_map(|(labels, annotations, containers, term, node_selector, conditions, phase)| {
+                let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {}, "status": {}});
+                for (part, name, value) in [
+                    ("metadata", "labels", labels),
+                    ("metadata", "annotations", annotations),
+                    ("spec", "containers", containers),
+                    ("spec", "securityContext", term),
+                    ("spec", "nodeSelector", node_selector),
+                    ("status", "conditions", conditions),
+                    ("status", "phase", phase),
+                ] {
+                    if let Some(value) = value {
+                        pod[part][name] = value;
+                    }
+                }
+                pod
+            })
+    }
+
+    fn sets(c: Comparison) -> [String; 3] {
+        [c.added, c.modified, c.removed].map(|set| set.to_text())
+    }
+
+    proptest! {
+        #[test]
+        fn what_differs_compares_as_the_whole_does(left in pods(), right in pods()) {
+            let kind = Type::of_kind(&POD).unwrap();
+            let bytes = |v: &Value| serde_json::to_vec(v).unwrap();
+            let mut carried = left.clone();
+            carried["metadata"]["managedFields"] = json!([{"manager": "m"}]);
+            let (l, r) = differing(&bytes(&carried), &bytes(&right)).unwrap();
+            let (whole, narrowed) = (typed::compare(kind, &left, &right), typed::compare(kind, &l, &r));
+            prop_assert_eq!(sets(whole), sets(narrowed), "{} {}", l, r);
+        }
+    }
+
+    #[test]
+    fn only_what_differs_is_left() {
+        let live = json!({"kind": "Pod", "metadata": {"name": "a", "managedFields": []}, "status": {"phase": "Running", "x": {"y": 1, "z": [1]}}});
+        let new = json!({"kind": "Pod", "metadata": {"name": "a"}, "status": {"phase": "Running", "x": {"y": 1, "z": [2]}}});
+        let (l, r) = differing(live.to_string().as_bytes(), new.to_string().as_bytes()).unwrap();
+        assert_eq!(
+            (l, r),
+            (
+                json!({"status": {"x": {"z": [1]}}}),
+                json!({"status": {"x": {"z": [2]}}})
+            )
+        );
+    }
+}
