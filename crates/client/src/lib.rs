@@ -22,7 +22,7 @@ pub use api::{
     WatchOptions, WatchStream,
 };
 pub use cache::{Cache, Change, Store};
-pub use clock::{Clock, SystemClock, TokioClock};
+pub use clock::{Clock, SteadyClock, SystemClock, TokioClock};
 pub use events::{EventRecorder, EventType};
 pub use informer::Caches;
 pub use knarr_api::{Error, Kind, Object, ObjectKey, Result, Shared};

@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use knarr_client::leader::{Election, Terms};
-use knarr_client::{Api, Caches, Clock, EventRecorder, TypedApi};
+use knarr_client::{Api, Caches, Clock, EventRecorder, SteadyClock, TypedApi};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 pub use knarr_controllers::Config as ControllersConfig;
 pub use knarr_controllers::certificates;
@@ -93,8 +93,21 @@ async fn default_storage(api: Arc<dyn Api>) {
     }
 }
 
-/// All loops. Dropped, it takes them along.
+/// All loops, from the beginning again when somebody sets the clock: how long a node has been silent or missing is measured
+/// by it, and nobody is to be given up because it was set forward.
 async fn work(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
+    loop {
+        let steady = SteadyClock::new(clock.clone());
+        tokio::select! {
+            biased;
+            () = steady.set() => info!("the clock was set: all controllers begin anew"),
+            () = loops(api.clone(), config, Arc::new(steady.clone())) => return,
+        }
+    }
+}
+
+/// Dropped, it takes them along.
+async fn loops(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
     let caches = Arc::new(Caches::new(api.clone()));
     let events = EventRecorder::new(api.clone(), "controller-manager", "", clock.clone());
     let base = Base {

@@ -51,7 +51,7 @@ impl Ground {
     }
 
     /// The clock of the machine that this runs on.
-    pub fn clock_of(&self, machine: &str) -> Arc<dyn Clock> {
+    pub fn clock_of(&self, machine: &str) -> Arc<DriftingClock> {
         let mut chance = stream(self.seed, &format!("clock/{machine}"));
         Arc::new(DriftingClock::new(self.clock, self.epoch, &mut chance))
     }
@@ -167,6 +167,17 @@ impl Node {
         self.kubelet.lock().is_some() && self.network.is_well() && !self.runtime.is_down()
     }
 
+    /// Another machine stands in its place, of the same name and with nothing on it.
+    pub fn replace(&self) -> std::io::Result<()> {
+        self.crash();
+        self.condition.rebooted();
+        self.runtime.wipe();
+        match std::fs::remove_dir_all(self.ground.directory.join(&self.name)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+
     /// As `kill -9`: nothing more of it is done, processes go on.
     pub fn crash(&self) {
         if let Some((dead, _)) = self.kubelet.lock().take() {
@@ -193,6 +204,7 @@ type Running = (CancellationToken, JoinHandle<()>);
 /// Controllers and scheduler of one server.
 pub(crate) struct Control {
     pub network: Arc<Network>,
+    pub clock: Arc<DriftingClock>,
     ground: Ground,
     /// Whether it competes for the lease, or takes itself for the only one.
     elected: bool,
@@ -204,6 +216,7 @@ impl Control {
     pub fn new(ground: &Ground, name: &str, elected: bool) -> Arc<Self> {
         let chance: Stream = stream(ground.seed, &format!("network/{name}"));
         Arc::new(Control {
+            clock: ground.clock_of(name),
             network: Arc::new(Network::new(name, chance)),
             ground: ground.clone(),
             elected,
@@ -229,7 +242,7 @@ impl Control {
         config.identity = self.elected.then_some(identity);
         let api = self.ground.wire(api, &self.network, &dead);
         // Its own token is never rung: a crash is no orderly stop.
-        let clock = self.ground.clock_of(&self.network.name);
+        let clock = self.clock.clone();
         let run = knarr_control::run(api.clone(), config, clock, CancellationToken::new());
         let impatient = self.ground.mutation == Some(Mutation::GcWithoutQuarantine);
         running.1 = Some((

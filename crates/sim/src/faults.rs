@@ -6,6 +6,10 @@
 //! can see of one), master–etcd partitions (a server's way to the store is cut), concurrent controller execution (several
 //! replicas, one of which may know of no lease; links that are cut while a leader works), kubelet failures and controller
 //! failures (crashes, restarts, reboots, runtimes that fail).
+//!
+//! Besides: partitions in one direction, machines replaced by empty ones of the same name, servers whose caches fall
+//! behind, controllers' clocks that are set. Not here: a store put back to what it was before (nothing that was promised since can hold), messages that
+//! come twice (HTTP has none), kubelets' and servers' clocks that are set, claims and their volumes, fence agents (tests of their own).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +23,35 @@ use crate::random::Stream;
 use crate::runtime::Health;
 use crate::servers::ApiServer;
 
+/// How long faults last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Lengths {
+    /// Seconds, and now and then long enough for the node to be given up, and its pods to be asked to end.
+    Seconds,
+    /// Minutes, and now and then as long as nobody waits.
+    Minutes,
+}
+
+impl Lengths {
+    fn draw(self, chance: &mut Stream) -> Duration {
+        let long = chance.per_mille(150);
+        let (low, high) = match (self, long) {
+            (Lengths::Seconds, false) => (100, 12_000),
+            (Lengths::Seconds, true) => (30_000, 110_000),
+            (Lengths::Minutes, false) => (100, 120_000),
+            (Lengths::Minutes, true) => (120_000, 1_500_000),
+        };
+        chance.millis(low, high)
+    }
+}
+
 pub(crate) struct Faults {
     pub nodes: Vec<Arc<Node>>,
     pub controls: Vec<Arc<Control>>,
     pub servers: Arc<Vec<Arc<ApiServer>>>,
     pub observer: Arc<Observer>,
     pub chance: Stream,
+    pub lengths: Lengths,
 }
 
 impl Faults {
@@ -70,7 +97,7 @@ impl Faults {
 
     /// The observer is told of whom nothing keeps from doing their work.
     pub fn tell_who_is_well(&self) {
-        let served = self.servers.iter().all(|s| s.is_up() && !s.link.is_cut());
+        let served = self.servers.iter().all(|s| s.is_up() && s.link.is_well());
         for node in &self.nodes {
             self.observer
                 .set_well(&node.network.name, served && node.is_well());
@@ -81,13 +108,52 @@ impl Faults {
         }
     }
 
-    pub fn strike(&mut self) {
-        let length = if self.chance.per_mille(150) {
-            // Long enough for the node to be given up, and its pods to be asked to end.
-            self.chance.millis(30_000, 110_000)
-        } else {
-            self.chance.millis(100, 12_000)
+    /// What happens less often, each beside whatever else goes on.
+    pub fn strike_rarely(&mut self, chance: &mut Stream) -> std::io::Result<()> {
+        let length = self.lengths.draw(chance);
+        let networks = self.networks();
+        let (Some(network), Some(node), Some(control)) = (
+            chance.pick(&networks).cloned(),
+            chance.pick(&self.nodes).cloned(),
+            chance.pick(&self.controls).cloned(),
+        ) else {
+            return Ok(());
         };
+        let others: Vec<_> = self.servers.iter().skip(1).cloned().collect();
+        let server = chance.pick(&others).cloned();
+        let observer = self.observer.clone();
+        let note = |what: String| observer.note(&format!("fault: {what} for {} ms", length.as_millis()));
+        match (chance.between(0, 11), server) {
+            (0..5, _) => {
+                note(format!("{} is heard and hears nothing", network.name));
+                network.set_deaf(true);
+                later(length, move || network.set_deaf(false));
+            }
+            (5..7, _) => {
+                note(format!("{} is another machine", node.name));
+                node.replace()?;
+                later(length, move || node.start());
+            }
+            (7..9, _) => {
+                let by = i64::try_from(chance.between(3_000, 7_200_000)).unwrap_or_default();
+                let by = if chance.per_mille(500) { by } else { -by };
+                note(format!("the clock of {} is set by {by} ms", control.network.name));
+                control.clock.set(by);
+                later(length, move || control.clock.set(0));
+            }
+            (_, Some(server)) => {
+                note(format!("{} is behind", server.name));
+                server.link.set_behind(true);
+                later(length, move || server.link.set_behind(false));
+            }
+            (_, None) => {}
+        }
+        self.tell_who_is_well();
+        Ok(())
+    }
+
+    pub fn strike(&mut self) {
+        let length = self.lengths.draw(&mut self.chance);
         let networks = self.networks();
         let (Some(network), Some(node), Some(control)) = (
             self.chance.pick(&networks).cloned(),
@@ -217,12 +283,14 @@ impl Faults {
         for server in self.servers.iter() {
             server.link.set_slowest(0);
             server.link.set_cut(false);
+            server.link.set_behind(false);
             server.revive().await;
         }
         for network in self.networks() {
             network.set_weather(Weather::default());
             network.set_stalled(false);
             network.set_held(false);
+            network.set_deaf(false);
             network.set_cut(false);
         }
         for node in &self.nodes {
@@ -230,7 +298,10 @@ impl Faults {
             node.runtime.set_down(false);
             node.start();
         }
-        self.controls.iter().for_each(|control| control.start());
+        for control in &self.controls {
+            control.clock.set(0);
+            control.start();
+        }
         self.tell_who_is_well();
     }
 }

@@ -29,4 +29,4 @@ mod world;
 pub use mutation::Mutation;
 pub use observer::Violation;
 pub use runs::run_all;
-pub use simulation::{Report, Simulation};
+pub use simulation::{Pace, Report, Simulation};

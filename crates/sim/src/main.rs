@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
-use knarr_sim::{Mutation, Report, Simulation, run_all};
+use knarr_sim::{Mutation, Pace, Report, Simulation, run_all};
 use parking_lot::Mutex;
 
 /// Half of what a history costs otherwise is the allocator's.
@@ -60,6 +60,13 @@ struct Options {
     /// So many nodes, whatever the seed says
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=200))]
     nodes: Option<u64>,
+    /// Only histories of this pace: dense (minutes with something every few seconds) or slow (hours with something every
+    /// few minutes, and a rest in the end); by default the seed decides
+    #[arg(long, value_name = "PACE", value_parser = pace)]
+    pace: Option<Pace>,
+    /// Also what happens rarely: one-way links, replaced machines, clocks that are set, drained nodes
+    #[arg(long)]
+    rare: bool,
     /// Threads; one per core by default
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
@@ -80,6 +87,14 @@ fn hours(text: &str) -> Result<Duration, String> {
         .parse()
         .map_err(|_| format!("expected hours, such as 0.5; found {text:?}"))?;
     Duration::try_from_secs_f64(hours * 3600.0).map_err(|e| e.to_string())
+}
+
+fn pace(text: &str) -> Result<Pace, String> {
+    match text {
+        "dense" => Ok(Pace::Dense),
+        "slow" => Ok(Pace::Slow),
+        _ => Err("expected dense or slow".into()),
+    }
 }
 
 fn mutation(text: &str) -> Result<Mutation, String> {
@@ -115,6 +130,12 @@ fn simulation(options: &Options, seed: u64) -> Simulation {
     if let Some(nodes) = options.nodes {
         simulation = simulation.nodes(usize::try_from(nodes).unwrap_or(usize::MAX));
     }
+    if let Some(pace) = options.pace {
+        simulation = simulation.pace(pace);
+    }
+    if options.rare {
+        simulation = simulation.rare();
+    }
     match options.mutation {
         Some(mutation) => simulation.mutation(mutation),
         None => simulation,
@@ -139,6 +160,8 @@ fn trace(options: &Options) -> std::io::Result<bool> {
 struct Totals {
     histories: u64,
     virtual_time: Duration,
+    /// Of that, while faults struck.
+    troubled: Duration,
     events: u64,
     broken: Vec<(u64, &'static str)>,
 }
@@ -160,10 +183,11 @@ fn sweep(options: &Options) -> std::io::Result<bool> {
         let mut totals = totals.lock();
         totals.histories += 1;
         totals.virtual_time += report.lasted;
+        totals.troubled += report.troubled;
         totals.events += report.events;
         if let Some(violation) = &report.violation {
             totals.broken.push((report.seed, violation.rule));
-            println!("{}\n", short(&report, options.mutation));
+            println!("{}\n", short(&report, options));
         }
         if !options.quiet && totals.histories.is_power_of_two() || totals.histories % 100 == 0 {
             eprintln!(
@@ -178,9 +202,11 @@ fn sweep(options: &Options) -> std::io::Result<bool> {
     let totals = totals.into_inner();
     let (hours, took) = (totals.virtual_time.as_secs_f64() / 3600.0, began().as_secs_f64());
     println!(
-        "{} histories, {} steps, {hours:.1} cluster-hours in {took:.1} s on {} threads: {:.0} cluster-hours a minute and thread",
+        "{} histories, {} steps, {hours:.1} cluster-hours ({:.1} of them under faults) in {took:.1} s on {} threads: {:.0} \
+cluster-hours a minute and thread",
         totals.histories,
         totals.events,
+        totals.troubled.as_secs_f64() / 3600.0,
         jobs(options),
         hours * 60.0 / took / jobs(options) as f64
     );
@@ -199,10 +225,22 @@ fn sweep(options: &Options) -> std::io::Result<bool> {
 }
 
 /// The end of a broken history, and how to see all of it.
-fn short(report: &Report, mutation: Option<Mutation>) -> String {
+fn short(report: &Report, options: &Options) -> String {
     let from = report.trace.len().saturating_sub(SHORT);
     let mut lines: Vec<String> = report.trace.iter().skip(from).cloned().collect();
-    let with = mutation.map(|m| format!(" --mutation {m}")).unwrap_or_default();
+    let mut with = options
+        .mutation
+        .map(|m| format!(" --mutation {m}"))
+        .unwrap_or_default();
+    if options.rare {
+        with.push_str(" --rare");
+    }
+    if let Some(pace) = options.pace {
+        with.push_str(match pace {
+            Pace::Dense => " --pace dense",
+            Pace::Slow => " --pace slow",
+        });
+    }
     lines.push(report.to_string());
     lines.push(format!(
         "all of it: ./dev sim --seed {}{with} --trace",
@@ -219,7 +257,12 @@ fn mutations(options: &Options) -> std::io::Result<bool> {
         let found = Mutex::new(None::<Report>);
         let next = seeds
             .clone()
-            .map(|seed| simulation(options, seed).mutation(mutation));
+            // Dense ones find them sooner.
+            .map(|seed| {
+                simulation(options, seed)
+                    .pace(options.pace.unwrap_or(Pace::Dense))
+                    .mutation(mutation)
+            });
         run_all(jobs(options), next, |report| {
             tried.fetch_add(1, Ordering::Relaxed);
             let hit = report

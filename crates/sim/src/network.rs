@@ -42,6 +42,8 @@ struct State {
     weather: Weather,
     cut: bool,
     stalled: bool,
+    /// Requests arrive and are carried out, and nothing comes back.
+    deaf: bool,
     /// Writes that were sent have not arrived.
     held: bool,
     /// Counts the times all connections broke.
@@ -70,6 +72,7 @@ impl Network {
                 weather: Weather::default(),
                 cut: false,
                 stalled: false,
+                deaf: false,
                 held: false,
                 breaks: 0,
                 chance,
@@ -100,6 +103,12 @@ impl Network {
         self.changed.notify_waiters();
     }
 
+    /// A partition in one direction: what is sent arrives, nothing is heard.
+    pub fn set_deaf(&self, deaf: bool) {
+        self.state.lock().deaf = deaf;
+        self.changed.notify_waiters();
+    }
+
     /// What is written arrives when this is over, as from a machine that was paused or a switch that kept it.
     pub fn set_held(&self, held: bool) {
         self.state.lock().held = held;
@@ -124,6 +133,11 @@ impl Network {
 
     pub fn is_cut(&self) -> bool {
         self.state.lock().cut
+    }
+
+    fn hears(&self) -> bool {
+        let state = self.state.lock();
+        !state.cut && !state.deaf
     }
 
     fn draw(&self, write: bool) -> (Duration, Duration, Fate) {
@@ -194,7 +208,7 @@ impl Network {
             request.await
         };
         sleep(back).await;
-        if matches!(fate, Fate::Unanswered) || self.is_cut() {
+        if matches!(fate, Fate::Unanswered) || !self.hears() {
             return Err(Error::timeout("the connection was lost before an answer came"));
         }
         answer
@@ -203,7 +217,7 @@ impl Network {
     /// Whether all goes through, and is told.
     pub fn is_well(&self) -> bool {
         let state = self.state.lock();
-        !state.cut && !state.stalled && !state.held
+        !state.cut && !state.stalled && !state.deaf && !state.held
     }
 
     fn choose(&self, servers: usize) -> usize {
@@ -231,7 +245,7 @@ impl Network {
                 if state.breaks != breaks {
                     return false;
                 }
-                if !state.cut && !state.stalled {
+                if !state.cut && !state.stalled && !state.deaf {
                     return true;
                 }
             }

@@ -17,7 +17,9 @@ use parking_lot::Mutex;
 
 use crate::history::History;
 use crate::rules;
-use crate::world::{Life, Missed, Process, Seen, World, is_ready, node_of, owner, phase_of};
+use crate::world::{
+    Life, Missed, Process, Seen, World, is_out_of_service, is_ready, node_of, owner, phase_of,
+};
 
 /// What was broken, and when.
 #[derive(Clone, Debug)]
@@ -117,6 +119,12 @@ impl Observer {
         }
     }
 
+    /// From now on the cluster is at rest.
+    pub fn rest(&self) {
+        self.note("nothing is left to be done");
+        self.lock().world.resting = true;
+    }
+
     /// One key as the store has it now; no value: it is gone.
     pub fn committed(&self, key: &[u8], revision: u64, value: Option<&[u8]>) {
         let mut inner = self.lock();
@@ -124,6 +132,9 @@ impl Observer {
         let text = String::from_utf8_lossy(key).into_owned();
         let path = text.trim_start_matches("/registry/");
         let content = value.unwrap_or_default();
+        if inner.world.resting {
+            inner.judge(&Seen::Written { key: path });
+        }
         if let Some(name) = path.strip_prefix("core/pods/") {
             let pod = value.and_then(|v| serde_json::from_slice::<Pod>(v).ok());
             let line = match &pod {
@@ -156,7 +167,14 @@ impl Observer {
         if let Some(name) = path.strip_prefix("core/nodes/") {
             match value.and_then(|v| serde_json::from_slice::<Node>(v).ok()) {
                 Some(node) => {
+                    if is_out_of_service(&node) {
+                        let lives = inner.world.pods.values_mut();
+                        lives
+                            .filter(|life| life.node() == name)
+                            .for_each(|life| (life.released, life.vouched) = (true, true));
+                    }
                     inner.world.nodes.insert(name.to_string(), node);
+                    inner.world.node_written.insert(name.to_string(), now);
                     if let Some(missed) = inner.world.missed.get_mut(name) {
                         missed.until.get_or_insert(now);
                     }
@@ -355,6 +373,7 @@ fn pod_written(inner: &mut Inner, pod: Pod) {
                 first_seen: inner.world.now,
                 removed_at: None,
                 released: false,
+                vouched: false,
                 asked_to_go: false,
                 completed: BTreeSet::new(),
             };
@@ -364,8 +383,14 @@ fn pod_written(inner: &mut Inner, pod: Pod) {
     };
     // Bound to a node that is not there: nobody answers for it.
     let orphan = !node_of(&pod).is_empty() && !inner.world.nodes.contains_key(node_of(&pod));
-    if orphan && let Some(life) = inner.world.pods.get_mut(&uid) {
-        life.released = true;
+    let vouched = inner
+        .world
+        .nodes
+        .get(node_of(&pod))
+        .is_some_and(is_out_of_service);
+    if let Some(life) = inner.world.pods.get_mut(&uid) {
+        life.released |= orphan || vouched;
+        life.vouched |= vouched;
     }
     inner.judge(&Seen::PodWritten {
         uid: &uid,

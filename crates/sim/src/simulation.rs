@@ -9,7 +9,7 @@ use knarr_client::{Clock, TokioClock};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::components::{Control, Ground, Node};
-use crate::faults::Faults;
+use crate::faults::{Faults, Lengths};
 use crate::observer::{Observer, Violation};
 use crate::random::{Stream, stream};
 use crate::servers::ApiServer;
@@ -17,11 +17,18 @@ use crate::store::ObservedStore;
 use crate::users::Users;
 use crate::{Mutation, world};
 
+/// Histories of [`Pace::Slow`] among those whose pace is the seed's.
+const SLOW_PER_MILLE: u32 = 300;
+const HOUR_MILLIS: u64 = 3_600_000;
+/// In so many of a thousand steps something happens beside what happens anyway.
+const RARE_PER_MILLE: u32 = 120;
 /// When every history begins.
 const EPOCH: &str = "2026-01-01T00:00:00Z";
 /// How long after the last fault everything has to be as it was wanted: twice the longest back-off (300 s), and the
 /// quarter of an hour after which a controller looks again whatever happened.
 const CONVERGE_WITHIN: Duration = Duration::from_secs(25 * 60);
+/// A cluster that has what was wanted may still have something to put away: until the longest back-off is over.
+const COMES_TO_REST_WITHIN: Duration = Duration::from_secs(6 * 60);
 /// How often time itself is judged.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -30,8 +37,21 @@ const TICK: Duration = Duration::from_secs(1);
 pub struct Simulation {
     seed: u64,
     nodes: Option<usize>,
+    pace: Option<Pace>,
+    rare: bool,
     mutation: Option<Mutation>,
     whole: bool,
+}
+
+/// How close together things happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// A few minutes in which something happens every few seconds, as no real cluster sees them: faults meet.
+    Dense,
+    /// Hours in which something happens every few minutes, and most faults last for minutes: what only long faults bring
+    /// about (pods that are evicted after five minutes, back-offs at their longest) comes about, and in the end the
+    /// cluster is watched at rest.
+    Slow,
 }
 
 /// What the seed makes of a cluster.
@@ -42,9 +62,38 @@ struct Shape {
     troubled: Duration,
     /// Between two things that users do or that happen to them, at most.
     pause_millis: u64,
+    lengths: Lengths,
+    /// How long it is watched after all is as it was wanted.
+    rest: Duration,
 }
 
 impl Shape {
+    fn draw_at(pace: Option<Pace>, seed: u64, chance: &mut Stream) -> Self {
+        let shape = Shape::draw(chance);
+        // Of its own, so that what is dense stays as it was.
+        let mut chance = stream(seed, "pace");
+        let drawn = match chance.per_mille(SLOW_PER_MILLE) {
+            true => Pace::Slow,
+            false => Pace::Dense,
+        };
+        match pace.unwrap_or(drawn) {
+            Pace::Dense => shape,
+            Pace::Slow => Shape {
+                troubled: chance.millis(HOUR_MILLIS / 2, 8 * HOUR_MILLIS),
+                pause_millis: match chance.between(0, 2) {
+                    0 => 60_000,
+                    1 => 240_000,
+                    _ => 900_000,
+                },
+                lengths: Lengths::Minutes,
+                rest: chance.millis(HOUR_MILLIS / 6, HOUR_MILLIS),
+                // A cluster of fifty for hours is another's turn.
+                nodes: shape.nodes.min(8),
+                ..shape
+            },
+        }
+    }
+
     fn draw(chance: &mut Stream) -> Self {
         let nodes = match chance.between(0, 99) {
             0..70 => 3,
@@ -75,6 +124,8 @@ impl Shape {
                 1 => 4_000,
                 _ => 12_000,
             },
+            lengths: Lengths::Seconds,
+            rest: Duration::ZERO,
         }
     }
 }
@@ -84,6 +135,8 @@ impl Simulation {
         Simulation {
             seed,
             nodes: None,
+            pace: None,
+            rare: false,
             mutation: None,
             whole: false,
         }
@@ -92,6 +145,18 @@ impl Simulation {
     /// So many nodes, whatever the seed says.
     pub fn nodes(mut self, nodes: usize) -> Self {
         self.nodes = Some(nodes);
+        self
+    }
+
+    /// At this pace, whatever the seed says.
+    pub fn pace(mut self, pace: Pace) -> Self {
+        self.pace = Some(pace);
+        self
+    }
+
+    /// With what happens rarely, too: one-way links, replaced machines, clocks that are set, drained nodes.
+    pub fn rare(mut self) -> Self {
+        self.rare = true;
         self
     }
 
@@ -122,7 +187,7 @@ impl Simulation {
         let began = Instant::now();
         let observer = Arc::new(Observer::new(Arc::new(clock), self.whole));
         let mut chance = stream(self.seed, "simulation");
-        let shape = Shape::draw(&mut chance);
+        let shape = Shape::draw_at(self.pace, self.seed, &mut chance);
         let nodes = self.nodes.unwrap_or(shape.nodes);
         observer.note(&format!(
             "{nodes} nodes, {} servers, {} replicas of the controllers",
@@ -159,15 +224,24 @@ impl Simulation {
             servers: ground.servers.clone(),
             observer: observer.clone(),
             chance: stream(self.seed, "faults"),
+            lengths: shape.lengths,
         };
         sleep(Duration::from_secs(2)).await;
         faults.set_weather();
 
         let failed = |e: knarr_client::Error| std::io::Error::other(format!("a user was refused: {e}"));
+        // Of their own: what is rare shifts nothing else's draws.
+        let mut rarely = stream(self.seed, "rarely");
         let trouble_ends = Instant::now() + shape.troubled;
         while Instant::now() < trouble_ends && observer.violation().is_none() {
             let next = Instant::now() + chance.millis(10, shape.pause_millis);
             pass_until(next, &faults).await;
+            if self.rare && rarely.per_mille(RARE_PER_MILLE) {
+                match rarely.per_mille(500) {
+                    true => faults.strike_rarely(&mut rarely)?,
+                    false => users.act_on_a_node(&mut rarely).await.map_err(failed)?,
+                }
+            }
             if chance.per_mille(700) {
                 users.act().await.map_err(failed)?;
             } else {
@@ -179,6 +253,7 @@ impl Simulation {
         while observer.violation().is_none() {
             pass_until(Instant::now() + TICK, &faults).await;
             users.let_go().await.map_err(failed)?;
+            users.give_nodes_back().await.map_err(failed)?;
             let missing = match users.satisfied().await.map_err(failed)? {
                 Ok(()) => strays(&observer, &faults.nodes),
                 missing => missing,
@@ -191,12 +266,19 @@ impl Simulation {
                 );
             }
         }
+        let settled = Instant::now();
+        if !shape.rest.is_zero() && observer.violation().is_none() {
+            pass_until(settled + COMES_TO_REST_WITHIN, &faults).await;
+            observer.rest();
+            pass_until(settled + COMES_TO_REST_WITHIN + shape.rest, &faults).await;
+        }
         let (digest, events) = observer.digest();
         Ok(Report {
             seed: self.seed,
             digest,
             events,
-            converged_after: healed.elapsed(),
+            converged_after: settled - healed,
+            troubled: healed - began,
             lasted: began.elapsed(),
             violation: observer.violation(),
             trace: observer.told(),
@@ -267,6 +349,8 @@ pub struct Report {
     pub digest: String,
     pub events: u64,
     pub converged_after: Duration,
+    /// Virtual time until the last fault was over.
+    pub troubled: Duration,
     /// Virtual time, all in all.
     pub lasted: Duration,
     pub violation: Option<Violation>,

@@ -77,6 +77,8 @@ fn key_of(op: &Op) -> &[u8] {
 
 struct Link {
     cut: bool,
+    /// What others write is not told, while requests go through: this server's cache is behind.
+    behind: bool,
     /// How long a request takes at most, where the way is slow.
     slowest_millis: u64,
     chance: Stream,
@@ -95,6 +97,7 @@ impl StoreLink {
             inner,
             link: Arc::new(Mutex::new(Link {
                 cut: false,
+                behind: false,
                 slowest_millis: 0,
                 chance,
             })),
@@ -107,11 +110,21 @@ impl StoreLink {
         self.changed.notify_waiters();
     }
 
+    pub fn set_behind(&self, behind: bool) {
+        self.link.lock().behind = behind;
+        self.changed.notify_waiters();
+    }
+
+    pub fn is_well(&self) -> bool {
+        let link = self.link.lock();
+        !link.cut && !link.behind
+    }
+
     pub fn set_slowest(&self, millis: u64) {
         self.link.lock().slowest_millis = millis;
     }
 
-    pub fn is_cut(&self) -> bool {
+    fn is_cut(&self) -> bool {
         self.link.lock().cut
     }
 
@@ -173,7 +186,11 @@ impl Store for StoreLink {
                 loop {
                     let mut again = std::pin::pin!(changed.notified());
                     again.as_mut().enable();
-                    if !link.lock().cut {
+                    let tells = {
+                        let link = link.lock();
+                        !link.cut && !link.behind
+                    };
+                    if tells {
                         break;
                     }
                     tokio::select! {

@@ -9,6 +9,9 @@ use knarr_api::k8s_openapi;
 use knarr_client::{DeleteOptions, Term};
 use knarr_node::runtime::fake::End;
 
+/// The taint by which an administrator says that a node is down.
+pub(crate) const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
 /// One container's processes.
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
@@ -34,6 +37,8 @@ pub(crate) struct Life {
     pub removed_at: Option<Timestamp>,
     /// Somebody has said that this node's word is not waited for: a user's force, or the deletion of its node.
     pub released: bool,
+    /// That was said with the taint by which administrators say it.
+    pub vouched: bool,
     /// A component has asked for its end (an eviction, a scale-down).
     pub asked_to_go: bool,
     /// Containers that ended with 0 by themselves, each with the sandbox it ran in.
@@ -63,6 +68,10 @@ pub(crate) struct World {
     /// By uid.
     pub pods: BTreeMap<String, Life>,
     pub nodes: BTreeMap<String, Node>,
+    /// When each was last written.
+    pub node_written: BTreeMap<String, Timestamp>,
+    /// Everything is as it was wanted, and has been for long enough: nothing is left to be done.
+    pub resting: bool,
     /// In which term each lease of leaders is, by its namespace and name.
     pub terms: BTreeMap<String, Term>,
     /// Nodes whose objects have been deleted, also when they are there again.
@@ -129,6 +138,10 @@ pub(crate) enum Seen<'a> {
         term: &'a Term,
         key: &'a str,
     },
+    /// A key is written or goes, while nothing is left to be done.
+    Written {
+        key: &'a str,
+    },
     /// A second has passed.
     Tick,
     /// A component asks the API to delete a pod.
@@ -158,6 +171,11 @@ pub(crate) fn owner<'a>(pod: &'a Pod, kind: &str) -> Option<&'a str> {
     let mut owners = pod.metadata.owner_references.iter().flatten();
     let owner = owners.find(|o| o.controller == Some(true) && o.kind == kind);
     owner.map(|o| o.uid.as_str())
+}
+
+pub(crate) fn is_out_of_service(node: &Node) -> bool {
+    let mut taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
+    taints.any(|taint| taint.key == OUT_OF_SERVICE)
 }
 
 pub(crate) fn is_ready(node: &Node) -> bool {

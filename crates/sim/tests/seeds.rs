@@ -2,12 +2,17 @@
 
 #![allow(clippy::unwrap_used)]
 
-use knarr_sim::{Mutation, Report, Simulation, run_all};
+use knarr_sim::{Mutation, Pace, Report, Simulation, run_all};
 use parking_lot::Mutex;
 
 const SEEDS: u64 = 20;
 /// Findings that are not mended yet, by seed and rule.
 const OPEN: &[(u64, &str)] = &[];
+
+/// Hours take a debug build minutes: they are for `./dev sim`.
+fn dense(seed: u64) -> Simulation {
+    Simulation::new(seed).pace(Pace::Dense)
+}
 
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
@@ -16,8 +21,8 @@ fn threads() -> usize {
 #[test]
 fn s9_the_same_seed_gives_the_same_history() {
     for seed in [1, 3] {
-        let first = Simulation::new(seed).whole_trace().run().unwrap();
-        let second = Simulation::new(seed).whole_trace().run().unwrap();
+        let run = || dense(seed).whole_trace().run().unwrap();
+        let (first, second) = (run(), run());
         let differ = first.trace.iter().zip(&second.trace).position(|(a, b)| a != b);
         if let Some(at) = differ {
             let from = at.saturating_sub(5);
@@ -31,10 +36,10 @@ fn s9_the_same_seed_gives_the_same_history() {
 #[test]
 fn s9_every_rule_holds_in_every_history() {
     let broken = Mutex::new(Vec::new());
-    run_all(threads(), (0..SEEDS).map(Simulation::new), |report| {
+    run_all(threads(), (0..SEEDS).map(dense), |report| {
         if let Some(violation) = &report.violation {
             eprintln!(
-                "{}\n{report}\nall of it: ./dev sim --seed {} --trace\n",
+                "{}\n{report}\nall of it: ./dev sim --seed {} --pace dense --trace\n",
                 report.trace.join("\n"),
                 report.seed
             );
@@ -56,7 +61,7 @@ fn s9_mistakes_made_on_purpose_are_seen() {
         // One mistake may break several rules, and which is seen first is the history's.
         let mut found = Vec::new();
         for seed in 0..10 {
-            let report = Simulation::new(seed).mutation(mutation).run().unwrap();
+            let report = dense(seed).mutation(mutation).run().unwrap();
             found.extend(report.violation.map(|v| v.rule));
             if found.contains(&mutation.rule()) {
                 break;

@@ -27,6 +27,8 @@ pub(super) fn differing(live: &[u8], new: &[u8]) -> serde_json::Result<(Value, V
     Ok((left.into(), right.into()))
 }
 
+/// What is left of either side.
+type Both = (Map<String, Value>, Map<String, Value>);
 type Members<'a> = BTreeMap<Cow<'a, str>, &'a RawValue>;
 
 fn members(value: &RawValue) -> serde_json::Result<Members<'_>> {
@@ -41,10 +43,7 @@ fn whole(members: &Members<'_>) -> serde_json::Result<Map<String, Value>> {
 }
 
 /// The members that differ, and of those that are objects on both sides what differs in them.
-fn narrow(
-    left: &Members<'_>,
-    right: &Members<'_>,
-) -> serde_json::Result<(Map<String, Value>, Map<String, Value>)> {
+fn narrow(left: &Members<'_>, right: &Members<'_>) -> serde_json::Result<Both> {
     let (mut l, mut r) = (Map::new(), Map::new());
     for (key, value) in left {
         let other = right.get(key);
@@ -71,10 +70,7 @@ fn narrow(
 
 /// As [`narrow`]; `None` where nothing differs. Neither side comes to be empty that was not: to have no members is
 /// something else than to have none that differ.
-fn narrow_both(
-    left: &Members<'_>,
-    right: &Members<'_>,
-) -> serde_json::Result<Option<(Map<String, Value>, Map<String, Value>)>> {
+fn narrow_both(left: &Members<'_>, right: &Members<'_>) -> serde_json::Result<Option<Both>> {
     let (l, r) = narrow(left, right)?;
     Ok(match (l.is_empty(), r.is_empty()) {
         (true, true) => None,

@@ -37,6 +37,8 @@ impl Role {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
     pub id: String,
+    /// Where it ran; empty where only the API remembers it.
+    pub sandbox: String,
     pub attempt: u32,
     pub state: RunState,
     pub image: String,
@@ -369,6 +371,7 @@ impl Pod {
                 .as_deref()
                 .and_then(|id| id.split_once("://"))
                 .map_or_else(String::new, |(_, id)| id.to_string()),
+            sandbox: String::new(),
             attempt: count,
             state: RunState::Exited(Box::new(end)),
             image: known.image.clone(),
@@ -439,9 +442,8 @@ impl Pod {
             Work::None | Work::Stopping(_) => {}
             _ => return,
         }
-        if let Some(seen) = seen {
-            // What is remembered by the API's word only was in a sandbox that it does not name.
-            container.sandbox.clone_from(&seen.sandbox_id);
+        if let Some((run, seen)) = container.run.as_mut().zip(seen) {
+            run.sandbox.clone_from(&seen.sandbox_id);
         }
         if let Some(started_at) = container.running_since() {
             let id = current.unwrap_or_default();
@@ -490,6 +492,7 @@ impl Pod {
         });
         let run = |state| Run {
             id: newest.id.clone(),
+            sandbox: newest.sandbox_id.clone(),
             attempt: newest.attempt,
             state,
             image: newest.image.clone(),

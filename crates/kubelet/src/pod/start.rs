@@ -77,7 +77,7 @@ impl Pod {
             match self.containers[i].role {
                 Role::Init if !initialized => {
                     let container = &self.containers[i];
-                    let done = container.ready() && self.is_in_use(&container.sandbox);
+                    let done = container.ready() && self.ran_here(container);
                     if done && container.waiting.is_none() {
                         continue;
                     }
@@ -107,17 +107,24 @@ impl Pod {
     /// Whether app containers may run: in the sandbox in use all init containers are done, or an app container has run.
     /// A new sandbox begins from the beginning, whatever was done in the one before.
     pub(super) fn initialized(&self) -> bool {
-        let here = |c: &Container| self.is_in_use(&c.sandbox);
         let app_ran = self
             .containers
             .iter()
-            .any(|c| c.role == Role::App && c.run.is_some() && here(c));
+            .any(|c| c.role == Role::App && self.ran_here(c));
         app_ran
             || self.containers.iter().all(|c| match c.role {
-                Role::Init => c.ready() && here(c),
+                Role::Init => c.ready() && self.ran_here(c),
                 Role::Sidecar => c.started(),
                 Role::App | Role::Ephemeral => true,
             })
+    }
+
+    /// Whether a container's newest run is of the sandbox in use.
+    fn ran_here(&self, container: &Container) -> bool {
+        container
+            .run
+            .as_ref()
+            .is_some_and(|run| self.is_in_use(&run.sandbox))
     }
 
     fn wants_start(&self, i: usize) -> bool {
@@ -147,7 +154,7 @@ impl Pod {
     fn is_to_initialize_again(&self, i: usize) -> bool {
         let container = &self.containers[i];
         let in_use = matches!(self.sandbox, Sandbox::Ready { .. });
-        let elsewhere = in_use && !self.is_in_use(&container.sandbox);
+        let elsewhere = in_use && !self.ran_here(container);
         container.role == Role::Init && container.ready() && elsewhere && !self.initialized()
     }
 
@@ -542,6 +549,7 @@ impl Pod {
         self.record(Some(i), false, "Started", "Container started".into());
         let run = Run {
             id: id.clone(),
+            sandbox: self.containers[i].sandbox.clone(),
             attempt,
             state: RunState::Running { started_at: at },
             image,
@@ -585,6 +593,7 @@ impl Pod {
         };
         let run = Run {
             id: id.clone(),
+            sandbox: self.containers[i].sandbox.clone(),
             attempt,
             state: RunState::Exited(Box::new(terminated(&id, &exit, None))),
             image: self.image_of(i),

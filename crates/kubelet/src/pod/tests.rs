@@ -994,6 +994,54 @@ fn l10_a_new_sandbox_is_initialized_from_the_beginning() {
 }
 
 #[test]
+fn l10_a_rebooted_machines_pods_are_initialized_again() {
+    let mut life = Life::new(json!({"initContainers": [container("i")]}));
+    life.settle();
+    life.exit("i0", 0);
+    // Another kubelet, after the machine has come back.
+    let mut life = Life::of(life.object);
+    life.now += SignedDuration::from_secs(100);
+    let ended = |name: &str, code: i32| {
+        let exit = Exit {
+            code,
+            started_at: Some(life.now),
+            finished_at: Some(life.now),
+            ..Exit::default()
+        };
+        seen(name, 0, ContainerState::Exited(exit))
+    };
+    life.step(Event::Observed {
+        since: life.now,
+        sandboxes: vec![runtime::Sandbox {
+            ready: false,
+            ..sandbox()
+        }],
+        containers: vec![ended("i", 0), ended("c", 255)],
+    });
+    let made =
+        |action: &Action| matches!(action, Action::CreateContainer { container, .. } if container == "i");
+    while !life.open.iter().any(made) {
+        let at = life.open.iter().position(|a| life.answer(a).is_some()).unwrap();
+        life.give(at, life.answer(&life.open[at]).unwrap());
+    }
+    // The first attempt comes to nothing, which makes nothing done.
+    life.open.retain(|a| !made(a));
+    life.step(Event::ContainerCreateFailed {
+        container: "i".into(),
+        reason: "CreateContainerError",
+        message: "x".into(),
+    });
+    life.settle();
+    life.wait(60);
+    assert!(!life.log.contains(&"start c1".to_string()), "{:?}", life.log);
+    let init = life.running.keys().next().unwrap().clone();
+    assert_eq!(life.running[&init], "i");
+    life.exit(&init, 0);
+    life.wait(60);
+    assert!(life.running.contains_key("c1"), "{:?}", life.log);
+}
+
+#[test]
 fn t4_a_stop_that_failed_is_made_again_though_nobody_asked_the_pod_to_end() {
     let lost = |life: &Life| Event::Observed {
         since: life.now,

@@ -146,6 +146,14 @@ impl FakeRuntime {
         }
     }
 
+    /// As [`FakeRuntime::reboot`], and its disk is another's: nothing is known of what was there.
+    pub fn wipe(&self) {
+        self.reboot();
+        let mut state = self.state.lock();
+        state.containers.clear();
+        state.sandboxes.clear();
+    }
+
     /// What holds a sandbox's network together dies; what runs in it goes on. False if there is none.
     pub fn break_sandbox(&self, id: &str) -> bool {
         let mut state = self.state.lock();

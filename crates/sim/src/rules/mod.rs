@@ -9,6 +9,7 @@ mod s2_who_may_remove;
 mod s3_order;
 mod s5_released;
 mod s8_one_a_node;
+mod s9_at_rest;
 mod t1_deletion;
 mod t2_ending;
 mod t3_grace;
@@ -21,7 +22,7 @@ use crate::world::{Seen, World};
 pub(crate) type Rule = fn(&Seen<'_>, &World) -> Result<(), String>;
 
 /// With their SPEC numbers.
-pub(crate) const ALL: [(&str, Rule); 12] = [
+pub(crate) const ALL: [(&str, Rule); 13] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),
     ("T1", t1_deletion::check),
@@ -34,4 +35,5 @@ pub(crate) const ALL: [(&str, Rule); 12] = [
     ("S3", s3_order::check),
     ("S5", s5_released::check),
     ("S8", s8_one_a_node::check),
+    ("S9", s9_at_rest::check),
 ];

@@ -53,6 +53,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
             "{by} removes {name} by force, which {} answers for",
             life.node()
         )),
+        None if life.vouched => Ok(()),
         None if released_too_early(life, world) => Err(format!(
             "{by} releases {name} although its node {} has not been missing for {QUARANTINE:#}",
             life.node()

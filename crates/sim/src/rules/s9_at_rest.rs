@@ -1,0 +1,48 @@
+//! S9: a cluster in which nothing is left to be done does nothing but say that it is there: leases, each node's status
+//! every few minutes, events of what goes on. A component that writes on has not come to an end, and never will.
+
+use k8s_openapi::jiff::SignedDuration;
+use knarr_api::k8s_openapi;
+
+use crate::world::{Seen, World};
+
+/// A node's status is written every five minutes; not all clocks go alike.
+const NODE_WRITTEN_AFTER: SignedDuration = SignedDuration::from_secs(290);
+/// Of the container that ends by itself again and again: its pod is never at rest.
+const FAILS: &str = "fails";
+
+pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+    let Seen::Written { key } = seen else {
+        return Ok(());
+    };
+    if key.starts_with("coordination.k8s.io/leases/") || key.starts_with("core/events/") {
+        return Ok(());
+    }
+    if let Some(node) = key.strip_prefix("core/nodes/") {
+        let before = world.node_written.get(node);
+        let after = before.map(|at| world.now.duration_since(*at));
+        return match after.filter(|after| *after < NODE_WRITTEN_AFTER) {
+            Some(after) => Err(format!(
+                "node {node} is written {after:#} after it was written, with nothing left to be done"
+            )),
+            None => Ok(()),
+        };
+    }
+    if let Some(pod) = key.strip_prefix("core/pods/")
+        && world.pods.values().any(|life| {
+            let meta = &life.pod.metadata;
+            let named = Some(pod)
+                == meta
+                    .namespace
+                    .as_deref()
+                    .zip(meta.name.as_deref())
+                    .map(|(n, m)| format!("{n}/{m}"))
+                    .as_deref();
+            let spec = life.pod.spec.as_ref();
+            named && !life.removed() && spec.is_some_and(|s| s.containers.iter().any(|c| c.name == FAILS))
+        })
+    {
+        return Ok(());
+    }
+    Err(format!("{key} is written, with nothing left to be done"))
+}

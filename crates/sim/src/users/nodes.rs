@@ -1,0 +1,123 @@
+//! What administrators do with nodes: they drain them and give them back, and say of one that it is out of service.
+
+use k8s_openapi::api::core::v1::{Node, Pod, Taint};
+use knarr_api::{k8s_openapi, registry};
+use knarr_client::{Error, ListOptions, Patch, TypedApi};
+use serde_json::json;
+
+use super::{NAMESPACE, Users, Workload};
+use crate::random::Stream;
+use crate::world::{OUT_OF_SERVICE, is_ready, node_of};
+
+impl Users {
+    /// One thing that is done to a node.
+    pub async fn act_on_a_node(&mut self, chance: &mut Stream) -> Result<(), Error> {
+        let done = match chance.between(0, 9) {
+            0..4 => self.drain(chance).await,
+            4..8 => self.vouch(chance).await,
+            _ => self.give_nodes_back().await,
+        };
+        match done {
+            // Somebody was faster.
+            Err(e) if e.is_not_found() || e.is_conflict() => Ok(()),
+            other => other,
+        }
+    }
+
+    async fn nodes(&self) -> Result<Vec<Node>, Error> {
+        let nodes = self.api.list(&registry::NODE, ListOptions::default()).await?;
+        Ok(nodes
+            .items
+            .iter()
+            .filter_map(|node| node.get::<Node>().cloned())
+            .collect())
+    }
+
+    async fn cordon(&self, name: &str, unschedulable: bool) -> Result<(), Error> {
+        let patch = Patch::Merge(json!({"spec": {"unschedulable": unschedulable}}));
+        let patched = self.api.patch(&registry::NODE, "", name, "", patch).await;
+        patched.map(drop)
+    }
+
+    /// As `kubectl drain`: nothing new comes, and what is there is asked to go.
+    async fn drain(&mut self, chance: &mut Stream) -> Result<(), Error> {
+        let nodes = self.nodes().await?;
+        let Some(name) = chance.pick(&nodes).and_then(|node| node.metadata.name.clone()) else {
+            return Ok(());
+        };
+        self.note(format!("drain {name}"));
+        self.cordon(&name, true).await?;
+        for pod in self.pods().await? {
+            let on_it = pod.get::<Pod>().is_some_and(|pod| node_of(pod) == name);
+            if !on_it || pod.metadata().deletion_timestamp.is_some() {
+                continue;
+            }
+            let eviction = json!({
+                "apiVersion": "policy/v1",
+                "kind": "Eviction",
+                "metadata": {"namespace": NAMESPACE, "name": pod.name()},
+                "deleteOptions": {"preconditions": {"uid": pod.uid()}},
+            });
+            self.wanted.remove(&(Workload::Pod, pod.name().to_string()));
+            let evicted = self
+                .api
+                .create_subresource(&registry::POD, NAMESPACE, pod.name(), "eviction", eviction)
+                .await;
+            match evicted {
+                Err(e) if !e.is_not_found() && !e.is_conflict() => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Says of a node that is not ready that it is down, whether it is or not: nobody waits for its word.
+    async fn vouch(&mut self, chance: &mut Stream) -> Result<(), Error> {
+        let mut nodes = self.nodes().await?;
+        nodes.retain(|node| !is_ready(node));
+        let Some(mut node) = chance.pick(&nodes).cloned() else {
+            return Ok(());
+        };
+        let taints = node.spec.get_or_insert_default().taints.get_or_insert_default();
+        if taints.iter().any(|t| t.key == OUT_OF_SERVICE) {
+            return Ok(());
+        }
+        taints.push(Taint {
+            key: OUT_OF_SERVICE.into(),
+            value: Some("nodeshutdown".into()),
+            effect: "NoExecute".into(),
+            time_added: None,
+        });
+        self.note(format!(
+            "{} is out of service",
+            node.metadata.name.clone().unwrap_or_default()
+        ));
+        self.api.update_as(node).await.map(drop)
+    }
+
+    /// Takes back what was done to nodes, those that are ready at the least.
+    pub async fn give_nodes_back(&mut self) -> Result<(), Error> {
+        for mut node in self.nodes().await? {
+            let name = node.metadata.name.clone().unwrap_or_default();
+            let ready = is_ready(&node);
+            let Some(spec) = &mut node.spec else { continue };
+            let cordoned = spec.unschedulable == Some(true);
+            let vouched = spec.taints.iter().flatten().any(|t| t.key == OUT_OF_SERVICE);
+            if !(cordoned || vouched && ready) {
+                continue;
+            }
+            self.note(format!("give {name} back"));
+            spec.unschedulable = None;
+            if ready {
+                spec.taints
+                    .get_or_insert_default()
+                    .retain(|t| t.key != OUT_OF_SERVICE);
+            }
+            match self.api.update_as(node).await {
+                Err(e) if !e.is_not_found() && !e.is_conflict() => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
