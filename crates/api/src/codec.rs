@@ -24,6 +24,7 @@ pub(crate) use encode::WithNulls;
 pub(crate) use go::{is_always_object, is_null_unset};
 pub use reader::DEPTH_MAX;
 use reader::Reader;
+pub(crate) use time::{is_unset, is_unset_micro};
 
 /// A decoded object and what the strict reader would refuse.
 #[derive(Debug)]

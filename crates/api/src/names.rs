@@ -156,6 +156,34 @@ pub fn dns1035_label(name: &str) -> Vec<String> {
     mistakes
 }
 
+/// The reason of a condition.
+pub fn condition_reason(reason: &str) -> Option<String> {
+    let inner = |b: u8| b.is_ascii_alphanumeric() || b"_,:".contains(&b);
+    let fits = match reason.as_bytes() {
+        [one] => one.is_ascii_alphabetic(),
+        [first, middle @ .., last] => {
+            first.is_ascii_alphabetic()
+                && middle.iter().copied().all(inner)
+                && (last.is_ascii_alphanumeric() || *last == b'_')
+        }
+        [] => false,
+    };
+    (!fits).then(|| {
+        must_match(
+            "a condition reason must start with alphabetic character, optionally followed by a string of \
+             alphanumeric characters or '_,:', and must end with an alphanumeric character or '_'",
+            "[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?",
+            &[
+                "my_name",
+                "MY_NAME",
+                "MyName",
+                "ReasonA,ReasonB",
+                "ReasonA:ReasonB",
+            ],
+        )
+    })
+}
+
 /// `*.` and a DNS-1123 subdomain (RFC 1034 4.3.3): hosts of ingresses.
 pub fn wildcard_dns1123_subdomain(name: &str) -> Vec<String> {
     let mut mistakes = Vec::new();

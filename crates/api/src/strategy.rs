@@ -37,6 +37,17 @@ pub enum Deletion {
     Graceful { grace_seconds: i64 },
 }
 
+/// Puts back what a writer of status may not change; who manages which field has been worked out before, and stays.
+pub(crate) fn keep_metadata(new: &mut ObjectMeta, old: &ObjectMeta) {
+    let kept = old.clone();
+    new.deletion_timestamp = kept.deletion_timestamp;
+    new.generation = kept.generation;
+    new.labels = kept.labels;
+    new.annotations = kept.annotations;
+    new.finalizers = kept.finalizers;
+    new.owner_references = kept.owner_references;
+}
+
 /// The rules of a kind. See the module.
 pub trait Strategy:
     k8s_openapi::Metadata<Ty = ObjectMeta>
@@ -95,6 +106,9 @@ pub trait Strategy:
     /// Whether dependents are orphaned when a client names no propagation policy.
     const ORPHANS_BY_DEFAULT: bool = false;
 
+    /// Whether the object's metadata, too, stay as they were when its status is written.
+    const STATUS_KEEPS_METADATA: bool = false;
+
     /// The deletion that `requested_grace_seconds` comes to.
     fn deletion(&self, _requested_grace_seconds: Option<i64>) -> Deletion {
         Deletion::Immediate
@@ -145,6 +159,7 @@ pub trait Ops: Send + Sync {
     fn create_on_update(&self) -> bool;
     fn unconditional_update(&self) -> bool;
     fn orphans_by_default(&self) -> bool;
+    fn status_keeps_metadata(&self) -> bool;
     fn deletion(&self, obj: &dyn AnyObject, requested_grace_seconds: Option<i64>) -> Result<Deletion, Error>;
     fn selectable_fields(&self) -> &'static [&'static str];
     fn field(&self, obj: &dyn AnyObject, path: &str) -> Result<String, Error>;
@@ -206,7 +221,11 @@ impl<T: Strategy + 'static> Ops for Of<T> {
         old: &dyn AnyObject,
         part: Part,
     ) -> Result<(), Error> {
-        cast_mut::<T>(obj)?.prepare_for_update(cast(old)?, part);
+        let (new, old) = (cast_mut::<T>(obj)?, cast::<T>(old)?);
+        new.prepare_for_update(old, part);
+        if T::STATUS_KEEPS_METADATA && part == Part::Status {
+            keep_metadata(new.metadata_mut(), old.metadata());
+        }
         Ok(())
     }
     fn validate(&self, obj: &dyn AnyObject) -> Result<field::Errors, Error> {
@@ -237,6 +256,9 @@ impl<T: Strategy + 'static> Ops for Of<T> {
     }
     fn orphans_by_default(&self) -> bool {
         T::ORPHANS_BY_DEFAULT
+    }
+    fn status_keeps_metadata(&self) -> bool {
+        T::STATUS_KEEPS_METADATA
     }
     fn deletion(&self, obj: &dyn AnyObject, requested_grace_seconds: Option<i64>) -> Result<Deletion, Error> {
         Ok(cast::<T>(obj)?.deletion(requested_grace_seconds))

@@ -1,5 +1,5 @@
-//! What every cluster has from the start: its namespaces, the `kubernetes` Service with its endpoints, the system's
-//! priority classes, and the default roles. Made where missing, at every start.
+//! What every cluster has from the start: its namespaces, the `kubernetes` Service with its endpoints and its range, the
+//! APIServices of built-in groups, the system's priority classes, and the default roles. Made where missing, at every start.
 
 use futures::future::join_all;
 use knarr_api::{AnyObject, Error, Kind, registry};
@@ -47,7 +47,46 @@ impl Server {
                 tracing::error!("passed over a default role: {e}");
             }
         }
-        self.kubernetes_service().await
+        self.kubernetes_service().await?;
+        self.default_service_cidr().await?;
+        self.settle_api_services().await
+    }
+
+    /// The range of addresses of Services, as an object; ready, unless somebody has said otherwise.
+    async fn default_service_cidr(&self) -> Result<(), Error> {
+        let (kind, name) = (&registry::SERVICE_CIDR, "kubernetes");
+        let cidrs = json!([self.allocations.range().to_string()]);
+        let wanted = json!({"metadata": {"name": name}, "spec": {"cidrs": cidrs}});
+        self.ensure(kind, wanted).await?;
+        let Some(there) = self.cache.get(kind, "", name) else {
+            return Ok(());
+        };
+        let mut document: Value = serde_json::from_slice(there.json()).map_err(Error::internal)?;
+        if document["spec"]["cidrs"] != cidrs {
+            let found = &document["spec"]["cidrs"];
+            tracing::warn!("ServiceCIDR {name:?} is {found}, but Services have addresses of {cidrs}");
+            return Ok(());
+        }
+        let conditions = document["status"]["conditions"].as_array();
+        if conditions.is_some_and(|c| c.iter().any(|c| c["type"] == "Ready")) {
+            return Ok(());
+        }
+        document["status"] = json!({"conditions": [{
+            "type": "Ready", "status": "True", "reason": "", "message": "Kubernetes default Service CIDR is ready",
+            "lastTransitionTime": self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        }]});
+        let target = Target {
+            subresource: "status",
+            ..Target::main(kind, "", name)
+        };
+        match self
+            .put(&mut self.myself(), &target, decode(kind, &document)?)
+            .await
+        {
+            // Another server of the same cluster may have been faster.
+            Err(e) if !e.is_conflict() => Err(e),
+            _ => Ok(()),
+        }
     }
 
     /// The Service by which pods reach the API server, and where it is.

@@ -38,7 +38,7 @@ pub(crate) async fn look_after_definitions(server: Weak<Server>) {
                 return;
             }
         };
-        let mut unsettled = strong.settle_definitions().await;
+        let mut unsettled = strong.settle_all().await;
         drop(strong);
         loop {
             let woken = match unsettled {
@@ -57,12 +57,22 @@ pub(crate) async fn look_after_definitions(server: Weak<Server>) {
             // All that has come in between is one look.
             while changes.try_recv().is_ok() {}
             let Some(strong) = server.upgrade() else { return };
-            unsettled = strong.settle_definitions().await;
+            unsettled = strong.settle_all().await;
         }
     }
 }
 
 impl Server {
+    /// Definitions, and the APIServices of what they make be served.
+    async fn settle_all(&self) -> bool {
+        let mut again = self.settle_definitions().await;
+        if let Err(e) = self.settle_api_services().await {
+            tracing::error!("APIServices cannot be looked after: {e}");
+            again = true;
+        }
+        again
+    }
+
     /// Brings every definition one step on. True if some are to be looked at again without a change of theirs.
     async fn settle_definitions(&self) -> bool {
         let mut again = false;

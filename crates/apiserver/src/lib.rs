@@ -9,6 +9,7 @@
 
 pub mod admission;
 pub mod allocation;
+mod api_services;
 pub mod audit;
 pub mod authn;
 pub mod authz;

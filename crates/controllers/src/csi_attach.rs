@@ -24,6 +24,9 @@ use crate::pod;
 
 const FAILED: &str = "FailedAttachVolume";
 
+/// Hexadecimal digits of a SHA-256.
+const SHA256_DIGITS: usize = 64;
+
 /// See the module. Its keys are volumes.
 pub struct CsiAttach;
 
@@ -58,7 +61,7 @@ impl Controller for CsiAttach {
         let (view, name) = (context.view, &context.key.name);
         let volume = view.get_as::<PersistentVolume>("", name);
         let mut attachments = view.list_as::<VolumeAttachment>("");
-        attachments.retain(|a| a.spec.attacher != ATTACHER && volume_of(a) == name);
+        attachments.retain(|a| a.spec.attacher != ATTACHER && volume_of(a) == name && is_generated(a));
         let driver = volume.as_ref().and_then(|v| driver_of(v));
         let users = match (&volume, &driver) {
             (Some(volume), Some(_)) => users(view, volume),
@@ -76,6 +79,13 @@ impl Controller for CsiAttach {
         }
         actions
     }
+}
+
+/// Whether an attachment has a name such as [`csi_attachment`] gives. One that somebody made by hand is his to delete.
+fn is_generated(attachment: &VolumeAttachment) -> bool {
+    let name = attachment.metadata.name.as_deref().unwrap_or("");
+    let digest = name.strip_prefix("csi-").unwrap_or("");
+    digest.len() == SHA256_DIGITS && digest.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// The driver and the handle of a CSI volume.
@@ -296,6 +306,19 @@ mod tests {
             told.len() == 2 && told[1].starts_with("update volumeattachments n1"),
             "{told:?}"
         );
+    }
+
+    #[test]
+    fn an_attachment_made_by_hand_is_left_alone() {
+        let mut world = world("ReadWriteOnce", &[]);
+        attachment(&mut world, "n1", &[], json!({"attached": true}));
+        for (name, volume) in [("va-1", "v"), ("csi-1", "v"), ("va-2", "gone")] {
+            world.put::<VolumeAttachment>(from(json!({"metadata": {"name": name},
+                "spec": {"attacher": "d", "nodeName": "n1", "source": {"persistentVolumeName": volume}}})));
+        }
+        let found = decided(&world);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("n1") && !found[0].contains("va-"), "{found:?}");
     }
 
     #[test]

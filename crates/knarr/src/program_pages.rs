@@ -1,33 +1,25 @@
-//! Gives back the pages of the program's own code that are not used.
+//! Gives back the pages of the program's own code that only a start needs.
 //!
 //! The kernel maps sixteen pages around each that is touched, and keeps them until memory is short: after a start, most
 //! of what counts as this process' memory is code that ran once. What is given back stays in the page cache, where the
-//! next use finds it at the price of a minor fault. A node that runs for a month is then counted with what it uses.
+//! next use finds it at the price of a minor fault.
 
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 /// Most of what only a start needs has run by then.
-const FIRST: Duration = Duration::from_secs(10);
-/// What was not used for so long goes. All that is in use faults in again: some hundred faults, less than a
-/// millisecond.
-const EVERY: Duration = Duration::from_secs(60);
+const STARTED: Duration = Duration::from_secs(10);
 
-/// Gives back what is not used, again and again.
-pub async fn give_back() {
-    let mut wait = FIRST;
-    loop {
-        tokio::time::sleep(wait).await;
-        if let Err(e) = give_back_once() {
-            tracing::debug!(error = %e, "the program's unused pages stay mapped");
-            return;
-        }
-        wait = EVERY;
+/// Gives back what is mapped by then; what is in use comes back at once.
+pub async fn give_back_after_start() {
+    tokio::time::sleep(STARTED).await;
+    if let Err(e) = give_back() {
+        tracing::debug!(error = %e, "the pages that only a start needs stay mapped");
     }
 }
 
-fn give_back_once() -> io::Result<()> {
+fn give_back() -> io::Result<()> {
     let program = std::fs::read_link("/proc/self/exe")?;
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     code_of(&program, &maps).try_for_each(|(from, to)| give_back_code(from, to))
@@ -85,10 +77,13 @@ d000-e000 r-xp 00000000 00:00 0                          [vdso]
     #[test]
     fn code_that_was_given_back_still_runs() {
         let before = only_code_of_the_program_itself_is_given_back as fn();
-        give_back_once().unwrap();
+        give_back().unwrap();
         before();
         let program = std::fs::read_link("/proc/self/exe").unwrap();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        assert!(code_of(&program, &maps).count() > 0, "there was something to give back");
+        assert!(
+            code_of(&program, &maps).count() > 0,
+            "there was something to give back"
+        );
     }
 }

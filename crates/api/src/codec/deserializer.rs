@@ -72,10 +72,13 @@ impl<'de> Reader<'de> {
         let depth = self.path.len();
         let value = visitor.visit_map(Members {
             reader: self,
+            owed: fields.as_ref().and_then(|f| f.time),
             fields,
             first: true,
             seen: BTreeSet::new(),
             seen_fields: 0,
+            ended: false,
+            unset: false,
         })?;
         self.path.truncate(depth);
         self.inside = outer;
@@ -99,6 +102,33 @@ impl<'de> Reader<'de> {
 struct Fields {
     of: &'static str,
     names: &'static [&'static str],
+    /// The time that our type wants although Go's may be unset.
+    time: Option<&'static str>,
+}
+
+/// Of the type `path`, called `name`, the one field that must be there in our type though it is no pointer in Go.
+fn wanted_time(name: &str, path: &str) -> Option<&'static str> {
+    match name {
+        "Condition" => Some("lastTransitionTime"),
+        "EventSeries" if path.contains("::events::") => Some("lastObservedTime"),
+        _ => None,
+    }
+}
+
+/// A time that was not given: Go's zero time, which is written as null again.
+struct Unset;
+
+impl<'de> Deserializer<'de> for Unset {
+    type Error = Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_newtype_struct(BorrowedStrDeserializer::<Error>::new(time::ZERO))
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
 }
 
 struct Members<'a, 'de> {
@@ -110,6 +140,12 @@ struct Members<'a, 'de> {
     seen: BTreeSet<Cow<'de, str>>,
     /// Fields of a struct that were read, one bit each. No struct of Kubernetes has 128.
     seen_fields: u128,
+    /// The time that is wanted and has not come.
+    owed: Option<&'static str>,
+    /// The object was read to its end.
+    ended: bool,
+    /// The value asked for next is that of a time that did not come.
+    unset: bool,
 }
 
 impl<'de> Members<'_, 'de> {
@@ -119,7 +155,11 @@ impl<'de> Members<'_, 'de> {
         of: &'static str,
         names: &[&'static str],
     ) -> Result<Option<&'static str>, Error> {
-        while self.reader.more(&mut self.first, b'}')? {
+        while !self.ended {
+            if !self.reader.more(&mut self.first, b'}')? {
+                self.ended = true;
+                break;
+            }
             let key = self.reader.key()?;
             let Some(index) = names.iter().position(|name| *name == key) else {
                 let path = self.reader.path_to(Some(&key));
@@ -146,9 +186,11 @@ impl<'de> Members<'_, 'de> {
                 self.reader.skip()?;
                 continue;
             }
+            self.owed = self.owed.filter(|owed| *owed != name);
             return Ok(Some(name));
         }
-        Ok(None)
+        self.unset = self.owed.is_some();
+        Ok(self.owed.take())
     }
 }
 
@@ -156,7 +198,7 @@ impl<'de> MapAccess<'de> for Members<'_, 'de> {
     type Error = Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
-        if let Some(Fields { of, names }) = self.fields {
+        if let Some(Fields { of, names, .. }) = self.fields {
             let Some(name) = self.next_field(of, names)? else {
                 return Ok(None);
             };
@@ -180,7 +222,10 @@ impl<'de> MapAccess<'de> for Members<'_, 'de> {
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Error> {
-        let value = seed.deserialize(&mut *self.reader)?;
+        let value = match std::mem::take(&mut self.unset) {
+            true => seed.deserialize(Unset)?,
+            false => seed.deserialize(&mut *self.reader)?,
+        };
         self.reader.path.pop();
         Ok(value)
     }
@@ -447,7 +492,17 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         visitor: V,
     ) -> Result<V::Value, Error> {
         match self.token()? {
-            Token::Object => self.map(Some(Fields { of: name, names }), visitor),
+            Token::Object => {
+                let time = wanted_time(name, std::any::type_name::<V::Value>());
+                self.map(
+                    Some(Fields {
+                        of: name,
+                        names,
+                        time,
+                    }),
+                    visitor,
+                )
+            }
             Token::Null => {
                 self.null()?;
                 visitor.visit_map(Nothing)

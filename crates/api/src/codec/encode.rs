@@ -11,6 +11,8 @@ use serde::ser::{
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::time;
+
 /// Fields of a struct that are null where they are not set or are empty lists. Structs of different groups share
 /// names (`Event`), so the type's path is asked too where that matters.
 fn nulls(name: &str, path: &str) -> &'static [&'static str] {
@@ -240,7 +242,7 @@ impl<S: SerializeStruct> SerializeStruct for Compound<S> {
         value: &T,
     ) -> Result<(), S::Error> {
         if let Some(i) = self.nulls.iter().position(|field| *field == key) {
-            if value.serialize(IsEmptyList).is_ok() {
+            if value.serialize(IsUnset::Field).is_ok() {
                 return Ok(());
             }
             self.written |= 1 << i;
@@ -305,15 +307,22 @@ impl<S: SerializeMap> SerializeMap for Compound<S> {
     }
 }
 
-/// Succeeds with what is an empty list and fails with all else, without looking further.
-struct IsEmptyList;
+/// Succeeds with what is an empty list or a time that is not set, and fails with all else, without looking further.
+enum IsUnset {
+    /// The field itself.
+    Field,
+    /// What an optional field has. A time that is not set is none there.
+    Optional,
+    /// The text of a time.
+    Time,
+}
 
 #[derive(Debug)]
 struct Other;
 
 impl std::fmt::Display for Other {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("not an empty list")
+        f.write_str("neither an empty list nor a time that is not set")
     }
 }
 
@@ -325,7 +334,7 @@ impl serde::ser::Error for Other {
     }
 }
 
-impl SerializeSeq for IsEmptyList {
+impl SerializeSeq for IsUnset {
     type Ok = ();
     type Error = Other;
     fn serialize_element<T: Serialize + ?Sized>(&mut self, _: &T) -> Result<(), Other> {
@@ -344,7 +353,7 @@ macro_rules! other {
     )*};
 }
 
-impl Serializer for IsEmptyList {
+impl Serializer for IsUnset {
     type Ok = ();
     type Error = Other;
     type SerializeSeq = Self;
@@ -368,7 +377,6 @@ impl Serializer for IsEmptyList {
         serialize_f32(f32);
         serialize_f64(f64);
         serialize_char(char);
-        serialize_str(&str);
         serialize_bytes(&[u8]);
         serialize_none();
         serialize_unit();
@@ -376,11 +384,24 @@ impl Serializer for IsEmptyList {
         serialize_unit_variant(&'static str, u32, &'static str);
     }
 
-    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Other> {
-        value.serialize(self)
+    fn serialize_str(self, text: &str) -> Result<(), Other> {
+        match self {
+            IsUnset::Time if time::is_zero(text) => Ok(()),
+            _ => Err(Other),
+        }
     }
-    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _: &'static str, _: &T) -> Result<(), Other> {
-        Err(Other)
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Other> {
+        value.serialize(IsUnset::Optional)
+    }
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(
+        self,
+        name: &'static str,
+        value: &T,
+    ) -> Result<(), Other> {
+        match (self, name) {
+            (IsUnset::Field, "Time" | "MicroTime") => value.serialize(IsUnset::Time),
+            _ => Err(Other),
+        }
     }
     fn serialize_newtype_variant<T: Serialize + ?Sized>(
         self,

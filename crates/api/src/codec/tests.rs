@@ -276,3 +276,43 @@ fn sets_of_fields_are_text_within_and_objects_without() {
         serde_json::json!({})
     );
 }
+
+#[test]
+fn a_time_that_is_not_given_is_null_where_go_has_no_pointer() {
+    use k8s_openapi::api::core::v1::Service;
+    use k8s_openapi::api::events::v1::Event;
+
+    fn through<T: crate::strategy::Strategy + 'static>(json: &str) -> String {
+        let object = decode::<T>(json.as_bytes()).unwrap().object;
+        let mut json = Vec::new();
+        object.encode_into(&mut json);
+        String::from_utf8(json).unwrap()
+    }
+    let noon = "\"2020-01-01T12:00:00Z\"";
+    for (given, comes) in [
+        ("{}".to_string(), "null"),
+        (r#"{"lastTransitionTime":null}"#.to_string(), "null"),
+        (
+            r#"{"lastTransitionTime":"0001-01-01T00:00:00Z"}"#.to_string(),
+            "null",
+        ),
+        (format!(r#"{{"lastTransitionTime":{noon}}}"#), noon),
+        (
+            format!(r#"{{"lastTransitionTime":null,"lastTransitionTime":{noon}}}"#),
+            noon,
+        ),
+    ] {
+        let found = through::<Service>(&format!(
+            r#"{{"status":{{"conditions":[{given},{{"type":"b"}}]}}}}"#
+        ));
+        let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+        let conditions = &found["status"]["conditions"];
+        assert_eq!(conditions[0]["lastTransitionTime"].to_string(), comes, "{given}");
+        assert_eq!(conditions[1]["type"], "b", "{given}");
+    }
+    let found = through::<Event>(r#"{"series":{"count":2}}"#);
+    assert!(
+        found.contains(r#""series":{"count":2,"lastObservedTime":null}"#),
+        "{found}"
+    );
+}

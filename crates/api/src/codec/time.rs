@@ -1,11 +1,34 @@
 //! Times as Kubernetes takes them: RFC 3339 with Go's words where it is not.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use k8s_openapi::jiff::Timestamp;
 
 /// How Go writes the form of a meta/v1 Time.
 pub(super) const SECONDS: &str = "2006-01-02T15:04:05Z07:00";
 /// How Go writes the form of a meta/v1 MicroTime.
 pub(super) const MICROSECONDS: &str = "2006-01-02T15:04:05.000000Z07:00";
+
+/// Go's zero time, which says that a time is not set.
+pub(crate) const ZERO: &str = "0001-01-01T00:00:00Z";
+
+/// The same, as seconds since 1970.
+const ZERO_SECONDS: i64 = -62_135_596_800;
+
+/// Whether a time that our types want was not given.
+pub(crate) fn is_unset(time: &Time) -> bool {
+    time.0.as_second() == ZERO_SECONDS
+}
+
+/// The same of a time with parts of seconds.
+pub(crate) fn is_unset_micro(time: &MicroTime) -> bool {
+    time.0.as_second() == ZERO_SECONDS
+}
+
+/// Whether this is the zero time, in seconds or parts of them.
+pub(crate) fn is_zero(text: &str) -> bool {
+    let fraction = text.strip_prefix("0001-01-01T00:00:00");
+    fraction.is_some_and(|rest| rest.bytes().all(|b| matches!(b, b'.' | b'0' | b'Z')))
+}
 
 /// Checks `text` against `layout` and gives it back in UTC, cut to the layout's precision.
 pub(super) fn normal(text: &str, layout: &'static str) -> Result<String, String> {

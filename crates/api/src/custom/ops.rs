@@ -342,6 +342,10 @@ impl Ops for CustomOps {
         false
     }
 
+    fn status_keeps_metadata(&self) -> bool {
+        true
+    }
+
     fn unconditional_update(&self) -> bool {
         false
     }

@@ -1,16 +1,19 @@
 //! APIService: who serves a group and version.
 
 use k8s_openapi::jiff::Timestamp;
-use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceCondition};
 
-use super::checks::text;
+use super::checks::{dns_subdomain, each, text};
 use crate::field::{Errors, Path};
+use crate::names;
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const HTTPS_PORT: i32 = 443;
 
 impl Strategy for APIService {
+    const STATUS_KEEPS_METADATA: bool = true;
+
     fn set_defaults(&mut self) {
         if let Some(service) = self.spec.as_mut().and_then(|s| s.service.as_mut()) {
             service.port.get_or_insert(HTTPS_PORT);
@@ -19,7 +22,16 @@ impl Strategy for APIService {
     }
 
     fn prepare_for_create(&mut self) {
-        self.status = Some(Default::default());
+        let status = self.status.insert(Default::default());
+        if self.spec.as_ref().is_none_or(|s| s.service.is_none()) {
+            status.conditions = Some(vec![APIServiceCondition {
+                type_: "Available".into(),
+                status: "True".into(),
+                last_transition_time: self.metadata.creation_timestamp.clone(),
+                reason: Some("Local".into()),
+                message: Some("Local APIServices are always available".into()),
+            }]);
+        }
     }
 
     fn prepare_for_update(&mut self, old: &Self, part: Part) {
@@ -43,6 +55,22 @@ impl Strategy for APIService {
             );
         }
         let path = Path::new("spec");
+        let at = path.child("group");
+        if group.is_empty() && version != "v1" {
+            errors.required(
+                &at,
+                "only v1 may have an empty group and it better be legacy kube",
+            );
+        }
+        if !group.is_empty() {
+            dns_subdomain(&mut errors, &at, group);
+        }
+        each(
+            &mut errors,
+            &path.child("version"),
+            version,
+            names::dns1035_label(version),
+        );
         for (field, value, max) in [
             ("groupPriorityMinimum", spec.group_priority_minimum, 20000),
             ("versionPriority", spec.version_priority, 1000),
@@ -55,18 +83,40 @@ impl Strategy for APIService {
                 );
             }
         }
+        let bundle_bytes = spec.ca_bundle.as_ref().map_or(0, |c| c.0.len());
+        let skips = spec.insecure_skip_tls_verify == Some(true);
         match &spec.service {
             None => {
-                if spec.ca_bundle.as_ref().is_some_and(|c| !c.0.is_empty()) {
+                if bundle_bytes > 0 {
                     errors.invalid(
                         &path.child("caBundle"),
-                        "",
+                        format!("{bundle_bytes} bytes"),
                         "local APIServices may not have a caBundle",
+                    );
+                }
+                if skips {
+                    errors.invalid(
+                        &path.child("insecureSkipTLSVerify"),
+                        true,
+                        "local APIServices may not have insecureSkipTLSVerify",
                     );
                 }
             }
             Some(service) => {
+                if skips && bundle_bytes > 0 {
+                    errors.invalid(
+                        &path.child("insecureSkipTLSVerify"),
+                        true,
+                        "may not be true if caBundle is present",
+                    );
+                }
                 let path = path.child("service");
+                let port = service.port.unwrap_or(HTTPS_PORT);
+                let mistakes = names::port_number(port.into());
+                if !mistakes.is_empty() {
+                    let detail = format!("port is not valid: {}", mistakes.join(", "));
+                    errors.invalid(&path.child("port"), port, detail);
+                }
                 for (field, value) in [("namespace", &service.namespace), ("name", &service.name)] {
                     if text(value).is_empty() {
                         errors.required(&path.child(field), "");
@@ -78,10 +128,25 @@ impl Strategy for APIService {
     }
 
     fn validate_update(&self, _old: &Self, part: Part) -> Errors {
-        match part {
-            Part::Status => Errors::new(),
-            _ => self.validate(),
+        if part != Part::Status {
+            return self.validate();
         }
+        const STATUSES: [&str; 3] = ["True", "False", "Unknown"];
+        let mut errors = Errors::new();
+        let conditions = self.status.as_ref().and_then(|s| s.conditions.as_deref());
+        let path = Path::new("status").child("conditions");
+        for (i, condition) in conditions.unwrap_or_default().iter().enumerate() {
+            let status = condition.status.as_str();
+            if !STATUSES.contains(&status) {
+                errors.not_supported_in_order(&path.index(i).child("status"), status, &STATUSES);
+            }
+        }
+        errors
+    }
+
+    /// Of the core group's it ends with a dot.
+    fn validate_name(name: &str) -> Vec<String> {
+        names::path_segment(name)
     }
 
     fn columns() -> &'static [Column] {

@@ -2,16 +2,16 @@
 //!
 //! Each takes what was found and where, and adds the mistakes to an [`Errors`]; none looks at a whole object.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
 
 use crate::field::{Errors, Path, Shown};
-use crate::{meta, names};
+use crate::{codec, meta, names};
 
 /// Protocols of ports, sorted as most fields list them.
 pub const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
@@ -297,6 +297,43 @@ macro_rules! spec_and_status {
     };
 }
 pub(crate) use spec_and_status;
+
+/// The conditions of a status, of kinds that have meta/v1's type for them.
+pub fn conditions(errors: &mut Errors, path: &Path, conditions: Option<&[Condition]>) {
+    const STATUSES: &[&str] = &["False", "True", "Unknown"];
+    const REASON_BYTES: usize = 1024;
+    const MESSAGE_BYTES: usize = 32 * 1024;
+    let mut seen = BTreeSet::new();
+    for (i, condition) in conditions.unwrap_or_default().iter().enumerate() {
+        let path = path.index(i);
+        if !seen.insert(&condition.type_) {
+            errors.duplicate(&path.child("type"), condition.type_.as_str());
+        }
+        qualified_name(errors, &path.child("type"), &condition.type_);
+        if !STATUSES.contains(&condition.status.as_str()) {
+            errors.not_supported(&path.child("status"), condition.status.as_str(), STATUSES);
+        }
+        if let Some(generation) = condition.observed_generation.filter(|g| *g < 0) {
+            let at = path.child("observedGeneration");
+            errors.invalid(&at, generation, "must be greater than or equal to zero");
+        }
+        if codec::is_unset(&condition.last_transition_time) {
+            errors.required(&path.child("lastTransitionTime"), "");
+        }
+        let at = path.child("reason");
+        if condition.reason.is_empty() {
+            errors.required(&at, "");
+        } else if let Some(mistake) = names::condition_reason(&condition.reason) {
+            errors.invalid(&at, condition.reason.as_str(), mistake);
+        }
+        if condition.reason.len() > REASON_BYTES {
+            errors.too_long(&at, REASON_BYTES);
+        }
+        if condition.message.len() > MESSAGE_BYTES {
+            errors.too_long(&path.child("message"), MESSAGE_BYTES);
+        }
+    }
+}
 
 /// A quantity that must not be negative.
 pub fn not_negative_quantity(errors: &mut Errors, path: &Path, value: &Quantity) {

@@ -5,10 +5,10 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{json, text};
-use crate::convert;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{Cell, Column};
+use crate::{codec, convert};
 
 const UNSET: &str = "needs to be unset";
 
@@ -116,7 +116,8 @@ fn series(event: &v1::Event, errors: &mut Errors) {
         if series.count.unwrap_or(0) < 2 {
             errors.invalid(&Path::new("series.count"), "", "should be at least 2");
         }
-        if series.last_observed_time.is_none() {
+        let last = series.last_observed_time.as_ref();
+        if last.is_none_or(codec::is_unset_micro) {
             errors.required(&Path::new("series.lastObservedTime"), "");
         }
     }

@@ -12,6 +12,8 @@ const PRECEDENCE: i32 = 1000;
 const LAST_PRECEDENCE: i32 = 10000;
 
 impl Strategy for FlowSchema {
+    const STATUS_KEEPS_METADATA: bool = true;
+
     fn set_defaults(&mut self) {
         let precedence = &mut self.spec.get_or_insert_default().matching_precedence;
         if precedence.unwrap_or(0) == 0 {

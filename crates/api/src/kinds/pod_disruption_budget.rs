@@ -5,8 +5,8 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
-    Json, count_generation, json, json_selector, label_selector, not_more_than_all, not_negative_if_set,
-    not_negative_or_percent,
+    Json, conditions, count_generation, json, json_selector, label_selector, not_more_than_all,
+    not_negative_if_set, not_negative_or_percent,
 };
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
@@ -81,13 +81,19 @@ impl Strategy for PodDisruptionBudget {
         }
         let mut errors = Errors::new();
         let status = self.status.clone().unwrap_or_default();
+        let path = Path::new("status");
+        conditions(
+            &mut errors,
+            &path.child("conditions"),
+            status.conditions.as_deref(),
+        );
         for (field, count) in [
             ("disruptionsAllowed", status.disruptions_allowed),
             ("currentHealthy", status.current_healthy),
             ("desiredHealthy", status.desired_healthy),
             ("expectedPods", status.expected_pods),
         ] {
-            not_negative_if_set(&mut errors, &Path::new("status").child(field), count);
+            not_negative_if_set(&mut errors, &path.child(field), count);
         }
         errors
     }

@@ -9,6 +9,8 @@ use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for PriorityLevelConfiguration {
+    const STATUS_KEEPS_METADATA: bool = true;
+
     fn set_defaults(&mut self) {
         let spec = self.spec.get_or_insert_default();
         if let Some(exempt) = &mut spec.exempt {

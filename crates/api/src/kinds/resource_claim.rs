@@ -9,6 +9,8 @@ use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for ResourceClaim {
+    const STATUS_KEEPS_METADATA: bool = true;
+
     fn set_defaults(&mut self) {
         self.status.get_or_insert_default();
     }

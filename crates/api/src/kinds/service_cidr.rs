@@ -10,6 +10,8 @@ use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for ServiceCIDR {
+    const STATUS_KEEPS_METADATA: bool = true;
+
     fn set_defaults(&mut self) {
         self.status.get_or_insert_default();
     }

@@ -1,10 +1,12 @@
 //! ValidatingAdmissionPolicy: what writes must satisfy, as expressions.
 
-use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyStatus,
+};
 use k8s_openapi::jiff::Timestamp;
 
 use super::admission_policy::{PolicyScope, check_conditions, check_param_kind, check_variables};
-use super::checks::{count_generation, text};
+use super::checks::{conditions, count_generation, text};
 use super::webhook::set_match_defaults;
 use crate::cel::check::Type;
 use crate::field::{Errors, Path};
@@ -17,6 +19,30 @@ const REASONS: [&str; 4] = ["Forbidden", "Invalid", "RequestEntityTooLarge", "Un
 const ANNOTATION_MAX_BYTES: usize = 5 * 1024;
 /// Most audit annotations of one policy.
 const ANNOTATIONS_MAX: usize = 20;
+
+fn validate_status(status: &ValidatingAdmissionPolicyStatus, path: &Path) -> Errors {
+    let mut errors = Errors::new();
+    let warnings = status
+        .type_checking
+        .as_ref()
+        .and_then(|c| c.expression_warnings.as_deref());
+    let at = path.child("typeChecking").child("expressionWarnings");
+    for (i, warning) in warnings.unwrap_or_default().iter().enumerate() {
+        let at = at.index(i);
+        if warning.warning.is_empty() {
+            errors.required(&at.child("warning"), "");
+        }
+        if warning.field_ref.trim().is_empty() {
+            errors.required(&at.child("fieldRef"), "");
+        }
+    }
+    conditions(
+        &mut errors,
+        &path.child("conditions"),
+        status.conditions.as_deref(),
+    );
+    errors
+}
 
 fn check_expressions(policy: &ValidatingAdmissionPolicy, path: &Path, errors: &mut Errors) {
     let spec = policy.spec.clone().unwrap_or_default();
@@ -99,6 +125,8 @@ fn check_expressions(policy: &ValidatingAdmissionPolicy, path: &Path, errors: &m
 }
 
 impl Strategy for ValidatingAdmissionPolicy {
+    const STATUS_KEEPS_METADATA: bool = true;
+
     fn set_defaults(&mut self) {
         let spec = self.spec.get_or_insert_default();
         spec.failure_policy.get_or_insert_with(|| "Fail".into());
@@ -156,8 +184,12 @@ impl Strategy for ValidatingAdmissionPolicy {
     }
 
     fn validate_update(&self, old: &Self, part: Part) -> Errors {
+        if part == Part::Status {
+            let status = self.status.clone().unwrap_or_default();
+            return validate_status(&status, &Path::new("status"));
+        }
         // Expressions that were taken once are not judged again while nobody touches the policy.
-        if part == Part::Main && self.spec == old.spec {
+        if self.spec == old.spec {
             return Errors::new();
         }
         self.validate()

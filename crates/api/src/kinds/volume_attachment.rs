@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{dns_subdomain, immutable, qualified_name, text};
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{Part, Strategy, keep_metadata};
 use crate::table::{self, Cell, Column};
 
 const ONE_SOURCE: &str = "must specify exactly one of inlineVolumeSpec and persistentVolumeName";
@@ -25,10 +25,8 @@ impl Strategy for VolumeAttachment {
                 self.spec = old.spec.clone();
                 // Finalizers go with the state of the volume, so the attacher may write them here; the rest stays.
                 let finalizers = self.metadata.finalizers.take();
-                let version = self.metadata.resource_version.take();
-                self.metadata = old.metadata.clone();
+                keep_metadata(&mut self.metadata, &old.metadata);
                 self.metadata.finalizers = finalizers;
-                self.metadata.resource_version = version;
             }
             Part::Main | Part::Other(_) => self.status = old.status.clone(),
         }

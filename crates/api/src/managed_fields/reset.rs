@@ -3,6 +3,7 @@
 
 use super::set::FieldSet;
 use crate::kind::Kind;
+use crate::registry;
 
 /// Which fields count when a kind is written through one of its doors.
 pub enum Reset {
@@ -22,15 +23,7 @@ const RESIZE: &[&[&str]] = &[
 
 impl Reset {
     pub fn of(kind: &Kind, subresource: &str) -> Reset {
-        let metadata_too = kind.ops.custom().is_some()
-            || matches!(
-                kind.group,
-                "apiregistration.k8s.io" | "flowcontrol.apiserver.k8s.io" | "resource.k8s.io"
-            )
-            || matches!(
-                kind.kind,
-                "VolumeAttachment" | "ServiceCIDR" | "StorageVersionMigration" | "ValidatingAdmissionPolicy"
-            );
+        let metadata_too = kind.ops.status_keeps_metadata() || *kind == registry::VOLUME_ATTACHMENT;
         let paths: &[&[&str]] = match (kind.group, kind.kind, subresource) {
             ("", "Pod", "ephemeralcontainers") => return Reset::Only(EPHEMERAL_CONTAINERS),
             ("", "Pod", "resize") => return Reset::Only(RESIZE),
@@ -87,7 +80,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::registry;
 
     #[test]
     fn a_door_keeps_what_it_can_write() {

@@ -36,6 +36,9 @@ pub const ADMIN: &str = "admin-token";
 /// When the cluster is made, and its keys with it.
 const START: i64 = 1_800_000_000;
 
+/// How long what must come is waited for.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// Moved by hand.
 pub struct TestClock(AtomicI64);
 
@@ -317,8 +320,27 @@ impl Client {
         self.send_bytes(method, path, body).await
     }
 
-    /// Whatever the bytes are, as JSON unless the headers shown say otherwise.
-    pub async fn send_bytes(&mut self, method: &str, path: &str, body: Option<Bytes>) -> Answer {
+    /// What a watch tells, until it is enough. Nothing else can be asked over this connection any more.
+    pub async fn events(mut self, path: &str, enough: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+        let request = self.request("GET", path, None);
+        self.sender.ready().await.unwrap();
+        let mut body = self.sender.send_request(request).await.unwrap().into_body();
+        let (mut events, mut line) = (Vec::new(), Vec::new());
+        while !enough(&events) {
+            let waited = tokio::time::timeout(PATIENCE, body.frame()).await;
+            let frame = waited.unwrap_or_else(|_| panic!("{path}: no more than {events:?}"));
+            let frame = frame.unwrap_or_else(|| panic!("{path}: ended after {events:?}"));
+            for byte in frame.unwrap().into_data().unwrap() {
+                match byte {
+                    b'\n' => events.push(serde_json::from_slice(&std::mem::take(&mut line)).unwrap()),
+                    byte => line.push(byte),
+                }
+            }
+        }
+        events
+    }
+
+    fn request(&self, method: &str, path: &str, body: Option<Bytes>) -> Request<Full<Bytes>> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -336,7 +358,12 @@ impl Client {
         for (name, value) in &self.shows.headers {
             request = request.header(*name, value);
         }
-        let request = request.body(Full::new(body.unwrap_or_default())).unwrap();
+        request.body(Full::new(body.unwrap_or_default())).unwrap()
+    }
+
+    /// Whatever the bytes are, as JSON unless the headers shown say otherwise.
+    pub async fn send_bytes(&mut self, method: &str, path: &str, body: Option<Bytes>) -> Answer {
+        let request = self.request(method, path, body);
         self.sender.ready().await.unwrap();
         let (head, body) = self.sender.send_request(request).await.unwrap().into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();

@@ -5,11 +5,15 @@
 mod at_rest;
 mod audit;
 mod bad_input;
+mod clients;
 mod cluster;
+mod conformance;
+mod forms;
 #[path = "../in_process/hooks.rs"]
 mod hooks;
 mod hostile;
 mod joining;
+mod lifecycles;
 mod limits;
 mod nothing_open;
 mod parts;

@@ -291,3 +291,81 @@ async fn webhooks_are_told_of_reviews_and_policies_are_not() {
     assert_eq!(cluster.admin("POST", path, Some(empty)).await.code, 400);
     assert_eq!(server.asked.lock().len(), told);
 }
+
+/// "should mutate custom resource with different stored version": stored as v1, then patched as v2, which is stored by then.
+#[tokio::test]
+async fn what_is_stored_in_another_version_is_mutated_in_the_one_asked_for() {
+    let cluster = Cluster::start().await;
+    let server = webhook().await;
+    let rules = |name: &str, operations: &[&str]| {
+        json!({"name": name, "rules": [{"apiGroups": ["stable.example.com"], "apiVersions": ["v1", "v2"],
+            "operations": operations, "resources": ["widgets"]}]})
+    };
+    let configuration = json!({"metadata": {"name": "test"}, "webhooks": [
+        hook(&server, "/stage-1", rules("one.example.com", &["CREATE", "UPDATE"])),
+        hook(&server, "/stage-2", rules("two.example.com", &["CREATE"]))]});
+    let all = format!("{GROUP}/mutatingwebhookconfigurations");
+    cluster.create(&all, configuration).await;
+    let version = |name: &str, storage: bool| {
+        json!({"name": name, "served": true, "storage": storage,
+            "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}})
+    };
+    let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    let definition = json!({"metadata": {"name": "widgets.stable.example.com"}, "spec": {
+        "group": "stable.example.com", "scope": "Namespaced",
+        "names": {"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
+        "versions": [version("v1", true), version("v2", false)]}});
+    cluster.create(definitions, definition).await;
+    let path = |version: &str| format!("/apis/stable.example.com/{version}/namespaces/default/widgets");
+    let widget = json!({"apiVersion": "stable.example.com/v1", "kind": "Widget", "metadata": {"name": "w"},
+        "data": {"mutation-start": "yes"}});
+    let mut made = cluster.admin("POST", &path("v1"), Some(widget.clone())).await;
+    for n in 0.. {
+        if made.code != 404 {
+            break;
+        }
+        assert!(n < 6000, "the kind is never served: {}", made.text);
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        made = cluster.admin("POST", &path("v1"), Some(widget.clone())).await;
+    }
+    let all_steps = json!({"mutation-start": "yes", "mutation-stage-1": "yes", "mutation-stage-2": "yes"});
+    assert_eq!(made.expect(201)["data"], all_steps);
+
+    let media = |media: &str| Shows::token(ADMIN).header("content-type", media);
+    let patch = json!({"spec": {"versions": [version("v1", false), version("v2", true)]}});
+    let one = format!("{definitions}/widgets.stable.example.com");
+    let strategic = media("application/strategic-merge-patch+json");
+    cluster
+        .ask(&strategic, "PATCH", &one, Some(patch))
+        .await
+        .expect(200);
+    let patch = json!([{"op": "add", "path": "/dummy", "value": "test"}]);
+    let operations = media("application/json-patch+json");
+    let one = format!("{}/w", path("v2"));
+    let patched = cluster
+        .ask(&operations, "PATCH", &one, Some(patch))
+        .await
+        .expect(200);
+    assert_eq!(patched["apiVersion"], "stable.example.com/v2");
+    assert_eq!(
+        (&patched["data"], &patched["dummy"]),
+        (&all_steps, &json!("test"))
+    );
+    // The first stage alone is asked about updates; in which version, the request says.
+    let patch = json!([{"op": "remove", "path": "/data/mutation-stage-1"}, {"op": "remove", "path": "/data/mutation-stage-2"}]);
+    for version in ["v1", "v2"] {
+        let one = format!("{}/w", path(version));
+        let patched = cluster.ask(&operations, "PATCH", &one, Some(patch.clone())).await;
+        let expected = json!({"mutation-start": "yes", "mutation-stage-1": "yes"});
+        let patched = match version {
+            "v1" => patched.expect(200),
+            // The second stage's is not there a second time.
+            _ => {
+                assert_eq!(patched.code, 422, "{}", patched.text);
+                cluster.admin("GET", &one, None).await.expect(200)
+            }
+        };
+        assert_eq!(patched["apiVersion"], format!("stable.example.com/{version}"));
+        assert_eq!(patched["data"], expected);
+    }
+}

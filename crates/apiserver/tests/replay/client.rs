@@ -9,9 +9,9 @@ use http::{Request, header};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use knarr_apiserver::authn::token_key::KeyFiles;
 use knarr_apiserver::http::Protocol;
-use knarr_apiserver::pki::Pki;
-use knarr_apiserver::seams::{Clock, SystemClock, SystemEntropy};
+use knarr_apiserver::seams::{SystemClock, SystemEntropy};
 use knarr_apiserver::{Config, ISSUER, Seams, Server, ServiceRange, User};
 use knarr_client::{Conn, NodeDialer};
 use tokio_util::sync::CancellationToken;
@@ -28,10 +28,8 @@ impl NodeDialer for NoNodes {
     }
 }
 
-/// The server as the recorded one was: service range, issuer and a client of the group `system:masters`.
+/// The server as the recorded one was: service range, issuer, an RSA key and a client of the group `system:masters`.
 pub async fn server() -> Arc<Server> {
-    let directory = tempfile::tempdir().unwrap();
-    let pki = Pki::open(directory.path(), SystemClock.now()).unwrap();
     let config = Config {
         advertised: "127.0.0.1:6443".into(),
         address: [127, 0, 0, 1].into(),
@@ -39,7 +37,10 @@ pub async fn server() -> Arc<Server> {
         service_range: ServiceRange::parse("10.97.0.0/16").unwrap(),
         static_tokens: HashMap::from([(TOKEN.to_string(), User::new("admin", ["system:masters"]))]),
         issuer: ISSUER.into(),
-        service_account_key: pki.service_account_key().unwrap(),
+        service_account_key: KeyFiles {
+            signing: include_str!("../keys/rsa.pem").into(),
+            verifying: Vec::new(),
+        },
         options: knarr_apiserver::Options::default(),
     };
     let seams = Seams {

@@ -7,6 +7,7 @@ use knarr_client::{Caches, EventRecorder, SystemClock};
 use knarr_control::{Base, runner};
 use knarr_controllers::Controller;
 use knarr_controllers::disruption::Disruptions;
+use knarr_controllers::persistentvolume::claims::ClaimBinder;
 use knarr_controllers::replicationcontroller::ReplicationControllers;
 use knarr_controllers::resourcequota::ResourceQuotas;
 use tokio::task::JoinSet;
@@ -21,10 +22,11 @@ pub fn start(server: &Arc<Server>) -> JoinSet<()> {
         api,
         clock,
     };
-    let all: [Box<dyn Controller>; 3] = [
+    let all: [Box<dyn Controller>; 4] = [
         Box::new(ResourceQuotas),
         Box::new(Disruptions),
         Box::new(ReplicationControllers),
+        Box::new(ClaimBinder),
     ];
     let mut running = JoinSet::new();
     for controller in all {

@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
+use std::time::Duration;
 
 use libtest_mimic::Failed;
 
@@ -64,6 +65,11 @@ spec:
       volumeMounts: [{ name: marks, mountPath: /marks }, { name: scratch, mountPath: /scratch }]
 "#;
 
+/// The topic of what is done for ctr to notice.
+const NOTICED: &str = "/namespaces/update";
+/// How long an event is waited for before another is caused.
+const HEARD_WITHIN: Duration = Duration::from_millis(500);
+
 /// containerd's events, as they come.
 struct Events {
     ctr: Child,
@@ -71,20 +77,25 @@ struct Events {
 }
 
 impl Events {
+    /// Returns when ctr listens: it has told of something that was done for it to hear.
     fn of(cluster: &Cluster) -> Result<Events, Failed> {
-        let mut ctr = Command::new("ctr");
-        ctr.arg("--address").arg(cluster.containerd_socket());
-        ctr.args(["-n", "k8s.io", "events"]);
-        ctr.stdin(Stdio::null())
+        let ctr = || {
+            let mut ctr = Command::new("ctr");
+            ctr.arg("--address").arg(cluster.containerd_socket());
+            ctr
+        };
+        let mut child = ctr()
+            .arg("events")
+            .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        let mut ctr = ctr.spawn()?;
-        let out = ctr.stdout.take().ok_or("ctr has no output")?;
+            .stderr(Stdio::null())
+            .spawn()?;
+        let out = child.stdout.take().ok_or("ctr has no output")?;
         let (heard, lines) = mpsc::channel();
         std::thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(Result::ok) {
                 // Only what happens to containers; each probe of an image would count else.
-                if ["/containers/", "/tasks/"]
+                if ["/containers/", "/tasks/", NOTICED]
                     .iter()
                     .any(|topic| line.contains(topic))
                     && heard.send(line).is_err()
@@ -93,7 +104,19 @@ impl Events {
                 }
             }
         });
-        Ok(Events { ctr, lines })
+        let mut count = 0;
+        eventually("ctr to hear events", || {
+            count += 1;
+            let label = format!("knarr-test={count}");
+            let told = ctr().args(["namespaces", "label", "k8s.io", &label]).status();
+            told.is_ok_and(|s| s.success()) && lines.recv_timeout(HEARD_WITHIN).is_ok()
+        })?;
+        Ok(Events { ctr: child, lines })
+    }
+
+    /// Another event of a container, if there is one.
+    fn next(&self) -> Option<String> {
+        self.lines.try_iter().find(|line| !line.contains(NOTICED))
     }
 }
 
@@ -143,11 +166,10 @@ fn steps() -> Outcome {
 fn live(ns: &Namespace, marks: &Path, name: &str, death: Option<(Victim, usize)>) -> Result<usize, Failed> {
     let events = Events::of(ns.cluster)?;
     let served_by = containerd(ns.cluster)?;
-    // ctr has to be listening before anything happens: what it hears first is a container of its own making.
     let mut heard = 0;
     let mut dead = false;
     let mut watch = |heard: &mut usize| -> Outcome {
-        while let Ok(_event) = events.lines.try_recv() {
+        while events.next().is_some() {
             if let Some((victim, _)) = death.filter(|(_, step)| *step == *heard && !dead) {
                 dead = true;
                 kill(ns.cluster, victim)?;
@@ -159,7 +181,6 @@ fn live(ns: &Namespace, marks: &Path, name: &str, death: Option<(Victim, usize)>
     let manifest = POD
         .replace("NAME", name)
         .replace("MARKS", &marks.display().to_string());
-    std::thread::sleep(std::time::Duration::from_millis(150));
     apply(ns, &manifest)?;
     let ready = [
         "get",
@@ -254,7 +275,7 @@ fn wait(what: &str, holds: &mut dyn FnMut() -> Result<bool, Failed>) -> Outcome 
         if begin.elapsed() > LIMIT {
             return Err(format!("waited {} s in vain for {what}", LIMIT.as_secs()).into());
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())
 }

@@ -1,0 +1,37 @@
+//! A client that can send every form of a body, one connection each.
+
+use serde_json::Value;
+
+use crate::cluster::{ADMIN, Client, Cluster, Shows};
+
+/// A connection for each form a body can have.
+pub struct Forms {
+    pub json: Client,
+    pub merge: Client,
+    pub strategic: Client,
+    pub operations: Client,
+    pub apply: Client,
+}
+
+impl Forms {
+    pub async fn to(cluster: &Cluster) -> Self {
+        let of = |media: &'static str| {
+            let shows = Shows::token(ADMIN).header("content-type", media);
+            async move { cluster.connect(&shows).await.unwrap() }
+        };
+        Forms {
+            json: of("application/json").await,
+            merge: of("application/merge-patch+json").await,
+            strategic: of("application/strategic-merge-patch+json").await,
+            operations: of("application/json-patch+json").await,
+            apply: of("application/apply-patch+yaml").await,
+        }
+    }
+}
+
+/// What came back, if it is what was expected.
+pub async fn told(client: &mut Client, code: u16, method: &str, path: &str, body: Option<Value>) -> Value {
+    let answer = client.send(method, path, body).await;
+    assert_eq!(answer.code, code, "{method} {path}: {}", answer.text);
+    answer.body
+}
