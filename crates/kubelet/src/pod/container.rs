@@ -696,7 +696,7 @@ impl Pod {
                 let held = match probe.kind {
                     probe::Kind::Startup => started || stopping,
                     probe::Kind::Liveness => !started || stopping,
-                    probe::Kind::Readiness => !started || self.ending.is_some(),
+                    probe::Kind::Readiness => !started,
                 };
                 if held {
                     continue;
@@ -741,7 +741,8 @@ impl Pod {
             Some(false) if kind != probe::Kind::Readiness && self.ending.is_none() => {
                 self.stop_unhealthy(i, kind, now);
             }
-            Some(_) if self.ending.is_none() => self.tell(now),
+            // Who is still told apart by it takes no traffic from a pod that winds down.
+            Some(_) if kind == probe::Kind::Readiness || self.ending.is_none() => self.tell(now),
             _ => {}
         }
     }

@@ -698,6 +698,34 @@ fn l8_readiness_decides_ready_and_liveness_restarts_with_its_own_grace() {
 }
 
 #[test]
+fn t2_l8_a_pod_that_ends_is_still_asked_for_readiness_and_for_nothing_else() {
+    let mut life = Life::new(json!({"containers": [{
+        "name": "c", "image": "busybox",
+        "readinessProbe": {"exec": {"command": ["x"]}, "periodSeconds": 1, "failureThreshold": 1},
+        "livenessProbe": {"exec": {"command": ["x"]}, "periodSeconds": 1, "failureThreshold": 1},
+    }]}));
+    life.settle();
+    life.probed(Kind::Readiness, Answer::Success);
+    life.probed(Kind::Liveness, Answer::Success);
+    assert_eq!(life.condition("Ready"), "True");
+    life.delete(30);
+    life.take_log();
+    life.wait(2);
+    life.probed(Kind::Readiness, Answer::Failure("gone".into()));
+    assert!(
+        life.condition("Ready").starts_with("False"),
+        "{}",
+        life.condition("Ready")
+    );
+    let log = life.take_log();
+    assert!(!log.iter().any(|what| what.contains("Liveness")), "{log:#?}");
+    assert!(
+        log.contains(&"event !Unhealthy: Readiness probe failed: gone".to_string()),
+        "{log:#?}"
+    );
+}
+
+#[test]
 fn l8_a_startup_probe_holds_the_others_back() {
     let mut c = container("c");
     c["startupProbe"] = json!({"exec": {}, "periodSeconds": 1});

@@ -116,6 +116,13 @@ fn single(
     if let Some(wanted) = &source.field_ref {
         return downward::field(pod, &wanted.field_path, place).map(Some);
     }
+    if let Some(wanted) = &source.file_key_ref {
+        // Rather not at all than without what it was to know.
+        return Err(format!(
+            "knarr does not read variables from files yet (fileKeyRef, volume {}, path {})",
+            wanted.volume_name, wanted.path
+        ));
+    }
     if let Some(wanted) = &source.resource_field_ref {
         return downward::resource(pod, Some(container), wanted, place).map(Some);
     }

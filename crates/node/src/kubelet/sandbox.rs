@@ -11,6 +11,8 @@ use super::{Config, labels};
 
 /// Linux allows no more.
 const HOSTNAME_MAX: usize = 63;
+/// Bytes of a host name in Linux (utsname), without its end.
+const KERNEL_HOSTNAME_MAX: usize = 64;
 /// What resolv.conf(5) readers accept.
 const SEARCH_DOMAINS_MAX: usize = 32;
 const NAMESERVERS_MAX: usize = 3;
@@ -61,14 +63,42 @@ pub(super) fn hostname(pod: &core::Pod) -> String {
     name[..cut].trim_end_matches(['-', '.']).to_string()
 }
 
-/// `host.subdomain.namespace.svc.domain`, for pods that have a subdomain.
-pub(super) fn fqdn(pod: &core::Pod, config: &Config) -> Option<String> {
-    let subdomain = pod
+/// Refuses what the pod asks of its sandbox and cannot have. `handler` is its runtime class', empty without one.
+pub(super) fn can_be_made(pod: &core::Pod, handler: &str, config: &Config) -> Result<(), String> {
+    if pod.spec.as_ref().is_some_and(|s| s.host_users == Some(false)) {
+        // Without users of its own it would have more rights than it asked for. containerd 1.6 knows of none.
+        let who = match handler {
+            "" => "runtime".to_string(),
+            handler => format!("RuntimeClass handler {handler:?}"),
+        };
+        return Err(format!(
+            "can't set `spec.hostUsers: false`, {who} does not support user namespaces"
+        ));
+    }
+    kernel_hostname(pod, config).map(drop)
+}
+
+/// What the kernel is told as the pod's host name: the long one where the pod asks for that.
+pub(super) fn kernel_hostname(pod: &core::Pod, config: &Config) -> Result<String, String> {
+    let wants_fqdn = pod
         .spec
-        .as_ref()?
-        .subdomain
-        .as_deref()
-        .filter(|s| !s.is_empty())?;
+        .as_ref()
+        .is_some_and(|s| s.set_hostname_as_fqdn == Some(true));
+    match fqdn(pod, config).filter(|_| wants_fqdn && !host_network(pod)) {
+        Some(fqdn) if fqdn.len() > KERNEL_HOSTNAME_MAX => Err(format!(
+            "failed to construct FQDN from pod hostname and cluster domain, FQDN {fqdn} is too long \
+             ({KERNEL_HOSTNAME_MAX} characters is the max, {} characters requested)",
+            fqdn.len()
+        )),
+        Some(fqdn) => Ok(fqdn),
+        None => Ok(hostname(pod)),
+    }
+}
+
+/// `host.subdomain.namespace.svc.domain`, for pods that have a subdomain and do not override their name.
+pub(super) fn fqdn(pod: &core::Pod, config: &Config) -> Option<String> {
+    let spec = pod.spec.as_ref().filter(|s| s.hostname_override.is_none())?;
+    let subdomain = spec.subdomain.as_deref().filter(|s| !s.is_empty())?;
     Some(format!(
         "{}.{subdomain}.{}.svc.{}",
         hostname(pod),
@@ -249,7 +279,8 @@ pub fn config(pod: &core::Pod, attempt: u32, node: &ResolvConf, config: &Config)
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             attempt,
         }),
-        hostname: hostname(pod),
+        // One that is too long keeps the sandbox from being made; until then it is told the short one.
+        hostname: kernel_hostname(pod, config).unwrap_or_else(|_| hostname(pod)),
         log_directory: log_directory(pod, &config.log_dir).to_string_lossy().into_owned(),
         dns_config: Some(dns(pod, node, config)),
         port_mappings,
@@ -290,7 +321,7 @@ pub fn config(pod: &core::Pod, attempt: u32, node: &ResolvConf, config: &Config)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn pod(spec: serde_json::Value) -> core::Pod {
         serde_json::from_value(json!({
@@ -367,5 +398,33 @@ mod tests {
         assert_eq!(linux.cgroup_parent, "/kubepods/besteffort/podu");
         let shared = linux.security_context.unwrap().namespace_options.unwrap();
         assert_eq!(shared.pid, v1::NamespaceMode::Pod as i32);
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_users_of_its_own_does_not_run_without_them() {
+        let made = |spec: Value| can_be_made(&pod(spec), "", &settings());
+        assert_eq!(made(json!({"containers": []})), Ok(()));
+        assert_eq!(made(json!({"containers": [], "hostUsers": true})), Ok(()));
+        let refused = made(json!({"containers": [], "hostUsers": false}));
+        assert_eq!(
+            refused.unwrap_err(),
+            "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
+        );
+    }
+
+    #[test]
+    fn the_kernel_is_told_the_long_name_where_the_pod_asks_for_it() {
+        let name = |spec: Value| kernel_hostname(&pod(spec), &settings());
+        let short = json!({"containers": [], "hostname": "h", "subdomain": "sub"});
+        assert_eq!(name(short.clone()).as_deref(), Ok("h"));
+        let mut long = short;
+        long["setHostnameAsFQDN"] = json!(true);
+        let fqdn = name(long.clone()).unwrap();
+        assert!(fqdn.starts_with("h.sub."), "{fqdn}");
+        long["subdomain"] = json!("s".repeat(63));
+        let error = name(long.clone()).unwrap_err();
+        assert!(error.ends_with("characters requested)"), "{error}");
+        long["hostnameOverride"] = json!("my.over.ride");
+        assert_eq!(name(long).as_deref(), Ok("my.over.ride"));
     }
 }

@@ -400,9 +400,7 @@ impl Doer {
                 tokio::spawn(async move {
                     let event = match create_sandbox(&shared, &inbox, &pod, &config).await {
                         Ok((id, ips)) => Event::SandboxCreated { id, ips },
-                        Err(error) => Event::SandboxFailed {
-                            message: error.to_string(),
-                        },
+                        Err(message) => Event::SandboxFailed { message },
                     };
                     tell(&inbox, event);
                 });
@@ -634,20 +632,22 @@ async fn create_sandbox(
     inbox: &mpsc::UnboundedSender<Msg>,
     pod: &core::Pod,
     config: &PodSandboxConfig,
-) -> Result<(String, Vec<String>), RuntimeError> {
-    let internal = |e: std::io::Error| RuntimeError::new("Internal", e.to_string());
-    std::fs::create_dir_all(&config.log_directory).map_err(internal)?;
+) -> Result<(String, Vec<String>), String> {
+    let refused = |e: RuntimeError| e.to_string();
+    let handler = runtime_handler(shared, pod).await.map_err(refused)?;
+    sandbox::can_be_made(pod, &handler, &shared.config)?;
+    std::fs::create_dir_all(&config.log_directory).map_err(|e| e.to_string())?;
     if shared.config.machine.is_host()
         && let Err(error) = limit_pod(shared, pod).await
     {
         // The runtime makes the cgroup itself; only the pod's own limits would be missing.
         warn!(pod = pod.metadata.name, %error, "cannot set up a pod's cgroup");
     }
-    let handler = runtime_handler(shared, pod).await?;
     let _turn = shared.starts.acquire().await;
-    let id = shared.runtime.run_sandbox(config, &handler).await?;
+    let made = shared.runtime.run_sandbox(config, &handler).await;
+    let id = made.map_err(refused)?;
     shared.owners.lock().insert(id.clone(), inbox.clone());
-    let detail = shared.runtime.sandbox(&id).await?;
+    let detail = shared.runtime.sandbox(&id).await.map_err(refused)?;
     Ok((id, detail.sandbox.ips))
 }
 
