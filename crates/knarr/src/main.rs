@@ -5,6 +5,7 @@ mod config;
 mod lock;
 mod logging;
 mod node_socket;
+mod program_pages;
 
 use std::process::ExitCode;
 
@@ -91,6 +92,9 @@ fn main() -> ExitCode {
         }
     };
     finish(runtime.block_on(async move {
+        if matches!(cli.command, Command::Up | Command::Server | Command::Agent(_)) {
+            tokio::spawn(program_pages::give_back_after_start());
+        }
         match cli.command {
             Command::Up => command::up::run(config).await,
             Command::Server => command::server::run(config).await,

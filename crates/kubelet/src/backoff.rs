@@ -3,6 +3,8 @@
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
+use crate::pod::clock_jump::move_by;
+
 /// The first wait.
 pub const BASE: SignedDuration = SignedDuration::from_secs(10);
 /// The longest wait.
@@ -17,6 +19,13 @@ pub struct BackOff {
 }
 
 impl BackOff {
+    /// The wall clock was set this much forward.
+    pub fn clock_jumped(&mut self, by: SignedDuration) {
+        if let Some((_, updated)) = &mut self.entry {
+            move_by(updated, by);
+        }
+    }
+
     /// Until when to wait after a failure at `failed_at`; none if the next attempt may begin at once.
     pub fn until(&self, failed_at: Timestamp) -> Option<Timestamp> {
         let (delay, updated) = self.entry?;

@@ -110,7 +110,9 @@ impl Machine {
         network.write().unwrap();
         let cancel = CancellationToken::new();
         let started = Containerd::start(self.containerd_config(), cancel.clone()).await;
-        self.containerd = Some((started.unwrap(), cancel));
+        let started = started.unwrap();
+        started.serves(self.runtime.as_ref()).await.unwrap();
+        self.containerd = Some((started, cancel));
     }
 
     fn containerd_config(&self) -> ContainerdConfig {
@@ -462,6 +464,73 @@ async fn t4_what_runs_is_found_again_after_restarts_and_never_runs_twice() {
     machine.delete("p").await;
     machine.wait("p", "gone", |p| p.is_none()).await;
     assert_eq!(machine.containers().await, 0);
+    machine.end().await;
+}
+
+/// Starts containerd under a supervisor that is gone the next moment, as if knarr were killed. Its process id.
+async fn left_behind(config: ContainerdConfig) -> String {
+    let killed = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let start = Containerd::start(config.clone(), CancellationToken::new());
+    killed.spawn(start).await.unwrap().unwrap();
+    killed.shutdown_background();
+    noted_pid(&config)
+}
+
+fn noted_pid(config: &ContainerdConfig) -> String {
+    std::fs::read_to_string(config.run.join("containerd.pid")).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t4_a_containerd_left_behind_is_kept_if_it_is_what_would_be_started() {
+    let Some(mut machine) = Machine::start(9).await else {
+        return;
+    };
+    let config = machine.containerd_config();
+    machine.stop_containerd().await;
+    let left = left_behind(config.clone()).await;
+    machine.start_containerd().await;
+    let pid = noted_pid(&config);
+    assert_eq!(pid, left, "the same process goes on");
+
+    // One that is kept is looked after like one's own child.
+    let killed = nix::unistd::Pid::from_raw(pid.parse().unwrap());
+    nix::sys::signal::kill(killed, nix::sys::signal::Signal::SIGKILL).unwrap();
+    let began = Instant::now();
+    while noted_pid(&config) == pid || machine.runtime.sandboxes().await.is_err() {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "it is not started again"
+        );
+        sleep(Duration::from_millis(20)).await;
+    }
+
+    // And ended like it.
+    machine.stop_containerd().await;
+    let left = left_behind(config.clone()).await;
+    machine.start_containerd().await;
+    machine.stop_containerd().await;
+    assert!(
+        !Path::new("/proc").join(&left).join("cwd").exists(),
+        "an adopted one ends with knarr"
+    );
+
+    // No note of it, as when knarr is killed right after it started one: it is found all the same.
+    let changed = ContainerdConfig {
+        sandbox_image: "localhost/other:1".into(),
+        ..config.clone()
+    };
+    let left = left_behind(changed).await;
+    std::fs::remove_file(config.run.join("containerd.pid")).unwrap();
+    machine.start_containerd().await;
+    assert_ne!(noted_pid(&config), left, "its configuration is another");
+    assert!(
+        !Path::new("/proc").join(&left).join("cwd").exists(),
+        "there is only one"
+    );
     machine.end().await;
 }
 

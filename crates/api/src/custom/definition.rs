@@ -17,6 +17,8 @@ mod expressions;
 mod rules;
 mod structural;
 
+pub use self::structural::check as check_schema;
+
 const SELECTABLE_FIELDS_MAX: usize = 8;
 
 /// Mistakes in all versions. `old`: the versions there were before.
@@ -50,7 +52,7 @@ pub fn check(
             false => at(i).child("schema").child("openAPIV3Schema"),
         };
         match serde_json::to_value(schema) {
-            Ok(json) => structural::check(&json, &path, known_costs(version), errors),
+            Ok(json) => check_schema(&json, &path, known_costs(version), errors),
             Err(e) => errors.internal(&path, e.to_string()),
         }
     }

@@ -267,6 +267,11 @@ impl Cluster {
         self.dir.path().join("kubeconfig")
     }
 
+    /// A folder with an entry for each interface in the pod network.
+    pub fn bridge_ports(&self) -> PathBuf {
+        Path::new("/sys/class/net").join(&self.bridge).join("brif")
+    }
+
     pub fn containerd_socket(&self) -> PathBuf {
         self.data_dir().join("run/containerd.sock")
     }

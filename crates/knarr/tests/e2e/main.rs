@@ -26,6 +26,7 @@ mod python;
 mod quorum;
 mod safety;
 mod shutdown;
+mod steps;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         .chain(joining::SCENARIOS)
         .chain(partitions::SCENARIOS)
         .chain(shutdown::SCENARIOS)
+        .chain(steps::SCENARIOS)
         .chain(quorum::SCENARIOS)
         .chain(mistakes::SCENARIOS);
     for (name, run) in alone {

@@ -2,9 +2,10 @@
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
+use super::clock_jump::moved;
 use super::end::{Stop, StopReason};
 use super::{Action, Pod};
 use crate::backoff::BackOff;
@@ -103,6 +104,9 @@ pub struct Container {
     pub probes: Vec<Probe>,
     /// When the run before was asked last.
     pub(super) beats: Vec<(probe::Kind, Timestamp)>,
+    /// How far the clock has jumped since the times of the newest run were told, and those of the run before it.
+    pub(super) run_off: SignedDuration,
+    pub(super) previous_off: SignedDuration,
     /// Runs made so far, by what the runtime and the API remember.
     pub(super) attempts: u32,
     /// Ended runs that are still there, oldest first.
@@ -141,6 +145,8 @@ impl Container {
             pull: BackOff::default(),
             pull_failed: None,
             told_back_off: None,
+            run_off: SignedDuration::ZERO,
+            previous_off: SignedDuration::ZERO,
             show_back_off_at: None,
             probes: Vec::new(),
             beats: Vec::new(),
@@ -280,6 +286,13 @@ pub fn find_spec<'a>(spec: &'a core::PodSpec, name: &str) -> Option<std::borrow:
 }
 
 /// Whole seconds, as the API keeps time.
+/// What brings a time that the clock has not reached to now: it was set back since.
+fn behind(told: Option<&Time>, now: Timestamp) -> SignedDuration {
+    told.map_or(SignedDuration::ZERO, |at| {
+        now.duration_since(at.0).min(SignedDuration::ZERO)
+    })
+}
+
 pub(super) fn time(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }
@@ -435,7 +448,7 @@ impl Pod {
             match seen.map(|s| &s.state) {
                 Some(ContainerState::Exited(exit)) => self.container_exited(&id, exit.clone(), now),
                 Some(_) => {}
-                None if started_at >= since => {}
+                None if moved(started_at, container.run_off) >= since => {}
                 None => {
                     let exit = Exit {
                         code: 137,
@@ -490,7 +503,8 @@ impl Pod {
                     started_at: *started_at,
                 }));
                 container.previous = previous.or_else(|| container.previous.take());
-                self.make_probes(i, *started_at);
+                // The clock may have been set back while no kubelet ran.
+                self.make_probes(i, (*started_at).min(now));
                 let same = known.filter(|k| {
                     k.container_id.as_deref().and_then(|id| id.rsplit('/').next()) == Some(&newest.id)
                 });
@@ -512,7 +526,8 @@ impl Pod {
             }
             ContainerState::Exited(exit) => {
                 let end = terminated(&newest.id, exit, None);
-                let finished_at = exit.finished_at.unwrap_or(now);
+                container.run_off = behind(end.finished_at.as_ref(), now);
+                let finished_at = moved(exit.finished_at.unwrap_or(now), container.run_off);
                 container.run = Some(run(RunState::Exited(Box::new(end.clone()))));
                 container.previous = previous.or_else(|| container.previous.take());
                 // How often it has failed is what its attempts tell.
@@ -598,6 +613,7 @@ impl Pod {
         end.finished_at.get_or_insert_with(|| time(now));
         let (attempt, ended) = (run.attempt, end.clone());
         run.state = RunState::Exited(Box::new(end));
+        container.run_off = behind(ended.finished_at.as_ref(), now);
         let asked = container
             .probes
             .drain(..)
@@ -636,6 +652,7 @@ impl Pod {
         }
         container.attempts = run.attempt + 1;
         container.run = Some(run);
+        container.previous_off = std::mem::take(&mut container.run_off);
         container.ended_here = false;
         container.anew = false;
         container.resizing = false;

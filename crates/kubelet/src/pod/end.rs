@@ -6,6 +6,7 @@
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
+use super::clock_jump::{move_by, moved};
 use super::container::find_spec;
 use super::status::was_initialized;
 use super::{Action, Container, Hook, Old, Pod, Role, Sandbox, TerminationResume, Volumes, Work};
@@ -92,7 +93,23 @@ pub enum Stage {
     RetryAt(Timestamp),
 }
 
+impl Ending {
+    pub(super) fn clock_jumped(&mut self, by: SignedDuration) {
+        move_by(&mut self.began, by);
+        if let FinalDelete::RetryAt(at) = &mut self.final_delete {
+            move_by(at, by);
+        }
+    }
+}
+
 impl Stop {
+    pub(super) fn clock_jumped(&mut self, by: SignedDuration) {
+        move_by(&mut self.began, by);
+        if let Stage::Term { kill_at: at } | Stage::RetryAt(at) = &mut self.stage {
+            move_by(at, by);
+        }
+    }
+
     fn deadline(&self) -> Timestamp {
         self.began + SignedDuration::from_secs(self.grace_seconds)
     }
@@ -214,7 +231,7 @@ impl Pod {
         let (Some(started), Some(seconds)) = (self.start_time, self.spec().active_deadline_seconds) else {
             return false;
         };
-        let deadline = started + SignedDuration::from_secs(seconds);
+        let deadline = moved(started, self.start_time_off) + SignedDuration::from_secs(seconds);
         if now < deadline {
             self.wake_at(deadline);
         }

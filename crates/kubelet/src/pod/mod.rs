@@ -8,6 +8,7 @@
 //! object is deleted only after processes, sandbox and volumes are gone (T5).
 
 mod barrier;
+pub(crate) mod clock_jump;
 mod container;
 mod end;
 mod ends;
@@ -50,6 +51,10 @@ pub enum Event {
     Updated(Arc<core::Pod>),
     /// The object is gone from the API.
     Removed,
+    /// The wall clock was set, this much forward.
+    ClockJumped {
+        by: SignedDuration,
+    },
     /// What the runtime was seen to hold of this pod, in a look that began at `since`.
     Observed {
         since: Timestamp,
@@ -309,6 +314,8 @@ pub struct Pod {
     /// The object is gone from the API.
     removed: bool,
     start_time: Option<Timestamp>,
+    /// How far the clock has jumped since the start time was told.
+    start_time_off: SignedDuration,
     /// The sandbox's address waits for other news to be told with.
     address_waits: bool,
     resize: resize::Resize,
@@ -334,6 +341,7 @@ impl Pod {
         let ends = Ends::of(object.metadata.annotations.as_ref());
         let mut pod = Pod {
             start_time: status.start_time.as_ref().map(|t| t.0),
+            start_time_off: SignedDuration::ZERO,
             object,
             node,
             volumes: Volumes::Wanted { not_before: None },
@@ -529,6 +537,7 @@ impl Pod {
                     self.shrink_grace(now);
                 }
             }
+            Event::ClockJumped { by } => self.clock_jumped(by),
             Event::Observed {
                 since,
                 sandboxes,

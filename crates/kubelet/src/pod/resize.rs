@@ -27,6 +27,12 @@ pub(super) struct Resize {
     progress: Option<(Option<i64>, Option<String>)>,
 }
 
+impl Resize {
+    pub(super) fn asks_again_at(&mut self) -> Option<&mut Timestamp> {
+        self.pending.as_mut().map(|(_, again)| again)
+    }
+}
+
 impl Pod {
     /// What its containers are given, if it is not what the spec asks for.
     pub(super) fn resize(&mut self, now: Timestamp) {

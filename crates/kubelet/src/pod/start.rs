@@ -6,6 +6,7 @@
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
+use super::clock_jump::moved;
 use super::container::{find_spec, terminated};
 use super::end::StopReason;
 use super::{Action, Container, Hook, Pod, Pulled, Role, Run, RunState, Sandbox, Volumes, Work};
@@ -220,11 +221,11 @@ impl Pod {
     /// measured by the run before: the first such restart comes at once.
     fn waits_since(&self, i: usize, now: Timestamp) -> Option<Timestamp> {
         let container = &self.containers[i];
-        let end = match container.ended_here {
-            true => container.previous.as_ref()?,
-            false => container.exited()?,
+        let (end, off) = match container.ended_here {
+            true => (container.previous.as_ref()?, container.previous_off),
+            false => (container.exited()?, container.run_off),
         };
-        Some(end.finished_at.as_ref().map_or(now, |t| t.0))
+        Some(end.finished_at.as_ref().map_or(now, |t| moved(t.0, off)))
     }
 
     /// It was ended by this node, runs again, and need not wait for that.

@@ -14,6 +14,7 @@ use super::*;
 use crate::probe::{Answer, Kind};
 use crate::runtime::{ContainerState, PodRef};
 
+mod clock_jumps;
 mod endpoint_barrier;
 mod evictions;
 mod memory_of_ends;
@@ -31,6 +32,8 @@ struct Life {
     /// What happened, in words.
     log: Vec<String>,
     ends: Option<Ends>,
+    /// What the node answers instead of the good answer.
+    refuses: fn(&Action) -> Option<Event>,
 }
 
 fn container(name: &str) -> Value {
@@ -63,6 +66,7 @@ impl Life {
             running: BTreeMap::new(),
             log: Vec::new(),
             ends: None,
+            refuses: |_| None,
         }
     }
 
@@ -113,6 +117,9 @@ impl Life {
 
     /// The good answer to an action; none where only the script can know.
     fn answer(&self, action: &Action) -> Option<Event> {
+        if let Some(refusal) = (self.refuses)(action) {
+            return Some(refusal);
+        }
         Some(match action.clone() {
             Action::SetUpVolumes => Event::VolumesReady,
             Action::TearDownVolumes => Event::VolumesGone,

@@ -40,8 +40,16 @@ impl ContainerdConfig {
         self.root.join("containerd.log")
     }
 
-    pub(super) fn pid_file(&self) -> PathBuf {
-        self.run.join("containerd.pid")
+    /// For administrators; knarr itself looks in /proc.
+    pub(super) fn note_pid(&self, pid: u32) -> Result<(), ContainerdError> {
+        let path = self.run.join("containerd.pid");
+        std::fs::write(&path, pid.to_string()).map_err(|source| ContainerdError::Write { path, source })
+    }
+
+    /// Whether the file's text is what [`write`](Self::write) would write. It is written only while no containerd
+    /// runs, so this is also what a running one has read.
+    pub(super) fn is_written(&self) -> bool {
+        std::fs::read_to_string(self.file()).is_ok_and(|text| text == self.text())
     }
 
     pub(super) fn write(&self) -> Result<(), ContainerdError> {
@@ -55,7 +63,11 @@ impl ContainerdConfig {
             write(dir, std::fs::create_dir_all(dir))?;
         }
         let file = self.file();
-        write(&file, std::fs::write(&file, self.render(!can_lower_oom_score())))
+        write(&file, std::fs::write(&file, self.text()))
+    }
+
+    fn text(&self) -> String {
+        self.render(!can_lower_oom_score())
     }
 
     /// The file's text. `restrict_oom` keeps containerd from setting negative oom_score_adj, without which

@@ -1,27 +1,30 @@
 //! A private containerd: configured, started, watched and started again by knarr.
 //!
-//! Containers belong to containerd's shims and live on when knarr or containerd ends. A containerd that an
-//! earlier knarr left behind is ended and replaced, so there is one and it has today's configuration.
+//! Containers belong to containerd's shims and live on when knarr or containerd ends. But a containerd that ends just
+//! as a container does loses the exit code, so one that a killed knarr left behind is kept if it is what would be
+//! started now: the same program, the same configuration, serving CRI. Else it is ended and replaced. Either way
+//! there is one, and it has today's configuration.
 
 mod config;
+mod process;
+mod remains;
 
+use std::convert::Infallible;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
+use self::process::{Earlier, Process};
+use crate::runtime::cri::Cri;
 use crate::runtime::{Runtime, RuntimeError};
 
 pub use config::{ContainerdConfig, can_lower_oom_score};
 
-/// How long containerd gets to end before it is killed.
-const STOP_GRACE: Duration = Duration::from_secs(5);
 /// How long a start may take until its socket answers.
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// Between two looks at the socket while it starts.
@@ -31,6 +34,8 @@ const RESTART_FIRST: Duration = Duration::from_millis(200);
 const RESTART_MAX: Duration = Duration::from_secs(10);
 /// After so long without a crash the next one waits [`RESTART_FIRST`] again.
 const RESTART_RESET: Duration = Duration::from_secs(60);
+/// A shim or a CNI plugin that was being started when its containerd was killed is done by then.
+const REMAINS_LATE: Duration = Duration::from_secs(10);
 /// Unix sockets' paths have room for 107 bytes (sun_path).
 const SOCKET_PATH_MAX: usize = 107;
 
@@ -67,8 +72,10 @@ pub enum ContainerdError {
         #[source]
         error: RuntimeError,
     },
-    #[error("an earlier containerd (process {pid}) does not end")]
+    #[error("containerd (process {pid}) does not end")]
     Stuck { pid: i32 },
+    #[error("cannot look for an earlier containerd")]
+    Look { source: io::Error },
 }
 
 /// A running containerd under supervision. Ends with the token it was started with, unless it is
@@ -79,36 +86,28 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Starts it and returns when its socket answers. It is restarted when it crashes, until `cancel`;
-    /// then it is ended (containers go on).
+    /// Starts it, or adopts the one that a killed knarr left behind, and returns when its socket answers. It is
+    /// restarted when it crashes, until `cancel`; then it is ended (containers go on).
     pub async fn start(config: ContainerdConfig, cancel: CancellationToken) -> Result<Self, ContainerdError> {
         let socket = config.socket();
         let len = socket.as_os_str().len();
         if len > SOCKET_PATH_MAX {
             return Err(ContainerdError::SocketPath { path: socket, len });
         }
-        config.write()?;
-        end_leftover(&config).await?;
-        let child = launch(&config).await?;
-        let task = tokio::spawn(supervise(config, child, cancel));
+        let process = match adopt(&config).await? {
+            Some(earlier) => earlier,
+            None => {
+                config.write()?;
+                launch(&config).await?
+            }
+        };
+        let task = tokio::spawn(supervise(config, process, cancel));
         Ok(Containerd { socket, task })
     }
 
     /// Returns when it serves CRI: its socket takes connections before its CRI plugin is initialised.
     pub async fn serves(&self, runtime: &dyn Runtime) -> Result<(), ContainerdError> {
-        let limit = tokio::time::Instant::now() + START_LIMIT;
-        loop {
-            let Err(error) = runtime.sandboxes().await else {
-                return Ok(());
-            };
-            if tokio::time::Instant::now() >= limit {
-                return Err(ContainerdError::Cri {
-                    limit: START_LIMIT,
-                    error,
-                });
-            }
-            tokio::time::sleep(START_POLL).await;
-        }
+        serves(runtime).await
     }
 
     /// Where it listens.
@@ -124,28 +123,63 @@ impl Containerd {
     }
 }
 
-async fn supervise(config: ContainerdConfig, mut child: Child, cancel: CancellationToken) {
+async fn serves(runtime: &dyn Runtime) -> Result<(), ContainerdError> {
+    let limit = tokio::time::Instant::now() + START_LIMIT;
+    loop {
+        let Err(error) = runtime.sandboxes().await else {
+            return Ok(());
+        };
+        if tokio::time::Instant::now() >= limit {
+            return Err(ContainerdError::Cri {
+                limit: START_LIMIT,
+                error,
+            });
+        }
+        tokio::time::sleep(START_POLL).await;
+    }
+}
+
+/// Once it serves, and once more after all that was on its way at an earlier one's end has come to be.
+async fn remove_remains(config: &ContainerdConfig, pid: i32) -> Infallible {
+    let runtime = Cri::new(&format!("unix://{}", config.socket().display()));
+    if let Err(e) = serves(&runtime).await {
+        tracing::error!(error = %e, "containerd runs but is of no use");
+    }
+    remains::remove(config, Some((pid, &runtime))).await;
+    tokio::time::sleep(REMAINS_LATE).await;
+    remains::remove(config, Some((pid, &runtime))).await;
+    std::future::pending().await
+}
+
+async fn supervise(config: ContainerdConfig, mut process: Process, cancel: CancellationToken) {
     let mut wait = RESTART_FIRST;
     loop {
         let since = tokio::time::Instant::now();
+        let pid = process.pid();
         tokio::select! {
-            status = child.wait() => {
-                let status = status.map_or_else(|e| e.to_string(), |s| s.to_string());
+            // Looks for remains twice and then for nothing.
+            never = remove_remains(&config, pid) => match never {},
+            status = process.ended() => {
                 tracing::warn!(%status, "containerd ended; starting it again");
             }
-            () = cancel.cancelled() => return stop(child).await,
+            () = cancel.cancelled() => {
+                if let Err(e) = process.end().await {
+                    tracing::error!(error = %e, "containerd is left behind");
+                }
+                return;
+            }
         }
         if since.elapsed() >= RESTART_RESET {
             wait = RESTART_FIRST;
         }
-        child = loop {
+        process = loop {
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
                 () = cancel.cancelled() => return,
             }
             wait = (wait * 2).min(RESTART_MAX);
             match launch(&config).await {
-                Ok(child) => break child,
+                Ok(process) => break process,
                 Err(e) => tracing::error!(error = %e, "containerd cannot be started again"),
             }
         };
@@ -153,21 +187,8 @@ async fn supervise(config: ContainerdConfig, mut child: Child, cancel: Cancellat
     }
 }
 
-async fn stop(mut child: Child) {
-    if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
-        // Gone already is as good as ended.
-        let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
-    }
-    if tokio::time::timeout(STOP_GRACE, child.wait()).await.is_err() {
-        tracing::warn!("containerd did not end on TERM within {STOP_GRACE:?}; killing it");
-        if let Err(e) = child.kill().await {
-            tracing::error!(error = %e, "containerd cannot be killed");
-        }
-    }
-}
-
 /// Starts the process and waits until its socket takes a connection.
-async fn launch(config: &ContainerdConfig) -> Result<Child, ContainerdError> {
+async fn launch(config: &ContainerdConfig) -> Result<Process, ContainerdError> {
     let log_path = config.log();
     let log = std::fs::File::options()
         .create(true)
@@ -198,14 +219,13 @@ async fn launch(config: &ContainerdConfig) -> Result<Child, ContainerdError> {
             },
         })?;
     if let Some(pid) = child.id() {
-        let path = config.pid_file();
-        std::fs::write(&path, pid.to_string()).map_err(|source| ContainerdError::Write { path, source })?;
+        config.note_pid(pid)?;
     }
     let socket = config.socket();
     let limit = tokio::time::Instant::now() + START_LIMIT;
     loop {
         if tokio::net::UnixStream::connect(&socket).await.is_ok() {
-            return Ok(child);
+            return Ok(Process::Started(child));
         }
         if let Ok(Some(status)) = child.try_wait() {
             let tail = tail(&log_path);
@@ -216,7 +236,7 @@ async fn launch(config: &ContainerdConfig) -> Result<Child, ContainerdError> {
             });
         }
         if tokio::time::Instant::now() >= limit {
-            stop(child).await;
+            Process::Started(child).end().await?;
             return Err(ContainerdError::Timeout {
                 socket,
                 tail: tail(&log_path),
@@ -227,40 +247,67 @@ async fn launch(config: &ContainerdConfig) -> Result<Child, ContainerdError> {
     }
 }
 
-/// Ends a containerd that runs with this configuration file although its knarr is gone.
-pub async fn end_leftover(config: &ContainerdConfig) -> Result<(), ContainerdError> {
-    let Some(pid) = running_pid(config) else {
-        // A socket without a process behind it only confuses the next start.
-        let _ = std::fs::remove_file(config.socket());
-        return Ok(());
-    };
-    tracing::info!(pid, "ending the containerd of an earlier run");
-    for (signal, grace) in [(Signal::SIGTERM, STOP_GRACE), (Signal::SIGKILL, STOP_GRACE)] {
-        let _ = kill(Pid::from_raw(pid), signal);
-        let limit = tokio::time::Instant::now() + grace;
-        while tokio::time::Instant::now() < limit {
-            if running_pid(config).is_none() {
-                return Ok(());
+/// The containerd that an earlier knarr left behind, if it can be kept; else there is none afterwards.
+async fn adopt(config: &ContainerdConfig) -> Result<Option<Process>, ContainerdError> {
+    let mut found = earlier(config)?;
+    let why_not = match found.as_slice() {
+        [] => None,
+        [one] if !one.is(&config.program) => Some("it is another program"),
+        [_] if !config.is_written() => Some("its configuration has changed"),
+        [one] => {
+            let runtime = Cri::new(&format!("unix://{}", config.socket().display()));
+            tokio::select! {
+                served = serves(&runtime) => served.is_err().then_some("it does not serve CRI"),
+                _ = one.ended() => Some("it ended"),
             }
-            tokio::time::sleep(START_POLL).await;
         }
+        _ => Some("there is more than one"),
+    };
+    match (found.pop(), why_not) {
+        (Some(earlier), None) => {
+            let process = Process::Adopted(earlier);
+            let pid = process.pid();
+            tracing::info!(pid, "keeping the containerd of an earlier run");
+            config.note_pid(pid.unsigned_abs())?;
+            return Ok(Some(process));
+        }
+        (Some(earlier), Some(why)) => {
+            tracing::info!(why, "not keeping the containerd of an earlier run");
+            found.push(earlier);
+        }
+        (None, _) => {}
     }
-    Err(ContainerdError::Stuck { pid })
+    end_all(config, found).await?;
+    Ok(None)
 }
 
-/// The process of the pid file, if it is alive and really our containerd (pids are used again).
-fn running_pid(config: &ContainerdConfig) -> Option<i32> {
-    let pid: i32 = std::fs::read_to_string(config.pid_file())
-        .ok()?
-        .trim()
-        .parse()
-        .ok()?;
-    let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let file = config.file();
-    let ours = cmdline
-        .split(|b| *b == 0)
-        .any(|arg| arg == file.as_os_str().as_encoded_bytes());
-    ours.then_some(pid)
+/// Ends a containerd that runs with this configuration file although its knarr is gone, and all that still runs of
+/// its containers: for a node that goes.
+pub async fn end_leftover(config: &ContainerdConfig) -> Result<(), ContainerdError> {
+    let found = earlier(config)?;
+    end_all(config, found).await?;
+    remains::remove(config, None).await;
+    Ok(())
+}
+
+fn earlier(config: &ContainerdConfig) -> Result<Vec<Earlier>, ContainerdError> {
+    Earlier::find(config).map_err(|source| ContainerdError::Look { source })
+}
+
+async fn end_all(config: &ContainerdConfig, found: Vec<Earlier>) -> Result<(), ContainerdError> {
+    for earlier in found {
+        let process = Process::Adopted(earlier);
+        tracing::info!(pid = process.pid(), "ending the containerd of an earlier run");
+        process.end().await?;
+    }
+    // A socket without a process behind it only confuses the next start.
+    match std::fs::remove_file(config.socket()) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(ContainerdError::Write {
+            path: config.socket(),
+            source,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// The last lines of a log, for an error message.

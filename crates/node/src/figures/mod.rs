@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use knarr_client::{Clock, Store};
+use knarr_client::{Clock, Store, TokioClock};
 use knarr_kubelet::cgroup::{CgroupDriver, Group};
 use knarr_kubelet::eviction::Disks;
 use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
@@ -60,6 +60,8 @@ pub struct HostMeter {
     runtime: Arc<dyn Runtime>,
     pods: Arc<Store>,
     clock: Arc<dyn Clock>,
+    /// Never set: ages and rates are measured by it.
+    steady: TokioClock,
     state: Mutex<State>,
 }
 
@@ -112,6 +114,7 @@ impl HostMeter {
             parts: Arc::new(parts),
             runtime,
             pods,
+            steady: TokioClock::new(clock.now()),
             clock,
             state: Mutex::default(),
         }
@@ -150,7 +153,7 @@ impl HostMeter {
 impl Meter for HostMeter {
     async fn measure(&self, max_age: Duration) -> Arc<Measured> {
         let mut state = self.state.lock().await;
-        let now = self.clock.now();
+        let now = self.steady.now();
         if let Some((at, measured)) = &state.latest
             && now.duration_since(*at).unsigned_abs() <= max_age
         {
@@ -164,14 +167,15 @@ impl Meter for HostMeter {
             }
         };
         let mut memory = std::mem::take(&mut state.memory);
-        let (parts, clock) = (self.parts.clone(), self.clock.clone());
+        let (parts, clock, told_at) = (self.parts.clone(), self.steady, self.clock.now());
         let pods: Vec<core::Pod> = self.pods.list("").iter().filter_map(|p| p.to_typed()).collect();
         let work = move || {
             let measured = Measuring {
                 parts: &parts,
                 held: held.as_ref(),
                 memory: &mut memory,
-                clock: &*clock,
+                clock: &clock,
+                told_at,
                 cgroups: Cgroups::of_this_machine(),
                 now,
             }
@@ -189,7 +193,7 @@ impl Meter for HostMeter {
                 Arc::default()
             }
         };
-        state.latest = Some((self.clock.now(), measured.clone()));
+        state.latest = Some((self.steady.now(), measured.clone()));
         measured
     }
 }
@@ -212,6 +216,8 @@ struct Measuring<'a> {
     clock: &'a dyn Clock,
     cgroups: Cgroups,
     now: Timestamp,
+    /// The time of day that is told with what was measured.
+    told_at: Timestamp,
 }
 
 impl Measuring<'_> {
@@ -262,7 +268,7 @@ impl Measuring<'_> {
     }
 
     fn time(&self) -> Option<Time> {
-        Some(whole_seconds(self.now))
+        Some(whole_seconds(self.told_at))
     }
 
     fn boot_time(&self) -> Option<Time> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{self as core, ObjectReference};
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, k8s_openapi};
+use knarr_client::Clock;
 use knarr_client::events::{EventType, reference_to};
 use knarr_kubelet::admission;
 use knarr_kubelet::eviction::threshold::with_container_fs;
@@ -77,7 +78,7 @@ impl Keeper {
             };
             (Manager::new(settings), *disks)
         });
-        let outcome = manager.look(&seen, self.shared.clock.now());
+        let outcome = manager.look(&seen, self.shared.steady.now());
         self.shared.set_pressures(outcome.pressures);
         let evicted = self.act(&manager, disks, summary, &seen, &outcome.met).await;
         self.manager = Some((manager, disks));

@@ -9,6 +9,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
+use knarr_client::Clock;
 use knarr_client::events::EventType;
 use knarr_kubelet::configuration::ImageGc;
 use knarr_kubelet::garbage::images::{Image, excess};
@@ -164,7 +165,7 @@ async fn see_images(shared: &Shared) -> Result<k8s_openapi::jiff::Timestamp> {
             size_bytes: image.size_bytes,
         })
         .collect();
-    let now = shared.clock.now();
+    let now = shared.steady.now();
     shared.images.lock().see(&images, &in_use, now);
     Ok(now)
 }

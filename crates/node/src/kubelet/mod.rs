@@ -21,6 +21,7 @@ mod self_fencing;
 pub mod shutdown;
 mod static_pods;
 mod status;
+mod wall_clock;
 mod watchdog;
 mod worker;
 
@@ -38,7 +39,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Object, k8s_openapi};
 use knarr_client::informer::{self, Scope};
-use knarr_client::{Api, Clock, EventRecorder, Store};
+use knarr_client::{Api, Clock, EventRecorder, Store, TokioClock};
 use knarr_kubelet::admission::{self, Rejection};
 use knarr_kubelet::allocatable::allocatable;
 pub use knarr_kubelet::configuration::{self, KubeletConfiguration};
@@ -142,6 +143,8 @@ pub(crate) struct Shared {
     pub api: Arc<dyn Api>,
     pub runtime: Arc<dyn Runtime>,
     pub clock: Arc<dyn Clock>,
+    /// Begins with that one and is never set: for what is waited for.
+    pub steady: TokioClock,
     pub recorder: EventRecorder,
     pub volumes: Volumes,
     pub trust: Trust,
@@ -291,6 +294,7 @@ impl Kubelet {
             static_uids: Mutex::default(),
             probes: probes.clone(),
             images: Mutex::new(garbage_images::Records::new(clock.now())),
+            steady: TokioClock::new(clock.now()),
             config,
             api,
             runtime,

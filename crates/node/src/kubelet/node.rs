@@ -16,8 +16,8 @@ use knarr_api::kinds::persistent_volume::LOCAL_PATH;
 use knarr_api::quantity::canonicalize;
 use knarr_api::registry::Registered;
 use knarr_api::{Error, k8s_openapi};
-use knarr_client::TypedApi;
 use knarr_client::events::EventType;
+use knarr_client::{Clock, TypedApi};
 use knarr_kubelet::allocatable::max_pods;
 use knarr_kubelet::eviction::Pressure;
 use nix::sys::statvfs::statvfs;
@@ -152,7 +152,7 @@ impl NodeState {
         let status = status(shared, &runtime, &before, now).await;
         self.ready = runtime.ready && runtime.network_ready;
         let due = self.written.is_none_or(|at| {
-            now.duration_since(at) >= shared.config.configuration.node_status_report_frequency
+            shared.steady.now().duration_since(at) >= shared.config.configuration.node_status_report_frequency
         });
         if !due && same_but_for_heartbeats(&before, &status) {
             *shared.node.lock() = Some(Arc::new(there));
@@ -168,7 +168,7 @@ impl NodeState {
         *shared.node.lock() = Some(Arc::new(node.clone()));
         match shared.api.update_status_as(node).await {
             Ok(_) => {
-                self.written = Some(now);
+                self.written = Some(shared.steady.now());
                 Ok(())
             }
             // Somebody else wrote meanwhile: the next look begins from that.

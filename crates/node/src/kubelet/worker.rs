@@ -28,6 +28,7 @@ use super::downward::Place;
 use super::env::Sources;
 use super::resources::CpuQuota;
 use super::status::Write;
+use super::wall_clock::WallClock;
 use super::{Shared, container, env, exit, pod_kind, pull, sandbox, self_fencing, status};
 use crate::cgroup;
 use crate::probe::{self, Target};
@@ -121,6 +122,7 @@ struct Doer {
     ended: Arc<AtomicBool>,
     writes: mpsc::UnboundedSender<Write>,
     timer: Option<Timestamp>,
+    wall: WallClock,
     hooks: BTreeMap<(String, Hook), AbortHandle>,
     looking: BTreeSet<String>,
     /// The sandbox in use, as it was asked for.
@@ -155,6 +157,7 @@ async fn run(
     ));
     let mut doer = Doer {
         machine: Pod::new(pod, node),
+        wall: WallClock::new(shared.clock.now()),
         shared,
         inbox,
         ended,
@@ -173,9 +176,9 @@ async fn run(
         doer.step(Event::Timer);
     }
     while !doer.done {
-        let timer = doer.timer;
-        let wait = timer.map(|at| {
-            let left = at.duration_since(doer.shared.clock.now());
+        let now = doer.now();
+        let wait = doer.timer.map(|at| {
+            let left = at.duration_since(now);
             Duration::try_from(left).unwrap_or(Duration::ZERO)
         });
         tokio::select! {
@@ -208,7 +211,23 @@ impl Doer {
         if let Event::Updated(object) = &event {
             self.write(Write::Object(object.clone()));
         }
+        let now = self.now();
+        self.step_at(event, now);
+    }
+
+    /// The time of day. If it has jumped, the machine knows.
+    fn now(&mut self) -> Timestamp {
         let now = self.shared.clock.now();
+        if let Some(by) = self.wall.jumped(now) {
+            debug!(pod = self.machine.object().metadata.name, %by, "the wall clock was set");
+            // Each step sets it anew.
+            self.timer = None;
+            self.step_at(Event::ClockJumped { by }, now);
+        }
+        now
+    }
+
+    fn step_at(&mut self, event: Event, now: Timestamp) {
         for action in self.machine.step(event, now) {
             debug!(pod = self.machine.object().metadata.name, ?action, "decided");
             self.carry_out(action);

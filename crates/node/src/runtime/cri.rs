@@ -16,6 +16,7 @@ use knarr_api::k8s_openapi;
 use knarr_kubelet::runtime::{Container, ContainerState, Exit, PodRef, Sandbox};
 use tonic::transport::{Channel, Endpoint};
 
+use super::events::HeardExits;
 use super::{
     AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, PodSandboxConfig, Result,
     Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
@@ -36,6 +37,7 @@ const MAX_MESSAGE: usize = 64 << 20;
 pub struct Cri {
     channel: Channel,
     socket: PathBuf,
+    heard: HeardExits,
 }
 
 impl Cri {
@@ -53,7 +55,11 @@ impl Cri {
                 }
             }),
         );
-        Cri { channel, socket }
+        Cri {
+            channel,
+            socket,
+            heard: HeardExits::default(),
+        }
     }
 
     pub fn socket(&self) -> &Path {
@@ -212,7 +218,7 @@ impl Runtime for Cri {
     }
 
     async fn events(&self) -> Result<BoxStream<'static, RuntimeEvent>> {
-        Ok(super::events::subscribe(self.channel.clone()))
+        Ok(super::events::subscribe(self.channel.clone(), self.heard.clone()))
     }
 
     async fn sandboxes(&self) -> Result<Vec<Sandbox>> {
@@ -319,12 +325,15 @@ impl Runtime for Cri {
         let response = within(ASK, self.runtime().container_status(request)).await?;
         let status = response.status.unwrap_or_default();
         let metadata = status.metadata.unwrap_or_default();
-        let exit = || Exit {
-            code: status.exit_code,
-            reason: status.reason.clone(),
-            message: status.message.clone(),
-            started_at: some_nanos(status.started_at),
-            finished_at: some_nanos(status.finished_at),
+        let exit = || {
+            let said = Exit {
+                code: status.exit_code,
+                reason: status.reason.clone(),
+                message: status.message.clone(),
+                started_at: some_nanos(status.started_at),
+                finished_at: some_nanos(status.finished_at),
+            };
+            self.heard.mend(id, said)
         };
         Ok(ContainerDetail {
             container: Container {

@@ -1,13 +1,26 @@
 //! containerd's own event stream: tells of an exit at once, where CRI of containerd 1.6 can only be polled.
 //!
-//! One server-streaming call of `containerd.services.events.v1.Events`, declared by hand: four fields of it
-//! are of interest. An event only says "look again": what is so is then asked over CRI.
+//! One server-streaming call of `containerd.services.events.v1.Events`, declared by hand: a few fields of it
+//! are of interest. An event only says "look again": what is so is then asked over CRI. Only where CRI does not know
+//! an exit's code any more, because containerd was killed before it wrote it down, counts what was heard.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 use futures::stream::{BoxStream, StreamExt};
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_kubelet::runtime::Exit;
+use parking_lot::Mutex;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 
 use super::{Result, RuntimeError, RuntimeEvent};
+
+/// What CRI says of an exit that it did not see.
+const UNSEEN: (i32, &str) = (255, "Unknown");
+/// So many exits are remembered: containerd is away for seconds, and a node has a few hundred containers.
+const EXITS_MAX: usize = 1024;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct SubscribeRequest {
@@ -41,6 +54,65 @@ struct TaskExit {
     /// The exec's id, where it was not the container's first process.
     #[prost(string, tag = "2")]
     id: String,
+    #[prost(uint32, tag = "4")]
+    exit_status: u32,
+    #[prost(message, optional, tag = "5")]
+    exited_at: Option<ExitedAt>,
+}
+
+/// google.protobuf.Timestamp.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+struct ExitedAt {
+    #[prost(int64, tag = "1")]
+    seconds: i64,
+    #[prost(int32, tag = "2")]
+    nanos: i32,
+}
+
+/// The last exits that were heard of.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HeardExits(Arc<Mutex<VecDeque<Heard>>>);
+
+#[derive(Debug)]
+struct Heard {
+    id: String,
+    code: i32,
+    at: Option<Timestamp>,
+}
+
+impl HeardExits {
+    fn remember(&self, exit: &TaskExit) {
+        let at = exit
+            .exited_at
+            .and_then(|at| Timestamp::new(at.seconds, at.nanos).ok());
+        let Ok(code) = i32::try_from(exit.exit_status) else {
+            return;
+        };
+        let mut heard = self.0.lock();
+        if heard.len() == EXITS_MAX {
+            heard.pop_front();
+        }
+        let id = exit.container_id.clone();
+        heard.push_back(Heard { id, code, at });
+    }
+
+    /// What CRI says of this container's exit, mended if it did not see it and we did.
+    pub(super) fn mend(&self, id: &str, said: Exit) -> Exit {
+        if (said.code, said.reason.as_str()) != UNSEEN {
+            return said;
+        }
+        let heard = self.0.lock();
+        let Some(exit) = heard.iter().rev().find(|exit| exit.id == id) else {
+            return said;
+        };
+        Exit {
+            code: exit.code,
+            // As containerd names them.
+            reason: if exit.code == 0 { "Completed" } else { "Error" }.into(),
+            finished_at: exit.at.or(said.finished_at),
+            ..said
+        }
+    }
 }
 
 /// CRI's containers live in this namespace of containerd.
@@ -49,12 +121,12 @@ const NAMESPACE: &str = "k8s.io";
 /// Exits of CRI's containers, as they happen; ends when containerd cannot be asked or goes.
 ///
 /// containerd answers the call only with its first event: the stream is there at once, and waits for both.
-pub fn subscribe(channel: Channel) -> BoxStream<'static, RuntimeEvent> {
+pub(super) fn subscribe(channel: Channel, heard: HeardExits) -> BoxStream<'static, RuntimeEvent> {
     let events = futures::stream::once(call(channel)).filter_map(|called| std::future::ready(called.ok()));
     let events = events
         .flatten()
         .take_while(|envelope| std::future::ready(envelope.is_ok()))
-        .filter_map(|envelope| std::future::ready(envelope.ok().and_then(exit)));
+        .filter_map(move |envelope| std::future::ready(envelope.ok().and_then(|e| exit(e, &heard))));
     events.boxed()
 }
 
@@ -76,12 +148,16 @@ async fn call(channel: Channel) -> Result<tonic::Streaming<Envelope>> {
         .map_err(super::cri::refusal)
 }
 
-fn exit(envelope: Envelope) -> Option<RuntimeEvent> {
+fn exit(envelope: Envelope, heard: &HeardExits) -> Option<RuntimeEvent> {
     let event = envelope.event?;
     // An event that does not parse is passed over: the next look at the list finds what it told of.
     let exit: TaskExit = prost::Message::decode(event.value.as_slice()).ok()?;
     let first_process = exit.id.is_empty() || exit.id == exit.container_id;
-    (envelope.namespace == NAMESPACE && first_process).then_some(RuntimeEvent::Exited {
+    if envelope.namespace != NAMESPACE || !first_process {
+        return None;
+    }
+    heard.remember(&exit);
+    Some(RuntimeEvent::Exited {
         id: exit.container_id,
     })
 }
@@ -101,13 +177,34 @@ mod tests {
                 value: TaskExit {
                     container_id: "c1".into(),
                     id: id.into(),
+                    exit_status: 3,
+                    exited_at: Some(ExitedAt { seconds: 5, nanos: 6 }),
                 }
                 .encode_to_vec(),
             }),
         };
         let c1 = Some(RuntimeEvent::Exited { id: "c1".into() });
-        assert_eq!(exit(envelope("k8s.io", "c1")), c1);
-        assert_eq!(exit(envelope("k8s.io", "exec-7")), None);
-        assert_eq!(exit(envelope("moby", "c1")), None);
+        let heard = HeardExits::default();
+        assert_eq!(exit(envelope("k8s.io", "exec-7"), &heard), None);
+        assert_eq!(exit(envelope("moby", "c1"), &heard), None);
+        let said = |code, reason: &str| Exit {
+            code,
+            reason: reason.into(),
+            ..Exit::default()
+        };
+        let unseen = said(255, "Unknown");
+        assert_eq!(
+            heard.mend("c1", unseen.clone()),
+            unseen,
+            "nothing was heard of it yet"
+        );
+        assert_eq!(exit(envelope("k8s.io", "c1"), &heard), c1);
+        let mended = heard.mend("c1", unseen.clone());
+        assert_eq!(mended.finished_at, Timestamp::new(5, 6).ok());
+        assert_eq!((mended.code, mended.reason.as_str()), (3, "Error"));
+        assert_eq!(heard.mend("c2", unseen.clone()), unseen);
+        for seen in [said(0, "Completed"), said(255, "Error"), said(137, "OOMKilled")] {
+            assert_eq!(heard.mend("c1", seen.clone()), seen, "CRI saw it");
+        }
     }
 }

@@ -3,6 +3,7 @@
 // Helpers of tests fail by panicking, as tests do.
 #![allow(clippy::unwrap_used)]
 
+mod clock_jumps;
 mod deaths;
 mod evictions;
 mod registration;
@@ -37,7 +38,11 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::from_second(1_800_000_000).unwrap()));
+        let begin = Timestamp::from_second(1_800_000_000).unwrap();
+        World::on(Arc::new(TokioClock::new(begin)))
+    }
+
+    fn on(clock: Arc<dyn Clock>) -> Self {
         World {
             dir: tempfile::tempdir().unwrap(),
             api: Arc::new(FakeApi::new(clock.clone())),

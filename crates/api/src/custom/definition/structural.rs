@@ -20,7 +20,7 @@ enum Level {
 
 /// Mistakes in the schema of one version.
 /// `known_costs`: it is what was taken before, and what its expressions cost is not held against it now.
-pub(super) fn check(json: &Value, path: &Path, known_costs: bool, errors: &mut Errors) {
+pub fn check(json: &Value, path: &Path, known_costs: bool, errors: &mut Errors) {
     if flag(json, "nullable") {
         errors.forbidden(
             &Path::new(&format!("{path}.nullable")),

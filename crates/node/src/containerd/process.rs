@@ -1,0 +1,244 @@
+//! The containerd process that is looked after: started here, or by an earlier knarr and found again.
+//!
+//! An earlier one is found by its command line in /proc, not by a noted process id: knarr may have been killed
+//! before it noted any, and process ids are used again. It is held by a pidfd, so that whoever is signalled or
+//! waited for is the process that was looked at.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::process::Child;
+
+use super::{ContainerdConfig, ContainerdError};
+
+/// How long containerd gets to end on TERM, and then on KILL.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// A containerd that was alive when it was last looked at.
+pub(super) enum Process {
+    Started(Child),
+    Adopted(Earlier),
+}
+
+impl Process {
+    /// Returns when it has ended, with what is known of how. May be dropped and asked again.
+    pub(super) async fn ended(&mut self) -> String {
+        match self {
+            Process::Started(child) => child
+                .wait()
+                .await
+                .map_or_else(|e| e.to_string(), |status| status.to_string()),
+            Process::Adopted(earlier) => earlier.ended().await,
+        }
+    }
+
+    /// TERM, and KILL if that is not enough.
+    pub(super) async fn end(mut self) -> Result<(), ContainerdError> {
+        for signal in [Signal::TERM, Signal::KILL] {
+            // Gone already is as good as ended.
+            let _ = self.signal(signal);
+            if tokio::time::timeout(STOP_GRACE, self.ended()).await.is_ok() {
+                return Ok(());
+            }
+            tracing::warn!(?signal, "containerd did not end within {STOP_GRACE:?}");
+        }
+        Err(ContainerdError::Stuck { pid: self.pid() })
+    }
+
+    /// Its process id; 0 once it has been waited for.
+    pub(super) fn pid(&self) -> i32 {
+        match self {
+            Process::Started(child) => child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or(0),
+            Process::Adopted(earlier) => earlier.pid.as_raw_nonzero().get(),
+        }
+    }
+
+    fn signal(&self, signal: Signal) -> rustix::io::Result<()> {
+        match self {
+            // Nobody else gets the id of a child that was not waited for.
+            Process::Started(_) => Pid::from_raw(self.pid()).map_or(Ok(()), |pid| kill_process(pid, signal)),
+            Process::Adopted(earlier) => pidfd_send_signal(earlier.held.get_ref(), signal),
+        }
+    }
+}
+
+/// A containerd that runs with this configuration file although its knarr is gone.
+pub(super) struct Earlier {
+    pid: Pid,
+    held: AsyncFd<OwnedFd>,
+}
+
+impl Earlier {
+    /// All there are: one, unless somebody started more.
+    pub(super) fn find(config: &ContainerdConfig) -> io::Result<Vec<Earlier>> {
+        let found = runs_with(&config.file())?;
+        let held = found.iter().filter_map(|pid| Earlier::hold(*pid).transpose());
+        // What had ended before it was held can be another process by now.
+        let still = runs_with(&config.file())?;
+        held.filter(|earlier| earlier.as_ref().map_or(true, |e| still.contains(&e.pid)))
+            .collect()
+    }
+
+    fn hold(pid: Pid) -> io::Result<Option<Earlier>> {
+        let fd = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
+            Err(rustix::io::Errno::SRCH) => return Ok(None),
+            opened => opened?,
+        };
+        #[expect(deprecated, reason = "sound for a type that owns its descriptor")]
+        let held = AsyncFd::with_interest(fd, Interest::READABLE)?;
+        Ok(Some(Earlier { pid, held }))
+    }
+
+    /// A pidfd can be read from once its process has ended.
+    pub(super) async fn ended(&self) -> String {
+        match self.held.readable().await {
+            Ok(_) => "an earlier knarr's: its status is not known".into(),
+            Err(e) => e.to_string(),
+        }
+    }
+
+    /// Whether it is what starting `program` would start now: the same file, not one of the same name.
+    pub(super) fn is(&self, program: &Path) -> bool {
+        let file = |path: &Path| std::fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
+        let runs = file(&proc_of(self.pid).join("exe"));
+        runs.is_some() && runs == on_path(program).and_then(|path| file(&path))
+    }
+}
+
+/// Every process of the machine with its command line: arguments with a zero byte behind each.
+pub(super) fn processes() -> io::Result<Vec<(Pid, Vec<u8>)>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let pid = name.to_str().and_then(|name| name.parse().ok());
+        let Some(pid) = pid.and_then(Pid::from_raw) else {
+            continue;
+        };
+        // It may end while it is looked at.
+        if let Ok(cmdline) = std::fs::read(proc_of(pid).join("cmdline")) {
+            all.push((pid, cmdline));
+        }
+    }
+    Ok(all)
+}
+
+/// The processes that this one has started, or that were left to it.
+pub(super) fn children(of: Pid) -> io::Result<Vec<Pid>> {
+    let all = processes()?.into_iter().map(|(pid, _)| pid);
+    Ok(all.filter(|pid| parent(*pid) == Some(of)).collect())
+}
+
+pub(super) fn proc_of(pid: Pid) -> PathBuf {
+    Path::new("/proc").join(pid.as_raw_nonzero().to_string())
+}
+
+/// The file that starting `program` runs.
+fn on_path(program: &Path) -> Option<PathBuf> {
+    if program.components().count() > 1 {
+        return Some(program.to_path_buf());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(program))
+        .find(|file| file.is_file())
+}
+
+/// The processes that were started with `--config FILE` as ours is. Not those of containers, who choose their command
+/// lines as they like: they have process ids of their own, unless they were given the machine's.
+fn runs_with(file: &Path) -> io::Result<Vec<Pid>> {
+    let here = std::fs::read_link("/proc/self/ns/pid")?;
+    let mut found: Vec<Pid> = processes()?
+        .into_iter()
+        .filter(|(_, cmdline)| is_ours(cmdline, file))
+        .map(|(pid, _)| pid)
+        .filter(|pid| std::fs::read_link(proc_of(*pid).join("ns/pid")).is_ok_and(|ns| ns == here))
+        .collect();
+    // While it starts a shim there is, for a moment, a copy of it.
+    let copies: Vec<Pid> = found
+        .iter()
+        .copied()
+        .filter(|pid| parent(*pid).is_some_and(|parent| found.contains(&parent)))
+        .collect();
+    found.retain(|pid| !copies.contains(pid));
+    Ok(found)
+}
+
+/// `cmdline` is as in /proc: each argument ends with a zero byte.
+fn is_ours(cmdline: &[u8], file: &Path) -> bool {
+    let mut args = cmdline.split(|b| *b == 0).skip(1);
+    args.next() == Some(b"--config") && args.next() == Some(file.as_os_str().as_encoded_bytes())
+}
+
+fn parent(pid: Pid) -> Option<Pid> {
+    stat_field(&stat(pid)?, 4).and_then(Pid::from_raw)
+}
+
+/// When it was started, in clock ticks since the machine was.
+pub(super) fn start_ticks(pid: Pid) -> Option<u64> {
+    stat_field(&stat(pid)?, 22)
+}
+
+fn stat(pid: Pid) -> Option<String> {
+    std::fs::read_to_string(proc_of(pid).join("stat")).ok()
+}
+
+/// A field by its number in proc(5). The second, the name, stands in brackets and may hold anything.
+fn stat_field<T: FromStr>(stat: &str, number: usize) -> Option<T> {
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    behind_name
+        .split_whitespace()
+        .nth(number.checked_sub(3)?)?
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ours_is_who_was_started_with_our_file_not_who_edits_it() {
+        let file = Path::new("/d/containerd/config.toml");
+        let of = |args: &[&str]| {
+            args.iter()
+                .flat_map(|a| [a.as_bytes(), b"\0"].concat())
+                .collect::<Vec<u8>>()
+        };
+        for (args, ours) in [
+            (vec!["containerd", "--config", "/d/containerd/config.toml"], true),
+            (
+                vec!["/opt/bin/containerd", "--config", "/d/containerd/config.toml"],
+                true,
+            ),
+            (vec!["containerd", "--config", "/e/containerd/config.toml"], false),
+            (vec!["vi", "/d/containerd/config.toml"], false),
+            (vec!["containerd", "--config"], false),
+            (vec![], false),
+        ] {
+            assert_eq!(is_ours(&of(&args), file), ours, "{args:?}");
+        }
+    }
+
+    #[test]
+    fn fields_of_stat_are_read_behind_whatever_the_name_is() {
+        assert_eq!(stat_field("12 (containerd) S 7 12 12 0", 4), Some(7));
+        assert_eq!(stat_field("12 (a) R 1 (b) S 8 12", 4), Some(8));
+        assert_eq!(stat_field::<i32>("12", 4), None);
+        assert!(start_ticks(rustix::process::getpid()) >= Pid::from_raw(1).and_then(start_ticks));
+    }
+
+    #[test]
+    fn a_program_with_a_path_is_that_file_and_one_without_is_looked_up() {
+        assert_eq!(on_path(Path::new("./x")), Some("./x".into()));
+        assert_eq!(on_path(Path::new("/x/containerd")), Some("/x/containerd".into()));
+        assert!(on_path(Path::new("sh")).is_some_and(|p| p.is_absolute() && p.ends_with("sh")));
+        assert_eq!(on_path(Path::new("no-such-program")), None);
+    }
+}
