@@ -185,7 +185,7 @@ impl Quantity {
             nanos = nanos.min(BINARY_MAX);
         }
         // Texts that are short and look canonical are kept as they are; this decides what "1.500" is shown as.
-        let scale = exponent - fraction;
+        let scale = exponent.saturating_sub(fraction);
         let kept = match (notation, number) {
             (_, None) => false,
             (Notation::BinarySi, Some(n)) => {

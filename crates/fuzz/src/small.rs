@@ -122,6 +122,7 @@ pub const QUANTITIES: Target = Target {
             "340Ei",
             ".5k",
             "1n",
+            ".51e-9223372036854775808",
         ])
     },
 };
