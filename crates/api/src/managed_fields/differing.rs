@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+/// Members of an object, read.
+type Read = Map<String, Value>;
+
 /// Both objects without what is the same on both sides, and without their managers. To compare these is to compare the
 /// objects.
 pub(super) fn differing(live: &[u8], new: &[u8]) -> serde_json::Result<(Value, Value)> {
@@ -71,10 +74,7 @@ fn narrow(
 
 /// As [`narrow`]; `None` where nothing differs. Neither side comes to be empty that was not: to have no members is
 /// something else than to have none that differ.
-fn narrow_both(
-    left: &Members<'_>,
-    right: &Members<'_>,
-) -> serde_json::Result<Option<(Map<String, Value>, Map<String, Value>)>> {
+fn narrow_both(left: &Members<'_>, right: &Members<'_>) -> serde_json::Result<Option<(Read, Read)>> {
     let (l, r) = narrow(left, right)?;
     Ok(match (l.is_empty(), r.is_empty()) {
         (true, true) => None,
