@@ -1,5 +1,9 @@
 //! What every cluster has from the start: its namespaces, the `kubernetes` Service with its endpoints and its range, the
-//! APIServices of built-in groups, the system's priority classes, and the default roles. Made where missing, at every start.
+//! APIServices of built-in groups, the system's priority classes, and the default roles. Made where missing, at every
+//! start; the first of these also when somebody deletes them.
+
+use std::sync::Weak;
+use std::time::Duration;
 
 use futures::future::join_all;
 use knarr_api::{AnyObject, Error, Kind, registry};
@@ -48,6 +52,14 @@ impl Server {
             }
         }
         self.kubernetes_service().await?;
+        let endpoints = self.kubernetes_endpoints();
+        if endpoints.is_empty() {
+            let address = self.config.address;
+            tracing::info!("pods cannot reach this server: it is on the loopback address {address}");
+        }
+        for (kind, document) in endpoints {
+            self.replace(kind, document).await?;
+        }
         self.default_service_cidr().await?;
         self.settle_api_services().await
     }
@@ -89,7 +101,7 @@ impl Server {
         }
     }
 
-    /// The Service by which pods reach the API server, and where it is.
+    /// The Service by which pods reach the API server.
     async fn kubernetes_service(&self) -> Result<(), Error> {
         let labels = json!({"component": "apiserver", "provider": "kubernetes"});
         self.ensure(
@@ -104,47 +116,54 @@ impl Server {
                 },
             }),
         )
-        .await?;
-        if self.config.address.is_loopback() {
-            tracing::info!(
-                "pods cannot reach this server: it is on the loopback address {}",
-                self.config.address
-            );
-            return Ok(());
-        }
-        let address = self.config.address.to_string();
-        self.replace(
-            &registry::ENDPOINTS,
-            json!({
-                "metadata": {
-                    "name": "kubernetes", "namespace": "default",
-                    "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
-                },
-                "subsets": [{
-                    "addresses": [{"ip": address}],
-                    "ports": [{"name": "https", "port": self.config.port, "protocol": "TCP"}],
-                }],
-            }),
-        )
-        .await?;
-        let family = if self.config.address.is_ipv4() {
-            "IPv4"
-        } else {
-            "IPv6"
-        };
-        self.replace(
-            &registry::ENDPOINT_SLICE,
-            json!({
-                "metadata": {
-                    "name": "kubernetes", "namespace": "default",
-                    "labels": {"kubernetes.io/service-name": "kubernetes"},
-                },
-                "addressType": family,
-                "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
-                "ports": [{"name": "https", "port": self.config.port, "protocol": "TCP"}],
-            }),
-        )
         .await
+    }
+
+    /// Where that Service leads to, in both forms; none for a server that pods cannot reach.
+    fn kubernetes_endpoints(&self) -> Vec<(&'static Kind, Value)> {
+        let address = self.config.address;
+        if address.is_loopback() {
+            return Vec::new();
+        }
+        let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+        let address = address.to_string();
+        let ports = json!([{"name": "https", "port": self.config.port, "protocol": "TCP"}]);
+        let endpoints = json!({
+            "metadata": {
+                "name": "kubernetes", "namespace": "default",
+                "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
+            },
+            "subsets": [{"addresses": [{"ip": address}], "ports": ports}],
+        });
+        let slice = json!({
+            "metadata": {
+                "name": "kubernetes", "namespace": "default",
+                "labels": {"kubernetes.io/service-name": "kubernetes"},
+            },
+            "addressType": family,
+            "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+            "ports": ports,
+        });
+        vec![
+            (&registry::ENDPOINTS, endpoints),
+            (&registry::ENDPOINT_SLICE, slice),
+        ]
+    }
+
+    /// Makes again what users have deleted and Kubernetes makes again while it runs.
+    async fn make_missing(&self) -> Result<(), Error> {
+        for name in NAMESPACES {
+            self.ensure(&registry::NAMESPACE, json!({"metadata": {"name": name}}))
+                .await?;
+        }
+        self.kubernetes_service().await?;
+        for (kind, document) in self.kubernetes_endpoints() {
+            self.ensure(kind, document).await?;
+        }
+        match self.cache.get(&registry::SERVICE_CIDR, "", "kubernetes") {
+            Some(_) => Ok(()),
+            None => self.default_service_cidr().await,
+        }
     }
 
     /// Puts back what is missing of a default role or binding.
@@ -200,6 +219,20 @@ impl Server {
 
     pub(crate) fn myself(&self) -> Ctx {
         Ctx::new(User::new("system:apiserver", [MASTERS]), self.clock.now())
+    }
+}
+
+/// How often is looked whether something is missing that every cluster has, as kube-apiserver does.
+const LOOKS_EVERY: Duration = Duration::from_secs(10);
+
+/// Sees to it that what every cluster has is there again when somebody has deleted it.
+pub(crate) async fn look_after_basics(server: Weak<Server>) {
+    loop {
+        tokio::time::sleep(LOOKS_EVERY).await;
+        let Some(server) = server.upgrade() else { return };
+        if let Err(e) = server.make_missing().await {
+            tracing::warn!("cannot make what every cluster has, trying again: {e}");
+        }
     }
 }
 

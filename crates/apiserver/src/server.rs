@@ -18,6 +18,7 @@ use crate::authn::StaticTokens;
 use crate::authn::service_account::Tokens;
 use crate::authn::token_key::KeyFiles;
 use crate::authz::{Authorizer, Standard};
+use crate::bootstrap::look_after_basics;
 use crate::cache::Cache;
 use crate::custom::look_after_definitions;
 use crate::encryption::{AtRest, Encryption};
@@ -216,6 +217,7 @@ impl Server {
         }
         tokio::spawn(compact(Arc::downgrade(&server)));
         tokio::spawn(slim(Arc::downgrade(&server)));
+        tokio::spawn(look_after_basics(Arc::downgrade(&server)));
         tokio::spawn(look_after_definitions(Arc::downgrade(&server)));
         tokio::spawn(look_after_flows(Arc::downgrade(&server)));
         tokio::spawn(flow_control::lend(Arc::downgrade(&server)));

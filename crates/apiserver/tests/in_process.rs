@@ -24,7 +24,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::registry::{CONFIG_MAP, JOB, NAMESPACE, POD, POD_DISRUPTION_BUDGET, SERVICE_ACCOUNT};
+use knarr_api::registry::{CONFIG_MAP, JOB, NAMESPACE, POD, POD_DISRUPTION_BUDGET, SERVICE, SERVICE_ACCOUNT};
 use knarr_api::{Error, Object};
 use knarr_apiserver::seams::{Clock, Entropy};
 use knarr_apiserver::{Config, ISSUER, Seams, Server, ServiceRange};
@@ -415,6 +415,28 @@ async fn a_watch_that_falls_behind_ends_and_is_taken_up_where_it_stood() {
         }
     }
     assert_eq!(watches, 2, "all of it is remembered");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_service_of_the_api_comes_back_when_it_is_deleted() {
+    let c = cluster().await;
+    let find = async || c.api.get(&SERVICE, "default", "kubernetes").await;
+    let first = find().await.unwrap();
+    let options = DeleteOptions::default();
+    c.api
+        .delete(&SERVICE, "default", "kubernetes", options)
+        .await
+        .unwrap();
+    assert!(find().await.is_err());
+    let back = async {
+        while find().await.is_err() {
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), back)
+        .await
+        .unwrap();
+    assert_ne!(find().await.unwrap().uid(), first.uid());
 }
 
 #[tokio::test(start_paused = true)]
