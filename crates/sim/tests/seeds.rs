@@ -6,6 +6,8 @@ use knarr_sim::{Mutation, Pace, Report, Simulation, run_all};
 use parking_lot::Mutex;
 
 const SEEDS: u64 = 20;
+/// In how many histories a deliberate mistake has to be seen, at most.
+const MUTATED_SEEDS: u64 = 30;
 /// Findings that are not mended yet, by seed and rule.
 const OPEN: &[(u64, &str)] = &[];
 
@@ -60,7 +62,7 @@ fn s9_mistakes_made_on_purpose_are_seen() {
     for mutation in Mutation::ALL {
         // One mistake may break several rules, and which is seen first is the history's.
         let mut found = Vec::new();
-        for seed in 0..10 {
+        for seed in 0..MUTATED_SEEDS {
             let report = dense(seed).mutation(mutation).run().unwrap();
             found.extend(report.violation.map(|v| v.rule));
             if found.contains(&mutation.rule()) {
