@@ -20,10 +20,7 @@ const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-no
 
 impl Server {
     pub(crate) async fn bootstrap(&self) -> Result<(), Error> {
-        for name in NAMESPACES {
-            self.ensure(&registry::NAMESPACE, json!({"metadata": {"name": name}}))
-                .await?;
-        }
+        self.namespaces().await?;
         let classes = [
             (
                 "system-cluster-critical",
@@ -62,6 +59,14 @@ impl Server {
         }
         self.default_service_cidr().await?;
         self.settle_api_services().await
+    }
+
+    async fn namespaces(&self) -> Result<(), Error> {
+        for name in NAMESPACES {
+            self.ensure(&registry::NAMESPACE, json!({"metadata": {"name": name}}))
+                .await?;
+        }
+        Ok(())
     }
 
     /// The range of addresses of Services, as an object; ready, unless somebody has said otherwise.
@@ -152,10 +157,7 @@ impl Server {
 
     /// Makes again what users have deleted and Kubernetes makes again while it runs.
     async fn make_missing(&self) -> Result<(), Error> {
-        for name in NAMESPACES {
-            self.ensure(&registry::NAMESPACE, json!({"metadata": {"name": name}}))
-                .await?;
-        }
+        self.namespaces().await?;
         self.kubernetes_service().await?;
         for (kind, document) in self.kubernetes_endpoints() {
             self.ensure(kind, document).await?;
@@ -171,7 +173,7 @@ impl Server {
         let kind = wanted.kind;
         let (namespace, name) = place(&*wanted.object);
         let Some(there) = self.cache.get(kind, &namespace, &name) else {
-            return self.ensure_object(kind, wanted.object).await;
+            return self.make(kind, wanted.object).await;
         };
         let target = Target::main(kind, &namespace, &name);
         match default_roles::repair(&*wanted.object, there.typed()) {
@@ -187,15 +189,17 @@ impl Server {
         }
     }
 
+    /// Makes it where there is none of its name.
     pub(crate) async fn ensure(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
-        self.ensure_object(kind, decode(kind, &document)?).await
+        let of = |field| document["metadata"][field].as_str().unwrap_or_default();
+        match self.cache.get(kind, of("namespace"), of("name")) {
+            Some(_) => Ok(()),
+            None => self.make(kind, decode(kind, &document)?).await,
+        }
     }
 
-    async fn ensure_object(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<(), Error> {
-        let (namespace, name) = place(&*object);
-        if self.cache.get(kind, &namespace, &name).is_some() {
-            return Ok(());
-        }
+    async fn make(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<(), Error> {
+        let (namespace, _) = place(&*object);
         match self
             .create(&mut self.myself(), &Target::main(kind, &namespace, ""), object)
             .await
@@ -211,7 +215,7 @@ impl Server {
         let object = decode(kind, &document)?;
         let (namespace, name) = place(&*object);
         if self.cache.get(kind, &namespace, &name).is_none() {
-            return self.ensure_object(kind, object).await;
+            return self.make(kind, object).await;
         }
         let target = Target::main(kind, &namespace, &name);
         self.put(&mut self.myself(), &target, object).await.map(drop)

@@ -8,10 +8,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use serde::Serialize;
-use serde::ser::{
-    Error as _, Impossible, SerializeMap, SerializeSeq, SerializeStruct, SerializeTuple,
-    SerializeTupleStruct, Serializer,
-};
+use serde::ser::{Error as _, Impossible, SerializeMap, SerializeSeq, SerializeStruct, Serializer};
 use serde_json::{Error, Map, Value};
 
 use super::set::{FieldSet, Node, owns};
@@ -383,8 +380,8 @@ impl<'a, 'w> Serializer for Walk<'a, 'w> {
     type Ok = Found;
     type Error = Error;
     type SerializeSeq = List<'a, 'w>;
-    type SerializeTuple = List<'a, 'w>;
-    type SerializeTupleStruct = List<'a, 'w>;
+    type SerializeTuple = Impossible<Found, Error>;
+    type SerializeTupleStruct = Impossible<Found, Error>;
     type SerializeTupleVariant = Impossible<Found, Error>;
     type SerializeMap = Members<'a, 'w>;
     type SerializeStruct = Members<'a, 'w>;
@@ -445,19 +442,23 @@ impl<'a, 'w> Serializer for Walk<'a, 'w> {
         variant: &'static str,
         _: &T,
     ) -> Result<Found, Error> {
-        Err(no_variants(variant))
+        Err(unexpected(variant))
     }
 
     fn serialize_seq(self, _: Option<usize>) -> Result<List<'a, 'w>, Error> {
         Ok(self.list())
     }
 
-    fn serialize_tuple(self, _: usize) -> Result<List<'a, 'w>, Error> {
-        Ok(self.list())
+    fn serialize_tuple(self, _: usize) -> Result<Self::SerializeTuple, Error> {
+        Err(unexpected("tuple"))
     }
 
-    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<List<'a, 'w>, Error> {
-        Ok(self.list())
+    fn serialize_tuple_struct(
+        self,
+        name: &'static str,
+        _: usize,
+    ) -> Result<Self::SerializeTupleStruct, Error> {
+        Err(unexpected(name))
     }
 
     fn serialize_tuple_variant(
@@ -467,7 +468,7 @@ impl<'a, 'w> Serializer for Walk<'a, 'w> {
         variant: &'static str,
         _: usize,
     ) -> Result<Self::SerializeTupleVariant, Error> {
-        Err(no_variants(variant))
+        Err(unexpected(variant))
     }
 
     fn serialize_map(self, _: Option<usize>) -> Result<Members<'a, 'w>, Error> {
@@ -485,41 +486,19 @@ impl<'a, 'w> Serializer for Walk<'a, 'w> {
         variant: &'static str,
         _: usize,
     ) -> Result<Self::SerializeStructVariant, Error> {
-        Err(no_variants(variant))
+        Err(unexpected(variant))
     }
 }
 
-/// No type of Kubernetes is written as a variant with fields.
-fn no_variants(variant: &str) -> Error {
-    Error::custom(format!("unexpected variant {variant}"))
+/// No type of Kubernetes is written as a tuple or as a variant with fields.
+fn unexpected(what: &str) -> Error {
+    Error::custom(format!("unexpected {what}"))
 }
 
 impl SerializeSeq for List<'_, '_> {
     type Ok = Found;
     type Error = Error;
     fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Error> {
-        self.item(value)
-    }
-    fn end(self) -> Result<Found, Error> {
-        Ok(self.finish())
-    }
-}
-
-impl SerializeTuple for List<'_, '_> {
-    type Ok = Found;
-    type Error = Error;
-    fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Error> {
-        self.item(value)
-    }
-    fn end(self) -> Result<Found, Error> {
-        Ok(self.finish())
-    }
-}
-
-impl SerializeTupleStruct for List<'_, '_> {
-    type Ok = Found;
-    type Error = Error;
-    fn serialize_field<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Error> {
         self.item(value)
     }
     fn end(self) -> Result<Found, Error> {
