@@ -2,38 +2,29 @@
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use tokio::time::Instant;
+use knarr_client::{Clock, TokioClock};
 
 /// What the clock is slewed by, or what lies between two readings on a busy machine, is no jump.
 const JUMP: SignedDuration = SignedDuration::from_secs(1);
 
-/// The wall clock as it was last looked at, and when that was.
+/// What the wall clock would show had nobody set it since its last jump.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WallClock {
-    seen: Timestamp,
-    at: Instant,
-}
+pub(super) struct WallClock(TokioClock);
 
 impl WallClock {
     /// It is `now`.
     pub(super) fn new(now: Timestamp) -> Self {
-        WallClock {
-            seen: now,
-            at: Instant::now(),
-        }
+        WallClock(TokioClock::new(now))
     }
 
-    /// How far it has jumped since the last look: forward is positive.
+    /// How far it has jumped since the last jump: forward is positive. Small differences add up until they are one,
+    /// unless they go away again.
     pub(super) fn jumped(&mut self, now: Timestamp) -> Option<SignedDuration> {
-        let at = Instant::now();
-        let went = now.duration_since(self.seen);
-        let passed = SignedDuration::try_from(at.duration_since(self.at)).unwrap_or(SignedDuration::MAX);
-        let by = went.saturating_sub(passed);
-        // Small differences add up until they are one, unless they go away again.
+        let by = now.duration_since(self.0.now());
         if by.abs() < JUMP {
             return None;
         }
-        (self.seen, self.at) = (now, at);
+        *self = WallClock::new(now);
         Some(by)
     }
 }
