@@ -252,11 +252,16 @@ impl Users {
                 .api
                 .patch(&registry::POD, NAMESPACE, pod.name(), "", patch)
                 .await;
-            match patched {
-                Err(e) if !e.is_not_found() && !e.is_conflict() => return Err(e),
-                _ => {}
-            }
+            unless_late(patched)?;
         }
         Ok(())
+    }
+}
+
+/// A user who finds the object gone or changed by somebody else leaves it at that.
+fn unless_late<T>(done: Result<T, Error>) -> Result<(), Error> {
+    match done {
+        Err(e) if !e.is_not_found() && !e.is_conflict() => Err(e),
+        _ => Ok(()),
     }
 }

@@ -5,7 +5,7 @@ use knarr_api::{k8s_openapi, registry};
 use knarr_client::{Error, ListOptions, Patch, TypedApi};
 use serde_json::json;
 
-use super::{NAMESPACE, Users, Workload};
+use super::{NAMESPACE, Users, Workload, unless_late};
 use crate::random::Stream;
 use crate::world::{OUT_OF_SERVICE, is_ready, node_of};
 
@@ -63,10 +63,7 @@ impl Users {
                 .api
                 .create_subresource(&registry::POD, NAMESPACE, pod.name(), "eviction", eviction)
                 .await;
-            match evicted {
-                Err(e) if !e.is_not_found() && !e.is_conflict() => return Err(e),
-                _ => {}
-            }
+            unless_late(evicted)?;
         }
         Ok(())
     }
@@ -113,10 +110,7 @@ impl Users {
                     .get_or_insert_default()
                     .retain(|t| t.key != OUT_OF_SERVICE);
             }
-            match self.api.update_as(node).await {
-                Err(e) if !e.is_not_found() && !e.is_conflict() => return Err(e),
-                _ => {}
-            }
+            unless_late(self.api.update_as(node).await)?;
         }
         Ok(())
     }
