@@ -1,6 +1,6 @@
 //! What is encrypted and written down of a server that is told to by its flags.
 
-use crate::cluster::{Cluster, Namespace, eventually, has};
+use crate::cluster::{Cluster, eventually, has};
 use crate::{Alone, Outcome};
 
 pub const SCENARIOS: &[Alone] = &[(
@@ -38,10 +38,7 @@ fn files() -> Outcome {
     ];
     let flags: Vec<&str> = flags.iter().flat_map(|(flag, value)| [*flag, value]).collect();
     cluster.launch_server_with(&flags)?;
-    let ns = Namespace {
-        cluster: &cluster,
-        name: "default".into(),
-    };
+    let ns = cluster.namespace("default");
     ns.eventually_run(&["get", "namespaces"], |found| found.contains("default"))?;
     let create = [
         "create",

@@ -296,18 +296,20 @@ impl Cluster {
         kubectl
     }
 
+    pub fn namespace(&self, name: &str) -> Namespace<'_> {
+        Namespace {
+            cluster: self,
+            name: name.into(),
+        }
+    }
+
     /// Runs a scenario in a fresh namespace and removes that.
     pub fn in_namespace(&self, name: &str, run: Scenario) -> Outcome {
         // At most 63 bytes, and short enough to be read in a failure.
         let short: Vec<&str> = name.split('_').take(6).collect();
-        let ns = Namespace {
-            cluster: self,
-            name: short.join("-"),
-        };
+        let ns = self.namespace(&short.join("-"));
         ns.cluster_run(&["create", "namespace", &ns.name])?;
-        ns.eventually("the default service account", || {
-            ns.try_run(&["get", "serviceaccount", "default"]).is_ok()
-        })?;
+        ns.takes_pods()?;
         let outcome = run(&ns);
         if outcome.is_err() {
             eprintln!("--- {name}: knarr's log ends\n{}\n---", self.log_tail());
@@ -372,6 +374,13 @@ impl Namespace<'_> {
         let mut kubectl = self.cluster.kubectl();
         kubectl.args(["--namespace", &self.name]).args(args);
         kubectl
+    }
+
+    /// Waits for what pods need of a namespace that has just been made.
+    pub fn takes_pods(&self) -> Outcome {
+        self.eventually("the default service account", || {
+            self.try_run(&["get", "serviceaccount", "default"]).is_ok()
+        })
     }
 
     /// Its output if it succeeds, else all it said.

@@ -25,13 +25,8 @@ fn kills() -> usize {
 fn kill_nine() -> Outcome {
     let cluster = Arc::new(Cluster::start("kill")?);
     let apply = |manifest: &str| -> Outcome {
-        let ns = crate::cluster::Namespace {
-            cluster: &cluster,
-            name: "default".into(),
-        };
-        ns.eventually("the default service account", || {
-            ns.try_run(&["get", "sa", "default"]).is_ok()
-        })?;
+        let ns = cluster.namespace("default");
+        ns.takes_pods()?;
         ns.apply(manifest)?;
         ns.run(&["wait", "--for=condition=Ready", "pod/web", "--timeout=60s"])
             .map(drop)

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cluster::{Cluster, Namespace, eventually, has, same, text};
+use crate::cluster::{Cluster, eventually, has, same, text};
 use crate::kubectl::running;
 use crate::{Alone, Outcome};
 
@@ -44,13 +44,8 @@ spec:
 
 fn machine_goes_down() -> Outcome {
     let cluster = Cluster::start("halt")?;
-    let ns = Namespace {
-        cluster: &cluster,
-        name: "default".into(),
-    };
-    ns.eventually("the default service account", || {
-        ns.try_run(&["get", "sa", "default"]).is_ok()
-    })?;
+    let ns = cluster.namespace("default");
+    ns.takes_pods()?;
     ns.apply(PODS)?;
     for pod in ["deaf", "polite", "vital"] {
         running(&ns, pod)?;

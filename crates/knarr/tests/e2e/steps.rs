@@ -132,13 +132,8 @@ fn steps() -> Outcome {
     let cluster = Cluster::start("step")?;
     let marks = cluster.data_dir().with_file_name("marks");
     std::fs::create_dir_all(&marks)?;
-    let ns = Namespace {
-        cluster: &cluster,
-        name: "default".into(),
-    };
-    ns.eventually("the default service account", || {
-        ns.try_run(&["get", "sa", "default"]).is_ok()
-    })?;
+    let ns = cluster.namespace("default");
+    ns.takes_pods()?;
     let undisturbed = live(&ns, &marks, "calm", None)?;
     if undisturbed < 15 {
         return Err(format!("a life has more events than {undisturbed}").into());
