@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
 use crate::clocks::DriftingClock;
+use crate::disks;
 use crate::network::{Identity, Network, Wire};
 use crate::observer::Observer;
 use crate::random::{Stream, stream};
@@ -64,6 +65,7 @@ pub(crate) struct Node {
     pub network: Arc<Network>,
     pub condition: Arc<Condition>,
     pub runtime: Arc<FakeRuntime>,
+    machine: Arc<disks::Machine>,
     ground: Ground,
     clock: Arc<dyn Clock>,
     /// The one that runs: how to end it.
@@ -84,10 +86,18 @@ impl Node {
             runtime.set_manners(container, manners);
         }
         let (observer, of) = (ground.observer.clone(), name.clone());
+        let condition = Arc::new(Condition::new(stream(ground.seed, &format!("runtime/{name}"))));
+        let machine = Arc::new(disks::Machine::new(&name, observer.clone(), condition.clone()));
+        let disks = machine.clone();
         let chance = Mutex::new(stream(ground.seed, &format!("processes/{name}")));
         let ends = Arc::downgrade(&runtime);
         runtime.observe(move |container, happening| {
             observer.happened(&of, container, happening);
+            match happening {
+                Happening::Started => disks.started(&container.id, &container.pod.uid),
+                Happening::Ended(_) => disks.ended(&container.id),
+                Happening::Asked => {}
+            }
             if matches!(happening, Happening::Started)
                 && let Some(code) = ends_by_itself(&container.name)
             {
@@ -106,7 +116,8 @@ impl Node {
                 &format!("node/{name}"),
                 stream(ground.seed, &format!("network/{name}")),
             )),
-            condition: Arc::new(Condition::new(stream(ground.seed, &format!("runtime/{name}")))),
+            condition,
+            machine,
             address: format!("192.0.2.{}", 10 + number),
             runtime,
             ground: ground.clone(),
@@ -125,6 +136,7 @@ impl Node {
             .observer
             .note(&format!("kubelet of {} starts", self.name));
         let directory = self.ground.directory.join(&self.name);
+        let dead = CancellationToken::new();
         let config = Config {
             node_name: self.name.clone(),
             root_dir: directory.join("kubelet"),
@@ -135,18 +147,19 @@ impl Node {
                 cpus: 8,
                 memory_bytes: 16 << 30,
             },
+            played: Some(self.machine.hands(dead.clone())),
             ..Config::default()
         };
         let identity = Identity {
             user: format!("system:node:{}", self.name),
             groups: ["system:nodes", "system:authenticated"],
         };
-        let dead = CancellationToken::new();
         let line = Line {
             node: self.name.clone(),
             observer: self.ground.observer.clone(),
             inner: self.runtime.clone(),
             condition: self.condition.clone(),
+            machine: self.machine.clone(),
             dead: dead.clone(),
             mutation: self.ground.mutation,
             recipes: Mutex::default(),
@@ -172,10 +185,19 @@ impl Node {
         self.crash();
         self.condition.rebooted();
         self.runtime.wipe();
+        self.machine.rebooted();
         match std::fs::remove_dir_all(self.ground.directory.join(&self.name)) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
         }
+    }
+
+    /// Down and up again, its kubelet not yet.
+    pub fn reboot(&self) {
+        self.crash();
+        self.condition.rebooted();
+        self.runtime.reboot();
+        self.machine.rebooted();
     }
 
     /// As `kill -9`: nothing more of it is done, processes go on.

@@ -225,9 +225,7 @@ impl Faults {
             }
             92..98 => {
                 note(format!("{} reboots", node.name));
-                node.crash();
-                node.condition.rebooted();
-                node.runtime.reboot();
+                node.reboot();
                 later(length, move || node.start());
             }
             98..105 => {

@@ -11,6 +11,7 @@
 
 mod clocks;
 mod components;
+mod disks;
 mod faults;
 mod history;
 mod mutation;

@@ -15,10 +15,11 @@ use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_node::runtime::fake::{End, Happening};
 use parking_lot::Mutex;
 
+use crate::disks::{By, Holder};
 use crate::history::History;
 use crate::rules;
 use crate::world::{
-    Life, Missed, Process, Seen, World, is_out_of_service, is_ready, node_of, owner, phase_of,
+    Disk, Life, Missed, Process, Seen, World, is_out_of_service, is_ready, node_of, owner, phase_of,
 };
 
 /// What was broken, and when.
@@ -171,7 +172,9 @@ impl Observer {
                         let lives = inner.world.pods.values_mut();
                         lives
                             .filter(|life| life.node() == name)
-                            .for_each(|life| (life.released, life.vouched) = (true, true));
+                            .for_each(|life| {
+                                (life.released, life.given_up, life.vouched) = (true, true, true);
+                            });
                     }
                     inner.world.nodes.insert(name.to_string(), node);
                     inner.world.node_written.insert(name.to_string(), now);
@@ -192,7 +195,7 @@ impl Observer {
                         .pods
                         .values_mut()
                         .filter(of_node)
-                        .for_each(|life| life.released = true);
+                        .for_each(|life| (life.released, life.given_up) = (true, true));
                 }
             }
         }
@@ -287,6 +290,33 @@ impl Observer {
         inner.judge(&Seen::DeleteAsked { by, name, options });
     }
 
+    /// There is a disk of this name from now on.
+    pub fn add_disk(&self, name: &str, one_pod: bool) {
+        let disk = Disk {
+            one_pod,
+            ..Disk::default()
+        };
+        self.lock().world.disks.insert(name.into(), disk);
+    }
+
+    pub fn opens(&self, disk: &str, by: &Holder) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        inner.history.add(now, &format!("{} opens {disk}", told_of(by)), b"");
+        let open = &mut inner.world.disks.entry(disk.into()).or_default().open;
+        open.insert(by.clone(), now);
+        inner.judge(&Seen::Opened { disk, by });
+    }
+
+    pub fn closes(&self, disk: &str, by: &Holder) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        inner.history.add(now, &format!("{} closes {disk}", told_of(by)), b"");
+        if let Some(disk) = inner.world.disks.get_mut(disk) {
+            disk.open.remove(by);
+        }
+    }
+
     /// Told by the runtime of `node`.
     pub fn happened(&self, node: &str, container: &Container, happening: &Happening) {
         let mut inner = self.lock();
@@ -334,6 +364,15 @@ impl Observer {
     }
 }
 
+/// Without paths, which are others in each run.
+fn told_of(holder: &Holder) -> String {
+    let uid = holder.uid.get(..8).unwrap_or(&holder.uid);
+    match &holder.by {
+        By::Mount(_) => format!("{} mounts for [{uid}] and", holder.node),
+        By::Process(id) => format!("{} {id} [{uid}]", holder.node),
+    }
+}
+
 /// How far a workload is, by its own word.
 fn told_of_workload(content: &[u8]) -> String {
     let Ok(mut object) = serde_json::from_slice::<serde_json::Value>(content) else {
@@ -373,6 +412,7 @@ fn pod_written(inner: &mut Inner, pod: Pod) {
                 first_seen: inner.world.now,
                 removed_at: None,
                 released: false,
+                given_up: false,
                 vouched: false,
                 asked_to_go: false,
                 completed: BTreeSet::new(),
@@ -390,6 +430,7 @@ fn pod_written(inner: &mut Inner, pod: Pod) {
         .is_some_and(is_out_of_service);
     if let Some(life) = inner.world.pods.get_mut(&uid) {
         life.released |= orphan || vouched;
+        life.given_up |= orphan || vouched;
         life.vouched |= vouched;
     }
     inner.judge(&Seen::PodWritten {

@@ -20,6 +20,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
+use crate::disks::Machine;
 use crate::observer::Observer;
 use crate::random::Stream;
 
@@ -35,14 +36,14 @@ pub(crate) struct Health {
 pub(crate) struct Condition {
     state: Mutex<(Health, Stream)>,
     /// Counts the machine's reboots: orders under way do not outlive one.
-    boots: AtomicU64,
+    boots: Arc<AtomicU64>,
 }
 
 impl Condition {
     pub fn new(chance: Stream) -> Self {
         Condition {
             state: Mutex::new((Health::default(), chance)),
-            boots: AtomicU64::new(0),
+            boots: Arc::default(),
         }
     }
 
@@ -65,6 +66,31 @@ impl Condition {
             chance.per_mille(health.failing),
         )
     }
+
+    /// What is ordered is carried out even if nobody waits for it any more, unless the machine goes down before.
+    pub async fn order<T: Send + 'static>(
+        &self,
+        call: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (delay, before, after) = self.draw();
+        if before {
+            sleep(delay).await;
+            return Err(failed());
+        }
+        let (done, answer) = oneshot::channel();
+        let boots = self.boots.clone();
+        let boot = boots.load(Ordering::Relaxed);
+        tokio::spawn(async move {
+            sleep(delay).await;
+            if boot != boots.load(Ordering::Relaxed) {
+                return;
+            }
+            // Whoever asked may be gone.
+            let _ = done.send(call.await);
+        });
+        let answer = answer.await.unwrap_or_else(|_| Err(failed()));
+        if after { Err(failed()) } else { answer }
+    }
 }
 
 type Recipe = (String, ContainerConfig, PodSandboxConfig);
@@ -75,6 +101,7 @@ pub(crate) struct Line {
     pub inner: Arc<FakeRuntime>,
     pub observer: Arc<Observer>,
     pub condition: Arc<Condition>,
+    pub machine: Arc<Machine>,
     pub dead: CancellationToken,
     pub mutation: Option<Mutation>,
     /// For [`Mutation::StartTwice`]: how each container is made once more.
@@ -139,30 +166,10 @@ impl Line {
         &self,
         call: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let ordered = async {
-            let (delay, before, after) = self.condition.draw();
-            if before {
-                sleep(delay).await;
-                return Err(failed());
-            }
-            let (done, answer) = oneshot::channel();
-            let condition = self.condition.clone();
-            let boot = condition.boots.load(Ordering::Relaxed);
-            tokio::spawn(async move {
-                sleep(delay).await;
-                if boot != condition.boots.load(Ordering::Relaxed) {
-                    return;
-                }
-                // Whoever asked may be gone.
-                let _ = done.send(call.await);
-            });
-            let answer = answer.await.unwrap_or_else(|_| Err(failed()));
-            if after { Err(failed()) } else { answer }
-        };
         tokio::select! {
             biased;
             () = self.dead.cancelled() => std::future::pending().await,
-            answer = ordered => answer,
+            answer = self.condition.order(call) => answer,
         }
     }
 }
@@ -231,9 +238,12 @@ impl Runtime for Line {
         let name = config.metadata.as_ref().map_or("", |m| &m.name);
         self.note(format_args!("make {name} in {sandbox_id}"));
         let recipe = (sandbox_id.to_string(), config.clone(), sandbox.clone());
-        let (inner, asked) = (self.inner.clone(), recipe.clone());
+        let (inner, machine, asked) = (self.inner.clone(), self.machine.clone(), recipe.clone());
         let made = self
-            .order(async move { inner.create_container(&asked.0, &asked.1, &asked.2).await })
+            .order(async move {
+                let made = inner.create_container(&asked.0, &asked.1, &asked.2).await;
+                made.inspect(|id| machine.made(id, &asked.1))
+            })
             .await?;
         if self.mutation == Some(Mutation::StartTwice) {
             let mut second = recipe;

@@ -9,6 +9,8 @@ use knarr_api::k8s_openapi;
 use knarr_client::{DeleteOptions, Term};
 use knarr_node::runtime::fake::End;
 
+use crate::disks::Holder;
+
 /// The taint by which an administrator says that a node is down.
 pub(crate) const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
@@ -37,6 +39,8 @@ pub(crate) struct Life {
     pub removed_at: Option<Timestamp>,
     /// Somebody has said that this node's word is not waited for: a user's force, or the deletion of its node.
     pub released: bool,
+    /// It was said by a user of its node, that it is gone for good.
+    pub given_up: bool,
     /// That was said with the taint by which administrators say it.
     pub vouched: bool,
     /// A component has asked for its end (an eviction, a scale-down).
@@ -53,6 +57,15 @@ impl Life {
     pub fn node(&self) -> &str {
         node_of(&self.pod)
     }
+}
+
+/// A disk that every node could open.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Disk {
+    /// It is for one pod, not for one node.
+    pub one_pod: bool,
+    /// Since when.
+    pub open: BTreeMap<Holder, Timestamp>,
 }
 
 /// A node object's absence, the last one there was.
@@ -80,6 +93,7 @@ pub(crate) struct World {
     pub well_since: BTreeMap<String, Option<Timestamp>>,
     /// When it was so before, spans that have ended.
     pub well_spans: BTreeMap<String, Vec<(Timestamp, Timestamp)>>,
+    pub disks: BTreeMap<String, Disk>,
     /// By node and container id.
     pub processes: BTreeMap<(String, String), Process>,
 }
@@ -133,6 +147,10 @@ pub(crate) enum Seen<'a> {
     },
     Started(&'a Process),
     Ended(&'a Process, End),
+    Opened {
+        disk: &'a str,
+        by: &'a Holder,
+    },
     /// A leader's write is committed.
     Led {
         term: &'a Term,

@@ -1,5 +1,5 @@
 //! Throws away what nobody needs any more: images, sandboxes that were replaced, folders of pods that are gone. What
-//! that is, `knarr_kubelet::garbage` decides.
+//! that is, `knarr_kubelet::garbage` decides. Images only where somebody measures how full the disk is.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -28,7 +28,7 @@ const REMAINS: Duration = Duration::from_secs(60);
 const IMAGES: Duration = Duration::from_secs(300);
 
 /// Never returns.
-pub(super) async fn run(shared: Arc<Shared>, meter: Arc<dyn Meter>) {
+pub(super) async fn run(shared: Arc<Shared>, meter: Option<Arc<dyn Meter>>) {
     let policy = shared.config.configuration.image_gc;
     let enabled = policy.high_percent < 100 || policy.max_age > SignedDuration::ZERO;
     let mut next_images = Instant::now();
@@ -36,8 +36,8 @@ pub(super) async fn run(shared: Arc<Shared>, meter: Arc<dyn Meter>) {
     loop {
         if next_images <= Instant::now() {
             next_images = Instant::now() + IMAGES;
-            if enabled {
-                let result = collect_images(&shared, &*meter, &policy).await;
+            if let Some(meter) = meter.as_deref().filter(|_| enabled) {
+                let result = collect_images(&shared, meter, &policy).await;
                 match &result {
                     // Once may be bad luck.
                     Err(why) if failed_before => {

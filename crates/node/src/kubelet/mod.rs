@@ -61,7 +61,7 @@ use crate::figures::{self, HostMeter, Meter};
 use crate::probe;
 use crate::runtime::{Runtime, RuntimeEvent};
 use crate::teardown::remove_sandbox;
-use crate::volumes::Volumes;
+use crate::volumes::{Host, Volumes, host_of};
 pub use machine::Machine;
 use self_fencing::Trust;
 use static_pods::Folder;
@@ -111,6 +111,8 @@ pub struct Config {
     /// Resets the machine if it is not fed.
     pub watchdog_device: Option<PathBuf>,
     pub machine: Machine,
+    /// Who plays what storage and self-fencing need of the machine; `None`: it is what `machine` says.
+    pub played: Option<Arc<dyn Host>>,
 }
 
 impl Default for Config {
@@ -133,6 +135,7 @@ impl Default for Config {
             self_fencing: SelfFencing::default(),
             watchdog_device: None,
             machine: Machine::default(),
+            played: None,
         }
     }
 }
@@ -263,14 +266,19 @@ impl Kubelet {
         let (evictions, evicted) = mpsc::unbounded_channel();
         let (shutdown, asked) = shutdown::channel();
         let probes = Arc::<probe::Counts>::default();
+        // A hollow node whose machine nobody plays has no boot that this could be measured from.
+        let counts = config.machine.is_host() || config.played.is_some();
+        let renewals = counts.then(|| config.root_dir.join(self_fencing::RENEWALS));
+        let host = config.played.clone().unwrap_or_else(|| host_of(config.machine));
         let shared = Arc::new(Shared {
             volumes: Volumes::new(
                 config.root_dir.clone(),
                 config.node_name.clone(),
                 api.clone(),
                 config.machine,
+                host.clone(),
             ),
-            trust: Trust::new(config.self_fencing, config.machine, &config.root_dir),
+            trust: Trust::new(config.self_fencing, host, renewals),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
             pods,
@@ -439,10 +447,10 @@ async fn run(
     }
     let mut folder_looks = tokio::time::interval(FOLDER_LOOK);
     folder_looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    if let Some(meter) = meter {
-        tasks.spawn(eviction::run(shared.clone(), meter.clone()));
-        tasks.spawn(garbage::run(shared.clone(), meter));
+    if let Some(meter) = meter.clone() {
+        tasks.spawn(eviction::run(shared.clone(), meter));
     }
+    tasks.spawn(garbage::run(shared.clone(), meter));
     let (exits, mut exited) = mpsc::unbounded_channel();
     tasks.spawn(listen(shared.clone(), exits));
     let mut shutdown = shutdown::Runner::default();

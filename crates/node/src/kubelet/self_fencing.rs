@@ -14,21 +14,24 @@ use knarr_api::k8s_openapi;
 use knarr_client::TypedApi;
 use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_kubelet::self_fencing::{SelfFencing, Verdict, decide};
-use nix::time::{ClockId, clock_gettime};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-use super::{Machine, Shared};
+use super::Shared;
 use crate::runtime::RuntimeError;
+use crate::volumes::Host;
 
+/// The file in the kubelet's directory that says when the lease was last renewed.
+pub(super) const RENEWALS: &str = "lease-renewed";
 /// Between two looks at whether everything has ended.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// What a node knows of its own lease.
 pub(crate) struct Trust {
     mode: SelfFencing,
+    host: Arc<dyn Host>,
     start: Instant,
     /// Where the last renewal is written down; a hollow node's is not.
     file: Option<PathBuf>,
@@ -41,10 +44,10 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    pub fn new(mode: SelfFencing, machine: Machine, root: &Path) -> Self {
-        let file = machine.is_host().then(|| root.join("lease-renewed"));
+    pub fn new(mode: SelfFencing, host: Arc<dyn Host>, file: Option<PathBuf>) -> Self {
         let trust = Trust {
             mode,
+            host,
             start: Instant::now(),
             file,
             renewed: Mutex::new(None),
@@ -63,12 +66,8 @@ impl Trust {
 
     /// A clock that is never set, only ever forward.
     pub fn now(&self) -> Duration {
-        let since_start = self.start.elapsed();
-        if self.file.is_none() {
-            return since_start;
-        }
-        // Of no machine that has this program is it unknown; but then the next best will do.
-        clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(since_start, Duration::from)
+        // Of no real machine that has this program is it unknown; but then the next best will do.
+        self.host.since_boot().unwrap_or_else(|| self.start.elapsed())
     }
 
     /// A renewal that was sent at this time has been answered.

@@ -29,6 +29,7 @@ use tracing::{debug, warn};
 use crate::kubelet::Machine;
 use crate::kubelet::downward::Place;
 use crate::kubelet::env::expand;
+pub use storage::{Host, Ran};
 
 /// Between looks at whether what a volume shows has changed.
 const REFRESH: Duration = Duration::from_secs(15);
@@ -70,6 +71,14 @@ pub struct Volumes {
     node: String,
 }
 
+/// What a machine of this kind is to its kubelet, unless somebody plays it.
+pub(crate) fn host_of(machine: Machine) -> Arc<dyn Host> {
+    match machine {
+        Machine::Host => Arc::new(storage::Machine),
+        Machine::Hollow { .. } => Arc::new(storage::Hollow),
+    }
+}
+
 /// Where volumes of `knarr.io/local` are, below the kubelet's directory.
 pub(crate) fn local_root(root: &Path) -> PathBuf {
     root.join("local-volumes")
@@ -108,12 +117,15 @@ impl Drop for EndWith<'_> {
 }
 
 impl Volumes {
-    pub fn new(root: PathBuf, node: String, api: Arc<dyn Api>, machine: Machine) -> Self {
+    pub fn new(
+        root: PathBuf,
+        node: String,
+        api: Arc<dyn Api>,
+        machine: Machine,
+        host: Arc<dyn Host>,
+    ) -> Self {
         let tools = storage::Tools {
-            host: match machine {
-                Machine::Host => Arc::new(storage::Machine),
-                Machine::Hollow { .. } => Arc::new(storage::Hollow),
-            },
+            host,
             drivers: Arc::default(),
             api: api.clone(),
             node: node.clone(),

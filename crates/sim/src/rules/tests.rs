@@ -98,6 +98,7 @@ fn s3_what_starts_out_of_turn_is_seen() {
             first_seen: Timestamp::UNIX_EPOCH,
             removed_at: removed.then_some(Timestamp::UNIX_EPOCH),
             released: false,
+            given_up: false,
             vouched: false,
             asked_to_go: false,
             completed: done

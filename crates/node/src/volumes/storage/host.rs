@@ -1,11 +1,12 @@
-//! What storage needs of the machine: programs that are run, and what is mounted. A seam, so that what no test machine has
-//! (an NFS server, an iSCSI target) can be played.
+//! What the kubelet needs of the machine beside the runtime: programs that are run, what is mounted, and how long it has been
+//! up. A seam, so that what no test machine has (an NFS server, an iSCSI target) can be played.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use nix::time::{ClockId, clock_gettime};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
@@ -38,7 +39,7 @@ impl Ran {
 }
 
 #[async_trait]
-pub trait Host: Send + Sync {
+pub trait Host: std::fmt::Debug + Send + Sync {
     /// Runs a program to its end. The error is that there is no such program.
     async fn run(&self, program: &str, args: &[&str]) -> Result<Ran, String>;
 
@@ -48,6 +49,11 @@ pub trait Host: Send + Sync {
     /// anything.
     fn device(&self, by_path: &str) -> Option<PathBuf>;
 
+    /// How long the machine has been up, its sleep included, by a clock that is never set; `None` where nobody knows.
+    fn since_boot(&self) -> Option<Duration> {
+        None
+    }
+
     /// Lets time pass while a device appears.
     async fn pause(&self, time: Duration) {
         sleep(time).await;
@@ -55,6 +61,7 @@ pub trait Host: Send + Sync {
 }
 
 /// This machine.
+#[derive(Debug)]
 pub struct Machine;
 
 #[async_trait]
@@ -92,6 +99,10 @@ impl Host for Machine {
             .find(|entry| matches(&entry.file_name().to_string_lossy(), pattern))?;
         found.path().canonicalize().ok()
     }
+
+    fn since_boot(&self) -> Option<Duration> {
+        clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).ok()
+    }
 }
 
 /// `*` at the beginning is anything.
@@ -103,6 +114,7 @@ fn matches(name: &str, pattern: &str) -> bool {
 }
 
 /// A node whose pods are no processes mounts nothing.
+#[derive(Debug)]
 pub struct Hollow;
 
 #[async_trait]

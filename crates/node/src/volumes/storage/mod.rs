@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use csi::drivers::Drivers;
 pub use csi::is_attached;
-pub use host::{Hollow, Host, Machine};
+pub use host::{Hollow, Host, Machine, Ran};
 pub use source::{claimed, inline};
 
 /// Beside a pod's mount: what it is.

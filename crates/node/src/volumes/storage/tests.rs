@@ -15,7 +15,7 @@ use super::host::Ran;
 use super::*;
 
 /// A machine that plays: what it is asked, what is mounted, what programs answer.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Played {
     asked: Mutex<Vec<String>>,
     mounted: Mutex<BTreeSet<PathBuf>>,

@@ -1,0 +1,256 @@
+//! The disks of the simulated world, and what is mounted on its machines: storage without a lock of its own, which every
+//! node could open at any time (an NFS export, as the API's volumes call it). Who has one open is told to the observer in
+//! the moment it happens (SPEC S7).
+//!
+//! A disk is open where it is mounted, and in every process that was started with that mount, until that process ends:
+//! taking the mount away does not take it from the process. Both survive the kubelet, and neither the machine.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use knarr_node::runtime::ContainerConfig;
+use knarr_node::volumes::{Host, Ran};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::observer::Observer;
+use crate::runtime::Condition;
+
+/// Where all disks come from.
+pub(crate) const SERVER: &str = "disks.sim";
+/// In paths of mounted disks.
+const PLUGIN: &str = "/volumes/kubernetes.io~nfs/";
+/// `mount`'s and `umount`'s exit code where they failed.
+const FAILED: i32 = 32;
+
+/// Who has a disk open.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Holder {
+    pub node: String,
+    /// Of the pod.
+    pub uid: String,
+    pub by: By,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum By {
+    Mount(PathBuf),
+    /// A container's, by its id.
+    Process(String),
+}
+
+/// One machine, over its reboots.
+pub(crate) struct Machine {
+    node: String,
+    observer: Arc<Observer>,
+    condition: Arc<Condition>,
+    state: Mutex<State>,
+}
+
+struct State {
+    up_since: Instant,
+    /// Which disk is mounted where.
+    mounts: BTreeMap<PathBuf, String>,
+    /// The paths of disks that each container was made with.
+    made: BTreeMap<String, Vec<PathBuf>>,
+    /// The disks that each process has open.
+    open: BTreeMap<String, Vec<(String, Holder)>>,
+}
+
+impl Machine {
+    pub fn new(node: &str, observer: Arc<Observer>, condition: Arc<Condition>) -> Self {
+        Machine {
+            node: node.into(),
+            observer,
+            condition,
+            state: Mutex::new(State {
+                up_since: Instant::now(),
+                mounts: BTreeMap::new(),
+                made: BTreeMap::new(),
+                open: BTreeMap::new(),
+            }),
+        }
+    }
+
+    /// What one incarnation of its kubelet has of it.
+    pub fn hands(self: &Arc<Self>, dead: CancellationToken) -> Arc<dyn Host> {
+        Arc::new(Hands {
+            machine: self.clone(),
+            dead,
+        })
+    }
+
+    /// Nothing is mounted any more. Its processes have ended.
+    pub fn rebooted(&self) {
+        let mounts = {
+            let mut state = self.state.lock();
+            state.up_since = Instant::now();
+            std::mem::take(&mut state.mounts)
+        };
+        for (at, disk) in mounts {
+            self.observer.closes(&disk, &self.mounted(at));
+        }
+    }
+
+    fn mounted(&self, at: PathBuf) -> Holder {
+        Holder {
+            node: self.node.clone(),
+            uid: uid_in(&at),
+            by: By::Mount(at),
+        }
+    }
+
+    fn mount(&self, disk: &str, at: &Path) -> Result<(), String> {
+        // Whoever tidied up meanwhile took the place to mount it on.
+        if !at.is_dir() {
+            return Err(format!("mount point {} does not exist", at.display()));
+        }
+        let before = self.state.lock().mounts.insert(at.into(), disk.into());
+        if before.is_some() {
+            return Err(format!("{} is mounted already", at.display()));
+        }
+        self.observer.opens(disk, &self.mounted(at.into()));
+        Ok(())
+    }
+
+    fn unmount(&self, at: &Path) -> Result<(), String> {
+        let Some(disk) = self.state.lock().mounts.remove(at) else {
+            return Err(format!("{}: not mounted", at.display()));
+        };
+        self.observer.closes(&disk, &self.mounted(at.into()));
+        Ok(())
+    }
+
+    /// A container of this id and with these mounts was made.
+    pub fn made(&self, id: &str, config: &ContainerConfig) {
+        let paths = config.mounts.iter().map(|m| m.host_path.as_str());
+        let paths: Vec<_> = paths.filter(|p| p.contains(PLUGIN)).map(PathBuf::from).collect();
+        if !paths.is_empty() {
+            self.state.lock().made.insert(id.into(), paths);
+        }
+    }
+
+    /// The container's process begins, with what is mounted at its paths.
+    pub fn started(&self, id: &str, uid: &str) {
+        let found: Vec<(PathBuf, Option<String>)> = {
+            let state = self.state.lock();
+            let paths = state.made.get(id).into_iter().flatten();
+            paths.map(|p| (p.clone(), state.mounts.get(p).cloned())).collect()
+        };
+        for (path, disk) in found {
+            let Some(disk) = disk else {
+                let what = format!(
+                    "{id} of pod {uid} was started on {} with an empty folder in its disk's place, {}",
+                    self.node,
+                    path.display()
+                );
+                self.observer.violate("S7", what);
+                continue;
+            };
+            let holder = Holder {
+                node: self.node.clone(),
+                uid: uid.into(),
+                by: By::Process(id.into()),
+            };
+            let mut state = self.state.lock();
+            let open = state.open.entry(id.into()).or_default();
+            open.push((disk.clone(), holder.clone()));
+            drop(state);
+            self.observer.opens(&disk, &holder);
+        }
+    }
+
+    /// The container's process is no more.
+    pub fn ended(&self, id: &str) {
+        let open = self.state.lock().open.remove(id);
+        for (disk, holder) in open.into_iter().flatten() {
+            self.observer.closes(&disk, &holder);
+        }
+    }
+}
+
+/// Whose volume's path this is.
+fn uid_in(path: &Path) -> String {
+    let path = path.to_string_lossy();
+    let after = path.split_once("/pods/").map_or("", |(_, rest)| rest);
+    after.split('/').next().unwrap_or_default().to_string()
+}
+
+/// The machine as one incarnation of its kubelet reaches it. A program that was begun goes on when that dies.
+struct Hands {
+    machine: Arc<Machine>,
+    dead: CancellationToken,
+}
+
+impl std::fmt::Debug for Hands {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the hands of {}", self.machine.node)
+    }
+}
+
+#[async_trait]
+impl Host for Hands {
+    async fn run(&self, program: &str, args: &[&str]) -> Result<Ran, String> {
+        if !self.dead.is_cancelled() {
+            let told = format!("{} is to {program} {}", self.machine.node, told(args));
+            self.machine.observer.note(&told);
+        }
+        let machine = self.machine.clone();
+        let (program, args) = (program.to_string(), args.iter().map(|a| a.to_string()).collect::<Vec<_>>());
+        let done = self.machine.condition.order(async move {
+            let (source, at) = match args.as_slice() {
+                [.., source, at] => (source.as_str(), at.as_str()),
+                [at] => ("", at.as_str()),
+                [] => ("", ""),
+            };
+            let disk = source.strip_prefix(SERVER).and_then(|s| s.strip_prefix(':'));
+            Ok(match (program.as_str(), disk) {
+                ("mount", Some(disk)) => machine.mount(disk, Path::new(at)),
+                ("umount", _) => machine.unmount(Path::new(at)),
+                _ => Err(format!("no {program} of {source} here")),
+            })
+        });
+        let done = tokio::select! {
+            biased;
+            () = self.dead.cancelled() => std::future::pending().await,
+            done = done => done,
+        };
+        let failed = |output: String| Ran {
+            code: Some(FAILED),
+            output,
+        };
+        Ok(match done {
+            Ok(Ok(())) => Ran {
+                code: Some(0),
+                output: String::new(),
+            },
+            Ok(Err(why)) => failed(why),
+            Err(error) => failed(error.to_string()),
+        })
+    }
+
+    fn is_mounted(&self, at: &Path) -> std::io::Result<bool> {
+        Ok(self.machine.state.lock().mounts.contains_key(at))
+    }
+
+    fn device(&self, _by_path: &str) -> Option<PathBuf> {
+        None
+    }
+
+    fn since_boot(&self) -> Option<Duration> {
+        Some(self.machine.state.lock().up_since.elapsed())
+    }
+}
+
+/// Without the folder of this run, which is another in each.
+fn told(args: &[&str]) -> String {
+    let own = |arg: &&str| match arg.split_once("/pods/") {
+        Some((_, rest)) => format!("pods/{rest}"),
+        None => arg.to_string(),
+    };
+    args.iter().map(own).collect::<Vec<_>>().join(" ")
+}
