@@ -1,4 +1,4 @@
-//! Runs the fencing controller: what it decides is carried out, and its agents are run as programs.
+//! Runs the fencing controller: what it decides is carried out, and its agents are run, by whoever can ([`FenceAgents`]).
 //!
 //! An agent is a program of one directory, by its name alone. It gets `key=value` lines on standard input and nothing
 //! else: no arguments, no environment but `PATH`. It is in a process group of its own, which is killed whole when the
@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use knarr_api::custom::conditions::is_established;
@@ -18,7 +19,8 @@ use knarr_api::k8s_openapi;
 use knarr_client::{Api, Error, TypedApi};
 use knarr_controllers::fencing::description::METADATA;
 use knarr_controllers::fencing::kinds::definitions;
-use knarr_controllers::fencing::{self, Answer, Fencing, Run};
+use knarr_controllers::fencing::{self, Fencing};
+pub use knarr_controllers::fencing::{Answer, Run};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -43,8 +45,19 @@ const OUTPUT_MAX: u64 = 2048;
 /// The same of what it says of itself: those of Debian say up to 30 kB.
 const METADATA_MAX: u64 = 256 * 1024;
 
+/// Who runs fence agents. One that has not answered in time is dropped, and is to do nothing more.
+#[async_trait]
+pub trait FenceAgents: std::fmt::Debug + Send + Sync {
+    /// Runs one, once.
+    async fn run(&self, run: &Run, parameters: &BTreeMap<String, String>) -> Answer;
+}
+
+/// The programs of one directory.
+#[derive(Debug)]
+pub struct Programs(pub PathBuf);
+
 /// Runs until dropped; agents at work are ended then.
-pub async fn run(base: Base, agents: PathBuf) {
+pub async fn run(base: Base, agents: Arc<dyn FenceAgents>) {
     while let Err(error) = define(&*base.api).await {
         debug!(%error, "the kinds of fencing are not there yet");
         sleep(AGAIN).await;
@@ -81,7 +94,7 @@ pub async fn run(base: Base, agents: PathBuf) {
         for run in todo.runs {
             let (api, agents) = (base.api.clone(), agents.clone());
             runs.spawn(async move {
-                let answer = ask(&*api, &agents, &run).await;
+                let answer = ask(&*api, &*agents, &run).await;
                 (run, answer)
             });
         }
@@ -130,7 +143,7 @@ async fn define(api: &dyn Api) -> Result<(), Error> {
 }
 
 /// Runs an agent once.
-async fn ask(api: &dyn Api, agents: &Path, run: &Run) -> Answer {
+async fn ask(api: &dyn Api, agents: &dyn FenceAgents, run: &Run) -> Answer {
     let mut parameters = run.parameters.clone();
     if let Some(secret) = &run.secret {
         match api.get_as::<Secret>(&secret.namespace, &secret.name).await {
@@ -141,7 +154,12 @@ async fn ask(api: &dyn Api, agents: &Path, run: &Run) -> Answer {
             }
         }
     }
-    run_agent(agents, run, &parameters).await
+    run_in_time(agents, run, &parameters).await
+}
+
+async fn run_in_time(agents: &dyn FenceAgents, run: &Run, parameters: &BTreeMap<String, String>) -> Answer {
+    let answer = timeout(run.timeout, agents.run(run, parameters)).await;
+    answer.unwrap_or(Answer::TimedOut)
 }
 
 fn texts(secret: &Secret) -> BTreeMap<String, String> {
@@ -167,54 +185,56 @@ impl Drop for Group {
     }
 }
 
-async fn run_agent(agents: &Path, run: &Run, parameters: &BTreeMap<String, String>) -> Answer {
-    let broken = |why: String| Answer::Broken { why };
-    // The definition refuses such names; whoever got one in all the same does not choose what runs here.
-    let plain = run.agent.starts_with("fence_") && !run.agent.contains(['/', '\0']);
-    if !plain {
-        return broken(format!("{:?} is not the name of a fence agent", run.agent));
-    }
-    let program = agents.join(&run.agent);
-    let mut command = Command::new(&program);
-    command
-        .env_clear()
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .process_group(0)
-        .kill_on_drop(true)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = match command.spawn() {
-        Ok(child) => child,
-        Err(e) => return broken(format!("cannot run {}: {e}", program.display())),
-    };
-    let group = child
-        .id()
-        .and_then(|id| i32::try_from(id).ok())
-        .map(Pid::from_raw);
-    let _group = Group(group);
-    let mut input = format!("action={}\n", run.action);
-    for (key, value) in parameters {
-        if key.contains(['\n', '=']) || value.contains('\n') {
-            return broken(format!("parameter {key:?} has a line break or an equals sign"));
+#[async_trait]
+impl FenceAgents for Programs {
+    async fn run(&self, run: &Run, parameters: &BTreeMap<String, String>) -> Answer {
+        let broken = |why: String| Answer::Broken { why };
+        // The definition refuses such names; whoever got one in all the same does not choose what runs here.
+        let plain = run.agent.starts_with("fence_") && !run.agent.contains(['/', '\0']);
+        if !plain {
+            return broken(format!("{:?} is not the name of a fence agent", run.agent));
         }
-        input.push_str(&format!("{key}={value}\n"));
-    }
-    let most = match run.action {
-        METADATA => METADATA_MAX,
-        _ => OUTPUT_MAX,
-    };
-    match timeout(run.timeout, talk(&mut child, input, most)).await {
-        Err(_) => Answer::TimedOut,
-        Ok(Err(e)) => broken(format!("cannot talk to {}: {e}", run.agent)),
-        Ok(Ok((status, output))) => match status.code() {
-            Some(code) => Answer::Exited { code, output },
-            None => broken(format!(
-                "{} was ended by signal {}",
-                run.agent,
-                status.signal().unwrap_or(0)
-            )),
-        },
+        let program = self.0.join(&run.agent);
+        let mut command = Command::new(&program);
+        command
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .process_group(0)
+            .kill_on_drop(true)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = match command.spawn() {
+            Ok(child) => child,
+            Err(e) => return broken(format!("cannot run {}: {e}", program.display())),
+        };
+        let group = child
+            .id()
+            .and_then(|id| i32::try_from(id).ok())
+            .map(Pid::from_raw);
+        let _group = Group(group);
+        let mut input = format!("action={}\n", run.action);
+        for (key, value) in parameters {
+            if key.contains(['\n', '=']) || value.contains('\n') {
+                return broken(format!("parameter {key:?} has a line break or an equals sign"));
+            }
+            input.push_str(&format!("{key}={value}\n"));
+        }
+        let most = match run.action {
+            METADATA => METADATA_MAX,
+            _ => OUTPUT_MAX,
+        };
+        match talk(&mut child, input, most).await {
+            Err(e) => broken(format!("cannot talk to {}: {e}", run.agent)),
+            Ok((status, output)) => match status.code() {
+                Some(code) => Answer::Exited { code, output },
+                None => broken(format!(
+                    "{} was ended by signal {}",
+                    run.agent,
+                    status.signal().unwrap_or(0)
+                )),
+            },
+        }
     }
 }
 
@@ -291,7 +311,8 @@ mod tests {
             let parameters = BTreeMap::from([("plug".to_string(), "n1".to_string())]);
             // A program that was written a moment ago may still be open for writing in a process that another test forks.
             for _ in 0..100 {
-                match run_agent(self.0.path(), &run, &parameters).await {
+                let programs = Programs(self.0.path().into());
+                match run_in_time(&programs, &run, &parameters).await {
                     Answer::Broken { why } if why.contains("Text file busy") => {
                         sleep(Duration::from_millis(20)).await;
                     }

@@ -10,7 +10,6 @@ pub mod scheduler;
 pub mod sweeper;
 pub mod view;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,8 +45,8 @@ const RELEASE: Duration = Duration::from_secs(2);
 pub struct Config {
     pub controllers: knarr_controllers::Config,
     pub scheduler: scheduler_config::KubeSchedulerConfiguration,
-    /// Where fence agents are; [`FENCE_AGENTS`] unless another place is named.
-    pub fence_agents: Option<PathBuf>,
+    /// Who runs fence agents; the programs in [`FENCE_AGENTS`] unless somebody is named.
+    pub fence_agents: Option<Arc<dyn fencing::FenceAgents>>,
     /// What the scheduler counts.
     pub metrics: scheduler::Metrics,
     /// This process's name, another after each start, where several servers share one store: one of them leads.
@@ -129,7 +128,7 @@ async fn loops(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
     }
     running.spawn(default_storage(base.api.clone()));
     let agents = config.fence_agents.clone();
-    let agents = agents.unwrap_or_else(|| PathBuf::from(FENCE_AGENTS));
+    let agents = agents.unwrap_or_else(|| Arc::new(fencing::Programs(FENCE_AGENTS.into())));
     running.spawn(fencing::run(base.clone(), agents));
     running.spawn(garbage_collector::run(base.clone()));
     let metrics = config.metrics.clone();

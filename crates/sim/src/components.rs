@@ -266,13 +266,15 @@ impl Control {
         // Its own token is never rung: a crash is no orderly stop.
         let clock = self.clock.clone();
         let run = knarr_control::run(api.clone(), config, clock, CancellationToken::new());
-        let impatient = self.ground.mutation == Some(Mutation::GcWithoutQuarantine);
+        let mutation = self.ground.mutation;
         running.1 = Some((
             dead,
             tokio::spawn(async move {
                 tokio::join!(run, async {
-                    if impatient {
-                        release_at_once(api).await;
+                    match mutation {
+                        Some(Mutation::GcWithoutQuarantine) => release_at_once(api).await,
+                        Some(Mutation::DetachByTimer) => disks::detach_by_timer(api).await,
+                        _ => {}
                     }
                 });
             }),

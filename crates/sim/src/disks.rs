@@ -11,10 +11,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use knarr_api::kinds::persistent_volume::{ATTACHER, IN_USE};
+use knarr_api::{k8s_openapi, registry};
+use knarr_client::{Api, Error, ListOptions, Object, TypedApi};
 use knarr_node::runtime::ContainerConfig;
 use knarr_node::volumes::{Host, Ran};
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::observer::Observer;
@@ -24,6 +29,8 @@ use crate::runtime::Condition;
 pub(crate) const SERVER: &str = "disks.sim";
 /// In paths of mounted disks.
 const PLUGIN: &str = "/volumes/kubernetes.io~nfs/";
+/// How long [`detach_by_timer`] waits for a node's word.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// `mount`'s and `umount`'s exit code where they failed.
 const FAILED: i32 = 32;
 
@@ -200,7 +207,10 @@ impl Host for Hands {
             self.machine.observer.note(&told);
         }
         let machine = self.machine.clone();
-        let (program, args) = (program.to_string(), args.iter().map(|a| a.to_string()).collect::<Vec<_>>());
+        let (program, args) = (
+            program.to_string(),
+            args.iter().map(|a| a.to_string()).collect::<Vec<_>>(),
+        );
         let done = self.machine.condition.order(async move {
             let (source, at) = match args.as_slice() {
                 [.., source, at] => (source.as_str(), at.as_str()),
@@ -243,6 +253,46 @@ impl Host for Hands {
 
     fn since_boot(&self) -> Option<Duration> {
         Some(self.machine.state.lock().up_since.elapsed())
+    }
+}
+
+/// For [`crate::Mutation::MountWithoutAttach`]: a record that says to whoever asks that the volume is its own.
+pub(crate) fn attached_to(node: &str, name: &str) -> Result<Arc<Object>, Error> {
+    let record = json!({
+        "metadata": {"name": name, "finalizers": [IN_USE]},
+        "spec": {"attacher": ATTACHER, "nodeName": node, "source": {"persistentVolumeName": "its"}},
+        "status": {"attached": true},
+    });
+    let bytes = serde_json::to_vec(&record).map_err(Error::internal)?;
+    let kind = &registry::VOLUME_ATTACHMENT;
+    let decoded = kind.ops.decode(&bytes);
+    let object = decoded.map_err(|e| Error::internal(e.message))?.object;
+    Ok(Arc::new(Object::from_typed(kind, object)))
+}
+
+/// For [`crate::Mutation::DetachByTimer`]: a node is given [`PATIENCE`] to let go of a volume.
+pub(crate) async fn detach_by_timer(api: Arc<dyn Api>) {
+    let mut waits: BTreeMap<String, Instant> = BTreeMap::new();
+    loop {
+        sleep(Duration::from_secs(1)).await;
+        let list = api.list(&registry::VOLUME_ATTACHMENT, ListOptions::default());
+        let Ok(all) = list.await else { continue };
+        for object in &all.items {
+            let Some(attachment) = object.get::<VolumeAttachment>() else {
+                continue;
+            };
+            if attachment.metadata.deletion_timestamp.is_none() {
+                continue;
+            }
+            let since = waits.entry(object.uid().to_string());
+            if since.or_insert_with(Instant::now).elapsed() < PATIENCE {
+                continue;
+            }
+            let mut taken = attachment.clone();
+            taken.metadata.finalizers = None;
+            // It tries again in a second.
+            let _ = api.update_as(taken).await;
+        }
     }
 }
 

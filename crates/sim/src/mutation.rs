@@ -21,12 +21,14 @@ pub enum Mutation {
     IgnoreTerminating,
     LoseLastStep,
     ForgetTerm,
+    DetachByTimer,
+    MountWithoutAttach,
 }
 
 use Mutation::*;
 
 impl Mutation {
-    pub const ALL: [Mutation; 13] = [
+    pub const ALL: [Mutation; 15] = [
         DeleteBeforeTheEnd,
         DeleteBeforeProcessesAreGone,
         StartTwice,
@@ -40,6 +42,8 @@ impl Mutation {
         IgnoreTerminating,
         LoseLastStep,
         ForgetTerm,
+        DetachByTimer,
+        MountWithoutAttach,
     ];
 
     /// As it is called on the command line.
@@ -58,6 +62,8 @@ impl Mutation {
             IgnoreTerminating => "ignore-terminating",
             LoseLastStep => "lose-last-step",
             ForgetTerm => "forget-term",
+            DetachByTimer => "detach-by-timer",
+            MountWithoutAttach => "mount-without-attach",
         }
     }
 
@@ -79,6 +85,8 @@ impl Mutation {
             IgnoreTerminating => "controllers take pods that are ending for gone",
             LoseLastStep => "kubelets do not complete deletions",
             ForgetTerm => "leaders do not say in which term they decided what they write",
+            DetachByTimer => "volumes are taken from nodes that have not let go of them after some seconds",
+            MountWithoutAttach => "kubelets mount volumes without asking who has them",
         }
     }
 
@@ -91,6 +99,7 @@ impl Mutation {
             LengthenTheGrace => "T2",
             ForceAway | ReplaceLost | GcWithoutQuarantine | ForgetUid => "S2",
             KeepReleased => "S5",
+            DetachByTimer | MountWithoutAttach => "S7",
             // S8 sees it too, in one history of some dozens; that Jobs' pods then never go, in one of three.
             IgnoreTerminating | LoseLastStep => "S9",
         }

@@ -21,6 +21,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
+use crate::disks;
 use crate::observer::Observer;
 use crate::random::Stream;
 use crate::servers::ApiServer;
@@ -520,6 +521,12 @@ impl Api for Wire {
     }
 
     async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
+        if self.mutation == Some(Mutation::MountWithoutAttach)
+            && kind == &registry::VOLUME_ATTACHMENT
+            && let Some(node) = self.network.name.strip_prefix("node/")
+        {
+            return disks::attached_to(node, name);
+        }
         let (namespace, name) = (namespace.to_string(), name.to_string());
         self.send(false, |api| async move { api.get(kind, &namespace, &name).await })
             .await

@@ -170,11 +170,9 @@ impl Observer {
                 Some(node) => {
                     if is_out_of_service(&node) {
                         let lives = inner.world.pods.values_mut();
-                        lives
-                            .filter(|life| life.node() == name)
-                            .for_each(|life| {
-                                (life.released, life.given_up, life.vouched) = (true, true, true);
-                            });
+                        lives.filter(|life| life.node() == name).for_each(|life| {
+                            (life.released, life.given_up, life.vouched) = (true, true, true);
+                        });
                     }
                     inner.world.nodes.insert(name.to_string(), node);
                     inner.world.node_written.insert(name.to_string(), now);
@@ -267,6 +265,11 @@ impl Observer {
         })
     }
 
+    /// Whether this node is not ready, as the store has it.
+    pub fn is_silent(&self, node: &str) -> bool {
+        self.world(|world| world.nodes.get(node).is_some_and(|node| !is_ready(node)))
+    }
+
     /// Whether this is a StatefulSet's pod on a node that is not ready, as the store has it.
     pub fn is_lost_set_pod(&self, namespace: &str, name: &str) -> bool {
         self.world(|world| {
@@ -302,16 +305,21 @@ impl Observer {
     pub fn opens(&self, disk: &str, by: &Holder) {
         let mut inner = self.lock();
         let now = inner.world.now;
-        inner.history.add(now, &format!("{} opens {disk}", told_of(by)), b"");
-        let open = &mut inner.world.disks.entry(disk.into()).or_default().open;
-        open.insert(by.clone(), now);
+        inner
+            .history
+            .add(now, &format!("{} opens {disk}", told_of(by)), b"");
+        if let Some(disk) = inner.world.disks.get_mut(disk) {
+            disk.open.insert(by.clone(), now);
+        }
         inner.judge(&Seen::Opened { disk, by });
     }
 
     pub fn closes(&self, disk: &str, by: &Holder) {
         let mut inner = self.lock();
         let now = inner.world.now;
-        inner.history.add(now, &format!("{} closes {disk}", told_of(by)), b"");
+        inner
+            .history
+            .add(now, &format!("{} closes {disk}", told_of(by)), b"");
         if let Some(disk) = inner.world.disks.get_mut(disk) {
             disk.open.remove(by);
         }

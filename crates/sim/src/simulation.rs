@@ -22,6 +22,9 @@ const SLOW_PER_MILLE: u32 = 300;
 const HOUR_MILLIS: u64 = 3_600_000;
 /// In so many of a thousand steps something happens beside what happens anyway.
 const RARE_PER_MILLE: u32 = 120;
+/// Histories with disks among all, in thousandths, and steps of theirs in which somebody does something with one.
+const DISKS_PER_MILLE: u32 = 450;
+const WITH_DISKS_PER_MILLE: u32 = 250;
 /// When every history begins.
 const EPOCH: &str = "2026-01-01T00:00:00Z";
 /// How long after the last fault everything has to be as it was wanted: twice the longest back-off (300 s), and the
@@ -230,7 +233,14 @@ impl Simulation {
         faults.set_weather();
 
         let failed = |e: knarr_client::Error| std::io::Error::other(format!("a user was refused: {e}"));
-        // Of their own: what is rare shifts nothing else's draws.
+        // Of their own: what not every history has shifts nothing else's draws.
+        let mut storing = stream(self.seed, "disks");
+        // A mistake about disks shows only where there are some.
+        let sought = self.mutation.is_some_and(|m| m.rule() == "S7");
+        let disks = storing.per_mille(DISKS_PER_MILLE) || sought;
+        if disks {
+            users.bring_disks().await.map_err(failed)?;
+        }
         let mut rarely = stream(self.seed, "rarely");
         let trouble_ends = Instant::now() + shape.troubled;
         while Instant::now() < trouble_ends && observer.violation().is_none() {
@@ -241,6 +251,9 @@ impl Simulation {
                     true => faults.strike_rarely(&mut rarely)?,
                     false => users.act_on_a_node(&mut rarely).await.map_err(failed)?,
                 }
+            }
+            if disks && storing.per_mille(WITH_DISKS_PER_MILLE) {
+                users.act_with_disks(&mut storing).await.map_err(failed)?;
             }
             if chance.per_mille(700) {
                 users.act().await.map_err(failed)?;

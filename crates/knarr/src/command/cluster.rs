@@ -214,7 +214,9 @@ fn control_config(config: &Config, pki: &Pki) -> knarr_control::Config {
             node_lifecycle: config.node_lifecycle,
             ..ControllersConfig::default()
         },
-        fence_agents: Some(config.fence_agents_dir.clone()),
+        fence_agents: Some(Arc::new(knarr_control::fencing::Programs(
+            config.fence_agents_dir.clone(),
+        ))),
         metrics: Default::default(),
         identity: shared.then(identity),
     }

@@ -28,7 +28,11 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
             other.node,
             other.uid,
             world.now.duration_since(*since),
-            if disk.one_pod { ", and it is for one pod" } else { "" }
+            if disk.one_pod {
+                ", and it is for one pod"
+            } else {
+                ""
+            }
         ));
     }
     Ok(())

@@ -4,6 +4,7 @@
 //! They talk to the first server, which never fails: what they were told is so, and is what has to come about in the end.
 
 mod nodes;
+mod storage;
 mod wanted;
 mod workloads;
 
@@ -74,6 +75,10 @@ impl Users {
 
     async fn create_workload(&mut self) -> Result<(), Error> {
         let drawn = Workload::draw(&mut self.chance);
+        self.create_drawn(drawn).await
+    }
+
+    async fn create_drawn(&mut self, drawn: workloads::Drawn) -> Result<(), Error> {
         let (name, wanted) = (drawn.name.clone(), drawn.pods);
         self.note(format!(
             "create {} {name}: {}",
@@ -145,7 +150,8 @@ impl Users {
 
     async fn create_named(&mut self, name: String) -> Result<(), Error> {
         let held = self.chance.per_mille(200).then_some(FINALIZER);
-        let (pod, summary) = workloads::pod(&mut self.chance, &name, held);
+        let (mut pod, summary) = workloads::pod(&mut self.chance, &name, held);
+        storage::give_disk(&name, &mut pod["spec"]);
         self.note(format!("create {name}, which {summary}"));
         self.create(&registry::POD, pod).await?;
         self.wanted.insert((Workload::Pod, name), 1);

@@ -34,7 +34,10 @@ impl Users {
                 return Ok(Err(format!("pod {} {found}", pod.name())));
             }
         }
-        Ok(Ok(()))
+        Ok(match self.stray_attachment().await? {
+            Some(stray) => Err(stray),
+            None => Ok(()),
+        })
     }
 }
 
@@ -52,7 +55,7 @@ fn of_workload(workload: Workload, object: &Object, pods: i32) -> Result<(), Str
     let odd = || Err("is of another kind".to_string());
     match workload {
         Workload::Pod => Ok(()),
-        Workload::Deployment => {
+        Workload::Deployment | Workload::Single => {
             let Some(deployment) = object.get::<Deployment>() else {
                 return odd();
             };

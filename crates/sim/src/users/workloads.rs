@@ -16,6 +16,8 @@ pub(super) const REPLICAS: u64 = 4;
 pub(crate) enum Workload {
     Pod,
     Deployment,
+    /// A Deployment of one pod, which has a disk.
+    Single,
     StatefulSet,
     DaemonSet,
     Job,
@@ -34,7 +36,7 @@ impl Workload {
     pub fn kind(self) -> &'static Kind {
         match self {
             Workload::Pod => &registry::POD,
-            Workload::Deployment => &registry::DEPLOYMENT,
+            Workload::Deployment | Workload::Single => &registry::DEPLOYMENT,
             Workload::StatefulSet => &registry::STATEFUL_SET,
             Workload::DaemonSet => &registry::DAEMON_SET,
             Workload::Job => &registry::JOB,
@@ -46,7 +48,7 @@ impl Workload {
     }
 
     pub fn rolls(self) -> bool {
-        self.scales() || self == Workload::DaemonSet
+        self.scales() || matches!(self, Workload::DaemonSet | Workload::Single)
     }
 
     pub(super) fn draw(chance: &mut Stream) -> Drawn {
@@ -59,7 +61,7 @@ impl Workload {
     }
 }
 
-fn manners(chance: &mut Stream) -> &'static str {
+pub(super) fn manners(chance: &mut Stream) -> &'static str {
     match chance.between(0, 3) {
         0 | 1 => "obeys",
         2 => "lingers",
@@ -67,7 +69,7 @@ fn manners(chance: &mut Stream) -> &'static str {
     }
 }
 
-fn template(name: &str, spec: Value) -> Value {
+pub(super) fn template(name: &str, spec: Value) -> Value {
     json!({"metadata": {"labels": {"app": name}}, "spec": spec})
 }
 
@@ -94,6 +96,10 @@ fn deployment(chance: &mut Stream) -> Drawn {
 
 fn stateful_set(chance: &mut Stream) -> Drawn {
     let name = format!("db{}", chance.between(1, NAMES));
+    stateful_set_of(name, chance)
+}
+
+pub(super) fn stateful_set_of(name: String, chance: &mut Stream) -> Drawn {
     let pods = chance.between(1, REPLICAS);
     let manners = manners(chance);
     let policy = if chance.per_mille(500) {
@@ -194,7 +200,7 @@ pub(super) fn pod(chance: &mut Stream, name: &str, finalizer: Option<&str>) -> (
     (pod, format!("{container} ({restart})"))
 }
 
-fn pod_spec(chance: &mut Stream, main: &str, restart: &str, init: bool) -> Value {
+pub(super) fn pod_spec(chance: &mut Stream, main: &str, restart: &str, init: bool) -> Value {
     let container = |name: &str| json!({"name": name, "image": "docker.io/library/app:v1", "imagePullPolicy": "IfNotPresent"});
     let mut spec = json!({
         "terminationGracePeriodSeconds": chance.between(1, 30),
