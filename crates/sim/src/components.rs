@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::registry;
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::Mutation;
 use crate::clocks::DriftingClock;
 use crate::disks;
+use crate::fence_agents;
 use crate::network::{Identity, Network, Wire};
 use crate::observer::Observer;
 use crate::random::{Stream, stream};
@@ -37,6 +39,7 @@ pub(crate) struct Ground {
     pub epoch: Timestamp,
     pub directory: PathBuf,
     pub mutation: Option<Mutation>,
+    pub fence_agents: fence_agents::Handle,
 }
 
 impl Ground {
@@ -68,6 +71,8 @@ pub(crate) struct Node {
     machine: Arc<disks::Machine>,
     ground: Ground,
     clock: Arc<dyn Clock>,
+    /// Somebody has switched the machine off.
+    off: AtomicBool,
     /// The one that runs: how to end it.
     kubelet: Mutex<Option<(CancellationToken, Kubelet)>>,
 }
@@ -122,6 +127,7 @@ impl Node {
             runtime,
             ground: ground.clone(),
             clock,
+            off: AtomicBool::new(false),
             kubelet: Mutex::new(None),
             name,
         })
@@ -129,7 +135,7 @@ impl Node {
 
     pub fn start(&self) {
         let mut running = self.kubelet.lock();
-        if running.is_some() {
+        if running.is_some() || self.is_off() {
             return;
         }
         self.ground
@@ -200,6 +206,23 @@ impl Node {
         self.machine.rebooted();
     }
 
+    pub fn is_off(&self) -> bool {
+        self.off.load(Ordering::Relaxed)
+    }
+
+    /// Nothing runs on it, and its kubelet does not come back, until it is switched on.
+    pub fn switch_off(&self) {
+        self.reboot();
+        self.off.store(true, Ordering::Relaxed);
+        self.ground.observer.switched(&self.name, true);
+    }
+
+    /// Its kubelet may be started.
+    pub fn switch_on(&self) {
+        self.off.store(false, Ordering::Relaxed);
+        self.ground.observer.switched(&self.name, false);
+    }
+
     /// As `kill -9`: nothing more of it is done, processes go on.
     pub fn crash(&self) {
         if let Some((dead, _)) = self.kubelet.lock().take() {
@@ -261,6 +284,7 @@ impl Control {
         let dead = CancellationToken::new();
         let mut config = knarr_control::Config::default();
         config.controllers.root_ca = Some("the simulation's".into());
+        config.fence_agents = Some(Arc::new(self.ground.fence_agents.clone()));
         config.identity = self.elected.then_some(identity);
         let api = self.ground.wire(api, &self.network, &dead);
         // Its own token is never rung: a crash is no orderly stop.

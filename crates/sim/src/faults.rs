@@ -152,6 +152,20 @@ impl Faults {
         Ok(())
     }
 
+    /// One node is silent for long enough to be given up.
+    pub fn lose_a_node(&self, chance: &mut Stream) {
+        if let Some(node) = chance.pick(&self.nodes) {
+            let length = chance.millis(45_000, 150_000);
+            self.observer.note(&format!(
+                "fault: {} is lost for {} ms",
+                node.name,
+                length.as_millis()
+            ));
+            cut_for(vec![node.network.clone()], length);
+        }
+        self.tell_who_is_well();
+    }
+
     pub fn strike(&mut self) {
         let length = self.lengths.draw(&mut self.chance);
         let networks = self.networks();

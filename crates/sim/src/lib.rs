@@ -13,6 +13,7 @@ mod clocks;
 mod components;
 mod disks;
 mod faults;
+mod fence_agents;
 mod history;
 mod mutation;
 mod network;

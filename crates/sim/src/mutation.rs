@@ -23,12 +23,13 @@ pub enum Mutation {
     ForgetTerm,
     DetachByTimer,
     MountWithoutAttach,
+    BelieveTheAgent,
 }
 
 use Mutation::*;
 
 impl Mutation {
-    pub const ALL: [Mutation; 15] = [
+    pub const ALL: [Mutation; 16] = [
         DeleteBeforeTheEnd,
         DeleteBeforeProcessesAreGone,
         StartTwice,
@@ -44,6 +45,7 @@ impl Mutation {
         ForgetTerm,
         DetachByTimer,
         MountWithoutAttach,
+        BelieveTheAgent,
     ];
 
     /// As it is called on the command line.
@@ -64,6 +66,7 @@ impl Mutation {
             ForgetTerm => "forget-term",
             DetachByTimer => "detach-by-timer",
             MountWithoutAttach => "mount-without-attach",
+            BelieveTheAgent => "believe-the-agent",
         }
     }
 
@@ -87,6 +90,9 @@ impl Mutation {
             ForgetTerm => "leaders do not say in which term they decided what they write",
             DetachByTimer => "volumes are taken from nodes that have not let go of them after some seconds",
             MountWithoutAttach => "kubelets mount volumes without asking who has them",
+            BelieveTheAgent => {
+                "a fence agent that says that it has switched a node off is not asked whether it is"
+            }
         }
     }
 
@@ -99,6 +105,7 @@ impl Mutation {
             LengthenTheGrace => "T2",
             ForceAway | ReplaceLost | GcWithoutQuarantine | ForgetUid => "S2",
             KeepReleased => "S5",
+            BelieveTheAgent => "S6",
             DetachByTimer | MountWithoutAttach => "S7",
             // S8 sees it too, in one history of some dozens; that Jobs' pods then never go, in one of three.
             IgnoreTerminating | LoseLastStep => "S9",

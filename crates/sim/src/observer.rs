@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_client::{Clock, DeleteOptions, Term};
+use knarr_control::fencing_kinds::{NodeFencing, Phase};
 use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_node::runtime::fake::{End, Happening};
 use parking_lot::Mutex;
@@ -165,6 +166,9 @@ impl Observer {
                 None => drop(inner.world.terms.remove(name)),
             }
         }
+        if let Some(name) = path.strip_prefix("safety.knarr.io/nodefencings/") {
+            fencing_written(&mut inner, name, content);
+        }
         if let Some(name) = path.strip_prefix("core/nodes/") {
             match value.and_then(|v| serde_json::from_slice::<Node>(v).ok()) {
                 Some(node) => {
@@ -293,6 +297,19 @@ impl Observer {
         inner.judge(&Seen::DeleteAsked { by, name, options });
     }
 
+    /// A machine's power goes off or on.
+    pub fn switched(&self, node: &str, off: bool) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        let line = format!("{node} is switched {}", if off { "off" } else { "on" });
+        inner.history.add(now, &line, b"");
+        let switch = inner.world.switches.entry(node.into()).or_default();
+        if off || switch.off {
+            switch.last_off = Some(now);
+        }
+        switch.off = off;
+    }
+
     /// There is a disk of this name from now on.
     pub fn add_disk(&self, name: &str, one_pod: bool) {
         let disk = Disk {
@@ -408,6 +425,30 @@ fn summary(pod: &Pod) -> String {
     let uid = meta.uid.as_deref().unwrap_or_default();
     text.push_str(&format!(" [{}]", uid.get(..8).unwrap_or(uid)));
     text
+}
+
+fn fencing_written(inner: &mut Inner, name: &str, content: &[u8]) {
+    let Ok(fencing) = serde_json::from_slice::<NodeFencing>(content) else {
+        inner.world.fencings.remove(name);
+        return;
+    };
+    let (now, node) = (inner.world.now, &fencing.spec.node_name);
+    let line = format!(
+        "fencing of {node}: {:?}, {}",
+        fencing.status.phase, fencing.status.message
+    );
+    inner.history.add(now, &line, b"");
+    match fencing.status.phase {
+        Phase::Fencing => drop(inner.world.fencings.entry(name.into()).or_insert(now)),
+        // What follows from the evidence begins once; returning may fall back to it.
+        Phase::Fenced => {
+            if inner.world.fencings.contains_key(name) {
+                inner.judge(&Seen::Fenced { fencing: name, node });
+                inner.world.fencings.remove(name);
+            }
+        }
+        _ => drop(inner.world.fencings.remove(name)),
+    }
 }
 
 fn pod_written(inner: &mut Inner, pod: Pod) {

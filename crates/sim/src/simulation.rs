@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::components::{Control, Ground, Node};
 use crate::faults::{Faults, Lengths};
+use crate::fence_agents::{self, Agents};
 use crate::observer::{Observer, Violation};
 use crate::random::{Stream, stream};
 use crate::servers::ApiServer;
@@ -25,6 +26,9 @@ const RARE_PER_MILLE: u32 = 120;
 /// Histories with disks among all, in thousandths, and steps of theirs in which somebody does something with one.
 const DISKS_PER_MILLE: u32 = 450;
 const WITH_DISKS_PER_MILLE: u32 = 250;
+/// The same of histories with fence agents.
+const FENCING_PER_MILLE: u32 = 300;
+const WITH_FENCING_PER_MILLE: u32 = 150;
 /// When every history begins.
 const EPOCH: &str = "2026-01-01T00:00:00Z";
 /// How long after the last fault everything has to be as it was wanted: twice the longest back-off (300 s), and the
@@ -197,6 +201,11 @@ impl Simulation {
             shape.servers,
             shape.controls.len()
         ));
+        let agents = Arc::new(Agents::new(
+            observer.clone(),
+            stream(self.seed, "fence agents"),
+            self.mutation,
+        ));
         let mut ground = Ground {
             seed: self.seed,
             servers: Arc::default(),
@@ -205,6 +214,7 @@ impl Simulation {
             epoch,
             directory,
             mutation: self.mutation,
+            fence_agents: fence_agents::Handle(agents.clone()),
         };
         ground.servers = Arc::new(start_servers(&ground, shape.servers).await?);
         let controls: Vec<_> = shape
@@ -213,6 +223,7 @@ impl Simulation {
             .map(|(name, elected)| Control::new(&ground, name, *elected))
             .collect();
         let nodes: Vec<_> = (1..=nodes).map(|n| Node::new(&ground, n)).collect();
+        agents.wire(&nodes);
         nodes.iter().for_each(|node| node.start());
         controls.iter().for_each(|control| control.start());
         let first = ground
@@ -235,9 +246,12 @@ impl Simulation {
         let failed = |e: knarr_client::Error| std::io::Error::other(format!("a user was refused: {e}"));
         // Of their own: what not every history has shifts nothing else's draws.
         let mut storing = stream(self.seed, "disks");
-        // A mistake about disks shows only where there are some.
-        let sought = self.mutation.is_some_and(|m| m.rule() == "S7");
-        let disks = storing.per_mille(DISKS_PER_MILLE) || sought;
+        // A mistake about disks or fencing shows only where there are some.
+        let sought = |rule| self.mutation.is_some_and(|m| m.rule() == rule);
+        let disks = storing.per_mille(DISKS_PER_MILLE) || sought("S7");
+        let mut guarding = stream(self.seed, "fencing");
+        let fencing = guarding.per_mille(FENCING_PER_MILLE) || sought("S6");
+        let mut policy = !fencing;
         if disks {
             users.bring_disks().await.map_err(failed)?;
         }
@@ -252,6 +266,15 @@ impl Simulation {
                     false => users.act_on_a_node(&mut rarely).await.map_err(failed)?,
                 }
             }
+            if !policy {
+                policy = users.bring_policy(&mut guarding).await.map_err(failed)?;
+            }
+            if fencing && guarding.per_mille(WITH_FENCING_PER_MILLE) {
+                match guarding.per_mille(500) {
+                    true => faults.lose_a_node(&mut guarding),
+                    false => users.ask_for_fencing(&mut guarding).await.map_err(failed)?,
+                }
+            }
             if disks && storing.per_mille(WITH_DISKS_PER_MILLE) {
                 users.act_with_disks(&mut storing).await.map_err(failed)?;
             }
@@ -262,11 +285,13 @@ impl Simulation {
             }
         }
         faults.heal().await;
+        agents.heal();
         let healed = Instant::now();
         while observer.violation().is_none() {
             pass_until(Instant::now() + TICK, &faults).await;
             users.let_go().await.map_err(failed)?;
             users.give_nodes_back().await.map_err(failed)?;
+            users.switch_on(&agents).await.map_err(failed)?;
             let missing = match users.satisfied().await.map_err(failed)? {
                 Ok(()) => strays(&observer, &faults.nodes),
                 missing => missing,

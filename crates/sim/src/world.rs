@@ -14,6 +14,9 @@ use crate::disks::Holder;
 /// The taint by which an administrator says that a node is down.
 pub(crate) const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
+/// That taint's value where fencing says it.
+const FENCED: &str = "fenced";
+
 /// One container's processes.
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
@@ -59,6 +62,14 @@ impl Life {
     }
 }
 
+/// A machine's power.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Switch {
+    pub off: bool,
+    /// The last moment it was known to be off.
+    pub last_off: Option<Timestamp>,
+}
+
 /// A disk that every node could open.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disk {
@@ -94,6 +105,10 @@ pub(crate) struct World {
     /// When it was so before, spans that have ended.
     pub well_spans: BTreeMap<String, Vec<(Timestamp, Timestamp)>>,
     pub disks: BTreeMap<String, Disk>,
+    /// Machines' switches, of those that were ever used.
+    pub switches: BTreeMap<String, Switch>,
+    /// Since when agents have been at work at a node, by the NodeFencing's name.
+    pub fencings: BTreeMap<String, Timestamp>,
     /// By node and container id.
     pub processes: BTreeMap<(String, String), Process>,
 }
@@ -129,6 +144,11 @@ impl World {
             })
     }
 
+    /// Whether fencing vouches for this node.
+    pub fn is_fenced(&self, node: &str) -> bool {
+        self.nodes.get(node).is_some_and(is_fenced)
+    }
+
     pub fn is_released(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|life| life.released)
     }
@@ -147,6 +167,11 @@ pub(crate) enum Seen<'a> {
     },
     Started(&'a Process),
     Ended(&'a Process, End),
+    /// This fencing of a node is said to have succeeded.
+    Fenced {
+        fencing: &'a str,
+        node: &'a str,
+    },
     Opened {
         disk: &'a str,
         by: &'a Holder,
@@ -191,9 +216,20 @@ pub(crate) fn owner<'a>(pod: &'a Pod, kind: &str) -> Option<&'a str> {
     owner.map(|o| o.uid.as_str())
 }
 
+/// Whether a user vouches for it.
 pub(crate) fn is_out_of_service(node: &Node) -> bool {
+    out_of_service(node).is_some_and(|value| value != FENCED)
+}
+
+/// Whether fencing does.
+pub(crate) fn is_fenced(node: &Node) -> bool {
+    out_of_service(node) == Some(FENCED)
+}
+
+fn out_of_service(node: &Node) -> Option<&str> {
     let mut taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
-    taints.any(|taint| taint.key == OUT_OF_SERVICE)
+    let taint = taints.find(|taint| taint.key == OUT_OF_SERVICE)?;
+    Some(taint.value.as_deref().unwrap_or_default())
 }
 
 pub(crate) fn is_ready(node: &Node) -> bool {

@@ -8,6 +8,7 @@ mod s1_leaders_term;
 mod s2_who_may_remove;
 mod s3_order;
 mod s5_released;
+mod s6_fenced;
 mod s7_one_holder;
 mod s8_one_a_node;
 mod s9_at_rest;
@@ -23,7 +24,7 @@ use crate::world::{Seen, World};
 pub(crate) type Rule = fn(&Seen<'_>, &World) -> Result<(), String>;
 
 /// With their SPEC numbers.
-pub(crate) const ALL: [(&str, Rule); 14] = [
+pub(crate) const ALL: [(&str, Rule); 15] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),
     ("T1", t1_deletion::check),
@@ -35,6 +36,7 @@ pub(crate) const ALL: [(&str, Rule); 14] = [
     ("S2", s2_who_may_remove::check),
     ("S3", s3_order::check),
     ("S5", s5_released::check),
+    ("S6", s6_fenced::check),
     ("S7", s7_one_holder::check),
     ("S8", s8_one_a_node::check),
     ("S9", s9_at_rest::check),

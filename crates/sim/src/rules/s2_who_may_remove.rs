@@ -49,6 +49,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
             _ => Ok(()),
         },
         None if life.node().is_empty() || is_finished(&life.pod) => Ok(()),
+        None if world.is_fenced(life.node()) => Ok(()),
         None if !life.released => Err(format!(
             "{by} removes {name} by force, which {} answers for",
             life.node()

@@ -24,6 +24,8 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     let running = statuses.filter(|c| c.state.as_ref().is_some_and(|s| s.running.is_some()));
     if let Some(running) = running.map(|c| &c.name).next()
         && !node_of(pod).is_empty()
+        // Whoever was switched off could not say how it ended.
+        && !world.is_fenced(node_of(pod))
     {
         return Err(format!(
             "the pod {what}, its last status says that {running} runs"

@@ -3,6 +3,7 @@
 //!
 //! They talk to the first server, which never fails: what they were told is so, and is what has to come about in the end.
 
+mod fencing;
 mod nodes;
 mod storage;
 mod wanted;

@@ -9,6 +9,13 @@ use super::{NAMESPACE, Users, Workload, unless_late};
 use crate::random::Stream;
 use crate::world::{OUT_OF_SERVICE, is_ready, node_of};
 
+/// The value of that taint where a user put it.
+const VOUCHED: &str = "nodeshutdown";
+
+fn is_users(taint: &Taint) -> bool {
+    taint.key == OUT_OF_SERVICE && taint.value.as_deref() == Some(VOUCHED)
+}
+
 impl Users {
     /// One thing that is done to a node.
     pub async fn act_on_a_node(&mut self, chance: &mut Stream) -> Result<(), Error> {
@@ -81,7 +88,7 @@ impl Users {
         }
         taints.push(Taint {
             key: OUT_OF_SERVICE.into(),
-            value: Some("nodeshutdown".into()),
+            value: Some(VOUCHED.into()),
             effect: "NoExecute".into(),
             time_added: None,
         });
@@ -99,16 +106,14 @@ impl Users {
             let ready = is_ready(&node);
             let Some(spec) = &mut node.spec else { continue };
             let cordoned = spec.unschedulable == Some(true);
-            let vouched = spec.taints.iter().flatten().any(|t| t.key == OUT_OF_SERVICE);
+            let vouched = spec.taints.iter().flatten().any(is_users);
             if !(cordoned || vouched && ready) {
                 continue;
             }
             self.note(format!("give {name} back"));
             spec.unschedulable = None;
             if ready {
-                spec.taints
-                    .get_or_insert_default()
-                    .retain(|t| t.key != OUT_OF_SERVICE);
+                spec.taints.get_or_insert_default().retain(|t| !is_users(t));
             }
             unless_late(self.api.update_as(node).await)?;
         }

@@ -34,10 +34,11 @@ impl Users {
                 return Ok(Err(format!("pod {} {found}", pod.name())));
             }
         }
-        Ok(match self.stray_attachment().await? {
-            Some(stray) => Err(stray),
-            None => Ok(()),
-        })
+        let mut left = self.stray_attachment().await?;
+        if left.is_none() {
+            left = self.unfinished_fencing().await?;
+        }
+        Ok(left.map_or(Ok(()), Err))
     }
 }
 
