@@ -92,7 +92,12 @@ impl Node {
         }
         let (observer, of) = (ground.observer.clone(), name.clone());
         let condition = Arc::new(Condition::new(stream(ground.seed, &format!("runtime/{name}"))));
-        let machine = Arc::new(disks::Machine::new(&name, observer.clone(), condition.clone()));
+        let machine = Arc::new(disks::Machine::new(
+            &name,
+            observer.clone(),
+            condition.clone(),
+            ground.mutation,
+        ));
         let disks = machine.clone();
         let chance = Mutex::new(stream(ground.seed, &format!("processes/{name}")));
         let ends = Arc::downgrade(&runtime);
@@ -184,6 +189,11 @@ impl Node {
     /// Whether nothing keeps it from doing its work.
     pub fn is_well(&self) -> bool {
         self.kubelet.lock().is_some() && self.network.is_well() && !self.runtime.is_down()
+    }
+
+    /// Whether its kubelet can do what it decides to, heard or not.
+    pub fn is_able(&self) -> bool {
+        self.kubelet.lock().is_some() && !self.runtime.is_down() && self.condition.is_reliable()
     }
 
     /// Another machine stands in its place, of the same name and with nothing on it.

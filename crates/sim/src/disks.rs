@@ -22,6 +22,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+use crate::Mutation;
 use crate::observer::Observer;
 use crate::runtime::Condition;
 
@@ -55,6 +56,8 @@ pub(crate) struct Machine {
     node: String,
     observer: Arc<Observer>,
     condition: Arc<Condition>,
+    /// For [`Mutation::FenceItselfLate`].
+    counts_slowly: bool,
     state: Mutex<State>,
 }
 
@@ -69,11 +72,17 @@ struct State {
 }
 
 impl Machine {
-    pub fn new(node: &str, observer: Arc<Observer>, condition: Arc<Condition>) -> Self {
+    pub fn new(
+        node: &str,
+        observer: Arc<Observer>,
+        condition: Arc<Condition>,
+        mutation: Option<Mutation>,
+    ) -> Self {
         Machine {
             node: node.into(),
             observer,
             condition,
+            counts_slowly: mutation == Some(Mutation::FenceItselfLate),
             state: Mutex::new(State {
                 up_since: Instant::now(),
                 mounts: BTreeMap::new(),
@@ -252,11 +261,12 @@ impl Host for Hands {
     }
 
     fn since_boot(&self) -> Option<Duration> {
-        Some(self.machine.state.lock().up_since.elapsed())
+        let up = self.machine.state.lock().up_since.elapsed();
+        Some(if self.machine.counts_slowly { up / 2 } else { up })
     }
 }
 
-/// For [`crate::Mutation::MountWithoutAttach`]: a record that says to whoever asks that the volume is its own.
+/// For [`Mutation::MountWithoutAttach`]: a record that says to whoever asks that the volume is its own.
 pub(crate) fn attached_to(node: &str, name: &str) -> Result<Arc<Object>, Error> {
     let record = json!({
         "metadata": {"name": name, "finalizers": [IN_USE]},
@@ -270,7 +280,7 @@ pub(crate) fn attached_to(node: &str, name: &str) -> Result<Arc<Object>, Error> 
     Ok(Arc::new(Object::from_typed(kind, object)))
 }
 
-/// For [`crate::Mutation::DetachByTimer`]: a node is given [`PATIENCE`] to let go of a volume.
+/// For [`Mutation::DetachByTimer`]: a node is given [`PATIENCE`] to let go of a volume.
 pub(crate) async fn detach_by_timer(api: Arc<dyn Api>) {
     let mut waits: BTreeMap<String, Instant> = BTreeMap::new();
     loop {

@@ -20,6 +20,7 @@ use crate::components::{Control, Node};
 use crate::network::{Network, Weather};
 use crate::observer::Observer;
 use crate::random::Stream;
+use crate::rules::b4_self_fencing::hands;
 use crate::runtime::Health;
 use crate::servers::ApiServer;
 
@@ -101,6 +102,7 @@ impl Faults {
         for node in &self.nodes {
             self.observer
                 .set_well(&node.network.name, served && node.is_well());
+            self.observer.set_well(&hands(&node.name), node.is_able());
         }
         for control in &self.controls {
             self.observer

@@ -24,12 +24,13 @@ pub enum Mutation {
     DetachByTimer,
     MountWithoutAttach,
     BelieveTheAgent,
+    FenceItselfLate,
 }
 
 use Mutation::*;
 
 impl Mutation {
-    pub const ALL: [Mutation; 16] = [
+    pub const ALL: [Mutation; 17] = [
         DeleteBeforeTheEnd,
         DeleteBeforeProcessesAreGone,
         StartTwice,
@@ -46,6 +47,7 @@ impl Mutation {
         DetachByTimer,
         MountWithoutAttach,
         BelieveTheAgent,
+        FenceItselfLate,
     ];
 
     /// As it is called on the command line.
@@ -67,6 +69,7 @@ impl Mutation {
             DetachByTimer => "detach-by-timer",
             MountWithoutAttach => "mount-without-attach",
             BelieveTheAgent => "believe-the-agent",
+            FenceItselfLate => "fence-itself-late",
         }
     }
 
@@ -93,6 +96,7 @@ impl Mutation {
             BelieveTheAgent => {
                 "a fence agent that says that it has switched a node off is not asked whether it is"
             }
+            FenceItselfLate => "cut-off kubelets count the time since they were last heard at half its pace",
         }
     }
 
@@ -106,6 +110,7 @@ impl Mutation {
             ForceAway | ReplaceLost | GcWithoutQuarantine | ForgetUid => "S2",
             KeepReleased => "S5",
             BelieveTheAgent => "S6",
+            FenceItselfLate => "B4",
             DetachByTimer | MountWithoutAttach => "S7",
             // S8 sees it too, in one history of some dozens; that Jobs' pods then never go, in one of three.
             IgnoreTerminating | LoseLastStep => "S9",

@@ -159,6 +159,9 @@ impl Observer {
         inner
             .history
             .add(now, &format!("{revision} {verb} {path}{more}"), content);
+        if let Some(node) = path.strip_prefix("coordination.k8s.io/leases/kube-node-lease/") {
+            inner.world.renewed.insert(node.to_string(), now);
+        }
         if let Some(name) = path.strip_prefix("coordination.k8s.io/leases/") {
             let lease = value.and_then(|v| serde_json::from_slice::<Lease>(v).ok());
             match lease.filter(|_| !name.starts_with("kube-node-lease/")) {

@@ -51,6 +51,11 @@ impl Condition {
         self.state.lock().0 = health;
     }
 
+    /// Whether every call is carried out, if slowly.
+    pub fn is_reliable(&self) -> bool {
+        self.state.lock().0.failing == 0
+    }
+
     pub fn rebooted(&self) {
         self.boots.fetch_add(1, Ordering::Relaxed);
     }

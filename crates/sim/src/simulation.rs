@@ -29,6 +29,8 @@ const WITH_DISKS_PER_MILLE: u32 = 250;
 /// The same of histories with fence agents.
 const FENCING_PER_MILLE: u32 = 300;
 const WITH_FENCING_PER_MILLE: u32 = 150;
+/// Histories in which users ask for at most one of some pods.
+const CAREFUL_PER_MILLE: u32 = 350;
 /// When every history begins.
 const EPOCH: &str = "2026-01-01T00:00:00Z";
 /// How long after the last fault everything has to be as it was wanted: twice the longest back-off (300 s), and the
@@ -249,6 +251,10 @@ impl Simulation {
         // A mistake about disks or fencing shows only where there are some.
         let sought = |rule| self.mutation.is_some_and(|m| m.rule() == rule);
         let disks = storing.per_mille(DISKS_PER_MILLE) || sought("S7");
+        let mut caring = stream(self.seed, "at most one");
+        if caring.per_mille(CAREFUL_PER_MILLE) || sought("B4") {
+            users.care(caring);
+        }
         let mut guarding = stream(self.seed, "fencing");
         let fencing = guarding.per_mille(FENCING_PER_MILLE) || sought("S6");
         let mut policy = !fencing;

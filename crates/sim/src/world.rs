@@ -92,6 +92,8 @@ pub(crate) struct World {
     /// By uid.
     pub pods: BTreeMap<String, Life>,
     pub nodes: BTreeMap<String, Node>,
+    /// When each node's lease last moved.
+    pub renewed: BTreeMap<String, Timestamp>,
     /// When each was last written.
     pub node_written: BTreeMap<String, Timestamp>,
     /// Everything is as it was wanted, and has been for long enough: nothing is left to be done.

@@ -1,6 +1,7 @@
 //! What must hold after every step, one file a SPEC number. A rule sees what has happened and the world as it is
 //! then, and says in words what is broken.
 
+pub(crate) mod b4_self_fencing;
 mod l1_phases;
 mod l2_one_life;
 mod s1_at_most_one;
@@ -24,7 +25,7 @@ use crate::world::{Seen, World};
 pub(crate) type Rule = fn(&Seen<'_>, &World) -> Result<(), String>;
 
 /// With their SPEC numbers.
-pub(crate) const ALL: [(&str, Rule); 15] = [
+pub(crate) const ALL: [(&str, Rule); 16] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),
     ("T1", t1_deletion::check),
@@ -40,4 +41,5 @@ pub(crate) const ALL: [(&str, Rule); 15] = [
     ("S7", s7_one_holder::check),
     ("S8", s8_one_a_node::check),
     ("S9", s9_at_rest::check),
+    ("B4", b4_self_fencing::check),
 ];

@@ -1,17 +1,28 @@
 //! T3, T4: nobody is killed before the grace in force has run out since it was asked to end. The newest word counts:
 //! a grace that shrinks takes effect at once.
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 use knarr_node::runtime::fake::End;
 
-use crate::world::{Seen, World};
+use super::b4_self_fencing::is_asked_for;
+use crate::world::{Process, Seen, World};
 
 /// Deadlines are kept in whole seconds, and TERM may be underway for as long as a runtime is slow
 /// (3 s, see `faults`): that is taken from the process, not by the kubelet.
 const SLACK: SignedDuration = SignedDuration::from_secs(1 + 3);
+/// A node that is heard again may have begun to end what was not to run: until that is over.
+const HEARD_AGAIN: SignedDuration = SignedDuration::from_secs(60);
 /// As the API's default.
 const DEFAULT_SECONDS: i64 = 30;
+
+/// Whether it may have been ended because its node was cut off, with the time that was left (SPEC B4).
+fn may_fence_itself(process: &Process, pod: &Pod, world: &World) -> bool {
+    let node = format!("node/{}", process.node);
+    let heard = world.all_well_since(|name| name == node);
+    is_asked_for(pod) && heard.is_none_or(|since| world.now.duration_since(since) < HEARD_AGAIN)
+}
 
 pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     let Seen::Ended(process, End::Killed) = seen else {
@@ -25,6 +36,9 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
         return Ok(());
     }
     let pod = &life.pod;
+    if may_fence_itself(process, pod, world) {
+        return Ok(());
+    }
     let own = pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds);
     let asked_for = pod.metadata.deletion_grace_period_seconds;
     // A longer grace does not lengthen an end that has begun for another reason.

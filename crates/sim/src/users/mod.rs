@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use knarr_api::kinds::pod::AT_MOST_ONE;
 use knarr_api::{k8s_openapi, registry};
 use knarr_client::{Api, DeleteOptions, Error, Kind, ListOptions, Object, Patch, Propagation};
 use serde_json::{Value, json};
@@ -31,6 +32,8 @@ pub(crate) struct Users {
     chance: Stream,
     /// What is meant to be there, with how many pods where that is said.
     wanted: BTreeMap<(Workload, String), u64>,
+    /// Who asks for at most one of some pods, where anybody does.
+    careful: Option<Stream>,
 }
 
 impl Users {
@@ -40,6 +43,19 @@ impl Users {
             observer,
             chance,
             wanted: BTreeMap::new(),
+            careful: None,
+        }
+    }
+
+    /// From now on some of what they create has the annotation for at most one.
+    pub fn care(&mut self, chance: Stream) {
+        self.careful = Some(chance);
+    }
+
+    /// Of a pod or a template.
+    fn annotate(&mut self, pod: &mut Value) {
+        if self.careful.as_mut().is_some_and(|chance| chance.per_mille(500)) {
+            pod["metadata"]["annotations"][AT_MOST_ONE] = "true".into();
         }
     }
 
@@ -79,7 +95,8 @@ impl Users {
         self.create_drawn(drawn).await
     }
 
-    async fn create_drawn(&mut self, drawn: workloads::Drawn) -> Result<(), Error> {
+    async fn create_drawn(&mut self, mut drawn: workloads::Drawn) -> Result<(), Error> {
+        self.annotate(&mut drawn.object["spec"]["template"]);
         let (name, wanted) = (drawn.name.clone(), drawn.pods);
         self.note(format!(
             "create {} {name}: {}",
@@ -153,6 +170,7 @@ impl Users {
         let held = self.chance.per_mille(200).then_some(FINALIZER);
         let (mut pod, summary) = workloads::pod(&mut self.chance, &name, held);
         storage::give_disk(&name, &mut pod["spec"]);
+        self.annotate(&mut pod);
         self.note(format!("create {name}, which {summary}"));
         self.create(&registry::POD, pod).await?;
         self.wanted.insert((Workload::Pod, name), 1);
