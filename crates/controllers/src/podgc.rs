@@ -91,7 +91,14 @@ impl Sweep for PodGc {
                 && is_out_of_service(&node)
             {
                 let lost = |p: &Pod| disrupted(&failed(p), REASON, "PodGC: node is out-of-service", now);
-                lists.extend(pod.remove(lost));
+                // Its taint may be off again, and the node back, for all that a cache knows.
+                let sure = Action::Require(Fact::OutOfService {
+                    node: pod.node.clone(),
+                });
+                lists.extend(pod.remove(lost).map(|mut actions| {
+                    actions.insert(0, sure);
+                    actions
+                }));
             }
         }
         lists

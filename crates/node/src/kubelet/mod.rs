@@ -53,7 +53,7 @@ use knarr_kubelet::static_pods::mirrored;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -436,7 +436,7 @@ async fn run(
         by_uid: BTreeMap::new(),
         cancel,
         admitted: BTreeSet::new(),
-        orphans: BTreeSet::new(),
+        orphans: Arc::default(),
         statics: BTreeMap::new(),
     };
     let said = shared.config.configuration.static_pod_path.as_ref();
@@ -535,7 +535,7 @@ struct Workers {
     /// Taken by this node.
     admitted: BTreeSet<String>,
     /// Being ended.
-    orphans: BTreeSet<String>,
+    orphans: Arc<Mutex<BTreeSet<String>>>,
     /// The static pods that have a worker, by uid; true once their file is gone.
     statics: BTreeMap<String, (core::Pod, bool)>,
 }
@@ -699,19 +699,18 @@ impl Workers {
                 containers,
             });
         }
-        self.orphans.retain(|uid| now.pods.contains_key(uid));
         for (uid, (sandboxes, containers)) in &now.pods {
             let known = self.by_uid.contains_key(uid) || pods.list("").iter().any(|p| p.uid() == uid);
-            if known || !self.orphans.insert(uid.clone()) {
+            if known || !self.orphans.lock().insert(uid.clone()) {
                 continue;
             }
             info!(uid, "ending what runs without a pod");
-            tokio::spawn(end_orphan(
-                self.shared.clone(),
-                uid.clone(),
-                sandboxes.clone(),
-                containers.clone(),
-            ));
+            let (shared, orphans, uid) = (self.shared.clone(), self.orphans.clone(), uid.clone());
+            let (sandboxes, containers) = (sandboxes.clone(), containers.clone());
+            tokio::spawn(async move {
+                end_orphan(&shared, &uid, &sandboxes, &containers).await;
+                orphans.lock().remove(&uid);
+            });
         }
     }
 }
@@ -731,26 +730,32 @@ fn admit(shared: &Shared, pod: &core::Pod, counts: impl Fn(&core::Pod) -> bool) 
     admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
 }
 
-/// Ends what no pod in the API accounts for. What fails is tried again after the next look.
-async fn end_orphan(shared: Arc<Shared>, uid: String, sandboxes: Vec<Sandbox>, containers: Vec<Container>) {
+/// Ends what no pod in the API accounts for. What cannot be ended is tried again after the next look; its volumes stay
+/// as they are until then, for its processes may use them. Once nothing runs nobody looks again, so these are freed here.
+async fn end_orphan(shared: &Shared, uid: &str, sandboxes: &[Sandbox], containers: &[Container]) {
     let runtime = &shared.runtime;
     let stops = containers.iter().map(|c| async move {
-        if let Err(error) = runtime.stop_container(&c.id, ORPHAN_GRACE).await {
+        let stopped = runtime.stop_container(&c.id, ORPHAN_GRACE).await;
+        if let Err(error) = &stopped {
             warn!(container = c.id, %error, "cannot end a container without a pod");
         }
+        // If not, it ends with its sandbox below.
+        stopped.is_ok() || sandboxes.iter().any(|s| s.id == c.sandbox_id)
     });
-    futures::future::join_all(stops).await;
-    for sandbox in &sandboxes {
+    let ended = futures::future::join_all(stops).await;
+    if !ended.into_iter().all(|ended| ended) {
+        return;
+    }
+    for sandbox in sandboxes {
         if let Err(error) = remove_sandbox(runtime.as_ref(), &sandbox.id).await {
             warn!(sandbox = sandbox.id, %error, "cannot end a sandbox without a pod");
+            return;
         }
     }
-    let gone = timeout(Duration::from_secs(30), shared.volumes.teardown(&uid)).await;
-    match gone {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => warn!(uid, %error, "cannot free the volumes of a pod that is gone"),
-        Err(_) => warn!(uid, "freeing the volumes of a pod that is gone takes too long"),
-    }
+    worker::until_done("free the volumes of a pod that is gone", || {
+        shared.volumes.teardown(uid)
+    })
+    .await;
 }
 
 /// The kind of events and lookups.

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::Shared;
-use crate::runtime::RuntimeError;
+use crate::runtime::{Runtime, RuntimeError};
 use crate::volumes::Host;
 
 /// The file in the kubelet's directory that says when the lease was last renewed.
@@ -166,15 +166,12 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 }
                 sleep(look_after).await;
             }
-            Verdict::End { grace } => {
+            Verdict::End { .. } => {
                 *shared.trust.confirmed.lock() = Some(BTreeSet::new());
                 if !std::mem::replace(&mut cut_off, true) {
-                    warn!(
-                        ?grace,
-                        "the lease cannot be renewed: ending the pods that must not run twice"
-                    );
+                    warn!("the lease cannot be renewed: ending the pods that must not run twice");
                 }
-                end_all(&shared, grace).await;
+                end_all(&shared).await;
                 // Renewed in between or not: the verdict is asked for anew.
                 let _ = timeout(AGAIN, shared.trust.changed.notified()).await;
             }
@@ -218,7 +215,7 @@ pub(super) async fn all_ended(shared: &Shared) -> bool {
 }
 
 /// Ends the containers of all pods concerned, all at once.
-async fn end_all(shared: &Shared, grace: Duration) {
+async fn end_all(shared: &Shared) {
     let running = match running(shared).await {
         Ok(running) => running,
         Err(error) => return warn!(%error, "cannot see what runs"),
@@ -229,9 +226,25 @@ async fn end_all(shared: &Shared, grace: Duration) {
             pod = c.pod.name,
             "ending what must not run twice"
         );
-        if let Err(error) = shared.runtime.stop_container(&c.id, grace).await {
-            warn!(container = c.id, %error, "cannot end a container");
-        }
+        end(shared.runtime.as_ref(), &shared.trust, &c.id).await;
     });
     futures::future::join_all(ends).await;
+}
+
+/// Ends a container with what time there is left, counted when it is asked and not when somebody decided to: a runtime that is
+/// slow or fails takes it from the process, and KILL comes in time.
+async fn end(runtime: &dyn Runtime, trust: &Trust, id: &str) {
+    while let Verdict::End { grace } = trust.verdict() {
+        let stopped = match timeout(grace, runtime.stop_container(id, grace)).await {
+            Ok(stopped) => stopped,
+            Err(_) => runtime.stop_container(id, Duration::ZERO).await,
+        };
+        let Err(error) = stopped else { return };
+        warn!(container = id, %error, "cannot end a container");
+        if grace.is_zero() {
+            // Whoever looks again sees whether it runs.
+            return;
+        }
+        sleep(AGAIN.min(grace)).await;
+    }
 }

@@ -611,7 +611,7 @@ fn tell(inbox: &mpsc::UnboundedSender<Msg>, event: Event) {
 }
 
 /// Tries until it is so.
-async fn until_done<T, E, F>(what: &str, mut attempt: impl FnMut() -> F) -> T
+pub(super) async fn until_done<T, E, F>(what: &str, mut attempt: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, E>>,
     E: std::fmt::Display,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::kinds::persistent_volume::{ATTACHED_POD, ATTACHER, Exclusive, IN_USE, unique_name};
-use knarr_api::{Error, k8s_openapi, registry};
+use knarr_api::{Error, Shared, k8s_openapi, registry};
 use knarr_client::{Api, ListOptions, TypedApi};
 use parking_lot::Mutex;
 use tokio::time::sleep;
@@ -105,6 +105,10 @@ impl Attached {
             Err(error) if error.is_not_found() => {
                 return Err(format!("volume {volume} is not attached to any node yet"));
             }
+            // It may not read what is not its own.
+            Err(error) if error.is_forbidden() => {
+                return Err(format!("volume {volume} is not attached to this node yet"));
+            }
             Err(error) => return Err(format!("cannot see whether volume {volume} is attached: {error}")),
         };
         if let Some(why) = self.refusal(&attachment, uid, volume, awaited) {
@@ -184,10 +188,26 @@ impl Attached {
         Ok(())
     }
 
+    /// A node may not read the record of another, nor one that is not there; but it may list them all.
+    async fn find(&self, name: &str) -> Result<Option<Shared<VolumeAttachment>>, Error> {
+        match self.api.get_as::<VolumeAttachment>("", name).await {
+            Ok(attachment) => return Ok(Some(attachment)),
+            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) if error.is_forbidden() => {}
+            Err(error) => return Err(error),
+        }
+        let list = self
+            .api
+            .list(&registry::VOLUME_ATTACHMENT, ListOptions::default());
+        let mut all = list.await?.items.into_iter();
+        all.find(|object| object.name() == name)
+            .map(Shared::new)
+            .transpose()
+    }
+
     async fn let_go(&self, name: &str) -> Result<(), Error> {
-        let attachment = match self.api.get_as::<VolumeAttachment>("", name).await {
-            Err(error) if error.is_not_found() => return Ok(()),
-            other => other?,
+        let Some(attachment) = self.find(name).await? else {
+            return Ok(());
         };
         // What is another's by now, this node has been relieved of.
         if attachment.spec.node_name != self.node || !is_held(&attachment) {
