@@ -281,7 +281,11 @@ mod tests {
             assert_eq!(!lists.is_empty(), removed, "{taint} {ready} {on:?} {deleting}");
             for action in lists.iter().flatten() {
                 match action {
-                    Action::Release(release) => assert_eq!(release.uid(), "uid-p"),
+                    Action::Release(release) => {
+                        assert_eq!(release.uid(), "uid-p");
+                        let sure = lines(&lists[0]).contains(&"require node n out of service".to_string());
+                        assert_eq!(sure, on == "n", "the cache may lag");
+                    }
                     Action::Delete(_) | Action::DeleteMany(_) => panic!("{action} is left to the node"),
                     _ => {}
                 }

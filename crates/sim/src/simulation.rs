@@ -275,6 +275,9 @@ impl Simulation {
             if !policy {
                 policy = users.bring_policy(&mut guarding).await.map_err(failed)?;
             }
+            if sought("B4") && guarding.per_mille(WITH_FENCING_PER_MILLE) {
+                faults.lose_a_node(&mut guarding);
+            }
             if fencing && guarding.per_mille(WITH_FENCING_PER_MILLE) {
                 match guarding.per_mille(500) {
                     true => faults.lose_a_node(&mut guarding),

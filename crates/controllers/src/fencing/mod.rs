@@ -615,14 +615,21 @@ impl Known<'_> {
                 "let back in by its agents; waiting for it to be ready and to use no volume of before";
             return set(next, Phase::Returning, message, self.now);
         }
-        if has_taint(node) {
+        let free = tainted(node, false, self.now);
+        if free != **node {
             let alive = Action::Require(Fact::Alive {
                 kind: &registry::NODE,
                 key: ObjectKey::of(node.object()),
                 uid: node.object().uid().into(),
             });
-            todo.actions
-                .push(vec![alive, Action::update(tainted(node, false, self.now))]);
+            todo.actions.push(vec![alive, Action::update(free)]);
+            // Over when that is seen: if the write fails, nobody would look at the taint again.
+            return set(
+                next,
+                Phase::Returning,
+                "well again; its taint is being taken off",
+                self.now,
+            );
         }
         set(next, Phase::Returned, "the node is back and well", self.now);
     }

@@ -1,12 +1,12 @@
 //! B4: a pod whose user asked for at most one (the annotation) runs no longer where its node's lease has not moved for the
-//! 40 s after which others may take the node for lost. A kubelet that was not there, or whose runtime was not well, from the
-//! time on at which it had to begin promises nothing (docs/promises.md).
+//! 40 s after which others may take the node for lost. A kubelet that died since, or whose runtime was not well, promises
+//! nothing (docs/promises.md): one that comes back while it is cut off does not know what it ran.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::AT_MOST_ONE;
-use knarr_kubelet::self_fencing::{BEGIN, LOST};
+use knarr_kubelet::self_fencing::LOST;
 
 use crate::world::{Seen, World};
 
@@ -25,7 +25,7 @@ pub(crate) fn is_asked_for(pod: &Pod) -> bool {
 
 pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     let Seen::Tick = seen else { return Ok(()) };
-    let (Ok(lost), Ok(begin)) = (SignedDuration::try_from(LOST), SignedDuration::try_from(BEGIN)) else {
+    let Ok(lost) = SignedDuration::try_from(LOST) else {
         return Ok(());
     };
     for process in world.processes.values() {
@@ -39,7 +39,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
         let silent = world.now.duration_since(*renewed);
         let able = hands(&process.node);
         let able = world.all_well_since(|name| name == able);
-        if silent >= lost && able.is_some_and(|since| since <= *renewed + begin) {
+        if silent >= lost && able.is_some_and(|since| since <= *renewed) {
             return Err(format!(
                 "container {} of {} still runs on {}, whose lease has not moved for {silent:#}",
                 process.container, process.name, process.node
