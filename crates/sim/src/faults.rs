@@ -79,6 +79,7 @@ impl Faults {
                 refused: self.one_of([0, 20, 80]),
                 unanswered: self.one_of([0, 20, 80]),
                 late: self.one_of([0, 10, 40]),
+                again: self.one_of([0, 5, 20]),
                 slowest_millis: self.one_of([0, 50, 3_000]),
             };
             network.set_weather(weather);
