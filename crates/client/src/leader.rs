@@ -385,9 +385,11 @@ mod tests {
         assert_eq!(*asked.lock(), ["update", "get", "update", "update"]);
         // Somebody touches it: found out, and the term goes on.
         asked.lock().clear();
-        let touched = candidates.api.edit::<Lease>("kube-system", "controllers", "", |lease| {
-            lease.metadata.labels = Some([("seen".to_string(), "true".to_string())].into());
-        });
+        let touched = candidates
+            .api
+            .edit::<Lease>("kube-system", "controllers", "", |lease| {
+                lease.metadata.labels = Some([("seen".to_string(), "true".to_string())].into());
+            });
         touched.await.unwrap();
         asked.lock().clear();
         sleep(Duration::from_secs(2)).await;

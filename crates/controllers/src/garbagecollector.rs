@@ -139,7 +139,10 @@ impl Graph {
             && known.kind == object.kind()
             && (known.key.namespace.as_str(), known.key.name.as_str()) == (object.namespace(), object.name())
             && known.owners == meta.owner_references.as_deref().unwrap_or_default()
-            && known.owners.iter().all(|owner| self.nodes.contains_key(&owner.uid))
+            && known
+                .owners
+                .iter()
+                .all(|owner| self.nodes.contains_key(&owner.uid))
             && known.deleting == meta.deletion_timestamp.is_some()
             && (known.foreground, known.orphaning) == (has(FOREGROUND), has(ORPHAN))
         {

@@ -431,13 +431,19 @@ impl Wire {
         };
         let second = self.connect_to(self.choice.lock().server + 1);
         let second = second.map(|Connection { gone, api }| (gone, request(api)));
-        let note = format!("a write of {} is sent again after {} ms", self.network.name, pause.as_millis());
+        let note = format!(
+            "a write of {} is sent again after {} ms",
+            self.network.name,
+            pause.as_millis()
+        );
         let observer = self.observer.clone();
         self.send(true, |api| {
             let first = request(api);
             async move {
                 let answer = first.await;
-                let Some((gone, second)) = second else { return answer };
+                let Some((gone, second)) = second else {
+                    return answer;
+                };
                 observer.note(&note);
                 sleep(pause).await;
                 match gone.is_cancelled() {

@@ -126,7 +126,10 @@ mod tests {
         assert_eq!(lease(lease_text.to_string().as_bytes()), Some(whole));
         let managed = json!({"metadata": {"name": "a", "managedFields": [{"manager": "m"}]}});
         let managed = pod(managed.to_string().as_bytes()).unwrap();
-        assert_eq!((managed.metadata.name.as_deref(), managed.metadata.managed_fields), (Some("a"), None));
+        assert_eq!(
+            (managed.metadata.name.as_deref(), managed.metadata.managed_fields),
+            (Some("a"), None)
+        );
         assert_eq!(
             told_of_workload(br#"{"spec":{"replicas":2},"status":{"conditions":[],"replicas":1}}"#),
             r#", wants 2, has {"replicas":1}"#

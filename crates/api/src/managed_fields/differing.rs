@@ -240,7 +240,9 @@ mod tests {
         for count in [3, 40] {
             let names: Vec<String> = (0..count).map(|n| format!("k{n:03}")).collect();
             let text = |names: &mut dyn Iterator<Item = &String>, odd: &str| {
-                let members: Vec<_> = names.map(|n| format!("{n:?}:{}", usize::from(n == odd))).collect();
+                let members: Vec<_> = names
+                    .map(|n| format!("{n:?}:{}", usize::from(n == odd)))
+                    .collect();
                 format!("{{\"data\":{{{}}}}}", members.join(","))
             };
             let forward = text(&mut names.iter(), "k001");

@@ -58,7 +58,10 @@ impl OwnNode {
     fn take_in_told(&self) -> Option<u64> {
         let told = self.told.get("", &self.name)?;
         let mut newest = self.newest.lock();
-        if newest.as_ref().is_none_or(|(revision, _)| *revision < told.revision()) {
+        if newest
+            .as_ref()
+            .is_none_or(|(revision, _)| *revision < told.revision())
+        {
             *newest = Some((told.revision(), Arc::new(told.to_typed()?)));
         }
         Some(told.revision())

@@ -42,7 +42,10 @@ async fn l1_what_others_write_at_the_node_decides_about_the_next_pod() {
             .await;
         world.create(&format!("{round}-taken")).await;
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(world.phase(&format!("{round}-taken")).await.as_deref(), Some("Running"));
+        assert_eq!(
+            world.phase(&format!("{round}-taken")).await.as_deref(),
+            Some("Running")
+        );
     }
 }
 
@@ -84,7 +87,11 @@ async fn s5_a_node_object_that_was_deleted_comes_back_whole() {
         sleep(Duration::from_secs(60)).await;
         let first = world.api.get_as::<Node>("", "n1").await.unwrap();
         let options = DeleteOptions::default();
-        world.api.delete(Node::kind_of(), "", "n1", options).await.unwrap();
+        world
+            .api
+            .delete(Node::kind_of(), "", "n1", options)
+            .await
+            .unwrap();
         sleep(Duration::from_secs(60)).await;
         let again = world.api.get_as::<Node>("", "n1").await.unwrap();
         assert_ne!(first.metadata.uid, again.metadata.uid);
