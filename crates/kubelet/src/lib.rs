@@ -9,6 +9,7 @@ pub mod backoff;
 pub mod certificates;
 pub mod cgroup;
 pub mod configuration;
+pub mod env_file;
 pub mod eviction;
 pub mod garbage;
 pub mod grace;

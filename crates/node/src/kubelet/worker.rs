@@ -836,6 +836,10 @@ async fn sources(shared: &Shared, pod: &core::Pod, container: &core::Container) 
         let secret = fetch::<core::Secret>(shared, namespace, &name).await?;
         sources.secrets.insert(name, secret);
     }
+    for (volume, path) in env::files(container) {
+        let file = shared.volumes.env_file(pod, volume, path).await;
+        sources.files.insert((volume.into(), path.into()), file);
+    }
     for of in [namespace, "default"] {
         let services = shared.services.list(of).into_iter();
         let services = services.filter(|s| of == namespace || s.name() == "kubernetes");

@@ -21,6 +21,7 @@ use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::persistent_volume::{csi_attachment, csi_unique_name, exclusive};
 use knarr_client::Api;
+use knarr_kubelet::env_file;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -28,7 +29,7 @@ use tracing::{debug, warn};
 
 use crate::kubelet::Machine;
 use crate::kubelet::downward::Place;
-use crate::kubelet::env::expand;
+use crate::kubelet::env::{EnvFile, UNREADABLE, expand};
 
 /// Between looks at whether what a volume shows has changed.
 const REFRESH: Duration = Duration::from_secs(15);
@@ -346,6 +347,26 @@ impl Volumes {
                 container: container.into(),
             }
         })
+    }
+
+    /// The start of a file of variables that a container of this pod wrote, and where it is.
+    pub async fn env_file(&self, pod: &core::Pod, volume: &str, path: &str) -> Result<EnvFile, String> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let mut volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
+        // Others than emptyDir are refused by the API; in a manifest of the node's own they are named here.
+        let found = volumes.find(|v| v.name == volume && v.empty_dir.is_some());
+        let missing = || format!("cannot find the volume {volume:?} referenced by FileKeyRef");
+        let base = self.path(uid, found.ok_or_else(missing)?);
+        let (at, inside) = (base.join(path), path.to_string());
+        let read = move || mounts::read_inside(&base, &inside, env_file::FILE_BYTES);
+        let read = tokio::task::spawn_blocking(read).await;
+        match read.unwrap_or_else(|e| Err(std::io::Error::other(e))) {
+            Ok((text, cut)) => Ok(EnvFile { at, text, cut }),
+            Err(error) => {
+                warn!(pod = pod.metadata.name, path = %at.display(), %error, "cannot read a file of variables");
+                Err(UNREADABLE.into())
+            }
+        }
     }
 
     /// Unmounts and removes everything of a pod.
