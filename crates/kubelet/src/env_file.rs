@@ -38,11 +38,18 @@ pub fn value(file: &[u8], cut: bool, key: &str) -> Result<Vec<u8>, Mistake> {
     let file = file.get(..FILE_BYTES).unwrap_or(file);
     // Where the file was cut, whatever its end looks like says nothing.
     let at_end = |mistake| if cut { Mistake::LongFile } else { mistake };
-    let mut lines = Lines { rest: file, number: 0 };
+    let mut lines = Lines {
+        rest: file,
+        number: 0,
+    };
     while let Some(line) = lines.next()? {
         let number = lines.number;
         let last = |mistake| {
-            if lines.rest.is_empty() { at_end(mistake) } else { mistake }
+            if lines.rest.is_empty() {
+                at_end(mistake)
+            } else {
+                mistake
+            }
         };
         let line = without_blanks(line);
         if line.is_empty() || line.starts_with(b"#") {
@@ -82,7 +89,11 @@ pub fn value(file: &[u8], cut: bool, key: &str) -> Result<Vec<u8>, Mistake> {
             return Ok(value);
         }
     }
-    if cut { Err(Mistake::LongFile) } else { Ok(Vec::new()) }
+    if cut {
+        Err(Mistake::LongFile)
+    } else {
+        Ok(Vec::new())
+    }
 }
 
 struct Lines<'a> {

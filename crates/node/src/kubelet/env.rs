@@ -383,7 +383,10 @@ mod tests {
         assert_eq!(get("DB"), Some("10.96.0.9"));
         assert_eq!(get("GONE"), None);
         assert_eq!(get("NAME"), Some("p"));
-        assert_eq!((get("F"), get("NO"), get("AFTER")), (Some("it"), None, Some("it!")));
+        assert_eq!(
+            (get("F"), get("NO"), get("AFTER")),
+            (Some("it"), None, Some("it!"))
+        );
         assert_eq!(get("MY_DB_PORT_5432_TCP"), Some("tcp://10.96.0.9:5432"));
         assert_eq!(get("MY_DB_SERVICE_PORT_SQL"), Some("5432"));
     }

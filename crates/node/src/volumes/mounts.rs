@@ -70,7 +70,11 @@ pub(super) fn sub_path(base: &Path, sub_path: &str) -> io::Result<PathBuf> {
 /// they put there leads nowhere out of the volume and holds nobody up: links are followed as if the volume were all
 /// there is, and only a plain file is read.
 pub(super) fn read_inside(base: &Path, path: &str, most: usize) -> io::Result<(Vec<u8>, bool)> {
-    let directory = open(base, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    let directory = open(
+        base,
+        OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+        Mode::empty(),
+    )?;
     let how = OpenHow::new()
         .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
