@@ -5,6 +5,7 @@
 
 pub mod admission;
 pub mod allocatable;
+pub mod app_armor;
 pub mod backoff;
 pub mod certificates;
 pub mod cgroup;

@@ -11,30 +11,9 @@ use knarr_kubelet::pod::definition_hash;
 use super::downward::Place;
 use super::env::{self, Sources};
 use super::resources::CpuQuota;
+use super::security_context::{self, Seccomp};
 use super::{labels, resources, sandbox};
 use crate::runtime::Image;
-
-const MASKED_PATHS: [&str; 12] = [
-    "/proc/asound",
-    "/proc/acpi",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/interrupts",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-];
-const READONLY_PATHS: [&str; 5] = [
-    "/proc/bus",
-    "/proc/fs",
-    "/proc/irq",
-    "/proc/sys",
-    "/proc/sysrq-trigger",
-];
 
 /// Everything a container's configuration is made from.
 pub struct Parts<'a> {
@@ -51,8 +30,7 @@ pub struct Parts<'a> {
     pub termination_log: PathBuf,
     pub node_memory_bytes: i64,
     pub cpu_quota: CpuQuota,
-    /// Containers that say nothing of seccomp get the runtime's own profile.
-    pub seccomp_default: bool,
+    pub seccomp: Seccomp,
     /// Where memory runs out, all of the container goes; only version 2 of cgroups knows how.
     pub oom_group: bool,
 }
@@ -61,8 +39,7 @@ pub struct Parts<'a> {
 pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
     let Parts { pod, container, .. } = &parts;
     let env = env::environment(pod, container, parts.sources, parts.place)?;
-    let security = security(pod, container, parts.image, parts.seccomp_default)?;
-    let privileged = security.privileged;
+    let security = security_context::of_container(pod, container, parts.image, &parts.seccomp)?;
     let mut linux = v1::LinuxContainerConfig {
         resources: Some(resources::of_container(
             pod,
@@ -72,10 +49,6 @@ pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
         )),
         security_context: Some(security),
     };
-    if privileged && let Some(context) = &mut linux.security_context {
-        context.masked_paths.clear();
-        context.readonly_paths.clear();
-    }
     let mut labels = sandbox::pod_labels(pod);
     labels.insert(labels::CONTAINER_NAME.into(), container.name.clone());
     if parts.oom_group
@@ -183,94 +156,6 @@ fn mounts(parts: &Parts<'_>) -> Result<Vec<v1::Mount>, String> {
     Ok(mounts)
 }
 
-/// The container's own settings, and the pod's where it has none.
-fn security(
-    pod: &core::Pod,
-    container: &core::Container,
-    image: &Image,
-    seccomp_default: bool,
-) -> Result<v1::LinuxContainerSecurityContext, String> {
-    let of_pod = pod
-        .spec
-        .as_ref()
-        .and_then(|s| s.security_context.clone())
-        .unwrap_or_default();
-    let own = container.security_context.clone().unwrap_or_default();
-    let privileged = own.privileged == Some(true);
-    let user = own.run_as_user.or(of_pod.run_as_user);
-    let group = own.run_as_group.or(of_pod.run_as_group);
-    if own.run_as_non_root.or(of_pod.run_as_non_root) == Some(true) {
-        check_not_root(pod, container, user, image)?;
-    }
-    let capabilities = own.capabilities.as_ref();
-    let added = capabilities.and_then(|c| c.add.clone()).unwrap_or_default();
-    let may_gain = privileged || added.iter().any(|c| c == "SYS_ADMIN" || c == "CAP_SYS_ADMIN");
-    let by_default = core::SeccompProfile {
-        type_: "RuntimeDefault".into(),
-        localhost_profile: None,
-    };
-    let profile = own.seccomp_profile.as_ref().or(of_pod.seccomp_profile.as_ref());
-    let profile = profile.or(seccomp_default.then_some(&by_default));
-    let unmasked = own.proc_mount.as_deref() == Some("Unmasked");
-    let paths = |list: &[&str]| {
-        let list = list.iter().map(|p| (*p).to_string());
-        if unmasked { Vec::new() } else { list.collect() }
-    };
-    let (run_as_user, run_as_username) = match (user, image.uid, image.username.as_str()) {
-        (Some(uid), ..) | (None, Some(uid), _) => (Some(uid), String::new()),
-        (None, None, name) => (None, name.to_string()),
-    };
-    // CRI knows no group without a user.
-    let run_as_user = run_as_user.or_else(|| (group.is_some() && run_as_username.is_empty()).then_some(0));
-    Ok(v1::LinuxContainerSecurityContext {
-        capabilities: Some(v1::Capability {
-            add_capabilities: added,
-            drop_capabilities: capabilities.and_then(|c| c.drop.clone()).unwrap_or_default(),
-            ..v1::Capability::default()
-        }),
-        privileged,
-        namespace_options: Some(sandbox::namespaces(pod)),
-        run_as_user: run_as_user.map(|value| v1::Int64Value { value }),
-        run_as_group: group.map(|value| v1::Int64Value { value }),
-        run_as_username,
-        readonly_rootfs: own.read_only_root_filesystem == Some(true),
-        supplemental_groups: sandbox::supplemental_groups(pod),
-        no_new_privs: own.allow_privilege_escalation == Some(false) && !may_gain,
-        masked_paths: paths(&MASKED_PATHS),
-        readonly_paths: paths(&READONLY_PATHS),
-        seccomp: Some(sandbox::seccomp(profile.filter(|_| !privileged))),
-        ..v1::LinuxContainerSecurityContext::default()
-    })
-}
-
-fn check_not_root(
-    pod: &core::Pod,
-    container: &core::Container,
-    user: Option<i64>,
-    image: &Image,
-) -> Result<(), String> {
-    let text = |t: &Option<String>| t.clone().unwrap_or_default();
-    let meta = &pod.metadata;
-    let whose = format!(
-        "(pod: \"{}_{}({})\", container: {})",
-        text(&meta.name),
-        text(&meta.namespace),
-        text(&meta.uid),
-        container.name
-    );
-    match (user, image.uid, image.username.as_str()) {
-        (Some(0), ..) => Err(format!("container's runAsUser breaks non-root policy {whose}")),
-        (Some(_), ..) => Ok(()),
-        (None, Some(uid), _) if uid != 0 => Ok(()),
-        (None, None, name) if !name.is_empty() => Err(format!(
-            "container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root {whose}"
-        )),
-        _ => Err(format!(
-            "container has runAsNonRoot and image will run as root {whose}"
-        )),
-    }
-}
-
 /// The pod's `/etc/hosts`.
 pub fn hosts_file(
     pod: &core::Pod,
@@ -357,7 +242,10 @@ mod tests {
             termination_log: "/pod/log".into(),
             node_memory_bytes: 1 << 30,
             cpu_quota: CpuQuota::of(&KubeletConfiguration::default()),
-            seccomp_default: true,
+            seccomp: Seccomp {
+                by_default: true,
+                root: "/kubelet/seccomp".into(),
+            },
             oom_group: true,
         })
     }
@@ -373,7 +261,7 @@ mod tests {
         let security = config.linux.clone().unwrap().security_context.unwrap();
         assert_eq!(security.run_as_user.unwrap().value, 9);
         assert_eq!(security.run_as_group.unwrap().value, 2);
-        assert_eq!(security.supplemental_groups, [4, 3]);
+        assert_eq!(security.supplemental_groups, [3, 4]);
         assert!(security.no_new_privs);
         assert_eq!(security.capabilities.unwrap().drop_capabilities, ["ALL"]);
         assert!(!security.masked_paths.is_empty());
@@ -395,35 +283,5 @@ mod tests {
         assert!(config.mounts[0].readonly);
         let security = config.linux.unwrap().security_context.unwrap();
         assert!(security.privileged && security.masked_paths.is_empty());
-        let unconfined = v1::security_profile::ProfileType::Unconfined as i32;
-        assert_eq!(security.seccomp.unwrap().profile_type, unconfined);
-    }
-
-    #[test]
-    fn l4_root_is_refused_where_it_is_not_wanted() {
-        let image = |uid, name: &str| Image {
-            uid,
-            username: name.into(),
-            ..Image::default()
-        };
-        let non_root = json!({"runAsNonRoot": true});
-        for (image, own, want) in [
-            (image(Some(5), ""), json!({}), None),
-            (image(Some(0), ""), json!({}), Some("image will run as root")),
-            (image(None, ""), json!({}), Some("image will run as root")),
-            (image(None, "www"), json!({}), Some("non-numeric user (www)")),
-            (image(None, "www"), json!({"runAsUser": 7}), None),
-            (
-                image(None, ""),
-                json!({"runAsUser": 0}),
-                Some("breaks non-root policy"),
-            ),
-        ] {
-            match (made(non_root.clone(), own, &image), want) {
-                (Ok(_), None) => {}
-                (Err(message), Some(want)) => assert!(message.contains(want), "{message}"),
-                (got, want) => panic!("{got:?}, wanted {want:?}"),
-            }
-        }
     }
 }

@@ -17,6 +17,7 @@ mod node;
 mod pull;
 pub mod resources;
 pub mod sandbox;
+pub mod security_context;
 mod self_fencing;
 pub mod shutdown;
 mod static_pods;
@@ -637,6 +638,7 @@ impl Workers {
             let taken = self.admitted.contains(uid) || phase == Some("Running");
             taken && !matches!(phase, Some("Succeeded" | "Failed"))
         })?;
+        knarr_kubelet::app_armor::admit(pod, self.shared.config.machine.has_app_armor())?;
         match self.shared.is_shutting_down() {
             true => Err(knarr_kubelet::shutdown::rejection()),
             false => Ok(()),

@@ -30,6 +30,7 @@ use tracing::{debug, warn};
 use crate::kubelet::Machine;
 use crate::kubelet::downward::Place;
 use crate::kubelet::env::{EnvFile, UNREADABLE, expand};
+use storage::{FsGroup, give_to};
 
 /// Between looks at whether what a volume shows has changed.
 const REFRESH: Duration = Duration::from_secs(15);
@@ -154,7 +155,7 @@ impl Volumes {
             let path = self.path(uid, volume);
             let group = fs_group(pod);
             if let Some(empty) = &volume.empty_dir {
-                empty_dir(&path, empty, group).map_err(|e| failed(e.to_string()))?;
+                empty_dir(&path, empty, group.map(|g| g.id)).map_err(|e| failed(e.to_string()))?;
             } else if let Some(host) = &volume.host_path {
                 host_path::check(&host.path, host.type_.as_deref().unwrap_or("")).map_err(failed)?;
             } else if files::is_files(volume) {
@@ -162,7 +163,7 @@ impl Volumes {
                     .await
                     .map_err(failed)?;
                 files::tmpfs_if_secret(&path, volume).map_err(|e| failed(e.to_string()))?;
-                files::write(&path, &content, group).map_err(|e| failed(e.to_string()))?;
+                files::write(&path, &content, group.map(|g| g.id)).map_err(|e| failed(e.to_string()))?;
                 keep_current = true;
             } else if let Some(claim) = claims::of(pod, volume) {
                 let found = self.claim(pod, volume, &claim).await?;
@@ -227,10 +228,23 @@ impl Volumes {
         let Some(wanted) = wanted else {
             local::make(&local_root(&self.root), &claimed)
                 .map_err(|e| failed(format!("cannot make {}: {e}", path.display())))?;
+            let is_local = claimed.spec.as_ref().is_some_and(|s| s.local.is_some());
+            // The first pod's group has it as long as somebody uses it.
+            if let Some(group) = fs_group(pod).filter(|_| is_local && !claim.read_only)
+                && !self.is_used_by_another(uid, &path)
+            {
+                give_to(group, &path, false)
+                    .map_err(|e| failed(format!("applyFSGroup failed for vol {name}: {e}")))?;
+            }
             return Ok(path);
         };
         let found = self.shelf.set_up(&wanted).await;
         found.map_err(|failure| told(name, failure))
+    }
+
+    fn is_used_by_another(&self, uid: &str, path: &Path) -> bool {
+        let claimed = self.claimed.lock();
+        claimed.iter().any(|((of, _), at)| of != uid && at == path)
     }
 
     /// Keeps the API's records of this node's volumes true, until dropped.
@@ -287,9 +301,8 @@ impl Volumes {
                 pod = files::newest(&*api, pod).await;
                 for (volume, path) in &volumes {
                     let refreshed = match files::gather(&*api, &tokens, &pod, volume, &place).await {
-                        Ok(content) => {
-                            files::write(path, &content, fs_group(&pod)).map_err(|e| e.to_string())
-                        }
+                        Ok(content) => files::write(path, &content, fs_group(&pod).map(|g| g.id))
+                            .map_err(|e| e.to_string()),
                         Err(why) => Err(why),
                     };
                     if let Err(why) = refreshed {
@@ -434,9 +447,12 @@ fn remove_all(directory: &Path) -> std::io::Result<()> {
     }
 }
 
-fn fs_group(pod: &core::Pod) -> Option<u32> {
+fn fs_group(pod: &core::Pod) -> Option<FsGroup> {
     let context = pod.spec.as_ref()?.security_context.as_ref()?;
-    context.fs_group.and_then(|g| u32::try_from(g).ok())
+    Some(FsGroup {
+        id: context.fs_group.and_then(|g| u32::try_from(g).ok())?,
+        on_root_mismatch: context.fs_group_change_policy.as_deref() == Some("OnRootMismatch"),
+    })
 }
 
 fn empty_dir(path: &Path, source: &core::EmptyDirVolumeSource, group: Option<u32>) -> std::io::Result<()> {
