@@ -126,6 +126,14 @@ fn mounts(parts: &Parts<'_>) -> Result<Vec<v1::Mount>, String> {
         } else {
             format!("/{}", mount.mount_path)
         };
+        // No mount that could be written below is called read-only all through.
+        if mount.read_only == Some(true) && mount.recursive_read_only.as_deref() == Some("Enabled") {
+            return Err(format!(
+                "failed to resolve recursive read-only mode: volume {:?} requested recursive read-only mode, \
+                 but it is not supported by the runtime",
+                mount.name
+            ));
+        }
         mounts.push(v1::Mount {
             container_path,
             host_path: host_path.to_string_lossy().into_owned(),
@@ -218,7 +226,7 @@ mod tests {
     fn made(
         pod_context: serde_json::Value,
         own: serde_json::Value,
-        image: &Image,
+        recursive: &str,
     ) -> Result<v1::ContainerConfig, String> {
         let pod: core::Pod = serde_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
@@ -227,14 +235,14 @@ mod tests {
         .unwrap();
         let container: core::Container = serde_json::from_value(json!({
             "name": "c", "image": "i", "command": ["sh", "$(A)"], "env": [{"name": "A", "value": "1"}],
-            "securityContext": own, "volumeMounts": [{"name": "v", "mountPath": "/v", "readOnly": true}],
+            "securityContext": own, "volumeMounts": [{"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": recursive}],
         }))
         .unwrap();
         config(Parts {
             pod: &pod,
             container: &container,
             attempt: 3,
-            image,
+            image: &Image::default(),
             sources: &Sources::default(),
             place: &Place::default(),
             mounts: vec!["/host/v".into()],
@@ -255,7 +263,7 @@ mod tests {
         let config = made(
             json!({"runAsUser": 1, "runAsGroup": 2, "fsGroup": 3, "supplementalGroups": [4]}),
             json!({"runAsUser": 9, "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}),
-            &Image::default(),
+            "Disabled",
         )
         .unwrap();
         let security = config.linux.clone().unwrap().security_context.unwrap();
@@ -274,8 +282,21 @@ mod tests {
     }
 
     #[test]
+    fn l4_a_mount_that_must_be_read_only_all_through_is_refused() {
+        let refused = |mode: &str| made(json!({}), json!({}), mode).err();
+        assert_eq!(refused("IfPossible"), None);
+        let message = refused("Enabled").unwrap();
+        assert!(
+            message.ends_with(
+                "volume \"v\" requested recursive read-only mode, but it is not supported by the runtime"
+            ),
+            "{message}"
+        );
+    }
+
+    #[test]
     fn paths_names_and_commands_are_where_they_are_looked_for() {
-        let config = made(json!({}), json!({"privileged": true}), &Image::default()).unwrap();
+        let config = made(json!({}), json!({"privileged": true}), "Disabled").unwrap();
         assert_eq!(config.command, ["sh", "1"]);
         assert_eq!(config.log_path, "c/3.log");
         let paths: Vec<_> = config.mounts.iter().map(|m| m.container_path.as_str()).collect();

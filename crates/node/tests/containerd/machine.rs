@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Event, Pod};
 use knarr_api::k8s_openapi;
-use knarr_api::registry::Registered;
+use knarr_api::registry::{self, Registered};
 use knarr_client::fake::FakeApi;
 use knarr_client::{Api, DeleteOptions, ListOptions, Shared, SystemClock, TypedApi};
 use knarr_kubelet::configuration::{ImageGc, KubeletConfiguration};
@@ -209,6 +209,26 @@ impl Machine {
         });
         if freeing.join().is_err() {
             eprintln!("after the failure: nothing could be freed");
+        }
+    }
+
+    /// Waits until the node has registered and is ready.
+    pub async fn ready(&self) -> Value {
+        let began = Instant::now();
+        loop {
+            let node = self.api.get(&registry::NODE, "", "n1").await.ok();
+            let node = node.map(|n| serde_json::from_slice::<Value>(n.json()).unwrap());
+            let is_ready = |n: &Value| {
+                let conditions = n["status"]["conditions"].as_array().cloned().unwrap_or_default();
+                conditions
+                    .iter()
+                    .any(|c| c["type"] == "Ready" && c["status"] == "True")
+            };
+            if let Some(node) = node.filter(is_ready) {
+                return node;
+            }
+            assert!(began.elapsed() < Duration::from_secs(90), "the node is not ready");
+            sleep(Duration::from_millis(10)).await;
         }
     }
 

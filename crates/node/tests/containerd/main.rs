@@ -6,6 +6,7 @@
 // Helpers of tests fail by panicking, as tests do.
 #![allow(clippy::unwrap_used)]
 
+mod confined;
 mod machine;
 mod probed;
 
@@ -370,22 +371,7 @@ async fn the_node_is_registered_and_its_lease_renewed() {
     let Some(machine) = Machine::start(7).await else {
         return;
     };
-    let began = Instant::now();
-    let node = loop {
-        let node = machine.api.get(&registry::NODE, "", "n1").await.ok();
-        let node = node.map(|n| serde_json::from_slice::<Value>(n.json()).unwrap());
-        let is_ready = |n: &Value| {
-            let conditions = n["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            conditions
-                .iter()
-                .any(|c| c["type"] == "Ready" && c["status"] == "True")
-        };
-        if let Some(node) = node.filter(is_ready) {
-            break node;
-        }
-        assert!(began.elapsed() < Duration::from_secs(10), "the node is not ready");
-        sleep(Duration::from_millis(10)).await;
-    };
+    let node = machine.ready().await;
     assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "n1");
     assert!(
         node["status"]["nodeInfo"]["containerRuntimeVersion"]
