@@ -16,6 +16,7 @@ pub mod garbage;
 pub mod grace;
 pub mod image;
 pub mod pod;
+pub mod preemption;
 pub mod probe;
 pub mod resources;
 pub mod runtime;

@@ -160,8 +160,8 @@ pub struct Eviction {
     pub message: String,
     /// At most so much, whatever the pod's own grace; none: the pod's own.
     pub grace_seconds: Option<i64>,
-    /// The pod is told to be the target of a disruption.
-    pub disruption_target: bool,
+    /// What the pod is told of as the target of a disruption, if it is one.
+    pub disruption: Option<String>,
 }
 
 /// What a pull brought.

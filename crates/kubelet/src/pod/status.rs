@@ -440,13 +440,13 @@ impl Pod {
 
     fn disruption_target(&self, now: Timestamp) -> Option<PodCondition> {
         const TYPE: &str = "DisruptionTarget";
-        let (eviction, _) = self.eviction.as_ref().filter(|(e, _)| e.disruption_target)?;
+        let message = self.eviction.as_ref().and_then(|(e, _)| e.disruption.clone())?;
         let known = self.status.conditions.iter().flatten().find(|c| c.type_ == TYPE);
         Some(PodCondition {
             type_: TYPE.into(),
             status: "True".into(),
             reason: Some(TERMINATION_BY_KUBELET.into()),
-            message: Some(eviction.message.clone()),
+            message: Some(message),
             last_probe_time: None,
             last_transition_time: known.map_or(Some(time(now)), |c| c.last_transition_time.clone()),
             observed_generation: self.object.metadata.generation,
