@@ -7,6 +7,7 @@ mod clock_jumps;
 mod deaths;
 mod evictions;
 mod registration;
+mod room;
 mod shutdown;
 mod static_pods;
 
