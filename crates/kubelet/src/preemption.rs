@@ -89,7 +89,7 @@ fn less(needs: &Needs, gone: &[&Pod]) -> Needs {
 
 /// Those that come nearest to what is missing, one after the other, until nothing is; what is missing if all of them
 /// are too few.
-fn nearest<'a>(mut pods: Vec<&'a Pod>, mut needs: Needs) -> Result<Vec<&'a Pod>, Needs> {
+fn nearest(mut pods: Vec<&Pod>, mut needs: Needs) -> Result<Vec<&Pod>, Needs> {
     let mut chosen = Vec::new();
     while !needs.is_empty() {
         let mut best: Option<(f64, usize)> = None;
