@@ -319,8 +319,49 @@ async fn t2_t6_hooks_graces_and_force() {
     machine.end().await;
 }
 
+/// A container that ends with a certain code has all of its pod's containers begin again, in the same sandbox.
+async fn all_again(machine: &Machine) {
+    let mounts = json!([{"name": "e", "mountPath": "/e"}]);
+    let once = "echo main >>/e/log; [ -e /e/again ] && exec cat /e/log >/dev/termination-log; touch /e/again; exit 42";
+    let spec = json!({
+        "restartPolicy": "Never",
+        "volumes": [{"name": "e", "emptyDir": {}}],
+        "initContainers": [
+            {"name": "i", "image": images::BUSYBOX, "command": ["sh", "-c", "echo init >>/e/log"], "volumeMounts": mounts},
+            {"name": "side", "image": images::BUSYBOX, "restartPolicy": "Always", "volumeMounts": mounts,
+             "startupProbe": {"exec": {"command": ["test", "-e", "/dev/shm/up"]}, "periodSeconds": 1, "failureThreshold": 60},
+             "command": ["sh", "-c", format!("echo side >>/e/log; touch /dev/shm/up; {OBEDIENT}")]},
+        ],
+        "containers": [{
+            "name": "c", "image": images::BUSYBOX, "command": ["sh", "-c", once], "volumeMounts": mounts,
+            "restartPolicy": "Never",
+            "restartPolicyRules": [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}],
+        }],
+    });
+    machine.create("again", spec).await;
+    machine.wait("again", "done", |p| phase(p) == "Succeeded").await;
+    let pod = machine.get("again").await.unwrap();
+    let status = serde_json::to_value(&pod.status).unwrap();
+    let ended = &status["containerStatuses"][0];
+    let log = "init\nside\nmain\ninit\nside\nmain\n";
+    assert_eq!(ended["state"]["terminated"]["message"], log, "{status}");
+    assert_eq!(
+        ended["lastState"]["terminated"]["reason"],
+        "RestartingAllContainers"
+    );
+    for of in [
+        ended,
+        &status["initContainerStatuses"][0],
+        &status["initContainerStatuses"][1],
+    ] {
+        assert_eq!(of["restartCount"], 1, "{of}");
+    }
+    machine.delete("again").await;
+    machine.wait("again", "gone", |p| p.is_none()).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l10_l9_l8_init_containers_hooks_probes_and_volumes() {
+async fn l10_l9_l8_l5_init_containers_hooks_probes_volumes_and_all_of_it_again() {
     let Some(machine) = Machine::start(6).await else {
         return;
     };
@@ -362,6 +403,7 @@ async fn l10_l9_l8_init_containers_hooks_probes_and_volumes() {
         "p from-map from file from-map init side p\n"
     );
     machine.delete("p").await;
+    all_again(&machine).await;
     machine.wait("p", "gone", |p| p.is_none()).await;
     machine.end().await;
 }
