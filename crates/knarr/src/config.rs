@@ -2,24 +2,25 @@
 //!
 //! Everything is parsed before anything is started, and every mistake is reported at once, with its place.
 
-use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use clap::Args;
-use knarr_api::k8s_openapi::api::core::v1::Taint;
 use knarr_api::k8s_openapi::jiff::SignedDuration;
-use knarr_control::node_lifecycle::{EvictionRates, LEASE_SECONDS, Lifecycle};
-use knarr_control::scheduler_config::{self, KubeSchedulerConfiguration};
-use knarr_node::kubelet::configuration::{KubeletConfiguration, registration};
+use knarr_control::node_lifecycle::Lifecycle;
+use knarr_control::scheduler_config::KubeSchedulerConfiguration;
+use knarr_node::kubelet::configuration::KubeletConfiguration;
 use knarr_node::kubelet::{SelfFencing, TerminationResume};
-use serde_json::Value;
 
 mod access;
+mod cidr;
+mod components;
+mod reader;
 
 pub use access::{Access, AccessFlags};
+pub use cidr::Cidr;
+use reader::{Reader, absolute, list, socket};
 
 /// What can be set by flag or environment. The same names stand in the file, in camelCase.
 #[derive(Args, Clone, Debug, Default)]
@@ -215,57 +216,6 @@ pub struct Config {
     pub log_format: LogFormat,
 }
 
-/// An IPv4 network, such as `10.96.0.0/16`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cidr {
-    pub base: std::net::Ipv4Addr,
-    pub prefix: u8,
-}
-
-impl Cidr {
-    fn bits(self) -> (u32, u32) {
-        let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0);
-        (u32::from(self.base) & mask, mask)
-    }
-
-    pub fn overlaps(self, other: Cidr) -> bool {
-        let ((a, mask_a), (b, mask_b)) = (self.bits(), other.bits());
-        let mask = mask_a & mask_b;
-        a & mask == b & mask
-    }
-}
-
-impl FromStr for Cidr {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        let (base, prefix) = s
-            .split_once('/')
-            .ok_or("expected an IPv4 network such as 10.96.0.0/16")?;
-        let base = base
-            .parse()
-            .map_err(|_| format!("{base:?} is not an IPv4 address"))?;
-        let prefix = prefix
-            .parse()
-            .ok()
-            .filter(|p| (8..=30).contains(p))
-            .ok_or("expected a prefix length from 8 to 30")?;
-        let cidr = Cidr { base, prefix };
-        if cidr.bits().0 != u32::from(base) {
-            return Err(format!(
-                "host bits are set; the network is {}/{prefix}",
-                std::net::Ipv4Addr::from(cidr.bits().0)
-            ));
-        }
-        Ok(cidr)
-    }
-}
-
-impl Display for Cidr {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.base, self.prefix)
-    }
-}
-
 /// All mistakes of a configuration, one a line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mistakes(Vec<String>);
@@ -283,12 +233,6 @@ impl Display for Mistakes {
 }
 
 impl std::error::Error for Mistakes {}
-
-/// A value and where it was given, for errors.
-struct Given {
-    text: String,
-    place: String,
-}
 
 impl Config {
     /// From the flags (which clap has filled from the environment too) and the file they name.
@@ -489,289 +433,6 @@ impl Config {
     }
 }
 
-/// Takes settings out of the file and collects what is wrong.
-struct Reader {
-    name: String,
-    file: serde_json::Map<String, Value>,
-    known: Vec<&'static str>,
-    mistakes: Vec<String>,
-}
-
-impl Reader {
-    fn new(flags: &Flags, text: &str) -> Self {
-        let name = flags
-            .config
-            .as_ref()
-            .map_or_else(String::new, |p| p.display().to_string());
-        let mut mistakes = Vec::new();
-        let file = if text.trim().is_empty() {
-            serde_json::Map::new()
-        } else {
-            match serde_saphyr::from_str::<Value>(text) {
-                Ok(Value::Object(map)) => map,
-                Ok(Value::Null) => serde_json::Map::new(),
-                Ok(other) => {
-                    mistakes.push(format!("{name}: expected settings (`listen: …`), found {other}"));
-                    serde_json::Map::new()
-                }
-                Err(e) => {
-                    mistakes.push(format!("{name}: {e}"));
-                    serde_json::Map::new()
-                }
-            }
-        };
-        Reader {
-            name,
-            file,
-            known: Vec::new(),
-            mistakes,
-        }
-    }
-
-    fn given(&mut self, key: &'static str, flag: &str, set: &Option<String>) -> Option<Given> {
-        self.known.push(key);
-        if let Some(text) = set {
-            return Some(Given {
-                text: text.clone(),
-                place: flag.to_string(),
-            });
-        }
-        let value = self.file.get(key)?;
-        let place = format!("{}: {key}", self.name);
-        let text = match value {
-            Value::String(s) => s.clone(),
-            Value::Number(n) => n.to_string(),
-            Value::Array(items) if items.iter().all(Value::is_string) => items
-                .iter()
-                .filter_map(Value::as_str)
-                .collect::<Vec<_>>()
-                .join(","),
-            other => {
-                self.mistakes
-                    .push(format!("{place}: expected text, found {other}"));
-                return None;
-            }
-        };
-        Some(Given { text, place })
-    }
-
-    /// The setting, from the flag, else the file, else its default (whose parse is known to work; a default
-    /// that does not, such as an odd host name, is reported like any other).
-    fn get<T>(
-        &mut self,
-        key: &'static str,
-        flag: &str,
-        set: &Option<String>,
-        default: &str,
-        parse: impl Fn(&str) -> Result<T, String>,
-    ) -> T
-    where
-        T: Fallback,
-    {
-        let given = self.given(key, flag, set).unwrap_or_else(|| Given {
-            text: default.to_string(),
-            place: format!("{key} (its default)"),
-        });
-        match parse(&given.text) {
-            Ok(value) => value,
-            Err(why) => {
-                self.mistakes
-                    .push(format!("{}: {:?}: {why}", given.place, given.text));
-                T::fallback()
-            }
-        }
-    }
-
-    /// The kubelet's settings from the file named, and from flags; each mistake in it is one of this configuration.
-    fn kubelet(&mut self, flags: &Flags) -> KubeletConfiguration {
-        let manifests = &flags.pod_manifest_path;
-        let file = self.get(
-            "kubeletConfig",
-            "--kubelet-config",
-            &flags.kubelet_config,
-            "",
-            |s| Ok((!s.is_empty()).then(|| s.to_string())),
-        );
-        let manifests: Option<String> =
-            self.get("podManifestPath", "--pod-manifest-path", manifests, "", |s| {
-                Ok((!s.is_empty()).then(|| s.to_string()))
-            });
-        let mut kubelet = match file {
-            Some(file) => self.kubelet_file(&file),
-            None => KubeletConfiguration::default(),
-        };
-        if manifests.is_some() {
-            kubelet.static_pod_path = manifests;
-        }
-        kubelet.node_labels = self.get(
-            "nodeLabels",
-            "--node-labels",
-            &flags.node_labels,
-            "",
-            registration::labels,
-        );
-        let taints = self.get(
-            "registerWithTaints",
-            "--register-with-taints",
-            &flags.register_with_taints,
-            "",
-            registration::taints,
-        );
-        if !taints.is_empty() {
-            kubelet.register_with_taints = taints;
-        }
-        // Components run in other directories than the one that was meant.
-        if let Some(path) = &mut kubelet.static_pod_path
-            && let Ok(absolute) = std::path::absolute(&*path)
-        {
-            *path = absolute.display().to_string();
-        }
-        kubelet
-    }
-
-    fn kubelet_file(&mut self, file: &str) -> KubeletConfiguration {
-        let document = std::fs::read_to_string(file)
-            .map_err(|e| format!("cannot be read: {e}"))
-            .and_then(|text| match text.trim() {
-                "" => Ok(Value::Null),
-                _ => serde_saphyr::from_str::<Value>(&text).map_err(|e| e.to_string()),
-            });
-        let document = match document {
-            Ok(document) => document,
-            Err(why) => {
-                self.mistakes.push(format!("{file}: {why}"));
-                return KubeletConfiguration::default();
-            }
-        };
-        knarr_node::kubelet::configuration::read(&document).unwrap_or_else(|errors| {
-            let mistakes = errors.iter().map(|e| format!("{file}: {e}"));
-            self.mistakes.extend(mistakes);
-            KubeletConfiguration::default()
-        })
-    }
-
-    /// The scheduler's settings from the file named; each mistake in it is one of this configuration.
-    fn scheduler(&mut self, flag: &Option<String>) -> KubeSchedulerConfiguration {
-        let file = self.get("schedulerConfig", "--scheduler-config", flag, "", |s| {
-            Ok((!s.is_empty()).then(|| s.to_string()))
-        });
-        let Some(file) = file else {
-            return KubeSchedulerConfiguration::default();
-        };
-        let text = match std::fs::read_to_string(&file) {
-            Ok(text) => text,
-            Err(e) => {
-                self.mistakes.push(format!("{file}: cannot be read: {e}"));
-                return KubeSchedulerConfiguration::default();
-            }
-        };
-        scheduler_config::parse(&text).unwrap_or_else(|errors| {
-            let mistakes = errors.iter().map(|e| format!("{file}: {e}"));
-            self.mistakes.extend(mistakes);
-            KubeSchedulerConfiguration::default()
-        })
-    }
-
-    /// When a node is lost, and how fast its pods are evicted then.
-    fn node_lifecycle(&mut self, flags: &Flags) -> Lifecycle {
-        let seconds = self.get(
-            "nodeMonitorGracePeriod",
-            "--node-monitor-grace-period",
-            &flags.node_monitor_grace_period,
-            "40",
-            |s| {
-                s.parse().ok().filter(|n| *n >= LEASE_SECONDS).ok_or_else(|| {
-                    format!("expected whole seconds, at least the {LEASE_SECONDS} that a node's lease lasts")
-                })
-            },
-        );
-        let rate = |s: &str| {
-            let rate = s.parse().ok().filter(|r: &f64| r.is_finite() && *r >= 0.0);
-            rate.ok_or_else(|| "expected a number of nodes a second, such as 0.1".to_string())
-        };
-        let rates = EvictionRates {
-            node_eviction_rate: self.get(
-                "nodeEvictionRate",
-                "--node-eviction-rate",
-                &flags.node_eviction_rate,
-                "0.1",
-                rate,
-            ),
-            secondary_node_eviction_rate: self.get(
-                "secondaryNodeEvictionRate",
-                "--secondary-node-eviction-rate",
-                &flags.secondary_node_eviction_rate,
-                "0.01",
-                rate,
-            ),
-            large_cluster_size_threshold: self.get(
-                "largeClusterSizeThreshold",
-                "--large-cluster-size-threshold",
-                &flags.large_cluster_size_threshold,
-                "50",
-                |s| s.parse().map_err(|_| "expected a number of nodes".to_string()),
-            ),
-            unhealthy_zone_threshold: self.get(
-                "unhealthyZoneThreshold",
-                "--unhealthy-zone-threshold",
-                &flags.unhealthy_zone_threshold,
-                "0.55",
-                |s| {
-                    let part = s.parse().ok().filter(|p| (0.0..=1.0).contains(p));
-                    part.ok_or_else(|| "expected a part from 0 to 1".to_string())
-                },
-            ),
-        };
-        Lifecycle {
-            grace: SignedDuration::from_secs(seconds),
-            rates,
-        }
-    }
-
-    fn finish(mut self) -> Vec<String> {
-        for key in self.file.keys() {
-            if !self.known.contains(&key.as_str()) {
-                let known = self.known.join(", ");
-                self.mistakes.push(format!(
-                    "{}: {key}: there is no such setting (there are {known})",
-                    self.name
-                ));
-            }
-        }
-        self.mistakes
-    }
-}
-
-/// A stand-in for a setting that was refused, so that the rest can be checked too; never used to run.
-trait Fallback {
-    fn fallback() -> Self;
-}
-macro_rules! fallback {
-    ($($t:ty => $e:expr),* $(,)?) => {$(impl Fallback for $t { fn fallback() -> Self { $e } })*};
-}
-fallback! {
-    PathBuf => PathBuf::new(),
-    TerminationResume => TerminationResume::Full,
-    std::time::Duration => std::time::Duration::ZERO,
-    SignedDuration => SignedDuration::ZERO,
-    SelfFencing => SelfFencing::Annotated,
-    bool => false,
-    u32 => 0,
-    Option<PathBuf> => None,
-    String => String::new(),
-    Vec<String> => Vec::new(),
-    Vec<Taint> => Vec::new(),
-    BTreeMap<String, String> => BTreeMap::new(),
-    Option<String> => None,
-    SocketAddr => SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0),
-    Cidr => Cidr { base: [0, 0, 0, 0].into(), prefix: 32 },
-    StoreEngine => StoreEngine::Memory,
-    i64 => 0,
-    f64 => 0.0,
-    usize => 0,
-    LogFormat => LogFormat::Human,
-}
-
 /// The longest that TERM may be held back: more would eat up a pod's grace without need.
 const BARRIER_MAX_MILLIS: u64 = 5000;
 
@@ -779,27 +440,6 @@ fn barrier(s: &str) -> Result<std::time::Duration, String> {
     let millis = s.parse().ok().filter(|n| *n <= BARRIER_MAX_MILLIS);
     let millis = millis.ok_or_else(|| format!("expected milliseconds from 0 to {BARRIER_MAX_MILLIS}"))?;
     Ok(std::time::Duration::from_millis(millis))
-}
-
-fn socket(s: &str) -> Result<SocketAddr, String> {
-    s.parse()
-        .map_err(|_| "expected an address with a port, such as 127.0.0.1:6443".into())
-}
-
-/// A path, made absolute from the working directory (components run in others).
-fn absolute(s: &str) -> Result<PathBuf, String> {
-    if s.is_empty() {
-        return Err("expected a path".into());
-    }
-    std::path::absolute(s).map_err(|e| e.to_string())
-}
-
-fn list(s: &str) -> Result<Vec<String>, String> {
-    Ok(s.split(',')
-        .map(str::trim)
-        .filter(|s| !s.is_empty())
-        .map(str::to_string)
-        .collect())
 }
 
 fn host_name() -> String {

@@ -25,6 +25,7 @@ mod runtime;
 mod servers;
 mod simulation;
 mod store;
+mod stored;
 mod users;
 mod world;
 

@@ -12,7 +12,7 @@ use knarr_apiserver::audit::{Destination, Policy};
 use knarr_apiserver::authn::token_key::KeyFiles;
 use knarr_apiserver::encryption::Encryption;
 
-use super::{Reader, absolute, list};
+use super::reader::{Reader, absolute, list};
 
 /// As kube-apiserver calls them.
 #[derive(Args, Clone, Debug, Default)]

@@ -14,9 +14,12 @@ mod garbage;
 pub mod labels;
 mod machine;
 mod node;
+mod own_node;
 mod pull;
 pub mod resources;
+mod room;
 pub mod sandbox;
+pub mod security_context;
 mod self_fencing;
 pub mod shutdown;
 mod static_pods;
@@ -53,7 +56,7 @@ use knarr_kubelet::static_pods::mirrored;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -78,6 +81,8 @@ const STARTS: usize = 8;
 const FOLDER_LOOK: Duration = Duration::from_secs(1);
 /// What an orphan is given to end by itself.
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
+/// How long a new pod waits for a look at the node before it is refused by what is known.
+const NODE_LOOK: Duration = Duration::from_secs(5);
 
 /// One node's settings.
 #[derive(Clone, Debug)]
@@ -159,8 +164,7 @@ pub(crate) struct Shared {
     pub pulls: Semaphore,
     pub starts: Semaphore,
     pub memory_bytes: i64,
-    /// The node's own object, as last read.
-    pub node: Mutex<Option<Arc<core::Node>>>,
+    pub own_node: own_node::OwnNode,
     pub capacity: BTreeMap<String, Quantity>,
     pub allocatable: BTreeMap<String, Quantity>,
     /// What the node is short of.
@@ -290,7 +294,7 @@ impl Kubelet {
             ),
             starts: Semaphore::new(STARTS),
             memory_bytes: size.memory_bytes,
-            node: Mutex::default(),
+            own_node: own_node::OwnNode::new(&config.node_name),
             allocatable: allocatable(&capacity, &config.configuration),
             capacity,
             pressures: Mutex::default(),
@@ -363,6 +367,16 @@ struct Picture {
     pods: BTreeMap<String, (Vec<Sandbox>, Vec<Container>)>,
 }
 
+/// What the runtime was found to hold of a pod, and since when that is so.
+type Found = (Timestamp, Vec<Sandbox>, Vec<Container>);
+
+impl Picture {
+    /// What is there of a pod; it is handed out once.
+    fn take(&mut self, uid: &str) -> Option<Found> {
+        self.pods.remove(uid).map(|(s, c)| (self.since, s, c))
+    }
+}
+
 async fn look(shared: &Shared) -> crate::runtime::Result<Picture> {
     let since = shared.clock.now();
     let sandboxes = shared.runtime.sandboxes().await?;
@@ -395,6 +409,8 @@ async fn run(
         informer::run(api, core::Service::kind_of(), Scope::default(), services).await;
     });
     tasks.spawn(node::run(shared.clone()));
+    let own = shared.clone();
+    tasks.spawn(async move { own.own_node.follow(own.api.clone()).await });
     if !shared.config.endpoint_barrier.is_zero() {
         let (api, slices) = (shared.api.clone(), shared.endpoints.slices());
         tasks.spawn(async move {
@@ -431,13 +447,17 @@ async fn run(
     let (api, store) = (shared.api.clone(), pods.clone());
     tasks.spawn(async move { informer::run(api, core::Pod::kind_of(), scope, store).await });
 
+    let (own_looks, mut looked) = mpsc::unbounded_channel();
     let mut workers = Workers {
         shared: shared.clone(),
         by_uid: BTreeMap::new(),
         cancel,
         admitted: BTreeSet::new(),
+        looking: BTreeSet::new(),
+        looks: own_looks,
         orphans: Arc::default(),
         statics: BTreeMap::new(),
+        waiting: BTreeMap::new(),
     };
     let said = shared.config.configuration.static_pod_path.as_ref();
     let mut folder = said.map(|path| Folder::new(path, &shared.config.node_name));
@@ -461,6 +481,7 @@ async fn run(
         tokio::select! {
             biased;
             Some((old, new)) = changes.recv() => workers.changed(old.as_deref(), new, &mut picture),
+            Some(uid) = looked.recv() => workers.looked_again(&uid, &mut picture),
             Some((uid, event)) = evicted.recv() => workers.tell(&uid, event),
             // Which pods there are must be known before any of them is left out.
             Some(asked) = asked.recv(), if complete => shutdown.asked(&shared, &workers, asked),
@@ -494,6 +515,7 @@ async fn run(
                 }
             }
         }
+        workers.take_up_waiting(&mut picture);
         workers.by_uid.retain(|_, worker| !worker.is_finished());
         let by_uid = &workers.by_uid;
         workers.admitted.retain(|uid| by_uid.contains_key(uid));
@@ -534,10 +556,16 @@ struct Workers {
     cancel: CancellationToken,
     /// Taken by this node.
     admitted: BTreeSet<String>,
+    /// New pods for which the node's object is looked at once more, by uid.
+    looking: BTreeSet<String>,
+    /// Tells when that is done.
+    looks: mpsc::UnboundedSender<String>,
     /// Being ended.
     orphans: Arc<Mutex<BTreeSet<String>>>,
     /// The static pods that have a worker, by uid; true once their file is gone.
     statics: BTreeMap<String, (core::Pod, bool)>,
+    /// Critical pods that are not taken yet, by uid.
+    waiting: BTreeMap<String, room::Waiting>,
 }
 
 impl Workers {
@@ -601,8 +629,11 @@ impl Workers {
         {
             self.mirror_changed(&mirror, true);
         }
-        if let Some(worker) = gone.and_then(|old| self.by_uid.get(old.uid())) {
-            worker.send(Msg::Event(Event::Removed));
+        if let Some(old) = gone {
+            self.waiting.remove(old.uid());
+            if let Some(worker) = self.by_uid.get(old.uid()) {
+                worker.send(Msg::Event(Event::Removed));
+            }
         }
         let Some(pod) = new.and_then(|new| new.to_typed::<core::Pod>()) else {
             return;
@@ -613,41 +644,109 @@ impl Workers {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         match self.by_uid.get(&uid) {
             Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new(pod)))),
+            None if self.looking.contains(&uid) => {}
             None => self.take_up(uid, Arc::new(pod), Origin::Api, picture),
         }
     }
 
     /// A pod that is new here gets its worker. What the runtime has of it already is not asked whether there is room.
     fn take_up(&mut self, uid: String, pod: Arc<core::Pod>, origin: Origin, picture: &mut Picture) {
-        let found = picture.pods.remove(&uid).map(|(s, c)| (picture.since, s, c));
-        let admitted = if found.is_some() { Ok(()) } else { self.admit(&pod) };
-        if admitted.is_ok() {
-            self.admitted.insert(uid.clone());
+        if self.waits_for_room(&uid, &pod) {
+            return;
         }
+        let found = picture.take(&uid);
+        let admitted = self.admit_new(&pod, &found);
+        let of_labels = admitted.as_ref().is_err_and(Rejection::is_of_labels_or_taints);
+        if of_labels && matches!(origin, Origin::Api) {
+            // The scheduler may know of a change that is still under way to here: as in Kubernetes, what is refused for the
+            // node's labels is decided on its object as it is now.
+            self.looking.insert(uid.clone());
+            let (shared, looks) = (self.shared.clone(), self.looks.clone());
+            tokio::spawn(async move {
+                match timeout(NODE_LOOK, shared.own_node.read(&*shared.api)).await {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => debug!(%error, "cannot look at the node before a pod is refused"),
+                    Err(_) => debug!("looking at the node before a pod is refused takes too long"),
+                }
+                // The receiver goes only with the whole kubelet.
+                let _ = looks.send(uid);
+            });
+            return;
+        }
+        self.begin(uid, pod, origin, found, admitted);
+    }
+
+    /// The node is known as it is now: it takes the pod, or refuses it.
+    fn looked_again(&mut self, uid: &str, picture: &mut Picture) {
+        self.looking.remove(uid);
+        let there = self.shared.pods.list("").into_iter().find(|pod| pod.uid() == uid);
+        let Some(pod) = there.and_then(|object| object.to_typed::<core::Pod>()) else {
+            return;
+        };
+        let found = picture.take(uid);
+        let admitted = self.admit_new(&pod, &found);
+        self.begin(uid.to_string(), Arc::new(pod), Origin::Api, found, admitted);
+    }
+
+    /// What runs already is not asked.
+    fn admit_new(&self, pod: &core::Pod, found: &Option<Found>) -> Result<Vec<core::Pod>, Rejection> {
+        match found {
+            Some(_) => Ok(Vec::new()),
+            None => self.admit(pod),
+        }
+    }
+
+    /// Gives a pod its worker, once those have ended that have to end for it.
+    fn begin(
+        &mut self,
+        uid: String,
+        pod: Arc<core::Pod>,
+        origin: Origin,
+        found: Option<Found>,
+        admitted: Result<Vec<core::Pod>, Rejection>,
+    ) {
+        let admitted = match admitted {
+            Ok(victims) if !victims.is_empty() => return self.make_room(uid, pod, origin, &victims),
+            Ok(_) => {
+                self.admitted.insert(uid.clone());
+                Ok(())
+            }
+            Err(rejection) => Err(rejection),
+        };
         let (shared, cancel) = (self.shared.clone(), self.cancel.clone());
         let worker = Worker::start(shared, pod, found, admitted, origin, cancel);
         self.by_uid.insert(uid, worker);
     }
 
-    /// Whether the node takes a pod that is new to it, beside those it has taken.
-    fn admit(&self, pod: &core::Pod) -> Result<(), Rejection> {
+    /// Whether the node takes a pod that is new to it, beside those it has taken; the answer are those that are to
+    /// end before it is.
+    fn admit(&self, pod: &core::Pod) -> Result<Vec<core::Pod>, Rejection> {
         let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
         if !matches!(phase, None | Some("Pending")) || pod.metadata.deletion_timestamp.is_some() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let best_effort = resources::qos(pod) == resources::Qos::BestEffort;
         knarr_kubelet::eviction::admit(pod, best_effort, &self.shared.pressures())?;
         let sysctls = &self.shared.config.configuration.allowed_unsafe_sysctls;
         knarr_kubelet::sysctl::admit(pod, sysctls)?;
-        admit(&self.shared, pod, |other| {
+        let counts = |other: &core::Pod| {
             let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
             let uid = other.metadata.uid.as_deref().unwrap_or("");
             let taken = self.admitted.contains(uid) || phase == Some("Running");
             taken && !matches!(phase, Some("Succeeded" | "Failed"))
-        })?;
+        };
+        let victims = match beside(&self.shared, pod, counts) {
+            Some((node, others)) => {
+                let others: Vec<&core::Pod> = others.iter().collect();
+                let victims = admission::admit_before(pod, &node, &others)?;
+                victims.into_iter().cloned().collect()
+            }
+            None => Vec::new(),
+        };
+        knarr_kubelet::app_armor::admit(pod, self.shared.config.machine.has_app_armor())?;
         match self.shared.is_shutting_down() {
             true => Err(knarr_kubelet::shutdown::rejection()),
-            false => Ok(()),
+            false => Ok(victims),
         }
     }
 
@@ -717,17 +816,28 @@ impl Workers {
 
 /// Whether there is room on the node for a pod, as it is now, beside the others that count.
 fn admit(shared: &Shared, pod: &core::Pod, counts: impl Fn(&core::Pod) -> bool) -> Result<(), Rejection> {
-    // Until the node has an object of its own nobody was asked to run here.
-    let Some(node) = shared.node.lock().clone() else {
+    let Some((node, others)) = beside(shared, pod, counts) else {
         return Ok(());
     };
+    admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
+}
+
+/// The node and its other pods that count. None until it has an object that says what there is: then nobody was asked to
+/// run here.
+fn beside(
+    shared: &Shared,
+    pod: &core::Pod,
+    counts: impl Fn(&core::Pod) -> bool,
+) -> Option<(Arc<core::Node>, Vec<core::Pod>)> {
+    let says = |node: &Arc<core::Node>| node.status.as_ref().is_some_and(|s| s.allocatable.is_some());
+    let node = shared.own_node.known().filter(says)?;
     let objects = shared.pods.list("");
     let others: Vec<core::Pod> = objects
         .iter()
         .filter_map(|o| o.to_typed::<core::Pod>())
         .filter(|other| other.metadata.uid != pod.metadata.uid && counts(other))
         .collect();
-    admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
+    Some((node, others))
 }
 
 /// Ends what no pod in the API accounts for. What cannot be ended is tried again after the next look; its volumes stay

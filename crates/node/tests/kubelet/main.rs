@@ -6,7 +6,9 @@
 mod clock_jumps;
 mod deaths;
 mod evictions;
+mod own_node;
 mod registration;
+mod room;
 mod shutdown;
 mod static_pods;
 
