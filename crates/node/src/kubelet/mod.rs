@@ -17,7 +17,9 @@ mod node;
 mod own_node;
 mod pull;
 pub mod resources;
+mod room;
 pub mod sandbox;
+pub mod security_context;
 mod self_fencing;
 pub mod shutdown;
 mod static_pods;
@@ -447,6 +449,7 @@ async fn run(
         looks: own_looks,
         orphans: BTreeSet::new(),
         statics: BTreeMap::new(),
+        waiting: BTreeMap::new(),
     };
     let said = shared.config.configuration.static_pod_path.as_ref();
     let mut folder = said.map(|path| Folder::new(path, &shared.config.node_name));
@@ -504,6 +507,7 @@ async fn run(
                 }
             }
         }
+        workers.take_up_waiting(&mut picture);
         workers.by_uid.retain(|_, worker| !worker.is_finished());
         let by_uid = &workers.by_uid;
         workers.admitted.retain(|uid| by_uid.contains_key(uid));
@@ -552,6 +556,8 @@ struct Workers {
     orphans: BTreeSet<String>,
     /// The static pods that have a worker, by uid; true once their file is gone.
     statics: BTreeMap<String, (core::Pod, bool)>,
+    /// Critical pods that are not taken yet, by uid.
+    waiting: BTreeMap<String, room::Waiting>,
 }
 
 impl Workers {
@@ -578,9 +584,7 @@ impl Workers {
             if taken {
                 continue;
             }
-            let found = picture.take(&uid);
-            let admitted = self.admit_new(&pod, &found);
-            self.begin(uid.clone(), Arc::new(pod.clone()), Origin::File, found, admitted);
+            self.take_up(uid.clone(), Arc::new(pod.clone()), Origin::File, picture);
             self.statics.insert(uid, (pod, false));
         }
         *self.shared.static_uids.lock() = self.statics.keys().cloned().collect();
@@ -617,8 +621,11 @@ impl Workers {
         {
             self.mirror_changed(&mirror, true);
         }
-        if let Some(worker) = gone.and_then(|old| self.by_uid.get(old.uid())) {
-            worker.send(Msg::Event(Event::Removed));
+        if let Some(old) = gone {
+            self.waiting.remove(old.uid());
+            if let Some(worker) = self.by_uid.get(old.uid()) {
+                worker.send(Msg::Event(Event::Removed));
+            }
         }
         let Some(pod) = new.and_then(|new| new.to_typed::<core::Pod>()) else {
             return;
@@ -630,15 +637,19 @@ impl Workers {
         match self.by_uid.get(&uid) {
             Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new(pod)))),
             None if self.looking.contains(&uid) => {}
-            None => self.take_up(uid, pod, picture),
+            None => self.take_up(uid, Arc::new(pod), Origin::Api, picture),
         }
     }
 
     /// A pod that is new here gets its worker. What the runtime has of it already is not asked whether there is room.
-    fn take_up(&mut self, uid: String, pod: core::Pod, picture: &mut Picture) {
+    fn take_up(&mut self, uid: String, pod: Arc<core::Pod>, origin: Origin, picture: &mut Picture) {
+        if self.waits_for_room(&uid, &pod) {
+            return;
+        }
         let found = picture.take(&uid);
         let admitted = self.admit_new(&pod, &found);
-        if admitted.as_ref().is_err_and(Rejection::is_of_labels_or_taints) {
+        let of_labels = admitted.as_ref().is_err_and(Rejection::is_of_labels_or_taints);
+        if of_labels && matches!(origin, Origin::Api) {
             // The scheduler may know of a change that is still under way to here: as in Kubernetes, what is refused for the
             // node's labels is decided on its object as it is now.
             self.looking.insert(uid.clone());
@@ -654,7 +665,7 @@ impl Workers {
             });
             return;
         }
-        self.begin(uid, Arc::new(pod), Origin::Api, found, admitted);
+        self.begin(uid, pod, origin, found, admitted);
     }
 
     /// The node is known as it is now: it takes the pod, or refuses it.
@@ -670,48 +681,64 @@ impl Workers {
     }
 
     /// What runs already is not asked.
-    fn admit_new(&self, pod: &core::Pod, found: &Option<Found>) -> Result<(), Rejection> {
+    fn admit_new(&self, pod: &core::Pod, found: &Option<Found>) -> Result<Vec<core::Pod>, Rejection> {
         match found {
-            Some(_) => Ok(()),
+            Some(_) => Ok(Vec::new()),
             None => self.admit(pod),
         }
     }
 
+    /// Gives a pod its worker, once those have ended that have to end for it.
     fn begin(
         &mut self,
         uid: String,
         pod: Arc<core::Pod>,
         origin: Origin,
         found: Option<Found>,
-        admitted: Result<(), Rejection>,
+        admitted: Result<Vec<core::Pod>, Rejection>,
     ) {
-        if admitted.is_ok() {
-            self.admitted.insert(uid.clone());
-        }
+        let admitted = match admitted {
+            Ok(victims) if !victims.is_empty() => return self.make_room(uid, pod, origin, &victims),
+            Ok(_) => {
+                self.admitted.insert(uid.clone());
+                Ok(())
+            }
+            Err(rejection) => Err(rejection),
+        };
         let (shared, cancel) = (self.shared.clone(), self.cancel.clone());
         let worker = Worker::start(shared, pod, found, admitted, origin, cancel);
         self.by_uid.insert(uid, worker);
     }
 
-    /// Whether the node takes a pod that is new to it, beside those it has taken.
-    fn admit(&self, pod: &core::Pod) -> Result<(), Rejection> {
+    /// Whether the node takes a pod that is new to it, beside those it has taken; the answer are those that are to
+    /// end before it is.
+    fn admit(&self, pod: &core::Pod) -> Result<Vec<core::Pod>, Rejection> {
         let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
         if !matches!(phase, None | Some("Pending")) || pod.metadata.deletion_timestamp.is_some() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let best_effort = resources::qos(pod) == resources::Qos::BestEffort;
         knarr_kubelet::eviction::admit(pod, best_effort, &self.shared.pressures())?;
         let sysctls = &self.shared.config.configuration.allowed_unsafe_sysctls;
         knarr_kubelet::sysctl::admit(pod, sysctls)?;
-        admit(&self.shared, pod, |other| {
+        let counts = |other: &core::Pod| {
             let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
             let uid = other.metadata.uid.as_deref().unwrap_or("");
             let taken = self.admitted.contains(uid) || phase == Some("Running");
             taken && !matches!(phase, Some("Succeeded" | "Failed"))
-        })?;
+        };
+        let victims = match beside(&self.shared, pod, counts) {
+            Some((node, others)) => {
+                let others: Vec<&core::Pod> = others.iter().collect();
+                let victims = admission::admit_before(pod, &node, &others)?;
+                victims.into_iter().cloned().collect()
+            }
+            None => Vec::new(),
+        };
+        knarr_kubelet::app_armor::admit(pod, self.shared.config.machine.has_app_armor())?;
         match self.shared.is_shutting_down() {
             true => Err(knarr_kubelet::shutdown::rejection()),
-            false => Ok(()),
+            false => Ok(victims),
         }
     }
 
@@ -782,18 +809,28 @@ impl Workers {
 
 /// Whether there is room on the node for a pod, as it is now, beside the others that count.
 fn admit(shared: &Shared, pod: &core::Pod, counts: impl Fn(&core::Pod) -> bool) -> Result<(), Rejection> {
-    // Until the node has an object that says what there is nobody was asked to run here.
-    let says = |node: &Arc<core::Node>| node.status.as_ref().is_some_and(|s| s.allocatable.is_some());
-    let Some(node) = shared.own_node.known().filter(says) else {
+    let Some((node, others)) = beside(shared, pod, counts) else {
         return Ok(());
     };
+    admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
+}
+
+/// The node and its other pods that count. None until it has an object that says what there is: then nobody was asked to
+/// run here.
+fn beside(
+    shared: &Shared,
+    pod: &core::Pod,
+    counts: impl Fn(&core::Pod) -> bool,
+) -> Option<(Arc<core::Node>, Vec<core::Pod>)> {
+    let says = |node: &Arc<core::Node>| node.status.as_ref().is_some_and(|s| s.allocatable.is_some());
+    let node = shared.own_node.known().filter(says)?;
     let objects = shared.pods.list("");
     let others: Vec<core::Pod> = objects
         .iter()
         .filter_map(|o| o.to_typed::<core::Pod>())
         .filter(|other| other.metadata.uid != pod.metadata.uid && counts(other))
         .collect();
-    admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
+    Some((node, others))
 }
 
 /// Ends what no pod in the API accounts for. What fails is tried again after the next look.

@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use csi::drivers::Drivers;
 pub use csi::is_attached;
+pub use filesystem::{FsGroup, give_to};
 pub use host::{Hollow, Host, Machine};
 pub use source::{claimed, inline};
 
@@ -47,7 +48,7 @@ pub struct Terms {
     /// `mountOptions` of the volume.
     pub options: Vec<String>,
     pub access_mode: String,
-    pub fs_group: Option<u32>,
+    pub fs_group: Option<FsGroup>,
     pub pod: PodInfo,
 }
 
@@ -78,6 +79,11 @@ pub trait Storage: Send + Sync {
     /// Where the node has it once for all its pods, below the plugins' directory.
     fn staging(&self) -> Option<PathBuf> {
         None
+    }
+
+    /// Whether there is anybody to do it. What nobody can have begun is not written down as to be undone.
+    fn is_possible(&self, _tools: &Tools) -> Result<(), Failure> {
+        Ok(())
     }
 
     async fn stage(&self, _tools: &Tools, _at: &Path, _terms: &Terms) -> Result<(), String> {
@@ -181,6 +187,7 @@ impl Shelf {
         };
         let turn = self.turn(staged.as_deref());
         let _turn = turn.lock().await;
+        storage.is_possible(&self.tools)?;
         write(&directory, &record).map_err(|e| {
             Failure::Publish(format!(
                 "cannot note what is mounted in {}: {e}",
