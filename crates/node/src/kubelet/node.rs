@@ -142,7 +142,10 @@ impl NodeState {
             Err(error) if error.is_not_found() => {
                 info!(node = name, "registering");
                 match shared.api.create_as(fresh(&shared.config)).await {
-                    Ok(node) => (*node).clone(),
+                    Ok(node) => {
+                        shared.own_node.know((*node).clone());
+                        (*node).clone()
+                    }
                     Err(error) if error.is_already_exists() => return Ok(()),
                     Err(error) => return Err(error),
                 }
