@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{
 };
 use knarr_api::k8s_openapi;
 
+use crate::preemption;
 use crate::resources::{self, Amounts};
 
 const NODE_AFFINITY: &str = "NodeAffinity";
@@ -34,16 +35,44 @@ impl Rejection {
     fn predicate(name: &str, why: &str) -> Self {
         Self::new(name, format!("Predicate {name} failed: {why}"))
     }
+}
 
-    fn insufficient(name: &str, requested: i64, used: i64, capacity: i64) -> Self {
+/// A resource of which the node has too little left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    pub resource: String,
+    pub requested: i64,
+    pub used: i64,
+    pub capacity: i64,
+}
+
+impl Shortage {
+    /// How much has to become free.
+    pub fn missing(&self) -> i64 {
+        self.requested
+            .saturating_sub(self.capacity.saturating_sub(self.used))
+    }
+}
+
+impl From<Shortage> for Rejection {
+    fn from(short: Shortage) -> Self {
+        let Shortage {
+            resource,
+            requested,
+            used,
+            capacity,
+        } = short;
         Self::new(
-            format!("OutOf{name}"),
+            format!("OutOf{resource}"),
             format!(
-                "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
+                "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
             ),
         )
     }
 }
+
+/// Every pod takes one of them.
+pub const PODS: &str = "pods";
 
 /// From this priority on a pod belongs to the system.
 pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
@@ -69,6 +98,30 @@ fn is_static(pod: &Pod) -> bool {
 
 /// Whether the node takes the pod beside the others, which are those that still run or will.
 pub fn admit(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
+    is_for(pod, node)?;
+    match shortages(pod, node, others).into_iter().next() {
+        Some(short) => Err(short.into()),
+        None => belongs(pod, node, others),
+    }
+}
+
+/// Likewise, but that a critical pod is not refused for want of room: the answer are those that are to end before it
+/// is taken, if any.
+pub fn admit_before<'a>(pod: &Pod, node: &Node, others: &[&'a Pod]) -> Result<Vec<&'a Pod>, Rejection> {
+    is_for(pod, node)?;
+    let short = shortages(pod, node, others);
+    match short.first() {
+        Some(first) if !is_critical(pod) => Err(first.clone().into()),
+        None => belongs(pod, node, others).map(|()| Vec::new()),
+        Some(_) => {
+            belongs(pod, node, others)?;
+            preemption::victims(pod, others, &short)
+        }
+    }
+}
+
+/// What no other pod's end would change.
+fn is_for(pod: &Pod, node: &Node) -> Result<(), Rejection> {
     let os_label = pod
         .metadata
         .labels
@@ -80,16 +133,18 @@ pub fn admit(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
             "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
         ));
     }
-    let spec = pod.spec.clone().unwrap_or_default();
-    if spec.os.as_ref().is_some_and(|os| os.name != "linux") {
+    let spec = pod.spec.as_ref();
+    if spec
+        .and_then(|s| s.os.as_ref())
+        .is_some_and(|os| os.name != "linux")
+    {
         return Err(Rejection::new(
             "PodOSNotSupported",
             "Failed to admit pod as the OS field doesn't match node OS",
         ));
     }
     let policy = spec
-        .security_context
-        .as_ref()
+        .and_then(|s| s.security_context.as_ref())
         .and_then(|c| c.supplemental_groups_policy.as_deref());
     let features = node.status.as_ref().and_then(|s| s.features.as_ref());
     if policy == Some("Strict") && features.and_then(|f| f.supplemental_groups_policy) != Some(true) {
@@ -98,7 +153,12 @@ pub fn admit(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
             "SupplementalGroupsPolicy=Strict is not supported in this node",
         ));
     }
-    fits(pod, node, others)?;
+    Ok(())
+}
+
+/// Whether the pod may be on this node, room or not.
+fn belongs(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
+    let spec = pod.spec.clone().unwrap_or_default();
     if !node_matches(pod, node) {
         let why = "node(s) didn't match Pod's node affinity/selector";
         return Err(Rejection::predicate(NODE_AFFINITY, why));
@@ -123,32 +183,33 @@ pub fn admit(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// Whether there is room: the first thing that is short.
-fn fits(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
+/// What is short, if there is no room.
+fn shortages(pod: &Pod, node: &Node, others: &[&Pod]) -> Vec<Shortage> {
     let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
     let allocatable = resources::amounts(allocatable);
-    let capacity = |name: &str| allocatable.get(name).copied().unwrap_or(0);
-    let count = i64::try_from(others.len()).unwrap_or(i64::MAX);
-    if count >= capacity("pods") {
-        return Err(Rejection::insufficient("pods", 1, count, capacity("pods")));
-    }
-    let wanted = resources::requests(pod);
+    let mut wanted = resources::requests(pod);
     let mut used = Amounts::new();
     for other in others {
         resources::add(&mut used, &resources::requests(other));
     }
-    let first = ["cpu", "memory", "ephemeral-storage"];
+    wanted.insert(PODS.into(), 1);
+    used.insert(PODS.into(), i64::try_from(others.len()).unwrap_or(i64::MAX));
+    let first = [PODS, "cpu", "memory", "ephemeral-storage"];
     let extended = wanted.keys().map(String::as_str).filter(|n| !first.contains(n));
     // Extended resources that the node does not know of are somebody else's to count.
     let extended = extended.filter(|name| !is_extended(name) || allocatable.contains_key(*name));
-    for name in first.into_iter().chain(extended) {
-        let requested = wanted.get(name).copied().unwrap_or(0);
-        let used = used.get(name).copied().unwrap_or(0);
-        if requested > 0 && requested > capacity(name) - used {
-            return Err(Rejection::insufficient(name, requested, used, capacity(name)));
-        }
-    }
-    Ok(())
+    let amount = |of: &Amounts, name: &str| of.get(name).copied().unwrap_or(0);
+    first
+        .into_iter()
+        .chain(extended)
+        .map(|name| Shortage {
+            resource: name.into(),
+            requested: amount(&wanted, name),
+            used: amount(&used, name),
+            capacity: amount(&allocatable, name),
+        })
+        .filter(|short| short.requested > 0 && short.missing() > 0)
+        .collect()
 }
 
 fn is_extended(name: &str) -> bool {

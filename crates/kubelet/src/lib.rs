@@ -5,15 +5,18 @@
 
 pub mod admission;
 pub mod allocatable;
+pub mod app_armor;
 pub mod backoff;
 pub mod certificates;
 pub mod cgroup;
 pub mod configuration;
+pub mod env_file;
 pub mod eviction;
 pub mod garbage;
 pub mod grace;
 pub mod image;
 pub mod pod;
+pub mod preemption;
 pub mod probe;
 pub mod resources;
 pub mod runtime;

@@ -162,7 +162,7 @@ fn ends(grace_seconds: i64) -> Eviction {
         reason: REASON.into(),
         message: MESSAGE.into(),
         grace_seconds: Some(grace_seconds),
-        disruption_target: true,
+        disruption: Some(MESSAGE.into()),
     }
 }
 

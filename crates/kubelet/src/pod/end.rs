@@ -70,6 +70,8 @@ pub enum StopReason {
     Sandbox,
     PostStart,
     Probe(probe::Kind),
+    /// All containers are to be restarted: there is no grace for that.
+    All,
 }
 
 /// A container on its way out.
@@ -287,6 +289,7 @@ impl Pod {
         });
         let grace_seconds = match (&self.ending, reason) {
             (Some(ending), _) => ending.grace_seconds,
+            (None, StopReason::All) => 0,
             _ => grace::container_seconds(
                 self.object.metadata.deletion_grace_period_seconds,
                 self.spec().termination_grace_period_seconds,

@@ -13,6 +13,7 @@ mod container;
 mod end;
 mod ends;
 mod resize;
+mod restart_all;
 mod sandbox;
 mod start;
 mod status;
@@ -160,8 +161,8 @@ pub struct Eviction {
     pub message: String,
     /// At most so much, whatever the pod's own grace; none: the pod's own.
     pub grace_seconds: Option<i64>,
-    /// The pod is told to be the target of a disruption.
-    pub disruption_target: bool,
+    /// What the pod is told of as the target of a disruption, if it is one.
+    pub disruption: Option<String>,
 }
 
 /// What a pull brought.
@@ -305,6 +306,8 @@ pub struct Pod {
     old_sandboxes: BTreeMap<String, Old>,
     /// Being removed.
     removing: Vec<String>,
+    /// All containers are being restarted, and that was told.
+    restarting_all: bool,
     containers: Vec<Container>,
     ending: Option<Ending>,
     /// It was ending already when this kubelet began to know it.
@@ -351,6 +354,7 @@ impl Pod {
             sandbox_attempts: 0,
             old_sandboxes: BTreeMap::new(),
             removing: Vec::new(),
+            restarting_all: false,
             containers: Vec::new(),
             ending: None,
             met_ending: object_ends,

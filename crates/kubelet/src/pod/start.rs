@@ -59,7 +59,9 @@ impl Pod {
             Sandbox::Ready { .. } => {}
             Sandbox::Creating | Sandbox::Lost { .. } | Sandbox::Stopping { .. } | Sandbox::Stopped => return,
         }
-        self.start_containers(now);
+        if !self.restart_all(now) {
+            self.start_containers(now);
+        }
     }
 
     fn start_containers(&mut self, now: Timestamp) {
@@ -120,7 +122,7 @@ impl Pod {
     }
 
     /// Whether a container's newest run is of the sandbox in use.
-    fn ran_here(&self, container: &Container) -> bool {
+    pub(super) fn ran_here(&self, container: &Container) -> bool {
         container
             .run
             .as_ref()
@@ -146,8 +148,8 @@ impl Pod {
         let run_hash = container.run.as_ref().map_or("", |r| r.hash.as_str());
         let changed = !run_hash.is_empty() && run_hash != container.hash;
         // What was ended to run anew does, whatever the policy.
-        let anew = (changed || container.anew) && matches!(container.role, Role::App | Role::Sidecar);
-        anew || self.is_to_initialize_again(i) || self.restarts_after(i, end.exit_code)
+        let anew = changed && matches!(container.role, Role::App | Role::Sidecar);
+        anew || container.anew || self.is_to_initialize_again(i) || self.restarts_after(i, end.exit_code)
     }
 
     /// Whether an init container was done in a sandbox that is no more, and the one in use is still to be initialized.
@@ -163,20 +165,10 @@ impl Pod {
         if container.role == Role::Ephemeral {
             return false;
         }
-        let spec = find_spec(self.spec(), &container.name);
-        let rules = spec.as_ref().and_then(|s| s.restart_policy_rules.as_deref());
-        for rule in rules.unwrap_or_default() {
-            let Some(on) = &rule.exit_codes else { continue };
-            let listed = on.values.iter().flatten().any(|v| *v == code);
-            let matches = match on.operator.as_str() {
-                "In" => listed,
-                "NotIn" => !listed,
-                _ => false,
-            };
-            if matches {
-                return rule.action.starts_with("Restart");
-            }
+        if let Some(action) = self.rule_after(i, code) {
+            return action.starts_with("Restart");
         }
+        let spec = find_spec(self.spec(), &container.name);
         let own = spec.as_ref().and_then(|s| s.restart_policy.as_deref());
         match own.unwrap_or(self.restart_policy()) {
             "Never" => false,
@@ -184,6 +176,22 @@ impl Pod {
             // An init container that is done is done.
             _ => container.role != Role::Init || code != 0,
         }
+    }
+
+    /// What the first of the container's rules that is about this code asks for.
+    pub(super) fn rule_after(&self, i: usize, code: i32) -> Option<String> {
+        let spec = find_spec(self.spec(), &self.containers[i].name)?;
+        let mut rules = spec.restart_policy_rules.iter().flatten();
+        let rule = rules.find(|rule| {
+            let Some(on) = &rule.exit_codes else { return false };
+            let listed = on.values.iter().flatten().any(|v| *v == code);
+            match on.operator.as_str() {
+                "In" => listed,
+                "NotIn" => !listed,
+                _ => false,
+            }
+        })?;
+        Some(rule.action.clone())
     }
 
     /// Begins a start, unless it is to wait. True when one is under way.

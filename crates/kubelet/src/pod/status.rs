@@ -13,7 +13,7 @@ use crate::admission::Rejection;
 use crate::eviction::TERMINATION_BY_KUBELET;
 
 use super::container::{find_spec, lost_without_a_trace, status_of, time};
-use super::{Action, Container, Pod, Role, RunState, Sandbox, Why};
+use super::{Action, Container, Pod, Role, RunState, Sandbox, Why, restart_all};
 
 /// The conditions this node writes; all others are somebody else's.
 const OWN_CONDITIONS: [&str; 5] = [
@@ -418,6 +418,10 @@ impl Pod {
             .resize_conditions()
             .into_iter()
             .map(|(type_, reason, message)| (type_, (true, reason, message)));
+        let passing = passing.chain(
+            self.restart_all_condition(phase)
+                .map(|answer| (restart_all::CONDITION, answer)),
+        );
         for (type_, (good, reason, message)) in OWN_CONDITIONS.into_iter().zip(answers).chain(passing) {
             let status = if good { "True" } else { "False" };
             let before = known.iter().find(|c| c.type_ == type_);
@@ -440,13 +444,13 @@ impl Pod {
 
     fn disruption_target(&self, now: Timestamp) -> Option<PodCondition> {
         const TYPE: &str = "DisruptionTarget";
-        let (eviction, _) = self.eviction.as_ref().filter(|(e, _)| e.disruption_target)?;
+        let message = self.eviction.as_ref().and_then(|(e, _)| e.disruption.clone())?;
         let known = self.status.conditions.iter().flatten().find(|c| c.type_ == TYPE);
         Some(PodCondition {
             type_: TYPE.into(),
             status: "True".into(),
             reason: Some(TERMINATION_BY_KUBELET.into()),
-            message: Some(eviction.message.clone()),
+            message: Some(message),
             last_probe_time: None,
             last_transition_time: known.map_or(Some(time(now)), |c| c.last_transition_time.clone()),
             observed_generation: self.object.metadata.generation,
@@ -536,7 +540,7 @@ impl Pod {
 }
 
 /// Whether it holds, and the reason and message shown.
-type Answer = (bool, Option<String>, Option<String>);
+pub(super) type Answer = (bool, Option<String>, Option<String>);
 
 fn no(reason: &str, message: Option<String>) -> Answer {
     (false, Some(reason.into()), message)

@@ -18,6 +18,7 @@ mod clock_jumps;
 mod endpoint_barrier;
 mod evictions;
 mod memory_of_ends;
+mod restart_all;
 
 /// A pod and the little of a node it sees.
 struct Life {

@@ -11,30 +11,9 @@ use knarr_kubelet::pod::definition_hash;
 use super::downward::Place;
 use super::env::{self, Sources};
 use super::resources::CpuQuota;
+use super::security_context::{self, Seccomp};
 use super::{labels, resources, sandbox};
 use crate::runtime::Image;
-
-const MASKED_PATHS: [&str; 12] = [
-    "/proc/asound",
-    "/proc/acpi",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/interrupts",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-];
-const READONLY_PATHS: [&str; 5] = [
-    "/proc/bus",
-    "/proc/fs",
-    "/proc/irq",
-    "/proc/sys",
-    "/proc/sysrq-trigger",
-];
 
 /// Everything a container's configuration is made from.
 pub struct Parts<'a> {
@@ -51,8 +30,7 @@ pub struct Parts<'a> {
     pub termination_log: PathBuf,
     pub node_memory_bytes: i64,
     pub cpu_quota: CpuQuota,
-    /// Containers that say nothing of seccomp get the runtime's own profile.
-    pub seccomp_default: bool,
+    pub seccomp: Seccomp,
     /// Where memory runs out, all of the container goes; only version 2 of cgroups knows how.
     pub oom_group: bool,
 }
@@ -61,8 +39,7 @@ pub struct Parts<'a> {
 pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
     let Parts { pod, container, .. } = &parts;
     let env = env::environment(pod, container, parts.sources, parts.place)?;
-    let security = security(pod, container, parts.image, parts.seccomp_default)?;
-    let privileged = security.privileged;
+    let security = security_context::of_container(pod, container, parts.image, &parts.seccomp)?;
     let mut linux = v1::LinuxContainerConfig {
         resources: Some(resources::of_container(
             pod,
@@ -72,10 +49,6 @@ pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
         )),
         security_context: Some(security),
     };
-    if privileged && let Some(context) = &mut linux.security_context {
-        context.masked_paths.clear();
-        context.readonly_paths.clear();
-    }
     let mut labels = sandbox::pod_labels(pod);
     labels.insert(labels::CONTAINER_NAME.into(), container.name.clone());
     if parts.oom_group
@@ -153,6 +126,14 @@ fn mounts(parts: &Parts<'_>) -> Result<Vec<v1::Mount>, String> {
         } else {
             format!("/{}", mount.mount_path)
         };
+        // No mount that could be written below is called read-only all through.
+        if mount.read_only == Some(true) && mount.recursive_read_only.as_deref() == Some("Enabled") {
+            return Err(format!(
+                "failed to resolve recursive read-only mode: volume {:?} requested recursive read-only mode, \
+                 but it is not supported by the runtime",
+                mount.name
+            ));
+        }
         mounts.push(v1::Mount {
             container_path,
             host_path: host_path.to_string_lossy().into_owned(),
@@ -181,94 +162,6 @@ fn mounts(parts: &Parts<'_>) -> Result<Vec<v1::Mount>, String> {
         });
     }
     Ok(mounts)
-}
-
-/// The container's own settings, and the pod's where it has none.
-fn security(
-    pod: &core::Pod,
-    container: &core::Container,
-    image: &Image,
-    seccomp_default: bool,
-) -> Result<v1::LinuxContainerSecurityContext, String> {
-    let of_pod = pod
-        .spec
-        .as_ref()
-        .and_then(|s| s.security_context.clone())
-        .unwrap_or_default();
-    let own = container.security_context.clone().unwrap_or_default();
-    let privileged = own.privileged == Some(true);
-    let user = own.run_as_user.or(of_pod.run_as_user);
-    let group = own.run_as_group.or(of_pod.run_as_group);
-    if own.run_as_non_root.or(of_pod.run_as_non_root) == Some(true) {
-        check_not_root(pod, container, user, image)?;
-    }
-    let capabilities = own.capabilities.as_ref();
-    let added = capabilities.and_then(|c| c.add.clone()).unwrap_or_default();
-    let may_gain = privileged || added.iter().any(|c| c == "SYS_ADMIN" || c == "CAP_SYS_ADMIN");
-    let by_default = core::SeccompProfile {
-        type_: "RuntimeDefault".into(),
-        localhost_profile: None,
-    };
-    let profile = own.seccomp_profile.as_ref().or(of_pod.seccomp_profile.as_ref());
-    let profile = profile.or(seccomp_default.then_some(&by_default));
-    let unmasked = own.proc_mount.as_deref() == Some("Unmasked");
-    let paths = |list: &[&str]| {
-        let list = list.iter().map(|p| (*p).to_string());
-        if unmasked { Vec::new() } else { list.collect() }
-    };
-    let (run_as_user, run_as_username) = match (user, image.uid, image.username.as_str()) {
-        (Some(uid), ..) | (None, Some(uid), _) => (Some(uid), String::new()),
-        (None, None, name) => (None, name.to_string()),
-    };
-    // CRI knows no group without a user.
-    let run_as_user = run_as_user.or_else(|| (group.is_some() && run_as_username.is_empty()).then_some(0));
-    Ok(v1::LinuxContainerSecurityContext {
-        capabilities: Some(v1::Capability {
-            add_capabilities: added,
-            drop_capabilities: capabilities.and_then(|c| c.drop.clone()).unwrap_or_default(),
-            ..v1::Capability::default()
-        }),
-        privileged,
-        namespace_options: Some(sandbox::namespaces(pod)),
-        run_as_user: run_as_user.map(|value| v1::Int64Value { value }),
-        run_as_group: group.map(|value| v1::Int64Value { value }),
-        run_as_username,
-        readonly_rootfs: own.read_only_root_filesystem == Some(true),
-        supplemental_groups: sandbox::supplemental_groups(pod),
-        no_new_privs: own.allow_privilege_escalation == Some(false) && !may_gain,
-        masked_paths: paths(&MASKED_PATHS),
-        readonly_paths: paths(&READONLY_PATHS),
-        seccomp: Some(sandbox::seccomp(profile.filter(|_| !privileged))),
-        ..v1::LinuxContainerSecurityContext::default()
-    })
-}
-
-fn check_not_root(
-    pod: &core::Pod,
-    container: &core::Container,
-    user: Option<i64>,
-    image: &Image,
-) -> Result<(), String> {
-    let text = |t: &Option<String>| t.clone().unwrap_or_default();
-    let meta = &pod.metadata;
-    let whose = format!(
-        "(pod: \"{}_{}({})\", container: {})",
-        text(&meta.name),
-        text(&meta.namespace),
-        text(&meta.uid),
-        container.name
-    );
-    match (user, image.uid, image.username.as_str()) {
-        (Some(0), ..) => Err(format!("container's runAsUser breaks non-root policy {whose}")),
-        (Some(_), ..) => Ok(()),
-        (None, Some(uid), _) if uid != 0 => Ok(()),
-        (None, None, name) if !name.is_empty() => Err(format!(
-            "container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root {whose}"
-        )),
-        _ => Err(format!(
-            "container has runAsNonRoot and image will run as root {whose}"
-        )),
-    }
 }
 
 /// The pod's `/etc/hosts`.
@@ -333,7 +226,7 @@ mod tests {
     fn made(
         pod_context: serde_json::Value,
         own: serde_json::Value,
-        image: &Image,
+        recursive: &str,
     ) -> Result<v1::ContainerConfig, String> {
         let pod: core::Pod = serde_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
@@ -342,14 +235,14 @@ mod tests {
         .unwrap();
         let container: core::Container = serde_json::from_value(json!({
             "name": "c", "image": "i", "command": ["sh", "$(A)"], "env": [{"name": "A", "value": "1"}],
-            "securityContext": own, "volumeMounts": [{"name": "v", "mountPath": "/v", "readOnly": true}],
+            "securityContext": own, "volumeMounts": [{"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": recursive}],
         }))
         .unwrap();
         config(Parts {
             pod: &pod,
             container: &container,
             attempt: 3,
-            image,
+            image: &Image::default(),
             sources: &Sources::default(),
             place: &Place::default(),
             mounts: vec!["/host/v".into()],
@@ -357,7 +250,10 @@ mod tests {
             termination_log: "/pod/log".into(),
             node_memory_bytes: 1 << 30,
             cpu_quota: CpuQuota::of(&KubeletConfiguration::default()),
-            seccomp_default: true,
+            seccomp: Seccomp {
+                by_default: true,
+                root: "/kubelet/seccomp".into(),
+            },
             oom_group: true,
         })
     }
@@ -367,13 +263,13 @@ mod tests {
         let config = made(
             json!({"runAsUser": 1, "runAsGroup": 2, "fsGroup": 3, "supplementalGroups": [4]}),
             json!({"runAsUser": 9, "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}),
-            &Image::default(),
+            "Disabled",
         )
         .unwrap();
         let security = config.linux.clone().unwrap().security_context.unwrap();
         assert_eq!(security.run_as_user.unwrap().value, 9);
         assert_eq!(security.run_as_group.unwrap().value, 2);
-        assert_eq!(security.supplemental_groups, [4, 3]);
+        assert_eq!(security.supplemental_groups, [3, 4]);
         assert!(security.no_new_privs);
         assert_eq!(security.capabilities.unwrap().drop_capabilities, ["ALL"]);
         assert!(!security.masked_paths.is_empty());
@@ -386,8 +282,21 @@ mod tests {
     }
 
     #[test]
+    fn l4_a_mount_that_must_be_read_only_all_through_is_refused() {
+        let refused = |mode: &str| made(json!({}), json!({}), mode).err();
+        assert_eq!(refused("IfPossible"), None);
+        let message = refused("Enabled").unwrap();
+        assert!(
+            message.ends_with(
+                "volume \"v\" requested recursive read-only mode, but it is not supported by the runtime"
+            ),
+            "{message}"
+        );
+    }
+
+    #[test]
     fn paths_names_and_commands_are_where_they_are_looked_for() {
-        let config = made(json!({}), json!({"privileged": true}), &Image::default()).unwrap();
+        let config = made(json!({}), json!({"privileged": true}), "Disabled").unwrap();
         assert_eq!(config.command, ["sh", "1"]);
         assert_eq!(config.log_path, "c/3.log");
         let paths: Vec<_> = config.mounts.iter().map(|m| m.container_path.as_str()).collect();
@@ -395,35 +304,5 @@ mod tests {
         assert!(config.mounts[0].readonly);
         let security = config.linux.unwrap().security_context.unwrap();
         assert!(security.privileged && security.masked_paths.is_empty());
-        let unconfined = v1::security_profile::ProfileType::Unconfined as i32;
-        assert_eq!(security.seccomp.unwrap().profile_type, unconfined);
-    }
-
-    #[test]
-    fn l4_root_is_refused_where_it_is_not_wanted() {
-        let image = |uid, name: &str| Image {
-            uid,
-            username: name.into(),
-            ..Image::default()
-        };
-        let non_root = json!({"runAsNonRoot": true});
-        for (image, own, want) in [
-            (image(Some(5), ""), json!({}), None),
-            (image(Some(0), ""), json!({}), Some("image will run as root")),
-            (image(None, ""), json!({}), Some("image will run as root")),
-            (image(None, "www"), json!({}), Some("non-numeric user (www)")),
-            (image(None, "www"), json!({"runAsUser": 7}), None),
-            (
-                image(None, ""),
-                json!({"runAsUser": 0}),
-                Some("breaks non-root policy"),
-            ),
-        ] {
-            match (made(non_root.clone(), own, &image), want) {
-                (Ok(_), None) => {}
-                (Err(message), Some(want)) => assert!(message.contains(want), "{message}"),
-                (got, want) => panic!("{got:?}, wanted {want:?}"),
-            }
-        }
     }
 }

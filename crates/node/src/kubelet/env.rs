@@ -1,12 +1,16 @@
-//! A container's environment: from services, from ConfigMaps and Secrets, from the pod itself, with `$(NAME)` put in.
+//! A container's environment: from services, from ConfigMaps and Secrets, from the pod itself, from files that its
+//! other containers wrote, with `$(NAME)` put in.
 //!
-//! Plain functions on objects that were fetched before; what is missing is an error in the words users know.
+//! Plain functions on objects and files that were fetched before; what is missing is an error in the words users know.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_kubelet::env_file;
+use tracing::warn;
 
 use super::downward::{self, Place};
 
@@ -17,6 +21,22 @@ pub struct Sources {
     pub secrets: BTreeMap<String, Option<Arc<core::Secret>>>,
     /// Of the pod's namespace, and `default/kubernetes`.
     pub services: Vec<Arc<core::Service>>,
+    /// By volume and path in it; the error in the words users know.
+    pub files: BTreeMap<(String, String), Result<EnvFile, String>>,
+}
+
+/// What users are told of a file that cannot be read, or not as variables: not what is in it.
+pub const UNREADABLE: &str = "couldn't parse env file";
+
+/// A file of variables.
+#[derive(Clone, Debug)]
+pub struct EnvFile {
+    /// On the node.
+    pub at: PathBuf,
+    /// At most [`env_file::FILE_BYTES`].
+    pub text: Vec<u8>,
+    /// Whether there is more.
+    pub cut: bool,
 }
 
 /// The names of the ConfigMaps and of the Secrets that a container's environment comes from.
@@ -36,6 +56,17 @@ pub fn references(container: &core::Container) -> (Vec<String>, Vec<String>) {
         secrets.extend(source.secret_key_ref.iter().map(|r| r.name.clone()));
     }
     (maps, secrets)
+}
+
+/// The files, by volume and path in it, that a container's environment comes from.
+pub fn files(container: &core::Container) -> impl Iterator<Item = (&str, &str)> {
+    let sources = container
+        .env
+        .iter()
+        .flatten()
+        .filter_map(|e| e.value_from.as_ref());
+    let files = sources.filter_map(|s| s.file_key_ref.as_ref());
+    files.map(|file| (file.volume_name.as_str(), file.path.as_str()))
 }
 
 /// The environment, in the order of the spec, services last.
@@ -117,11 +148,7 @@ fn single(
         return downward::field(pod, &wanted.field_path, place).map(Some);
     }
     if let Some(wanted) = &source.file_key_ref {
-        // Rather not at all than without what it was to know.
-        return Err(format!(
-            "knarr does not read variables from files yet (fileKeyRef, volume {}, path {})",
-            wanted.volume_name, wanted.path
-        ));
+        return from_file(wanted, sources);
     }
     if let Some(wanted) = &source.resource_field_ref {
         return downward::resource(pod, Some(container), wanted, place).map(Some);
@@ -157,6 +184,24 @@ fn single(
         };
     }
     Ok(None)
+}
+
+/// `optional` is about the key: a file that is not there is a mistake.
+fn from_file(wanted: &core::FileKeySelector, sources: &Sources) -> Result<Option<String>, String> {
+    let of = (wanted.volume_name.clone(), wanted.path.clone());
+    let file = sources.files.get(&of).ok_or(UNREADABLE)?.as_ref()?;
+    let value = env_file::value(&file.text, file.cut, &wanted.key).map_err(|mistake| {
+        warn!(path = %file.at.display(), key = wanted.key, %mistake, "cannot read a file of variables");
+        UNREADABLE
+    })?;
+    match wanted.optional {
+        _ if !value.is_empty() => Ok(Some(String::from_utf8_lossy(&value).into_owned())),
+        Some(true) => Ok(None),
+        _ => Err(format!(
+            "environment variable key {:?} not found in file {:?}",
+            wanted.key, file.at
+        )),
+    }
 }
 
 /// Puts values in for `$(NAME)`; `$$` is a dollar; what has no value stays as written.
@@ -267,6 +312,14 @@ mod tests {
         .unwrap()
     }
 
+    fn file(text: &str) -> Result<EnvFile, String> {
+        Ok(EnvFile {
+            at: "/pod/v/file".into(),
+            text: text.into(),
+            cut: false,
+        })
+    }
+
     fn sources() -> Sources {
         let map = json!({"metadata": {"name": "m"}, "data": {"k": "v", "j": "w"}});
         let service = json!({
@@ -282,6 +335,11 @@ mod tests {
                 ("absent".to_string(), None),
             ]),
             secrets: BTreeMap::new(),
+            files: BTreeMap::from([
+                (("v".into(), "absent".into()), Err(UNREADABLE.to_string())),
+                (("v".into(), "bad".into()), file("K=v")),
+                (("v".into(), "good".into()), file("K='it'\nEMPTY=''\n")),
+            ]),
             services: vec![Arc::new(serde_json::from_value(service).unwrap())],
         }
     }
@@ -313,6 +371,9 @@ mod tests {
                 {"name": "DB", "value": "$(MY_DB_SERVICE_HOST)"},
                 {"name": "GONE", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "zz", "optional": true}}},
                 {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                {"name": "F", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "good", "key": "K"}}},
+                {"name": "NO", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "good", "key": "J", "optional": true}}},
+                {"name": "AFTER", "value": "$(F)!"},
             ],
         }));
         let env = environment(&pod(), &c, &sources(), &Place::default()).unwrap();
@@ -322,6 +383,10 @@ mod tests {
         assert_eq!(get("DB"), Some("10.96.0.9"));
         assert_eq!(get("GONE"), None);
         assert_eq!(get("NAME"), Some("p"));
+        assert_eq!(
+            (get("F"), get("NO"), get("AFTER")),
+            (Some("it"), None, Some("it!"))
+        );
         assert_eq!(get("MY_DB_PORT_5432_TCP"), Some("tcp://10.96.0.9:5432"));
         assert_eq!(get("MY_DB_SERVICE_PORT_SQL"), Some("5432"));
     }
@@ -340,6 +405,23 @@ mod tests {
             (
                 json!({"secretKeyRef": {"name": "s", "key": "k"}}),
                 "secret \"s\" not found",
+            ),
+            // Optional is what a file has, not the file.
+            (
+                json!({"fileKeyRef": {"volumeName": "v", "path": "absent", "key": "K", "optional": true}}),
+                "couldn't parse env file",
+            ),
+            (
+                json!({"fileKeyRef": {"volumeName": "v", "path": "bad", "key": "K"}}),
+                "couldn't parse env file",
+            ),
+            (
+                json!({"fileKeyRef": {"volumeName": "v", "path": "good", "key": "J"}}),
+                "environment variable key \"J\" not found in file \"/pod/v/file\"",
+            ),
+            (
+                json!({"fileKeyRef": {"volumeName": "v", "path": "good", "key": "EMPTY"}}),
+                "environment variable key \"EMPTY\" not found in file \"/pod/v/file\"",
             ),
         ] {
             let c = container(json!({"name": "c", "env": [{"name": "X", "valueFrom": source}]}));

@@ -180,9 +180,9 @@ impl Keeper {
         );
         let event = Event::Evict(Eviction {
             reason: eviction::REASON.into(),
+            disruption: disruption_target.then(|| why.message.clone()),
             message: why.message,
             grace_seconds: Some(grace_seconds),
-            disruption_target,
         });
         // The kubelet's loop ends only with this task.
         let _ = self.shared.evictions.send((uid.clone(), event));

@@ -15,4 +15,12 @@ impl Machine {
     pub(crate) fn is_host(self) -> bool {
         self == Machine::Host
     }
+
+    /// Whether its kernel can confine by AppArmor: nobody switches that while it runs.
+    pub(crate) fn has_app_armor(self) -> bool {
+        let enabled = || std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
+        self.is_host()
+            && std::path::Path::new("/sys/kernel/security/apparmor").exists()
+            && enabled().is_ok_and(|text| text.starts_with('Y'))
+    }
 }

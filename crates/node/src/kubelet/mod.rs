@@ -17,7 +17,9 @@ mod node;
 mod own_node;
 mod pull;
 pub mod resources;
+mod room;
 pub mod sandbox;
+pub mod security_context;
 mod self_fencing;
 pub mod shutdown;
 mod static_pods;
@@ -447,6 +449,7 @@ async fn run(
         looks: own_looks,
         orphans: BTreeSet::new(),
         statics: BTreeMap::new(),
+        waiting: BTreeMap::new(),
     };
     let said = shared.config.configuration.static_pod_path.as_ref();
     let mut folder = said.map(|path| Folder::new(path, &shared.config.node_name));
@@ -504,6 +507,7 @@ async fn run(
                 }
             }
         }
+        workers.take_up_waiting(&mut picture);
         workers.by_uid.retain(|_, worker| !worker.is_finished());
         let by_uid = &workers.by_uid;
         workers.admitted.retain(|uid| by_uid.contains_key(uid));
@@ -552,6 +556,8 @@ struct Workers {
     orphans: BTreeSet<String>,
     /// The static pods that have a worker, by uid; true once their file is gone.
     statics: BTreeMap<String, (core::Pod, bool)>,
+    /// Critical pods that are not taken yet, by uid.
+    waiting: BTreeMap<String, room::Waiting>,
 }
 
 impl Workers {
@@ -617,8 +623,11 @@ impl Workers {
         {
             self.mirror_changed(&mirror, true);
         }
-        if let Some(worker) = gone.and_then(|old| self.by_uid.get(old.uid())) {
-            worker.send(Msg::Event(Event::Removed));
+        if let Some(old) = gone {
+            self.waiting.remove(old.uid());
+            if let Some(worker) = self.by_uid.get(old.uid()) {
+                worker.send(Msg::Event(Event::Removed));
+            }
         }
         let Some(pod) = new.and_then(|new| new.to_typed::<core::Pod>()) else {
             return;
@@ -635,6 +644,7 @@ impl Workers {
     }
 
     /// A pod that is new here gets its worker. What the runtime has of it already is not asked whether there is room.
+<<<<<<< HEAD
     fn take_up(&mut self, uid: String, pod: core::Pod, picture: &mut Picture) {
         let found = picture.take(&uid);
         let admitted = self.admit_new(&pod, &found);
@@ -687,31 +697,59 @@ impl Workers {
     ) {
         if admitted.is_ok() {
             self.admitted.insert(uid.clone());
+=======
+    fn take_up(&mut self, uid: String, pod: Arc<core::Pod>, origin: Origin, picture: &mut Picture) {
+        if self.waits_for_room(&uid, &pod) {
+            return;
+>>>>>>> node7
         }
+        let found = picture.pods.remove(&uid).map(|(s, c)| (picture.since, s, c));
+        let admitted = match found {
+            Some(_) => Ok(Vec::new()),
+            None => self.admit(&pod),
+        };
+        let admitted = match admitted {
+            Ok(victims) if !victims.is_empty() => return self.make_room(uid, pod, origin, &victims),
+            Ok(_) => {
+                self.admitted.insert(uid.clone());
+                Ok(())
+            }
+            Err(rejection) => Err(rejection),
+        };
         let (shared, cancel) = (self.shared.clone(), self.cancel.clone());
         let worker = Worker::start(shared, pod, found, admitted, origin, cancel);
         self.by_uid.insert(uid, worker);
     }
 
-    /// Whether the node takes a pod that is new to it, beside those it has taken.
-    fn admit(&self, pod: &core::Pod) -> Result<(), Rejection> {
+    /// Whether the node takes a pod that is new to it, beside those it has taken; the answer are those that are to
+    /// end before it is.
+    fn admit(&self, pod: &core::Pod) -> Result<Vec<core::Pod>, Rejection> {
         let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
         if !matches!(phase, None | Some("Pending")) || pod.metadata.deletion_timestamp.is_some() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let best_effort = resources::qos(pod) == resources::Qos::BestEffort;
         knarr_kubelet::eviction::admit(pod, best_effort, &self.shared.pressures())?;
         let sysctls = &self.shared.config.configuration.allowed_unsafe_sysctls;
         knarr_kubelet::sysctl::admit(pod, sysctls)?;
-        admit(&self.shared, pod, |other| {
+        let counts = |other: &core::Pod| {
             let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
             let uid = other.metadata.uid.as_deref().unwrap_or("");
             let taken = self.admitted.contains(uid) || phase == Some("Running");
             taken && !matches!(phase, Some("Succeeded" | "Failed"))
-        })?;
+        };
+        let victims = match beside(&self.shared, pod, counts) {
+            Some((node, others)) => {
+                let others: Vec<&core::Pod> = others.iter().collect();
+                let victims = admission::admit_before(pod, &node, &others)?;
+                victims.into_iter().cloned().collect()
+            }
+            None => Vec::new(),
+        };
+        knarr_kubelet::app_armor::admit(pod, self.shared.config.machine.has_app_armor())?;
         match self.shared.is_shutting_down() {
             true => Err(knarr_kubelet::shutdown::rejection()),
-            false => Ok(()),
+            false => Ok(victims),
         }
     }
 
@@ -782,18 +820,32 @@ impl Workers {
 
 /// Whether there is room on the node for a pod, as it is now, beside the others that count.
 fn admit(shared: &Shared, pod: &core::Pod, counts: impl Fn(&core::Pod) -> bool) -> Result<(), Rejection> {
+<<<<<<< HEAD
     // Until the node has an object that says what there is nobody was asked to run here.
     let says = |node: &Arc<core::Node>| node.status.as_ref().is_some_and(|s| s.allocatable.is_some());
     let Some(node) = shared.own_node.known().filter(says) else {
+=======
+    let Some((node, others)) = beside(shared, pod, counts) else {
+>>>>>>> node7
         return Ok(());
     };
+    admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
+}
+
+/// The node and its other pods that count. None until it has an object of its own: then nobody was asked to run here.
+fn beside(
+    shared: &Shared,
+    pod: &core::Pod,
+    counts: impl Fn(&core::Pod) -> bool,
+) -> Option<(Arc<core::Node>, Vec<core::Pod>)> {
+    let node = shared.node.lock().clone()?;
     let objects = shared.pods.list("");
     let others: Vec<core::Pod> = objects
         .iter()
         .filter_map(|o| o.to_typed::<core::Pod>())
         .filter(|other| other.metadata.uid != pod.metadata.uid && counts(other))
         .collect();
-    admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
+    Some((node, others))
 }
 
 /// Ends what no pod in the API accounts for. What fails is tried again after the next look.

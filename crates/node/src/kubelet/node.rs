@@ -225,6 +225,9 @@ impl NodeState {
     }
 }
 
+/// What the scheduler and the API server may not take for granted of a node, and this one can.
+const DECLARED_FEATURES: [&str; 1] = ["RestartAllContainersOnContainerExits"];
+
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -314,6 +317,7 @@ async fn status(
                 port: i32::from(config.port),
             }),
         }),
+        declared_features: Some(DECLARED_FEATURES.map(String::from).to_vec()),
         images,
         node_info: Some(node_info(config, runtime)),
         volumes_in_use: Some(shared.volumes.in_use()).filter(|used| !used.is_empty()),

@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_kubelet::sysctl::normalized;
 
 use super::resources;
-use super::{Config, labels};
+use super::{Config, labels, security_context};
 
 /// Linux allows no more.
 const HOSTNAME_MAX: usize = 63;
@@ -201,22 +202,6 @@ pub(super) fn namespaces(pod: &core::Pod) -> v1::NamespaceOption {
     }
 }
 
-pub(super) fn seccomp(profile: Option<&core::SeccompProfile>) -> v1::SecurityProfile {
-    use v1::security_profile::ProfileType;
-    let (kind, local) = match profile.map(|p| p.type_.as_str()) {
-        Some("RuntimeDefault") => (ProfileType::RuntimeDefault, None),
-        Some("Localhost") => (
-            ProfileType::Localhost,
-            profile.and_then(|p| p.localhost_profile.clone()),
-        ),
-        _ => (ProfileType::Unconfined, None),
-    };
-    v1::SecurityProfile {
-        profile_type: kind as i32,
-        localhost_ref: local.unwrap_or_default(),
-    }
-}
-
 /// The labels by which a pod is found again.
 pub(super) fn pod_labels(pod: &core::Pod) -> HashMap<String, String> {
     let text = |t: &Option<String>| t.clone().unwrap_or_default();
@@ -225,15 +210,6 @@ pub(super) fn pod_labels(pod: &core::Pod) -> HashMap<String, String> {
         (labels::POD_NAMESPACE.to_string(), text(&pod.metadata.namespace)),
         (labels::POD_UID.to_string(), text(&pod.metadata.uid)),
     ])
-}
-
-pub(super) fn supplemental_groups(pod: &core::Pod) -> Vec<i64> {
-    let context = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
-    let mut groups: Vec<i64> = context
-        .and_then(|c| c.supplemental_groups.clone())
-        .unwrap_or_default();
-    groups.extend(context.and_then(|c| c.fs_group));
-    groups
 }
 
 /// The sandbox of a pod.
@@ -298,7 +274,11 @@ pub fn config(pod: &core::Pod, attempt: u32, node: &ResolvConf, config: &Config)
                 namespace_options: Some(namespaces(pod)),
                 run_as_user: user.map(|value| v1::Int64Value { value }),
                 run_as_group: group.map(|value| v1::Int64Value { value }),
-                supplemental_groups: supplemental_groups(pod),
+                supplemental_groups: security_context::supplemental_groups(pod),
+                supplemental_groups_policy: security_context::supplemental_groups_policy(pod),
+                selinux_options: context
+                    .and_then(|c| c.se_linux_options.as_ref())
+                    .map(security_context::selinux),
                 privileged,
                 // The pause process needs nothing that the default profile denies.
                 seccomp: Some(v1::SecurityProfile {
@@ -310,7 +290,7 @@ pub fn config(pod: &core::Pod, attempt: u32, node: &ResolvConf, config: &Config)
             sysctls: sysctls
                 .into_iter()
                 .flatten()
-                .map(|s| (s.name.clone(), s.value.clone()))
+                .map(|s| (normalized(&s.name), s.value.clone()))
                 .collect(),
             ..v1::LinuxPodSandboxConfig::default()
         }),

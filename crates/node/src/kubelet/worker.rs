@@ -27,6 +27,7 @@ use tracing::{debug, warn};
 use super::downward::Place;
 use super::env::Sources;
 use super::resources::CpuQuota;
+use super::security_context::Seccomp;
 use super::status::Write;
 use super::wall_clock::WallClock;
 use super::{Found, Shared, container, env, exit, pod_kind, pull, sandbox, self_fencing, status};
@@ -719,7 +720,10 @@ async fn create_container(
         termination_log,
         node_memory_bytes: shared.memory_bytes,
         cpu_quota: CpuQuota::of(&shared.config.configuration),
-        seccomp_default: shared.config.configuration.seccomp_default,
+        seccomp: Seccomp {
+            by_default: shared.config.configuration.seccomp_default,
+            root: shared.config.root_dir.join("seccomp"),
+        },
         oom_group: cgroup::is_unified() && shared.config.configuration.single_process_oom_kill != Some(true),
     })
     .map_err(wrong)?;
@@ -835,6 +839,10 @@ async fn sources(shared: &Shared, pod: &core::Pod, container: &core::Container) 
     for name in secrets {
         let secret = fetch::<core::Secret>(shared, namespace, &name).await?;
         sources.secrets.insert(name, secret);
+    }
+    for (volume, path) in env::files(container) {
+        let file = shared.volumes.env_file(pod, volume, path).await;
+        sources.files.insert((volume.into(), path.into()), file);
     }
     for of in [namespace, "default"] {
         let services = shared.services.list(of).into_iter();

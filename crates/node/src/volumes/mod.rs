@@ -21,6 +21,7 @@ use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::persistent_volume::{csi_attachment, csi_unique_name, exclusive};
 use knarr_client::Api;
+use knarr_kubelet::env_file;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -28,7 +29,8 @@ use tracing::{debug, warn};
 
 use crate::kubelet::Machine;
 use crate::kubelet::downward::Place;
-use crate::kubelet::env::expand;
+use crate::kubelet::env::{EnvFile, UNREADABLE, expand};
+use storage::{FsGroup, give_to};
 
 /// Between looks at whether what a volume shows has changed.
 const REFRESH: Duration = Duration::from_secs(15);
@@ -153,7 +155,7 @@ impl Volumes {
             let path = self.path(uid, volume);
             let group = fs_group(pod);
             if let Some(empty) = &volume.empty_dir {
-                empty_dir(&path, empty, group).map_err(|e| failed(e.to_string()))?;
+                empty_dir(&path, empty, group.map(|g| g.id)).map_err(|e| failed(e.to_string()))?;
             } else if let Some(host) = &volume.host_path {
                 host_path::check(&host.path, host.type_.as_deref().unwrap_or("")).map_err(failed)?;
             } else if files::is_files(volume) {
@@ -161,7 +163,7 @@ impl Volumes {
                     .await
                     .map_err(failed)?;
                 files::tmpfs_if_secret(&path, volume).map_err(|e| failed(e.to_string()))?;
-                files::write(&path, &content, group).map_err(|e| failed(e.to_string()))?;
+                files::write(&path, &content, group.map(|g| g.id)).map_err(|e| failed(e.to_string()))?;
                 keep_current = true;
             } else if let Some(claim) = claims::of(pod, volume) {
                 let found = self.claim(pod, volume, &claim).await?;
@@ -226,10 +228,23 @@ impl Volumes {
         let Some(wanted) = wanted else {
             local::make(&local_root(&self.root), &claimed)
                 .map_err(|e| failed(format!("cannot make {}: {e}", path.display())))?;
+            let is_local = claimed.spec.as_ref().is_some_and(|s| s.local.is_some());
+            // The first pod's group has it as long as somebody uses it.
+            if let Some(group) = fs_group(pod).filter(|_| is_local && !claim.read_only)
+                && !self.is_used_by_another(uid, &path)
+            {
+                give_to(group, &path, false)
+                    .map_err(|e| failed(format!("applyFSGroup failed for vol {name}: {e}")))?;
+            }
             return Ok(path);
         };
         let found = self.shelf.set_up(&wanted).await;
         found.map_err(|failure| told(name, failure))
+    }
+
+    fn is_used_by_another(&self, uid: &str, path: &Path) -> bool {
+        let claimed = self.claimed.lock();
+        claimed.iter().any(|((of, _), at)| of != uid && at == path)
     }
 
     /// Keeps the API's records of this node's volumes true, until dropped.
@@ -286,9 +301,8 @@ impl Volumes {
                 pod = files::newest(&*api, pod).await;
                 for (volume, path) in &volumes {
                     let refreshed = match files::gather(&*api, &tokens, &pod, volume, &place).await {
-                        Ok(content) => {
-                            files::write(path, &content, fs_group(&pod)).map_err(|e| e.to_string())
-                        }
+                        Ok(content) => files::write(path, &content, fs_group(&pod).map(|g| g.id))
+                            .map_err(|e| e.to_string()),
                         Err(why) => Err(why),
                     };
                     if let Err(why) = refreshed {
@@ -346,6 +360,26 @@ impl Volumes {
                 container: container.into(),
             }
         })
+    }
+
+    /// The start of a file of variables that a container of this pod wrote, and where it is.
+    pub async fn env_file(&self, pod: &core::Pod, volume: &str, path: &str) -> Result<EnvFile, String> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let mut volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
+        // Others than emptyDir are refused by the API; in a manifest of the node's own they are named here.
+        let found = volumes.find(|v| v.name == volume && v.empty_dir.is_some());
+        let missing = || format!("cannot find the volume {volume:?} referenced by FileKeyRef");
+        let base = self.path(uid, found.ok_or_else(missing)?);
+        let (at, inside) = (base.join(path), path.to_string());
+        let read = move || mounts::read_inside(&base, &inside, env_file::FILE_BYTES);
+        let read = tokio::task::spawn_blocking(read).await;
+        match read.unwrap_or_else(|e| Err(std::io::Error::other(e))) {
+            Ok((text, cut)) => Ok(EnvFile { at, text, cut }),
+            Err(error) => {
+                warn!(pod = pod.metadata.name, path = %at.display(), %error, "cannot read a file of variables");
+                Err(UNREADABLE.into())
+            }
+        }
     }
 
     /// Unmounts and removes everything of a pod.
@@ -413,9 +447,12 @@ fn remove_all(directory: &Path) -> std::io::Result<()> {
     }
 }
 
-fn fs_group(pod: &core::Pod) -> Option<u32> {
+fn fs_group(pod: &core::Pod) -> Option<FsGroup> {
     let context = pod.spec.as_ref()?.security_context.as_ref()?;
-    context.fs_group.and_then(|g| u32::try_from(g).ok())
+    Some(FsGroup {
+        id: context.fs_group.and_then(|g| u32::try_from(g).ok())?,
+        on_root_mismatch: context.fs_group_change_policy.as_deref() == Some("OnRootMismatch"),
+    })
 }
 
 fn empty_dir(path: &Path, source: &core::EmptyDirVolumeSource, group: Option<u32>) -> std::io::Result<()> {

@@ -8,6 +8,7 @@ mod deaths;
 mod evictions;
 mod own_node;
 mod registration;
+mod room;
 mod shutdown;
 mod static_pods;
 

@@ -13,7 +13,7 @@ use super::text;
 use crate::strategy::Part;
 
 /// Prefix of the annotation that once chose a container's AppArmor profile.
-pub(super) const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+pub const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 pub(super) fn for_create(pod: &mut Pod) {
     pod.metadata.generation = Some(1);
@@ -139,7 +139,7 @@ fn merge_label_keys(spec: &mut PodSpec, labels: &BTreeMap<String, String>) {
 }
 
 /// The profile that an old AppArmor annotation stands for, if it is one.
-pub(super) fn app_armor_profile(annotation: &str) -> Option<AppArmorProfile> {
+pub fn app_armor_profile(annotation: &str) -> Option<AppArmorProfile> {
     let profile = |type_: &str, localhost: Option<&str>| {
         Some(AppArmorProfile {
             type_: type_.into(),

@@ -3,11 +3,12 @@
 use super::*;
 
 fn evict(life: &mut Life, grace_seconds: i64, disruption_target: bool) {
+    let message = "The node was low on resource: memory. ";
     life.step(Event::Evict(Eviction {
         reason: "Evicted".into(),
-        message: "The node was low on resource: memory. ".into(),
+        message: message.into(),
         grace_seconds: Some(grace_seconds),
-        disruption_target,
+        disruption: disruption_target.then(|| message.into()),
     }));
     life.settle();
 }

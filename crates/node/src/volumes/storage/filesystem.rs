@@ -154,29 +154,48 @@ async fn found(host: &dyn Host, device: &str) -> Result<Option<String>, String> 
     }
 }
 
-/// Gives everything there to the group, which may then read and write it.
-pub fn give_to(group: u32, at: &Path, read_only: bool) -> std::io::Result<()> {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
+/// The group that a pod's volumes are given to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FsGroup {
+    pub id: u32,
+    /// Only where the volume's own directory is not the group's yet (`fsGroupChangePolicy`).
+    pub on_root_mismatch: bool,
+}
+
+/// What the group may do with a file.
+fn granted(is_dir: bool, read_only: bool) -> u32 {
     const READ: u32 = 0o440;
     const READ_WRITE: u32 = 0o660;
-    const ENTER: u32 = 0o110;
-    const INHERITED: u32 = 0o2000;
+    const ENTER_INHERITED: u32 = 0o2110;
+    let file = if read_only { READ } else { READ_WRITE };
+    if is_dir { file | ENTER_INHERITED } else { file }
+}
+
+/// Gives everything there to the group, which may then read and write it.
+pub fn give_to(group: FsGroup, at: &Path, read_only: bool) -> std::io::Result<()> {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
+    if group.on_root_mismatch {
+        let root = at.metadata()?;
+        let wanted = granted(root.is_dir(), read_only);
+        if root.gid() == group.id && root.mode() & wanted == wanted {
+            return Ok(());
+        }
+    }
     let mut left = vec![at.to_path_buf()];
     while let Some(path) = left.pop() {
         let meta = path.symlink_metadata()?;
-        if meta.gid() != group {
-            lchown(&path, None, Some(group))?;
+        if meta.gid() != group.id {
+            lchown(&path, None, Some(group.id))?;
         }
         if meta.is_symlink() {
             continue;
         }
-        let mut mode = meta.mode() | if read_only { READ } else { READ_WRITE };
         if meta.is_dir() {
-            mode |= ENTER | INHERITED;
             for entry in std::fs::read_dir(&path)? {
                 left.push(entry?.path());
             }
         }
+        let mode = meta.mode() | granted(meta.is_dir(), read_only);
         if mode != meta.mode() {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode & 0o7777))?;
         }

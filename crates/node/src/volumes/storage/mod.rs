@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use csi::drivers::Drivers;
 pub use csi::is_attached;
+pub use filesystem::{FsGroup, give_to};
 pub use host::{Hollow, Host, Machine};
 pub use source::{claimed, inline};
 
@@ -47,7 +48,7 @@ pub struct Terms {
     /// `mountOptions` of the volume.
     pub options: Vec<String>,
     pub access_mode: String,
-    pub fs_group: Option<u32>,
+    pub fs_group: Option<FsGroup>,
     pub pod: PodInfo,
 }
 

@@ -9,7 +9,7 @@ use knarr_client::{Api, TypedApi};
 use super::csi::{Csi, inline_handle};
 use super::iscsi::{Iscsi, portal};
 use super::nfs::Nfs;
-use super::{PodInfo, Source, Terms, Wanted};
+use super::{FsGroup, PodInfo, Source, Terms, Wanted};
 
 const EXT4: &str = "ext4";
 
@@ -29,7 +29,7 @@ pub async fn inline(
     api: &dyn Api,
     pod: &core::Pod,
     volume: &core::Volume,
-    fs_group: Option<u32>,
+    fs_group: Option<FsGroup>,
 ) -> Result<Option<Wanted>, String> {
     let pod = pod_info(pod);
     let (source, read_only) = if let Some(nfs) = &volume.nfs {
@@ -91,7 +91,7 @@ pub async fn claimed(
     pod: &core::Pod,
     volume: &core::PersistentVolume,
     read_only: bool,
-    fs_group: Option<u32>,
+    fs_group: Option<FsGroup>,
 ) -> Result<Option<Wanted>, String> {
     let Some(spec) = &volume.spec else { return Ok(None) };
     let source = if let Some(nfs) = &spec.nfs {

@@ -340,11 +340,24 @@ fn files_are_given_to_the_group_and_links_are_not_followed() {
     }
     std::os::unix::fs::symlink(&outside, inside.join("l")).unwrap();
     let own = std::os::unix::fs::MetadataExt::gid(&outside.metadata().unwrap());
-    filesystem::give_to(own, &dir.path().join("v"), false).unwrap();
+    let group = |on_root_mismatch| FsGroup {
+        id: own,
+        on_root_mismatch,
+    };
+    give_to(group(false), &dir.path().join("v"), false).unwrap();
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode(&inside.join("f")), 0o660);
     assert_eq!(mode(&inside) & 0o2070, 0o2070);
     assert_eq!(mode(&outside), 0o600);
+    // Once the volume's own directory is the group's, the rest is looked at only if every start is to pay for it.
+    let set =
+        |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    set(&inside.join("f"), 0o600);
+    give_to(group(true), &dir.path().join("v"), false).unwrap();
+    assert_eq!(mode(&inside.join("f")), 0o600);
+    set(&dir.path().join("v"), 0o770);
+    give_to(group(true), &dir.path().join("v"), false).unwrap();
+    assert_eq!(mode(&inside.join("f")), 0o660);
 }
 
 #[test]

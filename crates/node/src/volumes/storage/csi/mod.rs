@@ -162,7 +162,7 @@ impl Csi {
             mount: Some(wire::MountVolume {
                 fs_type: self.filesystem.clone(),
                 mount_flags: terms.options.clone(),
-                volume_mount_group: group.map(|g| g.to_string()).unwrap_or_default(),
+                volume_mount_group: group.map(|g| g.id.to_string()).unwrap_or_default(),
             }),
             access_mode: Some(wire::AccessMode { mode }),
         }

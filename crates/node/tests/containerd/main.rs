@@ -6,323 +6,26 @@
 // Helpers of tests fail by panicking, as tests do.
 #![allow(clippy::unwrap_used)]
 
+mod confined;
+mod machine;
+mod probed;
+
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{self, Registered};
-use knarr_client::fake::FakeApi;
-use knarr_client::{Api, DeleteOptions, ListOptions, Shared, SystemClock, TypedApi};
-use knarr_kubelet::configuration::{ImageGc, KubeletConfiguration};
-use knarr_kubelet::eviction::Settings;
-use knarr_node::containerd::{Containerd, ContainerdConfig, end_leftover};
-use knarr_node::network::{PodNetwork, remove_bridge};
-use knarr_node::runtime::{Runtime, cri::Cri};
-use knarr_node::teardown::end_pods;
-use knarr_node::{Config, Kubelet, images};
+use knarr_client::{Api, DeleteOptions, TypedApi};
+use knarr_node::containerd::{Containerd, ContainerdConfig};
+use knarr_node::images;
+use knarr_node::runtime::Runtime;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-/// A node of its own.
-struct Machine {
-    dir: tempfile::TempDir,
-    api: Arc<FakeApi>,
-    runtime: Arc<Cri>,
-    bridge: String,
-    cni_bin: &'static str,
-    subnet: String,
-    containerd: Option<(Containerd, CancellationToken)>,
-    kubelet: Option<(Kubelet, CancellationToken)>,
-}
-
-const CNI: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
-
-fn what_is_missing() -> Option<String> {
-    if !nix::unistd::geteuid().is_root() {
-        return Some("root".into());
-    }
-    let on_path = |name: &str| {
-        let path = std::env::var("PATH").unwrap_or_default();
-        path.split(':').any(|dir| Path::new(dir).join(name).exists())
-    };
-    let program = ["containerd", "runc", "ctr"].into_iter().find(|p| !on_path(p));
-    let plugins = CNI.iter().all(|dir| !Path::new(dir).join("bridge").exists());
-    program
-        .map(String::from)
-        .or_else(|| plugins.then(|| "CNI plugins".into()))
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        if self.containerd.is_some() && std::thread::panicking() {
-            self.abandon();
-        }
-    }
-}
-
-impl Machine {
-    /// `number` keeps machines of tests that run at the same time apart.
-    async fn start(number: u8) -> Option<Machine> {
-        if let Some(missing) = what_is_missing() {
-            eprintln!("not run: this machine has no {missing}");
-            return None;
-        }
-        let _ = tracing_subscriber::fmt()
-            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-            .try_init();
-        let dir = tempfile::Builder::new().prefix("kn").tempdir().unwrap();
-        let mut machine = Machine {
-            api: Arc::new(FakeApi::new(Arc::new(SystemClock))),
-            runtime: Arc::new(Cri::new(&dir.path().join("r/containerd.sock").to_string_lossy())),
-            dir,
-            bridge: format!("kntest{number}"),
-            cni_bin: CNI.into_iter().find(|dir| Path::new(dir).exists()).unwrap(),
-            subnet: format!("10.211.{number}.0/24"),
-            containerd: None,
-            kubelet: None,
-        };
-        machine.start_containerd().await;
-        for image in [
-            images::pause().unwrap(),
-            images::busybox(images::BUSYBOX).unwrap(),
-        ] {
-            let socket = machine.runtime.socket().to_path_buf();
-            images::import(&socket, &machine.dir.path().join("w"), &image)
-                .await
-                .unwrap();
-        }
-        machine.start_kubelet();
-        Some(machine)
-    }
-
-    async fn start_containerd(&mut self) {
-        let at = |name: &str| self.dir.path().join(name);
-        let network = PodNetwork {
-            bridge: self.bridge.clone(),
-            pod_cidr: self.subnet.clone(),
-            cni_conf: at("cni"),
-            ipam_dir: at("ipam"),
-        };
-        network.write().unwrap();
-        let cancel = CancellationToken::new();
-        let started = Containerd::start(self.containerd_config(), cancel.clone()).await;
-        let started = started.unwrap();
-        started.serves(self.runtime.as_ref()).await.unwrap();
-        self.containerd = Some((started, cancel));
-    }
-
-    fn containerd_config(&self) -> ContainerdConfig {
-        let at = |name: &str| self.dir.path().join(name);
-        ContainerdConfig {
-            program: "containerd".into(),
-            root: at("c"),
-            run: at("r"),
-            cni_bin: self.cni_bin.into(),
-            cni_conf: at("cni"),
-            sandbox_image: images::PAUSE.into(),
-            systemd_cgroup: false,
-        }
-    }
-
-    async fn stop_containerd(&mut self) {
-        let (containerd, cancel) = self.containerd.take().unwrap();
-        cancel.cancel();
-        containerd.wait().await;
-    }
-
-    fn start_kubelet(&mut self) {
-        let config = Config {
-            node_name: "n1".into(),
-            root_dir: self.dir.path().join("kubelet"),
-            log_dir: self.dir.path().join("logs"),
-            pod_cidr: self.subnet.clone(),
-            node_ips: vec!["127.0.0.1".into()],
-            // How full this machine is must not decide what a test comes to.
-            configuration: KubeletConfiguration {
-                eviction: Settings {
-                    thresholds: Vec::new(),
-                    ..Settings::default()
-                },
-                image_gc: ImageGc {
-                    high_percent: 100,
-                    ..ImageGc::default()
-                },
-                ..KubeletConfiguration::default()
-            },
-            ..Config::default()
-        };
-        let cancel = CancellationToken::new();
-        let kubelet = Kubelet::start(
-            config,
-            self.api.clone(),
-            self.runtime.clone(),
-            Arc::new(SystemClock),
-            cancel.clone(),
-        );
-        self.kubelet = Some((kubelet, cancel));
-    }
-
-    async fn stop_kubelet(&mut self) {
-        let (kubelet, cancel) = self.kubelet.take().unwrap();
-        cancel.cancel();
-        kubelet.wait().await;
-    }
-
-    /// Removes everything; what is left then is a failure.
-    async fn end(mut self) {
-        if self.kubelet.is_some() {
-            self.stop_kubelet().await;
-        }
-        let torn = end_pods(self.runtime.as_ref()).await;
-        assert!(torn.faults.is_empty(), "{:?}", torn.faults);
-        self.stop_containerd().await;
-        remove_bridge(&self.bridge).await.unwrap();
-        let left = mounts_below(self.dir.path());
-        assert!(left.is_empty(), "still mounted: {left:?}");
-    }
-
-    /// After a failure: frees what the machine would be left with otherwise.
-    fn abandon(&mut self) {
-        if let Some((_, cancel)) = self.kubelet.take() {
-            cancel.cancel();
-        }
-        let (config, socket, bridge) = (
-            self.containerd_config(),
-            self.runtime.socket().to_path_buf(),
-            self.bridge.clone(),
-        );
-        let freeing = std::thread::spawn(move || {
-            let waits = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let Ok(waits) = waits else { return };
-            waits.block_on(async {
-                let runtime = Cri::new(&socket.to_string_lossy());
-                let freed = async {
-                    let torn = end_pods(&runtime).await;
-                    let ended = end_leftover(&config).await;
-                    let removed = remove_bridge(&bridge).await;
-                    eprintln!("after the failure: {torn:?}, {ended:?}, {removed:?}");
-                };
-                if tokio::time::timeout(Duration::from_secs(60), freed)
-                    .await
-                    .is_err()
-                {
-                    eprintln!("after the failure: not all could be freed");
-                }
-            });
-        });
-        if freeing.join().is_err() {
-            eprintln!("after the failure: nothing could be freed");
-        }
-    }
-
-    async fn create(&self, name: &str, spec: Value) {
-        let mut pod = json!({
-            "metadata": {"name": name, "namespace": "default"},
-            "spec": {"nodeName": "n1", "terminationGracePeriodSeconds": 5, "restartPolicy": "Always"},
-        });
-        for (key, value) in spec.as_object().unwrap() {
-            pod["spec"][key] = value.clone();
-        }
-        let pod: Pod = serde_json::from_value(pod).unwrap();
-        self.api.create_as(pod).await.unwrap();
-    }
-
-    async fn get(&self, name: &str) -> Option<Shared<Pod>> {
-        self.api.get_as::<Pod>("default", name).await.ok()
-    }
-
-    async fn delete(&self, name: &str) {
-        let kind = Pod::kind_of();
-        self.api
-            .delete(kind, "default", name, DeleteOptions::default())
-            .await
-            .unwrap();
-    }
-
-    /// Waits until the pod is as described, and says how long it took.
-    async fn wait(&self, name: &str, what: &str, is: impl Fn(Option<&Pod>) -> bool) -> Duration {
-        let began = Instant::now();
-        loop {
-            let pod = self.get(name).await;
-            if is(pod.as_deref()) {
-                return began.elapsed();
-            }
-            if began.elapsed() > Duration::from_secs(30) {
-                let status = pod.map(|p| serde_json::to_string_pretty(&p.status).unwrap());
-                let events = self.events(name).await.join("\n");
-                panic!(
-                    "{name} is not {what} after 30 s:\n{}\n{events}",
-                    status.unwrap_or_default()
-                );
-            }
-            sleep(Duration::from_millis(2)).await;
-        }
-    }
-
-    async fn events(&self, name: &str) -> Vec<String> {
-        let events = self
-            .api
-            .list(Event::kind_of(), ListOptions::default())
-            .await
-            .unwrap();
-        let events = events.items.iter().filter_map(|o| o.to_typed::<Event>());
-        let of = events.filter(|e| e.involved_object.name.as_deref() == Some(name));
-        of.map(|e| {
-            format!(
-                "{} {}",
-                e.reason.unwrap_or_default(),
-                e.message.unwrap_or_default()
-            )
-        })
-        .collect()
-    }
-
-    async fn containers(&self) -> usize {
-        self.runtime.containers().await.unwrap().len()
-    }
-}
-
-impl std::ops::Deref for Machine {
-    type Target = tempfile::TempDir;
-    fn deref(&self) -> &Self::Target {
-        &self.dir
-    }
-}
-
-fn mounts_below(dir: &Path) -> Vec<String> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let points = table.lines().filter_map(|l| l.split(' ').nth(4));
-    points
-        .filter(|p| Path::new(p).starts_with(dir))
-        .map(String::from)
-        .collect()
-}
-
-fn shell(script: &str) -> Value {
-    json!([{"name": "c", "image": images::BUSYBOX, "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", script]}])
-}
-
-/// Lives until it is told to end.
-const OBEDIENT: &str = "trap 'exit 0' TERM; while :; do sleep 0.05; done";
-
-fn phase(pod: Option<&Pod>) -> &str {
-    pod.and_then(|p| p.status.as_ref()?.phase.as_deref())
-        .unwrap_or("")
-}
-
-fn ready(pod: Option<&Pod>) -> bool {
-    let conditions = pod.and_then(|p| p.status.as_ref()?.conditions.as_ref());
-    conditions.is_some_and(|c| c.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
-}
-
-fn first(pod: &Pod) -> Value {
-    let statuses = pod.status.as_ref().and_then(|s| s.container_statuses.as_ref());
-    serde_json::to_value(statuses.and_then(|s| s.first())).unwrap()
-}
+use machine::{Machine, OBEDIENT, first, phase, ready, shell};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_runs_and_ends_and_leaves_nothing() {
@@ -616,8 +319,49 @@ async fn t2_t6_hooks_graces_and_force() {
     machine.end().await;
 }
 
+/// A container that ends with a certain code has all of its pod's containers begin again, in the same sandbox.
+async fn all_again(machine: &Machine) {
+    let mounts = json!([{"name": "e", "mountPath": "/e"}]);
+    let once = "echo main >>/e/log; [ -e /e/again ] && exec cat /e/log >/dev/termination-log; touch /e/again; exit 42";
+    let spec = json!({
+        "restartPolicy": "Never",
+        "volumes": [{"name": "e", "emptyDir": {}}],
+        "initContainers": [
+            {"name": "i", "image": images::BUSYBOX, "command": ["sh", "-c", "echo init >>/e/log"], "volumeMounts": mounts},
+            {"name": "side", "image": images::BUSYBOX, "restartPolicy": "Always", "volumeMounts": mounts,
+             "startupProbe": {"exec": {"command": ["test", "-e", "/dev/shm/up"]}, "periodSeconds": 1, "failureThreshold": 60},
+             "command": ["sh", "-c", format!("echo side >>/e/log; touch /dev/shm/up; {OBEDIENT}")]},
+        ],
+        "containers": [{
+            "name": "c", "image": images::BUSYBOX, "command": ["sh", "-c", once], "volumeMounts": mounts,
+            "restartPolicy": "Never",
+            "restartPolicyRules": [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}],
+        }],
+    });
+    machine.create("again", spec).await;
+    machine.wait("again", "done", |p| phase(p) == "Succeeded").await;
+    let pod = machine.get("again").await.unwrap();
+    let status = serde_json::to_value(&pod.status).unwrap();
+    let ended = &status["containerStatuses"][0];
+    let log = "init\nside\nmain\ninit\nside\nmain\n";
+    assert_eq!(ended["state"]["terminated"]["message"], log, "{status}");
+    assert_eq!(
+        ended["lastState"]["terminated"]["reason"],
+        "RestartingAllContainers"
+    );
+    for of in [
+        ended,
+        &status["initContainerStatuses"][0],
+        &status["initContainerStatuses"][1],
+    ] {
+        assert_eq!(of["restartCount"], 1, "{of}");
+    }
+    machine.delete("again").await;
+    machine.wait("again", "gone", |p| p.is_none()).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l10_l9_l8_init_containers_hooks_probes_and_volumes() {
+async fn l10_l9_l8_l5_init_containers_hooks_probes_volumes_and_all_of_it_again() {
     let Some(machine) = Machine::start(6).await else {
         return;
     };
@@ -629,13 +373,15 @@ async fn l10_l9_l8_init_containers_hooks_probes_and_volumes() {
         .unwrap();
     let spec = json!({
         "initContainers": [
-            {"name": "i", "image": images::BUSYBOX, "command": ["sh", "-c", "echo init >/e/log"], "volumeMounts": [{"name": "e", "mountPath": "/e"}]},
+            {"name": "i", "image": images::BUSYBOX, "command": ["sh", "-c", "echo init >/e/log; umask 077; echo \"FILE='from file'\" >/e/env"], "volumeMounts": [{"name": "e", "mountPath": "/e"}]},
             {"name": "side", "image": images::BUSYBOX, "restartPolicy": "Always", "command": ["sh", "-c", format!("echo side >>/e/log; {OBEDIENT}")], "volumeMounts": [{"name": "e", "mountPath": "/e"}]},
         ],
         "containers": [{
             "name": "c", "image": images::BUSYBOX,
-            "env": [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, {"name": "K", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}],
-            "command": ["sh", "-c", "while [ ! -e /e/hook ]; do sleep 0.02; done; echo $POD $K $(cat /m/k) $(cat /s/log) $(cat /d/name) >/dev/termination-log; sleep 0.7"],
+            "env": [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, {"name": "K", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}},
+                {"name": "FILE", "valueFrom": {"fileKeyRef": {"volumeName": "e", "path": "env", "key": "FILE"}}},
+                {"name": "NONE", "valueFrom": {"fileKeyRef": {"volumeName": "e", "path": "env", "key": "NONE", "optional": true}}}],
+            "command": ["sh", "-c", "while [ ! -e /e/hook ]; do sleep 0.02; done; echo $POD $K $FILE${NONE-} $(cat /m/k) $(cat /s/log) $(cat /d/name) >/dev/termination-log; sleep 0.7"],
             "lifecycle": {"postStart": {"exec": {"command": ["touch", "/e/hook"]}}},
             "readinessProbe": {"exec": {"command": ["test", "-e", "/e/hook"]}, "periodSeconds": 1},
             "volumeMounts": [
@@ -654,9 +400,10 @@ async fn l10_l9_l8_init_containers_hooks_probes_and_volumes() {
     let pod = machine.get("p").await.unwrap();
     assert_eq!(
         first(&pod)["state"]["terminated"]["message"],
-        "p from-map from-map init side p\n"
+        "p from-map from file from-map init side p\n"
     );
     machine.delete("p").await;
+    all_again(&machine).await;
     machine.wait("p", "gone", |p| p.is_none()).await;
     machine.end().await;
 }
@@ -666,22 +413,7 @@ async fn the_node_is_registered_and_its_lease_renewed() {
     let Some(machine) = Machine::start(7).await else {
         return;
     };
-    let began = Instant::now();
-    let node = loop {
-        let node = machine.api.get(&registry::NODE, "", "n1").await.ok();
-        let node = node.map(|n| serde_json::from_slice::<Value>(n.json()).unwrap());
-        let is_ready = |n: &Value| {
-            let conditions = n["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            conditions
-                .iter()
-                .any(|c| c["type"] == "Ready" && c["status"] == "True")
-        };
-        if let Some(node) = node.filter(is_ready) {
-            break node;
-        }
-        assert!(began.elapsed() < Duration::from_secs(10), "the node is not ready");
-        sleep(Duration::from_millis(10)).await;
-    };
+    let node = machine.ready().await;
     assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "n1");
     assert!(
         node["status"]["nodeInfo"]["containerRuntimeVersion"]

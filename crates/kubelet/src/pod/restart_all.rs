@@ -1,0 +1,114 @@
+//! Restarting all of a pod's containers in place, as a rule of one of them asks when that ends with a certain code
+//! (`RestartAllContainers`): the others are ended without their grace, and in the same sandbox the pod begins from the
+//! beginning, init containers first.
+//!
+//! What ended is removed once all have: a kubelet that comes back in the middle sees by that how far it got.
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+
+use super::container::{RunState, Work};
+use super::end::StopReason;
+use super::status::Answer;
+use super::{Action, Container, Pod, Role};
+
+const ACTION: &str = "RestartAllContainers";
+/// The reason that containers wait for, and that they have ended for.
+const REASON: &str = "RestartingAllContainers";
+const MESSAGE: &str = "The container is removed because RestartAllContainers in place";
+pub(super) const CONDITION: &str = "AllContainersRestarting";
+
+impl Pod {
+    /// Goes as far as it goes now. Whether there is something of it left to be waited for.
+    pub(super) fn restart_all(&mut self, now: Timestamp) -> bool {
+        let restarts = self.restarts_all();
+        if restarts != self.restarting_all {
+            // It also ends where the sandbox is lost: then all begins from the beginning anyway.
+            self.restarting_all = restarts;
+            self.tell(now);
+        }
+        if !restarts {
+            return false;
+        }
+        for i in 0..self.containers.len() {
+            let container = &self.containers[i];
+            let ends = container.role != Role::Ephemeral && container.running_since().is_some();
+            if ends && container.work == Work::None {
+                self.stop(i, StopReason::All, "killing".into(), now);
+            }
+        }
+        // What was made, and not started, never is.
+        for container in &mut self.containers {
+            if let (Work::Created { id, .. }, false) = (&container.work, container.role == Role::Ephemeral) {
+                container.remains.push(id.clone());
+                container.work = Work::None;
+            }
+        }
+        let taken_back = |c: &&mut Container| c.role != Role::Ephemeral;
+        let in_work =
+            |c: &Container| c.role != Role::Ephemeral && (c.has_processes() || c.work != Work::None);
+        if self.containers.iter().any(in_work) {
+            return true;
+        }
+        for container in self.containers.iter_mut().filter(taken_back) {
+            let Some(run) = &mut container.run else { continue };
+            let ended = core::ContainerStateTerminated {
+                exit_code: 137,
+                reason: Some(REASON.into()),
+                message: Some(MESSAGE.into()),
+                ..core::ContainerStateTerminated::default()
+            };
+            run.state = RunState::Exited(Box::new(ended));
+            // Of no sandbox that is: nothing of it counts as having run.
+            run.sandbox.clear();
+            let id = std::mem::take(&mut run.id);
+            container.waiting = Some((REASON, MESSAGE.into()));
+            container.anew = true;
+            container.crash.reset();
+            for id in container.remains.drain(..).chain([id]) {
+                if !id.is_empty() && !self.removing.contains(&id) {
+                    self.removing.push(id.clone());
+                    self.out.push(Action::RemoveContainer { id });
+                }
+            }
+        }
+        self.restarting_all = false;
+        self.tell(now);
+        false
+    }
+
+    /// Whether a container of the sandbox in use has ended so that all are to be restarted.
+    fn restarts_all(&self) -> bool {
+        (0..self.containers.len()).any(|i| {
+            let container = &self.containers[i];
+            let end = container.exited().filter(|_| self.ran_here(container));
+            end.is_some_and(|end| self.rule_after(i, end.exit_code).as_deref() == Some(ACTION))
+        })
+    }
+
+    /// The condition, for pods that could come to that.
+    pub(super) fn restart_all_condition(&self, phase: &str) -> Option<Answer> {
+        let spec = self.spec();
+        let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+        let asks = |c: &core::Container| {
+            c.restart_policy_rules
+                .iter()
+                .flatten()
+                .any(|rule| rule.action == ACTION)
+        };
+        if !containers.any(asks) {
+            return None;
+        }
+        Some(match phase {
+            "Succeeded" => (false, Some("PodCompleted".into()), None),
+            "Failed" => (false, Some("PodFailed".into()), None),
+            _ if self.restarting_all => (
+                true,
+                Some("RestartAllContainersStarted".into()),
+                Some("container exited with restart policy rule".into()),
+            ),
+            _ => (false, None, None),
+        })
+    }
+}

@@ -1,0 +1,96 @@
+//! One container's end that restarts all of them in place (SPEC L5).
+
+use super::*;
+
+fn life() -> Life {
+    let mut source = container("c");
+    source["restartPolicy"] = json!("Never");
+    source["restartPolicyRules"] =
+        json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+    let mut side = container("side");
+    side["restartPolicy"] = json!("Always");
+    Life::new(json!({
+        "restartPolicy": "Never",
+        "initContainers": [container("i"), side],
+        "containers": [source, container("d")],
+    }))
+}
+
+fn running(life: &Life) -> Vec<&str> {
+    life.running.keys().map(String::as_str).collect()
+}
+
+#[test]
+fn l5_a_rule_restarts_all_containers_from_the_beginning_in_the_same_sandbox() {
+    let mut life = life();
+    life.settle();
+    life.exit("i0", 0);
+    assert_eq!(running(&life), ["c0", "d0", "side0"]);
+    assert_eq!(life.condition("AllContainersRestarting"), "False");
+    life.take_log();
+    life.exit("c0", 42);
+    let log = life.take_log();
+    for stopped in ["stop side0 2", "stop d0 2"] {
+        assert!(log.iter().any(|l| l == stopped), "{stopped} is not in {log:?}");
+    }
+    assert_eq!(
+        life.condition("AllContainersRestarting"),
+        "True/RestartAllContainersStarted/container exited with restart policy rule"
+    );
+    life.exit("d0", 137);
+    assert_eq!(running(&life), ["side0"], "nothing begins before all have ended");
+    life.exit("side0", 143);
+    assert_eq!(running(&life), ["i1"], "init containers go first again");
+    assert_eq!(life.condition("AllContainersRestarting"), "False");
+    assert_eq!(life.condition("Initialized"), "True", "once it was, it is");
+    let status = life.pod.status();
+    assert_eq!(status.phase.as_deref(), Some("Running"));
+    let of_source = &status.container_statuses.as_ref().unwrap()[0];
+    let waiting = of_source.state.as_ref().unwrap().waiting.as_ref().unwrap();
+    assert_eq!(waiting.reason.as_deref(), Some("RestartingAllContainers"));
+    let last = of_source
+        .last_state
+        .as_ref()
+        .unwrap()
+        .terminated
+        .as_ref()
+        .unwrap();
+    assert_eq!(
+        (last.reason.as_deref(), last.exit_code),
+        (Some("RestartingAllContainers"), 137)
+    );
+    life.exit("i1", 0);
+    assert_eq!(running(&life), ["c1", "d1", "side1"]);
+    let counts = |life: &Life| -> Vec<i32> {
+        let status = life.pod.status();
+        let lists = [&status.init_container_statuses, &status.container_statuses];
+        let all = lists.into_iter().flat_map(|l| l.iter().flatten());
+        all.map(|s| s.restart_count).collect()
+    };
+    assert_eq!(counts(&life), [1, 1, 1, 1]);
+    assert!(!life.log.iter().any(|l| l.contains("sandbox")), "{:?}", life.log);
+    // It may happen again, and other ends are what they always were.
+    life.exit("c1", 42);
+    for id in ["d1", "side1"] {
+        life.exit(id, 137);
+    }
+    life.exit("i2", 0);
+    assert_eq!(running(&life), ["c2", "d2", "side2"]);
+    life.exit("c2", 1);
+    assert_eq!(running(&life), ["d2", "side2"]);
+}
+
+#[test]
+fn l5_a_pod_that_is_deleted_while_all_restart_ends() {
+    let mut life = life();
+    life.settle();
+    life.exit("i0", 0);
+    life.exit("c0", 42);
+    life.delete(30);
+    for id in ["d0", "side0"] {
+        life.exit(id, 137);
+    }
+    assert!(running(&life).is_empty());
+    assert_eq!(life.log.last().unwrap(), "delete");
+    assert!(!life.log.iter().any(|l| l == "start i1"), "{:?}", life.log);
+}

@@ -1,0 +1,252 @@
+//! Who makes room on a node for a pod that it cannot do without: by what pods were promised, not by what they use, and
+//! as few as will do. Pods that were promised nothing go first, those that were promised all they may use go last.
+
+use k8s_openapi::api::core::v1::Pod;
+use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::resources::qos_class;
+
+use crate::admission::{self, PODS, Rejection, Shortage};
+use crate::pod::Eviction;
+use crate::resources;
+
+/// `status.reason` of who had to go, and the reason of the event.
+pub const REASON: &str = "Preempting";
+pub const MESSAGE: &str = "Preempted in order to admit critical pod";
+
+/// How a victim ends: in its own time.
+pub fn eviction() -> Eviction {
+    Eviction {
+        reason: REASON.into(),
+        message: MESSAGE.into(),
+        grace_seconds: None,
+        disruption: Some("Pod was preempted by Kubelet to accommodate a critical pod.".into()),
+    }
+}
+
+/// What is still missing, by resource.
+type Needs = Vec<(String, i64)>;
+
+/// Those that are to end so that the pod has what is short.
+pub(crate) fn victims<'a>(
+    pod: &Pod,
+    others: &[&'a Pod],
+    short: &[Shortage],
+) -> Result<Vec<&'a Pod>, Rejection> {
+    let needs: Needs = short.iter().map(|s| (s.resource.clone(), s.missing())).collect();
+    let of = |class: &str| -> Vec<&'a Pod> {
+        let others = others.iter().copied().filter(|other| may_preempt(pod, other));
+        others
+            .filter(|other| other.spec.as_ref().map(qos_class) == Some(class))
+            .collect()
+    };
+    let (best_effort, burstable, guaranteed) = (of("BestEffort"), of("Burstable"), of("Guaranteed"));
+    let found = || {
+        let left = less(&less(&less(&needs, &best_effort), &burstable), &guaranteed);
+        if !left.is_empty() {
+            return Err(left);
+        }
+        // Of those that are to go last only what all the others together cannot give.
+        let last = nearest(guaranteed, less(&less(&needs, &best_effort), &burstable))?;
+        let then = nearest(burstable, less(&less(&needs, &best_effort), &last))?;
+        let first = nearest(best_effort, less(&less(&needs, &then), &last))?;
+        Ok([first, then, last].concat())
+    };
+    found().map_err(|left: Needs| {
+        let left: String = left.iter().map(|(name, amount)| format!("(res: {name}, q: {amount}), ")).collect();
+        Rejection::new(
+            "UnexpectedAdmissionError",
+            format!(
+                "Unexpected error while attempting to recover from admission failure: preemption: error finding a set \
+                 of pods to preempt: no set of running pods found to reclaim resources: [{left}]"
+            ),
+        )
+    })
+}
+
+fn may_preempt(pod: &Pod, other: &Pod) -> bool {
+    let priority = |pod: &Pod| pod.spec.as_ref().and_then(|s| s.priority);
+    if admission::is_critical(pod) && !admission::is_critical(other) {
+        return true;
+    }
+    matches!((priority(pod), priority(other)), (Some(own), Some(others)) if own > others)
+}
+
+fn request(pod: &Pod, resource: &str) -> i64 {
+    match resource {
+        PODS => 1,
+        _ => resources::requests(pod).get(resource).copied().unwrap_or(0),
+    }
+}
+
+/// What is still missing once these are gone.
+fn less(needs: &Needs, gone: &[&Pod]) -> Needs {
+    let left = needs.iter().map(|(name, amount)| {
+        let freed = gone.iter().map(|pod| request(pod, name));
+        (name.clone(), freed.fold(*amount, i64::saturating_sub))
+    });
+    left.filter(|(_, amount)| *amount > 0).collect()
+}
+
+/// Those that come nearest to what is missing, one after the other, until nothing is; what is missing if all of them
+/// are too few.
+fn nearest(mut pods: Vec<&Pod>, mut needs: Needs) -> Result<Vec<&Pod>, Needs> {
+    let mut chosen = Vec::new();
+    while !needs.is_empty() {
+        let mut best: Option<(f64, usize)> = None;
+        for (i, pod) in pods.iter().enumerate() {
+            let far = distance(&needs, pod);
+            let is_better = best.is_none_or(|(least, at)| {
+                far < least || (far <= least && pods.get(at).is_some_and(|other| is_smaller(pod, other)))
+            });
+            if is_better {
+                best = Some((far, i));
+            }
+        }
+        let Some((_, at)) = best else {
+            return Err(needs);
+        };
+        let pod = pods.swap_remove(at);
+        needs = less(&needs, &[pod]);
+        chosen.push(pod);
+    }
+    Ok(chosen)
+}
+
+/// How far a pod is from giving all that is missing: each resource counts alike, whatever its unit.
+#[allow(clippy::cast_precision_loss, reason = "only compared")]
+fn distance(needs: &Needs, pod: &Pod) -> f64 {
+    let parts = needs.iter().map(|(name, amount)| {
+        let left = amount.saturating_sub(request(pod, name)).max(0);
+        (left as f64 / *amount as f64).powi(2)
+    });
+    parts.sum()
+}
+
+/// Whether one asks for no more than the other: memory first, then CPU.
+fn is_smaller(one: &Pod, other: &Pod) -> bool {
+    let asks = |pod: &Pod| ["memory", "cpu"].map(|name| request(pod, name));
+    asks(one) <= asks(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::Node;
+    use serde_json::{Value, json};
+
+    fn pod(name: &str, priority: i32, requests: Value, limits: Value) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {"nodeName": "n1", "priority": priority, "containers": [
+                {"name": "c", "resources": {"requests": requests, "limits": limits}}]},
+        }))
+        .unwrap()
+    }
+
+    fn node() -> Node {
+        serde_json::from_value(json!({
+            "metadata": {"name": "n1"},
+            "status": {"allocatable": {"cpu": "1", "memory": "1Gi", "pods": "5"}},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn t8_a_critical_pod_is_made_room_for_by_as_few_and_as_unimportant_as_will_do() {
+        let cpu = |amount: &str| json!({"cpu": amount});
+        let burstable = |name: &str, amount: &str| pod(name, 0, cpu(amount), json!({}));
+        let full = |name: &str, amount: &str| {
+            let all = json!({"cpu": amount, "memory": "64Mi"});
+            pod(name, 0, all.clone(), all)
+        };
+        let nothing = |name: &str| pod(name, 0, json!({}), json!({}));
+        let critical = |amount: &str| pod("critical", admission::CRITICAL_PRIORITY, cpu(amount), json!({}));
+        for (wanted, others, want) in [
+            ("200m", vec![burstable("a", "300m")], Ok(vec![])),
+            // The one that comes nearest, of equals the smaller.
+            (
+                "200m",
+                vec![
+                    burstable("a", "500m"),
+                    burstable("b", "300m"),
+                    burstable("c", "100m"),
+                ],
+                Ok(vec!["c"]),
+            ),
+            (
+                "500m",
+                vec![
+                    burstable("a", "500m"),
+                    burstable("b", "300m"),
+                    burstable("c", "100m"),
+                ],
+                Ok(vec!["a"]),
+            ),
+            // Who was promised all it may use goes only where the others are not enough.
+            (
+                "300m",
+                vec![full("f", "500m"), burstable("b", "500m")],
+                Ok(vec!["b"]),
+            ),
+            (
+                "800m",
+                vec![full("f", "500m"), burstable("b", "500m")],
+                Ok(vec!["b", "f"]),
+            ),
+            // Places for pods are freed by whoever asks for nothing.
+            (
+                "100m",
+                vec![
+                    full("f", "100m"),
+                    nothing("n"),
+                    burstable("b", "100m"),
+                    nothing("m"),
+                    nothing("o"),
+                ],
+                Ok(vec!["o"]),
+            ),
+            (
+                "2",
+                vec![burstable("b", "500m")],
+                Err("no set of running pods found to reclaim resources: [(res: cpu, q: 1000), ]"),
+            ),
+            // The system's own pods stay.
+            (
+                "500m",
+                vec![pod("s", admission::CRITICAL_PRIORITY, cpu("800m"), json!({}))],
+                Err("no set of running pods found to reclaim resources: [(res: cpu, q: 300), ]"),
+            ),
+        ] {
+            let others: Vec<&Pod> = others.iter().collect();
+            let got = admission::admit_before(&critical(wanted), &node(), &others);
+            let names = |pods: Vec<&Pod>| -> Vec<String> {
+                pods.iter().filter_map(|p| p.metadata.name.clone()).collect()
+            };
+            match (got.map(names), want) {
+                (Ok(got), Ok(want)) => assert_eq!(got, want, "{wanted}"),
+                (Err(got), Err(want)) => {
+                    assert_eq!(got.reason, "UnexpectedAdmissionError");
+                    assert!(got.message.ends_with(want), "{}", got.message);
+                }
+                (got, want) => panic!("{wanted}: {got:?}, wanted {want:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn t8_nobody_goes_for_a_pod_that_is_not_critical_or_does_not_belong_here() {
+        let other = pod("a", 0, json!({"cpu": "1"}), json!({}));
+        let ordinary = pod("p", 1000, json!({"cpu": "500m"}), json!({}));
+        let refused = admission::admit_before(&ordinary, &node(), &[&other]);
+        assert_eq!(refused.unwrap_err().reason, "OutOfcpu");
+        let mut elsewhere = pod(
+            "p",
+            admission::CRITICAL_PRIORITY,
+            json!({"cpu": "500m"}),
+            json!({}),
+        );
+        elsewhere.spec.as_mut().unwrap().node_selector = Some([("disk".into(), "ssd".into())].into());
+        let refused = admission::admit_before(&elsewhere, &node(), &[&other]);
+        assert_eq!(refused.unwrap_err().reason, "NodeAffinity");
+    }
+}

@@ -1,0 +1,63 @@
+//! Critical pods and the room that is made for them.
+
+use super::*;
+
+fn asks(container: &str, cpu: &str, priority: i32) -> Value {
+    let resources = json!({"requests": {"cpu": cpu}});
+    let container =
+        json!({"name": container, "image": "app", "imagePullPolicy": "IfNotPresent", "resources": resources});
+    json!({"containers": [container], "priority": priority})
+}
+
+const CRITICAL: i32 = 2_000_000_000;
+
+#[tokio::test(start_paused = true)]
+async fn t8_a_critical_pod_is_taken_once_others_have_ended_for_it() {
+    let world = World::new();
+    // Two CPUs.
+    let (_kubelet, _cancel) = world.kubelet_on_nothing();
+    sleep(Duration::from_secs(1)).await;
+    world.create_with("small", asks("small", "300m", 0)).await;
+    world.runtime.ignore_term("big");
+    world.create_with("big", asks("big", "1500m", 0)).await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.runtime.running().len(), 2);
+    world
+        .create_with("critical", asks("critical", "1", CRITICAL))
+        .await;
+    world
+        .create_with("impatient", asks("impatient", "1", CRITICAL))
+        .await;
+    sleep(Duration::from_secs(10)).await;
+    // Its grace is its own, and nobody is in its place before it has gone.
+    assert_eq!(world.phase("big").await.as_deref(), Some("Running"));
+    assert_eq!(world.phase("critical").await.as_deref(), Some("Pending"));
+    assert_eq!(world.runtime.running().len(), 2);
+    // Who goes while it waits leaves nothing behind.
+    world.delete("impatient").await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.phase("impatient").await, None);
+    sleep(Duration::from_secs(25)).await;
+    assert_eq!(world.phase("critical").await.as_deref(), Some("Running"));
+    assert_eq!(world.phase("small").await.as_deref(), Some("Running"));
+    let status = world.pod("big").await.unwrap().status.unwrap();
+    assert_eq!(status.phase.as_deref(), Some("Failed"));
+    assert_eq!(status.reason.as_deref(), Some("Preempting"));
+    let message = "Preempted in order to admit critical pod";
+    assert_eq!(status.message.as_deref(), Some(message));
+    let mut conditions = status.conditions.iter().flatten();
+    let target = conditions.find(|c| c.type_ == "DisruptionTarget").unwrap();
+    assert_eq!(
+        target.message.as_deref(),
+        Some("Pod was preempted by Kubelet to accommodate a critical pod.")
+    );
+    let told = format!("Preempting {message}");
+    let events = world.events("big").await;
+    assert_eq!(events.iter().filter(|e| **e == told).count(), 1, "{events:?}");
+    // Who is not critical is refused, and nobody goes for it.
+    world.create_with("late", asks("late", "1", 1000)).await;
+    sleep(Duration::from_secs(2)).await;
+    let status = world.pod("late").await.unwrap().status.unwrap();
+    assert_eq!(status.reason.as_deref(), Some("OutOfcpu"));
+    assert_eq!(world.runtime.running().len(), 2);
+}
