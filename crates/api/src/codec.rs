@@ -12,7 +12,7 @@ mod encode;
 mod go;
 mod reader;
 mod repeated;
-mod time;
+pub(crate) mod time;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::{Result, Shared};
 use parking_lot::Mutex;
@@ -89,21 +88,27 @@ impl Election {
         W: Future<Output = ()>,
     {
         loop {
-            let term = self.acquire().await;
+            let lease = self.take().await;
+            let term = Term::of(&lease);
             info!(lease = self.name, identity = self.identity, "became leader");
             tokio::select! {
                 biased;
                 () = work(term.clone()) => return,
-                () = self.keep(&term) => warn!(lease = self.name, identity = self.identity, "lost the lease"),
+                () = self.keep(&term, lease) => warn!(lease = self.name, identity = self.identity, "lost the lease"),
             }
         }
     }
 
     /// Waits until this candidate holds the lease.
     pub async fn acquire(&self) -> Term {
+        let lease = self.take().await;
+        Term::of(&lease)
+    }
+
+    async fn take(&self) -> Shared<Lease> {
         loop {
             match self.attempt().await {
-                Ok(Some(term)) => return term,
+                Ok(Some(lease)) => return lease,
                 Ok(None) => {}
                 Err(error) => debug!(lease = self.name, %error, "lease not taken"),
             }
@@ -111,15 +116,16 @@ impl Election {
         }
     }
 
-    /// Renews the lease; returns when the term is over.
-    async fn keep(&self, term: &Term) {
+    /// Renews the lease, which was written so; returns when the term is over.
+    async fn keep(&self, term: &Term, written: Shared<Lease>) {
         let mut renewed = Instant::now();
+        let mut written = Some(written);
         loop {
             sleep(self.terms.retry_period).await;
             let rest = self.terms.renew_deadline.saturating_sub(renewed.elapsed());
             let began = Instant::now();
             // An attempt that hangs is as good as one that fails.
-            match timeout(rest, self.attempt()).await {
+            match timeout(rest, self.renew(&mut written)).await {
                 Ok(Ok(Some(now))) if now == *term => renewed = began,
                 // It was somebody else's in between, or is.
                 Ok(Ok(_)) => return,
@@ -145,9 +151,26 @@ impl Election {
         self.api.update_as(free).await.map(drop)
     }
 
-    /// Takes or renews the lease; the term, if it is this candidate's now.
-    async fn attempt(&self) -> Result<Option<Term>> {
-        let now = self.clock.now();
+    /// Renews the lease as it was last `written`, in one request: nobody else should have touched it. Where that does not
+    /// go through, it is looked at first.
+    async fn renew(&self, written: &mut Option<Shared<Lease>>) -> Result<Option<Term>> {
+        let last = written.take();
+        if let Some(last) = last {
+            match self.write(&last).await {
+                Ok(lease) => {
+                    let term = Term::of(&lease);
+                    *written = Some(lease);
+                    return Ok(Some(term));
+                }
+                Err(error) => debug!(lease = self.name, %error, "the lease is not as it was written"),
+            }
+        }
+        *written = self.attempt().await?;
+        Ok(written.as_deref().map(Term::of))
+    }
+
+    /// Takes or renews the lease: as it is then, if it is this candidate's.
+    async fn attempt(&self) -> Result<Option<Shared<Lease>>> {
         let lease: Shared<Lease> = match self.api.get_as(&self.namespace, &self.name).await {
             Ok(lease) => lease,
             Err(error) if error.is_not_found() => {
@@ -157,9 +180,9 @@ impl Election {
                         name: Some(self.name.clone()),
                         ..ObjectMeta::default()
                     },
-                    spec: Some(self.spec(None, now)),
+                    spec: Some(self.spec(None)),
                 };
-                return self.api.create_as(lease).await.map(|made| Some(Term::of(&made)));
+                return self.api.create_as(lease).await.map(Some);
             }
             Err(error) => return Err(error),
         };
@@ -168,10 +191,14 @@ impl Election {
         if !mine && !holder(&lease).is_empty() && !expired {
             return Ok(None);
         }
-        let mut next = (*lease).clone();
-        next.spec = Some(self.spec(lease.spec.as_ref(), now));
-        let taken = self.api.update_as(next).await?;
-        Ok(Some(Term::of(&taken)))
+        self.write(&lease).await.map(Some)
+    }
+
+    /// Writes it as this candidate's, if nobody has written it since it was `seen`.
+    async fn write(&self, seen: &Lease) -> Result<Shared<Lease>> {
+        let mut next = seen.clone();
+        next.spec = Some(self.spec(seen.spec.as_ref()));
+        self.api.update_as(next).await
     }
 
     /// Whether the lease has not changed for its whole duration.
@@ -196,7 +223,8 @@ impl Election {
         }
     }
 
-    fn spec(&self, old: Option<&LeaseSpec>, now: Timestamp) -> LeaseSpec {
+    fn spec(&self, old: Option<&LeaseSpec>) -> LeaseSpec {
+        let now = self.clock.now();
         let mine = old.is_some_and(|old| old.holder_identity.as_deref() == Some(&self.identity));
         let old = old.cloned().unwrap_or_default();
         let seconds = i32::try_from(self.terms.lease_duration.as_secs()).unwrap_or(i32::MAX);
@@ -226,6 +254,7 @@ fn holder(lease: &Lease) -> &str {
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+    use k8s_openapi::jiff::Timestamp;
     use knarr_api::Error;
 
     use super::*;
@@ -332,6 +361,40 @@ mod tests {
         sleep(Duration::from_secs(30)).await;
         assert_eq!(candidates.leading.load(Ordering::SeqCst), 1);
         assert_eq!(candidates.most.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_is_one_request_and_looks_first_only_where_that_did_not_go_through() {
+        let candidates = Candidates::new();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let refuse = Arc::new(AtomicBool::new(false));
+        let (heard, refused) = (asked.clone(), refuse.clone());
+        candidates.api.intercept(move |request| {
+            heard.lock().push(request.verb);
+            let lost = request.verb == "update" && refused.swap(false, Ordering::SeqCst);
+            lost.then(|| Error::timeout("no answer"))
+        });
+        let _a = candidates.spawn("a");
+        sleep(Duration::from_secs(1)).await;
+        asked.lock().clear();
+        sleep(Duration::from_secs(6)).await;
+        assert_eq!(*asked.lock(), ["update"; 3]);
+        asked.lock().clear();
+        refuse.store(true, Ordering::SeqCst);
+        sleep(Duration::from_secs(4)).await;
+        assert_eq!(*asked.lock(), ["update", "get", "update", "update"]);
+        // Somebody touches it: found out, and the term goes on.
+        asked.lock().clear();
+        let touched = candidates
+            .api
+            .edit::<Lease>("kube-system", "controllers", "", |lease| {
+                lease.metadata.labels = Some([("seen".to_string(), "true".to_string())].into());
+            });
+        touched.await.unwrap();
+        asked.lock().clear();
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(*asked.lock(), ["update", "get", "update"]);
+        assert_eq!(candidates.holder().await, ("a".into(), 0));
     }
 
     #[tokio::test(start_paused = true)]

@@ -131,9 +131,24 @@ impl Graph {
 
     /// Takes in an object as it is; the uids to look at because of it.
     pub fn put(&mut self, object: &Object) -> Vec<String> {
-        let uid = object.uid().to_string();
         let meta = object.metadata();
         let has = |finalizer: &str| meta.finalizers.iter().flatten().any(|f| f == finalizer);
+        // Most updates (heartbeats, statuses) say nothing new about owners or endings: as in Kubernetes nobody looks again.
+        // But for those whose owner has not been seen yet, which may have gone while nobody was told.
+        if let Some(known) = self.nodes.get(object.uid())
+            && known.kind == object.kind()
+            && (known.key.namespace.as_str(), known.key.name.as_str()) == (object.namespace(), object.name())
+            && known.owners == meta.owner_references.as_deref().unwrap_or_default()
+            && known
+                .owners
+                .iter()
+                .all(|owner| self.nodes.contains_key(&owner.uid))
+            && known.deleting == meta.deletion_timestamp.is_some()
+            && (known.foreground, known.orphaning) == (has(FOREGROUND), has(ORPHAN))
+        {
+            return Vec::new();
+        }
+        let uid = object.uid().to_string();
         let node = Node {
             kind: object.kind(),
             key: ObjectKey::of(object),

@@ -9,6 +9,9 @@ use knarr_api::k8s_openapi;
 use crate::preemption;
 use crate::resources::{self, Amounts};
 
+const NODE_AFFINITY: &str = "NodeAffinity";
+const TAINT_TOLERATION: &str = "TaintToleration";
+
 /// Why a pod is refused: `status.reason`, and what follows `Pod was rejected: ` in `status.message`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
@@ -22,6 +25,11 @@ impl Rejection {
             reason: reason.into(),
             message: message.into(),
         }
+    }
+
+    /// Whether it is for what others write at the node's object.
+    pub fn is_of_labels_or_taints(&self) -> bool {
+        matches!(self.reason.as_str(), NODE_AFFINITY | TAINT_TOLERATION)
     }
 
     fn predicate(name: &str, why: &str) -> Self {
@@ -153,7 +161,7 @@ fn belongs(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
     let spec = pod.spec.clone().unwrap_or_default();
     if !node_matches(pod, node) {
         let why = "node(s) didn't match Pod's node affinity/selector";
-        return Err(Rejection::predicate("NodeAffinity", why));
+        return Err(Rejection::predicate(NODE_AFFINITY, why));
     }
     if spec.node_name.is_some() && spec.node_name != node.metadata.name {
         let why = "node(s) didn't match the requested node name";
@@ -170,7 +178,7 @@ fn belongs(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
         .any(|taint| !tolerations.iter().any(|t| tolerates(t, taint)));
     if untolerated && !is_static(pod) {
         let why = "node(s) had taints that the pod didn't tolerate";
-        return Err(Rejection::predicate("TaintToleration", why));
+        return Err(Rejection::predicate(TAINT_TOLERATION, why));
     }
     Ok(())
 }

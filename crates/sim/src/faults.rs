@@ -8,8 +8,9 @@
 //! failures (crashes, restarts, reboots, runtimes that fail).
 //!
 //! Besides: partitions in one direction, machines replaced by empty ones of the same name, servers whose caches fall
-//! behind, controllers' clocks that are set. Not here: a store put back to what it was before (nothing that was promised since can hold), messages that
-//! come twice (HTTP has none), kubelets' and servers' clocks that are set, claims and their volumes, fence agents (tests of their own).
+//! behind, controllers' clocks that are set, writes that arrive twice (only those that HTTP lets a proxy repeat). Not here:
+//! a store put back to what it was before (nothing that was promised since can hold), kubelets' and servers' clocks that are
+//! set, claims and their volumes, fence agents (tests of their own).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,6 +80,7 @@ impl Faults {
                 refused: self.one_of([0, 20, 80]),
                 unanswered: self.one_of([0, 20, 80]),
                 late: self.one_of([0, 10, 40]),
+                again: self.one_of([0, 5, 20]),
                 slowest_millis: self.one_of([0, 50, 3_000]),
             };
             network.set_weather(weather);

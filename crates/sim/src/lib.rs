@@ -23,6 +23,7 @@ mod runtime;
 mod servers;
 mod simulation;
 mod store;
+mod stored;
 mod users;
 mod world;
 

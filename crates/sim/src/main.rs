@@ -64,7 +64,7 @@ struct Options {
     /// few minutes, and a rest in the end); by default the seed decides
     #[arg(long, value_name = "PACE", value_parser = pace)]
     pace: Option<Pace>,
-    /// Also what happens rarely: one-way links, replaced machines, clocks that are set, drained nodes
+    /// In every history what happens in three of ten: one-way links, replaced machines, clocks that are set, drained nodes
     #[arg(long)]
     rare: bool,
     /// Threads; one per core by default

@@ -26,6 +26,9 @@ use crate::random::Stream;
 use crate::servers::ApiServer;
 use crate::store::WRITTEN_IN;
 
+/// A proxy that heard no answer sends a request once more within this time.
+const AGAIN_WITHIN_MILLIS: u64 = 10_000;
+
 /// How bad it is, in thousandths of the requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Weather {
@@ -35,6 +38,8 @@ pub(crate) struct Weather {
     pub unanswered: u32,
     /// Done only seconds later, when the sender has long given up.
     pub late: u32,
+    /// Done, and done again, if doing it twice is as good as once by HTTP's word (PUT, DELETE): a proxy heard no answer.
+    pub again: u32,
     pub slowest_millis: u64,
 }
 
@@ -163,6 +168,14 @@ impl Network {
             Fate::Normal
         };
         (there, back, fate)
+    }
+
+    /// After which pause a request is sent once more, if it is.
+    fn draw_again(&self) -> Option<Duration> {
+        let mut state = self.state.lock();
+        let again = state.weather.again;
+        // Where the weather knows of none, nothing is drawn.
+        (again > 0 && state.chance.per_mille(again)).then(|| state.chance.millis(0, AGAIN_WITHIN_MILLIS))
     }
 
     /// Carries one request over, as the weather lets it.
@@ -362,15 +375,19 @@ impl Wire {
         if let Some(connection) = choice.connection.as_ref().filter(|c| !c.gone.is_cancelled()) {
             return Some(connection.clone());
         }
-        let server = self.servers.get(choice.server)?;
+        choice.connection = self.connect_to(choice.server);
+        choice.connection.clone()
+    }
+
+    fn connect_to(&self, server: usize) -> Option<Connection> {
+        let server = self.servers.get(server % self.servers.len().max(1))?;
         let (gone, mut api) = server.api(&self.identity.user, &self.identity.groups)?;
         if let Some(term) = &self.term
             && self.mutation != Some(Mutation::ForgetTerm)
         {
             api = api.during(term.clone());
         }
-        choice.connection = Some(Connection { gone, api });
-        choice.connection.clone()
+        Some(Connection { gone, api })
     }
 
     /// Tries another server from now on.
@@ -401,6 +418,41 @@ impl Wire {
             () = self.dead.cancelled() => std::future::pending().await,
             answer = sent => answer,
         }
+    }
+
+    /// As [`Wire::send`], for a write of which HTTP says that it may be repeated: what stands between may send it a second
+    /// time, to another server, and it is the second answer that comes back.
+    async fn send_repeatable<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
+        &self,
+        request: impl Fn(Arc<dyn Api>) -> F,
+    ) -> Result<T> {
+        let Some(pause) = self.network.draw_again() else {
+            return self.send(true, request).await;
+        };
+        let second = self.connect_to(self.choice.lock().server + 1);
+        let second = second.map(|Connection { gone, api }| (gone, request(api)));
+        let note = format!(
+            "a write of {} is sent again after {} ms",
+            self.network.name,
+            pause.as_millis()
+        );
+        let observer = self.observer.clone();
+        self.send(true, |api| {
+            let first = request(api);
+            async move {
+                let answer = first.await;
+                let Some((gone, second)) = second else {
+                    return answer;
+                };
+                observer.note(&note);
+                sleep(pause).await;
+                match gone.is_cancelled() {
+                    true => Err(Error::timeout("the connection was lost before an answer came")),
+                    false => second.await,
+                }
+            }
+        })
+        .await
     }
 
     async fn refused(&self) -> Error {
@@ -593,10 +645,10 @@ impl Api for Wire {
                     .await;
             }
         }
-        self.send(
-            true,
-            |api| async move { api.update(kind, object, &subresource).await },
-        )
+        self.send_repeatable(|api| {
+            let (object, subresource) = (object.clone_box(), subresource.clone());
+            async move { api.update(kind, object, &subresource).await }
+        })
         .await
     }
 
@@ -642,8 +694,9 @@ impl Api for Wire {
                 self.observer.delete_asked(&self.network.name, &name, &options);
             }
         }
-        self.send(true, |api| async move {
-            api.delete(kind, &namespace, &name, options).await
+        self.send_repeatable(|api| {
+            let (namespace, name, options) = (namespace.clone(), name.clone(), options.clone());
+            async move { api.delete(kind, &namespace, &name, options).await }
         })
         .await
     }

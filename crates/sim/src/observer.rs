@@ -6,8 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_client::{Clock, DeleteOptions, Term};
@@ -17,6 +16,7 @@ use parking_lot::Mutex;
 
 use crate::history::History;
 use crate::rules;
+use crate::stored;
 use crate::world::{
     Life, Missed, Process, Seen, World, is_out_of_service, is_ready, node_of, owner, phase_of,
 };
@@ -136,7 +136,7 @@ impl Observer {
             inner.judge(&Seen::Written { key: path });
         }
         if let Some(name) = path.strip_prefix("core/pods/") {
-            let pod = value.and_then(|v| serde_json::from_slice::<Pod>(v).ok());
+            let pod = value.and_then(stored::pod).map(Arc::new);
             let line = match &pod {
                 Some(pod) => format!("{revision} pod {name} {}", summary(pod)),
                 None => format!("{revision} pod {name} is gone"),
@@ -150,22 +150,23 @@ impl Observer {
         }
         let verb = if value.is_some() { "put" } else { "gone" };
         let more = if path.starts_with("apps/") || path.starts_with("batch/") {
-            told_of_workload(content)
+            stored::told_of_workload(content)
         } else {
             String::new()
         };
         inner
             .history
             .add(now, &format!("{revision} {verb} {path}{more}"), content);
-        if let Some(name) = path.strip_prefix("coordination.k8s.io/leases/") {
-            let lease = value.and_then(|v| serde_json::from_slice::<Lease>(v).ok());
-            match lease.filter(|_| !name.starts_with("kube-node-lease/")) {
+        // Leaders' leases; nodes' say nothing that a rule asks for.
+        let lease = path.strip_prefix("coordination.k8s.io/leases/");
+        if let Some(name) = lease.filter(|name| !name.starts_with("kube-node-lease/")) {
+            match value.and_then(stored::lease) {
                 Some(lease) => drop(inner.world.terms.insert(name.to_string(), Term::of(&lease))),
                 None => drop(inner.world.terms.remove(name)),
             }
         }
         if let Some(name) = path.strip_prefix("core/nodes/") {
-            match value.and_then(|v| serde_json::from_slice::<Node>(v).ok()) {
+            match value.and_then(stored::node) {
                 Some(node) => {
                     if is_out_of_service(&node) {
                         let lives = inner.world.pods.values_mut();
@@ -334,19 +335,6 @@ impl Observer {
     }
 }
 
-/// How far a workload is, by its own word.
-fn told_of_workload(content: &[u8]) -> String {
-    let Ok(mut object) = serde_json::from_slice::<serde_json::Value>(content) else {
-        return String::new();
-    };
-    let wanted = object["spec"]["replicas"].take();
-    let mut status = object["status"].take();
-    if let Some(status) = status.as_object_mut() {
-        status.remove("conditions");
-    }
-    format!(", wants {wanted}, has {status}")
-}
-
 fn summary(pod: &Pod) -> String {
     let meta = &pod.metadata;
     let mut text = format!("{} on {:?}", phase_of(pod), node_of(pod));
@@ -363,7 +351,7 @@ fn summary(pod: &Pod) -> String {
     text
 }
 
-fn pod_written(inner: &mut Inner, pod: Pod) {
+fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
     let uid = pod.metadata.uid.clone().unwrap_or_default();
     let before = match inner.world.pods.get_mut(&uid) {
         Some(life) => Some(std::mem::replace(&mut life.pod, pod.clone())),
@@ -394,7 +382,7 @@ fn pod_written(inner: &mut Inner, pod: Pod) {
     }
     inner.judge(&Seen::PodWritten {
         uid: &uid,
-        before: before.as_ref(),
+        before: before.as_deref(),
         after: &pod,
     });
 }

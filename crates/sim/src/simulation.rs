@@ -20,7 +20,9 @@ use crate::{Mutation, world};
 /// Histories of [`Pace::Slow`] among those whose pace is the seed's.
 const SLOW_PER_MILLE: u32 = 300;
 const HOUR_MILLIS: u64 = 3_600_000;
-/// In so many of a thousand steps something happens beside what happens anyway.
+/// Histories in which something rare happens, among those of which nobody said so.
+const WITH_RARE_PER_MILLE: u32 = 300;
+/// In so many of a thousand steps of these something happens beside what happens anyway.
 const RARE_PER_MILLE: u32 = 120;
 /// When every history begins.
 const EPOCH: &str = "2026-01-01T00:00:00Z";
@@ -63,13 +65,16 @@ struct Shape {
     /// Between two things that users do or that happen to them, at most.
     pause_millis: u64,
     lengths: Lengths,
+    /// Also what happens rarely.
+    rare: bool,
     /// How long it is watched after all is as it was wanted.
     rest: Duration,
 }
 
 impl Shape {
     fn draw_at(pace: Option<Pace>, seed: u64, chance: &mut Stream) -> Self {
-        let shape = Shape::draw(chance);
+        let mut shape = Shape::draw(chance);
+        shape.rare = stream(seed, "rare").per_mille(WITH_RARE_PER_MILLE);
         // Of its own, so that what is dense stays as it was.
         let mut chance = stream(seed, "pace");
         let drawn = match chance.per_mille(SLOW_PER_MILLE) {
@@ -125,6 +130,7 @@ impl Shape {
                 _ => 12_000,
             },
             lengths: Lengths::Seconds,
+            rare: false,
             rest: Duration::ZERO,
         }
     }
@@ -154,7 +160,7 @@ impl Simulation {
         self
     }
 
-    /// With what happens rarely, too: one-way links, replaced machines, clocks that are set, drained nodes.
+    /// With what happens rarely whatever the seed says: one-way links, replaced machines, clocks that are set, drained nodes.
     pub fn rare(mut self) -> Self {
         self.rare = true;
         self
@@ -236,7 +242,7 @@ impl Simulation {
         while Instant::now() < trouble_ends && observer.violation().is_none() {
             let next = Instant::now() + chance.millis(10, shape.pause_millis);
             pass_until(next, &faults).await;
-            if self.rare && rarely.per_mille(RARE_PER_MILLE) {
+            if (self.rare || shape.rare) && rarely.per_mille(RARE_PER_MILLE) {
                 match rarely.per_mille(500) {
                     true => faults.strike_rarely(&mut rarely)?,
                     false => users.act_on_a_node(&mut rarely).await.map_err(failed)?,

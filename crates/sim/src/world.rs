@@ -2,6 +2,7 @@
 //! on every node, at one moment.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -31,7 +32,7 @@ pub(crate) struct Process {
 /// One pod (uid), also after it left the store.
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
-    pub pod: Pod,
+    pub pod: Arc<Pod>,
     pub first_seen: Timestamp,
     /// When it left the store.
     pub removed_at: Option<Timestamp>,

@@ -12,7 +12,7 @@ pub(super) const MICROSECONDS: &str = "2006-01-02T15:04:05.000000Z07:00";
 pub(crate) const ZERO: &str = "0001-01-01T00:00:00Z";
 
 /// The same, as seconds since 1970.
-const ZERO_SECONDS: i64 = -62_135_596_800;
+pub(crate) const ZERO_SECONDS: i64 = -62_135_596_800;
 
 /// Whether a time that our types want was not given.
 pub(crate) fn is_unset(time: &Time) -> bool {

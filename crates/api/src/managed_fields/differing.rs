@@ -4,7 +4,9 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -29,29 +31,103 @@ pub(super) fn differing(live: &[u8], new: &[u8]) -> serde_json::Result<(Value, V
 
 /// What is left of either side.
 type Both = (Map<String, Value>, Map<String, Value>);
-type Members<'a> = BTreeMap<Cow<'a, str>, &'a RawValue>;
+
+/// An object's members in the order in which they are written, which on both sides is nearly the same: so each is found
+/// where the last one was, and no map is made.
+struct Members<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+
+impl<'a> Members<'a> {
+    fn remove(&mut self, key: &str) -> Option<&'a RawValue> {
+        let at = self.0.iter().position(|(k, _)| k == key)?;
+        Some(self.0.remove(at).1)
+    }
+}
+
+/// How many members are looked through one by one; a ConfigMap may have a hundred thousand.
+const FEW: usize = 32;
+
+/// Finds members by key, best in the order in which they are.
+struct Finder<'m> {
+    members: &'m [(Cow<'m, str>, &'m RawValue)],
+    index: Option<BTreeMap<&'m str, usize>>,
+    next: usize,
+}
+
+impl<'m> Finder<'m> {
+    fn new(Members(members): &'m Members<'_>) -> Self {
+        Finder {
+            members,
+            index: None,
+            next: 0,
+        }
+    }
+
+    fn find(&mut self, key: &str) -> Option<&'m RawValue> {
+        let members = self.members;
+        let at = match members.get(self.next) {
+            Some((k, _)) if k == key => self.next,
+            _ if members.len() <= FEW => members.iter().position(|(k, _)| k == key)?,
+            _ => {
+                let keys = || members.iter().enumerate().map(|(at, (k, _))| (k.as_ref(), at));
+                *self.index.get_or_insert_with(|| keys().collect()).get(key)?
+            }
+        };
+        self.next = at + 1;
+        members.get(at).map(|(_, value)| *value)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+
+        impl<'de> Visitor<'de> for Read {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
+                let mut members: Vec<(Cow<'de, str>, &'de RawValue)> = Vec::new();
+                while let Some((Key(key), value)) = map.next_entry()? {
+                    members.push((key, value));
+                }
+                Ok(Members(members))
+            }
+        }
+
+        deserializer.deserialize_map(Read)
+    }
+}
+
+/// Borrowed where it is written without escapes.
+#[derive(serde::Deserialize)]
+struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
 fn members(value: &RawValue) -> serde_json::Result<Members<'_>> {
     serde_json::from_str(value.get())
 }
 
 fn whole(members: &Members<'_>) -> serde_json::Result<Map<String, Value>> {
-    let parsed = |(key, value): (&Cow<'_, str>, &&RawValue)| {
+    let parsed = |(key, value): &(Cow<'_, str>, &RawValue)| {
         serde_json::from_str(value.get()).map(|value| (key.to_string(), value))
     };
-    members.iter().map(parsed).collect()
+    members.0.iter().map(parsed).collect()
 }
 
 /// The members that differ, and of those that are objects on both sides what differs in them.
 fn narrow(left: &Members<'_>, right: &Members<'_>) -> serde_json::Result<Both> {
     let (mut l, mut r) = (Map::new(), Map::new());
-    for (key, value) in left {
-        let other = right.get(key);
-        if let Some(other) = other {
+    let mut others = Finder::new(right);
+    let mut found = 0;
+    for (key, value) in &left.0 {
+        if let Some(other) = others.find(key) {
+            found += 1;
             if value.get() == other.get() {
                 continue;
             }
-            if [value, other].iter().all(|v| v.get().starts_with('{')) {
+            if [*value, other].iter().all(|v| v.get().starts_with('{')) {
                 if let Some((value, other)) = narrow_both(&members(value)?, &members(other)?)? {
                     l.insert(key.to_string(), value.into());
                     r.insert(key.to_string(), other.into());
@@ -62,8 +138,13 @@ fn narrow(left: &Members<'_>, right: &Members<'_>) -> serde_json::Result<Both> {
         }
         l.insert(key.to_string(), serde_json::from_str(value.get())?);
     }
-    for (key, value) in right.iter().filter(|(key, _)| !left.contains_key(*key)) {
-        r.insert(key.to_string(), serde_json::from_str(value.get())?);
+    if found < right.0.len() {
+        let mut others = Finder::new(left);
+        for (key, value) in &right.0 {
+            if others.find(key).is_none() {
+                r.insert(key.to_string(), serde_json::from_str(value.get())?);
+            }
+        }
     }
     Ok((l, r))
 }
@@ -150,6 +231,29 @@ mod tests {
             let (l, r) = differing(&bytes(&carried), &bytes(&right)).unwrap();
             let (whole, narrowed) = (typed::compare(kind, &left, &right), typed::compare(kind, &l, &r));
             prop_assert_eq!(sets(whole), sets(narrowed), "{} {}", l, r);
+        }
+    }
+
+    /// However many members there are and in whatever order they are written.
+    #[test]
+    fn members_are_found_wherever_they_are() {
+        for count in [3, 40] {
+            let names: Vec<String> = (0..count).map(|n| format!("k{n:03}")).collect();
+            let text = |names: &mut dyn Iterator<Item = &String>, odd: &str| {
+                let members: Vec<_> = names
+                    .map(|n| format!("{n:?}:{}", usize::from(n == odd)))
+                    .collect();
+                format!("{{\"data\":{{{}}}}}", members.join(","))
+            };
+            let forward = text(&mut names.iter(), "k001");
+            let backward = text(&mut names.iter().rev().skip(1), "");
+            let (l, r) = differing(forward.as_bytes(), backward.as_bytes()).unwrap();
+            let last = format!("k{:03}", count - 1);
+            assert_eq!(l, json!({"data": {"k001": 1, last.as_str(): 0}}), "{count}");
+            assert_eq!(r, json!({"data": {"k001": 0}}), "{count}");
+            let (r, l) = differing(backward.as_bytes(), forward.as_bytes()).unwrap();
+            assert_eq!(l, json!({"data": {"k001": 1, last.as_str(): 0}}), "{count}");
+            assert_eq!(r, json!({"data": {"k001": 0}}), "{count}");
         }
     }
 

@@ -80,6 +80,19 @@ fn times_quantities_and_ports_have_their_json_forms() {
         values::time(&time, true).unwrap(),
         Some("2020-09-13T12:26:40.123456Z".into())
     );
+    // Go writes its zero time as nothing. Times beside it are times.
+    let year_one = -62_135_596_800_i64;
+    for (given, wanted) in [
+        (Vec::new(), Some(Value::Null)),
+        (number(1, year_one), Some(Value::Null)),
+        (
+            number(1, year_one + 2),
+            Some("0001-01-01T00:00:02.000000Z".into()),
+        ),
+        (number(1, 0), Some("1970-01-01T00:00:00.000000Z".into())),
+    ] {
+        assert_eq!(values::time(&given, true).unwrap(), wanted, "{given:?}");
+    }
     assert_eq!(values::text_of(&bytes(1, b"1Gi"), "x").unwrap(), "1Gi");
     let port = [number(1, 1), number(2, 0), bytes(3, b"http")].concat();
     assert_eq!(values::int_or_string(&port, "x").unwrap(), json!("http"));

@@ -4,6 +4,8 @@ use base64::Engine;
 use k8s_openapi::jiff::{Timestamp, fmt::strtime};
 use serde_json::Value;
 
+use crate::codec::time::ZERO_SECONDS;
+
 use super::wire::{Reader, Wire};
 use super::{Error, utf8};
 
@@ -32,7 +34,8 @@ pub fn double(bits: u64) -> Option<Value> {
     serde_json::Number::from_f64(n).map(Value::Number)
 }
 
-/// meta/v1 Time and MicroTime: seconds and nanoseconds. The zero time is null. `None` if out of range.
+/// meta/v1 Time and MicroTime: seconds and nanoseconds. Go's zero time, which it writes as nothing, is null. `None` if out
+/// of range.
 pub fn time(bytes: &[u8], micro: bool) -> Result<Option<Value>, Error> {
     let (mut seconds, mut nanos) = (0, 0);
     let mut reader = Reader::new(bytes);
@@ -43,8 +46,7 @@ pub fn time(bytes: &[u8], micro: bool) -> Result<Option<Value>, Error> {
             _ => {}
         }
     }
-    // Go's zero time lies in the year 1.
-    if seconds <= 0 && nanos == 0 {
+    if bytes.is_empty() || (seconds == ZERO_SECONDS && nanos == 0) {
         return Ok(Some(Value::Null));
     }
     let format = if micro {

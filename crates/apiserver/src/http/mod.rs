@@ -9,6 +9,7 @@ pub(crate) mod patience;
 pub mod query;
 pub(crate) mod raw;
 pub(crate) mod resource;
+mod websocket;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -434,7 +435,12 @@ impl Server {
         if matches!(http.query.get("pretty"), "true" | "1") {
             http.wants.form.pretty = true;
         }
-        self.resource(ctx, http).await
+        let socket = websocket::Asked::of(http)?;
+        let answer = self.resource(ctx, http).await?;
+        Ok(match socket {
+            Some(socket) => socket.carry(http, answer),
+            None => answer,
+        })
     }
 
     fn authorize(&self, ctx: &Ctx, http: &Http) -> Result<(), Error> {

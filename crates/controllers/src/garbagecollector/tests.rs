@@ -119,6 +119,22 @@ fn an_owner_that_is_not_known_is_asked_for_before_anything_is_deleted() {
 }
 
 #[test]
+fn an_update_that_is_about_neither_owners_nor_endings_wakes_nobody() {
+    let mut graph = Graph::default();
+    assert_eq!(graph.put(&object("child", &["owner"], plain)), ["uid-child"]);
+    let again = graph.put(&object("child", &["owner"], plain));
+    assert_eq!(again, ["uid-child"], "its owner may never come");
+    graph.put(&object("owner", &[], plain));
+    assert!(graph.put(&object("child", &["owner"], plain)).is_empty());
+    assert!(graph.put(&object("owner", &[], plain)).is_empty());
+    let ends = graph.put(&object("owner", &[], deleting(FOREGROUND)));
+    assert_eq!(ends, ["uid-owner", "uid-child"]);
+    assert!(graph.put(&object("owner", &[], deleting(FOREGROUND))).is_empty());
+    assert_eq!(graph.put(&object("child", &[], plain)), ["uid-owner"]);
+    assert_eq!(look(&graph, "owner"), "remove foregroundDeletion from owner");
+}
+
+#[test]
 fn one_owner_left_keeps_it_and_the_others_are_taken_off() {
     let mut graph = Graph::default();
     graph.put(&object("a", &[], plain));

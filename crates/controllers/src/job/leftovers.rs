@@ -14,13 +14,13 @@ use crate::owner::controller_of;
 
 const JOB_NAME: &str = "batch.kubernetes.io/job-name";
 
-/// The Job that a tracked pod belonged to, by its label.
+/// The Job that a tracked pod belonged to, by its label; of one that has lost that too, no name.
 pub fn key(changed: Changed<'_>) -> Option<ObjectKey> {
     let pod: &Pod = changed.new?.get()?;
     let name = label(pod.metadata.labels.as_ref(), JOB_NAME);
     let is_orphan = controller_of(&pod.metadata).is_none();
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
-    (is_orphan && pods::is_tracked(pod) && !name.is_empty()).then(|| ObjectKey::new(namespace, name))
+    (is_orphan && pods::is_tracked(pod)).then(|| ObjectKey::new(namespace, name))
 }
 
 fn release(tracked: Vec<Shared<Pod>>) -> Vec<Action> {
@@ -47,10 +47,13 @@ pub fn of_no_job(context: &Context<'_>) -> Vec<Action> {
     if left.is_empty() {
         return Vec::new();
     }
-    let mut actions = vec![Action::Require(Fact::Absent {
-        kind: &registry::JOB,
-        key: key.clone(),
-    })];
+    let mut actions = Vec::new();
+    if !key.name.is_empty() {
+        actions.push(Action::Require(Fact::Absent {
+            kind: &registry::JOB,
+            key: key.clone(),
+        }));
+    }
     actions.extend(release(left));
     actions
 }

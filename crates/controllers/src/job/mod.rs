@@ -31,7 +31,7 @@ use self::indexes::Indexes;
 use self::policy::Verdict;
 use crate::action::{Action, Report, reference};
 use crate::controller::{Changed, Context, Controller, View};
-use crate::owner::{claim, owners_of, selecting};
+use crate::owner::{claim, controller_of, owners_of, selecting};
 use crate::pod;
 use crate::replicaset::count;
 
@@ -117,15 +117,15 @@ impl Controller for Jobs {
             // What was planned did not happen; the next look plans it again.
             return Vec::new();
         }
-        look.actions = adopted(claimed.actions);
+        look.actions = tracked(claimed.actions);
         look.run();
         look.actions.extend(look.wait.map(Action::RequeueAfter));
         look.actions
     }
 }
 
-/// Pods that are taken up are tracked from then on.
-fn adopted(actions: Vec<Action>) -> Vec<Action> {
+/// Pods that are taken up are tracked from then on, and no longer once they are let go.
+fn tracked(claims: Vec<Action>) -> Vec<Action> {
     let track = |action| match action {
         Action::Update {
             kind,
@@ -133,10 +133,10 @@ fn adopted(actions: Vec<Action>) -> Vec<Action> {
             subresource,
         } => {
             let meta = object.metadata_mut();
-            let owned = crate::owner::controller_of(meta).is_some();
-            let finalizers = meta.finalizers.get_or_insert_default();
-            if owned && !finalizers.iter().any(|f| f == pods::FINALIZER) {
-                finalizers.push(pods::FINALIZER.into());
+            if controller_of(meta).is_some() {
+                pods::track(meta);
+            } else {
+                pods::untrack(meta);
             }
             Action::Update {
                 kind,
@@ -146,7 +146,7 @@ fn adopted(actions: Vec<Action>) -> Vec<Action> {
         }
         other => other,
     };
-    actions.into_iter().map(track).collect()
+    claims.into_iter().map(track).collect()
 }
 
 /// One look at one Job.

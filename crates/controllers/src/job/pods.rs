@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 
@@ -25,10 +26,21 @@ pub fn is_tracked(pod: &Pod) -> bool {
 
 pub fn without_finalizer(pod: &Pod) -> Pod {
     let mut changed = pod.clone();
-    let finalizers = changed.metadata.finalizers.take().unwrap_or_default();
-    let others: Vec<String> = finalizers.into_iter().filter(|f| f != FINALIZER).collect();
-    changed.metadata.finalizers = (!others.is_empty()).then_some(others);
+    untrack(&mut changed.metadata);
     changed
+}
+
+pub fn track(meta: &mut ObjectMeta) {
+    let finalizers = meta.finalizers.get_or_insert_default();
+    if !finalizers.iter().any(|f| f == FINALIZER) {
+        finalizers.push(FINALIZER.into());
+    }
+}
+
+pub fn untrack(meta: &mut ObjectMeta) {
+    let finalizers = meta.finalizers.take().unwrap_or_default();
+    let others: Vec<String> = finalizers.into_iter().filter(|f| f != FINALIZER).collect();
+    meta.finalizers = (!others.is_empty()).then_some(others);
 }
 
 fn annotation(pod: &Pod, key: &str) -> Option<i32> {
@@ -81,10 +93,7 @@ pub fn indexes<'p>(pods: impl Iterator<Item = &'p Shared<Pod>>) -> BTreeSet<i32>
 pub fn new_pod(job: &Shared<Job>, spec: &JobSpec, of: Option<(i32, Option<&Pod>)>) -> Pod {
     let owner = job.object();
     let mut pod = pod::from_template(owner, &spec.template);
-    let finalizers = pod.metadata.finalizers.get_or_insert_default();
-    if !finalizers.iter().any(|f| f == FINALIZER) {
-        finalizers.push(FINALIZER.into());
-    }
+    track(&mut pod.metadata);
     let Some((index, replaced)) = of else { return pod };
     let suffix = format!("-{index}-");
     let room = PREFIX_BYTES.saturating_sub(suffix.len());

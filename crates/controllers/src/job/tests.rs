@@ -408,3 +408,26 @@ fn nobody_else_s_job_is_touched_and_pods_of_no_job_are_let_go() {
     assert_eq!(actions[0], "require no jobs a/j");
     assert!(actions[1].starts_with("update pods a/j-"));
 }
+
+#[test]
+fn a_pod_that_a_job_lets_go_is_no_longer_held_for_it() {
+    let mut world = start(json!({}));
+    settle(&mut world, 0);
+    let mut pod = Pod::clone(&pods_of(&world)[0]);
+    assert!(pods::is_tracked(&pod));
+    pod.metadata.labels = None;
+    world.put(pod.clone());
+    let actions = world.run(&Jobs, KEY, at(1));
+    world.take(&actions);
+    let name = pod.metadata.name.clone().unwrap();
+    let released = pods_of(&world)
+        .into_iter()
+        .find(|p| p.object().name() == name)
+        .unwrap();
+    assert!(controller_of(&released.metadata).is_none() && !pods::is_tracked(&released));
+    // Somebody else's hand takes the owner and every label away: it is found all the same.
+    pod.metadata.owner_references = None;
+    world.put(pod);
+    let actions = lines(&world.run(&Jobs, ("a", ""), at(2)));
+    assert_eq!(actions, [format!("update pods a/{name}")]);
+}

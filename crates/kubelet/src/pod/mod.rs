@@ -531,8 +531,12 @@ impl Pod {
                 self.update_containers();
                 if self.ending.is_some() {
                     self.shrink_grace(now);
-                } else if self.has_news(now) {
-                    self.tell(now);
+                } else {
+                    // What a resize comes to is part of the news.
+                    self.resize(now);
+                    if self.has_news(now) {
+                        self.tell(now);
+                    }
                 }
             }
             Event::Removed => {

@@ -57,6 +57,12 @@ impl Pod {
         }
     }
 
+    /// The node has still to say whether there is room. Clients take a generation that a status has observed, with no
+    /// condition of a resize, for resized: until there is an answer no status is told.
+    pub(super) fn awaits_resize_answer(&self) -> bool {
+        self.resize.asked && self.ending.is_none()
+    }
+
     fn wanted(&self, i: usize) -> core::ResourceRequirements {
         find_spec(self.spec(), &self.containers[i].name)
             .and_then(|c| c.resources.clone())

@@ -62,7 +62,7 @@ pub fn merge(there: &PodStatus, ours: &PodStatus) -> PodStatus {
 impl Pod {
     /// Tells the status, if it has changed.
     pub(super) fn tell(&mut self, now: Timestamp) {
-        if self.rejected {
+        if self.rejected || self.awaits_resize_answer() {
             return;
         }
         let status = self.rollup(now);

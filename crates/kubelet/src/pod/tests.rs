@@ -448,6 +448,8 @@ fn l4_a_resize_is_allocated_then_brought_about() {
         serde_json::from_value(resources("40m")).unwrap();
     life.step(Event::Updated(Arc::new(life.object.clone())));
     assert_eq!(life.open, [Action::AdmitResize]);
+    let observed = |life: &Life| life.pod.status().observed_generation;
+    assert_eq!(observed(&life), Some(1), "nothing is known of the second yet");
     life.open.clear();
     let full = Rejection {
         reason: "OutOfcpu".into(),
@@ -455,6 +457,7 @@ fn l4_a_resize_is_allocated_then_brought_about() {
     };
     life.step(Event::ResizeAdmitted(Err(full)));
     assert_eq!(shown(&life), ("20m".into(), "20m".into(), false), "no room yet");
+    assert_eq!(observed(&life), Some(2));
     life.now += SignedDuration::from_secs(10);
     life.step(Event::Timer);
     life.open.clear();

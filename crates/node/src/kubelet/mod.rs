@@ -14,6 +14,7 @@ mod garbage;
 pub mod labels;
 mod machine;
 mod node;
+mod own_node;
 mod pull;
 pub mod resources;
 mod room;
@@ -80,6 +81,8 @@ const STARTS: usize = 8;
 const FOLDER_LOOK: Duration = Duration::from_secs(1);
 /// What an orphan is given to end by itself.
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
+/// How long a new pod waits for a look at the node before it is refused by what is known.
+const NODE_LOOK: Duration = Duration::from_secs(5);
 
 /// One node's settings.
 #[derive(Clone, Debug)]
@@ -158,8 +161,7 @@ pub(crate) struct Shared {
     pub pulls: Semaphore,
     pub starts: Semaphore,
     pub memory_bytes: i64,
-    /// The node's own object, as last read.
-    pub node: Mutex<Option<Arc<core::Node>>>,
+    pub own_node: own_node::OwnNode,
     pub capacity: BTreeMap<String, Quantity>,
     pub allocatable: BTreeMap<String, Quantity>,
     /// What the node is short of.
@@ -284,7 +286,7 @@ impl Kubelet {
             ),
             starts: Semaphore::new(STARTS),
             memory_bytes: size.memory_bytes,
-            node: Mutex::default(),
+            own_node: own_node::OwnNode::new(&config.node_name),
             allocatable: allocatable(&capacity, &config.configuration),
             capacity,
             pressures: Mutex::default(),
@@ -357,6 +359,16 @@ struct Picture {
     pods: BTreeMap<String, (Vec<Sandbox>, Vec<Container>)>,
 }
 
+/// What the runtime was found to hold of a pod, and since when that is so.
+type Found = (Timestamp, Vec<Sandbox>, Vec<Container>);
+
+impl Picture {
+    /// What is there of a pod; it is handed out once.
+    fn take(&mut self, uid: &str) -> Option<Found> {
+        self.pods.remove(uid).map(|(s, c)| (self.since, s, c))
+    }
+}
+
 async fn look(shared: &Shared) -> crate::runtime::Result<Picture> {
     let since = shared.clock.now();
     let sandboxes = shared.runtime.sandboxes().await?;
@@ -389,6 +401,8 @@ async fn run(
         informer::run(api, core::Service::kind_of(), Scope::default(), services).await;
     });
     tasks.spawn(node::run(shared.clone()));
+    let own = shared.clone();
+    tasks.spawn(async move { own.own_node.follow(own.api.clone()).await });
     if !shared.config.endpoint_barrier.is_zero() {
         let (api, slices) = (shared.api.clone(), shared.endpoints.slices());
         tasks.spawn(async move {
@@ -425,11 +439,14 @@ async fn run(
     let (api, store) = (shared.api.clone(), pods.clone());
     tasks.spawn(async move { informer::run(api, core::Pod::kind_of(), scope, store).await });
 
+    let (own_looks, mut looked) = mpsc::unbounded_channel();
     let mut workers = Workers {
         shared: shared.clone(),
         by_uid: BTreeMap::new(),
         cancel,
         admitted: BTreeSet::new(),
+        looking: BTreeSet::new(),
+        looks: own_looks,
         orphans: BTreeSet::new(),
         statics: BTreeMap::new(),
         waiting: BTreeMap::new(),
@@ -456,6 +473,7 @@ async fn run(
         tokio::select! {
             biased;
             Some((old, new)) = changes.recv() => workers.changed(old.as_deref(), new, &mut picture),
+            Some(uid) = looked.recv() => workers.looked_again(&uid, &mut picture),
             Some((uid, event)) = evicted.recv() => workers.tell(&uid, event),
             // Which pods there are must be known before any of them is left out.
             Some(asked) = asked.recv(), if complete => shutdown.asked(&shared, &workers, asked),
@@ -530,6 +548,10 @@ struct Workers {
     cancel: CancellationToken,
     /// Taken by this node.
     admitted: BTreeSet<String>,
+    /// New pods for which the node's object is looked at once more, by uid.
+    looking: BTreeSet<String>,
+    /// Tells when that is done.
+    looks: mpsc::UnboundedSender<String>,
     /// Being ended.
     orphans: BTreeSet<String>,
     /// The static pods that have a worker, by uid; true once their file is gone.
@@ -562,7 +584,9 @@ impl Workers {
             if taken {
                 continue;
             }
-            self.take_up(uid.clone(), Arc::new(pod.clone()), Origin::File, picture);
+            let found = picture.take(&uid);
+            let admitted = self.admit_new(&pod, &found);
+            self.begin(uid.clone(), Arc::new(pod.clone()), Origin::File, found, admitted);
             self.statics.insert(uid, (pod, false));
         }
         *self.shared.static_uids.lock() = self.statics.keys().cloned().collect();
@@ -614,14 +638,70 @@ impl Workers {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         match self.by_uid.get(&uid) {
             Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new(pod)))),
-            None => self.take_up(uid, Arc::new(pod), Origin::Api, picture),
+            None if self.looking.contains(&uid) => {}
+            None => self.take_up(uid, pod, picture),
         }
     }
 
     /// A pod that is new here gets its worker. What the runtime has of it already is not asked whether there is room.
+<<<<<<< HEAD
+    fn take_up(&mut self, uid: String, pod: core::Pod, picture: &mut Picture) {
+        let found = picture.take(&uid);
+        let admitted = self.admit_new(&pod, &found);
+        if admitted.as_ref().is_err_and(Rejection::is_of_labels_or_taints) {
+            // The scheduler may know of a change that is still under way to here: as in Kubernetes, what is refused for the
+            // node's labels is decided on its object as it is now.
+            self.looking.insert(uid.clone());
+            let (shared, looks) = (self.shared.clone(), self.looks.clone());
+            tokio::spawn(async move {
+                match timeout(NODE_LOOK, shared.own_node.read(&*shared.api)).await {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => debug!(%error, "cannot look at the node before a pod is refused"),
+                    Err(_) => debug!("looking at the node before a pod is refused takes too long"),
+                }
+                // The receiver goes only with the whole kubelet.
+                let _ = looks.send(uid);
+            });
+            return;
+        }
+        self.begin(uid, Arc::new(pod), Origin::Api, found, admitted);
+    }
+
+    /// The node is known as it is now: it takes the pod, or refuses it.
+    fn looked_again(&mut self, uid: &str, picture: &mut Picture) {
+        self.looking.remove(uid);
+        let there = self.shared.pods.list("").into_iter().find(|pod| pod.uid() == uid);
+        let Some(pod) = there.and_then(|object| object.to_typed::<core::Pod>()) else {
+            return;
+        };
+        let found = picture.take(uid);
+        let admitted = self.admit_new(&pod, &found);
+        self.begin(uid.to_string(), Arc::new(pod), Origin::Api, found, admitted);
+    }
+
+    /// What runs already is not asked.
+    fn admit_new(&self, pod: &core::Pod, found: &Option<Found>) -> Result<(), Rejection> {
+        match found {
+            Some(_) => Ok(()),
+            None => self.admit(pod),
+        }
+    }
+
+    fn begin(
+        &mut self,
+        uid: String,
+        pod: Arc<core::Pod>,
+        origin: Origin,
+        found: Option<Found>,
+        admitted: Result<(), Rejection>,
+    ) {
+        if admitted.is_ok() {
+            self.admitted.insert(uid.clone());
+=======
     fn take_up(&mut self, uid: String, pod: Arc<core::Pod>, origin: Origin, picture: &mut Picture) {
         if self.waits_for_room(&uid, &pod) {
             return;
+>>>>>>> node7
         }
         let found = picture.pods.remove(&uid).map(|(s, c)| (picture.since, s, c));
         let admitted = match found {
@@ -740,7 +820,13 @@ impl Workers {
 
 /// Whether there is room on the node for a pod, as it is now, beside the others that count.
 fn admit(shared: &Shared, pod: &core::Pod, counts: impl Fn(&core::Pod) -> bool) -> Result<(), Rejection> {
+<<<<<<< HEAD
+    // Until the node has an object that says what there is nobody was asked to run here.
+    let says = |node: &Arc<core::Node>| node.status.as_ref().is_some_and(|s| s.allocatable.is_some());
+    let Some(node) = shared.own_node.known().filter(says) else {
+=======
     let Some((node, others)) = beside(shared, pod, counts) else {
+>>>>>>> node7
         return Ok(());
     };
     admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())

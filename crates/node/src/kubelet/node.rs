@@ -80,8 +80,10 @@ pub(super) async fn run(shared: Arc<Shared>) {
         uid: None,
         written: None,
         ready: false,
+        reads: true,
     };
     let (mut next_status, mut next_lease) = (Instant::now(), Instant::now());
+    let mut renewed = None;
     loop {
         tokio::select! {
             () = sleep_until(next_status.min(next_lease)) => {}
@@ -91,6 +93,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             match node.update(&shared).await {
                 Ok(()) => next_status = Instant::now() + if node.ready { update } else { EAGER },
                 Err(error) => {
+                    node.reads = true;
                     warn!(%error, "cannot write the node's status yet");
                     next_status = Instant::now() + EAGER * 2;
                 }
@@ -98,7 +101,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         }
         if next_lease <= Instant::now() {
             let sent = shared.trust.now();
-            match renew(&shared, node.uid.as_deref()).await {
+            match renew(&shared, node.uid.as_deref(), &mut renewed).await {
                 Ok(()) => {
                     shared.trust.renewed(sent);
                     next_lease = Instant::now() + renewal;
@@ -116,13 +119,20 @@ struct NodeState {
     uid: Option<String>,
     written: Option<Timestamp>,
     ready: bool,
+    /// What is known of it may be wrong: it is read before it is written.
+    reads: bool,
 }
 
 impl NodeState {
     async fn update(&mut self, shared: &Shared) -> Result<(), Error> {
         let name = &shared.config.node_name;
-        let there = match shared.api.get_as::<core::Node>("", name).await {
-            Ok(node) => (*node).clone(),
+        let told = shared.own_node.told().filter(|_| !self.reads);
+        let there = match told {
+            Some(node) => Ok((*node).clone()),
+            None => shared.own_node.read(&*shared.api).await,
+        };
+        let there = match there {
+            Ok(node) => node,
             Err(error) if error.is_not_found() && !shared.config.configuration.register_node => {
                 debug!(node = name, "somebody else has to register this node");
                 self.ready = false;
@@ -138,6 +148,7 @@ impl NodeState {
             }
             Err(error) => return Err(error),
         };
+        self.reads = false;
         self.uid.clone_from(&there.metadata.uid);
         let there = self.relabel(shared, there).await?;
         let runtime = match shared.runtime.status().await {
@@ -155,7 +166,6 @@ impl NodeState {
             shared.steady.now().duration_since(at) >= shared.config.configuration.node_status_report_frequency
         });
         if !due && same_but_for_heartbeats(&before, &status) {
-            *shared.node.lock() = Some(Arc::new(there));
             return Ok(());
         }
         let about = super::eviction::node_reference(name);
@@ -165,15 +175,18 @@ impl NodeState {
         }
         let mut node = there;
         node.status = Some(status);
-        *shared.node.lock() = Some(Arc::new(node.clone()));
+        // Whoever sees it may give this node a pod before the answer is here.
+        shared.own_node.know(node.clone());
         match shared.api.update_status_as(node).await {
-            Ok(_) => {
+            Ok(written) => {
+                shared.own_node.know((*written).clone());
                 self.written = Some(shared.steady.now());
                 Ok(())
             }
             // Somebody else wrote meanwhile: the next look begins from that.
             Err(error) if error.is_conflict() => {
                 self.ready = false;
+                self.reads = true;
                 Ok(())
             }
             Err(error) => Err(error),
@@ -498,39 +511,54 @@ fn same_but_for_heartbeats(a: &core::NodeStatus, b: &core::NodeStatus) -> bool {
     quiet(a) == quiet(b)
 }
 
-/// Takes or renews the node's lease.
-async fn renew(shared: &Shared, node_uid: Option<&str>) -> Result<(), Error> {
-    let name = &shared.config.node_name;
-    let now = MicroTime(shared.clock.now());
-    match shared.api.get_as::<Lease>(LEASE_NAMESPACE, name).await {
-        Ok(lease) => {
-            let mut lease = (*lease).clone();
-            let spec = lease.spec.get_or_insert_default();
-            spec.holder_identity = Some(name.clone());
-            spec.lease_duration_seconds = Some(shared.config.configuration.node_lease_duration_seconds);
-            spec.renew_time = Some(now);
-            own(&mut lease, name, node_uid);
-            shared.api.update_as(lease).await.map(drop)
+/// Takes or renews the node's lease: as it was last written, for nobody else should have touched it; looked at first where
+/// that does not go through.
+async fn renew(
+    shared: &Shared,
+    node_uid: Option<&str>,
+    renewed: &mut Option<knarr_api::Shared<Lease>>,
+) -> Result<(), Error> {
+    if let Some(last) = renewed.take() {
+        match shared.api.update_as(held(&last, shared, node_uid)).await {
+            Ok(lease) => {
+                *renewed = Some(lease);
+                return Ok(());
+            }
+            Err(error) => debug!(%error, "the node's lease is not as it was written"),
         }
+    }
+    let name = &shared.config.node_name;
+    let lease = match shared.api.get_as::<Lease>(LEASE_NAMESPACE, name).await {
+        Ok(lease) => shared.api.update_as(held(&lease, shared, node_uid)).await?,
         Err(error) if error.is_not_found() => {
-            let mut lease = Lease {
+            let lease = Lease {
                 metadata: ObjectMeta {
                     name: Some(name.clone()),
                     namespace: Some(LEASE_NAMESPACE.into()),
                     ..ObjectMeta::default()
                 },
-                spec: Some(LeaseSpec {
-                    holder_identity: Some(name.clone()),
-                    lease_duration_seconds: Some(shared.config.configuration.node_lease_duration_seconds),
-                    renew_time: Some(now),
-                    ..LeaseSpec::default()
-                }),
+                spec: None,
             };
-            own(&mut lease, name, node_uid);
-            shared.api.create_as(lease).await.map(drop)
+            shared.api.create_as(held(&lease, shared, node_uid)).await?
         }
-        Err(error) => Err(error),
-    }
+        Err(error) => return Err(error),
+    };
+    *renewed = Some(lease);
+    Ok(())
+}
+
+/// The lease, renewed now.
+fn held(lease: &Lease, shared: &Shared, node_uid: Option<&str>) -> Lease {
+    let name = &shared.config.node_name;
+    let mut lease = lease.clone();
+    lease.spec = Some(LeaseSpec {
+        holder_identity: Some(name.clone()),
+        lease_duration_seconds: Some(shared.config.configuration.node_lease_duration_seconds),
+        renew_time: Some(MicroTime(shared.clock.now())),
+        ..lease.spec.unwrap_or_default()
+    });
+    own(&mut lease, name, node_uid);
+    lease
 }
 
 /// The lease goes with its node.

@@ -159,7 +159,7 @@ async fn mirror_once(shared: &Shared, pod: &core::Pod) -> Result<Option<Arc<core
         delete_at_once(shared, &there).await?;
         return Ok(None);
     }
-    let node = shared.node.lock().clone();
+    let node = shared.own_node.known();
     // A mirror is its node's, which has to be there first.
     let Some(node_uid) = node.and_then(|n| n.metadata.uid.clone()) else {
         return Ok(None);

@@ -30,7 +30,7 @@ use super::resources::CpuQuota;
 use super::security_context::Seccomp;
 use super::status::Write;
 use super::wall_clock::WallClock;
-use super::{Shared, container, env, exit, pod_kind, pull, sandbox, self_fencing, status};
+use super::{Found, Shared, container, env, exit, pod_kind, pull, sandbox, self_fencing, status};
 use crate::cgroup;
 use crate::probe::{self, Target};
 use crate::runtime::RuntimeError;
@@ -77,7 +77,7 @@ impl Worker {
     pub fn start(
         shared: Arc<Shared>,
         pod: Arc<core::Pod>,
-        found: Option<(Timestamp, Vec<Sandbox>, Vec<Container>)>,
+        found: Option<Found>,
         admitted: Result<(), Rejection>,
         origin: Origin,
         cancel: CancellationToken,
@@ -135,7 +135,7 @@ struct Doer {
 async fn run(
     shared: Arc<Shared>,
     pod: Arc<core::Pod>,
-    found: Option<(Timestamp, Vec<Sandbox>, Vec<Container>)>,
+    found: Option<Found>,
     (rejected, origin): (bool, Origin),
     (inbox, ended): (mpsc::UnboundedSender<Msg>, Arc<AtomicBool>),
     mut messages: mpsc::UnboundedReceiver<Msg>,

@@ -6,6 +6,7 @@
 mod clock_jumps;
 mod deaths;
 mod evictions;
+mod own_node;
 mod registration;
 mod room;
 mod shutdown;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -94,7 +95,7 @@ fn s3_what_starts_out_of_turn_is_seen() {
         (process("n1", "c"), true, true, vec!["S3"]),
     ] {
         let life = Life {
-            pod: pod("Pending", "n1", None),
+            pod: Arc::new(pod("Pending", "n1", None)),
             first_seen: Timestamp::UNIX_EPOCH,
             removed_at: removed.then_some(Timestamp::UNIX_EPOCH),
             released: false,

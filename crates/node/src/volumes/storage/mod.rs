@@ -81,6 +81,11 @@ pub trait Storage: Send + Sync {
         None
     }
 
+    /// Whether there is anybody to do it. What nobody can have begun is not written down as to be undone.
+    fn is_possible(&self, _tools: &Tools) -> Result<(), Failure> {
+        Ok(())
+    }
+
     async fn stage(&self, _tools: &Tools, _at: &Path, _terms: &Terms) -> Result<(), String> {
         Ok(())
     }
@@ -182,6 +187,7 @@ impl Shelf {
         };
         let turn = self.turn(staged.as_deref());
         let _turn = turn.lock().await;
+        storage.is_possible(&self.tools)?;
         write(&directory, &record).map_err(|e| {
             Failure::Publish(format!(
                 "cannot note what is mounted in {}: {e}",

@@ -21,10 +21,14 @@ use knarr_client::{Api, TypedApi};
 use serde::{Deserialize, Serialize};
 
 use super::filesystem::give_to;
-use super::{Storage, Terms, Tools};
+use super::{Failure, Storage, Terms, Tools};
 
 /// Before everything that this says, as every kubelet's.
 const SAYS: &str = "kubernetes.io/csi: ";
+/// What each step was about to do when it found no driver, in kubelets' words.
+const STAGE: &str = "attacher.MountDevice failed to create newCsiDriverClient";
+const PUBLISH: &str = "mounter.SetUpAt failed to get CSI client";
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Csi {
     pub driver: String,
@@ -223,8 +227,17 @@ impl Storage for Csi {
         (!self.inline).then(|| base.join(volume).join("globalmount"))
     }
 
+    fn is_possible(&self, tools: &Tools) -> Result<(), Failure> {
+        let socket = if self.inline {
+            self.socket(tools, PUBLISH).map_err(Failure::Publish)
+        } else {
+            self.socket(tools, STAGE).map_err(Failure::Stage)
+        };
+        socket.map(drop)
+    }
+
     async fn stage(&self, tools: &Tools, at: &Path, terms: &Terms) -> Result<(), String> {
-        let socket = self.socket(tools, "attacher.MountDevice failed to create newCsiDriverClient")?;
+        let socket = self.socket(tools, STAGE)?;
         let can = self.can(&socket).await?;
         if !can.stage {
             return Ok(());
@@ -251,7 +264,7 @@ impl Storage for Csi {
         target: &Path,
         terms: &Terms,
     ) -> Result<(), String> {
-        let socket = self.socket(tools, "mounter.SetUpAt failed to get CSI client")?;
+        let socket = self.socket(tools, PUBLISH)?;
         let about = self.about(tools).await?;
         self.is_served(about.as_deref())?;
         let can = self.can(&socket).await?;

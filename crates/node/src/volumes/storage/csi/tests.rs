@@ -382,6 +382,8 @@ async fn a_driver_that_is_not_there_or_fails_is_told_in_the_words_of_the_step() 
     let missing = "kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name d.example not \
                    found in the list of registered CSI drivers";
     assert_eq!(failed, Err(Failure::Stage(missing.into())));
+    // Nothing can have been begun, so such a pod's end waits for no driver.
+    node.shelf.tear_down("u-p").await.unwrap();
     let serving = node.serve(Driver::default());
     node.look().await;
     node.attach("h", json!({"attached": true})).await;

@@ -1,0 +1,238 @@
+//! What is streamed, sent over a WebSocket to clients that ask for one (browsers, mostly): a log as the bytes come, a
+//! watch as one event a message. What the client sends is not looked at.
+//!
+//! Source: Kubernetes' `binary.k8s.io` and `base64.binary.k8s.io` subprotocols, and its watches over WebSockets.
+
+use std::ops::ControlFlow;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use bytes::{Bytes, BytesMut};
+use futures::{SinkExt, StreamExt};
+use http::header::{CONNECTION, HeaderValue, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper_util::rt::TokioIo;
+use knarr_api::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::handshake::server::create_response;
+use tokio_tungstenite::tungstenite::protocol::Role;
+use tokio_tungstenite::tungstenite::{self, Message};
+use tracing::debug;
+
+use super::Http;
+use super::body::{Body, full};
+
+const BINARY: &str = "binary.k8s.io";
+const BASE64: &str = "base64.binary.k8s.io";
+
+/// How the bytes of an answer become messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    /// As they come.
+    Binary,
+    /// The same, in base64, as text.
+    Base64,
+    /// One line, one message, as text.
+    Lines,
+}
+
+/// A WebSocket that a client asked for.
+pub struct Asked {
+    agreed: Response<()>,
+    framing: Framing,
+}
+
+impl Asked {
+    /// Whether, and how. From here on the request is one without an upgrade, so that nobody further on agrees to it too.
+    ///
+    /// # Errors
+    /// 400 for a handshake that is none, 403 if no subprotocol is known (as kube-apiserver answers).
+    pub fn of(http: &mut Http) -> Result<Option<Asked>, Error> {
+        let streamed = http.info.verb == "watch" || http.info.subresource == "log";
+        let upgrade = http.headers.get(UPGRADE).and_then(|u| u.to_str().ok());
+        if !streamed || !upgrade.is_some_and(|u| u.eq_ignore_ascii_case("websocket")) {
+            return Ok(None);
+        }
+        let mut request = Request::new(());
+        *request.headers_mut() = http.headers.clone();
+        let mut agreed = create_response(&request)
+            .map_err(|e| Error::bad_request(format!("the WebSocket handshake cannot be read: {e}")))?;
+        let framing = if http.info.verb == "watch" {
+            Framing::Lines
+        } else {
+            let protocols = http.headers.get_all(SEC_WEBSOCKET_PROTOCOL);
+            let offered: Vec<&str> = protocols
+                .iter()
+                .filter_map(|p| p.to_str().ok())
+                .flat_map(|p| p.split(','))
+                .map(str::trim)
+                .filter(|p| !p.is_empty())
+                .collect();
+            let known = offered.iter().find(|p| [BINARY, BASE64].contains(p));
+            match known {
+                None if offered.is_empty() => Framing::Binary,
+                None => {
+                    return Err(Error::new(
+                        403,
+                        "Forbidden",
+                        format!(
+                            "requested protocol(s) are not supported: {offered:?}; supports {BINARY}, {BASE64}"
+                        ),
+                    ));
+                }
+                Some(&protocol) => {
+                    let value = HeaderValue::from_str(protocol).map_err(Error::internal)?;
+                    agreed.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, value);
+                    if protocol == BASE64 {
+                        Framing::Base64
+                    } else {
+                        Framing::Binary
+                    }
+                }
+            }
+        };
+        http.headers.remove(UPGRADE);
+        http.headers.remove(CONNECTION);
+        Ok(Some(Asked { agreed, framing }))
+    }
+
+    /// The answer over the WebSocket; a refusal stays what it is.
+    pub fn carry(self, http: &mut Http, answer: Response<Body>) -> Response<Body> {
+        if answer.status() != StatusCode::OK {
+            return answer;
+        }
+        let upgraded = hyper::upgrade::on(&mut http.request);
+        let framing = self.framing;
+        tokio::spawn(async move {
+            match upgraded.await {
+                Ok(io) => {
+                    let socket = WebSocketStream::from_raw_socket(TokioIo::new(io), Role::Server, None).await;
+                    if let Err(e) = send(socket, answer.into_body(), framing).await {
+                        debug!("a stream over a WebSocket ended: {e}");
+                    }
+                }
+                Err(e) => debug!("an upgrade failed: {e}"),
+            }
+        });
+        self.agreed.map(|()| full(Bytes::new()))
+    }
+}
+
+/// Until the answer ends or the client goes.
+async fn send<T: AsyncRead + AsyncWrite + Unpin>(
+    socket: WebSocketStream<T>,
+    mut body: Body,
+    framing: Framing,
+) -> Result<(), tungstenite::Error> {
+    let (mut sink, mut client) = socket.split();
+    // Says that the stream has begun.
+    match framing {
+        Framing::Binary => sink.send(Message::Binary(Bytes::new())).await?,
+        Framing::Base64 => sink.send(Message::text("")).await?,
+        Framing::Lines => {}
+    }
+    let mut begun = BytesMut::new();
+    loop {
+        let frame = tokio::select! {
+            frame = body.frame() => frame,
+            said = client.next() => match heard(said) {
+                ControlFlow::Continue(()) => continue,
+                ControlFlow::Break(()) => return Ok(()),
+            },
+        };
+        let Some(frame) = frame else { break };
+        let data = match frame.map(|f| f.into_data()) {
+            Ok(Ok(data)) => data,
+            Ok(Err(_trailers)) => continue,
+            Err(e) => {
+                debug!("what was to be sent over a WebSocket broke off: {e}");
+                break;
+            }
+        };
+        match framing {
+            Framing::Binary => sink.send(Message::Binary(data)).await?,
+            Framing::Base64 => sink.send(Message::text(BASE64_STANDARD.encode(&data))).await?,
+            Framing::Lines => {
+                begun.extend_from_slice(&data);
+                while let Some(end) = begun.iter().position(|b| *b == b'\n') {
+                    let line = begun.split_to(end + 1).freeze();
+                    let text = tungstenite::Utf8Bytes::try_from(line.slice(..end));
+                    match text {
+                        Ok(text) => sink.send(Message::Text(text)).await?,
+                        Err(_) => sink.send(Message::Binary(line.slice(..end))).await?,
+                    }
+                }
+            }
+        }
+    }
+    sink.close().await
+}
+
+/// Whether the client is still there.
+fn heard(said: Option<Result<Message, tungstenite::Error>>) -> ControlFlow<()> {
+    match said {
+        Some(Ok(Message::Close(_)) | Err(_)) | None => ControlFlow::Break(()),
+        Some(Ok(_)) => ControlFlow::Continue(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::stream;
+    use http_body_util::StreamBody;
+    use hyper::body::Frame;
+
+    use super::*;
+
+    /// What a client gets of an answer that comes in these pieces.
+    async fn messages(pieces: &'static [&'static str], framing: Framing) -> Vec<Message> {
+        let frames = pieces
+            .iter()
+            .map(|p| Ok(Frame::data(Bytes::from_static(p.as_bytes()))));
+        let body = StreamBody::new(stream::iter(frames)).boxed_unsync();
+        let (near, far) = tokio::io::duplex(1024);
+        let server = WebSocketStream::from_raw_socket(near, Role::Server, None).await;
+        let client = WebSocketStream::from_raw_socket(far, Role::Client, None).await;
+        let got = client.take_while(|m| std::future::ready(matches!(m, Ok(m) if !m.is_close())));
+        let (sent, got) = tokio::join!(send(server, body, framing), got.collect::<Vec<_>>());
+        sent.unwrap();
+        got.into_iter().map(Result::unwrap).collect()
+    }
+
+    #[tokio::test]
+    async fn a_log_begins_with_an_empty_message_and_comes_as_it_is() {
+        let pieces = &["one\nt", "wo\n"];
+        let binary = |text: &'static str| Message::Binary(Bytes::from_static(text.as_bytes()));
+        assert_eq!(
+            messages(pieces, Framing::Binary).await,
+            [binary(""), binary("one\nt"), binary("wo\n")]
+        );
+        assert_eq!(
+            messages(pieces, Framing::Base64).await,
+            [
+                Message::text(""),
+                Message::text("b25lCnQ="),
+                Message::text("d28K")
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn an_event_of_a_watch_is_a_message() {
+        assert_eq!(
+            messages(&["{1}\n{2}\n{", "3}\n"], Framing::Lines).await,
+            [Message::text("{1}"), Message::text("{2}"), Message::text("{3}")]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_client_that_goes_ends_the_stream() {
+        let body = StreamBody::new(stream::pending()).boxed_unsync();
+        let (near, far) = tokio::io::duplex(1024);
+        let server = WebSocketStream::from_raw_socket(near, Role::Server, None).await;
+        drop(far);
+        send(server, body, Framing::Lines).await.unwrap();
+    }
+}

@@ -1,0 +1,104 @@
+//! What others write at the node's object, and pods that come right after it.
+
+use k8s_openapi::api::core::v1::{Node, Taint};
+
+use super::*;
+
+impl World {
+    async fn edit_node(&self, edit: impl FnMut(&mut Node) + Send) {
+        self.api.edit::<Node>("", "n1", "", edit).await.unwrap();
+    }
+
+    async fn reason(&self, name: &str) -> Option<String> {
+        self.pod(name).await?.status?.reason
+    }
+}
+
+fn down() -> Taint {
+    Taint {
+        key: "node.kubernetes.io/out-of-service".into(),
+        effect: "NoExecute".into(),
+        ..Taint::default()
+    }
+}
+
+/// The scheduler acts on the node's object at once. A kubelet that knows it from its last heartbeat only refuses for ten
+/// seconds whatever it is given, and whoever wants a pod there makes it again and again.
+#[tokio::test(start_paused = true)]
+async fn l1_what_others_write_at_the_node_decides_about_the_next_pod() {
+    let world = World::new();
+    let (_kubelet, _cancel) = world.kubelet_on_nothing();
+    sleep(Duration::from_secs(1)).await;
+    for round in ["a", "b"] {
+        world
+            .edit_node(|node| node.spec.get_or_insert_default().taints = Some(vec![down()]))
+            .await;
+        world.create(&format!("{round}-refused")).await;
+        sleep(Duration::from_secs(1)).await;
+        let reason = world.reason(&format!("{round}-refused")).await;
+        assert_eq!(reason.as_deref(), Some("TaintToleration"));
+        world
+            .edit_node(|node| node.spec.get_or_insert_default().taints = None)
+            .await;
+        world.create(&format!("{round}-taken")).await;
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(
+            world.phase(&format!("{round}-taken")).await.as_deref(),
+            Some("Running")
+        );
+    }
+}
+
+/// Whatever the watch of the node is behind: what would be refused for its labels is decided on its object as it is.
+#[tokio::test(start_paused = true)]
+async fn l1_before_a_pod_is_refused_for_the_nodes_labels_they_are_read_again() {
+    let world = World::new();
+    world.api.intercept(|request| {
+        let deaf = request.verb == "watch" && request.kind == Node::kind_of();
+        deaf.then(|| Error::unavailable("nothing is told of nodes"))
+    });
+    let (_kubelet, _cancel) = world.kubelet_on_nothing();
+    sleep(Duration::from_secs(1)).await;
+    let on_ssd = json!({"nodeSelector": {"disk": "ssd"}});
+    world.create_with("early", on_ssd.clone()).await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.reason("early").await.as_deref(), Some("NodeAffinity"));
+    world
+        .edit_node(|node| {
+            let labels = node.metadata.labels.get_or_insert_default();
+            labels.insert("disk".into(), "ssd".into());
+        })
+        .await;
+    world.create_with("late", on_ssd).await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.phase("late").await.as_deref(), Some("Running"));
+}
+
+/// Deleted, it is registered again, also where the watch said nothing; its status is never written from what is no more.
+#[tokio::test(start_paused = true)]
+async fn s5_a_node_object_that_was_deleted_comes_back_whole() {
+    for deaf in [false, true] {
+        let world = World::new();
+        world.api.intercept(move |request| {
+            let deaf = deaf && request.verb == "watch" && request.kind == Node::kind_of();
+            deaf.then(|| Error::unavailable("nothing is told of nodes"))
+        });
+        let (_kubelet, _cancel) = world.kubelet_on_nothing();
+        sleep(Duration::from_secs(60)).await;
+        let first = world.api.get_as::<Node>("", "n1").await.unwrap();
+        let options = DeleteOptions::default();
+        world
+            .api
+            .delete(Node::kind_of(), "", "n1", options)
+            .await
+            .unwrap();
+        sleep(Duration::from_secs(60)).await;
+        let again = world.api.get_as::<Node>("", "n1").await.unwrap();
+        assert_ne!(first.metadata.uid, again.metadata.uid);
+        assert_eq!(
+            first.status.as_ref().map(|s| &s.allocatable),
+            again.status.as_ref().map(|s| &s.allocatable),
+            "deaf: {deaf}"
+        );
+    }
+}

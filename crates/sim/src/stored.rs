@@ -1,0 +1,139 @@
+//! What the store's bytes say, read without what no rule asks for: who manages which field is half of most objects, and
+//! the observer reads every one that is written.
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use knarr_api::k8s_openapi;
+use serde::Deserialize;
+use serde_json::Value;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Meta {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    deletion_timestamp: Option<Time>,
+    deletion_grace_period_seconds: Option<i64>,
+    owner_references: Option<Vec<OwnerReference>>,
+}
+
+impl From<Meta> for ObjectMeta {
+    fn from(meta: Meta) -> Self {
+        ObjectMeta {
+            name: meta.name,
+            namespace: meta.namespace,
+            uid: meta.uid,
+            deletion_timestamp: meta.deletion_timestamp,
+            deletion_grace_period_seconds: meta.deletion_grace_period_seconds,
+            owner_references: meta.owner_references,
+            ..ObjectMeta::default()
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Stored<S, T> {
+    metadata: Meta,
+    spec: Option<S>,
+    status: Option<T>,
+}
+
+/// A pod, with the metadata that says which it is, whose, and when it is to end.
+pub(crate) fn pod(json: &[u8]) -> Option<Pod> {
+    let stored: Stored<PodSpec, PodStatus> = serde_json::from_slice(json).ok()?;
+    Some(Pod {
+        metadata: stored.metadata.into(),
+        spec: stored.spec,
+        status: stored.status,
+    })
+}
+
+/// A node, with as little metadata.
+pub(crate) fn node(json: &[u8]) -> Option<Node> {
+    let stored: Stored<NodeSpec, NodeStatus> = serde_json::from_slice(json).ok()?;
+    Some(Node {
+        metadata: stored.metadata.into(),
+        spec: stored.spec,
+        status: stored.status,
+    })
+}
+
+/// A lease, with as little metadata.
+pub(crate) fn lease(json: &[u8]) -> Option<Lease> {
+    let stored: Stored<LeaseSpec, ()> = serde_json::from_slice(json).ok()?;
+    Some(Lease {
+        metadata: stored.metadata.into(),
+        spec: stored.spec,
+    })
+}
+
+/// How far a workload is, by its own word.
+pub(crate) fn told_of_workload(json: &[u8]) -> String {
+    #[derive(Default, Deserialize)]
+    struct Spec {
+        #[serde(default)]
+        replicas: Value,
+    }
+    #[derive(Deserialize)]
+    struct Workload {
+        #[serde(default)]
+        spec: Spec,
+        #[serde(default)]
+        status: Value,
+    }
+    let Ok(Workload { spec, mut status }) = serde_json::from_slice(json) else {
+        return String::new();
+    };
+    if let Some(status) = status.as_object_mut() {
+        status.remove("conditions");
+    }
+    format!(", wants {}, has {status}", spec.replicas)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The rules are asked about the same pod, node and lease as with everything that is written of them.
+    #[test]
+    fn what_is_read_of_an_object_is_as_it_is_written() {
+        let meta = json!({
+            "name": "a", "namespace": "b", "uid": "u", "deletionGracePeriodSeconds": 3,
+            "deletionTimestamp": "2026-01-01T00:00:10Z",
+            "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "o", "uid": "w", "controller": true}],
+        });
+        let text = |spec: Value, status: Value| {
+            json!({"metadata": meta, "spec": spec, "status": status}).to_string()
+        };
+        let pod_text = text(
+            json!({"nodeName": "n", "containers": [{"name": "c"}]}),
+            json!({"phase": "Running"}),
+        );
+        let whole: Pod = serde_json::from_str(&pod_text).unwrap();
+        assert_eq!(pod(pod_text.as_bytes()), Some(whole));
+        let node_text = text(
+            json!({"taints": [{"key": "k", "effect": "NoExecute"}]}),
+            json!({"conditions": [{"type": "Ready", "status": "True"}]}),
+        );
+        let whole: Node = serde_json::from_str(&node_text).unwrap();
+        assert_eq!(node(node_text.as_bytes()), Some(whole));
+        let lease_text = json!({"metadata": meta, "spec": {"holderIdentity": "h", "leaseTransitions": 2}});
+        let whole: Lease = serde_json::from_value(lease_text.clone()).unwrap();
+        assert_eq!(lease(lease_text.to_string().as_bytes()), Some(whole));
+        let managed = json!({"metadata": {"name": "a", "managedFields": [{"manager": "m"}]}});
+        let managed = pod(managed.to_string().as_bytes()).unwrap();
+        assert_eq!(
+            (managed.metadata.name.as_deref(), managed.metadata.managed_fields),
+            (Some("a"), None)
+        );
+        assert_eq!(
+            told_of_workload(br#"{"spec":{"replicas":2},"status":{"conditions":[],"replicas":1}}"#),
+            r#", wants 2, has {"replicas":1}"#
+        );
+        assert_eq!(told_of_workload(b"{}"), ", wants null, has null");
+    }
+}
