@@ -584,9 +584,12 @@ impl Workers {
             if taken {
                 continue;
             }
-            let found = picture.take(&uid);
-            let admitted = self.admit_new(&pod, &found);
-            self.begin(uid.clone(), Arc::new(pod.clone()), Origin::File, found, admitted);
+            let new = Arc::new(pod.clone());
+            if !self.waits_for_room(&uid, &new) {
+                let found = picture.take(&uid);
+                let admitted = self.admit_new(&pod, &found);
+                self.begin(uid.clone(), new, Origin::File, found, admitted);
+            }
             self.statics.insert(uid, (pod, false));
         }
         *self.shared.static_uids.lock() = self.statics.keys().cloned().collect();
@@ -644,8 +647,11 @@ impl Workers {
     }
 
     /// A pod that is new here gets its worker. What the runtime has of it already is not asked whether there is room.
-<<<<<<< HEAD
     fn take_up(&mut self, uid: String, pod: core::Pod, picture: &mut Picture) {
+        let pod = Arc::new(pod);
+        if self.waits_for_room(&uid, &pod) {
+            return;
+        }
         let found = picture.take(&uid);
         let admitted = self.admit_new(&pod, &found);
         if admitted.as_ref().is_err_and(Rejection::is_of_labels_or_taints) {
@@ -664,7 +670,7 @@ impl Workers {
             });
             return;
         }
-        self.begin(uid, Arc::new(pod), Origin::Api, found, admitted);
+        self.begin(uid, pod, Origin::Api, found, admitted);
     }
 
     /// The node is known as it is now: it takes the pod, or refuses it.
@@ -680,34 +686,22 @@ impl Workers {
     }
 
     /// What runs already is not asked.
-    fn admit_new(&self, pod: &core::Pod, found: &Option<Found>) -> Result<(), Rejection> {
+    fn admit_new(&self, pod: &core::Pod, found: &Option<Found>) -> Result<Vec<core::Pod>, Rejection> {
         match found {
-            Some(_) => Ok(()),
+            Some(_) => Ok(Vec::new()),
             None => self.admit(pod),
         }
     }
 
+    /// Gives the pod its worker, or has it wait for those that are to end before.
     fn begin(
         &mut self,
         uid: String,
         pod: Arc<core::Pod>,
         origin: Origin,
         found: Option<Found>,
-        admitted: Result<(), Rejection>,
+        admitted: Result<Vec<core::Pod>, Rejection>,
     ) {
-        if admitted.is_ok() {
-            self.admitted.insert(uid.clone());
-=======
-    fn take_up(&mut self, uid: String, pod: Arc<core::Pod>, origin: Origin, picture: &mut Picture) {
-        if self.waits_for_room(&uid, &pod) {
-            return;
->>>>>>> node7
-        }
-        let found = picture.pods.remove(&uid).map(|(s, c)| (picture.since, s, c));
-        let admitted = match found {
-            Some(_) => Ok(Vec::new()),
-            None => self.admit(&pod),
-        };
         let admitted = match admitted {
             Ok(victims) if !victims.is_empty() => return self.make_room(uid, pod, origin, &victims),
             Ok(_) => {
@@ -820,25 +814,21 @@ impl Workers {
 
 /// Whether there is room on the node for a pod, as it is now, beside the others that count.
 fn admit(shared: &Shared, pod: &core::Pod, counts: impl Fn(&core::Pod) -> bool) -> Result<(), Rejection> {
-<<<<<<< HEAD
-    // Until the node has an object that says what there is nobody was asked to run here.
-    let says = |node: &Arc<core::Node>| node.status.as_ref().is_some_and(|s| s.allocatable.is_some());
-    let Some(node) = shared.own_node.known().filter(says) else {
-=======
     let Some((node, others)) = beside(shared, pod, counts) else {
->>>>>>> node7
         return Ok(());
     };
     admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
 }
 
-/// The node and its other pods that count. None until it has an object of its own: then nobody was asked to run here.
+/// The node and its other pods that count. None until it has an object that says what there is: until then nobody was
+/// asked to run here.
 fn beside(
     shared: &Shared,
     pod: &core::Pod,
     counts: impl Fn(&core::Pod) -> bool,
 ) -> Option<(Arc<core::Node>, Vec<core::Pod>)> {
-    let node = shared.node.lock().clone()?;
+    let says = |node: &Arc<core::Node>| node.status.as_ref().is_some_and(|s| s.allocatable.is_some());
+    let node = shared.own_node.known().filter(says)?;
     let objects = shared.pods.list("");
     let others: Vec<core::Pod> = objects
         .iter()
