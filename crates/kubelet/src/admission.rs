@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::{
     Container, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration,
 };
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::resources::is_extended;
 
 use crate::preemption;
 use crate::resources::{self, Amounts};
@@ -210,11 +211,6 @@ fn shortages(pod: &Pod, node: &Node, others: &[&Pod]) -> Vec<Shortage> {
         })
         .filter(|short| short.requested > 0 && short.missing() > 0)
         .collect()
-}
-
-fn is_extended(name: &str) -> bool {
-    let native = !name.contains('/') || name.contains("kubernetes.io/");
-    !native && !name.starts_with("requests.")
 }
 
 /// Whether the node carries what the pod's selector and its required affinity ask for.

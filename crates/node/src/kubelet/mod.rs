@@ -585,12 +585,7 @@ impl Workers {
             if taken {
                 continue;
             }
-            let new = Arc::new(pod.clone());
-            if !self.waits_for_room(&uid, &new) {
-                let found = picture.take(&uid);
-                let admitted = self.admit_new(&pod, &found);
-                self.begin(uid.clone(), new, Origin::File, found, admitted);
-            }
+            self.take_up(uid.clone(), Arc::new(pod.clone()), Origin::File, picture);
             self.statics.insert(uid, (pod, false));
         }
         *self.shared.static_uids.lock() = self.statics.keys().cloned().collect();
@@ -643,19 +638,19 @@ impl Workers {
         match self.by_uid.get(&uid) {
             Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new(pod)))),
             None if self.looking.contains(&uid) => {}
-            None => self.take_up(uid, pod, picture),
+            None => self.take_up(uid, Arc::new(pod), Origin::Api, picture),
         }
     }
 
     /// A pod that is new here gets its worker. What the runtime has of it already is not asked whether there is room.
-    fn take_up(&mut self, uid: String, pod: core::Pod, picture: &mut Picture) {
-        let pod = Arc::new(pod);
+    fn take_up(&mut self, uid: String, pod: Arc<core::Pod>, origin: Origin, picture: &mut Picture) {
         if self.waits_for_room(&uid, &pod) {
             return;
         }
         let found = picture.take(&uid);
         let admitted = self.admit_new(&pod, &found);
-        if admitted.as_ref().is_err_and(Rejection::is_of_labels_or_taints) {
+        let of_labels = admitted.as_ref().is_err_and(Rejection::is_of_labels_or_taints);
+        if of_labels && matches!(origin, Origin::Api) {
             // The scheduler may know of a change that is still under way to here: as in Kubernetes, what is refused for the
             // node's labels is decided on its object as it is now.
             self.looking.insert(uid.clone());
@@ -671,7 +666,7 @@ impl Workers {
             });
             return;
         }
-        self.begin(uid, pod, Origin::Api, found, admitted);
+        self.begin(uid, pod, origin, found, admitted);
     }
 
     /// The node is known as it is now: it takes the pod, or refuses it.
@@ -694,7 +689,7 @@ impl Workers {
         }
     }
 
-    /// Gives the pod its worker, or has it wait for those that are to end before.
+    /// Gives a pod its worker, once those have ended that have to end for it.
     fn begin(
         &mut self,
         uid: String,
@@ -821,8 +816,8 @@ fn admit(shared: &Shared, pod: &core::Pod, counts: impl Fn(&core::Pod) -> bool) 
     admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
 }
 
-/// The node and its other pods that count. None until it has an object that says what there is: until then nobody was
-/// asked to run here.
+/// The node and its other pods that count. None until it has an object that says what there is: then nobody was asked to
+/// run here.
 fn beside(
     shared: &Shared,
     pod: &core::Pod,

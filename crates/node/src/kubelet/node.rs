@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::persistent_volume::LOCAL_PATH;
+use knarr_api::kinds::pod::resources::is_extended;
 use knarr_api::quantity::canonicalize;
 use knarr_api::registry::Registered;
 use knarr_api::{Error, k8s_openapi};
@@ -275,6 +276,16 @@ fn fresh(config: &Config) -> core::Node {
     }
 }
 
+/// What an administrator has written into the node's capacity (Kubernetes: "Advertise Extended Resources for a Node"): it
+/// stays, and all of it can be allocated. Resources of Kubernetes' own names are the kubelet's.
+fn extended_resources(before: &core::NodeStatus) -> BTreeMap<String, Quantity> {
+    let capacity = before.capacity.iter().flatten();
+    capacity
+        .filter(|(name, _)| is_extended(name))
+        .map(|(name, amount)| (name.clone(), amount.clone()))
+        .collect()
+}
+
 async fn status(
     shared: &Shared,
     runtime: &RuntimeStatus,
@@ -307,10 +318,16 @@ async fn status(
         }
         Err(_) => before.images.clone(),
     };
+    let extended = extended_resources(before);
+    let with_extended = |own: &BTreeMap<String, Quantity>| {
+        let mut all = extended.clone();
+        all.extend(own.clone());
+        Some(all)
+    };
     core::NodeStatus {
         addresses: Some(addresses),
-        allocatable: Some(shared.allocatable.clone()),
-        capacity: Some(shared.capacity.clone()),
+        allocatable: with_extended(&shared.allocatable),
+        capacity: with_extended(&shared.capacity),
         conditions: Some(conditions(runtime, shared, before, now)),
         daemon_endpoints: Some(core::NodeDaemonEndpoints {
             kubelet_endpoint: Some(core::DaemonEndpoint {

@@ -99,9 +99,7 @@ impl Workers {
             .collect();
         for uid in ready {
             if let Some(Waiting { pod, origin, .. }) = self.waiting.remove(&uid) {
-                let found = picture.take(&uid);
-                let admitted = self.admit_new(&pod, &found);
-                self.begin(uid, pod, origin, found, admitted);
+                self.take_up(uid, pod, origin, picture);
             }
         }
     }

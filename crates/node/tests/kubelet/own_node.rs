@@ -1,6 +1,7 @@
 //! What others write at the node's object, and pods that come right after it.
 
 use k8s_openapi::api::core::v1::{Node, Taint};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::*;
 
@@ -99,6 +100,38 @@ async fn s5_a_node_object_that_was_deleted_comes_back_whole() {
             first.status.as_ref().map(|s| &s.allocatable),
             again.status.as_ref().map(|s| &s.allocatable),
             "deaf: {deaf}"
+        );
+    }
+}
+
+/// Kubernetes: "Advertise Extended Resources for a Node".
+#[tokio::test(start_paused = true)]
+async fn an_administrators_resources_stay_and_are_given_to_pods() {
+    let world = World::new();
+    let (_kubelet, _cancel) = world.kubelet_on_nothing();
+    sleep(Duration::from_secs(1)).await;
+    let amount = |of: &str| Quantity(of.into());
+    world
+        .api
+        .edit::<Node>("", "n1", "status", |node| {
+            let status = node.status.get_or_insert_default();
+            for (name, of) in [("example.com/dongle", "4"), ("cpu", "1000")] {
+                let capacity = status.capacity.get_or_insert_default();
+                capacity.insert(name.into(), amount(of));
+            }
+        })
+        .await
+        .unwrap();
+    // Its status is written anew at the latest after five minutes.
+    sleep(Duration::from_secs(301)).await;
+    let node = world.api.get_as::<Node>("", "n1").await.unwrap();
+    let status = node.status.clone().unwrap();
+    for list in [status.capacity.unwrap(), status.allocatable.unwrap()] {
+        assert_eq!(list["example.com/dongle"], amount("4"), "{list:?}");
+        assert_ne!(
+            list["cpu"],
+            amount("1000"),
+            "what the kubelet knows it says itself"
         );
     }
 }

@@ -3,6 +3,8 @@
 
 use std::borrow::Cow;
 
+use knarr_api::kinds::pod::resources::is_native;
+
 use super::{MAX_NODE_SCORE, Refusal};
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodClass;
@@ -13,14 +15,9 @@ pub const NAME: &str = "NodeResourcesFit";
 /// What scores of the configuration are multiplied with: those go to 10.
 const SHAPE_SCALE: i64 = MAX_NODE_SCORE / 10;
 
-/// Names with a domain that is not Kubernetes' own.
-fn is_extended(name: &str) -> bool {
-    name.contains('/') && !name.contains("kubernetes.io/")
-}
-
 fn is_ignored(args: &FitArgs, name: &str) -> bool {
     let group = name.split('/').next().unwrap_or(name);
-    is_extended(name)
+    !is_native(name)
         && (args.ignored_resources.contains(name) || args.ignored_resource_groups.contains(group))
 }
 
