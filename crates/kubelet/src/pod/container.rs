@@ -166,6 +166,20 @@ impl Container {
         }
     }
 
+    /// The spec says something else now. What did not work before is no reason to wait: each definition has its own
+    /// back-off, each image too.
+    fn redefine(&mut self, hash: String) {
+        if self.hash == hash {
+            return;
+        }
+        self.hash = hash;
+        self.crash.reset();
+        self.pull.reset();
+        self.pull_failed = None;
+        self.retry_at = None;
+        self.retries = 0;
+    }
+
     /// Whether this is the id of its newest run, or of the run being made.
     pub(super) fn is(&self, id: &str) -> bool {
         self.run.as_ref().is_some_and(|r| r.id == id)
@@ -344,7 +358,7 @@ impl Pod {
         for (role, container) in wanted {
             let hash = definition_hash(&container);
             match self.by_name(&container.name) {
-                Some(i) => self.containers[i].hash = hash,
+                Some(i) => self.containers[i].redefine(hash),
                 None => {
                     let mut new = Container::new(container.name.clone(), role);
                     new.hash = hash;

@@ -781,8 +781,8 @@ fn l7_readiness_gates_hold_ready_back() {
     );
 }
 
-#[test]
-fn l4_pulls_fail_back_off_and_are_tried_again() {
+/// A pod whose image could not be pulled, as is just told.
+fn without_image() -> Life {
     let mut life = Life::new(json!({}));
     life.step(Event::Timer);
     while let Some((at, event)) = life.open.iter().enumerate().find_map(|(at, a)| match a {
@@ -812,6 +812,34 @@ fn l4_pulls_fail_back_off_and_are_tried_again() {
         },
     );
     assert_eq!(life.status(), "Pending c=ErrImagePull/0");
+    life
+}
+
+fn with_image(life: &mut Life, image: &str) {
+    life.object.spec.as_mut().unwrap().containers[0].image = Some(image.into());
+    life.step(Event::Updated(Arc::new(life.object.clone())));
+    life.settle();
+}
+
+#[test]
+fn l5_another_image_does_not_wait_for_what_the_one_before_did() {
+    let mut life = without_image();
+    life.wait(5);
+    with_image(&mut life, "busybox");
+    assert_eq!(life.status(), "Pending c=ErrImagePull/0", "nothing has changed");
+    with_image(&mut life, "other");
+    assert_eq!(life.status(), "Running c=running/0");
+    life.exit("c0", 1);
+    life.exit("c1", 1);
+    life.wait(9);
+    assert_eq!(life.status(), "Running c=CrashLoopBackOff/1");
+    with_image(&mut life, "mended");
+    assert_eq!(life.status(), "Running c=running/2");
+}
+
+#[test]
+fn l4_pulls_fail_back_off_and_are_tried_again() {
+    let mut life = without_image();
     life.wait(9);
     assert_eq!(life.status(), "Pending c=ImagePullBackOff/0");
     let log = life.take_log();

@@ -572,6 +572,7 @@ impl Workers {
     /// Begins the static pods that are wanted and ends the others. One whose file says something else waits for the
     /// one before it to end: both have one name.
     fn run_statics(&mut self, wanted: BTreeMap<String, core::Pod>, picture: &mut Picture) {
+        self.static_pods_wait_no_more(&wanted);
         let by_uid = &self.by_uid;
         self.statics
             .retain(|uid, _| by_uid.get(uid).is_some_and(|worker| !worker.is_finished()));

@@ -37,6 +37,12 @@ impl Workers {
         }
     }
 
+    /// Static pods whose files are gone wait no more.
+    pub(super) fn static_pods_wait_no_more(&mut self, wanted: &BTreeMap<String, core::Pod>) {
+        self.waiting
+            .retain(|uid, waiting| matches!(waiting.origin, Origin::Api) || wanted.contains_key(uid));
+    }
+
     /// Ends the victims, and has the pod wait for that.
     pub(super) fn make_room(
         &mut self,
