@@ -19,6 +19,8 @@ const RECORDINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden-life
 const SIDE_BY_SIDE: &str = "16";
 /// The reference node itself needed a second try now and then (see the recordings' README).
 const RETRIES: &str = "2";
+/// More than these are not late, but wrong.
+const LATE_AT_MOST: usize = 5;
 
 /// Their containers need the image `agnhost`, which is not on this machine and cannot be made from what is.
 const NO_IMAGE: [&str; 6] = [
@@ -73,14 +75,30 @@ fn recorded_lives(ns: &Namespace) -> Outcome {
         }
         std::fs::write(dir.path().join(file), out.stdout)?;
     }
-    let mut replay = Command::new("python3");
-    replay.arg(format!("{RECORDINGS}/replay.py"));
-    replay.args(["--server", &ns.cluster.server(), "--node", "node1"]);
-    replay.arg("--cert").arg(dir.path().join("crt"));
-    replay.arg("--key").arg(dir.path().join("key"));
-    replay.args(["--workers", SIDE_BY_SIDE, "--retries", RETRIES]);
-    replay.args(["--id", &ids()?.join(","), RECORDINGS]);
-    run(&mut replay)?;
+    let lead = |ids: &[&str], side_by_side: &str| {
+        let mut replay = Command::new("python3");
+        replay.arg(format!("{RECORDINGS}/replay.py"));
+        replay.args(["--server", &ns.cluster.server(), "--node", "node1"]);
+        replay.arg("--cert").arg(dir.path().join("crt"));
+        replay.arg("--key").arg(dir.path().join("key"));
+        replay.args(["--workers", side_by_side, "--retries", RETRIES]);
+        replay.args(["--id", &ids.join(","), RECORDINGS]);
+        run(&mut replay)
+    };
+    let all = ids()?;
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    if let Err(failed) = lead(&all, SIDE_BY_SIDE) {
+        // Some lives count seconds. What was late beside fifteen others is led alone; what is wrong stays wrong.
+        let said = failed.message().unwrap_or_default();
+        let late: Vec<&str> = said
+            .lines()
+            .filter_map(|line| line.strip_prefix("FAIL ")?.split(' ').next())
+            .collect();
+        if late.is_empty() || late.len() > LATE_AT_MOST {
+            return Err(failed);
+        }
+        lead(&late, "1")?;
+    }
     // Their namespaces go by themselves; the cluster is handed on without them.
     ns.eventually_run(&["get", "pods", "--all-namespaces", "--no-headers"], |pods| {
         !pods.contains("life-")

@@ -32,7 +32,7 @@ fn claim_of(name: &str) -> Option<(String, bool)> {
         .or(name.strip_prefix("single"))?
         .parse()
         .ok()?;
-    Some((format!("of-{name}"), number % 2 == 0))
+    Some((format!("of-{name}"), number.is_multiple_of(2)))
 }
 
 fn mode(one_pod: bool) -> &'static str {
