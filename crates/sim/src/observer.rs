@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_client::{Clock, DeleteOptions, Term};
@@ -151,10 +151,12 @@ impl Observer {
             return;
         }
         let verb = if value.is_some() { "put" } else { "gone" };
+        let node_name = path.strip_prefix("core/nodes/");
+        let node = value.filter(|_| node_name.is_some()).and_then(stored::node);
         let more = if path.starts_with("apps/") || path.starts_with("batch/") {
             stored::told_of_workload(content)
         } else {
-            String::new()
+            node.as_ref().map(told_of_node).unwrap_or_default()
         };
         inner
             .history
@@ -173,8 +175,8 @@ impl Observer {
         if let Some(name) = path.strip_prefix("safety.knarr.io/nodefencings/") {
             fencing_written(&mut inner, name, content);
         }
-        if let Some(name) = path.strip_prefix("core/nodes/") {
-            match value.and_then(stored::node) {
+        if let Some(name) = node_name {
+            match node {
                 Some(node) => {
                     if is_out_of_service(&node) {
                         let lives = inner.world.pods.values_mut();
@@ -415,6 +417,20 @@ fn summary(pod: &Pod) -> String {
     }
     let uid = meta.uid.as_deref().unwrap_or_default();
     text.push_str(&format!(" [{}]", uid.get(..8).unwrap_or(uid)));
+    text
+}
+
+/// Whether it is ready, and what keeps pods away.
+fn told_of_node(node: &Node) -> String {
+    let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    let ready = conditions.into_iter().find(|c| c.type_ == "Ready");
+    let mut text = match ready {
+        Some(ready) => format!(", ready: {}", ready.status),
+        None => String::new(),
+    };
+    for taint in node.spec.iter().flat_map(|s| s.taints.iter().flatten()) {
+        text.push_str(&format!(", {}:{}", taint.key, taint.effect));
+    }
     text
 }
 

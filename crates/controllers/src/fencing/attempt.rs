@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
 use super::evidence;
@@ -80,6 +80,8 @@ pub(super) struct Attempt {
     /// What failed last.
     why: String,
     over: bool,
+    /// Of a node that is let back in: since when it has been well, as long as it is.
+    well_since: Option<Timestamp>,
     /// To be written down.
     pub answers: Vec<Evidence>,
 }
@@ -99,8 +101,20 @@ impl Attempt {
             asked: false,
             why: "no agent was asked".into(),
             over: false,
+            well_since: None,
             answers: Vec::new(),
         }
+    }
+
+    /// Whether its node, which is well now or is not, has been for so long. A clock that is set back begins anew.
+    pub fn is_well_for(&mut self, wait: SignedDuration, well: bool, now: Timestamp) -> bool {
+        if !well {
+            self.well_since = None;
+            return false;
+        }
+        let since = self.well_since.filter(|since| *since <= now).unwrap_or(now);
+        self.well_since = Some(since);
+        now.duration_since(since) >= wait
     }
 
     fn action(&self, level: &Level) -> &'static str {

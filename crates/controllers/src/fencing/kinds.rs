@@ -189,7 +189,10 @@ pub struct FencingStatus {
     pub start_time: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// When all levels are tried again.
+    /// When the node said last that it lives, as was known when it was fenced: any other word of it is a sign of life.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_heartbeat_time: Option<Time>,
+    /// When all levels are tried again, or its agents are asked again to let it in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_try_time: Option<Time>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -322,7 +325,7 @@ pub fn definitions() -> [CustomResourceDefinition; 2] {
         "type": "object",
         "properties": {
             "phase": text, "message": text, "level": {"type": "integer", "format": "int64"},
-            "startTime": time, "completionTime": time, "nextTryTime": time,
+            "startTime": time, "completionTime": time, "lastHeartbeatTime": time, "nextTryTime": time,
             "evidence": open, "conditions": open,
         },
     });

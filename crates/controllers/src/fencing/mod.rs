@@ -157,6 +157,9 @@ impl Fencing {
             Phase::Fencing => {
                 if let Some(policy) = known.policy(fencing) {
                     self.work(known, policy, fencing, Course::Away, &mut next, todo);
+                    if next.status.phase == Phase::Fenced {
+                        next.status.last_heartbeat_time = node.and_then(|n| last_word(n)).map(|(_, at)| at);
+                    }
                 } else {
                     set(
                         &mut next,
@@ -181,8 +184,9 @@ impl Fencing {
             Phase::Returning => match (known.policy(fencing), node) {
                 (Some(policy), Some(node)) => {
                     self.work(known, policy, fencing, Course::Back, &mut next, todo);
-                    if next.status.phase == Phase::Returned {
-                        known.returned(node, &mut next, todo);
+                    let attempt = self.attempts.get_mut(name);
+                    if let Some(attempt) = attempt.filter(|_| next.status.phase == Phase::Returned) {
+                        known.returned(policy, node, attempt, &mut next, todo);
                     }
                 }
                 _ => {
@@ -237,8 +241,7 @@ impl Fencing {
                 Course::Back => set(next, Phase::Returned, "let back in", known.now),
             },
             Done::Failed { why } => {
-                let wait = SignedDuration::from_secs(policy.spec.retry_seconds);
-                next.status.next_try_time = known.now.checked_add(wait).ok().map(Time);
+                next.status.next_try_time = known.now.checked_add(retry(policy)).ok().map(Time);
                 match course {
                     Course::Away => {
                         let message = format!(
@@ -273,13 +276,26 @@ fn unknown_since(node: &Node) -> Option<Timestamp> {
     ready.last_transition_time.as_ref().map(|t| t.0)
 }
 
-/// Since when a fenced node is known to live again: it is ready and has said so after it was fenced. That it was ready
-/// before says nothing: whoever is switched off does not tell.
-fn back_since(fencing: &NodeFencing, node: &Node) -> Option<Timestamp> {
-    let ready = condition(node, "Ready").filter(|c| c.status == "True")?;
-    let said = ready.last_heartbeat_time.as_ref()?.0;
-    let fenced = fencing.status.completion_time.as_ref()?.0;
-    (said > fenced).then_some(said)
+/// What a node said of itself last, and when, by its own clock.
+fn last_word(node: &Node) -> Option<(bool, Time)> {
+    let ready = condition(node, "Ready")?;
+    Some((ready.status == "True", ready.last_heartbeat_time.clone()?))
+}
+
+/// Whether a fenced node lives again: it is ready and has said so since. That it was ready before says nothing: whoever is
+/// switched off does not tell. No clock is compared with another: any of them may have been set.
+fn is_back(fencing: &NodeFencing, node: &Node) -> bool {
+    last_word(node).is_some_and(|(ready, at)| ready && Some(at) != fencing.status.last_heartbeat_time)
+}
+
+/// Whether a wait of such a length is over that was to last until then. One that is to last for longer than that was begun
+/// by a clock that was ahead.
+fn has_come(at: &Time, wait: SignedDuration, now: Timestamp) -> bool {
+    at.0 <= now || at.0.duration_since(now) > wait
+}
+
+fn retry(policy: &FencingPolicy) -> SignedDuration {
+    SignedDuration::from_secs(policy.spec.retry_seconds)
 }
 
 fn set(fencing: &mut NodeFencing, phase: Phase, message: &str, now: Timestamp) {
@@ -491,6 +507,15 @@ impl Known<'_> {
         }))
     }
 
+    /// Whether it failed and is not tried again yet.
+    fn is_too_early(&self, fencing: &NodeFencing) -> bool {
+        let Some(at) = &fencing.status.next_try_time else {
+            return false;
+        };
+        let wait = self.policy(fencing).map_or(HOUR, retry);
+        !has_come(at, wait, self.now)
+    }
+
     /// What it waits for before agents may begin; or begins.
     fn waiting(
         &self,
@@ -514,9 +539,7 @@ impl Known<'_> {
         if fencing.spec.automatic && unknown_since(node).is_none() {
             return set(next, Phase::Cancelled, "the node is back", self.now);
         }
-        if let Some(at) = &fencing.status.next_try_time
-            && self.now < at.0
-        {
+        if self.is_too_early(fencing) {
             return;
         }
         // A failure stays on show until there is something new to say.
@@ -585,18 +608,17 @@ impl Known<'_> {
             .iter()
             .filter(|a| a.spec.attacher == ATTACHER && a.spec.node_name == name)
             .count();
-        let ready = back_since(fencing, node).is_some();
+        let ready = is_back(fencing, node);
         if left > 0 || held > 0 {
             next.status.message = format!("releasing {left} pods and {held} volumes");
             return;
         }
-        if let Some(at) = &fencing.status.next_try_time
-            && self.now < at.0
-        {
+        if self.is_too_early(fencing) {
             return;
         }
         let automatic = self.policy(fencing).is_some_and(|p| p.spec.automatic_return);
         if automatic || ready {
+            next.status.next_try_time = None;
             set(next, Phase::Returning, "its agents let it back in", self.now);
         } else {
             next.status.message =
@@ -604,9 +626,36 @@ impl Known<'_> {
         }
     }
 
+    /// Of a node that gives no sign of life though its agents say that they have let it in: they are asked again after a
+    /// while. One that said so and did nothing is found out by nobody else, and `on` does nothing to a node that is on.
+    fn ask_again(&self, policy: &FencingPolicy, attempt: &mut Attempt, next: &mut NodeFencing) {
+        let wait = retry(policy);
+        match &next.status.next_try_time {
+            None => next.status.next_try_time = self.now.checked_add(wait).ok().map(Time),
+            Some(at) if has_come(at, wait, self.now) => {
+                next.status.next_try_time = None;
+                *attempt = Attempt::new(Course::Back, next.status.level);
+            }
+            Some(_) => {}
+        }
+    }
+
     /// Let back in by its agents: trusted again once it is ready and uses nothing of before.
-    fn returned(&self, node: &Shared<Node>, next: &mut NodeFencing, todo: &mut Todo) {
-        let settled = back_since(next, node).is_some_and(|at| self.now.duration_since(at) >= SETTLED);
+    fn returned(
+        &self,
+        policy: &FencingPolicy,
+        node: &Shared<Node>,
+        attempt: &mut Attempt,
+        next: &mut NodeFencing,
+        todo: &mut Todo,
+    ) {
+        let back = is_back(next, node);
+        if back {
+            next.status.next_try_time = None;
+        } else {
+            self.ask_again(policy, attempt, next);
+        }
+        let settled = attempt.is_well_for(SETTLED, back, self.now);
         let status = node.status.as_ref();
         let uses = status.and_then(|s| s.volumes_in_use.as_ref());
         let uses = uses.is_some_and(|u| u.iter().any(|v| v.starts_with(ATTACHER)));

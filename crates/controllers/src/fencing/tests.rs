@@ -370,6 +370,41 @@ fn s6_a_fenced_node_comes_back_by_its_agents_and_is_trusted_when_it_is_well() {
 }
 
 #[test]
+fn s6_a_node_that_does_not_come_up_is_switched_on_again() {
+    let mut policy = one_agent();
+    policy["automaticReturn"] = true.into();
+    policy["retrySeconds"] = 30.into();
+    let mut story = Story::new(world(policy));
+    // Its `on` says that it succeeded, and nothing comes of it.
+    let lies = |run: &Run| if run.action == "status" { "off" } else { "ok" };
+    story.settle(60, lies);
+    story.world.remove(&registry::POD, "a", "p");
+    let mut ons = Vec::new();
+    for second in (80..200).step_by(10) {
+        story.runs.clear();
+        story.settle(second, lies);
+        ons.extend(story.runs.iter().map(|run| format!("{second}: {run}")));
+    }
+    let wanted = [80, 110, 140, 170].map(|second| format!("{second}: fence_a on"));
+    assert_eq!(ons, wanted);
+    assert!(story.is_tainted() && story.phase() == Some(Phase::Returning));
+    // One that has shown itself since is waited for, and left alone.
+    let mut back = node("n1", "True", 195);
+    back.spec = {
+        let view: &dyn View = &story.world;
+        view.get_as::<Node>("", "n1").unwrap().spec.clone()
+    };
+    story.world.put(back);
+    story.runs.clear();
+    story.settle(196, lies);
+    story.settle(205, lies);
+    assert_eq!(story.phase(), Some(Phase::Returning));
+    story.settle(206, lies);
+    assert_eq!(story.phase(), Some(Phase::Returned));
+    assert!(story.runs.is_empty() && !story.is_tainted());
+}
+
+#[test]
 fn s6_a_node_that_was_well_when_it_was_switched_off_is_not_back_because_of_that() {
     let mut world = world(one_agent());
     let mut well = node("n1", "True", 50);
@@ -380,6 +415,29 @@ fn s6_a_node_that_was_well_when_it_was_switched_off_is_not_back_because_of_that(
     story.settle(60, |run| if run.action == "status" { "off" } else { "ok" });
     assert_eq!(story.runs, ["fence_a off", "fence_a status"]);
     assert!(story.is_tainted() && story.phase() == Some(Phase::Fenced));
+}
+
+#[test]
+fn s6_a_controller_whose_clock_was_ahead_keeps_no_node_out() {
+    let mut policy = one_agent();
+    policy["automaticReturn"] = true.into();
+    let mut story = Story::new(world(policy));
+    let good = |run: &Run| if run.action == "status" { "off" } else { "ok" };
+    // Fenced, and its way back failed, by a clock that is hours ahead of what comes then.
+    story.settle(9000, good);
+    story.world.remove(&registry::POD, "a", "p");
+    story.settle(9010, |_| "fails");
+    assert_eq!(story.phase(), Some(Phase::Fenced));
+    let mut back = node("n1", "True", 100);
+    back.spec = {
+        let view: &dyn View = &story.world;
+        view.get_as::<Node>("", "n1").unwrap().spec.clone()
+    };
+    story.world.put(back);
+    story.settle(110, good);
+    story.settle(120, good);
+    assert_eq!(story.phase(), Some(Phase::Returned));
+    assert!(!story.is_tainted());
 }
 
 #[test]
