@@ -39,13 +39,13 @@ fn is_asked_for(pod: &Pod) -> bool {
         || old.any(|(_, value)| value != "unconfined")
 }
 
-/// Whether a node takes the pod.
-pub fn admit(pod: &Pod, is_enabled: bool) -> Result<(), Rejection> {
+/// Whether a node takes the pod; whether AppArmor is enabled there is asked for pods that want it only.
+pub fn admit(pod: &Pod, is_enabled: impl FnOnce() -> bool) -> Result<(), Rejection> {
     if !is_asked_for(pod) {
         return Ok(());
     }
     let refused = |why: &str| Rejection::new("AppArmor", format!("Cannot enforce AppArmor: {why}"));
-    if !is_enabled {
+    if !is_enabled() {
         return Err(refused("AppArmor is not enabled on the host"));
     }
     let nameless = |profile: AppArmorProfile| {
@@ -95,7 +95,7 @@ mod tests {
             (pod(none(), none(), Some("rubbish")), disabled, None),
         ] {
             for (is_enabled, want) in [(false, without), (true, with)] {
-                let got = admit(&pod, is_enabled);
+                let got = admit(&pod, || is_enabled);
                 let want =
                     want.map(|why| Rejection::new("AppArmor", format!("Cannot enforce AppArmor: {why}")));
                 assert_eq!(got.err(), want, "{:?}", pod.spec);

@@ -19,6 +19,11 @@ const REASON: &str = "RestartingAllContainers";
 const MESSAGE: &str = "The container is removed because RestartAllContainers in place";
 pub(super) const CONDITION: &str = "AllContainersRestarting";
 
+/// All but those that users brought in later.
+fn is_restarted(container: &Container) -> bool {
+    container.role != Role::Ephemeral
+}
+
 impl Pod {
     /// Goes as far as it goes now. Whether there is something of it left to be waited for.
     pub(super) fn restart_all(&mut self, now: Timestamp) -> bool {
@@ -33,25 +38,23 @@ impl Pod {
         }
         for i in 0..self.containers.len() {
             let container = &self.containers[i];
-            let ends = container.role != Role::Ephemeral && container.running_since().is_some();
+            let ends = is_restarted(container) && container.running_since().is_some();
             if ends && container.work == Work::None {
                 self.stop(i, StopReason::All, "killing".into(), now);
             }
         }
         // What was made, and not started, never is.
-        for container in &mut self.containers {
-            if let (Work::Created { id, .. }, false) = (&container.work, container.role == Role::Ephemeral) {
+        for container in self.containers.iter_mut().filter(|c| is_restarted(c)) {
+            if let Work::Created { id, .. } = &container.work {
                 container.remains.push(id.clone());
                 container.work = Work::None;
             }
         }
-        let taken_back = |c: &&mut Container| c.role != Role::Ephemeral;
-        let in_work =
-            |c: &Container| c.role != Role::Ephemeral && (c.has_processes() || c.work != Work::None);
-        if self.containers.iter().any(in_work) {
+        let in_work = |c: &Container| c.has_processes() || c.work != Work::None;
+        if self.containers.iter().any(|c| is_restarted(c) && in_work(c)) {
             return true;
         }
-        for container in self.containers.iter_mut().filter(taken_back) {
+        for container in self.containers.iter_mut().filter(|c| is_restarted(c)) {
             let Some(run) = &mut container.run else { continue };
             let ended = core::ContainerStateTerminated {
                 exit_code: 137,

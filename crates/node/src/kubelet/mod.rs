@@ -744,7 +744,7 @@ impl Workers {
             }
             None => Vec::new(),
         };
-        knarr_kubelet::app_armor::admit(pod, self.shared.config.machine.has_app_armor())?;
+        knarr_kubelet::app_armor::admit(pod, || self.shared.config.machine.has_app_armor())?;
         match self.shared.is_shutting_down() {
             true => Err(knarr_kubelet::shutdown::rejection()),
             false => Ok(victims),

@@ -173,6 +173,7 @@ fn check_not_root(
     user: Option<i64>,
     image: &Image,
 ) -> Result<(), String> {
+    const MAX: i64 = i32::MAX as i64;
     let text = |t: &Option<String>| t.clone().unwrap_or_default();
     let meta = &pod.metadata;
     let whose = format!(
@@ -185,11 +186,10 @@ fn check_not_root(
     match (user, image.uid, image.username.as_str()) {
         (Some(0), ..) => Err(format!("container's runAsUser breaks non-root policy {whose}")),
         (Some(_), ..) => Ok(()),
-        (None, Some(uid), _) if uid != 0 && i32::try_from(uid).is_ok_and(|uid| uid > 0) => Ok(()),
+        (None, Some(1..=MAX), _) => Ok(()),
         (None, Some(uid), _) if uid != 0 => Err(format!(
-            "container has runAsNonRoot and image has an invalid user id ({uid}). (Must be 1-({max})): \
-             must be between 0 and {max}, inclusive {whose}",
-            max = i32::MAX
+            "container has runAsNonRoot and image has an invalid user id ({uid}). (Must be 1-({MAX})): \
+             must be between 0 and {MAX}, inclusive {whose}"
         )),
         (None, None, name) if !name.is_empty() => Err(format!(
             "container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root {whose}"
