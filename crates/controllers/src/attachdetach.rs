@@ -2,8 +2,8 @@
 //!
 //! Storage without a lock of its own gets one here: a VolumeAttachment whose name is the volume's, not the node's, so
 //! that there can be one only. Whoever creates it has attached the volume (the API's own compare-and-swap); the node
-//! uses the volume only while the record is there, says its name, and is not being deleted, and says so itself by a
-//! finalizer, put on by compare-and-swap too.
+//! uses the volume only while the record is there and says its name, and says so itself by a finalizer, put on by
+//! compare-and-swap too, and never on a record that is being deleted.
 //!
 //! A volume is detached when no pod on its node needs it any more, by deleting the record; it goes when the node has
 //! taken its finalizer off. **No timer ever takes it off instead.** This controller does so only where nothing of the

@@ -155,6 +155,8 @@ impl Observer {
         let node = value.filter(|_| node_name.is_some()).and_then(stored::node);
         let more = if path.starts_with("apps/") || path.starts_with("batch/") {
             stored::told_of_workload(content)
+        } else if path.starts_with("core/events/") {
+            stored::told_of_event(content)
         } else {
             node.as_ref().map(told_of_node).unwrap_or_default()
         };

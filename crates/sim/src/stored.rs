@@ -97,6 +97,21 @@ pub(crate) fn told_of_workload(json: &[u8]) -> String {
     format!(", wants {}, has {status}", spec.replicas)
 }
 
+/// What an event says.
+pub(crate) fn told_of_event(json: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Event {
+        #[serde(default)]
+        reason: String,
+        #[serde(default)]
+        message: String,
+    }
+    match serde_json::from_slice(json) {
+        Ok(Event { reason, message }) => format!(", {reason}: {message}"),
+        Err(_) => String::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -140,5 +155,7 @@ mod tests {
             r#", wants 2, has {"replicas":1}"#
         );
         assert_eq!(told_of_workload(b"{}"), ", wants null, has null");
+        let event = br#"{"reason":"Started","message":"Container started","count":2}"#;
+        assert_eq!(told_of_event(event), ", Started: Container started");
     }
 }
