@@ -82,16 +82,14 @@ pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 pub fn is_critical(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     let has = |key: &str| annotations.is_some_and(|a| a.contains_key(key));
-    let static_pod = annotations
-        .and_then(|a| a.get("kubernetes.io/config.source"))
-        .is_some_and(|source| source != "api");
     let priority = pod.spec.as_ref().and_then(|s| s.priority);
-    static_pod
+    is_static(pod)
         || has("kubernetes.io/config.mirror")
         || priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
 }
 
-fn is_static(pod: &Pod) -> bool {
+/// A pod of the node's own files.
+pub fn is_static(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     let source = annotations.and_then(|a| a.get("kubernetes.io/config.source"));
     source.is_some_and(|source| source != "api")

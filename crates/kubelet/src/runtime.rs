@@ -38,6 +38,8 @@ pub struct Container {
     pub attempt: u32,
     /// What identifies the definition it was made from.
     pub hash: String,
+    /// Its node ends it when it is cut off ([`crate::self_fencing`]), as was known when it was made.
+    pub self_fenced: bool,
     pub state: ContainerState,
     pub created_at: Timestamp,
     pub image: String,

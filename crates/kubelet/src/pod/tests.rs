@@ -897,6 +897,7 @@ fn seen(name: &str, attempt: u32, state: ContainerState) -> runtime::Container {
         name: name.into(),
         attempt,
         hash: String::new(),
+        self_fenced: false,
         state,
         created_at: Timestamp::from_second(1_700_000_000).unwrap(),
         image: "busybox".into(),
@@ -1354,6 +1355,7 @@ fn t4_an_end_met_halfway_has_its_grace_again_or_keeps_its_deadline() {
                 name: "c".into(),
                 attempt: 0,
                 hash: String::new(),
+                self_fenced: false,
                 state: ContainerState::Running {
                     started_at: before.now,
                 },

@@ -31,6 +31,8 @@ pub struct Parts<'a> {
     pub node_memory_bytes: i64,
     pub cpu_quota: CpuQuota,
     pub seccomp: Seccomp,
+    /// Its node ends it when it is cut off.
+    pub self_fenced: bool,
     /// Where memory runs out, all of the container goes; only version 2 of cgroups knows how.
     pub oom_group: bool,
 }
@@ -109,6 +111,9 @@ fn annotations(parts: &Parts<'_>) -> HashMap<String, String> {
         .and_then(|s| s.termination_grace_period_seconds);
     if let Some(grace) = grace {
         annotations.insert(labels::POD_GRACE.to_string(), grace.to_string());
+    }
+    if parts.self_fenced {
+        annotations.insert(labels::SELF_FENCED.to_string(), "true".to_string());
     }
     annotations
 }
@@ -254,6 +259,7 @@ mod tests {
                 by_default: true,
                 root: "/kubelet/seccomp".into(),
             },
+            self_fenced: true,
             oom_group: true,
         })
     }
@@ -279,6 +285,7 @@ mod tests {
         );
         let runtimes_own = v1::security_profile::ProfileType::RuntimeDefault as i32;
         assert_eq!(security.seccomp.unwrap().profile_type, runtimes_own);
+        assert_eq!(config.annotations[labels::SELF_FENCED], "true");
     }
 
     #[test]

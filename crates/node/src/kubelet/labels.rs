@@ -9,4 +9,6 @@ pub const CONTAINER_HASH: &str = "io.kubernetes.container.hash";
 pub const CONTAINER_RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 pub const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 pub const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
+/// On containers that their node ends by itself when it is cut off: a kubelet that comes back then knows them by it.
+pub const SELF_FENCED: &str = "knarr.io/self-fenced";
 pub const POD_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";

@@ -4,7 +4,7 @@
 //! Time since the last renewal is counted by the clock that goes on while the machine sleeps, and the last renewal is
 //! written down, so that a kubelet that comes back counts on from there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_client::TypedApi;
+use knarr_kubelet::admission::is_static;
 use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_kubelet::self_fencing::{SelfFencing, Verdict, decide};
 use parking_lot::Mutex;
@@ -107,9 +108,11 @@ fn note(file: &Path, at: Duration) -> std::io::Result<()> {
     std::fs::rename(part, file)
 }
 
-fn is_concerned(shared: &Shared, pod: &core::Pod) -> bool {
+/// Whether this node ends the pod when it is cut off.
+pub(super) fn is_concerned(shared: &Shared, pod: &core::Pod) -> bool {
     let uid = pod.metadata.uid.as_deref().unwrap_or("");
-    shared.trust.mode.ends(pod, shared.volumes.uses_exclusive(uid))
+    // The node's own pods are given to nobody else.
+    !is_static(pod) && shared.trust.mode.ends(pod, shared.volumes.uses_exclusive(uid))
 }
 
 /// Waits until a process of this pod may be started. The error is why it may not be at all: the pod was given away while
@@ -179,36 +182,29 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// The pods concerned, by uid.
-fn concerned(shared: &Shared) -> Vec<String> {
-    let objects = shared.pods.list("");
-    let pods = objects.iter().filter_map(|o| o.to_typed::<core::Pod>());
-    pods.filter(|pod| is_concerned(shared, pod))
-        .filter_map(|pod| pod.metadata.uid.clone())
-        .collect()
-}
-
-/// The containers of the pods concerned that run.
+/// The containers that run of the pods concerned. Whose pod is not known, for the API could not be asked since this kubelet
+/// began or knows it no more, is what it was when it was made.
 async fn running(shared: &Shared) -> Result<Vec<Container>, RuntimeError> {
-    let uids = concerned(shared);
-    if uids.is_empty() {
-        return Ok(Vec::new());
-    }
+    let pods = shared.pods.list("");
+    let pods = pods.iter().filter_map(|o| o.to_typed::<core::Pod>());
+    let known: BTreeMap<String, bool> = pods
+        .map(|pod| {
+            (
+                pod.metadata.uid.clone().unwrap_or_default(),
+                is_concerned(shared, &pod),
+            )
+        })
+        .collect();
     let mut containers = shared.runtime.containers().await?;
-    containers.retain(|c| uids.contains(&c.pod.uid) && matches!(c.state, ContainerState::Running { .. }));
+    containers.retain(|c| {
+        let concerned = known.get(&c.pod.uid).copied().unwrap_or(c.self_fenced);
+        concerned && matches!(c.state, ContainerState::Running { .. })
+    });
     Ok(containers)
 }
 
 /// Whether no process of a pod concerned is left, as far as can be seen.
 pub(super) async fn all_ended(shared: &Shared) -> bool {
-    if shared.pods.reached().is_none() {
-        // Whose they are that run is not known yet: any might be.
-        let all = shared.runtime.containers().await;
-        return all.is_ok_and(|all| {
-            !all.iter()
-                .any(|c| matches!(c.state, ContainerState::Running { .. }))
-        });
-    }
     running(shared)
         .await
         .is_ok_and(|containers| containers.is_empty())

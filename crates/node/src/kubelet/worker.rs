@@ -724,6 +724,7 @@ async fn create_container(
             by_default: shared.config.configuration.seccomp_default,
             root: shared.config.root_dir.join("seccomp"),
         },
+        self_fenced: self_fencing::is_concerned(shared, pod),
         oom_group: cgroup::is_unified() && shared.config.configuration.single_process_oom_kill != Some(true),
     })
     .map_err(wrong)?;

@@ -423,6 +423,7 @@ impl Runtime for FakeRuntime {
                 name: metadata.name,
                 attempt: metadata.attempt,
                 hash: hash.unwrap_or_default(),
+                self_fenced: config.annotations.contains_key(labels::SELF_FENCED),
                 state: ContainerState::Created,
                 created_at: self.clock.now(),
                 image_id: image.clone(),

@@ -319,6 +319,33 @@ async fn b4_a_node_that_is_cut_off_ends_what_must_not_run_twice_and_nothing_else
     assert_eq!((of("/plain"), of("/once"), of("/given-away")), (1, 2, 1));
 }
 
+#[tokio::test(start_paused = true)]
+async fn b4_a_kubelet_that_comes_back_while_it_is_cut_off_ends_them_too() {
+    let world = World::new();
+    let (kubelet, cancel) = world.kubelet_on_nothing();
+    world.create("plain").await;
+    world.create("once").await;
+    let mut once = world.pod("once").await.unwrap();
+    let annotations = once.metadata.annotations.get_or_insert_default();
+    annotations.insert("knarr.io/at-most-one".into(), "true".into());
+    world.api.update_as(once).await.unwrap();
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(world.runtime.running().len(), 2);
+    let no_way = || Some(Error::unavailable("there is no way to the server"));
+    world.api.intercept(move |_| no_way());
+    cancel.cancel();
+    kubelet.wait().await;
+    let (_kubelet, _cancel) = world.kubelet_on_nothing();
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(world.runtime.running().len(), 2, "it may be heard again in time");
+    sleep(Duration::from_secs(16)).await;
+    let running = world.runtime.running();
+    assert!(
+        running.len() == 1 && running[0].1.ends_with("/plain"),
+        "{running:?}"
+    );
+}
+
 fn readiness(pod: &Pod) -> &str {
     let conditions = pod.status.as_ref().and_then(|s| s.conditions.as_ref());
     let ready = conditions.unwrap().iter().find(|c| c.type_ == "Ready");

@@ -1,14 +1,17 @@
 //! B4: a pod whose user asked for at most one (the annotation) runs no longer where its node's lease has not moved for the
-//! 40 s after which others may take the node for lost. A kubelet that died since, or whose runtime was not well, promises
-//! nothing (docs/promises.md): one that comes back while it is cut off does not know what it ran.
+//! 40 s after which others may take the node for lost. A kubelet that died since, or whose runtime was not well, ends it
+//! when it is back (docs/promises.md).
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::jiff::SignedDuration;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::AT_MOST_ONE;
 use knarr_kubelet::self_fencing::LOST;
 
 use crate::world::{Seen, World};
+
+/// How long a kubelet that comes back, or whose runtime does, needs for what should have ended long ago, at the most.
+const CATCHES_UP_WITHIN: SignedDuration = SignedDuration::from_secs(15);
 
 /// What a node's hands are called among what is well or not: its kubelet and its runtime, whatever its link is like.
 pub(crate) fn hands(node: &str) -> String {
@@ -39,7 +42,9 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
         let silent = world.now.duration_since(*renewed);
         let able = hands(&process.node);
         let able = world.all_well_since(|name| name == able);
-        if silent >= lost && able.is_some_and(|since| since <= *renewed) {
+        let in_time =
+            |since: Timestamp| since <= *renewed || world.now.duration_since(since) >= CATCHES_UP_WITHIN;
+        if silent >= lost && able.is_some_and(in_time) {
             return Err(format!(
                 "container {} of {} still runs on {}, whose lease has not moved for {silent:#}",
                 process.container, process.name, process.node

@@ -58,6 +58,7 @@ impl Node {
                 name: name.into(),
                 attempt: 0,
                 hash: String::new(),
+                self_fenced: false,
                 state,
                 created_at: Timestamp::UNIX_EPOCH,
                 image: "i".into(),
