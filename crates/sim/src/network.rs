@@ -652,11 +652,17 @@ impl Api for Wire {
                     .await;
             }
         }
-        self.send_repeatable(|api| {
-            let (object, subresource) = (object.clone_box(), subresource.clone());
-            async move { api.update(kind, object, &subresource).await }
-        })
-        .await
+        let sent = self.observer.world(|w| w.now);
+        let answer = self
+            .send_repeatable(|api| {
+                let (object, subresource) = (object.clone_box(), subresource.clone());
+                async move { api.update(kind, object, &subresource).await }
+            })
+            .await;
+        if kind == &registry::LEASE && self.is_kubelet() && answer.is_ok() {
+            self.observer.renewal_answered(&self.network.name, sent);
+        }
+        answer
     }
 
     async fn patch(

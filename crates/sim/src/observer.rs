@@ -20,7 +20,8 @@ use crate::history::History;
 use crate::rules;
 use crate::stored;
 use crate::world::{
-    Disk, Life, Missed, Process, Seen, World, is_out_of_service, is_ready, node_of, owner, phase_of,
+    Disk, Heard, Life, MAY_FENCE_ITSELF, Missed, Process, Seen, World, is_out_of_service, is_ready, node_of,
+    owner, phase_of,
 };
 
 /// What was broken, and when.
@@ -246,6 +247,20 @@ impl Observer {
                 }
             }
         }
+    }
+
+    /// A node hears that its lease is renewed, as it asked then.
+    pub fn renewal_answered(&self, component: &str, sent: Timestamp) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        let heard = inner.world.heard.entry(component.into()).or_insert(Heard {
+            sent,
+            silent_until: None,
+        });
+        if now.duration_since(heard.sent) >= MAY_FENCE_ITSELF {
+            heard.silent_until = Some(now);
+        }
+        heard.sent = heard.sent.max(sent);
     }
 
     /// What runs in it has lost its sandbox.

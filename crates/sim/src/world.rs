@@ -95,6 +95,8 @@ pub(crate) struct World {
     pub nodes: BTreeMap<String, Node>,
     /// When each node's lease last moved.
     pub renewed: BTreeMap<String, Timestamp>,
+    /// The same as nodes know it, by their component's name.
+    pub heard: BTreeMap<String, Heard>,
     /// When each was last written.
     pub node_written: BTreeMap<String, Timestamp>,
     /// Everything is as it was wanted, and has been for long enough: nothing is left to be done.
@@ -115,6 +117,18 @@ pub(crate) struct World {
     /// By node and container id.
     pub processes: BTreeMap<(String, String), Process>,
 }
+
+/// What a node knows of its lease.
+pub(crate) struct Heard {
+    /// When it sent the last renewal that was answered.
+    pub sent: Timestamp,
+    /// When a silence that was long enough for it to end pods was over, the last one.
+    pub silent_until: Option<Timestamp>,
+}
+
+/// Of the 25 s after which a node ends pods ([`knarr_kubelet::self_fencing::BEGIN`]) what is left when its clock is fast and
+/// a try to renew took ten.
+pub(crate) const MAY_FENCE_ITSELF: SignedDuration = SignedDuration::from_secs(14);
 
 impl World {
     pub fn of_pod<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a Process> {

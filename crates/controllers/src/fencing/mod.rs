@@ -659,13 +659,15 @@ impl Known<'_> {
         let status = node.status.as_ref();
         let uses = status.and_then(|s| s.volumes_in_use.as_ref());
         let uses = uses.is_some_and(|u| u.iter().any(|v| v.starts_with(ATTACHER)));
-        if !settled || uses {
+        let free = tainted(node, false, self.now);
+        let is_kept_away = free != **node;
+        // What it uses once the taint is off it was given since.
+        if !settled || (is_kept_away && uses) {
             let message =
                 "let back in by its agents; waiting for it to be ready and to use no volume of before";
             return set(next, Phase::Returning, message, self.now);
         }
-        let free = tainted(node, false, self.now);
-        if free != **node {
+        if is_kept_away {
             let alive = Action::Require(Fact::Alive {
                 kind: &registry::NODE,
                 key: ObjectKey::of(node.object()),

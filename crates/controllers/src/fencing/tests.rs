@@ -370,6 +370,27 @@ fn s6_a_fenced_node_comes_back_by_its_agents_and_is_trusted_when_it_is_well() {
 }
 
 #[test]
+fn s6_what_a_node_is_given_after_its_return_does_not_keep_it_out() {
+    let mut policy = one_agent();
+    policy["automaticReturn"] = true.into();
+    let mut story = Story::new(world(policy));
+    let good = |run: &Run| if run.action == "status" { "off" } else { "ok" };
+    story.settle(60, good);
+    story.world.remove(&registry::POD, "a", "p");
+    story.settle(80, good);
+    assert_eq!(story.phase(), Some(Phase::Returning));
+    // Its taint was taken off by a controller that died before it wrote that it is back, and it has a volume again.
+    let mut back = node("n1", "True", 90);
+    back.spec = Some(Default::default());
+    back.status.as_mut().unwrap().volumes_in_use = Some(vec!["knarr.io/exclusive/v".into()]);
+    story.world.put(back);
+    story.fencing = Fencing::default();
+    story.settle(100, good);
+    story.settle(110, good);
+    assert_eq!(story.phase(), Some(Phase::Returned));
+}
+
+#[test]
 fn s6_a_node_that_does_not_come_up_is_switched_on_again() {
     let mut policy = one_agent();
     policy["automaticReturn"] = true.into();

@@ -2,26 +2,30 @@
 //! a grace that shrinks takes effect at once.
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::jiff::SignedDuration;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_node::runtime::fake::End;
 
 use super::b4_self_fencing::is_asked_for;
-use crate::world::{Process, Seen, World};
+use crate::world::{MAY_FENCE_ITSELF, Process, Seen, World};
 
 /// Deadlines are kept in whole seconds, and TERM may be underway for as long as a runtime is slow
 /// (3 s, see `faults`): that is taken from the process, not by the kubelet.
 const SLACK: SignedDuration = SignedDuration::from_secs(1 + 3);
-/// A node that is heard again may have begun to end what was not to run: until that is over.
-const HEARD_AGAIN: SignedDuration = SignedDuration::from_secs(60);
+/// A node that has not heard of its lease and then does has begun to end what was not to run so long ago, at the most.
+const HEARD_AGAIN: SignedDuration = SignedDuration::from_secs(10);
 /// As the API's default.
 const DEFAULT_SECONDS: i64 = 30;
 
-/// Whether it may have been ended because its node was cut off, with the time that was left (SPEC B4).
+/// Whether it may have been ended because its node did not hear of its lease, with the time that was left (SPEC B4).
 fn may_fence_itself(process: &Process, pod: &Pod, world: &World) -> bool {
-    let node = format!("node/{}", process.node);
-    let heard = world.all_well_since(|name| name == node);
-    is_asked_for(pod) && heard.is_none_or(|since| world.now.duration_since(since) < HEARD_AGAIN)
+    let Some(heard) = world.heard.get(&format!("node/{}", process.node)) else {
+        return is_asked_for(pod);
+    };
+    let asked = process.asked.unwrap_or(world.now);
+    let silent = world.now.duration_since(heard.sent) >= MAY_FENCE_ITSELF;
+    let was = |until: Timestamp| asked.duration_since(until) <= HEARD_AGAIN;
+    is_asked_for(pod) && (silent || heard.silent_until.is_some_and(was))
 }
 
 pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
