@@ -126,7 +126,6 @@ pub struct Container {
     /// What the node has set aside for it, and what its newest run really has.
     pub(super) allocated: Option<core::ResourceRequirements>,
     pub(super) actual: Option<core::ResourceRequirements>,
-    pub(super) resizing: bool,
     /// Its runs that were removed at the pod's end.
     pub(super) taken_away: Vec<String>,
 }
@@ -161,7 +160,6 @@ impl Container {
             anew: false,
             allocated: None,
             actual: None,
-            resizing: false,
             taken_away: Vec::new(),
         }
     }
@@ -363,6 +361,8 @@ impl Pod {
                     let mut new = Container::new(container.name.clone(), role);
                     new.hash = hash;
                     self.recall(&mut new);
+                    new.allocated
+                        .get_or_insert(container.resources.unwrap_or_default());
                     self.containers.push(new);
                 }
             }
@@ -375,6 +375,7 @@ impl Pod {
         let Some(known) = status.and_then(|s| status_of(s, container)) else {
             return;
         };
+        container.allocated.clone_from(&known.resources);
         let ended = known.state.as_ref().and_then(|s| s.terminated.clone());
         let last = known.last_state.as_ref().and_then(|s| s.terminated.clone());
         let ran = known.state.as_ref().is_some_and(|s| s.running.is_some());
@@ -526,11 +527,9 @@ impl Pod {
                     k.container_id.as_deref().and_then(|id| id.rsplit('/').next()) == Some(&newest.id)
                 });
                 let shown = same.as_ref().and_then(|k| k.resources.clone());
-                self.containers[i].actual.clone_from(&shown);
-                self.containers[i].allocated = shown.or_else(|| {
-                    let spec = find_spec(self.spec(), &self.containers[i].name)?;
-                    Some(spec.resources.clone().unwrap_or_default())
-                });
+                let given = shown.unwrap_or_else(|| self.wanted(&self.containers[i]));
+                self.containers[i].actual = Some(given.clone());
+                self.containers[i].allocated = Some(given);
                 if let Some(known) = same {
                     for probe in &mut self.containers[i].probes {
                         match probe.kind {
@@ -672,7 +671,6 @@ impl Pod {
         container.previous_off = std::mem::take(&mut container.run_off);
         container.ended_here = false;
         container.anew = false;
-        container.resizing = false;
         container.show_back_off_at = None;
         container.waiting = None;
         container.retries = 0;

@@ -16,6 +16,7 @@ mod machine;
 mod node;
 mod own_node;
 mod pull;
+mod resize;
 pub mod resources;
 mod room;
 pub mod sandbox;

@@ -26,6 +26,7 @@ use tracing::{debug, warn};
 
 use super::downward::Place;
 use super::env::Sources;
+use super::resize::resize;
 use super::resources::CpuQuota;
 use super::security_context::Seccomp;
 use super::status::Write;
@@ -398,6 +399,7 @@ impl Doer {
                 self.sandbox_attempt = attempt;
                 self.sandbox = None;
                 let config = self.sandbox_config();
+                let pod = self.machine.allocated();
                 tokio::spawn(async move {
                     let event = match create_sandbox(&shared, &inbox, &pod, &config).await {
                         Ok((id, ips)) => Event::SandboxCreated { id, ips },
@@ -447,6 +449,7 @@ impl Doer {
             } => {
                 let config = self.sandbox_config();
                 let place = self.place();
+                let pod = self.machine.allocated();
                 tokio::spawn(async move {
                     let made =
                         create_container(&shared, &pod, &container, attempt, &sandbox, &config, &place);
@@ -492,10 +495,11 @@ impl Doer {
                 });
                 tell(&inbox, Event::ResizeAdmitted(answer));
             }
-            Action::ResizeContainer { container, id } => {
+            Action::Resize { containers } => {
+                let (from, to) = (self.machine.actual(), self.machine.allocated());
                 tokio::spawn(async move {
-                    let result = resize_container(&shared, &pod, &container, &id).await;
-                    tell(&inbox, Event::ContainerResized { id, result });
+                    let (done, result) = resize(&shared, &from, &to, containers).await;
+                    tell(&inbox, Event::Resized { done, result });
                 });
             }
             Action::RemoveContainer { id } => {
@@ -786,23 +790,6 @@ async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id
             image_id: String::new(),
         },
     }
-}
-
-/// The pod's own limits make room first, and are tightened last.
-async fn resize_container(shared: &Shared, pod: &core::Pod, name: &str, id: &str) -> Result<(), String> {
-    let spec = pod.spec.as_ref().and_then(|s| find_spec(s, name));
-    let spec = spec.ok_or_else(|| format!("the pod has no container {name:?} any more"))?;
-    let quota = CpuQuota::of(&shared.config.configuration);
-    let wanted = super::resources::of_container(pod, &spec, shared.memory_bytes, quota);
-    // Where the pod's limits shrink, the kernel takes them only once the container's have.
-    let first = limit_pod(shared, pod).await;
-    let resized = shared.runtime.update_container(id, &wanted).await;
-    resized.map_err(|e| e.to_string())?;
-    if first.is_err() {
-        let limited = limit_pod(shared, pod).await;
-        limited.map_err(|e| format!("the pod's limits: {e}"))?;
-    }
-    Ok(())
 }
 
 /// Whether a container whose start was answered with an error has been started: the answer may have been lost, and

@@ -9,6 +9,7 @@
 mod confined;
 mod machine;
 mod probed;
+mod resized;
 
 use std::path::Path;
 use std::time::Duration;
