@@ -119,6 +119,8 @@ pub struct KubeletConfiguration {
     /// The longest wait before a container that crashes is started again.
     pub max_container_restart_period: SignedDuration,
     pub cgroup_driver: CgroupDriver,
+    /// Whether what is reserved is kept from pods.
+    pub enforces_allocatable: bool,
     /// Whether CPU limits are enforced.
     pub cpu_cfs_quota: bool,
     pub cpu_cfs_quota_period: SignedDuration,
@@ -158,6 +160,7 @@ impl Default for KubeletConfiguration {
             provider_id: String::new(),
             system_reserved: BTreeMap::new(),
             kube_reserved: BTreeMap::new(),
+            enforces_allocatable: true,
             eviction: eviction::Settings::default(),
             image_gc: ImageGc::default(),
             container_logs: ContainerLogs::default(),
@@ -364,6 +367,7 @@ impl KubeletConfiguration {
             *to = fields.text_map(name, report).unwrap_or_default();
         }
         let pods = rules::enforces_pods(fields, report);
+        self.enforces_allocatable = pods;
         self.eviction.thresholds = threshold::parse(&statements, pods, &mut report.errors);
         set_duration(
             &mut self.eviction.pressure_transition_period,

@@ -7,6 +7,7 @@
 pub mod container;
 pub mod downward;
 mod endpoints;
+mod enforcement;
 pub mod env;
 mod eviction;
 mod exit;
@@ -182,6 +183,7 @@ pub(crate) struct Shared {
     endpoints: endpoints::Endpoints,
     /// Uids of the static pods there are.
     pub static_uids: Mutex<BTreeSet<String>>,
+    pub portions: enforcement::Last,
     pub probes: Arc<probe::Counts>,
 }
 
@@ -305,6 +307,7 @@ impl Kubelet {
             evictions,
             endpoints: endpoints::Endpoints::default(),
             static_uids: Mutex::default(),
+            portions: enforcement::Last::default(),
             probes: probes.clone(),
             images: Mutex::new(garbage_images::Records::new(clock.now())),
             steady: TokioClock::new(clock.now()),
@@ -410,6 +413,9 @@ async fn run(
         informer::run(api, core::Service::kind_of(), Scope::default(), services).await;
     });
     tasks.spawn(node::run(shared.clone()));
+    if shared.config.machine.is_host() {
+        tasks.spawn(enforcement::run(shared.clone()));
+    }
     let own = shared.clone();
     tasks.spawn(async move { own.own_node.follow(own.api.clone()).await });
     if !shared.config.endpoint_barrier.is_zero() {

@@ -10,8 +10,8 @@ use knarr_kubelet::cgroup::Group;
 use knarr_kubelet::pod::find_spec;
 use knarr_kubelet::resources::refuse_decrease;
 
-use super::Shared;
 use super::resources::{CpuQuota, group, of_container, of_pod};
+use super::{Shared, enforcement};
 use crate::cgroup::{self, Limits, larger};
 
 /// The pod as it is, as it is to be, and the containers (name and id) that change. The answer are the ids of those that
@@ -67,6 +67,7 @@ pub(super) async fn resize(
         Ok(())
     };
     let result = attempt.await;
+    enforcement::share_out(shared, None).await;
     (done, result)
 }
 

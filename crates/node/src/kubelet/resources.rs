@@ -13,6 +13,8 @@ use crate::cgroup::Limits;
 
 /// The kernel's smallest share.
 const MIN_SHARES: i64 = 2;
+/// And its largest.
+const MAX_SHARES: i64 = 262_144;
 /// The kernel's smallest quota.
 const MIN_QUOTA_MICROS: i64 = 1000;
 /// How much sooner than others a container is killed for memory: those that are killed last, and first.
@@ -40,8 +42,8 @@ pub fn qos(pod: &core::Pod) -> Qos {
     }
 }
 
-fn shares(milli_cpu: i64) -> i64 {
-    (milli_cpu * 1024 / 1000).max(MIN_SHARES)
+pub(super) fn shares(milli_cpu: i64) -> i64 {
+    (milli_cpu.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
 /// How limits of CPU are enforced, if they are.

@@ -31,7 +31,9 @@ use super::resources::CpuQuota;
 use super::security_context::Seccomp;
 use super::status::Write;
 use super::wall_clock::WallClock;
-use super::{Found, Shared, container, env, exit, pod_kind, pull, sandbox, self_fencing, status};
+use super::{
+    Found, Shared, container, enforcement, env, exit, pod_kind, pull, sandbox, self_fencing, status,
+};
 use crate::cgroup;
 use crate::probe::{self, Target};
 use crate::runtime::RuntimeError;
@@ -420,6 +422,7 @@ impl Doer {
                     until_done("remove a sandbox", || shared.runtime.remove_sandbox(&id)).await;
                     if shared.config.machine.is_host() {
                         cgroup::remove(shared.config.configuration.cgroup_driver, &group).await;
+                        enforcement::share_out(&shared, None).await;
                     }
                     shared.owners.lock().remove(&id);
                     tell(&inbox, Event::SandboxRemoved { id });
@@ -642,6 +645,7 @@ async fn create_sandbox(
     let handler = runtime_handler(shared, pod).await.map_err(refused)?;
     sandbox::can_be_made(pod, &handler, &shared.config)?;
     std::fs::create_dir_all(&config.log_directory).map_err(|e| e.to_string())?;
+    enforcement::share_out(shared, Some(pod)).await;
     if shared.config.machine.is_host()
         && let Err(error) = limit_pod(shared, pod).await
     {

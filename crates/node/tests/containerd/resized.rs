@@ -78,7 +78,7 @@ fn shown(pod: Option<&Pod>) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l4_the_pods_own_group_follows_its_resources() {
+async fn l4_t8_the_pods_own_group_follows_its_resources() {
     let Some(machine) = Machine::start(12).await else {
         return;
     };
@@ -113,6 +113,11 @@ async fn l4_the_pods_own_group_follows_its_resources() {
         "the pod's limits hold"
     );
     assert_eq!(held(&own), (shares(51), 5000, 16 << 20));
+    assert_eq!(
+        held("kubepods/besteffort").0,
+        shares(2),
+        "who asks for nothing weighs least"
+    );
 
     // More of one, less of the other.
     ask(&machine, "p", requirements("300m", "32Mi")).await;
@@ -149,6 +154,15 @@ async fn l4_the_pods_own_group_follows_its_resources() {
     assert_eq!(held(&bare), (shares(204), 20_000, 64 << 20));
     let status = first(&machine.get("p").await.unwrap());
     assert_eq!(status["restartCount"], 0);
+
+    // By now the node has also kept itself from being filled by its pods.
+    let enforced = machine.events("n1").await;
+    let enforced = enforced.iter().any(|e| e.starts_with("NodeAllocatableEnforced "));
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let total = text.lines().find_map(|l| l.strip_prefix("MemTotal:")).unwrap();
+    let kibibytes: i64 = total.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(enforced);
+    assert_eq!(held("kubepods").2, kibibytes * 1024);
 
     machine.delete("p").await;
     machine.wait("p", "gone", |p| p.is_none()).await;
