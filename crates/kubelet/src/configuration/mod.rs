@@ -87,6 +87,8 @@ pub enum CgroupDriver {
 pub struct KubeletConfiguration {
     /// Where the node's own pods are described; none: it has none.
     pub static_pod_path: Option<String>,
+    /// Where pods' logs are kept; none: below the data directory.
+    pub pod_logs_dir: Option<String>,
     pub max_pods: u32,
     /// At most so many pods for each core; 0: no such limit.
     pub pods_per_core: u32,
@@ -143,6 +145,7 @@ impl Default for KubeletConfiguration {
     fn default() -> Self {
         KubeletConfiguration {
             static_pod_path: None,
+            pod_logs_dir: None,
             max_pods: 110,
             pods_per_core: 0,
             pod_pids_limit: None,
@@ -231,6 +234,7 @@ impl KubeletConfiguration {
             text.filter(|t| !t.is_empty())
         };
         self.static_pod_path = text(fields, "staticPodPath", report);
+        self.pod_logs_dir = rules::logs_dir(fields, report);
         self.take_limits(fields, report);
         let listed = fields.texts("clusterDNS", report);
         self.cluster_dns = listed.into_iter().map(|(dns, _)| dns.to_string()).collect();

@@ -17,6 +17,7 @@ mod machine;
 mod node;
 mod own_node;
 mod pull;
+mod remove;
 mod resize;
 pub mod resources;
 mod room;

@@ -26,6 +26,7 @@ use tracing::{debug, warn};
 
 use super::downward::Place;
 use super::env::Sources;
+use super::remove::{remove_container, remove_logs};
 use super::resize::resize;
 use super::resources::CpuQuota;
 use super::security_context::Seccomp;
@@ -35,6 +36,7 @@ use super::{
     Found, Shared, container, enforcement, env, exit, pod_kind, pull, sandbox, self_fencing, status,
 };
 use crate::cgroup;
+use crate::logs::links;
 use crate::probe::{self, Target};
 use crate::runtime::RuntimeError;
 use crate::volumes::VolumeError;
@@ -507,7 +509,7 @@ impl Doer {
             }
             Action::RemoveContainer { id } => {
                 tokio::spawn(async move {
-                    until_done("remove a container", || shared.runtime.remove_container(&id)).await;
+                    until_done("remove a container", || remove_container(&shared, &id)).await;
                     shared.owners.lock().remove(&id);
                     tell(&inbox, Event::ContainerRemoved { id });
                 });
@@ -605,11 +607,7 @@ impl Doer {
             .probes
             .forget(pod.metadata.uid.as_deref().unwrap_or(""));
         let logs = sandbox::log_directory(pod, &self.shared.config.log_dir);
-        if let Err(error) = std::fs::remove_dir_all(&logs)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            warn!(path = %logs.display(), %error, "cannot remove the logs of a pod that is gone");
-        }
+        remove_logs(&self.shared, &logs);
     }
 }
 
@@ -772,6 +770,10 @@ async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id
         .unwrap_or_default();
     match shared.runtime.container(&id).await {
         Ok(detail) => {
+            let folder = links::folder(&shared.config.log_dir);
+            if let Err(error) = links::link(&folder, &detail.container, Path::new(&detail.log_path)) {
+                warn!(container = id, %error, "cannot link a container's log");
+            }
             let at = match &detail.container.state {
                 ContainerState::Running { started_at } => *started_at,
                 ContainerState::Exited(exit) => exit.started_at.unwrap_or(now),
