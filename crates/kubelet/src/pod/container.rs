@@ -7,10 +7,15 @@ use knarr_api::k8s_openapi;
 
 use super::clock_jump::moved;
 use super::end::{Stop, StopReason};
+use super::sandbox::Sandbox;
 use super::{Action, Pod};
 use crate::backoff::BackOff;
 use crate::probe::{self, Probe};
 use crate::runtime::{self, ContainerState, Exit};
+
+/// Why an init container is shown as completed that nobody saw.
+const INIT_UNKNOWN: &str = "Unable to get init container status from container runtime and pod has been initialized, \
+                            treat it as exited normally";
 
 /// In which list of the spec a container stands, and whether it is a sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -431,8 +436,44 @@ impl Pod {
             runs.sort_by_key(|c| (c.attempt, c.created_at));
             self.observe_container(i, &runs, since, now);
         }
+        self.take_for_completed();
         if self.ending.is_none() && self.has_news(now) {
             self.tell(now);
+        }
+    }
+
+    /// An init container of which nothing is known, beside others that ran after it, has done its work: its record is
+    /// gone with its container, and nothing else remembers a static pod's.
+    fn take_for_completed(&mut self) {
+        let in_use = match &self.sandbox {
+            Sandbox::Ready { id, .. } => id.clone(),
+            _ => return,
+        };
+        if !self
+            .containers
+            .iter()
+            .any(|c| c.role == Role::App && self.ran_here(c))
+        {
+            return;
+        }
+        let unknown = |c: &&mut Container| {
+            c.role == Role::Init && c.run.is_none() && c.lost.is_none() && c.work == Work::None
+        };
+        for container in self.containers.iter_mut().filter(unknown) {
+            container.run = Some(Run {
+                id: String::new(),
+                sandbox: in_use.clone(),
+                attempt: 0,
+                state: RunState::Exited(Box::new(core::ContainerStateTerminated {
+                    exit_code: 0,
+                    reason: Some("Completed".into()),
+                    message: Some(INIT_UNKNOWN.into()),
+                    ..core::ContainerStateTerminated::default()
+                })),
+                image: String::new(),
+                image_id: String::new(),
+                hash: container.hash.clone(),
+            });
         }
     }
 

@@ -14,6 +14,7 @@ use super::*;
 use crate::probe::{Answer, Kind};
 use crate::runtime::{ContainerState, PodRef};
 
+mod adopted;
 mod clock_jumps;
 mod endpoint_barrier;
 mod evictions;
