@@ -175,6 +175,7 @@ async fn run(
         sandbox_attempt: 0,
         done: false,
     };
+    doer.note_allocation();
     if let Some((since, sandboxes, containers)) = found {
         let first = doer.complete(since, sandboxes, containers, true).await;
         doer.step(first);
@@ -234,13 +235,25 @@ impl Doer {
     }
 
     fn step_at(&mut self, event: Event, now: Timestamp) {
-        for action in self.machine.step(event, now) {
+        let may_allocate = matches!(event, Event::Updated(_) | Event::ResizeAdmitted(_));
+        let actions = self.machine.step(event, now);
+        if may_allocate {
+            self.note_allocation();
+        }
+        for action in actions {
             debug!(pod = self.machine.object().metadata.name, ?action, "decided");
             self.carry_out(action);
         }
         if self.machine.has_ended() && !self.ended.swap(true, Ordering::Relaxed) {
             self.shared.pod_ended.notify_one();
         }
+    }
+
+    /// Others count what is allocated to this pod, not what it asks for.
+    fn note_allocation(&self) {
+        let allocated = self.machine.allocated();
+        let uid = allocated.metadata.uid.clone().unwrap_or_default();
+        self.shared.granted.lock().insert(uid, allocated);
     }
 
     fn write(&self, write: Write) {
@@ -494,10 +507,7 @@ impl Doer {
                 });
             }
             Action::AdmitResize => {
-                let answer = super::admit(&shared, &pod, |other| {
-                    let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
-                    !matches!(phase, Some("Failed" | "Succeeded"))
-                });
+                let answer = super::admit_resize(&shared, &pod);
                 tell(&inbox, Event::ResizeAdmitted(answer));
             }
             Action::Resize { containers } => {
@@ -603,6 +613,8 @@ impl Doer {
     fn forget(&mut self) {
         self.done = true;
         let pod = self.machine.object();
+        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        self.shared.granted.lock().remove(uid);
         self.shared
             .probes
             .forget(pod.metadata.uid.as_deref().unwrap_or(""));
