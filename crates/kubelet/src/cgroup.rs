@@ -18,6 +18,13 @@ impl Group {
         Group(vec![ROOT.into()])
     }
 
+    /// Of the pods of a class of service: `burstable` or `besteffort`.
+    pub fn of_class(class: &str) -> Self {
+        let mut parts = Group::root().0;
+        parts.push(class.into());
+        Group(parts)
+    }
+
     /// Of one pod. `class` is its class of service as a group, none for guaranteed pods.
     pub fn of_pod(class: Option<&str>, uid: &str) -> Self {
         let mut parts = Group::root().0;
@@ -90,6 +97,11 @@ mod tests {
         let uid = "1234-abcd-5678";
         for (group, directory, slice) in [
             (Group::root(), "/kubepods", "/kubepods.slice"),
+            (
+                Group::of_class("burstable"),
+                "/kubepods/burstable",
+                "/kubepods.slice/kubepods-burstable.slice",
+            ),
             (
                 Group::of_pod(None, uid),
                 "/kubepods/pod1234-abcd-5678",

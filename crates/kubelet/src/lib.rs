@@ -10,6 +10,7 @@ pub mod backoff;
 pub mod certificates;
 pub mod cgroup;
 pub mod configuration;
+pub mod enforcement;
 pub mod env_file;
 pub mod eviction;
 pub mod garbage;

@@ -26,6 +26,33 @@ pub struct Limits {
     pub pids: Option<u64>,
 }
 
+/// Of each the larger: what has room for both.
+pub fn larger(one: &Limits, other: &Limits) -> Limits {
+    let limit = |a: i64, b: i64| if a == 0 || b == 0 { 0 } else { a.max(b) };
+    Limits {
+        cpu_shares: one.cpu_shares.max(other.cpu_shares),
+        cpu_period: one.cpu_period.max(other.cpu_period),
+        cpu_quota: limit(one.cpu_quota, other.cpu_quota),
+        memory_bytes: limit(one.memory_bytes, other.memory_bytes),
+        pids: one.pids.zip(other.pids).map(|(a, b)| a.max(b)),
+    }
+}
+
+/// What the group at this path uses, page cache included, if that can be read.
+pub fn memory_usage_bytes(group: &str) -> Option<i64> {
+    memory_usage_in(Path::new(ROOT), group)
+}
+
+fn memory_usage_in(root: &Path, group: &str) -> Option<i64> {
+    let group = group.trim_start_matches('/');
+    let file = if unified(root) {
+        root.join(group).join("memory.current")
+    } else {
+        root.join("memory").join(group).join("memory.usage_in_bytes")
+    };
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
 /// Whether this machine has version 2 of cgroups.
 pub fn is_unified() -> bool {
     unified(Path::new(ROOT))
@@ -217,6 +244,21 @@ mod tests {
         assert_eq!(read("cpu/kubepods/podx/cpu.cfs_quota_us"), "50000");
         assert_eq!(read("memory/kubepods/podx/memory.limit_in_bytes"), "1048576");
         assert_eq!(read("pids/kubepods/podx/pids.max"), "64");
+        let used = root.path().join("memory/kubepods/podx/memory.usage_in_bytes");
+        fs::write(used, "4096\n").unwrap();
+        assert_eq!(memory_usage_in(root.path(), "/kubepods/podx"), Some(4096));
+    }
+
+    #[test]
+    fn no_limit_is_the_largest() {
+        let unlimited = Limits {
+            cpu_quota: 0,
+            memory_bytes: 1 << 21,
+            ..limits()
+        };
+        for (one, other) in [(limits(), unlimited.clone()), (unlimited.clone(), limits())] {
+            assert_eq!(larger(&one, &other), unlimited);
+        }
     }
 
     #[test]
@@ -229,6 +271,12 @@ mod tests {
         assert_eq!(read("kubepods/burstable/podx/cpu.max"), "50000 100000");
         assert_eq!(read("kubepods/burstable/podx/cpu.weight"), "39");
         assert_eq!(read("kubepods/burstable/podx/pids.max"), "64");
+        let used = root.path().join("kubepods/burstable/podx/memory.current");
+        fs::write(used, "4096\n").unwrap();
+        assert_eq!(
+            memory_usage_in(root.path(), "/kubepods/burstable/podx"),
+            Some(4096)
+        );
     }
 
     #[test]

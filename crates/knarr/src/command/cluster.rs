@@ -459,7 +459,10 @@ impl PreparedNode {
         let kubelet_config = kubelet::Config {
             node_name: config.node_name.clone(),
             root_dir: config.data_dir.join("kubelet"),
-            log_dir: config.data_dir.join("logs"),
+            log_dir: match &config.kubelet.pod_logs_dir {
+                Some(said) => said.into(),
+                None => config.data_dir.join("logs"),
+            },
             pod_cidr: config.pod_cidr.to_string(),
             cluster_dns: match config.kubelet.cluster_dns.as_slice() {
                 [] => vec![dns_address(config).to_string()],

@@ -79,7 +79,6 @@ const NOTED: &[Row] = &[
     ("address", Text, &[], LISTEN),
     ("port", Integer, &[Count(0)], LISTEN),
     ("podCIDR", Text, &[], "--pod-cidr says which addresses pods get"),
-    ("podLogsDir", Text, &[], "logs are kept below the data directory"),
     ("containerRuntimeEndpoint", Text, &[], CONTAINERD),
     ("imageServiceEndpoint", Text, &[], CONTAINERD),
     ("tlsCertFile", Text, &[], OWN_CERTIFICATE),

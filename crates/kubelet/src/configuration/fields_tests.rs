@@ -48,7 +48,7 @@ fn fields() -> Vec<(&'static str, Value, Outcome)> {
     vec![
         ("enableServer", json!(false), Refused),
         ("staticPodPath", json!("/etc/kubernetes/manifests"), InForce),
-        ("podLogsDir", json!("/logs"), Noted),
+        ("podLogsDir", json!("/logs"), InForce),
         ("syncFrequency", json!("2m"), Noted),
         ("fileCheckFrequency", json!("5s"), Noted),
         ("httpCheckFrequency", json!("5s"), Noted),
@@ -214,6 +214,24 @@ fn t8_no_field_of_the_type_is_passed_over_in_silence() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     // TypeMeta's two and these are all that v1beta1 has.
     assert_eq!(fields().len(), 125);
+}
+
+#[test]
+fn l13_logs_are_kept_in_a_folder_by_its_whole_path() {
+    for (said, good) in [
+        ("/var/log/pods", true),
+        ("logs", false),
+        ("/", false),
+        ("/a/../b", false),
+        ("/é", false),
+    ] {
+        let document = json!({"apiVersion": API_VERSION, "kind": KIND, "podLogsDir": said});
+        let read = read(&document);
+        assert_eq!(read.is_ok(), good, "{said}");
+        if let Ok(read) = read {
+            assert_eq!(read.pod_logs_dir.as_deref(), Some(said));
+        }
+    }
 }
 
 #[test]

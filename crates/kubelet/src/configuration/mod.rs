@@ -87,6 +87,8 @@ pub enum CgroupDriver {
 pub struct KubeletConfiguration {
     /// Where the node's own pods are described; none: it has none.
     pub static_pod_path: Option<String>,
+    /// Where pods' logs are kept; none: below the data directory.
+    pub pod_logs_dir: Option<String>,
     pub max_pods: u32,
     /// At most so many pods for each core; 0: no such limit.
     pub pods_per_core: u32,
@@ -119,6 +121,8 @@ pub struct KubeletConfiguration {
     /// The longest wait before a container that crashes is started again.
     pub max_container_restart_period: SignedDuration,
     pub cgroup_driver: CgroupDriver,
+    /// Whether what is reserved is kept from pods.
+    pub enforces_allocatable: bool,
     /// Whether CPU limits are enforced.
     pub cpu_cfs_quota: bool,
     pub cpu_cfs_quota_period: SignedDuration,
@@ -141,6 +145,7 @@ impl Default for KubeletConfiguration {
     fn default() -> Self {
         KubeletConfiguration {
             static_pod_path: None,
+            pod_logs_dir: None,
             max_pods: 110,
             pods_per_core: 0,
             pod_pids_limit: None,
@@ -158,6 +163,7 @@ impl Default for KubeletConfiguration {
             provider_id: String::new(),
             system_reserved: BTreeMap::new(),
             kube_reserved: BTreeMap::new(),
+            enforces_allocatable: true,
             eviction: eviction::Settings::default(),
             image_gc: ImageGc::default(),
             container_logs: ContainerLogs::default(),
@@ -228,6 +234,7 @@ impl KubeletConfiguration {
             text.filter(|t| !t.is_empty())
         };
         self.static_pod_path = text(fields, "staticPodPath", report);
+        self.pod_logs_dir = rules::logs_dir(fields, report);
         self.take_limits(fields, report);
         let listed = fields.texts("clusterDNS", report);
         self.cluster_dns = listed.into_iter().map(|(dns, _)| dns.to_string()).collect();
@@ -364,6 +371,7 @@ impl KubeletConfiguration {
             *to = fields.text_map(name, report).unwrap_or_default();
         }
         let pods = rules::enforces_pods(fields, report);
+        self.enforces_allocatable = pods;
         self.eviction.thresholds = threshold::parse(&statements, pods, &mut report.errors);
         set_duration(
             &mut self.eviction.pressure_transition_period,

@@ -104,6 +104,25 @@ pub(super) fn reserved(
     found
 }
 
+/// A folder by its whole path.
+pub(super) fn logs_dir(fields: &mut Fields, report: &mut Report) -> Option<String> {
+    const NAME: &str = "podLogsDir";
+    let said = fields.text(NAME, report).filter(|t| !t.is_empty())?.to_string();
+    let at = fields.at(NAME);
+    let parts = || said.split('/').skip(1);
+    let words = if !said.is_ascii() {
+        "must only contain ASCII characters"
+    } else if !said.starts_with('/') {
+        "must be an absolute path"
+    } else if parts().any(|part| matches!(part, "" | "." | "..")) {
+        "must be normalized, and not the root"
+    } else {
+        return Some(said);
+    };
+    report.errors.invalid(&at, said.as_str(), words);
+    None
+}
+
 /// Whether what is reserved is kept from pods, which is all that is enforced here.
 pub(super) fn enforces_pods(fields: &mut Fields, report: &mut Report) -> bool {
     const NAME: &str = "enforceNodeAllocatable";

@@ -44,9 +44,8 @@ impl Pod {
             },
             self.sandbox_made_at.as_mut(),
             self.eviction.as_mut().map(|(_, since)| since),
-            self.resize.asks_again_at(),
         ];
-        for at in waits.into_iter().flatten() {
+        for at in waits.into_iter().flatten().chain(self.resize.waits()) {
             move_by(at, by);
         }
         self.start_time_off += by;

@@ -7,10 +7,15 @@ use knarr_api::k8s_openapi;
 
 use super::clock_jump::moved;
 use super::end::{Stop, StopReason};
+use super::sandbox::Sandbox;
 use super::{Action, Pod};
 use crate::backoff::BackOff;
 use crate::probe::{self, Probe};
 use crate::runtime::{self, ContainerState, Exit};
+
+/// Why an init container is shown as completed that nobody saw.
+const INIT_UNKNOWN: &str = "Unable to get init container status from container runtime and pod has been initialized, \
+                            treat it as exited normally";
 
 /// In which list of the spec a container stands, and whether it is a sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -126,7 +131,6 @@ pub struct Container {
     /// What the node has set aside for it, and what its newest run really has.
     pub(super) allocated: Option<core::ResourceRequirements>,
     pub(super) actual: Option<core::ResourceRequirements>,
-    pub(super) resizing: bool,
     /// Its runs that were removed at the pod's end.
     pub(super) taken_away: Vec<String>,
 }
@@ -161,7 +165,6 @@ impl Container {
             anew: false,
             allocated: None,
             actual: None,
-            resizing: false,
             taken_away: Vec::new(),
         }
     }
@@ -363,6 +366,8 @@ impl Pod {
                     let mut new = Container::new(container.name.clone(), role);
                     new.hash = hash;
                     self.recall(&mut new);
+                    new.allocated
+                        .get_or_insert(container.resources.unwrap_or_default());
                     self.containers.push(new);
                 }
             }
@@ -375,6 +380,7 @@ impl Pod {
         let Some(known) = status.and_then(|s| status_of(s, container)) else {
             return;
         };
+        container.allocated.clone_from(&known.resources);
         let ended = known.state.as_ref().and_then(|s| s.terminated.clone());
         let last = known.last_state.as_ref().and_then(|s| s.terminated.clone());
         let ran = known.state.as_ref().is_some_and(|s| s.running.is_some());
@@ -430,8 +436,44 @@ impl Pod {
             runs.sort_by_key(|c| (c.attempt, c.created_at));
             self.observe_container(i, &runs, since, now);
         }
+        self.take_for_completed();
         if self.ending.is_none() && self.has_news(now) {
             self.tell(now);
+        }
+    }
+
+    /// An init container of which nothing is known, beside others that ran after it, has done its work: its record is
+    /// gone with its container, and nothing else remembers a static pod's.
+    fn take_for_completed(&mut self) {
+        let in_use = match &self.sandbox {
+            Sandbox::Ready { id, .. } => id.clone(),
+            _ => return,
+        };
+        if !self
+            .containers
+            .iter()
+            .any(|c| c.role == Role::App && self.ran_here(c))
+        {
+            return;
+        }
+        let unknown = |c: &&mut Container| {
+            c.role == Role::Init && c.run.is_none() && c.lost.is_none() && c.work == Work::None
+        };
+        for container in self.containers.iter_mut().filter(unknown) {
+            container.run = Some(Run {
+                id: String::new(),
+                sandbox: in_use.clone(),
+                attempt: 0,
+                state: RunState::Exited(Box::new(core::ContainerStateTerminated {
+                    exit_code: 0,
+                    reason: Some("Completed".into()),
+                    message: Some(INIT_UNKNOWN.into()),
+                    ..core::ContainerStateTerminated::default()
+                })),
+                image: String::new(),
+                image_id: String::new(),
+                hash: container.hash.clone(),
+            });
         }
     }
 
@@ -526,11 +568,9 @@ impl Pod {
                     k.container_id.as_deref().and_then(|id| id.rsplit('/').next()) == Some(&newest.id)
                 });
                 let shown = same.as_ref().and_then(|k| k.resources.clone());
-                self.containers[i].actual.clone_from(&shown);
-                self.containers[i].allocated = shown.or_else(|| {
-                    let spec = find_spec(self.spec(), &self.containers[i].name)?;
-                    Some(spec.resources.clone().unwrap_or_default())
-                });
+                let given = shown.unwrap_or_else(|| self.wanted(&self.containers[i]));
+                self.containers[i].actual = Some(given.clone());
+                self.containers[i].allocated = Some(given);
                 if let Some(known) = same {
                     for probe in &mut self.containers[i].probes {
                         match probe.kind {
@@ -672,7 +712,6 @@ impl Pod {
         container.previous_off = std::mem::take(&mut container.run_off);
         container.ended_here = false;
         container.anew = false;
-        container.resizing = false;
         container.show_back_off_at = None;
         container.waiting = None;
         container.retries = 0;

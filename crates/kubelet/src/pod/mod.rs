@@ -7,6 +7,7 @@
 //! Promises: a container never runs twice at a time (SPEC S1); nothing starts once the pod is ending; the
 //! object is deleted only after processes, sandbox and volumes are gone (T5).
 
+mod allocation;
 mod barrier;
 pub(crate) mod clock_jump;
 mod container;
@@ -143,8 +144,9 @@ pub enum Event {
     EndpointsDropped,
     /// Whether there is room for what the pod now asks for.
     ResizeAdmitted(Result<(), Rejection>),
-    ContainerResized {
-        id: String,
+    /// These containers have what they are allocated; if there is no error, so has the pod.
+    Resized {
+        done: Vec<String>,
         result: Result<(), String>,
     },
     /// The final deletion was refused or could not be sent.
@@ -210,8 +212,8 @@ pub enum Action {
     StopContainer { id: String, grace_seconds: i64 },
     /// → `ResizeAdmitted`: is there room on the node for what the pod asks for now?
     AdmitResize,
-    /// → `ContainerResized`: it is given what the spec says now.
-    ResizeContainer { container: String, id: String },
+    /// → `Resized`: the pod's group, and these containers (name and id), are given what is allocated.
+    Resize { containers: Vec<(String, String)> },
     /// → `ContainerRemoved` (the doer tries until it is so).
     RemoveContainer { id: String },
     /// → `HookDone`. Not longer than `timeout_seconds`, if any.
@@ -322,6 +324,7 @@ pub struct Pod {
     /// The sandbox's address waits for other news to be told with.
     address_waits: bool,
     resize: resize::Resize,
+    whole: allocation::Whole,
     /// And since when.
     eviction: Option<(Eviction, Timestamp)>,
     /// It was told that its eviction takes too long.
@@ -345,6 +348,7 @@ impl Pod {
         let mut pod = Pod {
             start_time: status.start_time.as_ref().map(|t| t.0),
             start_time_off: SignedDuration::ZERO,
+            whole: allocation::Whole::recall(&object),
             object,
             node,
             volumes: Volumes::Wanted { not_before: None },
@@ -630,7 +634,7 @@ impl Pod {
                 }
             }
             Event::ResizeAdmitted(answer) => self.resize_admitted(answer, now),
-            Event::ContainerResized { id, result } => self.container_resized(&id, result, now),
+            Event::Resized { done, result } => self.resized(&done, result, now),
             Event::Reject(rejection) => self.reject(rejection, now),
             Event::FinalDeleteFailed => self.final_delete_failed(now),
             Event::Timer => {}

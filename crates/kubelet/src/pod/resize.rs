@@ -1,94 +1,95 @@
-//! Changing what running containers are given, without ending them (the `resize` subresource).
+//! Changing what a running pod and its containers are given, without ending them (the `resize` subresource).
 //!
 //! What the spec asks for is first admitted by the node, then allocated, then brought about; each step is told. A
-//! container whose `resizePolicy` says so is ended instead, and runs again with what it now has.
+//! container whose `resizePolicy` says so is ended instead, and runs again with what it now has. What cannot be brought
+//! about is tried again, until it can or something else is asked for.
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
+use super::allocation::same;
 use super::container::find_spec;
 use super::end::StopReason;
-use super::{Action, Pod, Role, Work};
+use super::sandbox::Sandbox;
+use super::{Action, Pod, Work};
 use crate::admission::Rejection;
 use crate::resources;
 
-/// Between attempts at a resize for which there is no room.
+/// Between attempts at a resize for which there is no room, or which failed.
 const RETRY: SignedDuration = SignedDuration::from_secs(10);
 
 /// What is under way of a pod's resize.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Resize {
-    /// The node has been asked whether there is room.
-    asked: bool,
+    /// The node has been asked whether there is room for this generation.
+    asked: Option<Option<i64>>,
     /// It has none: why, and when it is asked again.
     pending: Option<(Rejection, Timestamp)>,
-    /// The generation being brought about, and what went wrong with it.
-    progress: Option<(Option<i64>, Option<String>)>,
+    progress: Option<Progress>,
+    /// The pod's own group is not what was allocated.
+    group_due: bool,
+    /// An attempt waits for its answer.
+    trying: bool,
+}
+
+/// What is allocated and not there yet.
+#[derive(Clone, Debug, PartialEq)]
+struct Progress {
+    generation: Option<i64>,
+    /// What went wrong, and when it is tried again.
+    failed: Option<(String, Timestamp)>,
 }
 
 impl Resize {
-    pub(super) fn asks_again_at(&mut self) -> Option<&mut Timestamp> {
-        self.pending.as_mut().map(|(_, again)| again)
+    pub(super) fn waits(&mut self) -> impl Iterator<Item = &mut Timestamp> {
+        let pending = self.pending.as_mut().map(|(_, again)| again);
+        let failed = self.progress.as_mut().and_then(|p| p.failed.as_mut());
+        pending.into_iter().chain(failed.map(|(_, again)| again))
     }
 }
 
 impl Pod {
-    /// What its containers are given, if it is not what the spec asks for.
+    /// Sees to it that what is asked for is allocated, and what is allocated is there.
     pub(super) fn resize(&mut self, now: Timestamp) {
-        if self.resize.asked || self.resize.progress.is_some() {
+        if self.resize.asked.is_some() || self.resize.trying {
             return;
         }
-        if !(0..self.containers.len()).any(|i| self.is_resized(i)) {
+        if !self.is_asked_for_more() {
             if self.resize.pending.take().is_some() {
                 self.tell(now);
             }
-            return;
-        }
-        match &self.resize.pending {
-            Some((_, again)) if *again > now => {
-                let again = *again;
-                self.wake_at(again);
+        } else {
+            match &self.resize.pending {
+                Some((_, again)) if *again > now => {
+                    let again = *again;
+                    self.wake_at(again);
+                }
+                _ => {
+                    self.resize.asked = Some(self.object.metadata.generation);
+                    self.out.push(Action::AdmitResize);
+                    return;
+                }
             }
-            _ => {
-                self.resize.asked = true;
-                self.out.push(Action::AdmitResize);
-            }
         }
+        self.bring_about(now);
     }
 
     /// The node has still to say whether there is room. Clients take a generation that a status has observed, with no
     /// condition of a resize, for resized: until there is an answer no status is told.
     pub(super) fn awaits_resize_answer(&self) -> bool {
-        self.resize.asked && self.ending.is_none()
-    }
-
-    fn wanted(&self, i: usize) -> core::ResourceRequirements {
-        find_spec(self.spec(), &self.containers[i].name)
-            .and_then(|c| c.resources.clone())
-            .unwrap_or_default()
-    }
-
-    fn is_resized(&self, i: usize) -> bool {
-        let container = &self.containers[i];
-        let runs = container.running_since().is_some() && container.work == Work::None;
-        let given = container.allocated.as_ref();
-        runs && matches!(container.role, Role::App | Role::Sidecar)
-            && given.is_some_and(|given| !same(given, &self.wanted(i)))
+        self.resize.asked.is_some() && self.ending.is_none()
     }
 
     pub(super) fn resize_admitted(&mut self, answer: Result<(), Rejection>, now: Timestamp) {
-        self.resize.asked = false;
-        if self.ending.is_some() {
+        let asked = self.resize.asked.take();
+        if self.ending.is_some() || asked != Some(self.object.metadata.generation) {
+            // Something else is asked for by now: so is the node then.
             return;
         }
         if let Err(why) = answer {
-            let news = self
-                .resize
-                .pending
-                .as_ref()
-                .is_none_or(|(before, _)| *before != why);
-            if news {
+            let before = self.resize.pending.as_ref().map(|(before, _)| before);
+            if before != Some(&why) {
                 let message = self.summary(&format!("Pod resize {}", why.reason), Some(&why.message));
                 self.record(None, true, "ResizeDeferred", message);
             }
@@ -97,42 +98,60 @@ impl Pod {
             return self.tell(now);
         }
         self.resize.pending = None;
-        self.resize.progress = Some((self.object.metadata.generation, None));
+        self.resize.progress = Some(Progress {
+            generation: self.object.metadata.generation,
+            failed: None,
+        });
         let message = self.summary("Pod resize started", None);
         self.record(None, false, "ResizeStarted", message);
-        let resized: Vec<usize> = (0..self.containers.len())
-            .filter(|i| self.is_resized(*i))
-            .collect();
-        let mut told = false;
-        for i in resized {
-            let wanted = self.wanted(i);
-            let restart = self.wants_restart(i, &wanted);
-            self.containers[i].allocated = Some(wanted);
-            if !told {
-                // The new allocation is seen before it is so.
-                self.tell(now);
-                told = true;
-            }
-            if restart {
+        self.allocate();
+        self.resize.group_due = true;
+        // The new allocation is seen before it is so.
+        self.tell(now);
+        self.bring_about(now);
+    }
+
+    /// Whether a container runs with something else than it is allocated. What it is ended or started with is decided
+    /// there.
+    fn lags(&self, i: usize) -> bool {
+        let container = &self.containers[i];
+        let runs = container.running_since().is_some() && container.work == Work::None;
+        let (allocated, actual) = self.allocated_and_actual(i);
+        runs && container.is_resizable() && !same(&allocated, &actual)
+    }
+
+    /// Gives the pod and its containers what they are allocated. It is over once they have it.
+    fn bring_about(&mut self, now: Timestamp) {
+        if self.sandbox == Sandbox::Creating {
+            return;
+        }
+        let in_place = matches!(self.sandbox, Sandbox::Ready { .. });
+        self.resize.group_due &= in_place;
+        let lagging: Vec<usize> = (0..self.containers.len()).filter(|i| self.lags(*i)).collect();
+        if !self.resize.group_due && (lagging.is_empty() || !in_place) {
+            return self.resize_completed(now);
+        }
+        let failed = self.resize.progress.as_ref().and_then(|p| p.failed.as_ref());
+        if let Some((_, again)) = failed.filter(|(_, again)| *again > now) {
+            let again = *again;
+            return self.wake_at(again);
+        }
+        let mut containers = Vec::new();
+        for i in lagging {
+            if self.wants_restart(i) {
                 let message = format!("Container {} resize requires restart", self.containers[i].name);
                 self.stop(i, StopReason::Changed, message, now);
                 self.containers[i].anew = true;
-                continue;
+            } else if let Some(run) = &self.containers[i].run {
+                containers.push((self.containers[i].name.clone(), run.id.clone()));
             }
-            let id = self.containers[i].run.as_ref().map(|r| r.id.clone());
-            self.containers[i].resizing = true;
-            self.out.push(Action::ResizeContainer {
-                container: self.containers[i].name.clone(),
-                id: id.unwrap_or_default(),
-            });
         }
-        self.settle_resize(now);
+        self.resize.trying = true;
+        self.out.push(Action::Resize { containers });
     }
 
-    fn wants_restart(&self, i: usize, wanted: &core::ResourceRequirements) -> bool {
-        let Some(given) = &self.containers[i].allocated else {
-            return false;
-        };
+    fn wants_restart(&self, i: usize) -> bool {
+        let (allocated, actual) = self.allocated_and_actual(i);
         let spec = find_spec(self.spec(), &self.containers[i].name);
         let policies = spec.as_ref().and_then(|c| c.resize_policy.as_deref());
         let changed = |name: &str| {
@@ -143,7 +162,7 @@ impl Pod {
                         .map(|q| resources::amount(name, q))
                 })
             };
-            of(given) != of(wanted)
+            of(&allocated) != of(&actual)
         };
         policies
             .unwrap_or_default()
@@ -151,31 +170,43 @@ impl Pod {
             .any(|p| p.restart_policy == "RestartContainer" && changed(&p.resource_name))
     }
 
-    pub(super) fn container_resized(&mut self, id: &str, result: Result<(), String>, now: Timestamp) {
-        let Some(i) = self.by_id(id) else { return };
-        self.containers[i].resizing = false;
+    /// What came of an attempt: the containers that have what they are allocated, and what went wrong, if it did.
+    pub(super) fn resized(&mut self, done: &[String], result: Result<(), String>, now: Timestamp) {
+        self.resize.trying = false;
+        for i in done.iter().filter_map(|id| self.by_id(id)).collect::<Vec<_>>() {
+            self.containers[i].actual = self.containers[i].allocated.clone();
+        }
         match result {
-            Ok(()) => self.containers[i].actual = self.containers[i].allocated.clone(),
-            Err(why) => {
-                if let Some((_, error)) = &mut self.resize.progress {
-                    *error = Some(why.clone());
+            Ok(()) => {
+                self.whole.actual.clone_from(&self.whole.allocated);
+                self.resize.group_due = false;
+                if let Some(progress) = &mut self.resize.progress {
+                    progress.failed = None;
                 }
-                let message = self.summary("Pod resize error", Some(&why));
-                self.record(None, true, "ResizeError", message);
+            }
+            Err(why) => {
+                let generation = self.object.metadata.generation;
+                let progress = self.resize.progress.get_or_insert(Progress {
+                    generation,
+                    failed: None,
+                });
+                let before = progress.failed.replace((why.clone(), now + RETRY));
+                if before.is_none_or(|(before, _)| before != why) {
+                    let message = self.summary("Pod resize error", Some(&why));
+                    self.record(None, true, "ResizeError", message);
+                }
             }
         }
-        self.settle_resize(now);
+        if self.ending.is_none() {
+            self.resize(now);
+            self.tell(now);
+        }
     }
 
-    /// The resize is over once every container has what it was allocated.
-    fn settle_resize(&mut self, now: Timestamp) {
-        let busy = self.containers.iter().any(|c| c.resizing);
-        let failed = matches!(&self.resize.progress, Some((_, Some(_))));
-        if !busy && !failed && self.resize.progress.take().is_some() {
+    fn resize_completed(&mut self, now: Timestamp) {
+        if self.resize.progress.take().is_some() {
             let message = self.summary("Pod resize completed", None);
             self.record(None, false, "ResizeCompleted", message);
-        }
-        if self.ending.is_none() {
             self.tell(now);
         }
     }
@@ -187,9 +218,11 @@ impl Pod {
             let reason = Some("Deferred".to_string());
             conditions.push(("PodResizePending", reason, Some(why.message.clone())));
         }
-        if let Some((_, error)) = &self.resize.progress {
-            let reason = error.as_ref().map(|_| "Error".to_string());
-            conditions.push(("PodResizeInProgress", reason, error.clone()));
+        if let Some(progress) = &self.resize.progress {
+            let failed = progress.failed.as_ref();
+            let reason = failed.map(|_| "Error".to_string());
+            let message = failed.map(|(why, _)| why.clone());
+            conditions.push(("PodResizeInProgress", reason, message));
         }
         conditions
     }
@@ -218,15 +251,4 @@ impl Pod {
         }
         format!("{title}: {{{}}}", parts.join(","))
     }
-}
-
-/// Equal amounts, however they are written.
-fn same(one: &core::ResourceRequirements, other: &core::ResourceRequirements) -> bool {
-    let amounts = |r: &core::ResourceRequirements| {
-        (
-            resources::amounts(r.requests.as_ref()),
-            resources::amounts(r.limits.as_ref()),
-        )
-    };
-    amounts(one) == amounts(other)
 }

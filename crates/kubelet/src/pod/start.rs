@@ -473,9 +473,9 @@ impl Pod {
                 .next(since, now, self.node.longest_restart_wait);
         }
         let attempt = self.containers[i].attempts;
-        let resources = find_spec(self.spec(), &self.containers[i].name).and_then(|c| c.resources.clone());
-        self.containers[i].allocated = Some(resources.clone().unwrap_or_default());
-        self.containers[i].actual = resources;
+        let wanted = self.wanted(&self.containers[i]);
+        let container = &mut self.containers[i];
+        container.actual = Some(container.allocated.get_or_insert(wanted).clone());
         self.containers[i].work = Work::Creating { attempt };
         self.containers[i].sandbox.clone_from(&sandbox);
         self.out.push(Action::CreateContainer {

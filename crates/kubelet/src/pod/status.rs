@@ -203,7 +203,10 @@ impl Pod {
             }
             Sandbox::Ready { .. } => self.ips().to_vec(),
         };
+        let (resources, allocated) = self.resources_status(&phase);
         PodStatus {
+            allocated_resources: allocated,
+            resources: Some(resources),
             conditions: Some(conditions),
             container_statuses: some(apps),
             init_container_statuses: some(init),
@@ -301,7 +304,8 @@ impl Pod {
                 .filter(|r| !r.id.is_empty())
                 .map(|r| format!("containerd://{}", r.id)),
             allocated_resources: given(&container.allocated).and_then(|r| r.requests),
-            resources: given(&container.actual),
+            resources: given(&container.actual)
+                .filter(|given| in_spec.is_some() || *given != core::ResourceRequirements::default()),
             volume_mounts: mounts.map(|mounts| mounts.iter().map(mount_status).collect()),
             ..ContainerStatus::default()
         }

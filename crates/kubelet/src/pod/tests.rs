@@ -14,10 +14,12 @@ use super::*;
 use crate::probe::{Answer, Kind};
 use crate::runtime::{ContainerState, PodRef};
 
+mod adopted;
 mod clock_jumps;
 mod endpoint_barrier;
 mod evictions;
 mod memory_of_ends;
+mod resize;
 mod restart_all;
 
 /// A pod and the little of a node it sees.
@@ -465,10 +467,9 @@ fn l4_a_resize_is_allocated_then_brought_about() {
     life.step(Event::ResizeAdmitted(Ok(())));
     assert_eq!(shown(&life), ("40m".into(), "20m".into(), true));
     life.open.clear();
-    let result = Ok(());
-    life.step(Event::ContainerResized {
-        id: "c0".into(),
-        result,
+    life.step(Event::Resized {
+        done: vec!["c0".into()],
+        result: Ok(()),
     });
     assert_eq!(shown(&life), ("40m".into(), "40m".into(), false));
     let log = life.take_log();

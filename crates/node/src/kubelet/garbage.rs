@@ -19,6 +19,7 @@ use tracing::{debug, info, warn};
 
 use super::Shared;
 use super::eviction::node_reference;
+use super::remove::{remove_container, remove_logs};
 use crate::figures::Meter;
 use crate::runtime::{Result, RuntimeError};
 
@@ -66,7 +67,7 @@ pub(super) async fn free_all(shared: &Shared) {
         let containers = shared.runtime.containers().await?;
         for id in remains::containers_of_ended_pods(&containers, &known_pods(shared)) {
             info!(container = id, "removing, to free the disk");
-            shared.runtime.remove_container(&id).await?;
+            remove_container(shared, &id).await?;
         }
         Ok::<(), RuntimeError>(())
     };
@@ -204,7 +205,7 @@ async fn collect_remains(shared: &Shared) -> Result<()> {
     for (uid, log) in folders.iter().filter(|(uid, _)| orphaned.contains(uid.as_str())) {
         info!(uid, "removing what is left of a pod that is gone");
         match log {
-            Some(path) => remove_folder(path),
+            Some(path) => remove_logs(shared, path),
             None => {
                 if let Err(error) = shared.volumes.teardown(uid).await {
                     warn!(uid, %error, "cannot free the volumes of a pod that is gone");
@@ -213,15 +214,6 @@ async fn collect_remains(shared: &Shared) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn remove_folder(path: &Path) {
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            warn!(path = %path.display(), %error, "cannot remove the logs of a pod that is gone");
-        }
-        _ => {}
-    }
 }
 
 /// Uids that have a folder on this node; with its path, where it is a folder of logs.

@@ -7,6 +7,7 @@
 pub mod container;
 pub mod downward;
 mod endpoints;
+mod enforcement;
 pub mod env;
 mod eviction;
 mod exit;
@@ -16,6 +17,8 @@ mod machine;
 mod node;
 mod own_node;
 mod pull;
+mod remove;
+mod resize;
 pub mod resources;
 mod room;
 pub mod sandbox;
@@ -181,6 +184,9 @@ pub(crate) struct Shared {
     endpoints: endpoints::Endpoints,
     /// Uids of the static pods there are.
     pub static_uids: Mutex<BTreeSet<String>>,
+    pub portions: enforcement::Last,
+    /// The pods as they are allocated, by uid: what they ask for may be more.
+    pub granted: Mutex<Granted>,
     pub probes: Arc<probe::Counts>,
 }
 
@@ -304,6 +310,8 @@ impl Kubelet {
             evictions,
             endpoints: endpoints::Endpoints::default(),
             static_uids: Mutex::default(),
+            portions: enforcement::Last::default(),
+            granted: Mutex::default(),
             probes: probes.clone(),
             images: Mutex::new(garbage_images::Records::new(clock.now())),
             steady: TokioClock::new(clock.now()),
@@ -409,6 +417,9 @@ async fn run(
         informer::run(api, core::Service::kind_of(), Scope::default(), services).await;
     });
     tasks.spawn(node::run(shared.clone()));
+    if shared.config.machine.is_host() {
+        tasks.spawn(enforcement::run(shared.clone()));
+    }
     let own = shared.clone();
     tasks.spawn(async move { own.own_node.follow(own.api.clone()).await });
     if !shared.config.endpoint_barrier.is_zero() {
@@ -736,7 +747,8 @@ impl Workers {
             let taken = self.admitted.contains(uid) || phase == Some("Running");
             taken && !matches!(phase, Some("Succeeded" | "Failed"))
         };
-        let victims = match beside(&self.shared, pod, counts) {
+        let known = beside(&self.shared, &self.shared.granted.lock(), pod, counts);
+        let victims = match known {
             Some((node, others)) => {
                 let others: Vec<&core::Pod> = others.iter().collect();
                 let victims = admission::admit_before(pod, &node, &others)?;
@@ -815,18 +827,28 @@ impl Workers {
     }
 }
 
-/// Whether there is room on the node for a pod, as it is now, beside the others that count.
-fn admit(shared: &Shared, pod: &core::Pod, counts: impl Fn(&core::Pod) -> bool) -> Result<(), Rejection> {
-    let Some((node, others)) = beside(shared, pod, counts) else {
-        return Ok(());
+type Granted = BTreeMap<String, Arc<core::Pod>>;
+
+/// Whether there is room for what a pod asks for now, beside what the others are allocated. If so, it has that at once:
+/// of two that do not fit together one is resized.
+fn admit_resize(shared: &Shared, pod: &Arc<core::Pod>) -> Result<(), Rejection> {
+    let mut granted = shared.granted.lock();
+    let counts = |other: &core::Pod| {
+        let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
+        !matches!(phase, Some("Failed" | "Succeeded"))
     };
-    admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())
+    if let Some((node, others)) = beside(shared, &granted, pod, counts) {
+        admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())?;
+    }
+    granted.insert(pod.metadata.uid.clone().unwrap_or_default(), pod.clone());
+    Ok(())
 }
 
 /// The node and its other pods that count. None until it has an object that says what there is: then nobody was asked to
 /// run here.
 fn beside(
     shared: &Shared,
+    granted: &Granted,
     pod: &core::Pod,
     counts: impl Fn(&core::Pod) -> bool,
 ) -> Option<(Arc<core::Node>, Vec<core::Pod>)> {
@@ -837,6 +859,13 @@ fn beside(
         .iter()
         .filter_map(|o| o.to_typed::<core::Pod>())
         .filter(|other| other.metadata.uid != pod.metadata.uid && counts(other))
+        .map(|mut other| {
+            let uid = other.metadata.uid.as_deref().unwrap_or("");
+            if let Some(granted) = granted.get(uid) {
+                other.spec.clone_from(&granted.spec);
+            }
+            other
+        })
         .collect();
     Some((node, others))
 }

@@ -230,7 +230,11 @@ impl NodeState {
 }
 
 /// What the scheduler and the API server may not take for granted of a node, and this one can.
-const DECLARED_FEATURES: [&str; 1] = ["RestartAllContainersOnContainerExits"];
+const DECLARED_FEATURES: [&str; 3] = [
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+];
 
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {

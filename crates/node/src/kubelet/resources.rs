@@ -3,16 +3,25 @@
 use k8s_cri::v1::LinuxContainerResources;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
+use knarr_api::kinds::pod::resources::{Side, aggregate, asked, is_sidecar, qos_class};
+use knarr_kubelet::admission::is_critical;
 use knarr_kubelet::cgroup::Group;
 use knarr_kubelet::configuration::KubeletConfiguration;
+use knarr_kubelet::resources::{limit_of_all, set, with_limits_of_pod};
 
 use crate::cgroup::Limits;
 
 /// The kernel's smallest share.
 const MIN_SHARES: i64 = 2;
+/// And its largest.
+const MAX_SHARES: i64 = 262_144;
 /// The kernel's smallest quota.
 const MIN_QUOTA_MICROS: i64 = 1000;
+/// How much sooner than others a container is killed for memory: those that are killed last, and first.
+const NEVER_FIRST: i64 = -997;
+const ALWAYS_FIRST: i64 = 1000;
+/// The class whose pods the node cannot do without.
+const NODE_CRITICAL: &str = "system-node-critical";
 
 /// A pod's standing when memory runs out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,47 +34,16 @@ pub enum Qos {
 /// As the API says, else worked out from the spec.
 pub fn qos(pod: &core::Pod) -> Qos {
     let told = pod.status.as_ref().and_then(|s| s.qos_class.as_deref());
-    match told {
-        Some("Guaranteed") => return Qos::Guaranteed,
-        Some("Burstable") => return Qos::Burstable,
-        Some("BestEffort") => return Qos::BestEffort,
-        _ => {}
-    }
-    let spec = pod.spec.as_ref();
-    let containers = spec.into_iter().flat_map(|s| {
-        let init = s.init_containers.iter().flatten();
-        init.chain(&s.containers)
-    });
-    let (mut any, mut all_equal) = (false, true);
-    for container in containers {
-        for name in ["cpu", "memory"] {
-            let (request, limit) = (amount(container, name, true), amount(container, name, false));
-            any |= request.is_some() || limit.is_some();
-            let equal = limit.is_some() && (request.is_none() || request == limit);
-            all_equal &= equal;
-        }
-    }
-    match (any, all_equal) {
-        (false, _) => Qos::BestEffort,
-        (true, true) => Qos::Guaranteed,
-        (true, false) => Qos::Burstable,
+    let class = told.or_else(|| pod.spec.as_ref().map(qos_class));
+    match class {
+        Some("Guaranteed") => Qos::Guaranteed,
+        Some("Burstable") => Qos::Burstable,
+        _ => Qos::BestEffort,
     }
 }
 
-/// A request or limit that is set and not zero. What does not parse has been refused by the API.
-fn amount(container: &core::Container, name: &str, request: bool) -> Option<Quantity> {
-    let resources = container.resources.as_ref()?;
-    let list = if request {
-        &resources.requests
-    } else {
-        &resources.limits
-    };
-    let quantity = Quantity::parse(&list.as_ref()?.get(name)?.0).ok()?;
-    (quantity.milli_value() > 0).then_some(quantity)
-}
-
-fn shares(milli_cpu: i64) -> i64 {
-    (milli_cpu * 1024 / 1000).max(MIN_SHARES)
+pub(super) fn shares(milli_cpu: i64) -> i64 {
+    (milli_cpu.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
 /// How limits of CPU are enforced, if they are.
@@ -94,75 +72,80 @@ impl CpuQuota {
 
 /// Who is killed first when memory runs out: the more, the sooner.
 fn oom_score_adj(pod: &core::Pod, container: &core::Container, node_memory_bytes: i64) -> i64 {
-    let critical = pod
-        .spec
-        .as_ref()
-        .and_then(|s| s.priority)
-        .is_some_and(|p| p >= 2_000_000_000);
+    let none = core::PodSpec::default();
+    let spec = pod.spec.as_ref().unwrap_or(&none);
+    let class = spec.priority_class_name.as_deref();
+    if is_critical(pod) && class == Some(NODE_CRITICAL) {
+        return NEVER_FIRST;
+    }
     match qos(pod) {
-        _ if critical => -997,
-        Qos::Guaranteed => -997,
-        Qos::BestEffort => 1000,
+        Qos::Guaranteed => NEVER_FIRST,
+        Qos::BestEffort => ALWAYS_FIRST,
         Qos::Burstable => {
-            let request = amount(container, "memory", true).map_or(0, |q| q.value());
-            let adjusted = 1000 - 1000 * request / node_memory_bytes.max(1);
-            adjusted.clamp(3, 999)
+            let request = |c: &core::Container| {
+                set(c.resources.as_ref(), Side::Requests, "memory").map_or(0, |q| q.value())
+            };
+            let share = share_of_the_rest(spec);
+            let score = |bytes: i64| 1000 - 1000 * (bytes + share) / node_memory_bytes.max(1);
+            let mut adjusted = score(request(container));
+            // A sidecar does not go before the containers it serves.
+            if is_sidecar(container) {
+                let least = spec.containers.iter().map(request).min().unwrap_or(0);
+                adjusted = adjusted.min(score(least));
+            }
+            adjusted.clamp(1000 + NEVER_FIRST, ALWAYS_FIRST - 1)
         }
     }
 }
 
-/// Of one container.
+/// What each container gets of the memory that the pod as a whole asks for beyond its containers.
+fn share_of_the_rest(spec: &core::PodSpec) -> i64 {
+    let Some(whole) = set(spec.resources.as_ref(), Side::Requests, "memory") else {
+        return 0;
+    };
+    let asked = aggregate(spec, Side::Requests)
+        .get("memory")
+        .map_or(0, |q| q.value());
+    let count = spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len);
+    (whole.value() - asked) / i64::try_from(count).unwrap_or(i64::MAX).max(1)
+}
+
+/// Of one container; where it has no limits of its own, the pod's hold.
 pub fn of_container(
     pod: &core::Pod,
     container: &core::Container,
     node_memory_bytes: i64,
     quota: CpuQuota,
 ) -> LinuxContainerResources {
-    let request = amount(container, "cpu", true).or_else(|| amount(container, "cpu", false));
-    let limit = amount(container, "cpu", false);
+    let own = container.resources.clone().unwrap_or_default();
+    let of_pod = pod.spec.as_ref().and_then(|s| s.resources.as_ref());
+    let held = with_limits_of_pod(&own, of_pod);
+    let limit = set(Some(&held), Side::Limits, "cpu");
+    let request = set(Some(&held), Side::Requests, "cpu").or(limit);
     let (cpu_period, cpu_quota) = quota.of_limit(limit.map(|q| q.milli_value()));
     LinuxContainerResources {
         cpu_shares: shares(request.map_or(0, |q| q.milli_value())),
         cpu_period,
         cpu_quota,
-        memory_limit_in_bytes: amount(container, "memory", false).map_or(0, |q| q.value()),
+        memory_limit_in_bytes: set(Some(&held), Side::Limits, "memory").map_or(0, |q| q.value()),
         oom_score_adj: oom_score_adj(pod, container, node_memory_bytes),
         ..LinuxContainerResources::default()
     }
 }
 
-/// Of the whole pod, for its cgroup: limits only where every container has one.
+/// Of the whole pod, for its cgroup: limits only where it or every container has one.
 pub fn of_pod(pod: &core::Pod, configuration: &KubeletConfiguration) -> Limits {
     let Some(spec) = &pod.spec else {
         return Limits::default();
     };
-    let sum = |name: &str, request: bool, milli: bool| -> Option<i64> {
-        let mut total = 0;
-        for container in &spec.containers {
-            let quantity = amount(container, name, request);
-            let quantity = quantity.or_else(|| request.then(|| amount(container, name, false)).flatten());
-            match quantity {
-                Some(q) => total += if milli { q.milli_value() } else { q.value() },
-                None if request => {}
-                None => return None,
-            }
-        }
-        // Init containers run before the others, one at a time: the largest counts.
-        for container in spec.init_containers.iter().flatten() {
-            match amount(container, name, request) {
-                Some(q) => total = total.max(if milli { q.milli_value() } else { q.value() }),
-                None if request => {}
-                None => return None,
-            }
-        }
-        Some(total)
-    };
-    let (cpu_period, cpu_quota) = CpuQuota::of(configuration).of_limit(sum("cpu", false, true));
+    let cpu = asked(spec, Side::Requests).get("cpu").copied();
+    let limit = limit_of_all(pod, "cpu");
+    let (cpu_period, cpu_quota) = CpuQuota::of(configuration).of_limit(limit.map(|q| q.milli_value()));
     Limits {
-        cpu_shares: shares(sum("cpu", true, true).unwrap_or(0)),
+        cpu_shares: shares(cpu.map_or(0, |q| q.milli_value())),
         cpu_period,
         cpu_quota,
-        memory_bytes: sum("memory", false, false).unwrap_or(0),
+        memory_bytes: limit_of_all(pod, "memory").map_or(0, |q| q.value()),
         pids: configuration.pod_pids_limit,
     }
 }
@@ -186,7 +169,9 @@ mod tests {
     #[test]
     fn limits_of_cpu_are_enforced_as_the_node_is_told() {
         let pod: core::Pod = serde_json::from_value(json!({"spec": {"containers": [
-            {"name": "c", "resources": {"limits": {"cpu": "500m", "memory": "1Mi"}}},
+            {"name": "c", "resources": {
+                "requests": {"cpu": "500m", "memory": "1Mi"}, "limits": {"cpu": "500m", "memory": "1Mi"},
+            }},
         ]}}))
         .unwrap();
         for (said, period, quota) in [
@@ -217,5 +202,116 @@ mod tests {
             };
             assert_eq!(whole, want, "{said}");
         }
+    }
+
+    fn pod(spec: serde_json::Value) -> core::Pod {
+        serde_json::from_value(json!({"spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn l4_the_pods_own_resources_are_its_groups_and_its_containers_limits() {
+        let configuration = KubeletConfiguration::default();
+        let requires = |requests: serde_json::Value, limits: serde_json::Value| json!({"requests": requests, "limits": limits});
+        let none = json!({});
+        // Shares, quota and memory of the group, then of the first container.
+        for (whole, own, group, container) in [
+            (none.clone(), none.clone(), (2, 0, 0), (2, 0, 0)),
+            (
+                requires(
+                    json!({"cpu": "1", "memory": "2Mi"}),
+                    json!({"cpu": "2", "memory": "2Mi"}),
+                ),
+                none.clone(),
+                (1024, 200_000, 2 << 20),
+                (2048, 200_000, 2 << 20),
+            ),
+            (
+                requires(json!({"cpu": "5m"}), json!({"cpu": "25m"})),
+                requires(json!({"cpu": "2m"}), json!({"cpu": "10m"})),
+                (5, 2500, 0),
+                (2, 1000, 0),
+            ),
+            (
+                // Only requests: the containers' limits hold, if all have one.
+                requires(json!({"cpu": "30m"}), none.clone()),
+                requires(json!({"cpu": "10m"}), json!({"cpu": "20m"})),
+                (30, 0, 0),
+                (10, 2000, 0),
+            ),
+        ] {
+            let pod = pod(json!({
+                "resources": whole, "containers": [{"name": "a", "resources": own}, {"name": "b"}],
+            }));
+            let limits = of_pod(&pod, &configuration);
+            let got = (limits.cpu_shares, limits.cpu_quota, limits.memory_bytes);
+            assert_eq!(got, group, "{whole}");
+            let first = &pod.spec.as_ref().unwrap().containers[0];
+            let given = of_container(&pod, first, 1 << 30, CpuQuota::of(&configuration));
+            let got = (given.cpu_shares, given.cpu_quota, given.memory_limit_in_bytes);
+            assert_eq!(got, container, "{whole} {own}");
+        }
+    }
+
+    #[test]
+    fn t8_who_is_killed_first_for_memory() {
+        const NODE: i64 = 1000 << 20;
+        let memory = |requests: &str| json!({"requests": {"memory": requests}});
+        let limited =
+            json!({"requests": {"cpu": "1", "memory": "1Mi"}, "limits": {"cpu": "1", "memory": "1Mi"}});
+        for (what, spec, want) in [
+            ("best effort", json!({"containers": [{"name": "a"}]}), 1000),
+            (
+                "guaranteed",
+                json!({"containers": [{"name": "a", "resources": limited}]}),
+                -997,
+            ),
+            (
+                "a tenth",
+                json!({"containers": [{"name": "a", "resources": memory("100Mi")}]}),
+                900,
+            ),
+            (
+                "all",
+                json!({"containers": [{"name": "a", "resources": memory("1000Mi")}]}),
+                3,
+            ),
+            (
+                "a little",
+                json!({"containers": [{"name": "a", "resources": memory("1")}]}),
+                999,
+            ),
+            (
+                "half of what the pod asks for beyond its containers",
+                json!({
+                    "resources": memory("400Mi"),
+                    "containers": [{"name": "a", "resources": memory("100Mi")}, {"name": "b"}],
+                }),
+                750,
+            ),
+            (
+                "what the node cannot do without",
+                json!({"priority": 2_000_001_000, "priorityClassName": NODE_CRITICAL, "containers": [{"name": "a"}]}),
+                -997,
+            ),
+            (
+                "what the cluster cannot do without",
+                json!({"priority": 2_000_000_000, "priorityClassName": "system-cluster-critical", "containers": [{"name": "a"}]}),
+                1000,
+            ),
+        ] {
+            let pod = pod(spec);
+            let first = &pod.spec.as_ref().unwrap().containers[0];
+            assert_eq!(oom_score_adj(&pod, first, NODE), want, "{what}");
+        }
+        let pod = pod(json!({
+            "initContainers": [{"name": "s", "restartPolicy": "Always", "resources": memory("100Mi")}],
+            "containers": [{"name": "a", "resources": memory("300Mi")}, {"name": "b", "resources": memory("200Mi")}],
+        }));
+        let sidecar = &pod.spec.as_ref().unwrap().init_containers.as_ref().unwrap()[0];
+        assert_eq!(
+            oom_score_adj(&pod, sidecar, NODE),
+            800,
+            "as the first of those it serves"
+        );
     }
 }

@@ -26,12 +26,17 @@ use tracing::{debug, warn};
 
 use super::downward::Place;
 use super::env::Sources;
+use super::remove::{remove_container, remove_logs};
+use super::resize::resize;
 use super::resources::CpuQuota;
 use super::security_context::Seccomp;
 use super::status::Write;
 use super::wall_clock::WallClock;
-use super::{Found, Shared, container, env, exit, pod_kind, pull, sandbox, self_fencing, status};
+use super::{
+    Found, Shared, container, enforcement, env, exit, pod_kind, pull, sandbox, self_fencing, status,
+};
 use crate::cgroup;
+use crate::logs::links;
 use crate::probe::{self, Target};
 use crate::runtime::RuntimeError;
 use crate::volumes::VolumeError;
@@ -170,6 +175,7 @@ async fn run(
         sandbox_attempt: 0,
         done: false,
     };
+    doer.note_allocation();
     if let Some((since, sandboxes, containers)) = found {
         let first = doer.complete(since, sandboxes, containers, true).await;
         doer.step(first);
@@ -229,13 +235,25 @@ impl Doer {
     }
 
     fn step_at(&mut self, event: Event, now: Timestamp) {
-        for action in self.machine.step(event, now) {
+        let may_allocate = matches!(event, Event::Updated(_) | Event::ResizeAdmitted(_));
+        let actions = self.machine.step(event, now);
+        if may_allocate {
+            self.note_allocation();
+        }
+        for action in actions {
             debug!(pod = self.machine.object().metadata.name, ?action, "decided");
             self.carry_out(action);
         }
         if self.machine.has_ended() && !self.ended.swap(true, Ordering::Relaxed) {
             self.shared.pod_ended.notify_one();
         }
+    }
+
+    /// Others count what is allocated to this pod, not what it asks for.
+    fn note_allocation(&self) {
+        let allocated = self.machine.allocated();
+        let uid = allocated.metadata.uid.clone().unwrap_or_default();
+        self.shared.granted.lock().insert(uid, allocated);
     }
 
     fn write(&self, write: Write) {
@@ -398,6 +416,7 @@ impl Doer {
                 self.sandbox_attempt = attempt;
                 self.sandbox = None;
                 let config = self.sandbox_config();
+                let pod = self.machine.allocated();
                 tokio::spawn(async move {
                     let event = match create_sandbox(&shared, &inbox, &pod, &config).await {
                         Ok((id, ips)) => Event::SandboxCreated { id, ips },
@@ -418,6 +437,7 @@ impl Doer {
                     until_done("remove a sandbox", || shared.runtime.remove_sandbox(&id)).await;
                     if shared.config.machine.is_host() {
                         cgroup::remove(shared.config.configuration.cgroup_driver, &group).await;
+                        enforcement::share_out(&shared, None).await;
                     }
                     shared.owners.lock().remove(&id);
                     tell(&inbox, Event::SandboxRemoved { id });
@@ -447,6 +467,7 @@ impl Doer {
             } => {
                 let config = self.sandbox_config();
                 let place = self.place();
+                let pod = self.machine.allocated();
                 tokio::spawn(async move {
                     let made =
                         create_container(&shared, &pod, &container, attempt, &sandbox, &config, &place);
@@ -486,21 +507,19 @@ impl Doer {
                 });
             }
             Action::AdmitResize => {
-                let answer = super::admit(&shared, &pod, |other| {
-                    let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
-                    !matches!(phase, Some("Failed" | "Succeeded"))
-                });
+                let answer = super::admit_resize(&shared, &pod);
                 tell(&inbox, Event::ResizeAdmitted(answer));
             }
-            Action::ResizeContainer { container, id } => {
+            Action::Resize { containers } => {
+                let (from, to) = (self.machine.actual(), self.machine.allocated());
                 tokio::spawn(async move {
-                    let result = resize_container(&shared, &pod, &container, &id).await;
-                    tell(&inbox, Event::ContainerResized { id, result });
+                    let (done, result) = resize(&shared, &from, &to, containers).await;
+                    tell(&inbox, Event::Resized { done, result });
                 });
             }
             Action::RemoveContainer { id } => {
                 tokio::spawn(async move {
-                    until_done("remove a container", || shared.runtime.remove_container(&id)).await;
+                    until_done("remove a container", || remove_container(&shared, &id)).await;
                     shared.owners.lock().remove(&id);
                     tell(&inbox, Event::ContainerRemoved { id });
                 });
@@ -594,15 +613,13 @@ impl Doer {
     fn forget(&mut self) {
         self.done = true;
         let pod = self.machine.object();
+        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        self.shared.granted.lock().remove(uid);
         self.shared
             .probes
             .forget(pod.metadata.uid.as_deref().unwrap_or(""));
         let logs = sandbox::log_directory(pod, &self.shared.config.log_dir);
-        if let Err(error) = std::fs::remove_dir_all(&logs)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            warn!(path = %logs.display(), %error, "cannot remove the logs of a pod that is gone");
-        }
+        remove_logs(&self.shared, &logs);
     }
 }
 
@@ -638,6 +655,7 @@ async fn create_sandbox(
     let handler = runtime_handler(shared, pod).await.map_err(refused)?;
     sandbox::can_be_made(pod, &handler, &shared.config)?;
     std::fs::create_dir_all(&config.log_directory).map_err(|e| e.to_string())?;
+    enforcement::share_out(shared, Some(pod)).await;
     if shared.config.machine.is_host()
         && let Err(error) = limit_pod(shared, pod).await
     {
@@ -765,6 +783,10 @@ async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id
         .unwrap_or_default();
     match shared.runtime.container(&id).await {
         Ok(detail) => {
+            let folder = links::folder(&shared.config.log_dir);
+            if let Err(error) = links::link(&folder, &detail.container, Path::new(&detail.log_path)) {
+                warn!(container = id, %error, "cannot link a container's log");
+            }
             let at = match &detail.container.state {
                 ContainerState::Running { started_at } => *started_at,
                 ContainerState::Exited(exit) => exit.started_at.unwrap_or(now),
@@ -787,23 +809,6 @@ async fn start_container(shared: &Shared, pod: &core::Pod, container: String, id
             image_id: String::new(),
         },
     }
-}
-
-/// The pod's own limits make room first, and are tightened last.
-async fn resize_container(shared: &Shared, pod: &core::Pod, name: &str, id: &str) -> Result<(), String> {
-    let spec = pod.spec.as_ref().and_then(|s| find_spec(s, name));
-    let spec = spec.ok_or_else(|| format!("the pod has no container {name:?} any more"))?;
-    let quota = CpuQuota::of(&shared.config.configuration);
-    let wanted = super::resources::of_container(pod, &spec, shared.memory_bytes, quota);
-    // Where the pod's limits shrink, the kernel takes them only once the container's have.
-    let first = limit_pod(shared, pod).await;
-    let resized = shared.runtime.update_container(id, &wanted).await;
-    resized.map_err(|e| e.to_string())?;
-    if first.is_err() {
-        let limited = limit_pod(shared, pod).await;
-        limited.map_err(|e| format!("the pod's limits: {e}"))?;
-    }
-    Ok(())
 }
 
 /// Whether a container whose start was answered with an error has been started: the answer may have been lost, and

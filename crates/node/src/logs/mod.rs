@@ -5,6 +5,7 @@
 //! is written now has the name the runtime was given, rotated ones have a time behind it.
 
 pub mod line;
+pub mod links;
 pub mod options;
 pub mod read;
 pub mod rotate;

@@ -177,6 +177,20 @@ fn make_room(log: &Path, policy: Policy) -> Result<(), RotateError> {
     Ok(())
 }
 
+/// Removes the log of a container that is gone, and what was rotated of it.
+pub fn remove(log: &Path) -> Result<(), RotateError> {
+    if !log.parent().is_some_and(Path::exists) {
+        return Ok(());
+    }
+    for path in rotated_files(log)?.iter().map(PathBuf::as_path).chain([log]) {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            done => done.map_err(at("remove", path))?,
+        }
+    }
+    Ok(())
+}
+
 /// Oldest first.
 fn rotated_files(log: &Path) -> Result<Vec<PathBuf>, RotateError> {
     let folder = log.parent().unwrap_or(Path::new("/"));

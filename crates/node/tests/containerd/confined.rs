@@ -20,7 +20,7 @@ const NO_MKDIR: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls":
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l1_l4_a_container_is_confined_as_it_asks_or_does_not_run() {
-    let Some(machine) = Machine::start(9).await else {
+    let Some(machine) = Machine::start(10).await else {
         return;
     };
     // Before it has an object of its own nobody is refused.

@@ -9,6 +9,7 @@
 mod confined;
 mod machine;
 mod probed;
+mod resized;
 
 use std::path::Path;
 use std::time::Duration;
@@ -28,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use machine::{Machine, OBEDIENT, first, phase, ready, shell};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_runs_and_ends_and_leaves_nothing() {
+async fn l13_a_pod_runs_and_ends_and_leaves_nothing() {
     let Some(machine) = Machine::start(1).await else {
         return;
     };
@@ -36,6 +37,19 @@ async fn a_pod_runs_and_ends_and_leaves_nothing() {
         .create("warm", json!({"containers": shell(OBEDIENT)}))
         .await;
     machine.wait("warm", "ready", ready).await;
+    let links = || -> Vec<std::path::PathBuf> {
+        let entries = std::fs::read_dir(machine.dir.path().join("containers")).unwrap();
+        entries.map(|e| e.unwrap().path()).collect()
+    };
+    let id = first(&machine.get("warm").await.unwrap())["containerID"].clone();
+    let id = id
+        .as_str()
+        .unwrap()
+        .trim_start_matches("containerd://")
+        .to_string();
+    let name = format!("warm_default_c-{id}.log");
+    let log = links().into_iter().find(|p| p.ends_with(&name)).unwrap();
+    assert!(std::fs::canonicalize(log).unwrap().ends_with("c/0.log"));
     let (mut ups, mut downs) = (Vec::new(), Vec::new());
     for i in 0..5 {
         let name = format!("p{i}");
@@ -73,6 +87,11 @@ async fn a_pod_runs_and_ends_and_leaves_nothing() {
     }
     machine.delete("warm").await;
     machine.wait("warm", "gone", |p| p.is_none()).await;
+    let began = Instant::now();
+    while !links().is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", links());
+        sleep(Duration::from_millis(5)).await;
+    }
     machine.end().await;
 }
 

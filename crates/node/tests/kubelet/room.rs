@@ -61,3 +61,61 @@ async fn t8_a_critical_pod_is_taken_once_others_have_ended_for_it() {
     assert_eq!(status.reason.as_deref(), Some("OutOfcpu"));
     assert_eq!(world.runtime.running().len(), 2);
 }
+
+fn cpu_of(pod: &Pod) -> (String, String, bool) {
+    let status = pod.status.as_ref().unwrap();
+    let allocated = status.allocated_resources.as_ref().unwrap()["cpu"].0.clone();
+    let asked = pod.spec.as_ref().unwrap().containers[0]
+        .resources
+        .as_ref()
+        .unwrap();
+    let asked = asked.requests.as_ref().unwrap()["cpu"].0.clone();
+    let mut conditions = status.conditions.iter().flatten();
+    (
+        asked,
+        allocated,
+        conditions.any(|c| c.type_ == "PodResizePending"),
+    )
+}
+
+#[tokio::test(start_paused = true)]
+async fn l4_of_two_resizes_that_do_not_fit_together_one_is_made() {
+    let world = World::new();
+    // Two CPUs.
+    let (_kubelet, _cancel) = world.kubelet_on_nothing();
+    sleep(Duration::from_secs(1)).await;
+    for name in ["a", "b"] {
+        world.create_with(name, asks(name, "800m", 0)).await;
+    }
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(world.runtime.running().len(), 2);
+    for name in ["a", "b"] {
+        let mut pod = world.pod(name).await.unwrap();
+        pod.metadata.generation = Some(pod.metadata.generation.unwrap_or(0) + 1);
+        let resources = serde_json::from_value(json!({"requests": {"cpu": "1100m"}})).unwrap();
+        pod.spec.as_mut().unwrap().containers[0].resources = resources;
+        world.api.update_as(pod).await.unwrap();
+    }
+    sleep(Duration::from_secs(2)).await;
+    let mut got = Vec::new();
+    for name in ["a", "b"] {
+        got.push(cpu_of(&world.pod(name).await.unwrap()));
+    }
+    got.sort();
+    let text = |allocated: &str, waits| ("1100m".to_string(), allocated.to_string(), waits);
+    assert_eq!(got, [text("1100m", false), text("800m", true)]);
+    // A pod that is new counts what they have, too.
+    world.create_with("c", asks("c", "100m", 0)).await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.phase("c").await.as_deref(), Some("Running"));
+    // And the other has its turn.
+    let bigger = if cpu_of(&world.pod("a").await.unwrap()).2 {
+        "b"
+    } else {
+        "a"
+    };
+    world.delete(bigger).await;
+    sleep(Duration::from_secs(60)).await;
+    let left = if bigger == "a" { "b" } else { "a" };
+    assert_eq!(cpu_of(&world.pod(left).await.unwrap()), text("1100m", false));
+}

@@ -147,3 +147,26 @@ async fn a_log_that_is_gone_is_begun_anew() {
     runtime.rotate(0).await.unwrap();
     assert_eq!(runtime.names(), ["0.log"]);
 }
+
+#[test]
+fn with_a_container_goes_all_that_it_logged_and_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("1.log");
+    remove(&dir.path().join("absent/0.log")).unwrap();
+    for name in [
+        "0.log",
+        "1.log",
+        "1.log.20260101-000000",
+        "1.log.20260101-000000.gz",
+        "11.log",
+    ] {
+        std::fs::write(dir.path().join(name), "x").unwrap();
+    }
+    for _ in 0..2 {
+        remove(&log).unwrap();
+    }
+    let entries = std::fs::read_dir(dir.path()).unwrap();
+    let mut left: Vec<_> = entries.map(|e| e.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["0.log", "11.log"]);
+}

@@ -1,0 +1,138 @@
+//! Links to the logs of containers that are there, by the names log collectors know:
+//! `<pod>_<namespace>_<container>-<id>.log` in one folder beside the pods' own (`/var/log/containers` beside
+//! `/var/log/pods`, where they are kept there).
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use knarr_kubelet::runtime::Container;
+
+/// The longest name of a file.
+const NAME_MAX: usize = 255;
+const SUFFIX: &str = ".log";
+
+/// The folder of links that belongs to this folder of pods' logs.
+pub fn folder(pods: &Path) -> PathBuf {
+    pods.with_file_name("containers")
+}
+
+fn name(container: &Container) -> String {
+    let pod = &container.pod;
+    let mut name = format!(
+        "{}_{}_{}-{}",
+        pod.name, pod.namespace, container.name, container.id
+    );
+    // All of it is ASCII.
+    name.truncate(NAME_MAX - SUFFIX.len());
+    name + SUFFIX
+}
+
+/// Links a container's log, if there is one.
+pub fn link(folder: &Path, container: &Container, log: &Path) -> io::Result<()> {
+    if !log.exists() {
+        return Ok(());
+    }
+    fs::create_dir_all(folder)?;
+    match symlink(log, folder.join(name(container))) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        done => done,
+    }
+}
+
+/// Takes a container's link away.
+pub fn unlink(folder: &Path, container: &Container) -> io::Result<()> {
+    match fs::remove_file(folder.join(name(container))) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+/// Takes the links away that lead below this folder, a pod's, which is gone. A log that is being rotated is not there
+/// for a moment; its link stays.
+pub fn unlink_all_below(folder: &Path, gone: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let path = entry?.path();
+        // What is no link is not ours.
+        if fs::read_link(&path).is_ok_and(|log| log.starts_with(gone)) {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::jiff::Timestamp;
+    use knarr_api::k8s_openapi;
+    use knarr_kubelet::runtime::{ContainerState, PodRef};
+
+    fn container(pod: &str, id: &str) -> Container {
+        Container {
+            id: id.into(),
+            sandbox_id: String::new(),
+            pod: PodRef {
+                uid: "u".into(),
+                namespace: "ns".into(),
+                name: pod.into(),
+            },
+            name: "c".into(),
+            attempt: 0,
+            hash: String::new(),
+            self_fenced: false,
+            state: ContainerState::Created,
+            created_at: Timestamp::UNIX_EPOCH,
+            image: String::new(),
+            image_id: String::new(),
+        }
+    }
+
+    #[test]
+    fn l13_logs_are_found_by_the_names_collectors_know() {
+        let dir = tempfile::tempdir().unwrap();
+        let pods = dir.path().join("log/pods");
+        let links = folder(&pods);
+        assert_eq!(links, dir.path().join("log/containers"));
+        let log = |pod: &str| pods.join(format!("ns_{pod}_u/c/0.log"));
+        for pod in ["p", "q"] {
+            link(&links, &container(pod, "1f"), &log(pod)).unwrap();
+            assert!(!links.exists(), "there is no log yet");
+        }
+        for pod in ["p", "q"] {
+            fs::create_dir_all(log(pod).parent().unwrap()).unwrap();
+            fs::write(log(pod), pod).unwrap();
+            for _ in 0..2 {
+                link(&links, &container(pod, "1f"), &log(pod)).unwrap();
+            }
+        }
+        let read = |name: &str| fs::read_to_string(links.join(name)).ok();
+        assert_eq!(read("p_ns_c-1f.log").as_deref(), Some("p"));
+        assert_eq!(read("q_ns_c-1f.log").as_deref(), Some("q"));
+        for _ in 0..2 {
+            unlink(&links, &container("p", "1f")).unwrap();
+        }
+        assert_eq!(read("p_ns_c-1f.log"), None);
+        fs::write(links.join("other"), "").unwrap();
+        unlink_all_below(&links, &pods.join("ns_p_u")).unwrap();
+        assert!(read("q_ns_c-1f.log").is_some());
+        unlink_all_below(&links, &pods.join("ns_q_u")).unwrap();
+        assert_eq!(
+            fs::read_dir(&links).unwrap().count(),
+            1,
+            "only the other's is left"
+        );
+    }
+
+    #[test]
+    fn l13_names_that_are_too_long_are_cut() {
+        let long = name(&container(&"p".repeat(253), &"a".repeat(64)));
+        assert_eq!(long.len(), NAME_MAX);
+        assert!(long.ends_with(SUFFIX));
+    }
+}
