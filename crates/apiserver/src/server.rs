@@ -19,7 +19,7 @@ use crate::authn::service_account::Tokens;
 use crate::authn::token_key::KeyFiles;
 use crate::authz::{Authorizer, Standard};
 use crate::bootstrap::look_after_basics;
-use crate::cache::Cache;
+use crate::cache::{Cache, Decoded};
 use crate::custom::look_after_definitions;
 use crate::encryption::{AtRest, Encryption};
 use crate::flow_control::{self, FlowControl, look_after_flows};
@@ -96,6 +96,8 @@ pub struct Options {
     pub jwks_uri: Option<String>,
     /// How values are encrypted in the store.
     pub encryption: Option<Arc<Encryption>>,
+    /// What it shares with other servers of this process over the same store, if there are any.
+    pub decoded: Option<Arc<Decoded>>,
     /// What is written down of requests, and where.
     pub audit: Option<Audit>,
     /// How many requests that only read, and how many others, are worked on at once: together the seats of all priority
@@ -115,6 +117,7 @@ impl Default for Options {
             audiences: Vec::new(),
             jwks_uri: None,
             encryption: None,
+            decoded: None,
             audit: None,
             max_in_flight: (flow_control::READ_ONLY, flow_control::MUTATING),
             request_timeout: REQUEST_TIMEOUT,
@@ -187,7 +190,7 @@ impl Server {
         let (read_only, mutating) = options.max_in_flight;
         let flows = FlowControl::new(read_only.saturating_add(mutating));
         let metrics = Arc::<Metrics>::default();
-        let cache = Cache::encrypted(store, at_rest, metrics.clone());
+        let cache = Cache::with(store, at_rest, metrics.clone(), options.decoded.clone());
         let (feed, stop) = oneshot::channel();
         cache.start(stop).await?;
         let fresh = cache.revision() <= EMPTY_STORE;

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use knarr_apiserver::{Config, Seams, Server, ServiceRange};
+use knarr_apiserver::cache::Decoded;
+use knarr_apiserver::{Config, Options, Seams, Server, ServiceRange};
 use knarr_client::{Api, Clock, Conn, NodeDialer};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -23,6 +24,8 @@ pub(crate) struct ApiServer {
     entropy: Arc<SeededEntropy>,
     observer: Arc<Observer>,
     directory: std::path::PathBuf,
+    /// What the servers have read: two that hear of a third's write decode it once.
+    decoded: Arc<Decoded>,
     running: Mutex<Option<Running>>,
 }
 
@@ -53,6 +56,7 @@ impl ApiServer {
             entropy: Arc::new(entropy),
             observer: store.observer.clone(),
             directory: directory.to_path_buf(),
+            decoded: store.decoded.clone(),
             running: Mutex::default(),
             name,
         });
@@ -67,7 +71,7 @@ impl ApiServer {
             entropy: self.entropy.clone(),
             nodes: Arc::new(NoNodes),
         };
-        let config = config(&self.directory, &*self.clock)?;
+        let config = config(&self.directory, &*self.clock, &self.decoded)?;
         let server = Server::new(config, seams, self.link.clone())
             .await
             .map_err(std::io::Error::other)?;
@@ -106,7 +110,7 @@ impl ApiServer {
     }
 }
 
-fn config(directory: &Path, clock: &dyn Clock) -> std::io::Result<Config> {
+fn config(directory: &Path, clock: &dyn Clock, decoded: &Arc<Decoded>) -> std::io::Result<Config> {
     let pki = knarr_apiserver::pki::Pki::open(&directory.join("pki"), clock.now())
         .map_err(std::io::Error::other)?;
     Ok(Config {
@@ -117,7 +121,10 @@ fn config(directory: &Path, clock: &dyn Clock) -> std::io::Result<Config> {
         static_tokens: Default::default(),
         issuer: knarr_apiserver::ISSUER.into(),
         service_account_key: pki.service_account_key().map_err(std::io::Error::other)?,
-        options: knarr_apiserver::Options::default(),
+        options: Options {
+            decoded: Some(decoded.clone()),
+            ..Options::default()
+        },
     })
 }
 

@@ -354,6 +354,7 @@ async fn start_servers(ground: &Ground, servers: usize) -> std::io::Result<Vec<A
     let store = Arc::new(ObservedStore {
         inner: memory.map_err(std::io::Error::other)?,
         observer: ground.observer.clone(),
+        decoded: Arc::default(),
     });
     let mut started = Vec::new();
     for number in 1..=servers {

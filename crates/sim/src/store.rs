@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use knarr_apiserver::cache::Decoded;
 use knarr_client::Term;
 use knarr_store::{Error, KeyRange, Op, Range, RangeResult, Revision, Store, Txn, TxnResult, Watch};
 use parking_lot::Mutex;
@@ -25,6 +26,8 @@ tokio::task_local! {
 pub(crate) struct ObservedStore {
     pub inner: Arc<dyn Store>,
     pub observer: Arc<Observer>,
+    /// What the servers over it share: each still has a watch, a cache and a way of its own.
+    pub decoded: Arc<Decoded>,
 }
 
 #[async_trait]

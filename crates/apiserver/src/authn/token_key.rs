@@ -39,27 +39,27 @@ const EXPECTED: &str = "expected a P-256 key (PKCS#8) or an RSA key (PKCS#1 or P
 
 impl SigningKey {
     pub fn read(pem: &str) -> Result<(Self, VerifyingKey), String> {
-        let (key, algorithm) = private(pem).ok_or(EXPECTED)?;
-        let jwk = Jwk::from_encoding_key(&key, algorithm).map_err(|e| e.to_string())?;
+        let (key, algorithm, jwk) = private(pem).ok_or(EXPECTED)?;
         let verifying = VerifyingKey::of(&jwk, algorithm)?;
         let id = verifying.id.clone();
         Ok((SigningKey { key, algorithm, id }, verifying))
     }
 }
 
-fn private(pem: &str) -> Option<(EncodingKey, Algorithm)> {
+/// A private key and its public half, which takes most of the time of reading it.
+fn private(pem: &str) -> Option<(EncodingKey, Algorithm, Jwk)> {
     let ec = EncodingKey::from_ec_pem(pem.as_bytes()).map(|k| (k, Algorithm::ES256));
-    ec.or_else(|_| EncodingKey::from_rsa_pem(pem.as_bytes()).map(|k| (k, Algorithm::RS256)))
-        .ok()
-        // A public RSA key reads as a private one until it is used.
-        .filter(|(key, algorithm)| Jwk::from_encoding_key(key, *algorithm).is_ok())
+    let rsa = || EncodingKey::from_rsa_pem(pem.as_bytes()).map(|k| (k, Algorithm::RS256));
+    let (key, algorithm) = ec.or_else(|_| rsa()).ok()?;
+    // A public RSA key reads as a private one until it is used.
+    let jwk = Jwk::from_encoding_key(&key, algorithm).ok()?;
+    Some((key, algorithm, jwk))
 }
 
 impl VerifyingKey {
     /// From a public key, or the public half of a private one.
     pub fn read(pem: &str) -> Result<Self, String> {
-        if let Some((key, algorithm)) = private(pem) {
-            let jwk = Jwk::from_encoding_key(&key, algorithm).map_err(|e| e.to_string())?;
+        if let Some((_, algorithm, jwk)) = private(pem) {
             return Self::of(&jwk, algorithm);
         }
         let ec = DecodingKey::from_ec_pem(pem.as_bytes()).map(|k| (k, Algorithm::ES256));

@@ -4,11 +4,12 @@
 //!   shared with other servers, reads first wait until everything that is there is here.
 //! - A write is answered after the cache has taken it in, so everybody reads their own writes.
 //! - A write of this process is not parsed again: the writer deposits its typed value, and the feed picks it
-//!   up when the store's watch tells the same bytes.
+//!   up when the store's watch tells the same bytes. Servers of one process may share what they have read ([`Decoded`]).
 //! - An object that cannot be decoded is reported and passed over.
 
 pub mod change;
 mod custom;
+mod decoded;
 mod feed;
 pub mod kind;
 mod term;
@@ -30,6 +31,7 @@ use crate::keys;
 use crate::metrics::Metrics;
 use custom::Custom;
 pub use custom::Held;
+pub use decoded::Decoded;
 use kind::KindCache;
 
 /// See the module.
@@ -46,6 +48,8 @@ pub struct Cache {
     deposit_ids: AtomicU64,
     at_rest: Option<AtRest>,
     metrics: Arc<Metrics>,
+    /// What this server has in common with others of its process.
+    decoded: Option<Arc<Decoded>>,
     /// Keys whose values would be encrypted otherwise today; writing them again does it.
     stale: Mutex<HashSet<Bytes>>,
 }
@@ -67,14 +71,15 @@ pub enum Written<T> {
 
 impl Cache {
     pub fn new(store: Arc<dyn Store>) -> Arc<Self> {
-        Self::encrypted(store, None, Arc::default())
+        Self::with(store, None, Arc::default(), None)
     }
 
-    /// With values encrypted in the store.
-    pub(crate) fn encrypted(
+    /// With values encrypted in the store, and beside other servers of this process.
+    pub(crate) fn with(
         store: Arc<dyn Store>,
         at_rest: Option<AtRest>,
         metrics: Arc<Metrics>,
+        decoded: Option<Arc<Decoded>>,
     ) -> Arc<Self> {
         let kinds = registry::ALL
             .iter()
@@ -91,6 +96,7 @@ impl Cache {
             deposit_ids: AtomicU64::new(0),
             at_rest,
             metrics,
+            decoded,
             stale: Mutex::default(),
         })
     }
@@ -303,18 +309,22 @@ impl Cache {
             }
         }
         let value = self.opened(kind, kv)?;
-        let typed = match typed {
-            Some(typed) => typed,
-            None => {
-                kind.ops
-                    .decode(&value)
-                    .map_err(|e| Error::internal(e.to_string()))?
-                    .object
-            }
+        let of = |typed| Arc::new(Object::from_stored(kind, typed, &value, kv.mod_revision));
+        let object = match (typed, &self.decoded) {
+            (Some(typed), _) => of(typed),
+            (None, None) => of(decode(kind, &value)?),
+            (None, Some(decoded)) => match decoded.find(kind, &value, kv.mod_revision) {
+                Some(object) => object,
+                None => decoded.keep(of(decode(kind, &value)?)),
+            },
         };
-        let object = Arc::new(Object::from_stored(kind, typed, &value, kv.mod_revision));
         Ok(TakenIn { object, told })
     }
+}
+
+fn decode(kind: &'static Kind, value: &[u8]) -> Result<Box<dyn AnyObject>, Error> {
+    let decoded = kind.ops.decode(value);
+    Ok(decoded.map_err(|e| Error::internal(e.to_string()))?.object)
 }
 
 /// An object out of the store, and the writers who wait for it.

@@ -1,0 +1,157 @@
+//! Objects that servers of one process over one store have decoded: what one of them has read, the others need not
+//! read again. For processes that hold several servers, as the simulation does; a server alone needs none.
+//!
+//! It answers only for the very bytes: an object is found by the revision at which the store has it, and is given out
+//! only if it is of the same kind and was made of the value that the store told. Whoever finds nothing decodes. What is
+//! kept has been decoded, never only encoded: a typed value that was not read back can say more than its encoding (parts
+//! of seconds), and only its writer's server may show it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use knarr_api::{Kind, Object};
+use parking_lot::Mutex;
+
+/// Of so many of the last commits: servers in step are fewer behind, and one that was cut off may decode.
+const KEPT: usize = 256;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Decoded {
+    /// By revision. A commit that writes several objects leaves one of them here.
+    last: Mutex<BTreeMap<u64, Arc<Object>>>,
+}
+
+impl Decoded {
+    /// Keeps what was decoded of what the store has at this revision, and gives it back.
+    pub(super) fn keep(&self, object: Arc<Object>) -> Arc<Object> {
+        let mut last = self.last.lock();
+        last.insert(object.revision(), object.clone());
+        if last.len() > KEPT {
+            last.pop_first();
+        }
+        object
+    }
+
+    /// The object of this kind that was made of these bytes at this revision.
+    pub(super) fn find(&self, kind: &'static Kind, stored: &[u8], revision: u64) -> Option<Arc<Object>> {
+        let found = self.last.lock().get(&revision)?.clone();
+        (found.kind() == kind && found.is_of(stored)).then_some(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use knarr_api::{k8s_openapi, registry};
+    use knarr_store::{Config, KeyRange, Op, Range, Txn};
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::cache::{Cache, Written};
+    use crate::metrics::Metrics;
+
+    const VALUE: &str = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"n"}}"#;
+
+    fn object(value: &str, revision: u64) -> Arc<Object> {
+        let kind = &registry::CONFIG_MAP;
+        let typed = kind.ops.decode(value.as_bytes()).unwrap().object;
+        Arc::new(Object::from_stored(kind, typed, value.as_bytes(), revision))
+    }
+
+    #[test]
+    fn only_the_same_bytes_of_the_same_kind_at_the_same_revision_are_found() {
+        let decoded = Decoded::default();
+        let kept = object(VALUE, 7);
+        decoded.keep(kept.clone());
+        let find = |kind, value: &str, revision| decoded.find(kind, value.as_bytes(), revision);
+        let found = find(&registry::CONFIG_MAP, VALUE, 7).unwrap();
+        assert!(Arc::ptr_eq(&found, &kept));
+        assert!(find(&registry::CONFIG_MAP, VALUE, 8).is_none());
+        assert!(find(&registry::SECRET, VALUE, 7).is_none());
+        let other = VALUE.replace(r#""a""#, r#""b""#);
+        assert!(find(&registry::CONFIG_MAP, &other, 7).is_none());
+        assert!(find(&registry::CONFIG_MAP, &format!("{VALUE} "), 7).is_none());
+    }
+
+    #[test]
+    fn the_last_commits_are_kept_and_no_more() {
+        let decoded = Decoded::default();
+        let commits = KEPT as u64 + 1;
+        (1..=commits).for_each(|revision| drop(decoded.keep(object(VALUE, revision))));
+        let found = |revision| decoded.find(&registry::CONFIG_MAP, VALUE.as_bytes(), revision);
+        assert!(found(1).is_none());
+        assert!(found(2).is_some() && found(commits).is_some());
+    }
+
+    /// The object, as each of them shows it.
+    async fn show(caches: &[Arc<Cache>], revision: u64) -> Vec<Arc<Object>> {
+        let mut shown = Vec::new();
+        for cache in caches {
+            cache.wait_for(revision).await;
+            shown.push(cache.get(&registry::CONFIG_MAP, "n", "a").unwrap());
+        }
+        shown
+    }
+
+    /// Three servers: what one writes is read once for the two others, and is what the store holds; so is what somebody
+    /// else wrote for all.
+    #[tokio::test]
+    async fn servers_that_share_read_once_and_show_what_the_store_holds() {
+        let store = knarr_store::open(Config::Memory).await.unwrap();
+        let decoded = Arc::new(Decoded::default());
+        let mut stops = Vec::new();
+        let mut caches = Vec::new();
+        for _ in 0..3 {
+            let cache = Cache::with(
+                store.clone(),
+                None,
+                Arc::<Metrics>::default(),
+                Some(decoded.clone()),
+            );
+            let (stop, stopped) = oneshot::channel();
+            cache.start(stopped).await.unwrap();
+            stops.push(stop);
+            caches.push(cache);
+        }
+        let kind = &registry::CONFIG_MAP;
+        let mut typed = ConfigMap::default();
+        typed.metadata.namespace = Some("n".into());
+        typed.metadata.name = Some("a".into());
+        typed.data = Some([("k".to_string(), "1".to_string())].into());
+        let Written::Done(written) = caches[0].put(kind, Box::new(typed), 0, None).await.unwrap() else {
+            panic!("nobody else writes");
+        };
+        let shown = show(&caches, written.revision()).await;
+        assert!(Arc::ptr_eq(&shown[0], &written) && Arc::ptr_eq(&shown[1], &shown[2]));
+        assert!(
+            !Arc::ptr_eq(&shown[0], &shown[1]),
+            "its writer's is not read back"
+        );
+        let range = Range {
+            keys: KeyRange::prefix("/registry/core/configmaps/"),
+            ..Range::default()
+        };
+        let held = store.range(range).await.unwrap().kvs.remove(0);
+        let read = kind.ops.decode(&held.value).unwrap().object;
+        let read = Object::from_stored(kind, read, &held.value, held.mod_revision);
+        assert_eq!(shown[1].json(), read.json());
+        assert_eq!(shown[1].get::<ConfigMap>(), read.get::<ConfigMap>());
+
+        let value = Bytes::from(String::from_utf8_lossy(&held.value).replace(r#""1""#, r#""2""#));
+        let ops = vec![Op::Put { key: held.key, value }];
+        let txn = Txn {
+            compares: Vec::new(),
+            ops,
+        };
+        let revision = match store.txn(txn).await.unwrap() {
+            knarr_store::TxnResult::Committed { revision } => revision,
+            failed => panic!("{failed:?}"),
+        };
+        let shown = show(&caches, revision).await;
+        assert!(Arc::ptr_eq(&shown[0], &shown[1]) && Arc::ptr_eq(&shown[0], &shown[2]));
+        let data = shown[0].get::<ConfigMap>().unwrap().data.clone().unwrap();
+        assert_eq!(data["k"], "2");
+    }
+}
