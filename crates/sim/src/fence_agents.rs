@@ -5,8 +5,8 @@
 //! twice is believed (docs/promises.md), and nothing could be shown with it. `reboot` has one call only: it never lies.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -32,7 +32,8 @@ const FAILED: i32 = 1;
 /// All agents there are: they share the machines' switches.
 pub(crate) struct Agents {
     observer: Arc<Observer>,
-    nodes: Mutex<Vec<Arc<Node>>>,
+    /// Whose kubelets and controllers hold these agents: a history would never be let go of otherwise.
+    nodes: Mutex<Vec<Weak<Node>>>,
     chance: Mutex<Stream>,
     /// Nothing fails any more.
     well: AtomicBool,
@@ -74,7 +75,11 @@ impl Agents {
 
     /// Whose switches they have.
     pub fn wire(&self, nodes: &[Arc<Node>]) {
-        *self.nodes.lock() = nodes.to_vec();
+        *self.nodes.lock() = nodes.iter().map(Arc::downgrade).collect();
+    }
+
+    fn nodes(&self) -> Vec<Arc<Node>> {
+        self.nodes.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// From now on they do what they are asked for, and say so.
@@ -84,8 +89,9 @@ impl Agents {
 
     /// The nodes that are switched off.
     pub fn off(&self) -> Vec<Arc<Node>> {
-        let nodes = self.nodes.lock();
-        nodes.iter().filter(|n| n.is_off()).cloned().collect()
+        let mut nodes = self.nodes();
+        nodes.retain(|node| node.is_off());
+        nodes
     }
 
     /// Somebody presses a machine's button, or an agent does.
@@ -145,7 +151,7 @@ impl FenceAgents for Handle {
             output: String::new(),
         };
         let plug = parameters.get("plug").cloned().unwrap_or_default();
-        let node = agents.nodes.lock().iter().find(|n| n.name == plug).cloned();
+        let node = agents.nodes().into_iter().find(|n| n.name == plug);
         // They have nothing to say of themselves.
         let Some(node) = node.filter(|_| run.action != "metadata") else {
             return exited(FAILED);
