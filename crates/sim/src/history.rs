@@ -1,7 +1,9 @@
 //! What happened, in order: hashed whole, the last of it kept to be shown.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt::Write;
+use std::path::Path;
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
@@ -16,23 +18,38 @@ pub(crate) struct History {
     last: VecDeque<String>,
     /// Keep every line.
     whole: bool,
+    /// Where this run keeps its files: another place in each run, and told as one.
+    directory: String,
 }
 
 impl History {
-    pub fn new(whole: bool) -> Self {
+    pub fn new(whole: bool, directory: &Path) -> Self {
         History {
             digest: Sha256::new(),
             lines: 0,
             last: VecDeque::new(),
             whole,
+            directory: directory.to_string_lossy().into_owned(),
+        }
+    }
+
+    fn told_as_one<'a>(directory: &str, text: &'a str) -> Cow<'a, str> {
+        match text.contains(directory) {
+            true => text.replace(directory, "DIRECTORY").into(),
+            false => text.into(),
         }
     }
 
     /// `content` counts for the hash only.
     pub fn add(&mut self, now: Timestamp, line: &str, content: &[u8]) {
-        let line = format!("{now} {line}");
+        let line = format!("{now} {}", Self::told_as_one(&self.directory, line));
         self.digest.update(line.as_bytes());
-        self.digest.update(content);
+        match std::str::from_utf8(content) {
+            Ok(text) => self
+                .digest
+                .update(Self::told_as_one(&self.directory, text).as_bytes()),
+            Err(_) => self.digest.update(content),
+        }
         self.digest.update(b"\n");
         self.lines += 1;
         if !self.whole && self.last.len() == LAST {

@@ -4,6 +4,7 @@
 //! acts between a thing and its judgement.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -65,7 +66,7 @@ impl Inner {
 }
 
 impl Observer {
-    pub fn new(clock: Arc<dyn Clock>, whole: bool) -> Self {
+    pub fn new(clock: Arc<dyn Clock>, whole: bool, directory: &Path) -> Self {
         let world = World {
             now: clock.now(),
             ..World::default()
@@ -74,7 +75,7 @@ impl Observer {
             clock,
             inner: Mutex::new(Inner {
                 world,
-                history: History::new(whole),
+                history: History::new(whole, directory),
                 violation: None,
             }),
         }

@@ -200,7 +200,7 @@ impl Simulation {
         let epoch: Timestamp = EPOCH.parse().map_err(std::io::Error::other)?;
         let clock = TokioClock::new(epoch);
         let began = Instant::now();
-        let observer = Arc::new(Observer::new(Arc::new(clock), self.whole));
+        let observer = Arc::new(Observer::new(Arc::new(clock), self.whole, &directory));
         let mut chance = stream(self.seed, "simulation");
         let shape = Shape::draw_at(self.pace, self.seed, &mut chance);
         let nodes = self.nodes.unwrap_or(shape.nodes);

@@ -22,7 +22,8 @@ fn threads() -> usize {
 
 #[test]
 fn s9_the_same_seed_gives_the_same_history() {
-    for seed in [1, 3] {
+    // The second has mounts that fail, and tell where.
+    for seed in [1, 107] {
         let run = || dense(seed).whole_trace().run().unwrap();
         let (first, second) = (run(), run());
         let differ = first.trace.iter().zip(&second.trace).position(|(a, b)| a != b);
