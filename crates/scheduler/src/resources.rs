@@ -144,18 +144,6 @@ fn max_of_lists(lists: &[Option<&ResourceList>]) -> ResourceList {
     all
 }
 
-/// What the kubelet tells of a pod as a whole has its overhead in it.
-fn less(list: &ResourceList, overhead: Option<&ResourceList>) -> Option<ResourceList> {
-    let mut list = list.clone();
-    for (name, amount) in overhead.into_iter().flatten() {
-        if let Some(have) = list.get_mut(name) {
-            let rest = Quantity::parse(&have.0).ok()? - Quantity::parse(&amount.0).ok()?;
-            *have = rest.to_wire();
-        }
-    }
-    Some(list)
-}
-
 /// Whether the kubelet has refused for good to resize the pod, so that its spec is not what it will get.
 fn resize_is_infeasible(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
@@ -229,9 +217,12 @@ fn requests(pod: &Pod, reading: Reading) -> Resources {
         match status.and_then(|s| s.resources.as_ref().map(|r| (s, r))) {
             Some((status, actuated)) => {
                 let wanted = Some(requests).filter(|_| !resize_is_infeasible(pod));
-                let told = [&actuated.requests, &status.allocated_resources];
-                let [actuated, allocated] = told.map(|list| less(list.as_ref()?, spec.overhead.as_ref()));
-                let mut given = max_of_lists(&[wanted, actuated.as_ref(), allocated.as_ref()]);
+                let lists = [
+                    wanted,
+                    actuated.requests.as_ref(),
+                    status.allocated_resources.as_ref(),
+                ];
+                let mut given = max_of_lists(&lists);
                 given.retain(|name, _| requests.contains_key(name));
                 running.replace(&given);
             }
@@ -350,40 +341,4 @@ impl Requests {
 /// Only these can be asked for by the pod as a whole.
 fn is_pod_level(name: &str) -> bool {
     name == CPU || name == MEMORY || name.starts_with("hugepages-")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn p3_a_pod_that_shrinks_keeps_its_room_until_it_has_and_overhead_counts_once() {
-        for (told, standing, milli) in [
-            (json!({}), true, 55),
-            // What it has, as its kubelet tells it, has the overhead in it.
-            (
-                json!({"resources": {"requests": {"cpu": "85m"}}, "allocatedResources": {"cpu": "55m"}}),
-                true,
-                85,
-            ),
-            (
-                json!({"resources": {"requests": {"cpu": "55m"}}, "allocatedResources": {"cpu": "55m"}}),
-                true,
-                55,
-            ),
-            (
-                json!({"resources": {"requests": {"cpu": "85m"}}, "allocatedResources": {"cpu": "55m"}}),
-                false,
-                55,
-            ),
-        ] {
-            let pod: Pod = serde_json::from_value(json!({
-                "spec": {"resources": {"requests": {"cpu": "50m"}}, "overhead": {"cpu": "5m"}, "containers": []},
-                "status": told,
-            }))
-            .unwrap();
-            assert_eq!(Requests::of(&pod, standing).room.milli_cpu, milli, "{told}");
-        }
-    }
 }
