@@ -6,6 +6,7 @@
 //! there is one, and it has today's configuration.
 
 mod config;
+mod netns;
 mod process;
 mod remains;
 
@@ -98,6 +99,10 @@ impl Containerd {
             Some(earlier) => earlier,
             None => {
                 config.write()?;
+                let directory = Path::new(netns::DIRECTORY);
+                if let Err(error) = netns::share(directory) {
+                    tracing::warn!(%error, ?directory, "cannot share the directory of network namespaces");
+                }
                 launch(&config).await?
             }
         };
