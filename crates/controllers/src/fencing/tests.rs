@@ -123,6 +123,15 @@ impl Story {
         self.the_fencing().map(|f| f.status.phase)
     }
 
+    /// The node as it says of itself from then on, with what others wrote into it.
+    fn ready_since(&self, second: i64) -> Node {
+        let view: &dyn View = &self.world;
+        Node {
+            spec: view.get_as::<Node>("", "n1").unwrap().spec.clone(),
+            ..node("n1", "True", second)
+        }
+    }
+
     fn is_tainted(&self) -> bool {
         let view: &dyn View = &self.world;
         has_taint(&view.get_as::<Node>("", "n1").unwrap())
@@ -343,11 +352,7 @@ fn s6_a_fenced_node_comes_back_by_its_agents_and_is_trusted_when_it_is_well() {
     assert!(message.contains("switch the node on again"), "{message}");
     story.runs.clear();
     // Somebody has.
-    let mut back = node("n1", "True", 100);
-    back.spec = {
-        let view: &dyn View = &story.world;
-        view.get_as::<Node>("", "n1").unwrap().spec.clone()
-    };
+    let mut back = story.ready_since(100);
     // What it ran has to end first, by its own kubelet.
     story.world.put(stateful("p", "n1"));
     story.world.put(back.clone());
@@ -410,11 +415,7 @@ fn s6_a_node_that_does_not_come_up_is_switched_on_again() {
     assert_eq!(ons, wanted);
     assert!(story.is_tainted() && story.phase() == Some(Phase::Returning));
     // One that has shown itself since is waited for, and left alone.
-    let mut back = node("n1", "True", 195);
-    back.spec = {
-        let view: &dyn View = &story.world;
-        view.get_as::<Node>("", "n1").unwrap().spec.clone()
-    };
+    let back = story.ready_since(195);
     story.world.put(back);
     story.runs.clear();
     story.settle(196, lies);
@@ -449,11 +450,7 @@ fn s6_a_controller_whose_clock_was_ahead_keeps_no_node_out() {
     story.world.remove(&registry::POD, "a", "p");
     story.settle(9010, |_| "fails");
     assert_eq!(story.phase(), Some(Phase::Fenced));
-    let mut back = node("n1", "True", 100);
-    back.spec = {
-        let view: &dyn View = &story.world;
-        view.get_as::<Node>("", "n1").unwrap().spec.clone()
-    };
+    let back = story.ready_since(100);
     story.world.put(back);
     story.settle(110, good);
     story.settle(120, good);

@@ -5,28 +5,15 @@ use super::*;
 fn found(name: &str, id: &str, state: ContainerState, at: Timestamp) -> runtime::Container {
     runtime::Container {
         id: id.into(),
-        sandbox_id: "s0".into(),
-        pod: PodRef::default(),
-        name: name.into(),
-        attempt: 0,
-        hash: String::new(),
-        self_fenced: false,
-        state,
         created_at: at,
-        image: String::new(),
-        image_id: String::new(),
+        ..seen(name, 0, state)
     }
 }
 
 fn begin(life: &mut Life, containers: Vec<runtime::Container>) {
     life.step(Event::Observed {
         since: life.now,
-        sandboxes: vec![runtime::Sandbox {
-            id: "s0".into(),
-            ready: true,
-            ips: vec!["10.0.0.1".into()],
-            ..runtime::Sandbox::default()
-        }],
+        sandboxes: vec![sandbox()],
         containers,
     });
 }

@@ -252,24 +252,12 @@ fn t4_a_kubelet_that_comes_back_knows_what_was_allocated() {
     next.now = life.now;
     next.step(Event::Observed {
         since: life.now,
-        sandboxes: vec![runtime::Sandbox {
-            id: "s0".into(),
-            ready: true,
-            ips: vec!["10.0.0.1".into()],
-            ..runtime::Sandbox::default()
-        }],
+        sandboxes: vec![sandbox()],
         containers: vec![runtime::Container {
             id: ran.id,
-            sandbox_id: "s0".into(),
-            pod: PodRef::default(),
-            name: "c".into(),
-            attempt: 0,
             hash: ran.hash,
-            self_fenced: false,
-            state: ContainerState::Running { started_at: life.now },
             created_at: life.now,
-            image: String::new(),
-            image_id: String::new(),
+            ..seen("c", 0, ContainerState::Running { started_at: life.now })
         }],
     });
     next.open.retain(|a| *a != Action::SetUpVolumes);
