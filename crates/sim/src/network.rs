@@ -652,14 +652,15 @@ impl Api for Wire {
                     .await;
             }
         }
-        let sent = self.observer.world(|w| w.now);
+        let renews = kind == &registry::LEASE && self.is_kubelet();
+        let sent = renews.then(|| self.observer.world(|w| w.now));
         let answer = self
             .send_repeatable(|api| {
                 let (object, subresource) = (object.clone_box(), subresource.clone());
                 async move { api.update(kind, object, &subresource).await }
             })
             .await;
-        if kind == &registry::LEASE && self.is_kubelet() && answer.is_ok() {
+        if let Some(sent) = sent.filter(|_| answer.is_ok()) {
             self.observer.renewal_answered(&self.network.name, sent);
         }
         answer

@@ -64,10 +64,10 @@ pub(super) async fn share_out(shared: &Shared, beginning: Option<&core::Pod>) {
     }
     let mut last = shared.portions.lock().await;
     let objects = shared.pods.list("");
-    let known: Vec<core::Pod> = objects.iter().filter_map(|o| o.to_typed::<core::Pod>()).collect();
+    let known: Vec<&core::Pod> = objects.iter().filter_map(|o| o.get::<core::Pod>()).collect();
     let is_known = |pod: &&core::Pod| known.iter().any(|k| k.metadata.uid == pod.metadata.uid);
     let beginning = beginning.filter(|pod| !is_known(pod));
-    for portion in of_classes(known.iter().chain(beginning)) {
+    for portion in of_classes(known.iter().copied().chain(beginning)) {
         let path = portion.group.path(shared.config.configuration.cgroup_driver);
         if last.get(&path) == Some(&portion) {
             continue;

@@ -186,12 +186,12 @@ pub(super) async fn run(shared: Arc<Shared>) {
 /// began or knows it no more, is what it was when it was made.
 async fn running(shared: &Shared) -> Result<Vec<Container>, RuntimeError> {
     let pods = shared.pods.list("");
-    let pods = pods.iter().filter_map(|o| o.to_typed::<core::Pod>());
+    let pods = pods.iter().filter_map(|o| o.get::<core::Pod>());
     let known: BTreeMap<String, bool> = pods
         .map(|pod| {
             (
                 pod.metadata.uid.clone().unwrap_or_default(),
-                is_concerned(shared, &pod),
+                is_concerned(shared, pod),
             )
         })
         .collect();
