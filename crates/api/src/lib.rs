@@ -14,6 +14,7 @@ pub mod document;
 pub mod duration;
 pub mod error;
 pub mod field;
+pub mod finalizer;
 pub mod key;
 pub mod kind;
 pub mod kinds;
@@ -33,6 +34,7 @@ pub mod schema;
 pub mod selector;
 pub mod strategy;
 pub mod table;
+pub mod time;
 
 pub use error::{Error, Result};
 pub use k8s_openapi;

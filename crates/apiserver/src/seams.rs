@@ -3,9 +3,6 @@
 //! A simulation gives its own; everything else about the server is then a function of its requests.
 //! Timers are `tokio::time`'s and need no seam.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
-use knarr_api::k8s_openapi;
 use rand::TryRng;
 
 pub use knarr_client::{Clock, SystemClock};
@@ -26,11 +23,6 @@ impl Entropy for SystemEntropy {
             unreachable!("the system's random generator failed: {e}");
         }
     }
-}
-
-/// A time as `metadata` carries it: whole seconds.
-pub(crate) fn seconds(t: Timestamp) -> Time {
-    Time(Timestamp::from_second(t.as_second()).unwrap_or(t))
 }
 
 /// A fresh uid (UUID version 4).

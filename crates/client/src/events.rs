@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::time::seconds;
 use knarr_api::{AnyObject, Kind, Object};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -188,8 +189,8 @@ impl Correlator {
         };
         event.metadata.name = Some(name);
         event.count = Some(count);
-        event.first_timestamp = Some(Time(first));
-        event.last_timestamp = Some(Time(now));
+        event.first_timestamp = Some(seconds(first));
+        event.last_timestamp = Some(seconds(now));
         Some(if again {
             Write::Count(event)
         } else {
@@ -429,8 +430,8 @@ mod tests {
         assert_eq!(first.metadata.name, second.metadata.name);
         assert_eq!(first.metadata.name.as_deref(), Some("web.17979cfe362a0000"));
         assert_eq!((first.count, second.count), (Some(1), Some(2)));
-        assert_eq!(second.first_timestamp, Some(Time(at(0))));
-        assert_eq!(second.last_timestamp, Some(Time(at(5))));
+        assert_eq!(second.first_timestamp, Some(seconds(at(0))));
+        assert_eq!(second.last_timestamp, Some(seconds(at(5))));
     }
 
     #[test]

@@ -11,11 +11,11 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::selector;
 use knarr_api::strategy::{Deletion, Part};
+use knarr_api::time::seconds;
 use knarr_api::{AnyObject, Error, Kind, Object, ObjectKey, Result};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -366,7 +366,7 @@ impl Api for FakeApi {
             return Err(Error::already_exists(kind.about(&name)));
         }
         meta.uid = Some(format!("uid-{}", state.revision + 1));
-        meta.creation_timestamp = Some(Time(self.clock.now()));
+        meta.creation_timestamp = Some(seconds(self.clock.now()));
         meta.deletion_timestamp = None;
         kind.ops.set_defaults(&mut *object)?;
         kind.ops.prepare_for_create(&mut *object)?;
@@ -497,7 +497,7 @@ impl Api for FakeApi {
         }
         let meta = object.metadata_mut();
         if shorter || meta.deletion_timestamp.is_none() {
-            meta.deletion_timestamp = Some(Time(at));
+            meta.deletion_timestamp = Some(seconds(at));
             meta.deletion_grace_period_seconds = Some(grace_seconds);
         }
         if ready_to_go(&*object) {

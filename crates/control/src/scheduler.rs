@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{self, Registered};
+use knarr_api::time::seconds;
 use knarr_client::events::reference;
 use knarr_client::{
     Api, Caches, Clock, DeleteOptions, EventRecorder, EventType, Patch, Preconditions, Shared, TypedApi,
@@ -346,7 +346,7 @@ impl Driver {
                 "{}: preempting to accommodate a higher priority pod",
                 profile_name(pod)
             )),
-            last_transition_time: Some(Time(self.clock.now())),
+            last_transition_time: Some(seconds(self.clock.now())),
             observed_generation: victim.metadata.generation,
             last_probe_time: None,
         };
@@ -464,7 +464,7 @@ fn not_scheduled(
         return None;
     }
     let since = if flipped {
-        Some(Time(now))
+        Some(seconds(now))
     } else {
         old.and_then(|c| c.last_transition_time.clone())
     };

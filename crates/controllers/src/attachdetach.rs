@@ -27,6 +27,7 @@ use crate::controller::{Changed, Context, Controller, View};
 use crate::persistentvolume::{claim_ref, volume_name};
 use crate::podgc::is_out_of_service;
 use crate::{pod, protection};
+use knarr_api::finalizer;
 
 /// See the module. Its keys are volumes.
 pub struct AttachDetach;
@@ -218,8 +219,7 @@ fn held(
 /// Takes the node's word off a record where the node has none any more.
 pub(crate) fn broken(view: &dyn View, attachment: &Shared<VolumeAttachment>) -> Vec<Action> {
     let name = attachment.spec.node_name.as_str();
-    let held = attachment.metadata.finalizers.iter().flatten();
-    if !held.into_iter().any(|f| f == IN_USE) {
+    if !finalizer::is_held(&attachment.metadata, IN_USE) {
         return Vec::new();
     }
     let sure = match view.get_as::<Node>("", name) {
@@ -232,8 +232,7 @@ pub(crate) fn broken(view: &dyn View, attachment: &Shared<VolumeAttachment>) -> 
         Some(_) => return Vec::new(),
     };
     let mut changed = (**attachment).clone();
-    let finalizers = changed.metadata.finalizers.get_or_insert_default();
-    finalizers.retain(|f| f != IN_USE);
+    finalizer::release(&mut changed.metadata, IN_USE);
     vec![Action::Require(sure), Action::update(changed)]
 }
 

@@ -21,6 +21,7 @@ use crate::action::{Action, Create, Delete, reference};
 use crate::attachdetach::{AttachDetach, broken, users, volume_of};
 use crate::controller::{Changed, Context, Controller, View};
 use crate::pod;
+use knarr_api::finalizer;
 
 const FAILED: &str = "FailedAttachVolume";
 
@@ -108,12 +109,7 @@ fn kept(
 ) -> Vec<Action> {
     let node = attachment.spec.node_name.as_str();
     let here: Vec<_> = users.iter().filter(|p| pod::node_name(p) == node).collect();
-    let in_use = attachment
-        .metadata
-        .finalizers
-        .iter()
-        .flatten()
-        .any(|f| f == IN_USE);
+    let in_use = finalizer::is_held(&attachment.metadata, IN_USE);
     if here.is_empty() {
         return match (in_use, attachment.metadata.deletion_timestamp.is_some()) {
             (true, _) => broken(view, attachment),

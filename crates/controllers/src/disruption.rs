@@ -15,6 +15,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::selector::label::Selector;
+use knarr_api::time::seconds;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use crate::action::{Action, reference};
@@ -194,14 +195,14 @@ fn say(status: &mut PodDisruptionBudgetStatus, is: &str, reason: &str, message: 
         reason: reason.into(),
         message,
         observed_generation: status.observed_generation,
-        last_transition_time: Time(now),
+        last_transition_time: seconds(now),
     };
     match conditions.iter_mut().find(|c| c.type_ == CONDITION) {
         Some(old) => {
             let since = if old.status == is {
                 old.last_transition_time.clone()
             } else {
-                Time(now)
+                seconds(now)
             };
             *old = Condition {
                 last_transition_time: since,

@@ -13,6 +13,7 @@ use knarr_api::registry;
 use knarr_api::{AnyObject, Kind, Object, ObjectKey};
 
 use crate::action::{Action, Delete, Dependents};
+use knarr_api::finalizer;
 
 pub const FOREGROUND: &str = "foregroundDeletion";
 pub const ORPHAN: &str = "orphan";
@@ -132,7 +133,7 @@ impl Graph {
     /// Takes in an object as it is; the uids to look at because of it.
     pub fn put(&mut self, object: &Object) -> Vec<String> {
         let meta = object.metadata();
-        let has = |finalizer: &str| meta.finalizers.iter().flatten().any(|f| f == finalizer);
+        let has = |finalizer: &str| finalizer::is_held(meta, finalizer);
         // Most updates (heartbeats, statuses) say nothing new about owners or endings: as in Kubernetes nobody looks again.
         // But for those whose owner has not been seen yet, which may have gone while nobody was told.
         if let Some(known) = self.nodes.get(object.uid())
@@ -421,16 +422,8 @@ pub fn action(todo: &Todo, live: &Object) -> Option<Action> {
                 })
             })
         }
-        TodoChange::RemoveFinalizer(finalizer) => {
-            let there = meta.finalizers.iter().flatten().any(|f| f == finalizer);
-            there.then(|| {
-                edit(live, |meta| {
-                    let mut finalizers = meta.finalizers.take().unwrap_or_default();
-                    finalizers.retain(|f| f != finalizer);
-                    meta.finalizers = (!finalizers.is_empty()).then_some(finalizers);
-                })
-            })
-        }
+        TodoChange::RemoveFinalizer(finalizer) => finalizer::is_held(meta, finalizer)
+            .then(|| edit(live, |meta| finalizer::release(meta, finalizer))),
     }
 }
 

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use k8s_openapi::api::core::v1::{Namespace, NamespaceCondition};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use crate::action::{Action, Delete, Dependents, Fact, Failure, Verb};
@@ -243,7 +243,7 @@ fn with_conditions(
             status: is.into(),
             reason: Some(reason.into()),
             message: Some(message),
-            last_transition_time: Some(Time(now)),
+            last_transition_time: Some(seconds(now)),
         };
         match conditions.iter_mut().find(|c| c.type_ == type_) {
             Some(old) => {
@@ -268,7 +268,7 @@ mod tests {
     fn ending() -> Namespace {
         let mut namespace = Namespace::default();
         namespace.metadata.name = Some("a".into());
-        namespace.metadata.deletion_timestamp = Some(Time(at(0)));
+        namespace.metadata.deletion_timestamp = Some(seconds(at(0)));
         namespace.spec = Some(NamespaceSpec {
             finalizers: Some(vec!["other".into(), FINALIZER.into()]),
         });
@@ -353,7 +353,7 @@ mod tests {
             )
         );
 
-        pod.metadata.deletion_timestamp = Some(Time(at(1)));
+        pod.metadata.deletion_timestamp = Some(seconds(at(1)));
         world.put(pod);
         assert_eq!(lines(&run(&mut world)), [""; 0], "the pod is ending: wait");
 

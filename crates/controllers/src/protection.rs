@@ -10,6 +10,7 @@ use knarr_api::{Kind, ObjectKey, Shared};
 
 use crate::action::{Action, Fact};
 use crate::controller::{Changed, Context, Controller, View};
+use knarr_api::finalizer;
 
 pub const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
 pub const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
@@ -45,17 +46,16 @@ pub(crate) fn guard<T: Registered>(
     let mut changed = (**object).clone();
     let meta = changed.metadata_mut();
     let deleting = meta.deletion_timestamp.is_some();
-    let finalizers = meta.finalizers.get_or_insert_default();
-    let mut actions = match (deleting, finalizers.iter().any(|f| f == finalizer)) {
+    let mut actions = match (deleting, finalizer::is_held(meta, finalizer)) {
         (true, true) => {
             let Some(sure) = free() else {
                 return Vec::new();
             };
-            finalizers.retain(|f| f != finalizer);
+            finalizer::release(meta, finalizer);
             sure
         }
         (false, false) => {
-            finalizers.push(finalizer.into());
+            finalizer::hold(meta, finalizer);
             Vec::new()
         }
         _ => return Vec::new(),

@@ -3,10 +3,11 @@
 use k8s_openapi::api::core::v1::{
     Pod, ReplicationController, ReplicationControllerCondition, ReplicationControllerStatus,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::selector::label::Selector;
+use knarr_api::time;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use crate::action::Action;
@@ -130,7 +131,7 @@ fn status(
                     status: "True".into(),
                     reason: Some(reason.into()),
                     message: Some(failure.error.message().to_string()),
-                    last_transition_time: Some(Time(context.now)),
+                    last_transition_time: Some(time::seconds(context.now)),
                 }),
         );
     }
@@ -187,7 +188,7 @@ mod tests {
         );
         let view: &dyn View = &world;
         let mut ending = (*view.list_as::<Pod>("a")[0]).clone();
-        ending.metadata.deletion_timestamp = Some(Time(at(30)));
+        ending.metadata.deletion_timestamp = Some(time::seconds(at(30)));
         world.put(ending);
         assert_eq!(look(&mut world).1[0], "create 1 pods a/rc-*");
     }

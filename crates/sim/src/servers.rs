@@ -24,7 +24,7 @@ pub(crate) struct ApiServer {
     entropy: Arc<SeededEntropy>,
     observer: Arc<Observer>,
     directory: std::path::PathBuf,
-    /// What the servers have read: two that hear of a third's write decode it once.
+    /// What the servers have read and written, so that none decodes what another has.
     decoded: Arc<Decoded>,
     running: Mutex<Option<Running>>,
 }
@@ -80,10 +80,11 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Starts it if it does not run, as often as it takes.
+    /// Starts it if it does not run, as often as it takes. Without a way to the store it ends at once again, so that it is not
+    /// even tried then: reading its keys is most of what a start costs.
     pub async fn revive(&self) {
         while self.running.lock().is_none() {
-            if self.start().await.is_err() {
+            if self.link.is_cut() || self.start().await.is_err() {
                 tokio::time::sleep(std::time::Duration::from_millis(500)).await;
             }
         }

@@ -127,7 +127,7 @@ impl StoreLink {
         self.link.lock().slowest_millis = millis;
     }
 
-    fn is_cut(&self) -> bool {
+    pub fn is_cut(&self) -> bool {
         self.link.lock().cut
     }
 

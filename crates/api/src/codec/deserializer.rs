@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use serde::de::value::{BorrowedStrDeserializer, StrDeserializer, StringDeserializer};
+use serde::de::value::{BorrowedStrDeserializer, CowStrDeserializer, StrDeserializer};
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::reader::{Error, Reader, Step, Token};
@@ -434,7 +434,7 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         let text = self.string()?;
         let text = time::normal(&text, layout).map_err(|e| self.error(e))?;
         visitor
-            .visit_newtype_struct(StringDeserializer::<Error>::new(text))
+            .visit_newtype_struct(CowStrDeserializer::<Error>::new(text))
             .map_err(|e| self.error(e.message()))
     }
 

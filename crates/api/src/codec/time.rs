@@ -1,5 +1,7 @@
 //! Times as Kubernetes takes them: RFC 3339 with Go's words where it is not.
 
+use std::borrow::Cow;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use k8s_openapi::jiff::Timestamp;
 
@@ -31,7 +33,10 @@ pub(crate) fn is_zero(text: &str) -> bool {
 }
 
 /// Checks `text` against `layout` and gives it back in UTC, cut to the layout's precision.
-pub(super) fn normal(text: &str, layout: &'static str) -> Result<String, String> {
+pub(super) fn normal<'a>(text: &'a str, layout: &'static str) -> Result<Cow<'a, str>, String> {
+    if is_normal(text.as_bytes(), layout) {
+        return Ok(Cow::Borrowed(text));
+    }
     check(text, layout).map_err(|why| format!("parsing time {text:?} as {layout:?}: {why}"))?;
     let time: Timestamp = text
         .parse()
@@ -41,7 +46,34 @@ pub(super) fn normal(text: &str, layout: &'static str) -> Result<String, String>
     } else {
         "%Y-%m-%dT%H:%M:%S%.6fZ"
     };
-    Ok(time.strftime(form).to_string())
+    Ok(Cow::Owned(time.strftime(form).to_string()))
+}
+
+/// Whether the text is a time for certain, and as [`normal`] would give it back: what the store holds is. Others (the last
+/// days of months) are looked at more closely.
+fn is_normal(text: &[u8], layout: &str) -> bool {
+    let form: &[u8] = if layout == SECONDS {
+        b"0000-00-00T00:00:00Z"
+    } else {
+        b"0000-00-00T00:00:00.000000Z"
+    };
+    let fits = |(c, form): (&u8, &u8)| {
+        if *form == b'0' {
+            c.is_ascii_digit()
+        } else {
+            c == form
+        }
+    };
+    if text.len() != form.len() || !text.iter().zip(form).all(fits) {
+        return false;
+    }
+    let number = |at: usize| (text[at] - b'0') * 10 + (text[at + 1] - b'0');
+    (1..=12).contains(&number(5))
+        && (1..=28).contains(&number(8))
+        && number(11) < 24
+        && number(14) < 60
+        && number(17) < 60
+        && text[..4] != *b"0000"
 }
 
 /// Goes along both; at the first difference says what could not be read as what.
@@ -95,5 +127,46 @@ fn check(text: &str, layout: &str) -> Result<(), String> {
         false => cannot(rest, "Z07:00"),
         true if zone.len() > 6 => Err(format!("extra text: {:?}", &rest[6..])),
         true => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What need not be looked at closely is what the closer look gives back.
+    #[test]
+    fn a_time_in_its_normal_form_stays_as_it_is() {
+        let table = [
+            ("2026-01-28T23:59:59Z", SECONDS, true),
+            ("2026-01-31T23:59:59Z", SECONDS, false),
+            ("2026-01-28T23:59:59.000000Z", MICROSECONDS, true),
+            ("2026-01-28T23:59:59.5Z", MICROSECONDS, false),
+            ("2026-01-28T23:59:59.5Z", SECONDS, false),
+            ("2026-01-28T23:59:59+01:00", SECONDS, false),
+            ("2026-13-28T23:59:59Z", SECONDS, false),
+            ("2026-02-30T23:59:59Z", SECONDS, false),
+            ("2026-01-28T24:00:00Z", SECONDS, false),
+            ("2026-01-28 23:59:59Z", SECONDS, false),
+            (ZERO, SECONDS, true),
+            ("", SECONDS, false),
+        ];
+        for (text, layout, at_once) in table {
+            assert_eq!(is_normal(text.as_bytes(), layout), at_once, "{text}");
+            if at_once {
+                let parsed: Timestamp = text.parse().unwrap();
+                let form = if layout == SECONDS {
+                    "%Y-%m-%dT%H:%M:%SZ"
+                } else {
+                    "%Y-%m-%dT%H:%M:%S%.6fZ"
+                };
+                assert_eq!(parsed.strftime(form).to_string(), text);
+            }
+        }
+        assert_eq!(
+            normal("2026-01-31T23:59:59+01:00", SECONDS).unwrap(),
+            "2026-01-31T22:59:59Z"
+        );
+        assert!(normal("2026-02-30T23:59:59Z", SECONDS).is_err());
     }
 }

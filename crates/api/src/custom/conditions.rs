@@ -1,10 +1,10 @@
 //! What becomes of a CustomResourceDefinition: names accepted or in conflict, established, terminating.
 
+use crate::time::seconds;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionCondition as Condition,
     CustomResourceDefinitionNames as Names, CustomResourceDefinitionStatus as Status,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 pub const ESTABLISHED: &str = "Established";
@@ -28,7 +28,7 @@ pub fn is_established(crd: &CustomResourceDefinition) -> bool {
 /// Writes a condition. Its time moves only when its status does.
 pub fn set(status: &mut Status, of: &str, is: &str, reason: &str, message: &str, now: Timestamp) {
     let conditions = status.conditions.get_or_insert_default();
-    let now = Some(Time(Timestamp::from_second(now.as_second()).unwrap_or(now)));
+    let now = Some(seconds(now));
     let fresh = Condition {
         type_: of.into(),
         status: is.into(),

@@ -310,13 +310,20 @@ impl Cache {
         }
         let value = self.opened(kind, kv)?;
         let of = |typed| Arc::new(Object::from_stored(kind, typed, &value, kv.mod_revision));
-        let object = match (typed, &self.decoded) {
-            (Some(typed), _) => of(typed),
-            (None, None) => of(decode(kind, &value)?),
-            (None, Some(decoded)) => match decoded.find(kind, &value, kv.mod_revision) {
-                Some(object) => object,
-                None => decoded.keep(of(decode(kind, &value)?)),
-            },
+        let shared = self.decoded.as_ref();
+        let known = shared.and_then(|d| d.find(kind, &value, kv.mod_revision));
+        let object = match (known, typed) {
+            (Some(known), _) => known,
+            (None, Some(typed)) => {
+                let written = of(typed);
+                shared.inspect(|d| d.keep_written(written.clone()));
+                written
+            }
+            (None, None) => {
+                let read = of(decode(kind, &value)?);
+                shared.inspect(|d| d.keep(read.clone()));
+                read
+            }
         };
         Ok(TakenIn { object, told })
     }

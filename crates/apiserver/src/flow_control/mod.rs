@@ -14,6 +14,7 @@ use std::sync::{Arc, Weak};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, FlowSchemaCondition};
+use knarr_api::time::seconds;
 use knarr_api::{Error, Object, k8s_openapi, registry};
 use knarr_client::Preconditions;
 use parking_lot::RwLock;
@@ -25,7 +26,6 @@ pub(crate) use self::objects::objects;
 use crate::cache::change::Filter;
 use crate::pipeline::{Ctx, Target};
 use crate::request::RequestInfo;
-use crate::seams;
 use crate::server::Server;
 use crate::user::User;
 
@@ -174,7 +174,7 @@ impl Server {
                 manager: Some("api-priority-and-fairness-config-consumer-v1".into()),
                 ..self.myself()
             };
-            wanted.last_transition_time = Some(seams::seconds(ctx.now));
+            wanted.last_transition_time = Some(seconds(ctx.now));
             let target = Target {
                 subresource: "status",
                 ..Target::main(&registry::FLOW_SCHEMA, "", object.name())

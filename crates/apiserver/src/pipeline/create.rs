@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use knarr_api::field::{self, Errors};
+use knarr_api::time::seconds;
 use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, meta, registry};
 
 use super::{Ctx, Target, managed_fields};
@@ -44,7 +45,7 @@ impl Server {
         meta.self_link = None;
         meta.deletion_timestamp = None;
         meta.deletion_grace_period_seconds = None;
-        meta.creation_timestamp = Some(seams::seconds(ctx.now));
+        meta.creation_timestamp = Some(seconds(ctx.now));
         meta.uid = Some(seams::uid(&*self.entropy));
         let generate = meta
             .generate_name

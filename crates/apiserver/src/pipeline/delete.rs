@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Namespace, Pod, PodCondition};
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::field::{self, Errors};
 use knarr_api::strategy::Deletion;
+use knarr_api::time::seconds;
 use knarr_api::{AnyObject, Error, Object, convert, k8s_openapi, registry};
 use knarr_client::{DeleteOptions, Propagation, Term};
 
@@ -15,7 +16,6 @@ use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields};
 use crate::admission::extension;
 use crate::cache::Written;
 use crate::custom;
-use crate::seams;
 use crate::server::Server;
 
 /// What became of a deletion.
@@ -139,7 +139,7 @@ impl Server {
             && object.metadata().deletion_timestamp.is_none()
         {
             let mut marked = object.typed().clone_box();
-            marked.metadata_mut().deletion_timestamp = Some(seams::seconds(ctx.now));
+            marked.metadata_mut().deletion_timestamp = Some(seconds(ctx.now));
             custom::mark(&mut *marked, ctx.now);
             Plan::Mark {
                 marked,
@@ -299,7 +299,7 @@ fn plan(
     let first = meta.deletion_timestamp.is_none();
     match mark {
         Some((at, grace)) => {
-            new_meta.deletion_timestamp = Some(seams::seconds(at));
+            new_meta.deletion_timestamp = Some(seconds(at));
             new_meta.deletion_grace_period_seconds = Some(grace);
             if first {
                 count_up(new_meta);
@@ -312,7 +312,7 @@ fn plan(
         None if held => {
             if first {
                 count_up(new_meta);
-                new_meta.deletion_timestamp = Some(seams::seconds(ctx.now));
+                new_meta.deletion_timestamp = Some(seconds(ctx.now));
             } else if !changed && meta.deletion_grace_period_seconds == Some(0) {
                 return Ok(Plan::Pending);
             }
@@ -360,7 +360,7 @@ fn plan_namespace(ctx: &Ctx, object: &Object) -> Result<Plan, Error> {
         .to_typed()
         .ok_or_else(|| Error::internal("a Namespace that is none"))?;
     if namespace.metadata.deletion_timestamp.is_none() {
-        namespace.metadata.deletion_timestamp = Some(seams::seconds(ctx.now));
+        namespace.metadata.deletion_timestamp = Some(seconds(ctx.now));
         namespace.status.get_or_insert_default().phase = Some("Terminating".into());
         return Ok(Plan::Mark {
             marked: Box::new(namespace),

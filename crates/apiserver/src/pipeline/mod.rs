@@ -142,7 +142,7 @@ pub(crate) fn with_empty_details(mut error: Error) -> Error {
 
 /// A moment as objects have it.
 pub(crate) fn seconds(now: Timestamp) -> Timestamp {
-    crate::seams::seconds(now).0
+    knarr_api::time::seconds(now).0
 }
 
 /// How often a write without a resourceVersion is tried again when others write the same object.

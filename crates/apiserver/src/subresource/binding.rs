@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
 use knarr_api::field::{Errors, Path};
+use knarr_api::time::seconds;
 use knarr_api::{Error, Object, k8s_openapi};
 use knarr_client::Preconditions;
 use serde_json::Value;
@@ -10,7 +11,6 @@ use crate::admission::extension::{Operation, Shown};
 use crate::admission::pod_topology_labels;
 use crate::http::answer::success;
 use crate::pipeline::{Ctx, Target};
-use crate::seams;
 use crate::server::Server;
 
 impl Server {
@@ -141,7 +141,7 @@ fn scheduled(conditions: &mut Vec<PodCondition>, now: k8s_openapi::jiff::Timesta
     match conditions.iter_mut().find(|c| c.type_ == "PodScheduled") {
         Some(c) => {
             if c.status != "True" {
-                c.last_transition_time = Some(seams::seconds(now));
+                c.last_transition_time = Some(seconds(now));
             }
             c.status = "True".into();
             c.reason = None;
@@ -150,7 +150,7 @@ fn scheduled(conditions: &mut Vec<PodCondition>, now: k8s_openapi::jiff::Timesta
         None => conditions.push(PodCondition {
             type_: "PodScheduled".into(),
             status: "True".into(),
-            last_transition_time: Some(seams::seconds(now)),
+            last_transition_time: Some(seconds(now)),
             ..PodCondition::default()
         }),
     }

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
 use knarr_api::selector::label::Selector;
+use knarr_api::time::seconds;
 use knarr_api::{Error, k8s_openapi, registry};
 use knarr_client::{DeleteOptions, Preconditions, Propagation};
 use serde_json::Value;
@@ -13,7 +14,6 @@ use crate::cache::change::Filter;
 use crate::http::answer::success;
 use crate::pipeline::delete::DeleteRequest;
 use crate::pipeline::{Ctx, Target};
-use crate::seams;
 use crate::server::Server;
 
 impl Server {
@@ -161,7 +161,7 @@ impl Server {
                         status: "True".into(),
                         reason: Some("EvictionByEvictionAPI".into()),
                         message: Some("Eviction API: evicting".into()),
-                        last_transition_time: Some(seams::seconds(ctx.now)),
+                        last_transition_time: Some(seconds(ctx.now)),
                         ..PodCondition::default()
                     });
                 }
@@ -267,7 +267,7 @@ fn take_one(
     status
         .disrupted_pods
         .get_or_insert_default()
-        .insert(pod.to_string(), seams::seconds(now));
+        .insert(pod.to_string(), seconds(now));
     Ok(())
 }
 

@@ -6,12 +6,12 @@ use k8s_openapi::api::authentication::v1::{
 use k8s_openapi::api::authorization::v1::{
     LocalSubjectAccessReview, SelfSubjectAccessReview, SelfSubjectRulesReview, SubjectAccessReview,
 };
+use knarr_api::time::seconds;
 use knarr_api::{AnyObject, Error, k8s_openapi, registry};
 use serde_json::Value;
 
 use crate::admission::extension::{Operation, json_of};
 use crate::pipeline::{Ctx, Target, not_served};
-use crate::seams;
 use crate::server::Server;
 use crate::user::User;
 
@@ -71,7 +71,7 @@ impl Server {
         match Review::of(object) {
             Some(Review::SelfSubject(mut review)) => {
                 self.judge_review(ctx, target, &*review).await?;
-                review.metadata.creation_timestamp = Some(seams::seconds(ctx.now));
+                review.metadata.creation_timestamp = Some(seconds(ctx.now));
                 review.status = Some(SelfSubjectReviewStatus {
                     user_info: Some(user_info(&ctx.user)),
                 });

@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::error::About;
 use knarr_api::field::{Errors, Path};
+use knarr_api::time;
 use knarr_api::{Error, Kind, k8s_openapi, registry};
 use serde_json::Value;
 
@@ -69,7 +70,7 @@ impl Server {
         meta.name = Some(account.name().to_string());
         meta.namespace = Some(account.namespace().to_string());
         meta.uid = Some(account.uid().to_string());
-        meta.creation_timestamp = Some(seams::seconds(ctx.now));
+        meta.creation_timestamp = Some(time::seconds(ctx.now));
         let spec = request.spec.get_or_insert_default();
         let audiences = match spec.audiences.take() {
             Some(given) if !given.is_empty() => given,
@@ -122,7 +123,7 @@ impl Server {
             .map_err(Error::internal)?;
         let unbound = asked_for.is_none();
         request.status = Some(TokenRequestStatus {
-            expiration_timestamp: Some(seams::seconds(ctx.now + SignedDuration::from_secs(seconds))),
+            expiration_timestamp: Some(time::seconds(ctx.now + SignedDuration::from_secs(seconds))),
             token: Some(token),
         });
         let mut document = serde_json::to_value(&request).map_err(Error::internal)?;

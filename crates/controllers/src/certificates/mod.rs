@@ -11,10 +11,10 @@ pub mod signer;
 use std::fmt::Debug;
 
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::object::Shared;
+use knarr_api::time::seconds;
 
 use crate::controller::Context;
 
@@ -88,8 +88,8 @@ fn approved(csr: &CertificateSigningRequest, message: &str, now: Timestamp) -> C
             status: "True".into(),
             reason: Some("AutoApproved".into()),
             message: Some(message.into()),
-            last_update_time: Some(Time(now)),
-            last_transition_time: Some(Time(now)),
+            last_update_time: Some(seconds(now)),
+            last_transition_time: Some(seconds(now)),
         });
     new
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey};
 
 use super::{
@@ -56,8 +56,8 @@ impl Controller for Signer {
                     status: "True".into(),
                     reason: Some("SignerValidationFailure".into()),
                     message: Some(why),
-                    last_update_time: Some(Time(context.now)),
-                    last_transition_time: Some(Time(context.now)),
+                    last_update_time: Some(seconds(context.now)),
+                    last_transition_time: Some(seconds(context.now)),
                 }),
         }
         vec![Action::update_status(new)]

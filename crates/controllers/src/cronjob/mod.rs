@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::{CronJob, CronJobSpec, CronJobStatus, Job};
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::tz::TimeZone;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use self::schedule::Schedule;
@@ -278,7 +279,7 @@ impl Look<'_> {
             || self.status.last_schedule_time.as_ref().is_some_and(|t| t.0 == at);
         if is_known {
             if self.status.last_schedule_time.as_ref().is_none_or(|t| t.0 < at) {
-                self.status.last_schedule_time = Some(Time(at));
+                self.status.last_schedule_time = Some(seconds(at));
             }
             return next;
         }
@@ -302,7 +303,7 @@ impl Look<'_> {
             _ => {}
         }
         self.actions.push(self.create(spec, name, at, &zone));
-        self.status.last_schedule_time = Some(Time(at));
+        self.status.last_schedule_time = Some(seconds(at));
         next
     }
 
@@ -458,7 +459,7 @@ mod tests {
         assert_eq!(look(&mut world, 10), [format!("create jobs a/{}", name(10))]);
         assert_eq!(look(&mut world, 11), [""; 0]);
         let is = status(&world);
-        assert_eq!(is.last_schedule_time, Some(Time(minute(10))));
+        assert_eq!(is.last_schedule_time, Some(seconds(minute(10))));
         assert_eq!(is.active.unwrap()[0].name, Some(name(10)));
         let view: &dyn View = &world;
         let job = view.get_as::<Job>("a", &name(10)).unwrap();
@@ -477,7 +478,7 @@ mod tests {
         );
         assert_eq!(
             (status(&world).active, status(&world).last_successful_time),
-            (None, Some(Time(minute(12))))
+            (None, Some(seconds(minute(12))))
         );
     }
 

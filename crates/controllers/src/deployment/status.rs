@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::{DeploymentCondition, DeploymentSpec, DeploymentStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_api::time::seconds;
 
 use super::rollout::{Rollout, Set};
 use super::scaling::fences;
@@ -53,8 +53,8 @@ fn condition(type_: &str, is: &str, reason: &str, message: String, now: Timestam
         status: is.into(),
         reason: Some(reason.into()),
         message: Some(message),
-        last_update_time: Some(Time(now)),
-        last_transition_time: Some(Time(now)),
+        last_update_time: Some(seconds(now)),
+        last_transition_time: Some(seconds(now)),
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, ObjectMeta, Time};
-use knarr_api::custom::{CustomObject, Definition, conditions};
+use knarr_api::custom::{Definition, conditions};
 use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -221,8 +221,7 @@ pub trait Custom: DeserializeOwned + Serialize {
 
     /// As read from the API; `None` where it does not parse.
     fn of(object: &Object) -> Option<Self> {
-        let whole = object.get::<CustomObject>()?.to_value();
-        serde_json::from_value(whole).ok()
+        serde_json::from_slice(object.json()).ok()
     }
 
     /// As written to the API.

@@ -29,6 +29,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::kinds::persistent_volume::ATTACHER;
 use knarr_api::kinds::pod::at_most_one;
 use knarr_api::selector::label::Selector;
+use knarr_api::time::seconds;
 use knarr_api::{Kind, Object, ObjectKey, Shared, k8s_openapi, registry};
 
 use crate::action::{Action, Create, Fact, reference};
@@ -234,7 +235,7 @@ impl Fencing {
             Done::Succeeded { level } => match course {
                 Course::Away => {
                     next.status.level = Some(level);
-                    next.status.completion_time = Some(Time(known.now));
+                    next.status.completion_time = Some(seconds(known.now));
                     let message = "its pods are being released";
                     set(next, Phase::Fenced, message, known.now);
                 }
@@ -300,7 +301,7 @@ fn retry(policy: &FencingPolicy) -> SignedDuration {
 
 fn set(fencing: &mut NodeFencing, phase: Phase, message: &str, now: Timestamp) {
     if fencing.status.phase != phase && phase == Phase::Fencing {
-        fencing.status.start_time = Some(Time(now));
+        fencing.status.start_time = Some(seconds(now));
         fencing.status.next_try_time = None;
     }
     fencing.status.phase = phase;
@@ -327,7 +328,7 @@ fn settle(fencing: &mut NodeFencing, now: Timestamp) {
         status: is.into(),
         reason: reason.into(),
         message: fencing.status.message.clone(),
-        last_transition_time: since.unwrap_or(Time(now)),
+        last_transition_time: since.unwrap_or(seconds(now)),
         observed_generation: fencing.metadata.generation,
     }];
 }
@@ -380,7 +381,7 @@ fn tainted(node: &Node, out: bool, now: Timestamp) -> Node {
             key: OUT_OF_SERVICE.into(),
             effect: NO_EXECUTE.into(),
             value: Some(BY_US.into()),
-            time_added: Some(Time(now)),
+            time_added: Some(seconds(now)),
         });
     }
     spec.taints = (!taints.is_empty()).then_some(taints);
@@ -691,7 +692,7 @@ fn evidence(run: &Run, outcome: String, output: &str, now: Timestamp) -> Evidenc
     Evidence {
         agent: run.agent.clone(),
         action: run.action.into(),
-        time: Time(now),
+        time: seconds(now),
         outcome,
         output: output.trim().into(),
     }

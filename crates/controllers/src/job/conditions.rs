@@ -1,9 +1,9 @@
 //! A Job's conditions.
 
 use k8s_openapi::api::batch::v1::{Job, JobCondition, JobStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_api::time::seconds;
 
 /// The condition by which a Job has ended: `Complete` or `Failed`.
 pub fn finished(job: &Job) -> Option<&JobCondition> {
@@ -24,8 +24,8 @@ pub fn condition(type_: &str, reason: &str, message: &str, now: Timestamp) -> Jo
         status: "True".into(),
         reason: Some(reason.into()),
         message: Some(message.into()),
-        last_probe_time: Some(Time(now)),
-        last_transition_time: Some(Time(now)),
+        last_probe_time: Some(seconds(now)),
+        last_transition_time: Some(seconds(now)),
     }
 }
 

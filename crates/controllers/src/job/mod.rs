@@ -19,10 +19,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::{Job, JobCondition, JobSpec, JobStatus};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 pub use self::conditions::finished;
@@ -34,6 +34,7 @@ use crate::controller::{Changed, Context, Controller, View};
 use crate::owner::{claim, controller_of, owners_of, selecting};
 use crate::pod;
 use crate::replicaset::count;
+use knarr_api::finalizer;
 
 /// Pods created or deleted for one Job at one time.
 const MAX_PODS: usize = 500;
@@ -134,9 +135,9 @@ fn tracked(claims: Vec<Action>) -> Vec<Action> {
         } => {
             let meta = object.metadata_mut();
             if controller_of(meta).is_some() {
-                pods::track(meta);
+                finalizer::hold(meta, pods::FINALIZER);
             } else {
-                pods::untrack(meta);
+                finalizer::release(meta, pods::FINALIZER);
             }
             Action::Update {
                 kind,
@@ -178,7 +179,7 @@ impl<'a> Look<'a> {
     fn run(&mut self) {
         let suspended = self.spec.suspend == Some(true);
         if self.status.start_time.is_none() && !suspended {
-            self.status.start_time = Some(Time(self.now));
+            self.status.start_time = Some(seconds(self.now));
         }
         self.settle_uncounted();
         let active: Vec<&'a Shared<Pod>> = self.pods.iter().filter(|p| pod::is_active(p)).collect();
@@ -297,7 +298,7 @@ impl<'a> Look<'a> {
                 .push(Action::event(&reference(self.job.object()), event, message));
             if !suspended {
                 // The deadline counts while it is active.
-                self.status.start_time = Some(Time(self.now));
+                self.status.start_time = Some(seconds(self.now));
             }
         }
     }

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 
 use super::policy::{Verdict, verdict};
 use crate::pod;
+use knarr_api::finalizer;
 
 /// Holds a pod until its end has been counted.
 pub const FINALIZER: &str = "batch.kubernetes.io/job-tracking";
@@ -21,26 +21,13 @@ const INDEX_ENV: &str = "JOB_COMPLETION_INDEX";
 const PREFIX_BYTES: usize = 58;
 
 pub fn is_tracked(pod: &Pod) -> bool {
-    pod.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER)
+    finalizer::is_held(&pod.metadata, FINALIZER)
 }
 
 pub fn without_finalizer(pod: &Pod) -> Pod {
     let mut changed = pod.clone();
-    untrack(&mut changed.metadata);
+    finalizer::release(&mut changed.metadata, FINALIZER);
     changed
-}
-
-pub fn track(meta: &mut ObjectMeta) {
-    let finalizers = meta.finalizers.get_or_insert_default();
-    if !finalizers.iter().any(|f| f == FINALIZER) {
-        finalizers.push(FINALIZER.into());
-    }
-}
-
-pub fn untrack(meta: &mut ObjectMeta) {
-    let finalizers = meta.finalizers.take().unwrap_or_default();
-    let others: Vec<String> = finalizers.into_iter().filter(|f| f != FINALIZER).collect();
-    meta.finalizers = (!others.is_empty()).then_some(others);
 }
 
 fn annotation(pod: &Pod, key: &str) -> Option<i32> {
@@ -93,7 +80,7 @@ pub fn indexes<'p>(pods: impl Iterator<Item = &'p Shared<Pod>>) -> BTreeSet<i32>
 pub fn new_pod(job: &Shared<Job>, spec: &JobSpec, of: Option<(i32, Option<&Pod>)>) -> Pod {
     let owner = job.object();
     let mut pod = pod::from_template(owner, &spec.template);
-    track(&mut pod.metadata);
+    finalizer::hold(&mut pod.metadata, FINALIZER);
     let Some((index, replaced)) = of else { return pod };
     let suffix = format!("-{index}-");
     let room = PREFIX_BYTES.saturating_sub(suffix.len());

@@ -102,7 +102,7 @@ fn a_job_is_complete_when_enough_pods_succeeded() {
     let mut world = start(json!({"completions": 3, "parallelism": 2}));
     assert_eq!(settle(&mut world, 0), ["create 2 pods a/j-*"]);
     assert_eq!((status(&world).active, status(&world).ready), (Some(2), Some(0)));
-    assert_eq!(status(&world).start_time, Some(Time(at(0))));
+    assert_eq!(status(&world).start_time, Some(seconds(at(0))));
     let first = active(&world)[0].clone();
     end(&mut world, &first, "Succeeded", 0, 1);
     assert_eq!(settle(&mut world, 1), ["create 1 pods a/j-*"]);
@@ -121,7 +121,7 @@ fn a_job_is_complete_when_enough_pods_succeeded() {
         (after.succeeded, after.active, after.failed),
         (Some(3), None, None)
     );
-    assert_eq!(after.completion_time, Some(Time(at(2))));
+    assert_eq!(after.completion_time, Some(seconds(at(2))));
     assert_eq!(
         conditions(&world),
         [
@@ -381,7 +381,7 @@ fn a_suspended_job_has_no_pods_and_starts_its_clock_when_resumed() {
     suspend(&mut world, false);
     assert_eq!(settle(&mut world, 9), ["create 1 pods a/j-*"]);
     assert_eq!(conditions(&world), ["Suspended=False:JobResumed"]);
-    assert_eq!(status(&world).start_time, Some(Time(at(9))));
+    assert_eq!(status(&world).start_time, Some(seconds(at(9))));
 }
 
 #[test]
@@ -390,7 +390,7 @@ fn a_replacement_waits_for_the_end_where_the_policy_says_so() {
         let mut world = start(json!({"podReplacementPolicy": policy}));
         settle(&mut world, 0);
         let mut pod = (*active(&world)[0]).clone();
-        pod.metadata.deletion_timestamp = Some(Time(at(31)));
+        pod.metadata.deletion_timestamp = Some(seconds(at(31)));
         pod.metadata.deletion_grace_period_seconds = Some(30);
         world.put(pod);
         assert_eq!(!settle(&mut world, 60).is_empty(), replaced, "{policy}");

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::batch::v1::JobCondition;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
+use knarr_api::time::seconds;
 
 use super::conditions::{condition, set_condition};
 use super::indexes::Indexes;
@@ -146,7 +146,7 @@ impl<'a> Look<'a> {
         if !is_success {
             return vec![Action::warning(&about, conditions::reason(&reason), message)];
         }
-        self.status.completion_time = Some(Time(self.now));
+        self.status.completion_time = Some(seconds(self.now));
         let mut events = Vec::new();
         if self
             .spec

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod, PodCondition, Taint, Toleration};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use super::{NO_EXECUTE, UNREACHABLE};
@@ -157,7 +157,7 @@ pub fn disrupted(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> Pod 
     let old = conditions.iter().find(|c| c.type_ == TYPE && c.status == "True");
     let since = old
         .and_then(|c| c.last_transition_time.clone())
-        .unwrap_or(Time(now));
+        .unwrap_or(seconds(now));
     conditions.retain(|c| c.type_ != TYPE);
     conditions.push(PodCondition {
         type_: TYPE.into(),

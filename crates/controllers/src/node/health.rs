@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::time::seconds;
 use knarr_api::{Kind, Shared};
 
 use super::zones::{EvictionRates, Look, Zones};
@@ -153,7 +154,7 @@ fn evicting(node: &Node, taint: Option<&str>, now: Timestamp) -> Node {
         key: key.into(),
         effect: NO_EXECUTE.into(),
         value: None,
-        time_added: Some(Time(now)),
+        time_added: Some(seconds(now)),
     }));
     spec.taints = (!taints.is_empty()).then_some(taints);
     changed
@@ -250,7 +251,7 @@ impl NodeHealth {
                 reason: Some(reason.into()),
                 message: Some(message.into()),
                 last_heartbeat_time: node.metadata.creation_timestamp.clone(),
-                last_transition_time: Some(Time(now)),
+                last_transition_time: Some(seconds(now)),
             };
             match conditions.iter_mut().find(|c| c.type_ == type_) {
                 None => conditions.push(unknown(

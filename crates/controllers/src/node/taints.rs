@@ -5,10 +5,10 @@
 //! with the condition.
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use super::{NO_EXECUTE, NOT_READY, UNREACHABLE, condition};
@@ -110,7 +110,7 @@ fn not_ready(pod: &Shared<Pod>, now: Timestamp) -> Pod {
         .flat_map(|s| s.conditions.iter_mut().flatten());
     for condition in conditions.filter(|c| c.type_ == "Ready") {
         condition.status = "False".into();
-        condition.last_transition_time = Some(Time(now));
+        condition.last_transition_time = Some(seconds(now));
     }
     changed
 }
@@ -157,7 +157,7 @@ fn with_conditions(node: &Node, had: Vec<Taint>, now: Timestamp) -> Vec<Taint> {
                 key: key.into(),
                 effect: effect.into(),
                 value: None,
-                time_added: Some(Time(now)),
+                time_added: Some(seconds(now)),
             });
         }
     }

@@ -23,6 +23,7 @@ use knarr_api::{Kind, ObjectKey, Shared};
 use super::{PROVISIONED_BY, SELECTED_NODE, STORAGE, annotation, class_of_claim, matching, volume_name};
 use crate::action::{Action, Create, Fact, Report, reference};
 use crate::controller::{Changed, Context, Controller, View};
+use knarr_api::finalizer;
 
 pub const PROVISIONER: &str = LOCAL_PROVISIONER;
 const HOSTNAME: &str = "kubernetes.io/hostname";
@@ -256,12 +257,7 @@ impl Controller for LocalLeftovers {
         let Some(volume) = context.view.get_as::<PersistentVolume>("", &context.key.name) else {
             return Vec::new();
         };
-        let held = volume
-            .metadata
-            .finalizers
-            .iter()
-            .flatten()
-            .any(|f| f == LOCAL_FINALIZER);
+        let held = finalizer::is_held(&volume.metadata, LOCAL_FINALIZER);
         let Some(node) = place_of(&volume) else {
             return Vec::new();
         };
@@ -270,8 +266,7 @@ impl Controller for LocalLeftovers {
             return Vec::new();
         }
         let mut changed = (*volume).clone();
-        let finalizers = changed.metadata.finalizers.get_or_insert_default();
-        finalizers.retain(|f| f != LOCAL_FINALIZER);
+        finalizer::release(&mut changed.metadata, LOCAL_FINALIZER);
         let absent = Action::Require(Fact::Absent {
             kind: &registry::NODE,
             key: ObjectKey::new("", node),

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStatus};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::time::seconds;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use crate::action::{Action, Create, Delete, Failure, Report, Verb, reference};
@@ -196,7 +196,7 @@ fn conditions(set: &ReplicaSet, context: &Context<'_>) -> Option<Vec<ReplicaSetC
             status: "True".into(),
             reason: Some(reason.into()),
             message: Some(failure.error.message().to_string()),
-            last_transition_time: Some(Time(context.now)),
+            last_transition_time: Some(seconds(context.now)),
         }));
     }
     (!conditions.is_empty()).then_some(conditions)

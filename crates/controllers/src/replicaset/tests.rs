@@ -50,7 +50,7 @@ fn bare_pod(name: &str) -> Pod {
             namespace: Some("default".into()),
             name: Some(name.into()),
             labels: Some(labels(&[("app", "web")])),
-            creation_timestamp: Some(Time(at(0))),
+            creation_timestamp: Some(seconds(at(0))),
             ..ObjectMeta::default()
         },
         spec: Some(PodSpec {
@@ -80,14 +80,14 @@ fn ready(mut pod: Pod, since: i64) -> Pod {
     pod.status.get_or_insert_default().conditions = Some(vec![PodCondition {
         type_: "Ready".into(),
         status: "True".into(),
-        last_transition_time: Some(Time(at(since))),
+        last_transition_time: Some(seconds(at(since))),
         ..PodCondition::default()
     }]);
     pod
 }
 
 fn ending(mut pod: Pod) -> Pod {
-    pod.metadata.deletion_timestamp = Some(Time(at(30)));
+    pod.metadata.deletion_timestamp = Some(seconds(at(30)));
     pod
 }
 
@@ -157,7 +157,7 @@ fn nothing_is_done_when_everything_is_as_it_should_be() {
 fn a_set_that_is_being_deleted_neither_creates_nor_deletes_nor_adopts() {
     let mut world = World::default();
     let mut set = set(3);
-    set.metadata.deletion_timestamp = Some(Time(at(0)));
+    set.metadata.deletion_timestamp = Some(seconds(at(0)));
     world.put(set);
     world.put(bare_pod("orphan"));
     assert_eq!(
@@ -228,7 +228,7 @@ fn surplus_pods_go_in_the_order_of_what_they_cost() {
         pod
     };
     let created = |mut pod: Pod, when| {
-        pod.metadata.creation_timestamp = Some(Time(at(when)));
+        pod.metadata.creation_timestamp = Some(seconds(at(when)));
         pod
     };
     let p = |name: &str| owned(bare_pod(name));

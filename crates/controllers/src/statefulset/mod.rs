@@ -115,7 +115,10 @@ impl Controller for StatefulSets {
         let mut status = plan.status.clone();
         if context.failure.is_none() && !is_deleting {
             let ended = plan.pods(&claimed.objects);
-            status.current_replicas = status.current_replicas.map(|n| n.saturating_sub(count(ended)));
+            status.current_replicas = status
+                .current_replicas
+                .map(|n| n.saturating_sub(count(ended)))
+                .filter(|n| *n > 0);
         }
         let mut actions = plan.actions;
         complete(spec, &mut status);

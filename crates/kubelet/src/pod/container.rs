@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_api::time::seconds;
 
 use super::clock_jump::moved;
 use super::end::{Stop, StopReason};
@@ -304,16 +305,11 @@ pub fn find_spec<'a>(spec: &'a core::PodSpec, name: &str) -> Option<std::borrow:
         })
 }
 
-/// Whole seconds, as the API keeps time.
 /// What brings a time that the clock has not reached to now: it was set back since.
 fn behind(told: Option<&Time>, now: Timestamp) -> SignedDuration {
     told.map_or(SignedDuration::ZERO, |at| {
         now.duration_since(at.0).min(SignedDuration::ZERO)
     })
-}
-
-pub(super) fn time(at: Timestamp) -> Time {
-    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }
 
 /// An end of which there is no record.
@@ -334,7 +330,7 @@ pub(super) fn terminated(
     core::ContainerStateTerminated {
         container_id: Some(format!("containerd://{id}")),
         exit_code: exit.code,
-        finished_at: exit.finished_at.map(time),
+        finished_at: exit.finished_at.map(seconds),
         message: (!exit.message.is_empty()).then(|| exit.message.clone()),
         reason: Some(match exit.reason.as_str() {
             "" if exit.code == 0 => "Completed".to_string(),
@@ -342,7 +338,7 @@ pub(super) fn terminated(
             reason => reason.to_string(),
         }),
         signal: None,
-        started_at: exit.started_at.or(started_at).map(time),
+        started_at: exit.started_at.or(started_at).map(seconds),
     }
 }
 
@@ -667,7 +663,7 @@ impl Pod {
             return;
         };
         let mut end = terminated(id, &exit, Some(started_at));
-        end.finished_at.get_or_insert_with(|| time(now));
+        end.finished_at.get_or_insert_with(|| seconds(now));
         let (attempt, ended) = (run.attempt, end.clone());
         run.state = RunState::Exited(Box::new(end));
         container.run_off = behind(ended.finished_at.as_ref(), now);

@@ -8,11 +8,12 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_api::time::seconds;
 
 use crate::admission::Rejection;
 use crate::eviction::TERMINATION_BY_KUBELET;
 
-use super::container::{find_spec, lost_without_a_trace, status_of, time};
+use super::container::{find_spec, lost_without_a_trace, status_of};
 use super::{Action, Container, Pod, Role, RunState, Sandbox, Why, restart_all};
 
 /// The conditions this node writes; all others are somebody else's.
@@ -89,7 +90,7 @@ impl Pod {
             reason: Some(reason.clone()),
             message: Some(format!("Pod was rejected: {message}")),
             qos_class: shown.and_then(|s| s.qos_class.clone()),
-            start_time: self.start_time.map(time),
+            start_time: self.start_time.map(seconds),
             observed_generation: self.object.metadata.generation,
             ..PodStatus::default()
         };
@@ -109,7 +110,7 @@ impl Pod {
         };
         if ready.status != "True" {
             ready.status = "True".into();
-            ready.last_transition_time = Some(time(now));
+            ready.last_transition_time = Some(seconds(now));
             self.status = status.clone();
             self.out.push(Action::WriteStatus(Box::new(status)));
         }
@@ -223,7 +224,7 @@ impl Pod {
                 .map(|f| f.0.clone())
                 .or_else(|| self.status.reason.clone()),
             message: over.map(|f| f.1).or_else(|| self.status.message.clone()),
-            start_time: self.start_time.map(time),
+            start_time: self.start_time.map(seconds),
             ..PodStatus::default()
         }
     }
@@ -263,7 +264,7 @@ impl Pod {
                 let state = match &run.state {
                     RunState::Running { started_at } => ContainerState {
                         running: Some(ContainerStateRunning {
-                            started_at: Some(time(*started_at)),
+                            started_at: Some(seconds(*started_at)),
                         }),
                         ..ContainerState::default()
                     },
@@ -438,7 +439,7 @@ impl Pod {
                 last_probe_time: None,
                 last_transition_time: match before {
                     Some(c) if !flipped => c.last_transition_time.clone(),
-                    _ => Some(time(now)),
+                    _ => Some(seconds(now)),
                 },
                 observed_generation: self.object.metadata.generation,
             });
@@ -456,7 +457,7 @@ impl Pod {
             reason: Some(TERMINATION_BY_KUBELET.into()),
             message: Some(message),
             last_probe_time: None,
-            last_transition_time: known.map_or(Some(time(now)), |c| c.last_transition_time.clone()),
+            last_transition_time: known.map_or(Some(seconds(now)), |c| c.last_transition_time.clone()),
             observed_generation: self.object.metadata.generation,
         })
     }

@@ -19,6 +19,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_api::time::seconds;
 use knarr_client::{Clock, Store, TokioClock};
 use knarr_kubelet::cgroup::{CgroupDriver, Group};
 use knarr_kubelet::eviction::Disks;
@@ -268,7 +269,7 @@ impl Measuring<'_> {
     }
 
     fn time(&self) -> Option<Time> {
-        Some(whole_seconds(self.told_at))
+        Some(seconds(self.told_at))
     }
 
     fn boot_time(&self) -> Option<Time> {
@@ -376,10 +377,6 @@ impl Rate {
         let used = u128::from(nanoseconds.checked_sub(self.nanoseconds)?);
         u64::try_from(used * 1_000_000_000 / u128::from(took.max(1))).ok()
     }
-}
-
-fn whole_seconds(at: Timestamp) -> Time {
-    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }
 
 #[cfg(test)]

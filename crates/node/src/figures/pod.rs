@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_api::time::seconds;
 use knarr_kubelet::cgroup::Group;
 use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_kubelet::static_pods::mirrored;
@@ -10,7 +11,7 @@ use knarr_kubelet::stats::{
 };
 
 use super::disk::{self, Filesystem, Taken};
-use super::{Held, Measuring, network, whole_seconds};
+use super::{Held, Measuring, network};
 use crate::kubelet::{resources, sandbox};
 use crate::volumes;
 
@@ -50,7 +51,7 @@ impl Measuring<'_> {
                 namespace: pod.metadata.namespace.clone().unwrap_or_default(),
                 uid: api_uid,
             },
-            start_time: start_time.or_else(|| Some(whole_seconds(sandbox.created_at))),
+            start_time: start_time.or_else(|| Some(seconds(sandbox.created_at))),
             cpu: self.cpu(&path, &usage),
             memory: self.memory_stats(&usage, usage.memory_limit_bytes),
             network: pid
@@ -84,8 +85,8 @@ impl Measuring<'_> {
         let logs = sandbox::log_directory(pod, &self.parts.log_dir).join(&container.name);
         let logs = self.taken(logs);
         let start_time = match &container.state {
-            ContainerState::Running { started_at } => Some(whole_seconds(*started_at)),
-            _ => Some(whole_seconds(container.created_at)),
+            ContainerState::Running { started_at } => Some(seconds(*started_at)),
+            _ => Some(seconds(container.created_at)),
         };
         ContainerStats {
             name: container.name.clone(),

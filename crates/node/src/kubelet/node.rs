@@ -10,12 +10,13 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{self as core, NodeCondition};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::persistent_volume::LOCAL_PATH;
 use knarr_api::kinds::pod::resources::is_extended;
 use knarr_api::quantity::canonicalize;
 use knarr_api::registry::Registered;
+use knarr_api::time::seconds;
 use knarr_api::{Error, k8s_openapi};
 use knarr_client::events::EventType;
 use knarr_client::{Clock, TypedApi};
@@ -459,7 +460,6 @@ fn conditions(
         .map(|(pressure, holds, reason, message)| (pressure.condition(), holds, reason, message.to_string()))
         .chain([ready]);
     let old = before.conditions.clone().unwrap_or_default();
-    let second = |at: Timestamp| Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
     let mut conditions: Vec<NodeCondition> = Vec::new();
     for (type_, holds, reason, message) in wanted {
         let status = if holds { "True" } else { "False" };
@@ -472,8 +472,8 @@ fn conditions(
             status: status.into(),
             reason: Some(reason.into()),
             message: Some(message),
-            last_heartbeat_time: Some(second(now)),
-            last_transition_time: since.or_else(|| Some(second(now))),
+            last_heartbeat_time: Some(seconds(now)),
+            last_transition_time: since.or_else(|| Some(seconds(now))),
         });
     }
     let others = old

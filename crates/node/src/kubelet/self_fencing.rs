@@ -5,6 +5,9 @@
 //! written down, so that a kubelet that comes back counts on from there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,14 +101,24 @@ fn written(file: &Path) -> Option<Duration> {
     text.trim().parse().ok().map(Duration::from_millis)
 }
 
-/// Whole, or as it was before.
+/// Whole, or as it was before: always as many bytes, over those that were there, in one write. No boot outlives what it says,
+/// so that it need not be on the disk.
 fn note(file: &Path, at: Duration) -> std::io::Result<()> {
-    if let Some(folder) = file.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
-    let part = file.with_extension("part");
-    std::fs::write(&part, at.as_millis().to_string())?;
-    std::fs::rename(part, file)
+    let open = || {
+        OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(file)
+    };
+    let open = match open() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            std::fs::create_dir_all(file.parent().unwrap_or(Path::new("/")))?;
+            open()?
+        }
+        other => other?,
+    };
+    open.write_all_at(format!("{:020}\n", at.as_millis()).as_bytes(), 0)
 }
 
 /// Whether this node ends the pod when it is cut off.

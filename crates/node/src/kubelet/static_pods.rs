@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_api::time::seconds;
 use knarr_client::Error;
 use knarr_kubelet::static_pods::{mirror, mirrored, read};
 use serde_json::Value;
@@ -105,7 +106,6 @@ impl Folder {
 
 /// The pod as it looks when its file is gone: told to end, with its own grace.
 pub(super) fn told_to_end(pod: &core::Pod, now: Timestamp) -> core::Pod {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     let grace = pod
         .spec
         .as_ref()
@@ -114,7 +114,7 @@ pub(super) fn told_to_end(pod: &core::Pod, now: Timestamp) -> core::Pod {
     let mut pod = pod.clone();
     pod.metadata.deletion_grace_period_seconds = Some(grace);
     let deadline = now + k8s_openapi::jiff::SignedDuration::from_secs(grace);
-    pod.metadata.deletion_timestamp = Some(Time(deadline));
+    pod.metadata.deletion_timestamp = Some(seconds(deadline));
     pod
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use knarr_api::kinds::persistent_volume::{LOCAL_FINALIZER, LOCAL_NODE};
 use knarr_api::registry::Registered;
-use knarr_api::{Error, Shared, k8s_openapi};
+use knarr_api::{Error, Shared, finalizer, k8s_openapi};
 use knarr_client::cache::Store;
 use knarr_client::informer::{self, Scope};
 use knarr_client::{Api, TypedApi};
@@ -66,8 +66,7 @@ pub(super) async fn clean(
                 let Ok(volume) = Shared::<PersistentVolume>::new(object) else {
                     continue;
                 };
-                let finalizers = volume.metadata.finalizers.as_deref().unwrap_or_default();
-                let held = finalizers.iter().any(|f| f == LOCAL_FINALIZER);
+                let held = finalizer::is_held(&volume.metadata, LOCAL_FINALIZER);
                 if !held || volume.metadata.deletion_timestamp.is_none() {
                     continue;
                 }
@@ -120,8 +119,7 @@ async fn remove(
         ),
     }
     let mut done = (**volume).clone();
-    let finalizers = done.metadata.finalizers.get_or_insert_default();
-    finalizers.retain(|f| f != LOCAL_FINALIZER);
+    finalizer::release(&mut done.metadata, LOCAL_FINALIZER);
     match api.update_as(done).await {
         Err(error) if error.is_not_found() => Ok(true),
         // Somebody wrote in between: what it is now comes with the next look.
