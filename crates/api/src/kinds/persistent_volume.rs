@@ -25,6 +25,8 @@ pub const ATTACHER: &str = "knarr.io/exclusive";
 pub const IN_USE: &str = "knarr.io/in-use";
 /// Annotation of an attachment of a volume for one pod: the pod's uid.
 pub const ATTACHED_POD: &str = "knarr.io/pod-uid";
+/// Annotation of an attachment that is in use: the uid of the pod that its node took it into use for last.
+pub const USED_BY: &str = "knarr.io/used-by";
 
 /// That a volume may be used from one place at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,9 @@
 //! compare-and-swap: from then on the record cannot go without this node's word, which it gives when its last pod that
 //! uses the volume has ended. What is used is also written to the pod's directory, so that a restarted kubelet knows;
 //! a record that says "in use" here, of which no pod here knows, is let go then.
+//!
+//! Each pod that takes the volume into use writes the record, also where an earlier one holds it still: a word that was given
+//! for that one and got no answer may be on its way, and must not count any more when it arrives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::storage::v1::VolumeAttachment;
-use knarr_api::kinds::persistent_volume::{ATTACHED_POD, ATTACHER, Exclusive, IN_USE, unique_name};
-use knarr_api::{Error, Shared, k8s_openapi, registry};
+use knarr_api::kinds::persistent_volume::{ATTACHED_POD, ATTACHER, Exclusive, IN_USE, USED_BY, unique_name};
+use knarr_api::{Error, Shared, finalizer, k8s_openapi, registry};
 use knarr_client::{Api, ListOptions, TypedApi};
 use parking_lot::Mutex;
 use tokio::time::sleep;
@@ -117,12 +120,11 @@ impl Attached {
         // First, so that a kubelet that dies in between knows what it may have used.
         let marked = mark(&self.marks(uid), name, volume);
         marked.map_err(|e| format!("cannot note that volume {volume} is in use: {e}"))?;
-        if !is_held(&attachment) {
+        if !is_held(&attachment) || user(&attachment) != Some(uid) {
             let mut held = (*attachment).clone();
-            held.metadata
-                .finalizers
-                .get_or_insert_default()
-                .push(IN_USE.into());
+            finalizer::hold(&mut held.metadata, IN_USE);
+            let annotations = held.metadata.annotations.get_or_insert_default();
+            annotations.insert(USED_BY.into(), uid.into());
             // With the resourceVersion that was read: refused if anything has happened to it since.
             if let Err(error) = self.api.update_as(held).await {
                 return Err(format!("cannot take volume {volume} into use: {error}"));
@@ -221,8 +223,7 @@ impl Attached {
             return Ok(());
         }
         let mut free = (*attachment).clone();
-        let finalizers = free.metadata.finalizers.get_or_insert_default();
-        finalizers.retain(|f| f != IN_USE);
+        finalizer::release(&mut free.metadata, IN_USE);
         match self.api.update_as(free).await {
             Err(error) if error.is_not_found() => Ok(()),
             other => other.map(drop),
@@ -262,12 +263,13 @@ impl Attached {
 }
 
 fn is_held(attachment: &VolumeAttachment) -> bool {
-    attachment
-        .metadata
-        .finalizers
-        .iter()
-        .flatten()
-        .any(|f| f == IN_USE)
+    finalizer::is_held(&attachment.metadata, IN_USE)
+}
+
+/// The pod that took it into use last.
+fn user(attachment: &VolumeAttachment) -> Option<&str> {
+    let annotations = attachment.metadata.annotations.as_ref()?;
+    annotations.get(USED_BY).map(String::as_str)
 }
 
 fn mark(marks: &Path, attachment: &str, volume: &str) -> std::io::Result<()> {
@@ -304,6 +306,8 @@ fn entries(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use knarr_client::TokioClock;
     use knarr_client::fake::FakeApi;
     use serde_json::json;
@@ -398,6 +402,34 @@ mod tests {
         node.hold("three", "v", &exclusive(false)).await.unwrap();
         std::fs::remove_dir_all(n.dir.path().join("pods")).unwrap();
         n.start().let_go_of_the_unknown().await.unwrap();
+        assert!(!n.is_held().await);
+    }
+
+    /// The word that the volume is used no longer gets no answer and arrives late: by then another pod has it.
+    #[tokio::test(start_paused = true)]
+    async fn s7_a_late_word_for_one_pod_does_not_let_go_of_what_the_next_one_uses() {
+        let n = Node::new();
+        attachment(&n.api, "n1", "").await;
+        let node = n.start();
+        node.hold("one", "v", &exclusive(false)).await.unwrap();
+        let on_its_way = Arc::new(AtomicBool::new(true));
+        let lost = on_its_way.clone();
+        n.api.intercept(move |request| {
+            let lost = request.verb == "update" && lost.load(Ordering::SeqCst);
+            lost.then(|| Error::timeout("no answer"))
+        });
+        assert!(node.release("one").await.is_err());
+        on_its_way.store(false, Ordering::SeqCst);
+        let mut late = (*n.api.get_as::<VolumeAttachment>("", "knarr-u").await.unwrap()).clone();
+        finalizer::release(&mut late.metadata, IN_USE);
+        node.hold("two", "v", &exclusive(false)).await.unwrap();
+        let arrived = n.api.update_as(late).await;
+        assert!(arrived.is_err_and(|e| e.is_conflict()));
+        assert!(n.is_held().await);
+        // It is said again, and then for nobody.
+        node.release("one").await.unwrap();
+        assert!(n.is_held().await);
+        node.release("two").await.unwrap();
         assert!(!n.is_held().await);
     }
 
