@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::registry;
 use knarr_client::{Api, Clock, TokioClock};
+use knarr_kubelet::self_fencing::SelfFencing;
 use knarr_node::runtime::fake::{FakeRuntime, Happening, Manners};
 use knarr_node::{Config, Kubelet, Machine};
 use parking_lot::Mutex;
@@ -40,6 +41,8 @@ pub(crate) struct Ground {
     pub directory: PathBuf,
     pub mutation: Option<Mutation>,
     pub fence_agents: fence_agents::Handle,
+    /// Which pods nodes end by themselves.
+    pub self_fencing: SelfFencing,
 }
 
 impl Ground {
@@ -159,6 +162,7 @@ impl Node {
                 memory_bytes: 16 << 30,
             },
             played: Some(self.machine.hands(dead.clone())),
+            self_fencing: self.ground.self_fencing,
             ..Config::default()
         };
         let identity = Identity {

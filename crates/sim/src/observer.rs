@@ -13,6 +13,7 @@ use knarr_api::k8s_openapi;
 use knarr_client::{Clock, DeleteOptions, Term};
 use knarr_control::fencing_kinds::{NodeFencing, Phase};
 use knarr_kubelet::runtime::{Container, ContainerState};
+use knarr_kubelet::self_fencing::SelfFencing;
 use knarr_node::runtime::fake::{End, Happening};
 use parking_lot::Mutex;
 
@@ -92,6 +93,11 @@ impl Observer {
         let mut inner = self.lock();
         let now = inner.world.now;
         inner.history.add(now, line, b"");
+    }
+
+    /// Which pods nodes end by themselves, in this history.
+    pub fn set_self_fencing(&self, mode: SelfFencing) {
+        self.lock().world.self_fencing = mode;
     }
 
     pub fn violation(&self) -> Option<Violation> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_client::{Clock, TokioClock};
+use knarr_kubelet::self_fencing::SelfFencing;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::components::{Control, Ground, Node};
@@ -31,6 +32,8 @@ const WITH_DISKS_PER_MILLE: u32 = 250;
 /// The same of histories with fence agents.
 const FENCING_PER_MILLE: u32 = 300;
 const WITH_FENCING_PER_MILLE: u32 = 150;
+/// Histories in which nodes end all that must not run twice, asked for or not.
+const AT_MOST_ONE_PER_MILLE: u32 = 250;
 /// Histories in which users ask for at most one of some pods.
 const CAREFUL_PER_MILLE: u32 = 350;
 /// When every history begins.
@@ -214,6 +217,13 @@ impl Simulation {
             stream(self.seed, "fence agents"),
             self.mutation,
         ));
+        // Of its own: what it says shifts nothing else's draws.
+        let self_fencing = match stream(self.seed, "self-fencing").per_mille(AT_MOST_ONE_PER_MILLE) {
+            true => SelfFencing::AtMostOne,
+            false => SelfFencing::Annotated,
+        };
+        observer.note(&format!("nodes end by themselves: {self_fencing:?}"));
+        observer.set_self_fencing(self_fencing);
         let mut ground = Ground {
             seed: self.seed,
             servers: Arc::default(),
@@ -223,6 +233,7 @@ impl Simulation {
             directory,
             mutation: self.mutation,
             fence_agents: fence_agents::Handle(agents.clone()),
+            self_fencing,
         };
         ground.servers = Arc::new(start_servers(&ground, shape.servers).await?);
         let controls: Vec<_> = shape

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_client::{DeleteOptions, Term};
+use knarr_kubelet::self_fencing::SelfFencing;
 use knarr_node::runtime::fake::End;
 
 use crate::disks::Holder;
@@ -114,6 +115,8 @@ pub(crate) struct World {
     pub switches: BTreeMap<String, Switch>,
     /// Since when agents have been at work at a node, by the NodeFencing's name.
     pub fencings: BTreeMap<String, Timestamp>,
+    /// Which pods nodes end by themselves.
+    pub self_fencing: SelfFencing,
     /// By node and container id.
     pub processes: BTreeMap<(String, String), Process>,
 }
@@ -131,6 +134,13 @@ pub(crate) struct Heard {
 pub(crate) const MAY_FENCE_ITSELF: SignedDuration = SignedDuration::from_secs(14);
 
 impl World {
+    /// Whether a node that is cut off must end this pod (SPEC B4).
+    pub fn is_fenced_by_its_node(&self, uid: &str, pod: &Pod) -> bool {
+        let of_pod = |holder: &Holder| holder.uid == uid;
+        let exclusive = self.disks.values().any(|disk| disk.open.keys().any(of_pod));
+        self.self_fencing.ends(pod, exclusive)
+    }
+
     pub fn of_pod<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a Process> {
         self.processes.values().filter(move |p| p.uid == uid)
     }

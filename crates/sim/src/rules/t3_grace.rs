@@ -6,7 +6,6 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_node::runtime::fake::End;
 
-use super::b4_self_fencing::is_asked_for;
 use crate::world::{MAY_FENCE_ITSELF, Process, Seen, World};
 
 /// Deadlines are kept in whole seconds, and TERM may be underway for as long as a runtime is slow
@@ -19,13 +18,15 @@ const DEFAULT_SECONDS: i64 = 30;
 
 /// Whether it may have been ended because its node did not hear of its lease, with the time that was left (SPEC B4).
 fn may_fence_itself(process: &Process, pod: &Pod, world: &World) -> bool {
+    // Whether its volumes are for one node is not always told by what it has open.
+    let concerned = world.self_fencing.ends(pod, true);
     let Some(heard) = world.heard.get(&format!("node/{}", process.node)) else {
-        return is_asked_for(pod);
+        return concerned;
     };
     let asked = process.asked.unwrap_or(world.now);
     let silent = world.now.duration_since(heard.sent) >= MAY_FENCE_ITSELF;
     let was = |until: Timestamp| asked.duration_since(until) <= HEARD_AGAIN;
-    is_asked_for(pod) && (silent || heard.silent_until.is_some_and(was))
+    concerned && (silent || heard.silent_until.is_some_and(was))
 }
 
 pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
