@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     };
     finish(runtime.block_on(async move {
         if matches!(cli.command, Command::Up | Command::Server | Command::Agent(_)) {
-            tokio::spawn(program_pages::give_back_after_start());
+            tokio::spawn(program_pages::give_back_what_is_not_used());
         }
         match cli.command {
             Command::Up => command::up::run(config).await,

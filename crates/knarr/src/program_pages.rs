@@ -1,8 +1,9 @@
-//! Gives back the pages of the program's own code that only a start needs.
+//! Gives back the pages of the program's own code that are not in use: most of them only a start needs, or the first
+//! object of its kind.
 //!
-//! The kernel maps sixteen pages around each that is touched, and keeps them until memory is short: after a start, most
-//! of what counts as this process' memory is code that ran once. What is given back stays in the page cache, where the
-//! next use finds it at the price of a minor fault.
+//! The kernel maps sixteen pages or more around each that is touched, and keeps them until memory is short: most of what
+//! counts as this process' memory is code that ran once. What is given back stays in the page cache, where the next use
+//! finds it at the price of a minor fault: some hundred of them, about a millisecond, each time.
 
 use std::io;
 use std::path::Path;
@@ -10,12 +11,16 @@ use std::time::Duration;
 
 /// Most of what only a start needs has run by then.
 const STARTED: Duration = Duration::from_secs(10);
+const PERIOD: Duration = Duration::from_secs(60);
 
-/// Gives back what is mapped by then; what is in use comes back at once.
-pub async fn give_back_after_start() {
+/// Gives back what is mapped, again and again, until dropped; what is in use comes back at once.
+pub async fn give_back_what_is_not_used() {
     tokio::time::sleep(STARTED).await;
-    if let Err(e) = give_back() {
-        tracing::debug!(error = %e, "the pages that only a start needs stay mapped");
+    loop {
+        if let Err(e) = give_back() {
+            return tracing::debug!(error = %e, "the pages of code that is not used stay mapped");
+        }
+        tokio::time::sleep(PERIOD).await;
     }
 }
 
