@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::resources::is_hugepages;
 use knarr_api::quantity::Quantity;
 use knarr_kubelet::pod::ENDS_ANNOTATION;
 
@@ -13,7 +14,7 @@ use knarr_kubelet::pod::ENDS_ANNOTATION;
 pub struct Place {
     pub pod_ips: Vec<String>,
     pub host_ips: Vec<String>,
-    /// What the node gives to pods: the limit of a container that has none.
+    /// What the node gives to pods: the limit of a container that has none, but of huge pages.
     pub allocatable: BTreeMap<String, Text>,
 }
 
@@ -82,7 +83,16 @@ pub fn resource(
     let of = |list: Option<&BTreeMap<String, Text>>| list.and_then(|l| l.get(name)).cloned();
     let limit = of(resources.and_then(|r| r.limits.as_ref()));
     let value = match kind {
-        "limits" => limit.or_else(|| place.allocatable.get(name).cloned()),
+        "limits" => {
+            let limit = limit.filter(|l| Quantity::of(l).is_ok_and(|q| !q.is_zero()));
+            limit.or_else(|| {
+                place
+                    .allocatable
+                    .get(name)
+                    .filter(|_| !is_hugepages(name))
+                    .cloned()
+            })
+        }
         "requests" => of(resources.and_then(|r| r.requests.as_ref())).or(limit),
         _ => return Err(format!("unsupported container resource : {}", selector.resource)),
     };
@@ -133,5 +143,40 @@ mod tests {
             assert_eq!(field(&pod(), path, &place).as_deref(), Ok(want), "{path}");
         }
         assert!(field(&pod(), "spec.bogus", &place).is_err());
+    }
+
+    #[test]
+    fn the_nodes_amounts_stand_in_for_limits_but_of_huge_pages() {
+        let amount = |name: &str, text: &str| (name.to_string(), Text(text.into()));
+        let place = Place {
+            allocatable: [
+                amount("cpu", "2"),
+                amount("memory", "1Gi"),
+                amount("hugepages-2Mi", "8Mi"),
+            ]
+            .into(),
+            ..Place::default()
+        };
+        let limited = serde_json::json!({"limits": {"cpu": "0", "memory": "4Mi", "hugepages-2Mi": "4Mi"}});
+        for (resources, name, want) in [
+            (serde_json::json!({}), "limits.cpu", "2"),
+            (serde_json::json!({}), "limits.memory", "1024"),
+            (serde_json::json!({}), "limits.hugepages-2Mi", "0"),
+            (serde_json::json!({}), "requests.hugepages-2Mi", "0"),
+            (limited.clone(), "limits.cpu", "2"),
+            (limited.clone(), "limits.memory", "4"),
+            (limited.clone(), "limits.hugepages-2Mi", "4"),
+            (limited, "requests.hugepages-2Mi", "4"),
+        ] {
+            let own: core::Container =
+                serde_json::from_value(serde_json::json!({"name": "c", "resources": resources})).unwrap();
+            let selector = core::ResourceFieldSelector {
+                resource: name.into(),
+                divisor: (!name.ends_with("cpu")).then(|| Text("1Mi".into())),
+                ..core::ResourceFieldSelector::default()
+            };
+            let got = resource(&pod(), Some(&own), &selector, &place);
+            assert_eq!(got.as_deref(), Ok(want), "{name} of {resources}");
+        }
     }
 }

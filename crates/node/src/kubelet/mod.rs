@@ -51,6 +51,7 @@ use knarr_kubelet::allocatable::allocatable;
 pub use knarr_kubelet::configuration::{self, KubeletConfiguration};
 use knarr_kubelet::eviction::Pressure;
 use knarr_kubelet::garbage::images as garbage_images;
+use knarr_kubelet::huge_pages::PageSizes;
 use knarr_kubelet::pod::Event;
 pub use knarr_kubelet::pod::TerminationResume;
 use knarr_kubelet::runtime::{Container, Sandbox};
@@ -169,6 +170,7 @@ pub(crate) struct Shared {
     pub memory_bytes: i64,
     pub own_node: own_node::OwnNode,
     pub capacity: BTreeMap<String, Quantity>,
+    pub huge_pages: PageSizes,
     pub allocatable: BTreeMap<String, Quantity>,
     /// What the node is short of.
     pressures: Mutex<BTreeSet<Pressure>>,
@@ -302,6 +304,7 @@ impl Kubelet {
             memory_bytes: size.memory_bytes,
             own_node: own_node::OwnNode::new(&config.node_name),
             allocatable: allocatable(&capacity, &config.configuration),
+            huge_pages: PageSizes::of_capacity(&capacity),
             capacity,
             pressures: Mutex::default(),
             shutting_down: AtomicBool::new(false),

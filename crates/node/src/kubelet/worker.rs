@@ -673,7 +673,7 @@ async fn create_sandbox(
 /// Makes the pod's group, if it is not there, and gives it the pod's limits.
 async fn limit_pod(shared: &Shared, pod: &core::Pod) -> std::io::Result<()> {
     let configuration = &shared.config.configuration;
-    let limits = super::resources::of_pod(pod, configuration);
+    let limits = super::resources::of_pod(pod, configuration, &shared.huge_pages);
     let group = super::resources::group(pod);
     cgroup::ensure(configuration.cgroup_driver, &group, &limits).await
 }
@@ -738,6 +738,7 @@ async fn create_container(
         termination_log,
         node_memory_bytes: shared.memory_bytes,
         cpu_quota: CpuQuota::of(&shared.config.configuration),
+        huge_pages: &shared.huge_pages,
         seccomp: Seccomp {
             by_default: shared.config.configuration.seccomp_default,
             root: shared.config.root_dir.join("seccomp"),

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod confined;
+mod huge_pages;
 mod machine;
 mod probed;
 mod resized;
