@@ -68,7 +68,7 @@ use crate::figures::{self, HostMeter, Meter};
 use crate::probe;
 use crate::runtime::{Runtime, RuntimeEvent};
 use crate::teardown::remove_sandbox;
-use crate::volumes::{Host, Volumes, host_of};
+use crate::volumes::{self, Host, Volumes, host_of};
 pub use machine::Machine;
 use self_fencing::Trust;
 use static_pods::Folder;
@@ -250,6 +250,7 @@ impl Kubelet {
         cancel: CancellationToken,
     ) -> Self {
         let pods = Arc::new(Store::new(core::Pod::kind_of(), &[]));
+        let claimed = volumes::Claimed::default();
         let meter: Option<Arc<dyn Meter>> = config.machine.is_host().then(|| {
             let parts = figures::Parts {
                 node_name: config.node_name.clone(),
@@ -258,10 +259,16 @@ impl Kubelet {
                 memory_bytes: Size::of(config.machine).memory_bytes,
                 cgroup_driver: config.configuration.cgroup_driver,
             };
-            let meter = HostMeter::new(parts, runtime.clone(), pods.clone(), clock.clone());
+            let meter = HostMeter::new(
+                parts,
+                runtime.clone(),
+                pods.clone(),
+                claimed.clone(),
+                clock.clone(),
+            );
             Arc::new(meter) as Arc<dyn Meter>
         });
-        Self::start_measured(config, (api, runtime, clock), pods, meter, cancel)
+        Self::begin(config, (api, runtime, clock), (pods, claimed), meter, cancel)
     }
 
     /// Likewise, with somebody else who measures, or nobody: then no pod is ended for want of anything.
@@ -269,6 +276,17 @@ impl Kubelet {
         config: Config,
         (api, runtime, clock): (Arc<dyn Api>, Arc<dyn Runtime>, Arc<dyn Clock>),
         pods: Arc<Store>,
+        meter: Option<Arc<dyn Meter>>,
+        cancel: CancellationToken,
+    ) -> Self {
+        let known = (pods, volumes::Claimed::default());
+        Self::begin(config, (api, runtime, clock), known, meter, cancel)
+    }
+
+    fn begin(
+        config: Config,
+        (api, runtime, clock): (Arc<dyn Api>, Arc<dyn Runtime>, Arc<dyn Clock>),
+        (pods, claimed): (Arc<Store>, volumes::Claimed),
         meter: Option<Arc<dyn Meter>>,
         cancel: CancellationToken,
     ) -> Self {
@@ -287,8 +305,8 @@ impl Kubelet {
                 config.root_dir.clone(),
                 config.node_name.clone(),
                 api.clone(),
-                config.machine,
-                host.clone(),
+                (config.machine, host.clone()),
+                claimed,
             ),
             trust: Trust::new(config.self_fencing, host, renewals),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),

@@ -57,6 +57,9 @@ pub enum VolumeError {
     Release { why: String },
 }
 
+/// Where claimed volumes are on this node, by the pod's uid and the volume's name.
+pub(crate) type Claimed = Arc<Mutex<BTreeMap<(String, String), PathBuf>>>;
+
 /// The volumes of one node's pods.
 pub struct Volumes {
     root: PathBuf,
@@ -65,8 +68,7 @@ pub struct Volumes {
     /// The tasks that keep pods' files current, by uid.
     refreshers: Mutex<BTreeMap<String, JoinHandle<()>>>,
     tokens: Arc<files::Tokens>,
-    /// Where claimed volumes are on this node, by the pod's uid and the volume's name.
-    claimed: Mutex<BTreeMap<(String, String), PathBuf>>,
+    claimed: Claimed,
     attached: attach::Attached,
     /// What comes from elsewhere.
     shelf: storage::Shelf,
@@ -91,6 +93,11 @@ pub(crate) fn path_in(root: &Path, uid: &str, volume: &core::Volume) -> Option<P
     let plugin = plugin(volume);
     let base = root.join("pods").join(uid).join("volumes");
     (plugin != ELSEWHERE).then(|| base.join(plugin).join(&volume.name))
+}
+
+/// The name of the claim that a volume of the pod is of, if it is of one.
+pub(crate) fn claim_of(pod: &core::Pod, volume: &core::Volume) -> Option<String> {
+    claims::of(pod, volume).map(|claim| claim.name)
 }
 
 const ELSEWHERE: &str = "kubernetes.io~other";
@@ -119,12 +126,12 @@ impl Drop for EndWith<'_> {
 }
 
 impl Volumes {
-    pub fn new(
+    pub(crate) fn new(
         root: PathBuf,
         node: String,
         api: Arc<dyn Api>,
-        machine: Machine,
-        host: Arc<dyn Host>,
+        (machine, host): (Machine, Arc<dyn Host>),
+        claimed: Claimed,
     ) -> Self {
         let tools = storage::Tools {
             host,
@@ -141,7 +148,7 @@ impl Volumes {
             machine,
             refreshers: Mutex::default(),
             tokens: Arc::default(),
-            claimed: Mutex::default(),
+            claimed,
         }
     }
 

@@ -9,6 +9,7 @@
 mod confined;
 mod huge_pages;
 mod machine;
+mod measured;
 mod probed;
 mod resized;
 
