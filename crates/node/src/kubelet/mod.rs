@@ -14,6 +14,7 @@ mod exit;
 mod garbage;
 pub mod labels;
 mod machine;
+mod manifests;
 mod node;
 mod own_node;
 mod pull;
@@ -70,8 +71,8 @@ use crate::runtime::{Runtime, RuntimeEvent};
 use crate::teardown::remove_sandbox;
 use crate::volumes::{self, Host, Volumes, host_of};
 pub use machine::Machine;
+use manifests::Folder;
 use self_fencing::Trust;
-use static_pods::Folder;
 use worker::{Msg, Origin, Worker};
 
 /// Between looks at all that runs, while the runtime tells of exits by itself; else [`RELIST_BLIND`].
@@ -81,8 +82,8 @@ const RELIST_BLIND: Duration = Duration::from_secs(1);
 const PULLS: u32 = 5;
 /// Sandboxes and containers made at a time: more would only make each of them slower.
 const STARTS: usize = 8;
-/// Between looks at the folder of static pods.
-const FOLDER_LOOK: Duration = Duration::from_secs(1);
+/// Between looks at whether a static pod that waits for the one before it may begin.
+const SUCCESSOR_LOOK: Duration = Duration::from_millis(200);
 /// What an orphan is given to end by itself.
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
 /// How long a new pod waits for a look at the node before it is refused by what is known.
@@ -186,6 +187,7 @@ pub(crate) struct Shared {
     endpoints: endpoints::Endpoints,
     /// Uids of the static pods there are.
     pub static_uids: Mutex<BTreeSet<String>>,
+    pub ended_statics: Mutex<static_pods::Remembered>,
     pub portions: enforcement::Last,
     /// The pods as they are allocated, by uid: what they ask for may be more.
     pub granted: Mutex<Granted>,
@@ -331,6 +333,7 @@ impl Kubelet {
             evictions,
             endpoints: endpoints::Endpoints::default(),
             static_uids: Mutex::default(),
+            ended_statics: Mutex::default(),
             portions: enforcement::Last::default(),
             granted: Mutex::default(),
             probes: probes.clone(),
@@ -491,14 +494,14 @@ async fn run(
         statics: BTreeMap::new(),
         waiting: BTreeMap::new(),
     };
-    let said = shared.config.configuration.static_pod_path.as_ref();
-    let mut folder = said.map(|path| Folder::new(path, &shared.config.node_name));
+    let configuration = &shared.config.configuration;
+    let every = configuration.file_check_frequency.unsigned_abs();
+    let said = configuration.static_pod_path.as_ref();
+    let mut folder = said.map(|path| Folder::new(path, &shared.config.node_name, every));
     // Before anything that runs may look as if nobody wanted it.
     if let Some(folder) = &mut folder {
         workers.run_statics(folder.look(shared.clock.now()), &mut picture);
     }
-    let mut folder_looks = tokio::time::interval(FOLDER_LOOK);
-    folder_looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     if let Some(meter) = meter.clone() {
         tasks.spawn(eviction::run(shared.clone(), meter));
     }
@@ -527,9 +530,10 @@ async fn run(
                     next_look = Instant::now();
                 }
             },
-            _ = folder_looks.tick(), if folder.is_some() => {
-                if let Some(folder) = &mut folder {
-                    workers.run_statics(folder.look(shared.clock.now()), &mut picture);
+            Some(folder) = to_look_at(&mut folder) => {
+                workers.run_statics(folder.left(), &mut picture);
+                if workers.run_statics(folder.look(shared.clock.now()), &mut picture) {
+                    folder.look_by(Instant::now() + SUCCESSOR_LOOK);
                 }
             }
             () = tokio::time::sleep_until(next_look) => {
@@ -552,6 +556,13 @@ async fn run(
         let by_uid = &workers.by_uid;
         workers.admitted.retain(|uid| by_uid.contains_key(uid));
     }
+}
+
+/// The folder of static pods, when it is to be looked at.
+async fn to_look_at(folder: &mut Option<Folder>) -> Option<&mut Folder> {
+    let folder = folder.as_mut()?;
+    folder.happened().await;
+    Some(folder)
 }
 
 /// What listening to the runtime brings.
@@ -602,12 +613,13 @@ struct Workers {
 
 impl Workers {
     /// Begins the static pods that are wanted and ends the others. One whose file says something else waits for the
-    /// one before it to end: both have one name.
-    fn run_statics(&mut self, wanted: BTreeMap<String, core::Pod>, picture: &mut Picture) {
+    /// one before it to end: both have one name. The answer is whether one waits so.
+    fn run_statics(&mut self, wanted: BTreeMap<String, core::Pod>, picture: &mut Picture) -> bool {
         self.static_pods_wait_no_more(&wanted);
         let by_uid = &self.by_uid;
         self.statics
             .retain(|uid, _| by_uid.get(uid).is_some_and(|worker| !worker.is_finished()));
+        let mut waits = false;
         let now = self.shared.clock.now();
         for (uid, (pod, ended)) in &mut self.statics {
             if !*ended
@@ -621,14 +633,20 @@ impl Workers {
         }
         for (uid, pod) in wanted {
             let name = |p: &core::Pod| (p.metadata.namespace.clone(), p.metadata.name.clone());
-            let taken = self.statics.values().any(|(other, _)| name(other) == name(&pod));
-            if taken {
+            let mut others = self.statics.values();
+            if let Some((_, ended)) = others.find(|(other, _)| name(other) == name(&pod)) {
+                waits |= ended;
                 continue;
             }
-            self.take_up(uid.clone(), Arc::new(pod.clone()), Origin::File, picture);
+            let begins = match picture.pods.contains_key(&uid) {
+                true => pod.clone(),
+                false => static_pods::with_memory(&self.shared, &pod),
+            };
+            self.take_up(uid.clone(), Arc::new(begins), Origin::File, picture);
             self.statics.insert(uid, (pod, false));
         }
         *self.shared.static_uids.lock() = self.statics.keys().cloned().collect();
+        waits
     }
 
     /// A mirror is not run; that it goes, or is told to, is undone as long as its pod is there.

@@ -13,8 +13,8 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, k8s_openapi};
-use knarr_client::Error;
 use knarr_client::events::{EventType, reference_to};
+use knarr_client::{Clock, Error};
 use knarr_kubelet::admission::Rejection;
 use knarr_kubelet::pod::{Action, Event, Hook, Node, Pod, find_spec};
 use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
@@ -134,6 +134,9 @@ struct Doer {
     /// The sandbox in use, as it was asked for.
     sandbox: Option<Arc<PodSandboxConfig>>,
     sandbox_attempt: u32,
+    /// Of a static pod: what was told last.
+    told: Option<Box<core::PodStatus>>,
+    origin: Origin,
     done: bool,
 }
 
@@ -173,6 +176,8 @@ async fn run(
         looking: BTreeSet::new(),
         sandbox: None,
         sandbox_attempt: 0,
+        told: None,
+        origin,
         done: false,
     };
     doer.note_allocation();
@@ -373,7 +378,10 @@ impl Doer {
     fn carry_out(&mut self, action: Action) {
         let (shared, inbox, pod) = self.parts();
         match action {
-            Action::WriteStatus(status) => self.write(Write::Status(status)),
+            Action::WriteStatus(status) => {
+                self.told = Some(status.clone()).filter(|_| self.origin == Origin::File);
+                self.write(Write::Status(status));
+            }
             Action::WriteEnds(text) => self.write(Write::Ends(text)),
             Action::AwaitEndpoints => {
                 tokio::spawn(async move {
@@ -618,6 +626,10 @@ impl Doer {
         self.shared
             .probes
             .forget(pod.metadata.uid.as_deref().unwrap_or(""));
+        if let Some(told) = self.told.take() {
+            let now = self.shared.steady.now();
+            self.shared.ended_statics.lock().note(uid, told, now);
+        }
         let logs = sandbox::log_directory(pod, &self.shared.config.log_dir);
         remove_logs(&self.shared, &logs);
     }
