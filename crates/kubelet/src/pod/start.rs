@@ -573,7 +573,6 @@ impl Pod {
                 container: name.into(),
                 id,
                 hook: Hook::PostStart,
-                timeout_seconds: None,
             });
             return;
         }
