@@ -256,11 +256,12 @@ impl Pod {
         matches!(why, Some(Why::Failed { reason, .. }) if reason == "DeadlineExceeded")
     }
 
-    /// Whether no container will run any more (sidecars do not count).
+    /// Whether no container will run any more, or go on running (sidecars do not count).
     pub(super) fn is_complete(&self) -> bool {
         let done = |i: usize| {
             let c = &self.containers[i];
-            c.work == Work::None && c.exited().is_some() && !self.restarts(i)
+            let ended = c.work == Work::None && c.exited().is_some() && !self.restarts(i);
+            ended || c.given_up
         };
         let indices = 0..self.containers.len();
         let init_failed = !self.initialized()

@@ -21,6 +21,7 @@ mod evictions;
 mod memory_of_ends;
 mod resize;
 mod restart_all;
+mod unhealthy;
 
 /// A pod and the little of a node it sees.
 struct Life {
