@@ -128,6 +128,8 @@ pub struct Container {
     pub(super) ended_here: bool,
     /// Ended to run again, whatever the policy says.
     pub(super) anew: bool,
+    /// A probe has found the newest run not worth going on, and there will be no other.
+    pub(super) given_up: bool,
     /// What the node has set aside for it, and what its newest run really has.
     pub(super) allocated: Option<core::ResourceRequirements>,
     pub(super) actual: Option<core::ResourceRequirements>,
@@ -163,6 +165,7 @@ impl Container {
             lost: None,
             ended_here: false,
             anew: false,
+            given_up: false,
             allocated: None,
             actual: None,
             taken_away: Vec::new(),
@@ -712,6 +715,7 @@ impl Pod {
         container.previous_off = std::mem::take(&mut container.run_off);
         container.ended_here = false;
         container.anew = false;
+        container.given_up = false;
         container.show_back_off_at = None;
         container.waiting = None;
         container.retries = 0;

@@ -21,6 +21,7 @@ mod evictions;
 mod memory_of_ends;
 mod resize;
 mod restart_all;
+mod unhealthy;
 
 /// A pod and the little of a node it sees.
 struct Life {
@@ -532,11 +533,30 @@ fn t2_a_pre_stop_hook_uses_up_the_grace_but_two_seconds() {
             1,
             "never repeated"
         );
-        assert_eq!(log.contains(&"cancel hook c0".to_string()), hung);
         let told = log.contains(&"event !FailedPreStopHook: PreStopHook failed".to_string());
         assert_eq!(told, failed, "{log:#?}");
         assert_eq!(log.last().unwrap(), want);
+        // What nobody waits for any more goes on as long as the container is there.
+        life.exit("c0", 137);
+        let log = life.take_log();
+        assert_eq!(log.contains(&"cancel hook c0".to_string()), hung, "{log:#?}");
     }
+}
+
+#[test]
+fn t2_a_hook_that_answers_after_its_time_changes_nothing_more() {
+    let mut c = container("c");
+    c["lifecycle"] = json!({"preStop": {"exec": {"command": ["x"]}}});
+    let mut life = Life::new(json!({"containers": [c]}));
+    life.settle();
+    life.delete(30);
+    life.wait(31);
+    life.take_log();
+    life.hook_done(Hook::PreStop, Err("late".into()));
+    assert!(life.take_log().is_empty(), "told as failed once already");
+    life.exit("c0", 137);
+    let log = life.take_log();
+    assert!(!log.contains(&"cancel hook c0".to_string()), "{log:#?}");
 }
 
 #[test]

@@ -532,12 +532,7 @@ impl Doer {
                     tell(&inbox, Event::ContainerRemoved { id });
                 });
             }
-            Action::RunHook {
-                container,
-                id,
-                hook,
-                timeout_seconds,
-            } => self.hook(container, id, hook, timeout_seconds),
+            Action::RunHook { container, id, hook } => self.hook(container, id, hook),
             Action::CancelHook { id, hook } => {
                 if let Some(running) = self.hooks.remove(&(id, hook)) {
                     running.abort();
@@ -554,7 +549,7 @@ impl Doer {
         }
     }
 
-    fn hook(&mut self, name: String, id: String, hook: Hook, timeout_seconds: Option<i64>) {
+    fn hook(&mut self, name: String, id: String, hook: Hook) {
         let (shared, inbox, pod) = self.parts();
         let ips = self.machine.ips().to_vec();
         let key = (id.clone(), hook);
@@ -566,9 +561,6 @@ impl Doer {
                     Hook::PostStart => l.post_start.as_ref(),
                     Hook::PreStop => l.pre_stop.as_ref(),
                 });
-                let limit = timeout_seconds
-                    .and_then(|s| u64::try_from(s).ok())
-                    .map(Duration::from_secs);
                 let result = match (handler, spec.as_deref()) {
                     (Some(handler), Some(container)) => {
                         let target = Target {
@@ -577,7 +569,7 @@ impl Doer {
                             id: &id,
                             ips: &ips,
                         };
-                        probe::run_hook(&target, handler, limit).await
+                        probe::run_hook(&target, handler).await
                     }
                     _ => Ok(None),
                 };

@@ -173,9 +173,22 @@ fn l5_a_container_that_asks_for_it_runs_again_with_the_pods_new_limits() {
             done: vec![],
             result: Ok(()),
         });
+        // While it takes its time to end it has what it had.
+        life.wait(20);
+        assert_eq!(
+            shown(&life),
+            "allocated cpu=100m,memory=96Mi requests cpu=100m,memory=96Mi limits cpu=100m,memory=96Mi InProgress/"
+        );
+        assert!(!reasons(&mut life).contains(&"ResizeCompleted".to_string()));
         life.exit("c0", 0);
         life.settle();
         assert_eq!(life.status(), "Running c=running/1");
+        let order = reasons(&mut life);
+        assert_eq!(
+            order.last().map(String::as_str),
+            Some("ResizeCompleted"),
+            "{order:?}"
+        );
         assert_eq!(
             shown(&life),
             "allocated cpu=100m,memory=96Mi requests cpu=100m,memory=96Mi limits cpu=100m,memory=96Mi"
