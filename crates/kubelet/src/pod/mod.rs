@@ -13,6 +13,7 @@ pub(crate) mod clock_jump;
 mod container;
 mod end;
 mod ends;
+mod observed;
 mod resize;
 mod restart_all;
 mod sandbox;
