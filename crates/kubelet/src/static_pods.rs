@@ -52,7 +52,8 @@ pub fn read(document: &Value, file: &str, node_name: &str, now: Timestamp) -> Re
     if meta.namespace.as_deref().is_none_or(str::is_empty) {
         meta.namespace = Some("default".into());
     }
-    meta.generation = Some(1);
+    // The API counts those of the mirror, whose spec never changes; no status of a static pod has observed one.
+    meta.generation = None;
     let uid = meta.uid.clone().unwrap_or_default();
     let annotations = meta.annotations.get_or_insert_default();
     annotations.insert(HASH.into(), uid);
@@ -205,6 +206,7 @@ mod tests {
         let meta = &pod.metadata;
         assert_eq!(meta.name.as_deref(), Some("web-n1"));
         assert_eq!(meta.namespace.as_deref(), Some("default"));
+        assert_eq!(meta.generation, None);
         let spec = pod.spec.as_ref().unwrap();
         assert_eq!(spec.restart_policy.as_deref(), Some("Always"), "defaults are set");
         assert_eq!(spec.node_name.as_deref(), Some("n1"));

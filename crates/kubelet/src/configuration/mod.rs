@@ -6,6 +6,7 @@
 mod accepted;
 pub mod registration;
 mod rules;
+mod shown;
 
 use std::collections::BTreeMap;
 
@@ -19,6 +20,7 @@ use serde_json::Value;
 
 use crate::eviction;
 use crate::eviction::threshold::{self, Statements};
+pub use shown::Place;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const KIND: &str = "KubeletConfiguration";

@@ -179,6 +179,9 @@ impl Pod {
         if let Some(action) = self.rule_after(i, code) {
             return action.starts_with("Restart");
         }
+        if self.restarts_all() && (container.role != Role::Init || code != 0) {
+            return true;
+        }
         let spec = find_spec(self.spec(), &container.name);
         let own = spec.as_ref().and_then(|s| s.restart_policy.as_deref());
         match own.unwrap_or(self.restart_policy()) {
