@@ -30,6 +30,7 @@ impl KubeletConfiguration {
             "containerRuntimeEndpoint": place.runtime_endpoint,
             "maxPods": self.max_pods,
             "podPidsLimit": self.pod_pids_limit.map_or(json!(-1), |n| json!(n)),
+            "fileCheckFrequency": go(self.file_check_frequency),
             "nodeStatusUpdateFrequency": go(self.node_status_update_frequency),
             "nodeStatusReportFrequency": go(self.node_status_report_frequency),
             "nodeLeaseDurationSeconds": self.node_lease_duration_seconds,
@@ -234,6 +235,7 @@ mod tests {
         for (name, value) in [
             ("maxPods", json!(110)),
             ("podPidsLimit", json!(-1)),
+            ("fileCheckFrequency", json!("20s")),
             ("nodeStatusUpdateFrequency", json!("10s")),
             ("nodeStatusReportFrequency", json!("5m0s")),
             ("nodeLeaseDurationSeconds", json!(40)),
@@ -276,6 +278,7 @@ mod tests {
             ]}),
             json!({
                 "staticPodPath": "/manifests",
+                "fileCheckFrequency": "5s",
                 "podLogsDir": "/logs",
                 "maxPods": 20,
                 "podsPerCore": 4,
