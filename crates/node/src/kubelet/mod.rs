@@ -393,6 +393,7 @@ async fn run(
         looks: own_looks,
         orphans: Arc::default(),
         statics: BTreeMap::new(),
+        untold: BTreeMap::new(),
         waiting: BTreeMap::new(),
     };
     let configuration = &shared.config.configuration;

@@ -44,6 +44,8 @@ pub(crate) enum Msg {
         sandboxes: Vec<Sandbox>,
         containers: Vec<Container>,
     },
+    /// Of a static pod that has ended nothing more is to be told.
+    Forget,
     /// A static pod's mirror has gone, or is to go.
     MirrorGone,
     /// Nobody is being looked at under this id any more.
@@ -188,6 +190,7 @@ async fn run(
             message = messages.recv() => match message {
                 Some(Msg::Event(event)) => doer.step(event),
                 Some(Msg::Look { id }) => doer.look(id),
+                Some(Msg::Forget) => doer.forget(),
                 Some(Msg::MirrorGone) => doer.write(Write::MirrorGone),
                 Some(Msg::Looked { id }) => { doer.looking.remove(&id); }
                 Some(Msg::Observed { since, sandboxes, containers }) => {

@@ -14,7 +14,7 @@ use knarr_kubelet::runtime::{Container, Sandbox};
 use knarr_kubelet::static_pods::mirrored;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -26,6 +26,9 @@ use crate::teardown::remove_sandbox;
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
 /// How long a new pod waits for a look at the node before it is refused by what is known.
 const NODE_LOOK: Duration = Duration::from_secs(5);
+
+/// How long one static pod waits for the API to hear of the end of the one before it.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the runtime holds, by pod.
 pub(super) struct Picture {
@@ -74,6 +77,8 @@ pub(super) struct Workers {
     pub orphans: Arc<Mutex<BTreeSet<String>>>,
     /// The static pods that have a worker, by uid; true once their file is gone.
     pub statics: BTreeMap<String, (core::Pod, bool)>,
+    /// Static pods that have ended and in whose place others wait, by uid: since when.
+    pub untold: BTreeMap<String, Instant>,
     /// Critical pods that are not taken yet, by uid.
     pub waiting: BTreeMap<String, room::Waiting>,
 }
@@ -86,6 +91,8 @@ impl Workers {
         let by_uid = &self.by_uid;
         self.statics
             .retain(|uid, _| by_uid.get(uid).is_some_and(|worker| !worker.is_finished()));
+        let statics = &self.statics;
+        self.untold.retain(|uid, _| statics.contains_key(uid));
         let mut waits = false;
         let now = self.shared.clock.now();
         for (uid, (pod, ended)) in &mut self.statics {
@@ -100,9 +107,14 @@ impl Workers {
         }
         for (uid, pod) in wanted {
             let name = |p: &core::Pod| (p.metadata.namespace.clone(), p.metadata.name.clone());
-            let mut others = self.statics.values();
-            if let Some((_, ended)) = others.find(|(other, _)| name(other) == name(&pod)) {
-                waits |= ended;
+            let mut others = self.statics.iter();
+            let before = others.find(|(_, (other, _))| name(other) == name(&pod));
+            if let Some((before, (_, ended))) = before {
+                if *ended {
+                    waits = true;
+                    let before = before.clone();
+                    self.wait_no_more_for_the_api(&before);
+                }
                 continue;
             }
             let begins = match picture.pods.contains_key(&uid) {
@@ -114,6 +126,18 @@ impl Workers {
         }
         *self.shared.static_uids.lock() = self.statics.keys().cloned().collect();
         waits
+    }
+
+    /// What comes after a static pod does not wait for an API that does not answer: of one that has ended, the mirror of
+    /// the next tells.
+    fn wait_no_more_for_the_api(&mut self, uid: &str) {
+        let Some(worker) = self.by_uid.get(uid).filter(|worker| worker.has_ended()) else {
+            return;
+        };
+        let since = self.untold.entry(uid.to_string()).or_insert_with(Instant::now);
+        if since.elapsed() >= TOLD_WITHIN {
+            worker.send(Msg::Forget);
+        }
     }
 
     /// A mirror is not run; that it goes, or is told to, is undone as long as its pod is there.

@@ -163,6 +163,43 @@ async fn l1_a_changed_manifest_acts_within_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn l1_a_changed_manifest_acts_without_an_api() {
+    let world = World::new();
+    let (file, configuration) = with_folder(&world);
+    std::fs::write(&file, manifest("app")).unwrap();
+    world.runtime.add_image("docker.io/library/other:latest");
+    let (_kubelet, _cancel) = world.kubelet_with(configuration, None);
+    shows(&world, Some((0, true))).await;
+    let up = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let answers = up.clone();
+    world.api.intercept(move |_| {
+        let up = answers.load(std::sync::atomic::Ordering::SeqCst);
+        (!up).then(|| Error::unavailable("nobody is there"))
+    });
+    // Another content, and then the same that went and came back.
+    std::fs::write(&file, manifest("other")).unwrap();
+    some_time().await;
+    assert_eq!(world.runtime.starts().len(), 2);
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, manifest("other")).unwrap();
+    some_time().await;
+    assert_eq!(world.runtime.starts().len(), 3);
+    let running = world.runtime.running();
+    assert_eq!(running.len(), 1, "{running:?}");
+    up.store(true, std::sync::atomic::Ordering::SeqCst);
+    shows(&world, Some((1, true))).await;
+    let mirror = world.pod("web-n1").await.unwrap();
+    assert_eq!(running[0].1, format!("{}/c", mirrored(&mirror).unwrap()));
+    // Nobody who came before takes it for theirs.
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(
+        world.pod("web-n1").await.unwrap().metadata.uid,
+        mirror.metadata.uid
+    );
+    assert_eq!(shown(&world).await, Some((1, true)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn l13_a_static_pod_runs_without_an_api_and_is_shown_when_it_comes() {
     let world = World::new();
     let (file, configuration) = with_folder(&world);
