@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::resources::is_hugepages;
 use knarr_api::quantity::Quantity;
 use knarr_kubelet::pod::ENDS_ANNOTATION;
 
@@ -14,7 +13,7 @@ use knarr_kubelet::pod::ENDS_ANNOTATION;
 pub struct Place {
     pub pod_ips: Vec<String>,
     pub host_ips: Vec<String>,
-    /// What the node gives to pods: the limit of a container that has none, but of huge pages.
+    /// What the node gives to pods: the limit of a container that has none, in a pod that has none.
     pub allocatable: BTreeMap<String, Text>,
 }
 
@@ -84,14 +83,8 @@ pub fn resource(
     let limit = of(resources.and_then(|r| r.limits.as_ref()));
     let value = match kind {
         "limits" => {
-            let limit = limit.filter(|l| Quantity::of(l).is_ok_and(|q| !q.is_zero()));
-            limit.or_else(|| {
-                place
-                    .allocatable
-                    .get(name)
-                    .filter(|_| !is_hugepages(name))
-                    .cloned()
-            })
+            let own = limit.clone().filter(|l| !is_zero(l));
+            own.or_else(|| of(limit_around(pod, name, place))).or(limit)
         }
         "requests" => of(resources.and_then(|r| r.requests.as_ref())).or(limit),
         _ => return Err(format!("unsupported container resource : {}", selector.resource)),
@@ -112,9 +105,26 @@ pub fn resource(
     Ok(((value + divisor - 1) / divisor).to_string())
 }
 
+fn is_zero(amount: &Text) -> bool {
+    Quantity::parse(&amount.0).is_ok_and(|amount| amount.is_zero())
+}
+
+/// What limits a container that sets no limit of its own: its pod, else its node.
+fn limit_around<'a>(pod: &'a core::Pod, name: &str, place: &'a Place) -> Option<&'a BTreeMap<String, Text>> {
+    let whole = pod.spec.as_ref().and_then(|s| s.resources.as_ref());
+    let limits = whole.and_then(|r| r.limits.as_ref());
+    let limits = limits.filter(|limits| limits.get(name).is_some_and(|l| !is_zero(l)));
+    match name {
+        "cpu" | "memory" => limits.or(Some(&place.allocatable)),
+        "ephemeral-storage" => Some(&place.allocatable),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
 
     fn pod() -> core::Pod {
         serde_json::from_value(serde_json::json!({
@@ -146,37 +156,54 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_amounts_stand_in_for_limits_but_of_huge_pages() {
-        let amount = |name: &str, text: &str| (name.to_string(), Text(text.into()));
+    fn l4_a_limit_that_is_not_set_is_the_pods_and_else_the_nodes() {
+        let allocatable = [
+            ("cpu", "4"),
+            ("memory", "8Gi"),
+            ("ephemeral-storage", "100Gi"),
+            ("hugepages-2Mi", "2Mi"),
+        ];
         let place = Place {
-            allocatable: [
-                amount("cpu", "2"),
-                amount("memory", "1Gi"),
-                amount("hugepages-2Mi", "8Mi"),
-            ]
-            .into(),
+            allocatable: allocatable
+                .map(|(name, amount)| (name.to_string(), Text(amount.into())))
+                .into(),
             ..Place::default()
         };
-        let limited = serde_json::json!({"limits": {"cpu": "0", "memory": "4Mi", "hugepages-2Mi": "4Mi"}});
-        for (resources, name, want) in [
-            (serde_json::json!({}), "limits.cpu", "2"),
-            (serde_json::json!({}), "limits.memory", "1024"),
-            (serde_json::json!({}), "limits.hugepages-2Mi", "0"),
-            (serde_json::json!({}), "requests.hugepages-2Mi", "0"),
-            (limited.clone(), "limits.cpu", "2"),
-            (limited.clone(), "limits.memory", "4"),
-            (limited.clone(), "limits.hugepages-2Mi", "4"),
-            (limited, "requests.hugepages-2Mi", "4"),
-        ] {
-            let own: core::Container =
-                serde_json::from_value(serde_json::json!({"name": "c", "resources": resources})).unwrap();
+        let resource = |own: Value, whole: Value, name: &str| {
+            let mut pod = pod();
+            let spec = pod.spec.as_mut().unwrap();
+            spec.resources = serde_json::from_value(whole).unwrap();
+            let mut container = spec.containers[0].clone();
+            container.resources = serde_json::from_value(own).unwrap();
             let selector = core::ResourceFieldSelector {
                 resource: name.into(),
-                divisor: (!name.ends_with("cpu")).then(|| Text("1Mi".into())),
                 ..core::ResourceFieldSelector::default()
             };
-            let got = resource(&pod(), Some(&own), &selector, &place);
-            assert_eq!(got.as_deref(), Ok(want), "{name} of {resources}");
+            super::resource(&pod, Some(&container), &selector, &place).unwrap()
+        };
+        let whole = json!({"limits": {"cpu": "1250m", "memory": "64Mi"}});
+        let own = json!({"limits": {"memory": "32Mi"}});
+        for (own, whole, name, want) in [
+            (&json!({}), &whole, "limits.cpu", "2"),
+            (&json!({}), &whole, "limits.memory", "67108864"),
+            (&own, &whole, "limits.memory", "33554432"),
+            (
+                &json!({"limits": {"memory": "0"}}),
+                &whole,
+                "limits.memory",
+                "67108864",
+            ),
+            (&json!({}), &json!({"limits": {"cpu": "0"}}), "limits.cpu", "4"),
+            (&json!({}), &json!({}), "limits.memory", "8589934592"),
+            (&json!({}), &whole, "limits.ephemeral-storage", "107374182400"),
+            (&json!({}), &whole, "limits.hugepages-2Mi", "0"),
+            (&json!({}), &whole, "requests.memory", "0"),
+        ] {
+            assert_eq!(
+                resource(own.clone(), whole.clone(), name),
+                want,
+                "{name} {own} {whole}"
+            );
         }
     }
 }
