@@ -1,4 +1,5 @@
-//! What a node gives to pods: what it has, without what is reserved and what eviction keeps free.
+//! What a node gives to pods: what it has, without what is reserved and what eviction keeps free. Huge pages are no
+//! memory for anything else.
 
 use std::collections::BTreeMap;
 
@@ -8,6 +9,7 @@ use knarr_api::quantity::{Notation, Quantity};
 
 use crate::configuration::KubeletConfiguration;
 use crate::eviction::Signal;
+use crate::huge_pages;
 
 /// `status.allocatable` for a node of this capacity. Never under zero.
 pub fn allocatable(
@@ -30,6 +32,15 @@ pub fn allocatable(
             rest = Quantity::default();
         }
         left.insert(name.clone(), rest.to_wire());
+    }
+    let huge = huge_pages::of_list(capacity)
+        .values()
+        .fold(0, |sum: i64, n| sum.saturating_add(*n));
+    if let Some(memory) = left.get_mut("memory").filter(|_| huge > 0)
+        && let Ok(mut rest) = Quantity::of(memory)
+    {
+        rest -= Quantity::from_value(huge, Notation::BinarySi);
+        *memory = rest.max(Quantity::default()).to_wire();
     }
     left
 }
@@ -81,6 +92,16 @@ mod tests {
         assert_eq!(text("memory"), "824Mi", "and 100Mi for memory.available");
         assert_eq!(text("ephemeral-storage"), "900Ki", "and 10% for nodefs.available");
         assert_eq!(text("pods"), "20");
+        let mut capacity = capacity;
+        for (name, has, memory) in [
+            ("hugepages-2Mi", "8Mi", "816Mi"),
+            ("hugepages-512Mi", "512Mi", "304Mi"),
+            ("hugepages-1Gi", "1Gi", "0"),
+        ] {
+            capacity.insert(name.into(), Wire(has.into()));
+            let left = allocatable(&capacity, &configuration);
+            assert_eq!((left[name].0.as_str(), left["memory"].0.as_str()), (has, memory));
+        }
         assert_eq!(max_pods(&configuration, 2), 20);
         assert_eq!(max_pods(&KubeletConfiguration::default(), 2), 110);
     }

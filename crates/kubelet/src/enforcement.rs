@@ -14,6 +14,7 @@ use knarr_api::quantity::Quantity;
 
 use crate::cgroup::Group;
 use crate::configuration::KubeletConfiguration;
+use crate::huge_pages::{self, PageSizes};
 use crate::resources;
 
 /// What a group may use. 0 bytes is no limit.
@@ -22,6 +23,8 @@ pub struct Portion {
     pub group: Group,
     pub milli_cpu: i64,
     pub memory_bytes: i64,
+    /// Bytes by page size.
+    pub huge_pages: huge_pages::Amounts,
 }
 
 /// Of all pods: what the machine has, without what is reserved if that is enforced. What eviction keeps free is not taken
@@ -41,11 +44,15 @@ pub fn of_all_pods(capacity: &BTreeMap<String, Wire>, configuration: &KubeletCon
         group: Group::root(),
         milli_cpu: left("cpu").milli_value(),
         memory_bytes: left("memory").value(),
+        huge_pages: huge_pages::of_list(capacity)
+            .into_keys()
+            .map(|page| (page, left(&huge_pages::resource(page)).value()))
+            .collect(),
     }
 }
 
 /// Of the two classes that have groups.
-pub fn of_classes<'a>(pods: impl Iterator<Item = &'a Pod>) -> [Portion; 2] {
+pub fn of_classes<'a>(pods: impl Iterator<Item = &'a Pod>, pages: &PageSizes) -> [Portion; 2] {
     let mut burstable = 0_i64;
     for pod in pods.filter(|pod| !has_ended(pod) && class(pod) == "Burstable") {
         let asked = resources::requests(pod).get("cpu").copied().unwrap_or(0);
@@ -55,6 +62,7 @@ pub fn of_classes<'a>(pods: impl Iterator<Item = &'a Pod>) -> [Portion; 2] {
         group: Group::of_class(class),
         milli_cpu,
         memory_bytes: 0,
+        huge_pages: pages.unlimited(),
     })
 }
 
@@ -78,20 +86,28 @@ mod tests {
         let capacity = BTreeMap::from([
             ("cpu".to_string(), Wire("4".into())),
             ("memory".to_string(), Wire("1Gi".into())),
+            ("hugepages-2Mi".to_string(), Wire("8Mi".into())),
         ]);
-        for (said, milli_cpu, mebibytes) in [
-            (json!({}), 4000, 1024),
-            (json!({"evictionHard": {"memory.available": "100Mi"}}), 4000, 1024),
+        for (said, milli_cpu, mebibytes, huge) in [
+            (json!({}), 4000, 1024, 8),
+            (
+                json!({"evictionHard": {"memory.available": "100Mi"}}),
+                4000,
+                1024,
+                8,
+            ),
             (
                 json!({"kubeReserved": {"cpu": "500m", "memory": "200Mi"}, "systemReserved": {"memory": "24Mi"}}),
                 3500,
                 800,
+                8,
             ),
-            (json!({"kubeReserved": {"cpu": "5", "memory": "2Gi"}}), 0, 0),
+            (json!({"kubeReserved": {"cpu": "5", "memory": "2Gi"}}), 0, 0, 8),
             (
                 json!({"kubeReserved": {"memory": "200Mi"}, "enforceNodeAllocatable": ["none"]}),
                 4000,
                 1024,
+                8,
             ),
         ] {
             let mut document = said.clone();
@@ -103,6 +119,7 @@ mod tests {
                 group: Group::root(),
                 milli_cpu,
                 memory_bytes: mebibytes << 20,
+                huge_pages: [(2 << 20, huge << 20)].into(),
             };
             assert_eq!(got, want, "{said}");
         }
@@ -126,8 +143,10 @@ mod tests {
             pod("Running", whole.clone(), whole),
             pod("Running", json!({}), json!({})),
         ];
-        let got = of_classes(pods.iter())
-            .map(|p| (p.group.path(crate::cgroup::CgroupDriver::Cgroupfs), p.milli_cpu));
+        let pages = PageSizes::of_capacity(&[("hugepages-2Mi".to_string(), Wire("0".into()))].into());
+        let classes = of_classes(pods.iter(), &pages);
+        assert!(classes.iter().all(|class| class.huge_pages == pages.unlimited()));
+        let got = classes.map(|p| (p.group.path(crate::cgroup::CgroupDriver::Cgroupfs), p.milli_cpu));
         let want = [
             ("/kubepods/burstable".to_string(), 500),
             ("/kubepods/besteffort".to_string(), 0),

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::codec::{self, StrictError};
@@ -52,7 +52,8 @@ pub fn read(document: &Value, file: &str, node_name: &str, now: Timestamp) -> Re
     if meta.namespace.as_deref().is_none_or(str::is_empty) {
         meta.namespace = Some("default".into());
     }
-    meta.generation = Some(1);
+    // The API counts those of the mirror, whose spec never changes; no status of a static pod has observed one.
+    meta.generation = None;
     let uid = meta.uid.clone().unwrap_or_default();
     let annotations = meta.annotations.get_or_insert_default();
     annotations.insert(HASH.into(), uid);
@@ -82,6 +83,36 @@ pub fn read(document: &Value, file: &str, node_name: &str, now: Timestamp) -> Re
         ..PodStatus::default()
     });
     Ok(pod)
+}
+
+/// The pod as it begins again: with what its containers came to before, by its last status, or else how often they have
+/// run. Their counts go on from there, as for Kubernetes' kubelet, which finds the ended containers.
+pub fn continued(pod: &Pod, last: Option<&PodStatus>, runs: &BTreeMap<String, i32>) -> Pod {
+    let counted = |containers: &[Container]| {
+        let ran = containers.iter().filter_map(|c| {
+            let restart_count = runs.get(&c.name).copied().filter(|count| *count > 0)?;
+            Some(ContainerStatus {
+                name: c.name.clone(),
+                restart_count,
+                ..ContainerStatus::default()
+            })
+        });
+        Some(ran.collect::<Vec<_>>()).filter(|known| !known.is_empty())
+    };
+    let spec = pod.spec.as_ref();
+    let mut pod_again = pod.clone();
+    let status = pod_again.status.get_or_insert_default();
+    if let Some(last) = last {
+        status.container_statuses.clone_from(&last.container_statuses);
+        status
+            .init_container_statuses
+            .clone_from(&last.init_container_statuses);
+    } else {
+        status.container_statuses = spec.and_then(|s| counted(&s.containers));
+        let init = spec.and_then(|s| s.init_containers.as_deref());
+        status.init_container_statuses = init.and_then(counted);
+    }
+    pod_again
 }
 
 fn qos(pod: &Pod) -> &'static str {
@@ -175,6 +206,7 @@ mod tests {
         let meta = &pod.metadata;
         assert_eq!(meta.name.as_deref(), Some("web-n1"));
         assert_eq!(meta.namespace.as_deref(), Some("default"));
+        assert_eq!(meta.generation, None);
         let spec = pod.spec.as_ref().unwrap();
         assert_eq!(spec.restart_policy.as_deref(), Some("Always"), "defaults are set");
         assert_eq!(spec.node_name.as_deref(), Some("n1"));
@@ -210,6 +242,39 @@ mod tests {
             let why = with(path, value);
             assert!(why.contains(want), "{path}: {why}");
         }
+    }
+
+    #[test]
+    fn l4_a_pod_begins_again_with_what_is_known_of_its_runs() {
+        let mut document = file();
+        document["spec"]["initContainers"] = json!([{"name": "i", "image": "app"}]);
+        let pod = read(&document, "f", "n1", now()).unwrap();
+        let counts = |pod: &Pod| {
+            let status = pod.status.as_ref().unwrap();
+            let of = |list: &Option<Vec<ContainerStatus>>| list.as_ref().map(|l| l[0].restart_count);
+            (
+                of(&status.init_container_statuses),
+                of(&status.container_statuses),
+            )
+        };
+        assert_eq!(continued(&pod, None, &BTreeMap::new()), pod);
+        let runs = [
+            ("c".to_string(), 3),
+            ("i".to_string(), 0),
+            ("gone".to_string(), 9),
+        ]
+        .into();
+        assert_eq!(counts(&continued(&pod, None, &runs)), (None, Some(3)));
+        let last: PodStatus = serde_json::from_value(json!({
+            "phase": "Failed", "reason": "Evicted",
+            "containerStatuses": [{"name": "c", "restartCount": 1}],
+            "initContainerStatuses": [{"name": "i", "restartCount": 2}],
+        }))
+        .unwrap();
+        let again = continued(&pod, Some(&last), &runs);
+        assert_eq!(counts(&again), (Some(2), Some(1)));
+        let status = again.status.unwrap();
+        assert_eq!((status.phase.as_deref(), status.reason), (Some("Pending"), None));
     }
 
     #[test]

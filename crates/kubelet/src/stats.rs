@@ -32,6 +32,8 @@ pub struct NodeStats {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkStats>,
     /// Of pods' files and logs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,6 +77,8 @@ pub struct PodStats {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkStats>,
     #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeStats>,
@@ -103,6 +107,8 @@ pub struct ContainerStats {
     pub cpu: Option<CpuStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoStats>,
     /// The writable layer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rootfs: Option<FsStats>,
@@ -121,6 +127,8 @@ pub struct CpuStats {
     pub usage_nano_cores: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_core_nano_seconds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psi: Option<PsiStats>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -141,6 +149,34 @@ pub struct MemoryStats {
     pub page_faults: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub major_page_faults: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psi: Option<PsiStats>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct IoStats {
+    pub time: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psi: Option<PsiStats>,
+}
+
+/// How long processes of a group waited. Only version 2 of cgroups counts it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PsiStats {
+    /// All at a time.
+    pub full: PsiData,
+    /// Some of them.
+    pub some: PsiData,
+}
+
+/// `total` is the kernel's own number, in microseconds, as every kubelet passes it on (the API's documentation says
+/// nanoseconds); the others are percent of the last so many seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PsiData {
+    pub total: u64,
+    pub avg10: f64,
+    pub avg60: f64,
+    pub avg300: f64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -170,7 +206,7 @@ pub struct InterfaceStats {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct NetworkStats {
     pub time: Option<Time>,
-    /// The default one.
+    /// The default one, without a name where there is none.
     #[serde(flatten)]
     pub default: InterfaceStats,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -250,6 +286,17 @@ mod tests {
                     },
                     pvc_ref: None,
                 }],
+                io: Some(IoStats {
+                    time: None,
+                    psi: Some(PsiStats {
+                        some: PsiData {
+                            total: 7,
+                            avg10: 0.5,
+                            ..PsiData::default()
+                        },
+                        ..PsiStats::default()
+                    }),
+                }),
                 ephemeral_storage: Some(FsStats::default()),
                 process_stats: Some(ProcessStats { count: Some(2) }),
                 ..PodStats::default()
@@ -261,6 +308,10 @@ mod tests {
                 "node": {"nodeName": "n1", "startTime": null, "rlimit": {"time": null, "maxpid": 10, "curproc": 3}},
                 "pods": [{
                     "podRef": {"name": "", "namespace": "", "uid": ""}, "startTime": null, "containers": [],
+                    "io": {"time": null, "psi": {
+                        "full": {"total": 0, "avg10": 0.0, "avg60": 0.0, "avg300": 0.0},
+                        "some": {"total": 7, "avg10": 0.5, "avg60": 0.0, "avg300": 0.0},
+                    }},
                     "network": {"time": null, "name": "eth0", "rxBytes": 1},
                     "volume": [{"time": null, "usedBytes": 4, "name": "v"}],
                     "ephemeral-storage": {"time": null},

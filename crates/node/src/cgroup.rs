@@ -9,9 +9,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use knarr_kubelet::cgroup::{CgroupDriver, Group, properties, weight};
+use knarr_kubelet::huge_pages::{self, kernel_name};
 use tokio::process::Command;
 
 const ROOT: &str = "/sys/fs/cgroup";
+const HUGETLB: &str = "hugetlb";
 /// It is there where systemd runs the machine (sd_booted(3)).
 const SYSTEMD: &str = "/run/systemd/system";
 
@@ -24,17 +26,25 @@ pub struct Limits {
     pub cpu_quota: i64,
     pub memory_bytes: i64,
     pub pids: Option<u64>,
+    /// Bytes by page size. Of a size that is not named nothing is set.
+    pub huge_pages: huge_pages::Amounts,
 }
 
 /// Of each the larger: what has room for both.
 pub fn larger(one: &Limits, other: &Limits) -> Limits {
     let limit = |a: i64, b: i64| if a == 0 || b == 0 { 0 } else { a.max(b) };
+    let mut pages = one.huge_pages.clone();
+    for (page, bytes) in &other.huge_pages {
+        let most = pages.entry(*page).or_default();
+        *most = (*most).max(*bytes);
+    }
     Limits {
         cpu_shares: one.cpu_shares.max(other.cpu_shares),
         cpu_period: one.cpu_period.max(other.cpu_period),
         cpu_quota: limit(one.cpu_quota, other.cpu_quota),
         memory_bytes: limit(one.memory_bytes, other.memory_bytes),
         pids: one.pids.zip(other.pids).map(|(a, b)| a.max(b)),
+        huge_pages: pages,
     }
 }
 
@@ -65,6 +75,14 @@ pub fn has_systemd() -> bool {
 
 fn unified(root: &Path) -> bool {
     root.join("cgroup.controllers").exists()
+}
+
+fn has_hugetlb(root: &Path) -> io::Result<bool> {
+    if !unified(root) {
+        return Ok(root.join(HUGETLB).exists());
+    }
+    let controllers = fs::read_to_string(root.join("cgroup.controllers"))?;
+    Ok(controllers.split_whitespace().any(|c| c == HUGETLB))
 }
 
 /// The directories that stand for this group: one on v2, one a hierarchy on v1.
@@ -112,7 +130,17 @@ pub async fn ensure(driver: CgroupDriver, group: &Group, limits: &Limits) -> io:
                 args.extend(said.iter().map(String::as_str));
                 systemctl(&args).await?;
             }
-            systemctl(&["start", &slice]).await
+            systemctl(&["start", &slice]).await?;
+            // systemd knows nothing of huge pages, and leaves their controller to others.
+            let (root, path) = (Path::new(ROOT), group.path(driver));
+            if unified(root) && !limits.huge_pages.is_empty() && has_hugetlb(root)? {
+                let mut at = root.to_path_buf();
+                for part in path.split('/').filter(|p| !p.is_empty()) {
+                    set(at.join("cgroup.subtree_control"), format!("+{HUGETLB}"))?;
+                    at.push(part);
+                }
+            }
+            limit_huge_pages_in(root, &path, &limits.huge_pages)
         }
     }
 }
@@ -154,6 +182,30 @@ fn ensure_in(root: &Path, group: &str, limits: &Limits) -> io::Result<()> {
             set(directory.join(file), value.to_string())?;
         }
     }
+    limit_huge_pages_in(root, group, &limits.huge_pages)
+}
+
+/// Sets what of huge pages the group may use, where this machine has a controller for them.
+fn limit_huge_pages_in(root: &Path, group: &str, amounts: &huge_pages::Amounts) -> io::Result<()> {
+    let group = group.trim_start_matches('/');
+    let (directory, limit) = match unified(root) {
+        true => (root.join(group), "max"),
+        false => (root.join(HUGETLB).join(group), "limit_in_bytes"),
+    };
+    if amounts.is_empty() || !has_hugetlb(root)? {
+        return Ok(());
+    }
+    fs::create_dir_all(&directory)?;
+    for (page, bytes) in amounts {
+        let page = kernel_name(*page);
+        // What is used, and what is promised to mappings that do not use it yet; older kernels know the first only.
+        for file in [
+            format!("{HUGETLB}.{page}.{limit}"),
+            format!("{HUGETLB}.{page}.rsvd.{limit}"),
+        ] {
+            set(directory.join(file), bytes.to_string())?;
+        }
+    }
     Ok(())
 }
 
@@ -163,7 +215,7 @@ fn pids(limits: &Limits) -> i64 {
 
 fn ensure_unified(root: &Path, group: &str, limits: &Limits) -> io::Result<()> {
     let controllers = fs::read_to_string(root.join("cgroup.controllers"))?;
-    let wanted = ["cpu", "memory", "pids", "io", "cpuset"];
+    let wanted = ["cpu", "memory", "pids", "io", "cpuset", HUGETLB];
     let enable: Vec<String> = wanted
         .iter()
         .filter(|w| controllers.split_whitespace().any(|c| c == **w))
@@ -191,7 +243,7 @@ fn ensure_unified(root: &Path, group: &str, limits: &Limits) -> io::Result<()> {
     if pids(limits) > 0 {
         set(at.join("pids.max"), pids(limits).to_string())?;
     }
-    Ok(())
+    limit_huge_pages_in(root, group, &limits.huge_pages)
 }
 
 /// Removes the group, once nothing is in it. What is not empty stays, and is removed with the next pod's end.
@@ -230,6 +282,7 @@ mod tests {
             cpu_quota: 50_000,
             memory_bytes: 1 << 20,
             pids: Some(64),
+            huge_pages: [(2 << 20, 4 << 20), (1 << 30, 0)].into(),
         }
     }
 
@@ -239,11 +292,24 @@ mod tests {
         fs::create_dir(root.path().join("cpu")).unwrap();
         fs::create_dir(root.path().join("memory")).unwrap();
         fs::create_dir(root.path().join("pids")).unwrap();
+        fs::create_dir(root.path().join("hugetlb")).unwrap();
         ensure_in(root.path(), "/kubepods/podx", &limits()).unwrap();
         let read = |p: &str| fs::read_to_string(root.path().join(p)).unwrap();
         assert_eq!(read("cpu/kubepods/podx/cpu.cfs_quota_us"), "50000");
         assert_eq!(read("memory/kubepods/podx/memory.limit_in_bytes"), "1048576");
         assert_eq!(read("pids/kubepods/podx/pids.max"), "64");
+        for (file, want) in [
+            ("2MB.limit_in_bytes", "4194304"),
+            ("2MB.rsvd.limit_in_bytes", "4194304"),
+            ("1GB.limit_in_bytes", "0"),
+            ("1GB.rsvd.limit_in_bytes", "0"),
+        ] {
+            assert_eq!(
+                read(&format!("hugetlb/kubepods/podx/hugetlb.{file}")),
+                want,
+                "{file}"
+            );
+        }
         let used = root.path().join("memory/kubepods/podx/memory.usage_in_bytes");
         fs::write(used, "4096\n").unwrap();
         assert_eq!(memory_usage_in(root.path(), "/kubepods/podx"), Some(4096));
@@ -264,10 +330,19 @@ mod tests {
     #[test]
     fn version_two_has_one_directory_and_weights() {
         let root = tempfile::tempdir().unwrap();
-        fs::write(root.path().join("cgroup.controllers"), "cpu memory").unwrap();
+        fs::write(root.path().join("cgroup.controllers"), "cpu memory hugetlb").unwrap();
         ensure_in(root.path(), "/kubepods/burstable/podx", &limits()).unwrap();
         let read = |p: &str| fs::read_to_string(root.path().join(p)).unwrap();
-        assert_eq!(read("cgroup.subtree_control"), "+cpu +memory");
+        assert_eq!(read("cgroup.subtree_control"), "+cpu +memory +hugetlb");
+        for (file, want) in [
+            ("2MB.max", "4194304"),
+            ("2MB.rsvd.max", "4194304"),
+            ("1GB.max", "0"),
+            ("1GB.rsvd.max", "0"),
+        ] {
+            let file = format!("kubepods/burstable/podx/hugetlb.{file}");
+            assert_eq!(read(&file), want, "{file}");
+        }
         assert_eq!(read("kubepods/burstable/podx/cpu.max"), "50000 100000");
         assert_eq!(read("kubepods/burstable/podx/cpu.weight"), "39");
         assert_eq!(read("kubepods/burstable/podx/pids.max"), "64");

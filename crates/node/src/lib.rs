@@ -17,5 +17,6 @@ pub mod server;
 pub mod streams;
 pub mod teardown;
 pub mod volumes;
+mod watch;
 
 pub use kubelet::{Config, Kubelet, Machine};

@@ -11,8 +11,9 @@ use futures::stream::BoxStream;
 use knarr_kubelet::runtime::{Container, ContainerState, Exit, Sandbox};
 use knarr_node::runtime::fake::FakeRuntime;
 use knarr_node::runtime::{
-    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, LinuxContainerResources,
-    PodSandboxConfig, Result, Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
+    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, ImageFs,
+    LinuxContainerResources, PodSandboxConfig, Result, Runtime, RuntimeError, RuntimeEvent, RuntimeStatus,
+    SandboxDetail, Usage,
 };
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -351,7 +352,7 @@ impl Runtime for Line {
         self.ask(self.inner.remove_image(name)).await
     }
 
-    async fn image_fs(&self) -> Result<Option<std::path::PathBuf>> {
+    async fn image_fs(&self) -> Result<Option<ImageFs>> {
         self.ask(self.inner.image_fs()).await
     }
 }

@@ -21,7 +21,7 @@ use knarr_control::ControllersConfig;
 use knarr_control::certificates::{Authority, Requested};
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::images;
-use knarr_node::kubelet::configuration::CgroupDriver;
+use knarr_node::kubelet::configuration::{CgroupDriver, KubeletConfiguration, Place};
 use knarr_node::kubelet::{self, Kubelet};
 use knarr_node::network::PodNetwork;
 use knarr_node::runtime::Runtime;
@@ -496,11 +496,17 @@ impl PreparedNode {
             ..kubelet::Config::default()
         };
         let clock = Arc::new(SystemClock);
+        let shown = configuration_in_force(&kubelet_config).shown(Place {
+            address: &config.kubelet_listen.ip().to_string(),
+            port: config.kubelet_listen.port(),
+            runtime_endpoint: &format!("unix://{}", self.containerd.socket().display()),
+        });
         let kubelet = Kubelet::start(kubelet_config, api, self.runtime.clone(), clock, cancel.clone());
         let containers = Arc::new(RuntimeContainers(self.runtime));
         let server =
             knarr_node::server::Server::new(kubelet.pods(), containers.clone(), Arc::new(Timestamp::now))
                 .measured_by(kubelet.meter(), kubelet.probes())
+                .configured(&shown)
                 .offering(Offers {
                     debugging: config.kubelet.debugging_handlers,
                     system_logs: config.kubelet.system_log_handler,
@@ -523,6 +529,18 @@ impl PreparedNode {
             kubelet,
             server,
         })
+    }
+}
+
+/// The file's settings, and what holds where it has none.
+fn configuration_in_force(kubelet: &kubelet::Config) -> KubeletConfiguration {
+    let path = |path: &Path| Some(path.display().to_string());
+    KubeletConfiguration {
+        cluster_dns: kubelet.cluster_dns.clone(),
+        cluster_domain: kubelet.cluster_domain.clone(),
+        resolv_conf: path(&kubelet.resolv_conf),
+        pod_logs_dir: path(&kubelet.log_dir),
+        ..kubelet.configuration.clone()
     }
 }
 

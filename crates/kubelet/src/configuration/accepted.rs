@@ -99,12 +99,6 @@ const NOTED: &[Row] = &[
         &[],
         "a pod is looked at when something happens to it",
     ),
-    (
-        "fileCheckFrequency",
-        Duration,
-        &[],
-        "the folder of static pods is looked at every second",
-    ),
     ("httpCheckFrequency", Duration, &[], "staticPodURL is not read"),
     ("staticPodURLHeader", Mapping, &[], "staticPodURL is not read"),
     (

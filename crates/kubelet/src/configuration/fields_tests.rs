@@ -50,7 +50,7 @@ fn fields() -> Vec<(&'static str, Value, Outcome)> {
         ("staticPodPath", json!("/etc/kubernetes/manifests"), InForce),
         ("podLogsDir", json!("/logs"), InForce),
         ("syncFrequency", json!("2m"), Noted),
-        ("fileCheckFrequency", json!("5s"), Noted),
+        ("fileCheckFrequency", json!("5s"), InForce),
         ("httpCheckFrequency", json!("5s"), Noted),
         ("staticPodURL", json!("http://example.com/pods"), Refused),
         ("staticPodURLHeader", json!({"a": ["b"]}), Noted),

@@ -6,6 +6,7 @@
 mod accepted;
 pub mod registration;
 mod rules;
+mod shown;
 
 use std::collections::BTreeMap;
 
@@ -19,6 +20,7 @@ use serde_json::Value;
 
 use crate::eviction;
 use crate::eviction::threshold::{self, Statements};
+pub use shown::Place;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const KIND: &str = "KubeletConfiguration";
@@ -87,6 +89,8 @@ pub enum CgroupDriver {
 pub struct KubeletConfiguration {
     /// Where the node's own pods are described; none: it has none.
     pub static_pod_path: Option<String>,
+    /// Between looks at it; changes are heard of in between.
+    pub file_check_frequency: SignedDuration,
     /// Where pods' logs are kept; none: below the data directory.
     pub pod_logs_dir: Option<String>,
     pub max_pods: u32,
@@ -145,6 +149,7 @@ impl Default for KubeletConfiguration {
     fn default() -> Self {
         KubeletConfiguration {
             static_pod_path: None,
+            file_check_frequency: SignedDuration::from_secs(20),
             pod_logs_dir: None,
             max_pods: 110,
             pods_per_core: 0,
@@ -234,6 +239,12 @@ impl KubeletConfiguration {
             text.filter(|t| !t.is_empty())
         };
         self.static_pod_path = text(fields, "staticPodPath", report);
+        set_duration(
+            &mut self.file_check_frequency,
+            fields,
+            "fileCheckFrequency",
+            report,
+        );
         self.pod_logs_dir = rules::logs_dir(fields, report);
         self.take_limits(fields, report);
         let listed = fields.texts("clusterDNS", report);

@@ -81,6 +81,8 @@ pub struct Stop {
     pub began: Timestamp,
     pub grace_seconds: i64,
     pub stage: Stage,
+    /// Its preStop hook has not answered, whether it is waited for or not.
+    pub(super) hook_runs: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -254,11 +256,12 @@ impl Pod {
         matches!(why, Some(Why::Failed { reason, .. }) if reason == "DeadlineExceeded")
     }
 
-    /// Whether no container will run any more (sidecars do not count).
+    /// Whether no container will run any more, or go on running (sidecars do not count).
     pub(super) fn is_complete(&self) -> bool {
         let done = |i: usize| {
             let c = &self.containers[i];
-            c.work == Work::None && c.exited().is_some() && !self.restarts(i)
+            let ended = c.work == Work::None && c.exited().is_some() && !self.restarts(i);
+            ended || c.given_up
         };
         let indices = 0..self.containers.len();
         let init_failed = !self.initialized()
@@ -303,16 +306,17 @@ impl Pod {
             began: now,
             grace_seconds,
             stage: Stage::Turn,
+            hook_runs: false,
         };
         let resumed = self.ending.as_ref().is_some_and(|e| e.resumed);
         if hooked && grace_seconds > 0 && !resumed {
             stop.stage = Stage::PreStop;
+            stop.hook_runs = true;
             self.moment(now, "PreStop", Some(&name), None);
             self.out.push(Action::RunHook {
                 container: name,
                 id,
                 hook: Hook::PreStop,
-                timeout_seconds: Some(grace_seconds),
             });
         }
         self.containers[i].work = Work::Stopping(stop);
@@ -341,10 +345,7 @@ impl Pod {
             self.record(Some(i), true, "FailedPreStopHook", "PreStopHook failed".into());
             let name = self.containers[i].name.clone();
             self.moment(now, "PreStopCut", Some(&name), Some("the grace is over".into()));
-            self.out.push(Action::CancelHook {
-                id: id.clone(),
-                hook: Hook::PreStop,
-            });
+            // It is only waited for no longer: while the container is there, it may go on.
             stop.stage = Stage::Turn;
         }
         let go = match stop.stage {
@@ -397,10 +398,14 @@ impl Pod {
 
     pub(super) fn pre_stop_done(&mut self, id: &str, result: Result<(), String>, now: Timestamp) {
         let Some(i) = self.by_id(id) else { return };
-        match &mut self.containers[i].work {
-            Work::Stopping(stop) if stop.stage == Stage::PreStop => stop.stage = Stage::Turn,
-            _ => return,
+        let Work::Stopping(stop) = &mut self.containers[i].work else {
+            return;
+        };
+        stop.hook_runs = false;
+        if stop.stage != Stage::PreStop {
+            return;
         }
+        stop.stage = Stage::Turn;
         let name = self.containers[i].name.clone();
         let detail = result.is_err().then(|| "failed".to_string());
         self.moment(now, "PreStopDone", Some(&name), detail);
@@ -412,7 +417,7 @@ impl Pod {
 
     /// The container went while it was being ended.
     pub(super) fn stop_answered(&mut self, stop: Stop, id: &str) {
-        if stop.stage == Stage::PreStop {
+        if stop.hook_runs {
             self.out.push(Action::CancelHook {
                 id: id.into(),
                 hook: Hook::PreStop,

@@ -13,6 +13,7 @@ pub(crate) mod clock_jump;
 mod container;
 mod end;
 mod ends;
+mod observed;
 mod resize;
 mod restart_all;
 mod sandbox;
@@ -216,14 +217,13 @@ pub enum Action {
     Resize { containers: Vec<(String, String)> },
     /// → `ContainerRemoved` (the doer tries until it is so).
     RemoveContainer { id: String },
-    /// → `HookDone`. Not longer than `timeout_seconds`, if any.
+    /// → `HookDone`. It has no limit of its own: whoever waits for it says when it is over.
     RunHook {
         container: String,
         id: String,
         hook: Hook,
-        timeout_seconds: Option<i64>,
     },
-    /// The hook's answer is no longer waited for.
+    /// There is nothing left that the hook could be about.
     CancelHook { id: String, hook: Hook },
     /// → `Probed`.
     Probe {

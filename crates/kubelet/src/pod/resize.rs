@@ -120,6 +120,12 @@ impl Pod {
         runs && container.is_resizable() && !same(&allocated, &actual)
     }
 
+    /// Whether a container that is ended to run with what it now has is still to do so. One that is held back by
+    /// something else is not waited for.
+    fn awaits_run(&self) -> bool {
+        self.containers.iter().any(|c| c.anew && c.waiting.is_none())
+    }
+
     /// Gives the pod and its containers what they are allocated. It is over once they have it.
     fn bring_about(&mut self, now: Timestamp) {
         if self.sandbox == Sandbox::Creating {
@@ -129,7 +135,10 @@ impl Pod {
         self.resize.group_due &= in_place;
         let lagging: Vec<usize> = (0..self.containers.len()).filter(|i| self.lags(*i)).collect();
         if !self.resize.group_due && (lagging.is_empty() || !in_place) {
-            return self.resize_completed(now);
+            if !in_place || !self.awaits_run() {
+                self.resize_completed(now);
+            }
+            return;
         }
         let failed = self.resize.progress.as_ref().and_then(|p| p.failed.as_ref());
         if let Some((_, again)) = failed.filter(|(_, again)| *again > now) {

@@ -82,7 +82,7 @@ impl Pod {
     }
 
     /// Whether a container of the sandbox in use has ended so that all are to be restarted.
-    fn restarts_all(&self) -> bool {
+    pub(super) fn restarts_all(&self) -> bool {
         (0..self.containers.len()).any(|i| {
             let container = &self.containers[i];
             let end = container.exited().filter(|_| self.ran_here(container));

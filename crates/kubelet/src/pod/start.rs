@@ -149,7 +149,18 @@ impl Pod {
         let changed = !run_hash.is_empty() && run_hash != container.hash;
         // What was ended to run anew does, whatever the policy.
         let anew = changed && matches!(container.role, Role::App | Role::Sidecar);
-        anew || container.anew || self.is_to_initialize_again(i) || self.restarts_after(i, end.exit_code)
+        // One that this node has ended was not done, whatever code it answered TERM with.
+        let unhealthy = container.role == Role::App && container.ended_here && self.may_restart(i);
+        anew || container.anew
+            || unhealthy
+            || self.is_to_initialize_again(i)
+            || self.restarts_after(i, end.exit_code)
+    }
+
+    /// Whether there is a way for it to end after which it runs again, its rules left aside.
+    fn may_restart(&self, i: usize) -> bool {
+        let own = find_spec(self.spec(), &self.containers[i].name).and_then(|c| c.restart_policy.clone());
+        own.as_deref().unwrap_or(self.restart_policy()) != "Never"
     }
 
     /// Whether an init container was done in a sandbox that is no more, and the one in use is still to be initialized.
@@ -167,6 +178,9 @@ impl Pod {
         }
         if let Some(action) = self.rule_after(i, code) {
             return action.starts_with("Restart");
+        }
+        if self.restarts_all() && (container.role != Role::Init || code != 0) {
+            return true;
         }
         let spec = find_spec(self.spec(), &container.name);
         let own = spec.as_ref().and_then(|s| s.restart_policy.as_deref());
@@ -573,7 +587,6 @@ impl Pod {
                 container: name.into(),
                 id,
                 hook: Hook::PostStart,
-                timeout_seconds: None,
             });
             return;
         }
@@ -664,23 +677,30 @@ impl Pod {
     }
 
     pub(super) fn stop_unhealthy(&mut self, i: usize, kind: probe::Kind, now: Timestamp) {
+        let restarts = self.may_restart(i);
+        self.containers[i].given_up = !restarts;
+        let is_last = !restarts && self.is_complete();
+        // Rules on exit codes have their say once there is one.
+        let spec = find_spec(self.spec(), &self.containers[i].name);
+        if spec.is_some_and(|c| c.restart_policy_rules.as_ref().is_some_and(|r| !r.is_empty())) {
+            self.containers[i].given_up = false;
+        } else if is_last {
+            // Nothing is left that would run on: the pod ends, sidecars and all.
+            return;
+        }
         let name = &self.containers[i].name;
-        let sidecar = self.containers[i].role == Role::Sidecar;
-        // Its own exit code is not known yet: rules on those have no say.
-        let own = find_spec(self.spec(), &self.containers[i].name).and_then(|c| c.restart_policy.clone());
-        let restarts = own.as_deref().unwrap_or(self.restart_policy()) != "Never";
-        let message = match kind {
-            _ if !restarts => format!("Stopping container {name}"),
-            probe::Kind::Startup if sidecar => format!("Init container {name} failed startup probe"),
-            _ if sidecar => format!("Init container {name} failed liveness probe"),
-            probe::Kind::Startup => format!("Container {name} failed startup probe, will be restarted"),
-            _ => format!("Container {name} failed liveness probe, will be restarted"),
+        let title = kind.title().to_lowercase();
+        let message = match (self.containers[i].role, restarts) {
+            _ if is_last => format!("Stopping container {name}"),
+            (Role::Sidecar, _) => format!("Init container {name} failed {title} probe"),
+            (_, true) => format!("Container {name} failed {title} probe, will be restarted"),
+            (_, false) => format!("Container {name} failed {title} probe"),
         };
-        // A container that stays down ends with the pod's own grace.
-        let reason = if restarts {
-            StopReason::Probe(kind)
-        } else {
+        // The last one ends with the pod's own grace.
+        let reason = if is_last {
             StopReason::Changed
+        } else {
+            StopReason::Probe(kind)
         };
         self.stop(i, reason, message, now);
     }

@@ -103,6 +103,7 @@ disabled_plugins = [
   stream_server_address = "127.0.0.1"
   stream_server_port = "0"
   tolerate_missing_hugetlb_controller = true
+  disable_hugetlb_controller = false
 
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = {bin}

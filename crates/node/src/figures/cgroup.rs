@@ -5,11 +5,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use knarr_kubelet::stats::PsiStats;
+
+use super::pressure;
+
 /// More than any machine has: the kernel's way to say that there is no limit.
 const UNLIMITED_BYTES: u64 = 1 << 62;
+/// Groups whose processes are counted, of one container: who makes more of them is not followed into all.
+const GROUPS_MAX: usize = 1000;
 
 /// See the module. Bytes and nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
     pub cpu_nanoseconds: Option<u64>,
     pub memory_bytes: Option<u64>,
@@ -20,7 +26,14 @@ pub struct Usage {
     pub major_page_faults: Option<u64>,
     pub memory_limit_bytes: Option<u64>,
     pub swap_bytes: Option<u64>,
+    /// None is no limit.
+    pub swap_limit_bytes: Option<u64>,
+    /// Not threads; those in groups below too.
     pub processes: Option<u64>,
+    /// Only version 2 tells.
+    pub cpu_pressure: Option<PsiStats>,
+    pub memory_pressure: Option<PsiStats>,
+    pub io_pressure: Option<PsiStats>,
 }
 
 /// The hierarchies of this machine.
@@ -45,12 +58,7 @@ impl Cgroups {
     }
 
     fn file(&self, controller: &str, group: &str, name: &str) -> Option<String> {
-        let base = if self.unified {
-            self.root.clone()
-        } else {
-            self.root.join(controller)
-        };
-        fs::read_to_string(base.join(group.trim_start_matches('/')).join(name)).ok()
+        fs::read_to_string(self.directory(controller, group).join(name)).ok()
     }
 
     fn number(&self, controller: &str, group: &str, name: &str) -> Option<u64> {
@@ -81,7 +89,14 @@ impl Cgroups {
             major_page_faults: field(&stat, "total_pgmajfault").or_else(|| field(&stat, "pgmajfault")),
             memory_limit_bytes: limit.filter(|limit| *limit < UNLIMITED_BYTES),
             swap_bytes: field(&stat, "total_swap"),
-            processes: self.number("pids", group, "pids.current"),
+            swap_limit_bytes: match group {
+                "/" => self.meminfo("SwapTotal"),
+                _ => self
+                    .number("memory", group, "memory.memsw.limit_in_bytes")
+                    .filter(|limit| *limit < UNLIMITED_BYTES),
+            },
+            processes: self.processes("pids", group),
+            ..Usage::default()
         }
     }
 
@@ -100,20 +115,97 @@ impl Cgroups {
             page_faults: field(&stat, "pgfault"),
             major_page_faults: field(&stat, "pgmajfault"),
             memory_limit_bytes: self.number("", group, "memory.max"),
-            swap_bytes: self.number("", group, "memory.swap.current"),
-            processes: self.number("", group, "pids.current"),
+            swap_bytes: match group {
+                "/" => self
+                    .meminfo("SwapTotal")
+                    .zip(self.meminfo("SwapFree"))
+                    .map(|(all, free)| all.saturating_sub(free)),
+                _ => self.number("", group, "memory.swap.current"),
+            },
+            swap_limit_bytes: match group {
+                "/" => self.meminfo("SwapTotal"),
+                _ => self.number("", group, "memory.swap.max"),
+            },
+            processes: self.processes("", group),
+            cpu_pressure: self.pressure(group, "cpu"),
+            memory_pressure: self.pressure(group, "memory"),
+            io_pressure: self.pressure(group, "io"),
         }
     }
 
     fn used_of_machine(&self) -> Option<u64> {
+        Some(self.meminfo("MemTotal")?.saturating_sub(self.meminfo("MemFree")?))
+    }
+
+    fn meminfo(&self, name: &str) -> Option<u64> {
         let text = fs::read_to_string(self.proc_dir.join("meminfo")).ok()?;
-        let kib = |name: &str| {
-            let line = text
-                .lines()
-                .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
-            line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()
+        let line = text
+            .lines()
+            .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+        let kibibytes: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+        Some(kibibytes * 1024)
+    }
+
+    /// Of the whole machine older kernels tell it in `/proc` only.
+    fn pressure(&self, group: &str, of: &str) -> Option<PsiStats> {
+        let text = self.file("", group, &format!("{of}.pressure"));
+        let machine = || fs::read_to_string(self.proc_dir.join("pressure").join(of)).ok();
+        let text = text.or_else(|| (group == "/").then(machine).flatten())?;
+        pressure::parse(&text)
+    }
+
+    fn directory(&self, controller: &str, group: &str) -> PathBuf {
+        let base = if self.unified {
+            self.root.clone()
+        } else {
+            self.root.join(controller)
         };
-        Some(kib("MemTotal")?.saturating_sub(kib("MemFree")?) * 1024)
+        base.join(group.trim_start_matches('/'))
+    }
+
+    fn processes(&self, controller: &str, group: &str) -> Option<u64> {
+        let mut open = vec![self.directory(controller, group)];
+        let mut count = None;
+        let mut looked_at = 0;
+        while let Some(directory) = open.pop().filter(|_| looked_at < GROUPS_MAX) {
+            looked_at += 1;
+            // A group may go while it is looked at.
+            let Ok(text) = fs::read_to_string(directory.join("cgroup.procs")) else {
+                continue;
+            };
+            count = Some(count.unwrap_or(0) + text.lines().count() as u64);
+            let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
+            open.extend(
+                entries
+                    .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+                    .map(|e| e.path()),
+            );
+        }
+        count
+    }
+
+    /// The group of a process, if it has one to itself.
+    pub fn own_group(&self, pid: u32) -> Option<String> {
+        let text = fs::read_to_string(self.proc_dir.join(pid.to_string()).join("cgroup")).ok()?;
+        let of = |controller: &str| {
+            text.lines().find_map(|line| {
+                let mut parts = line.splitn(3, ':').skip(1);
+                let names = parts.next()?;
+                let path = parts.next()?;
+                names.split(',').any(|name| name == controller).then_some(path)
+            })
+        };
+        let (group, controller) = match self.unified {
+            true => (of("")?, ""),
+            // What one counts and another does not would not fit together.
+            false => (
+                of("memory").filter(|group| of("cpuacct") == Some(*group))?,
+                "memory",
+            ),
+        };
+        let procs = fs::read_to_string(self.directory(controller, group).join("cgroup.procs")).ok()?;
+        let alone = procs.lines().all(|line| line.trim() == pid.to_string());
+        (group != "/" && alone).then(|| group.to_string())
     }
 }
 
@@ -154,7 +246,11 @@ mod tests {
                     "inactive_file 1\ntotal_inactive_file 2000\ntotal_rss 700\ntotal_pgfault 9\ntotal_pgmajfault 3\n",
                 ),
                 ("cpuacct/kubepods/podx/cpuacct.usage", "12345\n"),
-                ("pids/kubepods/podx/pids.current", "4\n"),
+                ("memory/kubepods/podx/memory.memsw.limit_in_bytes", "8000\n"),
+                ("pids/kubepods/podx/cgroup.procs", "4\n5\n"),
+                ("pids/kubepods/podx/inner/cgroup.procs", "6\n"),
+                ("memory/memory.stat", "total_swap 1024\n"),
+                ("meminfo", "SwapTotal:  4 kB\nSwapFree:  1 kB\n"),
             ],
         );
         let usage = Cgroups::below(dir.path(), dir.path()).usage("/kubepods/podx");
@@ -167,11 +263,18 @@ mod tests {
             major_page_faults: Some(3),
             memory_limit_bytes: None,
             swap_bytes: None,
-            processes: Some(4),
+            swap_limit_bytes: Some(8000),
+            processes: Some(3),
+            ..Usage::default()
         };
         assert_eq!(usage, want);
         let gone = Cgroups::below(dir.path(), dir.path()).usage("/kubepods/pody");
         assert_eq!(gone, Usage::default());
+        let machine = Cgroups::below(dir.path(), dir.path()).usage("/");
+        assert_eq!(
+            (machine.swap_bytes, machine.swap_limit_bytes),
+            (Some(1024), Some(4096))
+        );
     }
 
     #[test]
@@ -190,8 +293,25 @@ mod tests {
                     "anon 600\ninactive_file 500\npgfault 8\n",
                 ),
                 ("kubepods/podx/memory.swap.current", "11"),
-                ("kubepods/podx/pids.current", "2"),
-                ("proc/meminfo", "MemTotal:  100 kB\nMemFree:    60 kB\n"),
+                ("kubepods/podx/memory.swap.max", "max"),
+                ("kubepods/podx/cgroup.procs", ""),
+                ("kubepods/podx/c0/cgroup.procs", "2\n3\n"),
+                (
+                    "kubepods/podx/cpu.pressure",
+                    "some avg10=1.50 avg60=0.00 avg300=0.00 total=9\n",
+                ),
+                (
+                    "kubepods/podx/io.pressure",
+                    "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n",
+                ),
+                (
+                    "proc/pressure/memory",
+                    "some avg10=0.00 avg60=0.00 avg300=0.00 total=3\n",
+                ),
+                (
+                    "proc/meminfo",
+                    "MemTotal:  100 kB\nMemFree:    60 kB\nSwapTotal:  8 kB\nSwapFree:  5 kB\n",
+                ),
             ],
         );
         let cgroups = Cgroups::below(dir.path(), &dir.path().join("proc"));
@@ -203,5 +323,52 @@ mod tests {
         assert_eq!(machine.memory_bytes, Some(40 * 1024));
         assert_eq!(machine.working_set_bytes, Some(39 * 1024));
         assert_eq!(machine.cpu_nanoseconds, Some(7000));
+        assert_eq!(
+            (machine.swap_bytes, machine.swap_limit_bytes),
+            (Some(3 << 10), Some(8 << 10))
+        );
+        assert_eq!(pod.swap_limit_bytes, None);
+        let total = |of: Option<PsiStats>| of.map(|psi| psi.some.total);
+        for (usage, cpu, memory, io) in [(pod, Some(9), None, Some(5)), (machine, None, Some(3), None)] {
+            let got = [usage.cpu_pressure, usage.memory_pressure, usage.io_pressure].map(total);
+            assert_eq!(got, [cpu, memory, io]);
+        }
+    }
+
+    #[test]
+    fn t8_a_group_is_a_daemons_own_only_if_nobody_else_is_in_it() {
+        for (unified, groups, procs, want) in [
+            (true, "0::/knarr\n", "7\n", Some("/knarr")),
+            (true, "0::/knarr\n", "7\n8\n", None),
+            (true, "0::/\n", "7\n", None),
+            (
+                false,
+                "5:memory:/knarr\n4:cpu,cpuacct:/knarr\n0::/\n",
+                "7\n",
+                Some("/knarr"),
+            ),
+            (
+                false,
+                "5:memory:/knarr\n4:cpu,cpuacct:/\n0::/knarr\n",
+                "7\n",
+                None,
+            ),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            write(
+                dir.path(),
+                &[
+                    ("proc/7/cgroup", groups),
+                    ("knarr/cgroup.procs", procs),
+                    ("cgroup.procs", procs),
+                    ("memory/knarr/cgroup.procs", procs),
+                ],
+            );
+            if unified {
+                write(dir.path(), &[("cgroup.controllers", "cpu memory")]);
+            }
+            let cgroups = Cgroups::below(dir.path(), &dir.path().join("proc"));
+            assert_eq!(cgroups.own_group(7).as_deref(), want, "{groups} {procs}");
+        }
     }
 }

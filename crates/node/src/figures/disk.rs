@@ -35,6 +35,12 @@ pub fn filesystem(path: &Path) -> Option<Filesystem> {
     })
 }
 
+/// The filesystem whose directory `path` is; none where nothing is there.
+pub fn mounted(path: &Path) -> Option<Filesystem> {
+    fs::metadata(path).ok().filter(fs::Metadata::is_dir)?;
+    filesystem(path)
+}
+
 /// What a directory takes: blocks really used, each file once however many names it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {

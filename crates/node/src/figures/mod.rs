@@ -5,9 +5,12 @@
 //! walking them, and the longer that takes, the longer the count is kept.
 
 mod cgroup;
+mod claimed;
+mod daemon;
 mod disk;
 mod network;
 mod pod;
+mod pressure;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -25,13 +28,16 @@ use knarr_kubelet::cgroup::{CgroupDriver, Group};
 use knarr_kubelet::eviction::Disks;
 use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
 use knarr_kubelet::stats::{
-    ContainerStats, CpuStats, FsStats, MemoryStats, NodeStats, RlimitStats, RuntimeStats, Summary, SwapStats,
+    ContainerStats, CpuStats, FsStats, IoStats, MemoryStats, NodeStats, RlimitStats, RuntimeStats, Summary,
+    SwapStats,
 };
 use tokio::sync::Mutex;
 use tracing::debug;
 
-use crate::runtime::{self, Runtime};
+use crate::runtime::{self, ImageFs, Runtime};
+use crate::volumes;
 use cgroup::{Cgroups, Usage};
+use claimed::Claimed;
 use disk::{Filesystem, Taken};
 
 /// A directory's count is kept at least so long, …
@@ -61,6 +67,8 @@ pub struct HostMeter {
     runtime: Arc<dyn Runtime>,
     pods: Arc<Store>,
     clock: Arc<dyn Clock>,
+    /// Where claimed volumes are.
+    claimed: volumes::Claimed,
     /// Never set: ages and rates are measured by it.
     steady: TokioClock,
     state: Mutex<State>,
@@ -82,7 +90,7 @@ struct State {
     memory: Memory,
     /// The first process of each sandbox.
     pids: BTreeMap<String, Option<u32>>,
-    image_fs: Option<PathBuf>,
+    claimed: Claimed,
 }
 
 /// What one measuring leaves for the next.
@@ -106,16 +114,26 @@ struct Held {
     containers: Vec<Container>,
     usage: BTreeMap<String, runtime::Usage>,
     pids: BTreeMap<String, Option<u32>>,
-    image_fs: Option<PathBuf>,
+    image_fs: Option<ImageFs>,
+    process: Option<u32>,
+    /// Claimed volumes' filesystems, by the pod's uid and the volume's name.
+    claimed: BTreeMap<(String, String), Filesystem>,
 }
 
 impl HostMeter {
-    pub fn new(parts: Parts, runtime: Arc<dyn Runtime>, pods: Arc<Store>, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(
+        parts: Parts,
+        runtime: Arc<dyn Runtime>,
+        pods: Arc<Store>,
+        claimed: volumes::Claimed,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         HostMeter {
             parts: Arc::new(parts),
             runtime,
             pods,
             steady: TokioClock::new(clock.now()),
+            claimed,
             clock,
             state: Mutex::default(),
         }
@@ -127,9 +145,18 @@ impl HostMeter {
         let mut containers = self.runtime.containers().await?;
         containers.retain(|c| matches!(c.state, ContainerState::Running { .. }));
         let usage = self.runtime.usage().await?;
-        if state.image_fs.is_none() {
-            state.image_fs = self.runtime.image_fs().await?;
-        }
+        let image_fs = self.runtime.image_fs().await?;
+        let process = match self.runtime.process().await {
+            Ok(process) => process,
+            Err(error) => {
+                debug!(%error, "what the runtime itself uses is not measured");
+                None
+            }
+        };
+        let claimed = self.claimed.lock().clone();
+        let answers = state.claimed.look(claimed.values().cloned()).await;
+        let claimed = claimed.into_iter();
+        let claimed = claimed.filter_map(|(volume, path)| Some((volume, *answers.get(&path)?)));
         state.pids.retain(|id, _| sandboxes.iter().any(|s| s.id == *id));
         for sandbox in &sandboxes {
             if state.pids.contains_key(&sandbox.id) {
@@ -145,7 +172,9 @@ impl HostMeter {
             containers,
             usage: usage.into_iter().map(|u| (u.container_id.clone(), u)).collect(),
             pids: state.pids.clone(),
-            image_fs: state.image_fs.clone(),
+            image_fs,
+            process,
+            claimed: claimed.collect(),
         })
     }
 }
@@ -224,8 +253,8 @@ struct Measuring<'a> {
 impl Measuring<'_> {
     fn all(&mut self, pods: &[core::Pod]) -> Measured {
         let node_fs = disk::filesystem(&self.parts.root_dir);
-        let image_fs = self.held.and_then(|h| h.image_fs.as_deref());
-        let image_fs = image_fs.and_then(disk::filesystem).or(node_fs);
+        let images = self.held.and_then(|h| h.image_fs.as_ref());
+        let image_fs = images.and_then(|i| disk::filesystem(&i.path)).or(node_fs);
         let disks = Disks {
             dedicated_image_fs: image_fs.map(|f| f.device) != node_fs.map(|f| f.device),
             // containerd keeps layers where it keeps images.
@@ -234,23 +263,35 @@ impl Measuring<'_> {
         let all = self.cgroups.usage("/");
         let root = Group::root().path(self.parts.cgroup_driver);
         let kubepods = self.cgroups.usage(&root);
+        let mut system_containers = vec![ContainerStats {
+            name: "pods".into(),
+            start_time: self.boot_time(),
+            cpu: self.cpu(&root, &kubepods),
+            memory: self.memory_stats(&kubepods, kubepods.memory_limit_bytes),
+            io: self.io(&kubepods),
+            swap: self.swap(&kubepods),
+            ..ContainerStats::default()
+        }];
+        system_containers.extend(self.daemon("kubelet", std::process::id()));
+        let runtime = self.held.and_then(|h| h.process);
+        system_containers.extend(runtime.and_then(|pid| self.daemon("runtime", pid)));
+        // What images take of their filesystem, as the runtime counts it: not what else is there.
+        let images = image_fs.map(|fs| FsStats {
+            used_bytes: images.and_then(|i| i.used_bytes).or(Some(fs.used_bytes)),
+            ..self.fs(&fs)
+        });
         let node = NodeStats {
             node_name: self.parts.node_name.clone(),
-            system_containers: vec![ContainerStats {
-                name: "pods".into(),
-                start_time: self.boot_time(),
-                cpu: self.cpu(&root, &kubepods),
-                memory: self.memory_stats(&kubepods, kubepods.memory_limit_bytes),
-                ..ContainerStats::default()
-            }],
+            system_containers,
             start_time: self.boot_time(),
             cpu: self.cpu("/", &all),
             memory: self.memory_stats(&all, u64::try_from(self.parts.memory_bytes).ok()),
+            io: self.io(&all),
             network: network::of_process("self", self.time()),
             fs: node_fs.map(|fs| self.fs(&fs)),
             runtime: Some(RuntimeStats {
-                image_fs: image_fs.map(|fs| self.fs(&fs)),
-                container_fs: image_fs.map(|fs| self.fs(&fs)),
+                image_fs: images.clone(),
+                container_fs: images,
             }),
             rlimit: self.rlimit(),
             swap: self.swap(&all),
@@ -294,6 +335,7 @@ impl Measuring<'_> {
             time: self.time(),
             usage_nano_cores: rate.nano_cores,
             usage_core_nano_seconds: Some(nanoseconds),
+            psi: usage.cpu_pressure,
         })
     }
 
@@ -307,13 +349,24 @@ impl Measuring<'_> {
             rss_bytes: usage.rss_bytes,
             page_faults: usage.page_faults,
             major_page_faults: usage.major_page_faults,
+            psi: usage.memory_pressure,
+        })
+    }
+
+    /// Nothing but its pressure is told of a disk.
+    fn io(&self, usage: &Usage) -> Option<IoStats> {
+        Some(IoStats {
+            time: self.time(),
+            psi: Some(usage.io_pressure?),
         })
     }
 
     fn swap(&self, usage: &Usage) -> Option<SwapStats> {
         Some(SwapStats {
             time: self.time(),
-            swap_available_bytes: None,
+            swap_available_bytes: usage
+                .swap_limit_bytes
+                .map(|limit| limit.saturating_sub(usage.swap_bytes.unwrap_or(0))),
             swap_usage_bytes: Some(usage.swap_bytes?),
         })
     }

@@ -6,18 +6,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::stats::{InterfaceStats, NetworkStats};
 
-/// The interface by which a pod is reached.
+/// The interface by which a pod is reached, and a node is expected to be.
 const DEFAULT: &str = "eth0";
 
 /// Of the network namespace of `pid` (or of `self`).
 pub(super) fn of_process(pid: &str, time: Option<Time>) -> Option<NetworkStats> {
     let text = fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
     let interfaces = parse(&text);
-    let default = interfaces
-        .iter()
-        .find(|i| i.name == DEFAULT)
-        .or(interfaces.first())
-        .cloned()?;
+    let default = interfaces.iter().find(|i| i.name == DEFAULT);
+    let default = default.cloned().unwrap_or_default();
     Some(NetworkStats {
         time,
         default,
@@ -25,9 +22,11 @@ pub(super) fn of_process(pid: &str, time: Option<Time>) -> Option<NetworkStats> 
     })
 }
 
-/// The other ends of pods' interfaces, and the loopback, are nobody's traffic to the world.
+/// Not told of, as by every kubelet: loopbacks, the other ends of pods' interfaces, and other programs' bridges.
+const IGNORED: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
+
 fn counts(name: &str) -> bool {
-    name != "lo" && !name.starts_with("veth") && !name.starts_with("cni")
+    !IGNORED.iter().any(|prefix| name.starts_with(prefix))
 }
 
 fn parse(text: &str) -> Vec<InterfaceStats> {

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::time::seconds;
 use knarr_kubelet::cgroup::Group;
-use knarr_kubelet::runtime::{Container, ContainerState};
+use knarr_kubelet::runtime::Container;
 use knarr_kubelet::static_pods::mirrored;
 use knarr_kubelet::stats::{
     ContainerStats, FsStats, PodReference, PodStats, ProcessStats, PvcReference, VolumeStats,
@@ -38,11 +38,15 @@ impl Measuring<'_> {
         let path = group.path(self.parts.cgroup_driver);
         let usage = self.cgroups.usage(&path);
         let running = held.containers.iter().filter(|c| c.sandbox_id == sandbox.id);
-        let containers: Vec<ContainerStats> = running
-            .map(|c| self.container(pod, c, &group, held, node_fs.as_ref(), image_fs.as_ref()))
-            .collect();
-        let volumes = self.volumes(pod, node_fs.as_ref());
-        let start_time = pod.status.as_ref().and_then(|s| s.start_time.clone());
+        let (mut containers, mut processes) = (Vec::new(), None);
+        for container in running {
+            let (stats, count) =
+                self.container(pod, container, &group, held, node_fs.as_ref(), image_fs.as_ref());
+            containers.push(stats);
+            // The sandbox's own process is nobody's.
+            processes = count.map(|count| processes.unwrap_or(0) + count).or(processes);
+        }
+        let volumes = self.volumes(pod, held, node_fs.as_ref());
         let pid = held.pids.get(&sandbox.id).copied().flatten();
         let own_network = !sandbox::host_network(pod);
         Some(PodStats {
@@ -51,16 +55,15 @@ impl Measuring<'_> {
                 namespace: pod.metadata.namespace.clone().unwrap_or_default(),
                 uid: api_uid,
             },
-            start_time: start_time.or_else(|| Some(seconds(sandbox.created_at))),
+            start_time: Some(seconds(sandbox.created_at)),
             cpu: self.cpu(&path, &usage),
             memory: self.memory_stats(&usage, usage.memory_limit_bytes),
+            io: self.io(&usage),
             network: pid
                 .filter(|_| own_network)
                 .and_then(|pid| network::of_process(&pid.to_string(), self.time())),
             ephemeral_storage: Some(self.ephemeral(pod, &containers, &volumes, node_fs.as_ref())),
-            process_stats: Some(ProcessStats {
-                count: usage.processes,
-            }),
+            process_stats: processes.map(|count| ProcessStats { count: Some(count) }),
             swap: self.swap(&usage),
             containers,
             volumes: volumes.into_iter().map(|(stats, _)| stats).collect(),
@@ -75,7 +78,7 @@ impl Measuring<'_> {
         held: &Held,
         node_fs: Option<&Filesystem>,
         image_fs: Option<&Filesystem>,
-    ) -> ContainerStats {
+    ) -> (ContainerStats, Option<u64>) {
         let group = group.path_of_container(self.parts.cgroup_driver, &container.id);
         let usage = self.cgroups.usage(&group);
         let layer = held.usage.get(&container.id).map(|u| Taken {
@@ -84,27 +87,41 @@ impl Measuring<'_> {
         });
         let logs = sandbox::log_directory(pod, &self.parts.log_dir).join(&container.name);
         let logs = self.taken(logs);
-        let start_time = match &container.state {
-            ContainerState::Running { started_at } => Some(seconds(*started_at)),
-            _ => Some(seconds(container.created_at)),
-        };
-        ContainerStats {
+        let stats = ContainerStats {
             name: container.name.clone(),
-            start_time,
+            start_time: Some(seconds(container.created_at)),
             cpu: self.cpu(&group, &usage),
             memory: self.memory_stats(&usage, usage.memory_limit_bytes),
+            io: self.io(&usage),
             rootfs: layer.map(|layer| self.part(image_fs, layer)),
             logs: logs.map(|logs| self.part(node_fs, logs)),
             swap: self.swap(&usage),
-        }
+        };
+        (stats, usage.processes)
     }
 
     /// With each, whether it takes room on the node's own disk for as long as the pod lives.
-    fn volumes(&mut self, pod: &core::Pod, node_fs: Option<&Filesystem>) -> Vec<(VolumeStats, bool)> {
+    fn volumes(
+        &mut self,
+        pod: &core::Pod,
+        held: &Held,
+        node_fs: Option<&Filesystem>,
+    ) -> Vec<(VolumeStats, bool)> {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
         let mut found = Vec::new();
         for volume in pod.spec.iter().flat_map(|s| s.volumes.iter().flatten()) {
-            let claim = volume.persistent_volume_claim.as_ref();
+            if let Some(fs) = held.claimed.get(&(uid.to_string(), volume.name.clone())) {
+                let stats = VolumeStats {
+                    fs: self.fs(fs),
+                    name: volume.name.clone(),
+                    pvc_ref: volumes::claim_of(pod, volume).map(|name| PvcReference {
+                        name,
+                        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+                    }),
+                };
+                found.push((stats, false));
+                continue;
+            }
             let Some(path) = volumes::path_in(&self.parts.root_dir, uid, volume) else {
                 continue;
             };
@@ -118,10 +135,7 @@ impl Measuring<'_> {
             let stats = VolumeStats {
                 fs: self.part(fs.as_ref().or(node_fs), taken),
                 name: volume.name.clone(),
-                pvc_ref: claim.map(|claim| PvcReference {
-                    name: claim.claim_name.clone(),
-                    namespace: pod.metadata.namespace.clone().unwrap_or_default(),
-                }),
+                pvc_ref: None,
             };
             found.push((stats, !in_memory));
         }

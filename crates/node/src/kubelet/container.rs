@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_kubelet::huge_pages::PageSizes;
 use knarr_kubelet::pod::definition_hash;
 
 use super::downward::Place;
@@ -30,6 +31,7 @@ pub struct Parts<'a> {
     pub termination_log: PathBuf,
     pub node_memory_bytes: i64,
     pub cpu_quota: CpuQuota,
+    pub huge_pages: &'a PageSizes,
     pub seccomp: Seccomp,
     /// Its node ends it when it is cut off.
     pub self_fenced: bool,
@@ -48,6 +50,7 @@ pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
             container,
             parts.node_memory_bytes,
             parts.cpu_quota,
+            parts.huge_pages,
         )),
         security_context: Some(security),
     };
@@ -255,6 +258,7 @@ mod tests {
             termination_log: "/pod/log".into(),
             node_memory_bytes: 1 << 30,
             cpu_quota: CpuQuota::of(&KubeletConfiguration::default()),
+            huge_pages: &PageSizes::default(),
             seccomp: Seccomp {
                 by_default: true,
                 root: "/kubelet/seccomp".into(),

@@ -13,7 +13,7 @@ use knarr_kubelet::pod::ENDS_ANNOTATION;
 pub struct Place {
     pub pod_ips: Vec<String>,
     pub host_ips: Vec<String>,
-    /// What the node gives to pods: the limit of a container that has none.
+    /// What the node gives to pods: the limit of a container that has none, in a pod that has none.
     pub allocatable: BTreeMap<String, Text>,
 }
 
@@ -82,7 +82,10 @@ pub fn resource(
     let of = |list: Option<&BTreeMap<String, Text>>| list.and_then(|l| l.get(name)).cloned();
     let limit = of(resources.and_then(|r| r.limits.as_ref()));
     let value = match kind {
-        "limits" => limit.or_else(|| place.allocatable.get(name).cloned()),
+        "limits" => {
+            let own = limit.clone().filter(|l| !is_zero(l));
+            own.or_else(|| of(limit_around(pod, name, place))).or(limit)
+        }
         "requests" => of(resources.and_then(|r| r.requests.as_ref())).or(limit),
         _ => return Err(format!("unsupported container resource : {}", selector.resource)),
     };
@@ -102,9 +105,26 @@ pub fn resource(
     Ok(((value + divisor - 1) / divisor).to_string())
 }
 
+fn is_zero(amount: &Text) -> bool {
+    Quantity::parse(&amount.0).is_ok_and(|amount| amount.is_zero())
+}
+
+/// What limits a container that sets no limit of its own: its pod, else its node.
+fn limit_around<'a>(pod: &'a core::Pod, name: &str, place: &'a Place) -> Option<&'a BTreeMap<String, Text>> {
+    let whole = pod.spec.as_ref().and_then(|s| s.resources.as_ref());
+    let limits = whole.and_then(|r| r.limits.as_ref());
+    let limits = limits.filter(|limits| limits.get(name).is_some_and(|l| !is_zero(l)));
+    match name {
+        "cpu" | "memory" => limits.or(Some(&place.allocatable)),
+        "ephemeral-storage" => Some(&place.allocatable),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
 
     fn pod() -> core::Pod {
         serde_json::from_value(serde_json::json!({
@@ -133,5 +153,57 @@ mod tests {
             assert_eq!(field(&pod(), path, &place).as_deref(), Ok(want), "{path}");
         }
         assert!(field(&pod(), "spec.bogus", &place).is_err());
+    }
+
+    #[test]
+    fn l4_a_limit_that_is_not_set_is_the_pods_and_else_the_nodes() {
+        let allocatable = [
+            ("cpu", "4"),
+            ("memory", "8Gi"),
+            ("ephemeral-storage", "100Gi"),
+            ("hugepages-2Mi", "2Mi"),
+        ];
+        let place = Place {
+            allocatable: allocatable
+                .map(|(name, amount)| (name.to_string(), Text(amount.into())))
+                .into(),
+            ..Place::default()
+        };
+        let resource = |own: Value, whole: Value, name: &str| {
+            let mut pod = pod();
+            let spec = pod.spec.as_mut().unwrap();
+            spec.resources = serde_json::from_value(whole).unwrap();
+            let mut container = spec.containers[0].clone();
+            container.resources = serde_json::from_value(own).unwrap();
+            let selector = core::ResourceFieldSelector {
+                resource: name.into(),
+                ..core::ResourceFieldSelector::default()
+            };
+            super::resource(&pod, Some(&container), &selector, &place).unwrap()
+        };
+        let whole = json!({"limits": {"cpu": "1250m", "memory": "64Mi"}});
+        let own = json!({"limits": {"memory": "32Mi"}});
+        for (own, whole, name, want) in [
+            (&json!({}), &whole, "limits.cpu", "2"),
+            (&json!({}), &whole, "limits.memory", "67108864"),
+            (&own, &whole, "limits.memory", "33554432"),
+            (
+                &json!({"limits": {"memory": "0"}}),
+                &whole,
+                "limits.memory",
+                "67108864",
+            ),
+            (&json!({}), &json!({"limits": {"cpu": "0"}}), "limits.cpu", "4"),
+            (&json!({}), &json!({}), "limits.memory", "8589934592"),
+            (&json!({}), &whole, "limits.ephemeral-storage", "107374182400"),
+            (&json!({}), &whole, "limits.hugepages-2Mi", "0"),
+            (&json!({}), &whole, "requests.memory", "0"),
+        ] {
+            assert_eq!(
+                resource(own.clone(), whole.clone(), name),
+                want,
+                "{name} {own} {whole}"
+            );
+        }
     }
 }

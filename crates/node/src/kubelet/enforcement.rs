@@ -67,7 +67,7 @@ pub(super) async fn share_out(shared: &Shared, beginning: Option<&core::Pod>) {
     let known: Vec<&core::Pod> = objects.iter().filter_map(|o| o.get::<core::Pod>()).collect();
     let is_known = |pod: &&core::Pod| known.iter().any(|k| k.metadata.uid == pod.metadata.uid);
     let beginning = beginning.filter(|pod| !is_known(pod));
-    for portion in of_classes(known.iter().copied().chain(beginning)) {
+    for portion in of_classes(known.iter().copied().chain(beginning), &shared.huge_pages) {
         let path = portion.group.path(shared.config.configuration.cgroup_driver);
         if last.get(&path) == Some(&portion) {
             continue;
@@ -83,6 +83,7 @@ async fn set(shared: &Shared, portion: &Portion) -> std::io::Result<()> {
     let limits = Limits {
         cpu_shares: super::resources::shares(portion.milli_cpu),
         memory_bytes: portion.memory_bytes,
+        huge_pages: portion.huge_pages.clone(),
         ..Limits::default()
     };
     cgroup::ensure(shared.config.configuration.cgroup_driver, &portion.group, &limits).await

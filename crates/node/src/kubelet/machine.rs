@@ -1,5 +1,14 @@
 //! The machine under a kubelet, as far as the kubelet uses it beside the container runtime.
 
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use tracing::warn;
+
+/// A directory for each size of huge pages that the kernel knows.
+const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
+
 /// Whether there is a machine at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Machine {
@@ -20,7 +29,65 @@ impl Machine {
     pub(crate) fn has_app_armor(self) -> bool {
         let enabled = || std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
         self.is_host()
-            && std::path::Path::new("/sys/kernel/security/apparmor").exists()
+            && Path::new("/sys/kernel/security/apparmor").exists()
             && enabled().is_ok_and(|text| text.starts_with('Y'))
+    }
+
+    /// How many huge pages were set aside, by their size in bytes. As with Kubernetes, a kubelet looks when it starts.
+    pub(crate) fn huge_pages(self) -> BTreeMap<i64, i64> {
+        if !self.is_host() {
+            return BTreeMap::new();
+        }
+        huge_pages_in(Path::new(HUGE_PAGES)).unwrap_or_else(|error| {
+            // A kernel without them has no such directory.
+            if error.kind() != io::ErrorKind::NotFound {
+                warn!(%error, "cannot tell what huge pages this machine has");
+            }
+            BTreeMap::new()
+        })
+    }
+}
+
+fn huge_pages_in(directory: &Path) -> io::Result<BTreeMap<i64, i64>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let size = name.to_str().and_then(|name| name.strip_prefix("hugepages-"));
+        let kibibytes = size.and_then(|size| size.strip_suffix("kB")?.parse::<i64>().ok());
+        let Some(kibibytes) = kibibytes else { continue };
+        let count = std::fs::read_to_string(entry.path().join("nr_hugepages"))?;
+        let count = count.trim().parse().map_err(io::Error::other)?;
+        found.insert(kibibytes.saturating_mul(1024), count);
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn l4_huge_pages_are_counted_by_size() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, count) in [
+            ("hugepages-2048kB", "4\n"),
+            ("hugepages-1048576kB", "0\n"),
+            ("other", "7\n"),
+        ] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+            std::fs::write(dir.path().join(name).join("nr_hugepages"), count).unwrap();
+        }
+        assert_eq!(
+            huge_pages_in(dir.path()).unwrap(),
+            [(2 << 20, 4), (1 << 30, 0)].into()
+        );
+        let none = huge_pages_in(&dir.path().join("none")).unwrap_err();
+        assert_eq!(none.kind(), io::ErrorKind::NotFound);
+        let hollow = Machine::Hollow {
+            cpus: 1,
+            memory_bytes: 1,
+        };
+        assert!(hollow.huge_pages().is_empty());
     }
 }

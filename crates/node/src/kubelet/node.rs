@@ -22,6 +22,7 @@ use knarr_client::events::EventType;
 use knarr_client::{Clock, TypedApi};
 use knarr_kubelet::allocatable::max_pods;
 use knarr_kubelet::eviction::Pressure;
+use knarr_kubelet::huge_pages;
 use nix::sys::statvfs::statvfs;
 use nix::sys::utsname::uname;
 use tokio::time::{Instant, sleep_until};
@@ -48,9 +49,8 @@ pub(super) fn capacity(config: &Config, cpus: usize, memory_bytes: i64) -> BTree
             "pods".to_string(),
             quantity(max_pods(&config.configuration, cpus).to_string()),
         ),
-        ("hugepages-1Gi".to_string(), quantity("0".into())),
-        ("hugepages-2Mi".to_string(), quantity("0".into())),
     ]);
+    capacity.extend(huge_pages::capacity(&config.machine.huge_pages()));
     let mut paths = config.root_dir.ancestors();
     let disk = if config.machine.is_host() {
         paths.find_map(|path| statvfs(path).ok())

@@ -23,13 +23,16 @@ pub(super) async fn resize(
     containers: Vec<(String, String)>,
 ) -> (Vec<String>, Result<(), String>) {
     let configuration = &shared.config.configuration;
-    let (before, after) = (of_pod(from, configuration), of_pod(to, configuration));
+    let (before, after) = (
+        of_pod(from, configuration, &shared.huge_pages),
+        of_pod(to, configuration, &shared.huge_pages),
+    );
     let quota = CpuQuota::of(configuration);
     let mut changes = Vec::new();
     for (name, id) in containers {
         let given = |pod: &core::Pod| {
             let spec = pod.spec.as_ref().and_then(|s| find_spec(s, &name));
-            spec.map(|spec| of_container(pod, &spec, shared.memory_bytes, quota))
+            spec.map(|spec| of_container(pod, &spec, shared.memory_bytes, quota, &shared.huge_pages))
         };
         if let Some((before, after)) = given(from).zip(given(to)) {
             let memory = (before.memory_limit_in_bytes, after.memory_limit_in_bytes);

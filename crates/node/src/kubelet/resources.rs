@@ -1,12 +1,13 @@
 //! Requests and limits in the kernel's terms (cgroup v1's; the runtime translates for v2).
 
-use k8s_cri::v1::LinuxContainerResources;
+use k8s_cri::v1::{HugepageLimit, LinuxContainerResources};
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::{Side, aggregate, asked, is_sidecar, qos_class};
 use knarr_kubelet::admission::is_critical;
 use knarr_kubelet::cgroup::Group;
 use knarr_kubelet::configuration::KubeletConfiguration;
+use knarr_kubelet::huge_pages::{PageSizes, kernel_name};
 use knarr_kubelet::resources::{limit_of_all, set, with_limits_of_pod};
 
 use crate::cgroup::Limits;
@@ -116,6 +117,7 @@ pub fn of_container(
     container: &core::Container,
     node_memory_bytes: i64,
     quota: CpuQuota,
+    pages: &PageSizes,
 ) -> LinuxContainerResources {
     let own = container.resources.clone().unwrap_or_default();
     let of_pod = pod.spec.as_ref().and_then(|s| s.resources.as_ref());
@@ -123,18 +125,24 @@ pub fn of_container(
     let limit = set(Some(&held), Side::Limits, "cpu");
     let request = set(Some(&held), Side::Requests, "cpu").or(limit);
     let (cpu_period, cpu_quota) = quota.of_limit(limit.map(|q| q.milli_value()));
+    let huge = pages.of_container(pod, container).into_iter();
+    let hugepage_limits = huge.map(|(page, bytes)| HugepageLimit {
+        page_size: kernel_name(page),
+        limit: u64::try_from(bytes).unwrap_or(0),
+    });
     LinuxContainerResources {
         cpu_shares: shares(request.map_or(0, |q| q.milli_value())),
         cpu_period,
         cpu_quota,
         memory_limit_in_bytes: set(Some(&held), Side::Limits, "memory").map_or(0, |q| q.value()),
         oom_score_adj: oom_score_adj(pod, container, node_memory_bytes),
+        hugepage_limits: hugepage_limits.collect(),
         ..LinuxContainerResources::default()
     }
 }
 
 /// Of the whole pod, for its cgroup: limits only where it or every container has one.
-pub fn of_pod(pod: &core::Pod, configuration: &KubeletConfiguration) -> Limits {
+pub fn of_pod(pod: &core::Pod, configuration: &KubeletConfiguration, pages: &PageSizes) -> Limits {
     let Some(spec) = &pod.spec else {
         return Limits::default();
     };
@@ -147,6 +155,7 @@ pub fn of_pod(pod: &core::Pod, configuration: &KubeletConfiguration) -> Limits {
         cpu_quota,
         memory_bytes: limit_of_all(pod, "memory").map_or(0, |q| q.value()),
         pids: configuration.pod_pids_limit,
+        huge_pages: pages.of_pod(pod),
     }
 }
 
@@ -164,6 +173,7 @@ pub fn group(pod: &core::Pod) -> Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
     use serde_json::json;
 
     #[test]
@@ -186,19 +196,26 @@ mod tests {
             document["podPidsLimit"] = json!(77);
             let configuration = knarr_kubelet::configuration::read(&document).unwrap();
             let spec = pod.spec.as_ref().unwrap();
-            let container = of_container(&pod, &spec.containers[0], 1 << 30, CpuQuota::of(&configuration));
+            let container = of_container(
+                &pod,
+                &spec.containers[0],
+                1 << 30,
+                CpuQuota::of(&configuration),
+                &PageSizes::default(),
+            );
             assert_eq!(
                 (container.cpu_period, container.cpu_quota),
                 (period, quota),
                 "{said}"
             );
-            let whole = of_pod(&pod, &configuration);
+            let whole = of_pod(&pod, &configuration, &PageSizes::default());
             let want = Limits {
                 cpu_shares: 512,
                 cpu_period: period,
                 cpu_quota: quota,
                 memory_bytes: 1 << 20,
                 pids: Some(77),
+                huge_pages: [].into(),
             };
             assert_eq!(whole, want, "{said}");
         }
@@ -242,13 +259,42 @@ mod tests {
             let pod = pod(json!({
                 "resources": whole, "containers": [{"name": "a", "resources": own}, {"name": "b"}],
             }));
-            let limits = of_pod(&pod, &configuration);
+            let limits = of_pod(&pod, &configuration, &PageSizes::default());
             let got = (limits.cpu_shares, limits.cpu_quota, limits.memory_bytes);
             assert_eq!(got, group, "{whole}");
             let first = &pod.spec.as_ref().unwrap().containers[0];
-            let given = of_container(&pod, first, 1 << 30, CpuQuota::of(&configuration));
+            let given = of_container(
+                &pod,
+                first,
+                1 << 30,
+                CpuQuota::of(&configuration),
+                &PageSizes::default(),
+            );
             let got = (given.cpu_shares, given.cpu_quota, given.memory_limit_in_bytes);
             assert_eq!(got, container, "{whole} {own}");
+        }
+    }
+
+    #[test]
+    fn l4_huge_pages_are_limited_for_every_size_the_node_has() {
+        let has = |name: &str| (name.to_string(), Quantity("0".into()));
+        let pages =
+            PageSizes::of_capacity(&[has("hugepages-1Gi"), has("hugepages-2Mi"), has("memory")].into());
+        let huge = json!({"memory": "1Mi", "hugepages-2Mi": "4Mi"});
+        let pod = pod(json!({"containers": [
+            {"name": "a", "resources": {"requests": huge, "limits": huge}}, {"name": "b"},
+        ]}));
+        let limits = of_pod(&pod, &KubeletConfiguration::default(), &pages);
+        assert_eq!(limits.huge_pages, [(2 << 20, 4 << 20), (1 << 30, 0)].into());
+        let quota = CpuQuota::of(&KubeletConfiguration::default());
+        for (i, want) in [[("2MB", 4 << 20), ("1GB", 0)], [("2MB", 0), ("1GB", 0)]]
+            .into_iter()
+            .enumerate()
+        {
+            let container = &pod.spec.as_ref().unwrap().containers[i];
+            let given = of_container(&pod, container, 1 << 30, quota, &pages).hugepage_limits;
+            let given: Vec<_> = given.iter().map(|l| (l.page_size.as_str(), l.limit)).collect();
+            assert_eq!(given, want);
         }
     }
 

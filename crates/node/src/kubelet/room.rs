@@ -78,7 +78,7 @@ impl Workers {
         let victims = self.waiting.values_mut().flat_map(|w| w.victims.iter_mut());
         for (uid, told) in victims.filter(|(_, told)| !**told) {
             if let Some(worker) = self.by_uid.get(uid) {
-                worker.send(super::Msg::Event(Event::Evict(preemption::eviction())));
+                worker.send(super::worker::Msg::Event(Event::Evict(preemption::eviction())));
                 *told = true;
             }
         }

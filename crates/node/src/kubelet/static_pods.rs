@@ -1,108 +1,25 @@
-//! The folder of static pods, looked at every second; and their mirrors in the API, made, made again and taken away.
+//! Static pods: how they end and go on, and their mirrors in the API, made, made again and taken away.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::time::seconds;
-use knarr_client::Error;
-use knarr_kubelet::static_pods::{mirror, mirrored, read};
-use serde_json::Value;
+use knarr_client::{Clock, Error};
+use knarr_kubelet::static_pods::{continued, mirror, mirrored};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::status::delete_at_once;
-use super::{Shared, pod_kind};
+use super::{Shared, pod_kind, sandbox};
 
-/// A manifest is a page of text; what is larger is none.
-const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 /// Between attempts to make a mirror: 100 ms, doubled up to 5 s.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-
-/// What tells whether a file is as it was.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Stamp {
-    modified: Option<SystemTime>,
-    bytes: u64,
-}
-
-/// The folder, as it was when it was last looked at.
-pub(super) struct Folder {
-    path: PathBuf,
-    node_name: String,
-    files: BTreeMap<PathBuf, (Stamp, Option<core::Pod>)>,
-}
-
-impl Folder {
-    pub fn new(path: impl Into<PathBuf>, node_name: &str) -> Self {
-        Folder {
-            path: path.into(),
-            node_name: node_name.into(),
-            files: BTreeMap::new(),
-        }
-    }
-
-    /// The pods that are to run now, by uid. A file that cannot be read says nothing new: what it said before it was
-    /// spoilt goes on running until it says something else or is gone, as with Kubernetes.
-    pub fn look(&mut self, now: Timestamp) -> BTreeMap<String, core::Pod> {
-        let mut files = BTreeMap::new();
-        for path in self.manifests() {
-            let Ok(meta) = std::fs::metadata(&path) else {
-                continue;
-            };
-            if !meta.is_file() {
-                continue;
-            }
-            let stamp = Stamp {
-                modified: meta.modified().ok(),
-                bytes: meta.len(),
-            };
-            let known = self.files.remove(&path);
-            let entry = match known {
-                Some((before, pod)) if before == stamp => (stamp, pod),
-                known => match self.manifest(&path, meta.len(), now) {
-                    Ok(pod) => (stamp, Some(pod)),
-                    Err(why) => {
-                        warn!(path = %path.display(), why, "a static pod cannot be read");
-                        (stamp, known.and_then(|(_, pod)| pod))
-                    }
-                },
-            };
-            files.insert(path, entry);
-        }
-        self.files = files;
-        let pods = self.files.values().filter_map(|(_, pod)| pod.clone());
-        pods.filter_map(|pod| Some((pod.metadata.uid.clone()?, pod)))
-            .collect()
-    }
-
-    /// All files but hidden ones; or the one file, where the path names one.
-    fn manifests(&self) -> Vec<PathBuf> {
-        if self.path.is_file() {
-            return vec![self.path.clone()];
-        }
-        let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
-        let mut paths: Vec<PathBuf> = entries
-            .filter(|e| !e.file_name().as_encoded_bytes().starts_with(b"."))
-            .map(|e| e.path())
-            .collect();
-        paths.sort();
-        paths
-    }
-
-    fn manifest(&self, path: &Path, bytes: u64, now: Timestamp) -> Result<core::Pod, String> {
-        if bytes > MANIFEST_BYTES_MAX {
-            return Err(format!("{bytes} bytes are no manifest"));
-        }
-        let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
-        let document: Value = serde_saphyr::from_str(&text).map_err(|e| e.to_string())?;
-        read(&document, &path.display().to_string(), &self.node_name, now)
-    }
-}
 
 /// The pod as it looks when its file is gone: told to end, with its own grace.
 pub(super) fn told_to_end(pod: &core::Pod, now: Timestamp) -> core::Pod {
@@ -170,33 +87,104 @@ async fn mirror_once(shared: &Shared, pod: &core::Pod) -> Result<Option<Arc<core
     Ok(made.to_typed::<core::Pod>().map(Arc::new))
 }
 
+/// How long what a static pod's containers came to is remembered, for one with the same content to go on from: so long
+/// Kubernetes' kubelet leaves ended containers of a pod that is gone.
+const REMEMBERED: SignedDuration = SignedDuration::from_secs(60);
+
+/// The last statuses of static pods that have ended, by uid.
+#[derive(Default)]
+pub(crate) struct Remembered(BTreeMap<String, (Timestamp, Box<core::PodStatus>)>);
+
+impl Remembered {
+    pub fn note(&mut self, uid: &str, status: Box<core::PodStatus>, now: Timestamp) {
+        self.0.retain(|_, (at, _)| now.duration_since(*at) < REMEMBERED);
+        self.0.insert(uid.into(), (now, status));
+    }
+
+    fn take(&mut self, uid: &str, now: Timestamp) -> Option<Box<core::PodStatus>> {
+        let (at, status) = self.0.remove(uid)?;
+        (now.duration_since(at) < REMEMBERED).then_some(status)
+    }
+}
+
+/// A static pod that begins and of which the runtime holds nothing, with what is known of its containers' runs before.
+pub(super) fn with_memory(shared: &Shared, pod: &core::Pod) -> core::Pod {
+    let uid = pod.metadata.uid.as_deref().unwrap_or("");
+    let last = shared.ended_statics.lock().take(uid, shared.steady.now());
+    let logs = sandbox::log_directory(pod, &shared.config.log_dir);
+    let logged = match &last {
+        Some(_) => BTreeMap::new(),
+        None => logged_runs(&logs).unwrap_or_else(|error| {
+            warn!(path = %logs.display(), %error, "cannot tell how often a static pod's containers ran");
+            BTreeMap::new()
+        }),
+    };
+    continued(pod, last.as_deref(), &logged)
+}
+
+/// By their logs (`<container>/<run>.log`), how often containers ran: of a runtime that has forgotten them, as some do
+/// when a machine starts again, nothing else tells.
+fn logged_runs(logs: &Path) -> io::Result<BTreeMap<String, i32>> {
+    let entries = match std::fs::read_dir(logs) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        entries => entries?,
+    };
+    let mut found = BTreeMap::new();
+    for container in entries {
+        let container = container?;
+        if !container.file_type()?.is_dir() {
+            continue;
+        }
+        let mut runs = 0;
+        for log in std::fs::read_dir(container.path())? {
+            let name = log?.file_name();
+            // What was rotated has more behind it.
+            let run = name.to_str().and_then(|name| name.split_once(".log"));
+            let run = run.filter(|(_, rest)| rest.is_empty() || rest.starts_with('.'));
+            let run = run.and_then(|(run, _)| run.parse::<i32>().ok());
+            runs = runs.max(run.map_or(0, |run| run.saturating_add(1)));
+        }
+        found.insert(container.file_name().to_string_lossy().into_owned(), runs);
+    }
+    Ok(found)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn l1_pods_follow_the_folders_files() {
+    fn l4_logs_tell_how_often_a_container_ran() {
         let dir = tempfile::tempdir().unwrap();
-        let now = Timestamp::from_second(1_800_000_000).unwrap();
-        let mut folder = Folder::new(dir.path(), "n1");
-        assert!(folder.look(now).is_empty());
-        let text = |image: &str| {
-            format!(
-                "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec: {{containers: [{{name: c, image: {image}}}]}}\n"
-            )
-        };
-        let path = dir.path().join("web.yaml");
-        std::fs::write(&path, text("app")).unwrap();
-        std::fs::write(dir.path().join(".hidden"), text("app")).unwrap();
-        let first = folder.look(now);
-        assert_eq!(first.len(), 1);
-        assert_eq!(folder.look(now), first);
-        std::fs::write(&path, "kind: [").unwrap();
-        assert_eq!(folder.look(now), first, "a spoilt file ends nothing");
-        std::fs::write(&path, text("other-app")).unwrap();
-        let second = folder.look(now);
-        assert_ne!(first.keys().next(), second.keys().next());
-        std::fs::remove_file(&path).unwrap();
-        assert!(folder.look(now).is_empty());
+        assert!(logged_runs(&dir.path().join("none")).unwrap().is_empty());
+        for file in [
+            "a/0.log",
+            "a/2.log.20260101-000000",
+            "a/x.log",
+            "a/9.text",
+            "a/7.logs",
+            "b/0.log",
+        ] {
+            let path = dir.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        std::fs::create_dir(dir.path().join("c")).unwrap();
+        let want = [("a", 3), ("b", 1), ("c", 0)].map(|(name, runs)| (name.to_string(), runs));
+        assert_eq!(logged_runs(dir.path()).unwrap(), want.into());
+    }
+
+    #[test]
+    fn l4_what_has_ended_is_remembered_for_a_minute_and_once() {
+        let at = |seconds: i64| Timestamp::from_second(1_800_000_000 + seconds).unwrap();
+        let mut memory = Remembered::default();
+        for uid in ["a", "b", "c"] {
+            memory.note(uid, Box::default(), at(0));
+        }
+        assert!(memory.take("a", at(59)).is_some());
+        assert!(memory.take("a", at(59)).is_none());
+        assert!(memory.take("b", at(60)).is_none());
+        memory.note("d", Box::default(), at(61));
+        assert_eq!(memory.0.len(), 1, "the old go");
     }
 }

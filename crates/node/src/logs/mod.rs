@@ -10,7 +10,6 @@ pub mod options;
 pub mod read;
 pub mod rotate;
 pub mod tail;
-mod watch;
 
 pub use options::Options;
 pub use read::{LogError, read};

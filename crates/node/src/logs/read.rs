@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use super::line::{self, Stream};
 use super::options::Options;
 use super::tail::start_of_last_lines;
-use super::watch::Watch;
+use crate::watch::{AddWatchFlags, Watch};
 
 /// How much is read at a time, and what a piece of the answer holds at most but for its last line.
 const READ_BYTES: usize = 64 * 1024;
@@ -26,6 +26,12 @@ const READ_BYTES: usize = 64 * 1024;
 const MAX_LINE_BYTES: usize = 1 << 20;
 /// How long the runtime may go on writing to the old file after the new one is there.
 const REOPEN_TIME: Duration = Duration::from_millis(100);
+
+/// What in a log's folder may mean that there is more of it.
+const HAPPENINGS: AddWatchFlags = AddWatchFlags::IN_MODIFY
+    .union(AddWatchFlags::IN_CREATE)
+    .union(AddWatchFlags::IN_MOVED_TO)
+    .union(AddWatchFlags::IN_CLOSE_WRITE);
 
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
@@ -106,7 +112,7 @@ impl Log {
         }
 
         let folder = path.parent().unwrap_or(Path::new("/"));
-        let watch = Watch::folder(folder).map_err(|source| LogError::Watch {
+        let watch = Watch::folder(folder, HAPPENINGS).map_err(|source| LogError::Watch {
             path: path.clone(),
             source,
         })?;

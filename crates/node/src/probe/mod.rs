@@ -23,6 +23,8 @@ use crate::runtime::Runtime;
 
 /// As much of an output as is told on.
 const OUTPUT_MAX_BYTES: usize = 10 << 10;
+/// A hook takes as long as its container is there; this only bounds what is forgotten.
+const HOOK_LIMIT: Duration = Duration::from_secs(86_400);
 
 /// Who is asked.
 pub struct Target<'a> {
@@ -120,15 +122,14 @@ async fn attempt(
     Answer::Unknown("missing probe handler".into())
 }
 
-/// Runs a hook to its end, or to its time limit. Done it may still have something to tell: the address of a
-/// server that was asked by HTTPS and spoke plain HTTP.
+/// Runs a hook to its end. Done it may still have something to tell: the address of a server that was asked by HTTPS
+/// and spoke plain HTTP.
 pub async fn run_hook(
     target: &Target<'_>,
     handler: &core::LifecycleHandler,
-    limit: Option<Duration>,
 ) -> Result<Option<String>, String> {
     if let Some(exec) = &handler.exec {
-        return match run_exec(target, exec.command.as_deref().unwrap_or_default(), limit).await {
+        return match run_exec(target, exec.command.as_deref().unwrap_or_default(), None).await {
             Answer::Success | Answer::Warning(_) => Ok(None),
             Answer::Failure(why) | Answer::Unknown(why) => Err(why),
         };
@@ -141,12 +142,11 @@ pub async fn run_hook(
     if let Some(get) = &handler.http_get {
         let mut url = http::Url::of(get, target)?;
         // A hook waits for the answer, not for a good one.
-        let limit = limit.unwrap_or(Duration::from_secs(60));
-        return match http::get(&url, get, "lifecycle", limit).await {
+        return match http::get(&url, get, "lifecycle", HOOK_LIMIT).await {
             Ok(_) => Ok(None),
             Err(why) if why.ends_with(http::PLAIN_ANSWER) => {
                 url.tls = false;
-                let plain = http::get(&url, get, "lifecycle", limit).await;
+                let plain = http::get(&url, get, "lifecycle", HOOK_LIMIT).await;
                 plain.map(|_| Some(authority(&url.host, url.port)))
             }
             Err(why) => Err(why),

@@ -18,8 +18,8 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::events::HeardExits;
 use super::{
-    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, PodSandboxConfig, Result,
-    Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
+    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, ImageFs, PodSandboxConfig,
+    Result, Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
 };
 use crate::kubelet::labels;
 
@@ -542,10 +542,28 @@ impl Runtime for Cri {
         )
     }
 
-    async fn image_fs(&self) -> Result<Option<std::path::PathBuf>> {
+    async fn image_fs(&self) -> Result<Option<ImageFs>> {
         let request = v1::ImageFsInfoRequest {};
         let response = within(ASK, self.image_service().image_fs_info(request)).await?;
         let first = response.image_filesystems.into_iter().next();
-        Ok(first.and_then(|fs| fs.fs_id).map(|id| id.mountpoint.into()))
+        Ok(first.and_then(|fs| {
+            Some(ImageFs {
+                path: fs.fs_id?.mountpoint.into(),
+                used_bytes: fs.used_bytes.map(|used| used.value),
+            })
+        }))
+    }
+
+    /// Who listens at the socket. What listens for many services (process 1) is not the runtime.
+    async fn process(&self) -> Result<Option<u32>> {
+        let answers = async {
+            let stream = tokio::net::UnixStream::connect(&self.socket).await?;
+            stream.peer_cred()
+        };
+        let peer = answers
+            .await
+            .map_err(|e| RuntimeError::new("Unavailable", e.to_string()))?;
+        let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok());
+        Ok(pid.filter(|pid| *pid > 1))
     }
 }

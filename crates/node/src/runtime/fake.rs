@@ -19,8 +19,8 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
 use super::{
-    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, PodSandboxConfig, Result,
-    Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
+    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, ImageFs, PodSandboxConfig,
+    Result, Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
 };
 use crate::kubelet::labels;
 
@@ -565,7 +565,7 @@ impl Runtime for FakeRuntime {
         Ok(())
     }
 
-    async fn image_fs(&self) -> Result<Option<std::path::PathBuf>> {
+    async fn image_fs(&self) -> Result<Option<ImageFs>> {
         self.up().map(|_| None)
     }
 }

@@ -136,6 +136,13 @@ pub struct Usage {
     pub writable_layer_inodes: u64,
 }
 
+/// Where images lie on this machine's disks, and what they take there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageFs {
+    pub path: std::path::PathBuf,
+    pub used_bytes: Option<u64>,
+}
+
 /// The container runtime of one node.
 ///
 /// Every call may be repeated: what is already as asked for is a success (stopping what is stopped, removing
@@ -192,8 +199,12 @@ pub trait Runtime: Send + Sync + 'static {
     ) -> Result<String>;
     /// By name or id.
     async fn remove_image(&self, name: &str) -> Result<()>;
-    /// Where images lie on this machine's disks; none for a runtime that has none.
-    async fn image_fs(&self) -> Result<Option<std::path::PathBuf>>;
+    /// None for a runtime that keeps no images on this machine's disks.
+    async fn image_fs(&self) -> Result<Option<ImageFs>>;
+    /// The runtime's own process, where it is one of this machine's.
+    async fn process(&self) -> Result<Option<u32>> {
+        Ok(None)
+    }
 }
 
 /// Finds what a user names: the newest sandbox of a pod that is there.

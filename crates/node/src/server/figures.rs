@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi;
-use knarr_kubelet::stats::{ContainerStats, PodStats, Summary};
+use knarr_kubelet::stats::{ContainerStats, FsStats, PodStats, Summary};
 
 use crate::probe::Asked;
 
@@ -344,6 +344,7 @@ pub(super) fn own(summary: &Summary, own: &Own) -> String {
         "[ALPHA] Number of pods that have a running pod sandbox",
     );
     text.sample("kubelet_running_pods", &[], summary.pods.len() as f64, None);
+    claimed_volumes(&mut text, summary);
     text.family(
         "process_cpu_seconds_total",
         "counter",
@@ -357,6 +358,55 @@ pub(super) fn own(summary: &Summary, own: &Own) -> String {
     );
     text.sample("process_resident_memory_bytes", &[], own.resident_bytes, None);
     text.done()
+}
+
+/// How full claimed volumes are.
+fn claimed_volumes(text: &mut Text, summary: &Summary) {
+    let figures: [(&str, &str, Of<FsStats>); 6] = [
+        (
+            "available_bytes",
+            "Number of available bytes in the volume",
+            |fs| fs.available_bytes.map(|n| n as f64),
+        ),
+        ("capacity_bytes", "Capacity in bytes of the volume", |fs| {
+            fs.capacity_bytes.map(|n| n as f64)
+        }),
+        ("inodes", "Maximum number of inodes in the volume", |fs| {
+            fs.inodes.map(|n| n as f64)
+        }),
+        ("inodes_free", "Number of free inodes in the volume", |fs| {
+            fs.inodes_free.map(|n| n as f64)
+        }),
+        ("inodes_used", "Number of used inodes in the volume", |fs| {
+            fs.inodes_used.map(|n| n as f64)
+        }),
+        ("used_bytes", "Number of used bytes in the volume", |fs| {
+            fs.used_bytes.map(|n| n as f64)
+        }),
+    ];
+    // Pods may share a claim: it is told of once.
+    let claimed: BTreeMap<_, _> = summary
+        .pods
+        .iter()
+        .flat_map(|pod| &pod.volumes)
+        .filter_map(|volume| {
+            let claim = volume.pvc_ref.as_ref()?;
+            Some(((&claim.namespace, &claim.name), &volume.fs))
+        })
+        .collect();
+    for (name, help, of) in figures.iter().filter(|_| !claimed.is_empty()) {
+        let name = format!("kubelet_volume_stats_{name}");
+        text.family(&name, "gauge", &format!("[ALPHA] {help}"));
+        for ((namespace, claim), fs) in &claimed {
+            let labels = [
+                ("namespace", namespace.as_str()),
+                ("persistentvolumeclaim", claim.as_str()),
+            ];
+            if let Some(value) = of(fs) {
+                text.sample(&name, &labels, value, None);
+            }
+        }
+    }
 }
 
 /// `/metrics/probes`
@@ -417,7 +467,8 @@ impl Own {
 mod tests {
     use k8s_openapi::jiff::Timestamp;
     use knarr_kubelet::stats::{
-        CpuStats, InterfaceStats, MemoryStats, NetworkStats, NodeStats, PodReference,
+        CpuStats, InterfaceStats, MemoryStats, NetworkStats, NodeStats, PodReference, PvcReference,
+        VolumeStats,
     };
 
     use super::*;
@@ -428,6 +479,7 @@ mod tests {
             time: time.clone(),
             usage_core_nano_seconds: Some(1_500_000_000),
             usage_nano_cores: None,
+            psi: None,
         });
         let memory = Some(MemoryStats {
             working_set_bytes: Some(4096),
@@ -466,6 +518,18 @@ mod tests {
                     interfaces: vec![interface],
                     ..NetworkStats::default()
                 }),
+                volumes: vec![VolumeStats {
+                    name: "v".into(),
+                    fs: FsStats {
+                        used_bytes: Some(3),
+                        inodes: Some(9),
+                        ..FsStats::default()
+                    },
+                    pvc_ref: Some(PvcReference {
+                        name: "data".into(),
+                        namespace: "ns".into(),
+                    }),
+                }],
                 ..PodStats::default()
             }],
         }
@@ -498,9 +562,12 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line:?} is not in\n{text}");
         }
         let own = own(&summary(), &Own::default());
-        assert!(
-            own.contains("kubelet_running_containers{container_state=\"running\"} 1\n"),
-            "{own}"
-        );
+        for line in [
+            "kubelet_running_containers{container_state=\"running\"} 1",
+            "kubelet_volume_stats_used_bytes{namespace=\"ns\",persistentvolumeclaim=\"data\"} 3",
+            "kubelet_volume_stats_inodes{namespace=\"ns\",persistentvolumeclaim=\"data\"} 9",
+        ] {
+            assert!(own.lines().any(|l| l == line), "{line:?} is not in\n{own}");
+        }
     }
 }

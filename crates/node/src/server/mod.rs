@@ -30,6 +30,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_client::{Conn, NodeDialer};
 use knarr_kubelet::stats::Summary;
+use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
@@ -88,6 +89,7 @@ pub struct Server {
     probes: Arc<Counts>,
     streams: TaskTracker,
     offers: Offers,
+    configuration: Option<Bytes>,
 }
 
 /// What an administrator may switch off.
@@ -191,6 +193,13 @@ fn text(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
     )
 }
 
+fn json(bytes: impl Into<Bytes>) -> Response<Body> {
+    body(
+        Response::builder().header(CONTENT_TYPE, "application/json"),
+        bytes,
+    )
+}
+
 /// All heads here are made of constants and checked values, so they are well-formed; one that were not is our mistake
 /// and shown as such.
 fn body(head: http::response::Builder, bytes: impl Into<Bytes>) -> Response<Body> {
@@ -212,6 +221,17 @@ impl Server {
             probes: Arc::default(),
             streams: TaskTracker::new(),
             offers: Offers::default(),
+            configuration: None,
+        }
+    }
+
+    /// With a KubeletConfiguration to show to those who ask for it.
+    #[must_use]
+    pub fn configured(self, configuration: &Value) -> Self {
+        let shown = serde_json::json!({"kubeletconfig": configuration}).to_string();
+        Server {
+            configuration: Some(shown.into()),
+            ..self
         }
     }
 
@@ -271,7 +291,9 @@ impl Server {
             target,
             Target::Exec(_) | Target::Attach(_) | Target::PortForward(_)
         );
-        if request.method() != Method::GET && !(streams && request.method() == Method::POST) {
+        let method = request.method();
+        let head = target == Target::Healthz && method == Method::HEAD;
+        if method != Method::GET && !head && !(streams && method == Method::POST) {
             return Err(Refusal::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "405: Method Not Allowed",
@@ -280,6 +302,11 @@ impl Server {
         let query = Query::parse(request.uri().query().unwrap_or_default())?;
         match target {
             Target::Healthz => Ok(text(StatusCode::OK, "ok")),
+            Target::Configz => {
+                let shown = self.configuration.clone();
+                let shown = shown.ok_or_else(|| Refusal::not_found("404 page not found"))?;
+                Ok(json(shown))
+            }
             Target::Pods => self.list_pods(|_| true),
             Target::RunningPods => self.list_pods(|pod| {
                 let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
@@ -288,11 +315,8 @@ impl Server {
             Target::NodeLogs(path) => node_logs::serve(&path).await,
             Target::Summary => {
                 let measured = self.measured().await?;
-                let json = serde_json::to_vec(&measured.summary).map_err(Refusal::internal)?;
-                Ok(body(
-                    Response::builder().header(CONTENT_TYPE, "application/json"),
-                    json,
-                ))
+                let summary = serde_json::to_vec(&measured.summary).map_err(Refusal::internal)?;
+                Ok(json(summary))
             }
             Target::Metrics => self.metrics(|s| figures::own(s, &figures::Own::read())).await,
             Target::ProbeMetrics => Ok(body(
@@ -333,11 +357,7 @@ impl Server {
             items,
             ..List::default()
         };
-        let json = serde_json::to_vec(&list).map_err(Refusal::internal)?;
-        Ok(body(
-            Response::builder().header(CONTENT_TYPE, "application/json"),
-            json,
-        ))
+        Ok(json(serde_json::to_vec(&list).map_err(Refusal::internal)?))
     }
 
     async fn logs(&self, path: &PodPath, query: &Query) -> Result<Response<Body>, Refusal> {

@@ -16,6 +16,8 @@ pub(super) struct PodPath {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     Healthz,
+    /// The settings that hold.
+    Configz,
     Pods,
     RunningPods,
     /// What is below `/var/log`.
@@ -44,6 +46,7 @@ impl Target {
         let parts: Vec<String> = parts.collect();
         let target = match (kind.as_str(), parts.as_slice()) {
             ("healthz", _) => Some(Target::Healthz),
+            ("configz", []) => Some(Target::Configz),
             ("pods", []) => Some(Target::Pods),
             ("runningpods", []) => Some(Target::RunningPods),
             ("logs", below) => {

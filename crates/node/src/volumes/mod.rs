@@ -5,6 +5,7 @@
 
 mod attach;
 mod claims;
+mod empty_dir;
 mod files;
 mod host_path;
 mod local;
@@ -12,7 +13,6 @@ mod mounts;
 mod storage;
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +21,8 @@ use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::persistent_volume::{csi_attachment, csi_unique_name, exclusive};
 use knarr_client::Api;
-use knarr_kubelet::env_file;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use knarr_kubelet::{empty_dir::medium, env_file, resources};
+use nix::mount::{MntFlags, umount2};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
@@ -57,6 +57,9 @@ pub enum VolumeError {
     Release { why: String },
 }
 
+/// Where claimed volumes are on this node, by the pod's uid and the volume's name.
+pub(crate) type Claimed = Arc<Mutex<BTreeMap<(String, String), PathBuf>>>;
+
 /// The volumes of one node's pods.
 pub struct Volumes {
     root: PathBuf,
@@ -65,8 +68,7 @@ pub struct Volumes {
     /// The tasks that keep pods' files current, by uid.
     refreshers: Mutex<BTreeMap<String, JoinHandle<()>>>,
     tokens: Arc<files::Tokens>,
-    /// Where claimed volumes are on this node, by the pod's uid and the volume's name.
-    claimed: Mutex<BTreeMap<(String, String), PathBuf>>,
+    claimed: Claimed,
     attached: attach::Attached,
     /// What comes from elsewhere.
     shelf: storage::Shelf,
@@ -91,6 +93,11 @@ pub(crate) fn path_in(root: &Path, uid: &str, volume: &core::Volume) -> Option<P
     let plugin = plugin(volume);
     let base = root.join("pods").join(uid).join("volumes");
     (plugin != ELSEWHERE).then(|| base.join(plugin).join(&volume.name))
+}
+
+/// The name of the claim that a volume of the pod is of, if it is of one.
+pub(crate) fn claim_of(pod: &core::Pod, volume: &core::Volume) -> Option<String> {
+    claims::of(pod, volume).map(|claim| claim.name)
 }
 
 const ELSEWHERE: &str = "kubernetes.io~other";
@@ -119,12 +126,12 @@ impl Drop for EndWith<'_> {
 }
 
 impl Volumes {
-    pub fn new(
+    pub(crate) fn new(
         root: PathBuf,
         node: String,
         api: Arc<dyn Api>,
-        machine: Machine,
-        host: Arc<dyn Host>,
+        (machine, host): (Machine, Arc<dyn Host>),
+        claimed: Claimed,
     ) -> Self {
         let tools = storage::Tools {
             host,
@@ -141,7 +148,7 @@ impl Volumes {
             machine,
             refreshers: Mutex::default(),
             tokens: Arc::default(),
-            claimed: Mutex::default(),
+            claimed,
         }
     }
 
@@ -167,7 +174,11 @@ impl Volumes {
             let path = self.path(uid, volume);
             let group = fs_group(pod);
             if let Some(empty) = &volume.empty_dir {
-                empty_dir(&path, empty, group.map(|g| g.id)).map_err(|e| failed(e.to_string()))?;
+                let memory = place.allocatable.get("memory");
+                let memory = memory.map_or(0, |bytes| resources::amount("memory", bytes));
+                let medium = medium(empty, pod, memory).map_err(failed)?;
+                let group = group.map(|g| g.id);
+                empty_dir::make(&path, medium, group).map_err(|e| failed(e.to_string()))?;
             } else if let Some(host) = &volume.host_path {
                 host_path::check(&host.path, host.type_.as_deref().unwrap_or("")).map_err(failed)?;
             } else if files::is_files(volume) {
@@ -465,30 +476,4 @@ fn fs_group(pod: &core::Pod) -> Option<FsGroup> {
         id: context.fs_group.and_then(|g| u32::try_from(g).ok())?,
         on_root_mismatch: context.fs_group_change_policy.as_deref() == Some("OnRootMismatch"),
     })
-}
-
-fn empty_dir(path: &Path, source: &core::EmptyDirVolumeSource, group: Option<u32>) -> std::io::Result<()> {
-    std::fs::create_dir_all(path)?;
-    let memory = source.medium.as_deref() == Some("Memory");
-    if memory && !mounts::is_mount_point(path)? {
-        let limit = source.size_limit.as_ref();
-        let limit = limit.and_then(|q| knarr_api::quantity::Quantity::parse(&q.0).ok());
-        let options = limit
-            .filter(|q| q.value() > 0)
-            .map(|q| format!("size={}", q.value()));
-        mount(
-            Some("tmpfs"),
-            path,
-            Some("tmpfs"),
-            MsFlags::empty(),
-            options.as_deref(),
-        )?;
-    }
-    let mut mode = 0o777;
-    if let Some(group) = group {
-        std::os::unix::fs::chown(path, None, Some(group))?;
-        // What is made in it belongs to the group too.
-        mode = 0o2777;
-    }
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
 }

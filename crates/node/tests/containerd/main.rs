@@ -7,7 +7,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod confined;
+mod huge_pages;
 mod machine;
+mod measured;
 mod probed;
 mod resized;
 

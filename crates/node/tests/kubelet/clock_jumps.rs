@@ -4,7 +4,6 @@
 use k8s_openapi::jiff::SignedDuration;
 use knarr_node::runtime::fake::{Happening, Manners};
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
 use super::*;
 

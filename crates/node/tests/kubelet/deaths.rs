@@ -10,8 +10,9 @@ use futures::stream::BoxStream;
 use knarr_kubelet::runtime::{Container, Sandbox};
 use knarr_node::runtime::fake::{End, Happening, Manners};
 use knarr_node::runtime::{
-    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, LinuxContainerResources,
-    PodSandboxConfig, Result, Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
+    AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, ImageFs,
+    LinuxContainerResources, PodSandboxConfig, Result, Runtime, RuntimeError, RuntimeEvent, RuntimeStatus,
+    SandboxDetail, Usage,
 };
 use parking_lot::Mutex;
 
@@ -177,7 +178,7 @@ impl Runtime for Mortal {
     async fn remove_image(&self, name: &str) -> Result<()> {
         self.inner.remove_image(name).await
     }
-    async fn image_fs(&self) -> Result<Option<std::path::PathBuf>> {
+    async fn image_fs(&self) -> Result<Option<ImageFs>> {
         self.inner.image_fs().await
     }
 }

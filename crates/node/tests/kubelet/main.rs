@@ -26,7 +26,7 @@ use knarr_node::figures::Meter;
 use knarr_node::runtime::fake::FakeRuntime;
 use knarr_node::{Config, Kubelet, Machine};
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 const IMAGE: &str = "docker.io/library/app:latest";

@@ -138,6 +138,18 @@ fn each_rule_refuses_in_kube_schedulers_words() {
     };
     let plain = || node("n", json!({}));
     let zoned = || node("n", json!({"metadata": {"labels": {"zone": "a", "cores": "8"}}}));
+    let huge = |amount: &str| {
+        let allocatable = json!({"cpu": "4", "memory": "8Gi", "pods": "10", "hugepages-2Mi": amount});
+        node("n", json!({"status": {"allocatable": allocatable}}))
+    };
+    let asking_huge = |name: &str, amount: &str| {
+        let amounts = json!({"cpu": "1", name: amount});
+        let resources = json!({"requests": amounts, "limits": amounts});
+        pod(
+            "p",
+            json!({"containers": [{"name": "c", "resources": resources}]}),
+        )
+    };
     let init = |cpu: &str, policy: Option<&str>| {
         let resources = json!({"requests": {"cpu": cpu}});
         json!({"name": "i", "resources": resources, "restartPolicy": policy})
@@ -256,6 +268,18 @@ fn each_rule_refuses_in_kube_schedulers_words() {
                 json!({"containers": [{"name": "c", "resources": {"requests": {"example.com/gpu": "1"}}}]}),
             ),
             "Insufficient example.com/gpu",
+        ),
+        // Huge pages are counted size by size.
+        (huge("4Mi"), asking_huge("hugepages-2Mi", "4Mi"), ""),
+        (
+            huge("4Mi"),
+            asking_huge("hugepages-2Mi", "6Mi"),
+            "Insufficient hugepages-2Mi",
+        ),
+        (
+            huge("4Mi"),
+            asking_huge("hugepages-1Gi", "1Gi"),
+            "Insufficient hugepages-1Gi",
         ),
         (
             node("n", json!({"status": {"allocatable": {"pods": "0"}}})),

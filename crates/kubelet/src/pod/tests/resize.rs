@@ -173,9 +173,22 @@ fn l5_a_container_that_asks_for_it_runs_again_with_the_pods_new_limits() {
             done: vec![],
             result: Ok(()),
         });
+        // While it takes its time to end it has what it had.
+        life.wait(20);
+        assert_eq!(
+            shown(&life),
+            "allocated cpu=100m,memory=96Mi requests cpu=100m,memory=96Mi limits cpu=100m,memory=96Mi InProgress/"
+        );
+        assert!(!reasons(&mut life).contains(&"ResizeCompleted".to_string()));
         life.exit("c0", 0);
         life.settle();
         assert_eq!(life.status(), "Running c=running/1");
+        let order = reasons(&mut life);
+        assert_eq!(
+            order.last().map(String::as_str),
+            Some("ResizeCompleted"),
+            "{order:?}"
+        );
         assert_eq!(
             shown(&life),
             "allocated cpu=100m,memory=96Mi requests cpu=100m,memory=96Mi limits cpu=100m,memory=96Mi"
@@ -308,5 +321,62 @@ fn l4_what_a_pod_has_is_shown_as_its_group_holds_it() {
         life.settle();
         assert!(life.status().starts_with("Running"));
         assert_eq!(shown(&life), running, "{spec}");
+    }
+}
+
+#[test]
+fn l4_a_resize_is_allocated_then_brought_about() {
+    let resources = |cpu: &str| json!({"requests": {"cpu": cpu}});
+    let mut spec = container("c");
+    spec["resources"] = resources("20m");
+    let mut life = Life::new(json!({"containers": [spec]}));
+    life.settle();
+    let shown = |life: &Life| {
+        let status = life.pod.status();
+        let c = status.container_statuses.as_ref().unwrap()[0].clone();
+        let cpu = |l: Option<BTreeMap<String, Quantity>>| l.unwrap()["cpu"].0.clone();
+        let progress = |c: &&core::PodCondition| c.type_ == "PodResizeInProgress";
+        let busy = status.conditions.iter().flatten().any(|c| progress(&c));
+        (
+            cpu(c.allocated_resources),
+            cpu(c.resources.unwrap().requests),
+            busy,
+        )
+    };
+    assert_eq!(shown(&life), ("20m".into(), "20m".into(), false));
+    life.object.metadata.generation = Some(2);
+    life.object.spec.as_mut().unwrap().containers[0].resources =
+        serde_json::from_value(resources("40m")).unwrap();
+    life.step(Event::Updated(Arc::new(life.object.clone())));
+    assert_eq!(life.open, [Action::AdmitResize]);
+    let observed = |life: &Life| life.pod.status().observed_generation;
+    assert_eq!(observed(&life), Some(1), "nothing is known of the second yet");
+    life.open.clear();
+    let full = Rejection {
+        reason: "OutOfcpu".into(),
+        message: "full".into(),
+    };
+    life.step(Event::ResizeAdmitted(Err(full)));
+    assert_eq!(shown(&life), ("20m".into(), "20m".into(), false), "no room yet");
+    assert_eq!(observed(&life), Some(2));
+    life.now += SignedDuration::from_secs(10);
+    life.step(Event::Timer);
+    life.open.clear();
+    life.take_log();
+    life.step(Event::ResizeAdmitted(Ok(())));
+    assert_eq!(shown(&life), ("40m".into(), "20m".into(), true));
+    life.open.clear();
+    life.step(Event::Resized {
+        done: vec!["c0".into()],
+        result: Ok(()),
+    });
+    assert_eq!(shown(&life), ("40m".into(), "40m".into(), false));
+    let log = life.take_log();
+    let what = r#"{"containers":[{"name":"c","resources":{"requests":{"cpu":"40m"}}}],"generation":2}"#;
+    for wanted in [
+        "event ResizeStarted: Pod resize started: ",
+        "event ResizeCompleted: Pod resize completed: ",
+    ] {
+        assert!(log.contains(&format!("{wanted}{what}")), "{log:#?}");
     }
 }

@@ -94,3 +94,36 @@ fn l5_a_pod_that_is_deleted_while_all_restart_ends() {
     assert_eq!(life.log.last().unwrap(), "delete");
     assert!(!life.log.iter().any(|l| l == "start i1"), "{:?}", life.log);
 }
+
+#[test]
+fn l5_whichever_container_asks_for_it_the_others_ends_are_not_the_pods() {
+    let rules = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+    let mut source = container("source");
+    source["restartPolicy"] = json!("Always");
+    source["restartPolicyRules"] = rules;
+    let mut life = Life::new(json!({
+        "restartPolicy": "Never",
+        "initContainers": [source.clone()],
+        "containers": [container("d")],
+    }));
+    life.settle();
+    life.exit("source0", 42);
+    life.exit("d0", 137);
+    assert_eq!(running(&life), ["d1", "source1"], "{:?}", life.log);
+    assert_eq!(life.status(), "Running source=running/1 d=running/1");
+
+    // Nor is an init container's, that was ended half-way.
+    let mut life = Life::new(json!({
+        "restartPolicy": "Never",
+        "initContainers": [source, container("i")],
+        "containers": [container("d")],
+    }));
+    life.settle();
+    assert_eq!(running(&life), ["i0", "source0"]);
+    life.exit("source0", 42);
+    assert_eq!(life.pod.status().phase.as_deref(), Some("Pending"));
+    life.exit("i0", 137);
+    assert_eq!(running(&life), ["i1", "source1"], "{:?}", life.log);
+    life.exit("i1", 0);
+    assert_eq!(running(&life), ["d0", "source1"]);
+}

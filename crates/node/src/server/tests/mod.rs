@@ -246,6 +246,51 @@ async fn pods_are_listed_as_the_api_has_them() {
     assert_eq!(list["items"][0]["metadata"]["uid"], UID);
 }
 
+/// The answer to a request, of a server with settings to show.
+async fn answer(request: &str) -> String {
+    let node = Arc::new(Node {
+        streams: String::new(),
+        log: PathBuf::new(),
+    });
+    let server = Server::new(node.clone(), node, Arc::new(|| Timestamp::UNIX_EPOCH));
+    let server = server.configured(&json!({"kind": "KubeletConfiguration", "maxPods": 7}));
+    let (mut io, theirs) = tokio::io::duplex(1 << 16);
+    tokio::spawn(async move { server.serve(theirs).await });
+    io.write_all(format!("{request} HTTP/1.0\r\n\r\n").as_bytes())
+        .await
+        .unwrap();
+    let mut answer = String::new();
+    io.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn l13_the_settings_that_hold_are_shown_as_kubelets_show_them() {
+    let shown = answer("GET /configz").await;
+    let (head, body) = shown.split_once("\r\n\r\n").unwrap();
+    assert!(
+        head.contains("200 OK") && head.contains("application/json"),
+        "{head}"
+    );
+    assert_eq!(
+        body,
+        r#"{"kubeletconfig":{"kind":"KubeletConfiguration","maxPods":7}}"#
+    );
+    assert_eq!(refusal("GET /configz", &[]).await.0, 404, "none were given");
+    assert_eq!(refusal("GET /configz/x", &[]).await.0, 404);
+}
+
+#[tokio::test]
+async fn l13_whether_the_kubelet_is_well_may_be_asked_without_wanting_words() {
+    let well = answer("HEAD /healthz").await;
+    assert!(
+        well.starts_with("HTTP/1.0 200 OK") && well.ends_with("\r\n\r\n"),
+        "{well}"
+    );
+    assert!(answer("HEAD /pods").await.starts_with("HTTP/1.0 405"));
+    assert!(answer("POST /healthz").await.starts_with("HTTP/1.0 405"));
+}
+
 #[tokio::test]
 async fn the_node_in_this_process_is_dialled_by_name() {
     let node = Arc::new(Node {

@@ -1,16 +1,16 @@
-//! Wakes a follower when something was written in a log's folder, or a file came or went there. Costs nothing
-//! while nothing happens.
+//! Tells what happens in a folder (inotify). Costs nothing while nothing happens.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+pub(crate) use nix::sys::inotify::{AddWatchFlags, InotifyEvent};
+use nix::sys::inotify::{InitFlags, Inotify};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-pub(super) struct Watch(AsyncFd<Fd>);
+pub(crate) struct Watch(AsyncFd<Fd>);
 
 struct Fd(Inotify);
 
@@ -21,12 +21,9 @@ impl AsRawFd for Fd {
 }
 
 impl Watch {
-    pub(super) fn folder(path: &Path) -> io::Result<Self> {
+    /// Of these happenings, from now on.
+    pub fn folder(path: &Path, flags: AddWatchFlags) -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        let flags = AddWatchFlags::IN_MODIFY
-            | AddWatchFlags::IN_CREATE
-            | AddWatchFlags::IN_MOVED_TO
-            | AddWatchFlags::IN_CLOSE_WRITE;
         inotify.add_watch(path, flags)?;
         // The other constructor is unsafe, for types that may close their descriptor early. This one owns it.
         #[expect(deprecated, reason = "sound for a type that owns its descriptor")]
@@ -34,13 +31,12 @@ impl Watch {
         Ok(Watch(fd))
     }
 
-    /// Resolves after something has happened since the last call.
-    pub(super) async fn changed(&self) -> io::Result<()> {
+    /// What has happened since the last call; resolves when it is something. Nothing is lost if it is dropped before.
+    pub async fn changed(&self) -> io::Result<Vec<InotifyEvent>> {
         loop {
             let mut guard = self.0.readable().await?;
-            // What happened does not matter: whoever waits looks at the files.
             match self.0.get_ref().0.read_events() {
-                Ok(_) => return Ok(()),
+                Ok(events) => return Ok(events),
                 Err(Errno::EAGAIN) => guard.clear_ready(),
                 Err(error) => return Err(error.into()),
             }

@@ -1,0 +1,309 @@
+//! Huge pages: memory that a node sets aside in pages of a size, given to pods by resources named for that size
+//! (`hugepages-2Mi`).
+//!
+//! They are never overcommitted: what a container asks for is its limit, and who asks for none gets none. Page sizes
+//! are counted in bytes here, and have two more names: the resource's (`2Mi`) and the kernel's (`2MB`).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
+use knarr_api::k8s_openapi;
+use knarr_api::quantity::{Notation, Quantity};
+
+use crate::resources::requests;
+
+const RESOURCE: &str = "hugepages-";
+/// The medium of an emptyDir, alone or before a size.
+const MEDIUM: &str = "HugePages";
+const UNITS: [&str; 7] = ["B", "KB", "MB", "GB", "TB", "PB", "EB"];
+/// What stands for no limit: more than there can be, and a whole number of pages of any size.
+const UNLIMITED: i64 = 1 << 62;
+
+/// Bytes by page size.
+pub type Amounts = BTreeMap<i64, i64>;
+
+/// The name of the resource that pages of this size are.
+pub fn resource(page_bytes: i64) -> String {
+    let size = Quantity::from_value(page_bytes, Notation::BinarySi);
+    format!("{RESOURCE}{}", size.to_wire().0)
+}
+
+/// The size of the pages that a resource is, if it is one of them.
+pub fn page_bytes(resource: &str) -> Option<i64> {
+    let size = Quantity::parse(resource.strip_prefix(RESOURCE)?).ok()?;
+    Some(size.value()).filter(|bytes| *bytes > 0)
+}
+
+/// The size as cgroups and CRI name it: `64KB`, `2MB`, `1GB`.
+pub fn kernel_name(page_bytes: i64) -> String {
+    let (mut size, mut unit) = (page_bytes, 0);
+    while size > 0 && size % 1024 == 0 && unit + 1 < UNITS.len() {
+        size /= 1024;
+        unit += 1;
+    }
+    format!("{size}{}", UNITS[unit])
+}
+
+/// What a node has: a resource for each size, also for one of which no page was set aside.
+pub fn capacity(pages: &BTreeMap<i64, i64>) -> impl Iterator<Item = (String, Wire)> {
+    pages.iter().map(|(page_bytes, count)| {
+        let bytes = page_bytes.saturating_mul(*count);
+        let bytes = Quantity::from_value(bytes, Notation::BinarySi);
+        (resource(*page_bytes), bytes.to_wire())
+    })
+}
+
+/// What of a list of resources are huge pages.
+pub fn of_list(list: &BTreeMap<String, Wire>) -> Amounts {
+    let mut found = Amounts::new();
+    for (name, amount) in list {
+        let amount = Quantity::of(amount).map_or(0, |q| q.value());
+        if let Some(page) = page_bytes(name) {
+            // `hugepages-1Gi` and `hugepages-1024Mi` are the same pages.
+            let sum = found.entry(page).or_default();
+            *sum = sum.saturating_add(amount);
+        }
+    }
+    found
+}
+
+/// The page sizes that a node has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PageSizes(Vec<i64>);
+
+impl PageSizes {
+    pub fn of_capacity(capacity: &BTreeMap<String, Wire>) -> Self {
+        PageSizes(of_list(capacity).into_keys().collect())
+    }
+
+    /// For every size there is: what is asked for, else nothing.
+    fn all(&self, asked: &Amounts) -> Amounts {
+        let amount = |page: &i64| asked.get(page).copied().unwrap_or(0);
+        self.0.iter().map(|page| (*page, amount(page))).collect()
+    }
+
+    /// What a pod as a whole may have.
+    pub fn of_pod(&self, pod: &Pod) -> Amounts {
+        let mut asked = Amounts::new();
+        for (name, amount) in requests(pod) {
+            if let Some(page) = page_bytes(&name) {
+                let sum = asked.entry(page).or_default();
+                *sum = sum.saturating_add(amount);
+            }
+        }
+        self.all(&asked)
+    }
+
+    /// What a container may have: its own limits, and where it has none the pod's.
+    pub fn of_container(&self, pod: &Pod, container: &Container) -> Amounts {
+        let of_pod = pod.spec.as_ref().and_then(|s| s.resources.as_ref());
+        let mut limits = Amounts::new();
+        for resources in of_pod.into_iter().chain(container.resources.as_ref()) {
+            limits.extend(resources.limits.iter().flat_map(of_list));
+        }
+        self.all(&limits)
+    }
+
+    /// Of a group that only sums up what others have.
+    pub fn unlimited(&self) -> Amounts {
+        self.0.iter().map(|page| (*page, UNLIMITED)).collect()
+    }
+}
+
+/// Whether an emptyDir of this medium is made of huge pages.
+pub fn is_medium(medium: &str) -> bool {
+    medium == MEDIUM || page_size_of_medium(medium).is_some()
+}
+
+fn page_size_of_medium(medium: &str) -> Option<&str> {
+    medium.strip_prefix(MEDIUM)?.strip_prefix('-')
+}
+
+/// The size of the pages of a volume: the one that its medium says and the pod asks for, or where the medium says none,
+/// the only one that the pod asks for.
+pub fn of_volume(medium: &str, pod: &Pod) -> Result<i64, String> {
+    let wanted = match page_size_of_medium(medium) {
+        None => None,
+        Some(size) => match Quantity::parse(size) {
+            Ok(size) => Some(size.value()),
+            Err(why) => return Err(format!("medium {medium}: {why}")),
+        },
+    };
+    let mut found = None;
+    for page in asked_sizes(pod) {
+        if wanted.is_some_and(|wanted| wanted != page) {
+            continue;
+        }
+        if found.is_some_and(|found| found != page) {
+            return Err(format!(
+                "medium: {medium} can't be used if container requests multiple huge page sizes"
+            ));
+        }
+        found = Some(page);
+    }
+    found.ok_or_else(|| {
+        format!(
+            "medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
+        )
+    })
+}
+
+/// The sizes that the pod or one of its containers asks for.
+fn asked_sizes(pod: &Pod) -> impl Iterator<Item = i64> {
+    let spec = pod.spec.iter();
+    let lists = spec.flat_map(|spec| {
+        let containers = spec
+            .containers
+            .iter()
+            .chain(spec.init_containers.iter().flatten());
+        let own = containers.filter_map(|c| c.resources.as_ref());
+        spec.resources.iter().chain(own)
+    });
+    let names = lists.flat_map(|r| r.requests.iter().flat_map(BTreeMap::keys));
+    names.filter_map(|name| page_bytes(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const KIB: i64 = 1 << 10;
+    const MIB: i64 = 1 << 20;
+    const GIB: i64 = 1 << 30;
+
+    fn asks(amounts: Value) -> Value {
+        json!({"requests": amounts, "limits": amounts})
+    }
+
+    fn pod(spec: Value) -> Pod {
+        serde_json::from_value(json!({"spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn l4_a_page_size_has_three_names() {
+        for (bytes, name, kernel) in [
+            (64 * KIB, "hugepages-64Ki", "64KB"),
+            (2 * MIB, "hugepages-2Mi", "2MB"),
+            (32 * MIB, "hugepages-32Mi", "32MB"),
+            (GIB, "hugepages-1Gi", "1GB"),
+            (16 * GIB, "hugepages-16Gi", "16GB"),
+        ] {
+            assert_eq!(resource(bytes), name);
+            assert_eq!(page_bytes(name), Some(bytes));
+            assert_eq!(kernel_name(bytes), kernel);
+        }
+        for none in [
+            "memory",
+            "hugepages-",
+            "hugepages-0",
+            "hugepages-x",
+            "example.com/a",
+        ] {
+            assert_eq!(page_bytes(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn l4_a_node_has_what_was_set_aside() {
+        let has: Vec<_> = capacity(&[(2 * MIB, 4), (GIB, 0)].into()).collect();
+        let has: Vec<_> = has
+            .iter()
+            .map(|(name, q)| (name.as_str(), q.0.as_str()))
+            .collect();
+        assert_eq!(has, [("hugepages-2Mi", "8Mi"), ("hugepages-1Gi", "0")]);
+    }
+
+    #[test]
+    fn l4_who_asks_for_no_huge_pages_gets_none() {
+        let sizes = PageSizes(vec![2 * MIB, GIB]);
+        let of = |small: i64, large: i64| Amounts::from([(2 * MIB, small), (GIB, large)]);
+        for (what, spec, whole, first) in [
+            (
+                "nothing",
+                json!({"containers": [{"name": "a"}]}),
+                of(0, 0),
+                of(0, 0),
+            ),
+            (
+                "two containers, of which one asks",
+                json!({"containers": [{"name": "a"}, {"name": "b", "resources": asks(json!({"hugepages-2Mi": "4Mi"}))}]}),
+                of(4 * MIB, 0),
+                of(0, 0),
+            ),
+            (
+                "the larger of what begins and what runs",
+                json!({
+                    "initContainers": [{"name": "i", "resources": asks(json!({"hugepages-2Mi": "8Mi"}))}],
+                    "containers": [{"name": "a", "resources": asks(json!({"hugepages-2Mi": "2Mi", "hugepages-1Gi": "1Gi"}))}],
+                }),
+                of(8 * MIB, GIB),
+                of(2 * MIB, GIB),
+            ),
+            (
+                "the pod, and of one size the container itself",
+                json!({
+                    "resources": asks(json!({"hugepages-2Mi": "8Mi", "hugepages-1Gi": "2Gi"})),
+                    "containers": [{"name": "a", "resources": asks(json!({"hugepages-2Mi": "2Mi"}))}],
+                }),
+                of(8 * MIB, 2 * GIB),
+                of(2 * MIB, 2 * GIB),
+            ),
+            (
+                "pages that the node does not have",
+                json!({"containers": [{"name": "a", "resources": asks(json!({"hugepages-64Ki": "64Ki"}))}]}),
+                of(0, 0),
+                of(0, 0),
+            ),
+        ] {
+            let pod = pod(spec);
+            assert_eq!(sizes.of_pod(&pod), whole, "{what}");
+            let container = &pod.spec.as_ref().unwrap().containers[0];
+            assert_eq!(sizes.of_container(&pod, container), first, "{what}");
+        }
+    }
+
+    #[test]
+    fn l2_a_volume_has_pages_that_its_pod_asks_for() {
+        let one = json!({"containers": [{"name": "a", "resources": asks(json!({"hugepages-2Mi": "4Mi"}))}]});
+        let two = json!({"containers": [
+            {"name": "a", "resources": asks(json!({"hugepages-2Mi": "4Mi"}))},
+            {"name": "b", "resources": asks(json!({"hugepages-1Gi": "1Gi"}))},
+        ]});
+        let none = json!({"containers": [{"name": "a", "resources": asks(json!({"memory": "4Mi"}))}]});
+        let whole =
+            json!({"resources": asks(json!({"hugepages-1Gi": "1Gi"})), "containers": [{"name": "a"}]});
+        let first = json!({
+            "initContainers": [{"name": "i", "resources": asks(json!({"hugepages-2Mi": "4Mi"}))}],
+            "containers": [{"name": "a"}],
+        });
+        let unasked = |medium: &str| {
+            Err(format!(
+                "medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
+            ))
+        };
+        for (spec, medium, want) in [
+            (&one, "HugePages", Ok(2 * MIB)),
+            (&one, "HugePages-2Mi", Ok(2 * MIB)),
+            (&one, "HugePages-2048Ki", Ok(2 * MIB)),
+            (&one, "HugePages-1Gi", unasked("HugePages-1Gi")),
+            (
+                &two,
+                "HugePages",
+                Err("medium: HugePages can't be used if container requests multiple huge page sizes".into()),
+            ),
+            (&two, "HugePages-1Gi", Ok(GIB)),
+            (&none, "HugePages", unasked("HugePages")),
+            (&whole, "HugePages", Ok(GIB)),
+            (&first, "HugePages", Ok(2 * MIB)),
+        ] {
+            assert!(is_medium(medium));
+            assert_eq!(of_volume(medium, &pod(spec.clone())), want, "{medium}");
+        }
+        assert!(of_volume("HugePages-large", &pod(one)).is_err());
+        for other in ["", "Memory", "HugePages2Mi", "hugepages"] {
+            assert!(!is_medium(other), "{other}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Images that are not there, come late, or are exchanged.
+
+use super::*;
+
+/// A pod whose image could not be pulled, as is just told.
+fn without_image() -> Life {
+    let mut life = Life::new(json!({}));
+    life.step(Event::Timer);
+    while let Some((at, event)) = life.open.iter().enumerate().find_map(|(at, a)| match a {
+        Action::InspectImage { container, .. } => Some((
+            at,
+            Event::ImageInspected {
+                container: container.clone(),
+                present: Ok(false),
+            },
+        )),
+        Action::PullImage { .. } => None,
+        other => Some((at, life.answer(other)?)),
+    }) {
+        life.give(at, event);
+    }
+    let pull = life
+        .open
+        .iter()
+        .position(|a| matches!(a, Action::PullImage { .. }))
+        .unwrap();
+    let result = Err("rpc error".to_string());
+    life.give(
+        pull,
+        Event::ImagePulled {
+            container: "c".into(),
+            result,
+        },
+    );
+    assert_eq!(life.status(), "Pending c=ErrImagePull/0");
+    life
+}
+
+fn with_image(life: &mut Life, image: &str) {
+    life.object.spec.as_mut().unwrap().containers[0].image = Some(image.into());
+    life.step(Event::Updated(Arc::new(life.object.clone())));
+    life.settle();
+}
+
+#[test]
+fn l5_another_image_does_not_wait_for_what_the_one_before_did() {
+    let mut life = without_image();
+    life.wait(5);
+    with_image(&mut life, "busybox");
+    assert_eq!(life.status(), "Pending c=ErrImagePull/0", "nothing has changed");
+    with_image(&mut life, "other");
+    assert_eq!(life.status(), "Running c=running/0");
+    life.exit("c0", 1);
+    life.exit("c1", 1);
+    life.wait(9);
+    assert_eq!(life.status(), "Running c=CrashLoopBackOff/1");
+    with_image(&mut life, "mended");
+    assert_eq!(life.status(), "Running c=running/2");
+}
+
+#[test]
+fn l4_pulls_fail_back_off_and_are_tried_again() {
+    let mut life = without_image();
+    life.wait(9);
+    assert_eq!(life.status(), "Pending c=ImagePullBackOff/0");
+    let log = life.take_log();
+    for wanted in [
+        "event Pulling: Pulling image \"busybox\"",
+        "event !Failed: Failed to pull image \"busybox\": rpc error",
+        "event !Failed: Error: ErrImagePull",
+        "event BackOff: Back-off pulling image \"busybox\"",
+        "event !Failed: Error: ImagePullBackOff",
+    ] {
+        assert!(log.contains(&wanted.to_string()), "{wanted}: {log:#?}");
+    }
+    life.wait(1);
+    assert_eq!(
+        life.status(),
+        "Running c=running/0",
+        "10 s later it is tried again"
+    );
+}
+
+#[test]
+fn l4_a_pod_deleted_before_anything_ran_ends_as_failed() {
+    let mut life = Life::new(json!({}));
+    life.step(Event::Timer);
+    let setup = life.open.remove(0);
+    assert_eq!(setup, Action::SetUpVolumes);
+    life.step(Event::VolumesFailed {
+        message: "MountVolume.SetUp failed".into(),
+        others_turn: false,
+    });
+    life.delete(30);
+    assert_eq!(life.status(), "Failed c=ContainerStatusUnknown:137/0");
+    assert_eq!(life.log.last().unwrap(), "delete");
+}
+
+#[test]
+fn an_image_change_runs_the_container_anew() {
+    let mut life = Life::new(json!({}));
+    life.settle();
+    life.object.spec.as_mut().unwrap().containers[0].image = Some("other".into());
+    life.step(Event::Updated(Arc::new(life.object.clone())));
+    assert!(
+        life.log
+            .contains(&"event Killing: Container c definition changed, will be restarted".to_string())
+    );
+    life.exit("c0", 0);
+    assert_eq!(life.status(), "Running c=running/1");
+}

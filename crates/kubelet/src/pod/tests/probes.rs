@@ -1,0 +1,130 @@
+//! Probes and the hook after the start: what counts as running, as ready, and as failed.
+
+use super::*;
+
+#[test]
+fn l8_what_a_probe_ends_starts_again_at_once_the_first_times() {
+    let probe = json!({"exec": {"command": ["x"]}, "periodSeconds": 1, "failureThreshold": 1});
+    let mut spec = container("c");
+    spec["livenessProbe"] = probe;
+    let mut life = Life::new(json!({"containers": [spec]}));
+    life.settle();
+    let end = |life: &mut Life, id: &str| {
+        life.step(Event::Probed {
+            id: id.into(),
+            kind: Kind::Liveness,
+            answer: Answer::Failure(String::new()),
+        });
+        life.open.retain(|a| !matches!(a, Action::StopContainer { .. }));
+        life.exit(id, 0);
+    };
+    end(&mut life, "c0");
+    assert_eq!(life.status(), "Running c=running/1", "nothing had ended before");
+    end(&mut life, "c1");
+    assert_eq!(life.status(), "Running c=running/2", "the first that counts");
+    end(&mut life, "c2");
+    assert_eq!(life.status(), "Running c=Completed:0/2", "now it waits");
+    life.wait(10);
+    assert_eq!(life.status(), "Running c=running/3");
+}
+
+#[test]
+fn l9_a_container_does_not_count_as_running_before_its_hook_is_done() {
+    let mut a = container("a");
+    a["lifecycle"] = json!({"postStart": {"exec": {"command": ["x"]}}});
+    let mut life = Life::new(json!({"containers": [a, container("b")]}));
+    life.settle();
+    assert_eq!(
+        life.status(),
+        "Pending a=ContainerCreating/0 b=ContainerCreating/0"
+    );
+    life.hook_done(Hook::PostStart, Ok(()));
+    assert_eq!(life.status(), "Running a=running/0 b=running/0");
+}
+
+#[test]
+fn l9_a_failed_post_start_hook_ends_the_container() {
+    let mut c = container("c");
+    c["lifecycle"] = json!({"postStart": {"exec": {"command": ["x"]}}});
+    let mut life = Life::new(json!({"containers": [c], "restartPolicy": "Never"}));
+    life.settle();
+    life.hook_done(Hook::PostStart, Err("no".into()));
+    assert!(
+        life.log
+            .contains(&"event !FailedPostStartHook: PostStartHook failed".to_string())
+    );
+    assert!(
+        life.log
+            .contains(&"event Killing: FailedPostStartHook".to_string())
+    );
+    life.exit("c0", 0);
+    assert_eq!(life.status(), "Succeeded c=Completed:0/0");
+}
+
+#[test]
+fn l8_readiness_decides_ready_and_liveness_restarts_with_its_own_grace() {
+    let mut c = container("c");
+    c["readinessProbe"] = json!({"exec": {}, "periodSeconds": 1, "failureThreshold": 1});
+    c["livenessProbe"] =
+        json!({"exec": {}, "periodSeconds": 5, "failureThreshold": 1, "terminationGracePeriodSeconds": 7});
+    let mut life = Life::new(json!({"containers": [c]}));
+    life.settle();
+    assert_eq!(
+        life.condition("Ready"),
+        "False/ContainersNotReady/containers with unready status: [c]"
+    );
+    life.probed(Kind::Readiness, Answer::Success);
+    assert_eq!(life.condition("Ready"), "True");
+    life.take_log();
+    life.probed(Kind::Liveness, Answer::Failure("no".into()));
+    let log = life.take_log();
+    assert!(log.contains(&"event !Unhealthy: Liveness probe failed: no".to_string()));
+    assert!(log.contains(&"event Killing: Container c failed liveness probe, will be restarted".to_string()));
+    assert_eq!(log.last().unwrap(), "stop c0 7");
+    life.exit("c0", 137);
+    assert_eq!(life.status(), "Running c=running/1");
+    assert_ne!(life.condition("Ready"), "True", "a new run begins unready");
+}
+
+#[test]
+fn t2_l8_a_pod_that_ends_is_still_asked_for_readiness_and_for_nothing_else() {
+    let mut life = Life::new(json!({"containers": [{
+        "name": "c", "image": "busybox",
+        "readinessProbe": {"exec": {"command": ["x"]}, "periodSeconds": 1, "failureThreshold": 1},
+        "livenessProbe": {"exec": {"command": ["x"]}, "periodSeconds": 1, "failureThreshold": 1},
+    }]}));
+    life.settle();
+    life.probed(Kind::Readiness, Answer::Success);
+    life.probed(Kind::Liveness, Answer::Success);
+    assert_eq!(life.condition("Ready"), "True");
+    life.delete(30);
+    life.take_log();
+    life.wait(2);
+    life.probed(Kind::Readiness, Answer::Failure("gone".into()));
+    assert!(
+        life.condition("Ready").starts_with("False"),
+        "{}",
+        life.condition("Ready")
+    );
+    let log = life.take_log();
+    assert!(!log.iter().any(|what| what.contains("Liveness")), "{log:#?}");
+    assert!(
+        log.contains(&"event !Unhealthy: Readiness probe failed: gone".to_string()),
+        "{log:#?}"
+    );
+}
+
+#[test]
+fn l8_a_startup_probe_holds_the_others_back() {
+    let mut c = container("c");
+    c["startupProbe"] = json!({"exec": {}, "periodSeconds": 1});
+    c["livenessProbe"] = json!({"exec": {}, "periodSeconds": 1});
+    let mut life = Life::new(json!({"containers": [c]}));
+    life.settle();
+    life.wait(3);
+    assert!(life.log.iter().all(|l| l != "probe c Liveness"));
+    assert_ne!(life.condition("Ready"), "True");
+    life.probed(Kind::Startup, Answer::Success);
+    assert_eq!(life.condition("Ready"), "True");
+    assert!(life.log.contains(&"probe c Liveness".to_string()));
+}

@@ -1,0 +1,73 @@
+//! One node's settings, as its kubelet is given them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use knarr_kubelet::configuration::KubeletConfiguration;
+use knarr_kubelet::pod::TerminationResume;
+use knarr_kubelet::self_fencing::SelfFencing;
+
+use super::machine::Machine;
+use crate::volumes::Host;
+
+/// One node's settings.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub node_name: String,
+    /// Pods' directories are below it.
+    pub root_dir: PathBuf,
+    /// Containers' logs are below it: `<namespace>_<pod>_<uid>/<container>/<n>.log`.
+    pub log_dir: PathBuf,
+    pub pod_cidr: String,
+    pub cluster_dns: Vec<String>,
+    pub cluster_domain: String,
+    /// The node's addresses, the first being the one.
+    pub node_ips: Vec<String>,
+    /// Where the kubelet's server listens; 0 where it does not.
+    pub port: u16,
+    /// As `v1.36.2+knarr…`.
+    pub version: String,
+    /// How long TERM waits at the most for proxies to drop an ending pod's address; zero: not at all.
+    pub endpoint_barrier: Duration,
+    /// Images that are never thrown away, by name.
+    pub pinned_images: Vec<String>,
+    /// What the administrator says.
+    pub configuration: KubeletConfiguration,
+    /// The node's resolver settings.
+    pub resolv_conf: PathBuf,
+    /// For pods that were ending while no kubelet was there.
+    pub termination_resume: TerminationResume,
+    /// Which pods the node ends by itself when it is cut off.
+    pub self_fencing: SelfFencing,
+    /// Resets the machine if it is not fed.
+    pub watchdog_device: Option<PathBuf>,
+    pub machine: Machine,
+    /// Who plays what storage and self-fencing need of the machine; `None`: it is what `machine` says.
+    pub played: Option<Arc<dyn Host>>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            node_name: String::new(),
+            root_dir: "/var/lib/knarr/kubelet".into(),
+            log_dir: "/var/lib/knarr/pods".into(),
+            pod_cidr: String::new(),
+            cluster_dns: Vec::new(),
+            cluster_domain: "cluster.local".into(),
+            node_ips: Vec::new(),
+            port: 0,
+            version: "v1.36.2+knarr".into(),
+            endpoint_barrier: Duration::ZERO,
+            pinned_images: Vec::new(),
+            configuration: KubeletConfiguration::default(),
+            resolv_conf: "/etc/resolv.conf".into(),
+            termination_resume: TerminationResume::Full,
+            self_fencing: SelfFencing::default(),
+            watchdog_device: None,
+            machine: Machine::default(),
+            played: None,
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Makes sandboxes and containers, and starts them: what a container is given is fetched and written first.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use k8s_cri::v1::PodSandboxConfig;
+use k8s_openapi::api::core::v1 as core;
+use knarr_api::k8s_openapi;
+use knarr_api::registry::Registered;
+use knarr_client::{Clock, Error};
+use knarr_kubelet::pod::{Event, find_spec};
+use knarr_kubelet::runtime::ContainerState;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tracing::warn;
+
+use super::downward::Place;
+use super::env::Sources;
+use super::resources::CpuQuota;
+use super::security_context::Seccomp;
+use super::worker::{Msg, RETRY};
+use super::{Shared, container, enforcement, env, sandbox, self_fencing};
+use crate::cgroup;
+use crate::logs::links;
+use crate::runtime::RuntimeError;
+
+pub(super) async fn create_sandbox(
+    shared: &Shared,
+    inbox: &mpsc::UnboundedSender<Msg>,
+    pod: &core::Pod,
+    config: &PodSandboxConfig,
+) -> Result<(String, Vec<String>), String> {
+    let refused = |e: RuntimeError| e.to_string();
+    let handler = runtime_handler(shared, pod).await.map_err(refused)?;
+    sandbox::can_be_made(pod, &handler, &shared.config)?;
+    std::fs::create_dir_all(&config.log_directory).map_err(|e| e.to_string())?;
+    enforcement::share_out(shared, Some(pod)).await;
+    if shared.config.machine.is_host()
+        && let Err(error) = limit_pod(shared, pod).await
+    {
+        // The runtime makes the cgroup itself; only the pod's own limits would be missing.
+        warn!(pod = pod.metadata.name, %error, "cannot set up a pod's cgroup");
+    }
+    let _turn = shared.starts.acquire().await;
+    let made = shared.runtime.run_sandbox(config, &handler).await;
+    let id = made.map_err(refused)?;
+    shared.owners.lock().insert(id.clone(), inbox.clone());
+    let detail = shared.runtime.sandbox(&id).await.map_err(refused)?;
+    Ok((id, detail.sandbox.ips))
+}
+
+/// Makes the pod's group, if it is not there, and gives it the pod's limits.
+async fn limit_pod(shared: &Shared, pod: &core::Pod) -> std::io::Result<()> {
+    let configuration = &shared.config.configuration;
+    let limits = super::resources::of_pod(pod, configuration, &shared.huge_pages);
+    let group = super::resources::group(pod);
+    cgroup::ensure(configuration.cgroup_driver, &group, &limits).await
+}
+
+async fn runtime_handler(shared: &Shared, pod: &core::Pod) -> Result<String, RuntimeError> {
+    use k8s_openapi::api::node::v1::RuntimeClass;
+    let Some(name) = pod.spec.as_ref().and_then(|s| s.runtime_class_name.as_deref()) else {
+        return Ok(String::new());
+    };
+    match shared.api.get(RuntimeClass::kind_of(), "", name).await {
+        Ok(class) => Ok(class
+            .get::<RuntimeClass>()
+            .map(|c| c.handler.clone())
+            .unwrap_or_default()),
+        Err(error) => Err(RuntimeError::new("NotFound", error.to_string())),
+    }
+}
+
+pub(super) async fn create_container(
+    shared: &Shared,
+    pod: &core::Pod,
+    name: &str,
+    attempt: u32,
+    sandbox_id: &str,
+    sandbox_config: &PodSandboxConfig,
+    place: &Place,
+) -> Result<String, (&'static str, String)> {
+    let wrong = |message: String| ("CreateContainerConfigError", message);
+    let failed = |e: std::io::Error| ("CreateContainerError", e.to_string());
+    let spec = pod.spec.as_ref().and_then(|s| find_spec(s, name));
+    let spec = spec.ok_or_else(|| wrong(format!("the pod has no container {name:?} any more")))?;
+    let sources = sources(shared, pod, &spec).await.map_err(wrong)?;
+    let image_name = knarr_kubelet::image::normalize(spec.image.as_deref().unwrap_or("")).map_err(wrong)?;
+    let image = shared
+        .runtime
+        .image(&image_name)
+        .await
+        .map_err(|e| wrong(e.message))?;
+    let image = image.ok_or_else(|| wrong(format!("image {image_name:?} is not there any more")))?;
+    let environment = env::environment(pod, &spec, &sources, place).map_err(wrong)?;
+    let mut mounts = Vec::new();
+    for mount in spec.volume_mounts.iter().flatten() {
+        let path = shared.volumes.mount_path(pod, name, mount, &environment).await;
+        mounts.push(path.map_err(|e| wrong(e.to_string()))?);
+    }
+    let uid = pod.metadata.uid.as_deref().unwrap_or("");
+    let directory = shared.volumes.pod_dir(uid);
+    let hosts = write_hosts(shared, pod, &directory, place).map_err(failed)?;
+    let termination_log = directory.join("containers").join(name).join(format!("{attempt}"));
+    write_shared(&termination_log, "").map_err(failed)?;
+    let logs = sandbox::log_directory(pod, &shared.config.log_dir).join(name);
+    std::fs::create_dir_all(logs).map_err(failed)?;
+    let config = container::config(container::Parts {
+        pod,
+        container: &spec,
+        attempt,
+        image: &image,
+        sources: &sources,
+        place,
+        mounts,
+        hosts_file: hosts,
+        termination_log,
+        node_memory_bytes: shared.memory_bytes,
+        cpu_quota: CpuQuota::of(&shared.config.configuration),
+        huge_pages: &shared.huge_pages,
+        seccomp: Seccomp {
+            by_default: shared.config.configuration.seccomp_default,
+            root: shared.config.root_dir.join("seccomp"),
+        },
+        self_fenced: self_fencing::is_concerned(shared, pod),
+        oom_group: cgroup::is_unified() && shared.config.configuration.single_process_oom_kill != Some(true),
+    })
+    .map_err(wrong)?;
+    let made = shared
+        .runtime
+        .create_container(sandbox_id, &config, sandbox_config)
+        .await;
+    made.map_err(|error| ("CreateContainerError", error.message))
+}
+
+pub(super) async fn start_container(
+    shared: &Shared,
+    pod: &core::Pod,
+    container: String,
+    id: String,
+) -> Event {
+    if let Err(message) = self_fencing::may_start(shared, pod).await {
+        return Event::ContainerStartFailed {
+            container,
+            id,
+            message,
+        };
+    }
+    let started = {
+        let _turn = shared.starts.acquire().await;
+        shared.runtime.start_container(&id).await
+    };
+    if let Err(error) = started
+        && !runs_all_the_same(shared, &id).await
+    {
+        return Event::ContainerStartFailed {
+            container,
+            id,
+            message: error.message,
+        };
+    }
+    let now = shared.clock.now();
+    let fallback = pod
+        .spec
+        .as_ref()
+        .and_then(|s| find_spec(s, &container))
+        .and_then(|c| c.image.clone())
+        .unwrap_or_default();
+    match shared.runtime.container(&id).await {
+        Ok(detail) => {
+            let folder = links::folder(&shared.config.log_dir);
+            if let Err(error) = links::link(&folder, &detail.container, Path::new(&detail.log_path)) {
+                warn!(container = id, %error, "cannot link a container's log");
+            }
+            let at = match &detail.container.state {
+                ContainerState::Running { started_at } => *started_at,
+                ContainerState::Exited(exit) => exit.started_at.unwrap_or(now),
+                _ => now,
+            };
+            Event::ContainerStarted {
+                container,
+                id,
+                at,
+                image: detail.container.image,
+                image_id: detail.container.image_id,
+            }
+        }
+        // It did start; only its details are late.
+        Err(_) => Event::ContainerStarted {
+            container,
+            id,
+            at: now,
+            image: fallback,
+            image_id: String::new(),
+        },
+    }
+}
+
+/// Whether a container whose start was answered with an error has been started: the answer may have been lost, and
+/// taking it for an end would start a second one (SPEC S1). Only the runtime's own record says; it is waited for.
+async fn runs_all_the_same(shared: &Shared, id: &str) -> bool {
+    let mut wait = RETRY.0;
+    loop {
+        match shared.runtime.container(id).await {
+            Ok(detail) => {
+                return match &detail.container.state {
+                    ContainerState::Running { .. } => true,
+                    // containerd's record of a start that failed.
+                    ContainerState::Exited(exit) => exit.started_at.is_some() && exit.reason != "StartError",
+                    ContainerState::Created | ContainerState::Unknown => false,
+                };
+            }
+            Err(error) if error.is_not_found() => return false,
+            Err(error) => warn!(container = id, %error, "cannot tell yet whether a container was started"),
+        }
+        sleep(wait).await;
+        wait = (wait * 2).min(RETRY.1);
+    }
+}
+
+/// Fetches what the container's environment comes from.
+async fn sources(shared: &Shared, pod: &core::Pod, container: &core::Container) -> Result<Sources, String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+    let (maps, secrets) = env::references(container);
+    let mut sources = Sources::default();
+    for name in maps {
+        let map = fetch::<core::ConfigMap>(shared, namespace, &name).await?;
+        sources.config_maps.insert(name, map);
+    }
+    for name in secrets {
+        let secret = fetch::<core::Secret>(shared, namespace, &name).await?;
+        sources.secrets.insert(name, secret);
+    }
+    for (volume, path) in env::files(container) {
+        let file = shared.volumes.env_file(pod, volume, path).await;
+        sources.files.insert((volume.into(), path.into()), file);
+    }
+    for of in [namespace, "default"] {
+        let services = shared.services.list(of).into_iter();
+        let services = services.filter(|s| of == namespace || s.name() == "kubernetes");
+        sources
+            .services
+            .extend(services.filter_map(|s| s.to_typed::<core::Service>().map(Arc::new)));
+    }
+    Ok(sources)
+}
+
+async fn fetch<T: Registered + Clone>(
+    shared: &Shared,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<Arc<T>>, String> {
+    match shared.api.get(T::kind_of(), namespace, name).await {
+        Ok(object) => Ok(object.to_typed::<T>().map(Arc::new)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(Error::message(&error).to_string()),
+    }
+}
+
+fn write_hosts(
+    shared: &Shared,
+    pod: &core::Pod,
+    directory: &Path,
+    place: &Place,
+) -> std::io::Result<Option<PathBuf>> {
+    let path = directory.join("etc-hosts");
+    let node = sandbox::host_network(pod)
+        .then(|| std::fs::read_to_string("/etc/hosts"))
+        .transpose()?;
+    let fqdn = sandbox::fqdn(pod, &shared.config);
+    let text = container::hosts_file(
+        pod,
+        &place.pod_ips,
+        &sandbox::hostname(pod),
+        fqdn.as_deref(),
+        node.as_deref(),
+    );
+    write_shared(&path, &text)?;
+    Ok(Some(path))
+}
+
+/// A file that processes of any user may read and write.
+fn write_shared(path: &Path, text: &str) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    std::fs::write(path, text)?;
+    let mode = if text.is_empty() { 0o666 } else { 0o644 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}

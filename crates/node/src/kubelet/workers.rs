@@ -1,0 +1,435 @@
+//! The pods' tasks, one each: who begins, who is told of what, and who ends what no pod accounts for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::{Object, k8s_openapi};
+use knarr_client::{Clock, Store};
+use knarr_kubelet::admission::{self, Rejection};
+use knarr_kubelet::pod::Event;
+use knarr_kubelet::runtime::{Container, Sandbox};
+use knarr_kubelet::static_pods::mirrored;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::worker::{self, Msg, Origin, Worker};
+use super::{Shared, resources, room, shutdown, static_pods, status};
+use crate::teardown::remove_sandbox;
+
+/// What an orphan is given to end by itself.
+const ORPHAN_GRACE: Duration = Duration::from_secs(2);
+/// How long a new pod waits for a look at the node before it is refused by what is known.
+const NODE_LOOK: Duration = Duration::from_secs(5);
+
+/// How long one static pod waits for the API to hear of the end of the one before it.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
+
+/// What the runtime holds, by pod.
+pub(super) struct Picture {
+    pub since: Timestamp,
+    pub pods: BTreeMap<String, (Vec<Sandbox>, Vec<Container>)>,
+}
+
+/// What the runtime was found to hold of a pod, and since when that is so.
+pub(super) type Found = (Timestamp, Vec<Sandbox>, Vec<Container>);
+
+impl Picture {
+    /// What is there of a pod; it is handed out once.
+    fn take(&mut self, uid: &str) -> Option<Found> {
+        self.pods.remove(uid).map(|(s, c)| (self.since, s, c))
+    }
+}
+
+pub(super) async fn look(shared: &Shared) -> crate::runtime::Result<Picture> {
+    let since = shared.clock.now();
+    let sandboxes = shared.runtime.sandboxes().await?;
+    let containers = shared.runtime.containers().await?;
+    let mut pods: BTreeMap<String, (Vec<Sandbox>, Vec<Container>)> = BTreeMap::new();
+    for sandbox in sandboxes {
+        pods.entry(sandbox.pod.uid.clone()).or_default().0.push(sandbox);
+    }
+    for container in containers {
+        pods.entry(container.pod.uid.clone())
+            .or_default()
+            .1
+            .push(container);
+    }
+    Ok(Picture { since, pods })
+}
+
+pub(super) struct Workers {
+    pub shared: Arc<Shared>,
+    pub by_uid: BTreeMap<String, Worker>,
+    pub cancel: CancellationToken,
+    /// Taken by this node.
+    pub admitted: BTreeSet<String>,
+    /// New pods for which the node's object is looked at once more, by uid.
+    pub looking: BTreeSet<String>,
+    /// Tells when that is done.
+    pub looks: mpsc::UnboundedSender<String>,
+    /// Being ended.
+    pub orphans: Arc<Mutex<BTreeSet<String>>>,
+    /// The static pods that have a worker, by uid; true once their file is gone.
+    pub statics: BTreeMap<String, (core::Pod, bool)>,
+    /// Static pods that have ended and in whose place others wait, by uid: since when.
+    pub untold: BTreeMap<String, Instant>,
+    /// Critical pods that are not taken yet, by uid.
+    pub waiting: BTreeMap<String, room::Waiting>,
+}
+
+impl Workers {
+    /// Begins the static pods that are wanted and ends the others. One whose file says something else waits for the
+    /// one before it to end: both have one name. The answer is whether one waits so.
+    pub(super) fn run_statics(&mut self, wanted: BTreeMap<String, core::Pod>, picture: &mut Picture) -> bool {
+        self.static_pods_wait_no_more(&wanted);
+        let by_uid = &self.by_uid;
+        self.statics
+            .retain(|uid, _| by_uid.get(uid).is_some_and(|worker| !worker.is_finished()));
+        let statics = &self.statics;
+        self.untold.retain(|uid, _| statics.contains_key(uid));
+        let mut waits = false;
+        let now = self.shared.clock.now();
+        for (uid, (pod, ended)) in &mut self.statics {
+            if !*ended
+                && !wanted.contains_key(uid)
+                && let Some(worker) = self.by_uid.get(uid)
+            {
+                *ended = true;
+                let ending = static_pods::told_to_end(pod, now);
+                worker.send(Msg::Event(Event::Updated(Arc::new(ending))));
+            }
+        }
+        for (uid, pod) in wanted {
+            let name = |p: &core::Pod| (p.metadata.namespace.clone(), p.metadata.name.clone());
+            let mut others = self.statics.iter();
+            let before = others.find(|(_, (other, _))| name(other) == name(&pod));
+            if let Some((before, (_, ended))) = before {
+                if *ended {
+                    waits = true;
+                    let before = before.clone();
+                    self.wait_no_more_for_the_api(&before);
+                }
+                continue;
+            }
+            let begins = match picture.pods.contains_key(&uid) {
+                true => pod.clone(),
+                false => static_pods::with_memory(&self.shared, &pod),
+            };
+            self.take_up(uid.clone(), Arc::new(begins), Origin::File, picture);
+            self.statics.insert(uid, (pod, false));
+        }
+        *self.shared.static_uids.lock() = self.statics.keys().cloned().collect();
+        waits
+    }
+
+    /// What comes after a static pod does not wait for an API that does not answer: of one that has ended, the mirror of
+    /// the next tells.
+    fn wait_no_more_for_the_api(&mut self, uid: &str) {
+        let Some(worker) = self.by_uid.get(uid).filter(|worker| worker.has_ended()) else {
+            return;
+        };
+        let since = self.untold.entry(uid.to_string()).or_insert_with(Instant::now);
+        if since.elapsed() >= TOLD_WITHIN {
+            worker.send(Msg::Forget);
+        }
+    }
+
+    /// A mirror is not run; that it goes, or is told to, is undone as long as its pod is there.
+    fn mirror_changed(&self, mirror: &core::Pod, gone: bool) {
+        let name = |p: &core::Pod| (p.metadata.namespace.clone(), p.metadata.name.clone());
+        let stands_for = self
+            .statics
+            .iter()
+            .find(|(_, (pod, ended))| !*ended && name(pod) == name(mirror));
+        match stands_for.and_then(|(uid, _)| self.by_uid.get(uid)) {
+            Some(worker) if gone || mirror.metadata.deletion_timestamp.is_some() => {
+                worker.send(Msg::MirrorGone);
+            }
+            Some(_) => {}
+            None if gone || self.statics.values().any(|(pod, _)| name(pod) == name(mirror)) => {}
+            None => {
+                let (shared, mirror) = (self.shared.clone(), mirror.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = status::delete_at_once(&shared, &mirror).await {
+                        warn!(%error, "cannot remove the mirror of a static pod that is gone");
+                    }
+                });
+            }
+        }
+    }
+
+    pub(super) fn changed(&mut self, old: Option<&Object>, new: Option<Arc<Object>>, picture: &mut Picture) {
+        let gone = old.filter(|old| new.as_ref().is_none_or(|new| new.uid() != old.uid()));
+        if let Some(mirror) = gone.and_then(|old| old.to_typed::<core::Pod>())
+            && mirrored(&mirror).is_some()
+        {
+            self.mirror_changed(&mirror, true);
+        }
+        if let Some(old) = gone {
+            self.waiting.remove(old.uid());
+            if let Some(worker) = self.by_uid.get(old.uid()) {
+                worker.send(Msg::Event(Event::Removed));
+            }
+        }
+        let Some(pod) = new.and_then(|new| new.to_typed::<core::Pod>()) else {
+            return;
+        };
+        if mirrored(&pod).is_some() {
+            return self.mirror_changed(&pod, false);
+        }
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        match self.by_uid.get(&uid) {
+            Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new(pod)))),
+            None if self.looking.contains(&uid) => {}
+            None => self.take_up(uid, Arc::new(pod), Origin::Api, picture),
+        }
+    }
+
+    /// A pod that is new here gets its worker. What the runtime has of it already is not asked whether there is room.
+    pub(super) fn take_up(
+        &mut self,
+        uid: String,
+        pod: Arc<core::Pod>,
+        origin: Origin,
+        picture: &mut Picture,
+    ) {
+        if self.waits_for_room(&uid, &pod) {
+            return;
+        }
+        let found = picture.take(&uid);
+        let admitted = self.admit_new(&pod, &found);
+        let of_labels = admitted.as_ref().is_err_and(Rejection::is_of_labels_or_taints);
+        if of_labels && matches!(origin, Origin::Api) {
+            // The scheduler may know of a change that is still under way to here: as in Kubernetes, what is refused for the
+            // node's labels is decided on its object as it is now.
+            self.looking.insert(uid.clone());
+            let (shared, looks) = (self.shared.clone(), self.looks.clone());
+            tokio::spawn(async move {
+                match timeout(NODE_LOOK, shared.own_node.read(&*shared.api)).await {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => debug!(%error, "cannot look at the node before a pod is refused"),
+                    Err(_) => debug!("looking at the node before a pod is refused takes too long"),
+                }
+                // The receiver goes only with the whole kubelet.
+                let _ = looks.send(uid);
+            });
+            return;
+        }
+        self.begin(uid, pod, origin, found, admitted);
+    }
+
+    /// The node is known as it is now: it takes the pod, or refuses it.
+    pub(super) fn looked_again(&mut self, uid: &str, picture: &mut Picture) {
+        self.looking.remove(uid);
+        let there = self.shared.pods.list("").into_iter().find(|pod| pod.uid() == uid);
+        let Some(pod) = there.and_then(|object| object.to_typed::<core::Pod>()) else {
+            return;
+        };
+        let found = picture.take(uid);
+        let admitted = self.admit_new(&pod, &found);
+        self.begin(uid.to_string(), Arc::new(pod), Origin::Api, found, admitted);
+    }
+
+    /// What runs already is not asked.
+    fn admit_new(&self, pod: &core::Pod, found: &Option<Found>) -> Result<Vec<core::Pod>, Rejection> {
+        match found {
+            Some(_) => Ok(Vec::new()),
+            None => self.admit(pod),
+        }
+    }
+
+    /// Gives a pod its worker, once those have ended that have to end for it.
+    fn begin(
+        &mut self,
+        uid: String,
+        pod: Arc<core::Pod>,
+        origin: Origin,
+        found: Option<Found>,
+        admitted: Result<Vec<core::Pod>, Rejection>,
+    ) {
+        let admitted = match admitted {
+            Ok(victims) if !victims.is_empty() => return self.make_room(uid, pod, origin, &victims),
+            Ok(_) => {
+                self.admitted.insert(uid.clone());
+                Ok(())
+            }
+            Err(rejection) => Err(rejection),
+        };
+        let (shared, cancel) = (self.shared.clone(), self.cancel.clone());
+        let worker = Worker::start(shared, pod, found, admitted, origin, cancel);
+        self.by_uid.insert(uid, worker);
+    }
+
+    /// Whether the node takes a pod that is new to it, beside those it has taken; the answer are those that are to
+    /// end before it is.
+    fn admit(&self, pod: &core::Pod) -> Result<Vec<core::Pod>, Rejection> {
+        let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+        if !matches!(phase, None | Some("Pending")) || pod.metadata.deletion_timestamp.is_some() {
+            return Ok(Vec::new());
+        }
+        let best_effort = resources::qos(pod) == resources::Qos::BestEffort;
+        knarr_kubelet::eviction::admit(pod, best_effort, &self.shared.pressures())?;
+        let sysctls = &self.shared.config.configuration.allowed_unsafe_sysctls;
+        knarr_kubelet::sysctl::admit(pod, sysctls)?;
+        let counts = |other: &core::Pod| {
+            let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
+            let uid = other.metadata.uid.as_deref().unwrap_or("");
+            let taken = self.admitted.contains(uid) || phase == Some("Running");
+            taken && !matches!(phase, Some("Succeeded" | "Failed"))
+        };
+        let known = beside(&self.shared, &self.shared.granted.lock(), pod, counts);
+        let victims = match known {
+            Some((node, others)) => {
+                let others: Vec<&core::Pod> = others.iter().collect();
+                let victims = admission::admit_before(pod, &node, &others)?;
+                victims.into_iter().cloned().collect()
+            }
+            None => Vec::new(),
+        };
+        knarr_kubelet::app_armor::admit(pod, || self.shared.config.machine.has_app_armor())?;
+        match self.shared.is_shutting_down() {
+            true => Err(knarr_kubelet::shutdown::rejection()),
+            false => Ok(victims),
+        }
+    }
+
+    /// Pods of which something is left here.
+    pub(super) fn active_pods(&self) -> Vec<core::Pod> {
+        let objects = self.shared.pods.list("");
+        let of_api = objects.iter().filter_map(|o| o.to_typed::<core::Pod>());
+        let of_files = self.statics.values().map(|(pod, _)| pod.clone());
+        let all = of_api.filter(|pod| mirrored(pod).is_none()).chain(of_files);
+        all.filter(|pod| !self.has_ended(pod.metadata.uid.as_deref().unwrap_or("")))
+            .collect()
+    }
+
+    /// Whether nothing is left of a pod but what is told of it.
+    pub(super) fn has_ended(&self, uid: &str) -> bool {
+        let worker = self.by_uid.get(uid);
+        worker.is_none_or(|worker| worker.is_finished() || worker.has_ended())
+    }
+
+    /// Whether a pod's object does not show yet that it has ended.
+    pub(super) fn is_untold(&self, uid: &str) -> bool {
+        let objects = self.shared.pods.list("");
+        let object = objects.iter().find(|o| o.uid() == uid);
+        object
+            .and_then(|o| o.to_typed::<core::Pod>())
+            .is_some_and(|pod| !shutdown::is_told(&pod))
+    }
+
+    pub(super) fn tell(&self, uid: &str, event: Event) {
+        // A pod that is gone needs no ending.
+        if let Some(worker) = self.by_uid.get(uid) {
+            worker.send(Msg::Event(event));
+        }
+    }
+
+    pub(super) fn exited(&self, id: &str) {
+        if let Some(owner) = self.shared.owners.lock().get(id) {
+            // A worker that is gone has nothing to look at.
+            let _ = owner.send(Msg::Look { id: id.into() });
+        }
+    }
+
+    pub(super) fn observed(&mut self, now: &Picture, pods: &Store) {
+        for (uid, worker) in &self.by_uid {
+            let (sandboxes, containers) = now.pods.get(uid).cloned().unwrap_or_default();
+            worker.send(Msg::Observed {
+                since: now.since,
+                sandboxes,
+                containers,
+            });
+        }
+        for (uid, (sandboxes, containers)) in &now.pods {
+            let known = self.by_uid.contains_key(uid) || pods.list("").iter().any(|p| p.uid() == uid);
+            if known || !self.orphans.lock().insert(uid.clone()) {
+                continue;
+            }
+            info!(uid, "ending what runs without a pod");
+            let (shared, orphans, uid) = (self.shared.clone(), self.orphans.clone(), uid.clone());
+            let (sandboxes, containers) = (sandboxes.clone(), containers.clone());
+            tokio::spawn(async move {
+                end_orphan(&shared, &uid, &sandboxes, &containers).await;
+                orphans.lock().remove(&uid);
+            });
+        }
+    }
+}
+
+pub(crate) type Granted = BTreeMap<String, Arc<core::Pod>>;
+
+/// Whether there is room for what a pod asks for now, beside what the others are allocated. If so, it has that at once:
+/// of two that do not fit together one is resized.
+pub(super) fn admit_resize(shared: &Shared, pod: &Arc<core::Pod>) -> Result<(), Rejection> {
+    let mut granted = shared.granted.lock();
+    let counts = |other: &core::Pod| {
+        let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
+        !matches!(phase, Some("Failed" | "Succeeded"))
+    };
+    if let Some((node, others)) = beside(shared, &granted, pod, counts) {
+        admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())?;
+    }
+    granted.insert(pod.metadata.uid.clone().unwrap_or_default(), pod.clone());
+    Ok(())
+}
+
+/// The node and its other pods that count. None until it has an object that says what there is: then nobody was asked to
+/// run here.
+fn beside(
+    shared: &Shared,
+    granted: &Granted,
+    pod: &core::Pod,
+    counts: impl Fn(&core::Pod) -> bool,
+) -> Option<(Arc<core::Node>, Vec<core::Pod>)> {
+    let says = |node: &Arc<core::Node>| node.status.as_ref().is_some_and(|s| s.allocatable.is_some());
+    let node = shared.own_node.known().filter(says)?;
+    let objects = shared.pods.list("");
+    let others: Vec<core::Pod> = objects
+        .iter()
+        .filter_map(|o| o.to_typed::<core::Pod>())
+        .filter(|other| other.metadata.uid != pod.metadata.uid && counts(other))
+        .map(|mut other| {
+            let uid = other.metadata.uid.as_deref().unwrap_or("");
+            if let Some(granted) = granted.get(uid) {
+                other.spec.clone_from(&granted.spec);
+            }
+            other
+        })
+        .collect();
+    Some((node, others))
+}
+
+/// Ends what no pod in the API accounts for. What cannot be ended is tried again after the next look; its volumes stay
+/// as they are until then, for its processes may use them. Once nothing runs nobody looks again, so these are freed here.
+async fn end_orphan(shared: &Shared, uid: &str, sandboxes: &[Sandbox], containers: &[Container]) {
+    let runtime = &shared.runtime;
+    let stops = containers.iter().map(|c| async move {
+        let stopped = runtime.stop_container(&c.id, ORPHAN_GRACE).await;
+        if let Err(error) = &stopped {
+            warn!(container = c.id, %error, "cannot end a container without a pod");
+        }
+        // If not, it ends with its sandbox below.
+        stopped.is_ok() || sandboxes.iter().any(|s| s.id == c.sandbox_id)
+    });
+    let ended = futures::future::join_all(stops).await;
+    if !ended.into_iter().all(|ended| ended) {
+        return;
+    }
+    for sandbox in sandboxes {
+        if let Err(error) = remove_sandbox(runtime.as_ref(), &sandbox.id).await {
+            warn!(sandbox = sandbox.id, %error, "cannot end a sandbox without a pod");
+            return;
+        }
+    }
+    worker::until_done("free the volumes of a pod that is gone", || {
+        shared.volumes.teardown(uid)
+    })
+    .await;
+}
