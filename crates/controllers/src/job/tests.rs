@@ -97,6 +97,19 @@ fn conditions(world: &World) -> Vec<String> {
         .collect()
 }
 
+/// The API takes no completion before the start.
+#[test]
+fn a_job_whose_controllers_clock_was_set_back_completes_when_it_began() {
+    let mut world = start(json!({"completions": 1}));
+    settle(&mut world, 3_000);
+    let pod = active(&world)[0].clone();
+    end(&mut world, &pod, "Succeeded", 0, 10);
+    settle(&mut world, 10);
+    let after = status(&world);
+    assert_eq!(after.start_time, Some(seconds(at(3_000))));
+    assert_eq!(after.completion_time, after.start_time);
+}
+
 #[test]
 fn a_job_is_complete_when_enough_pods_succeeded() {
     let mut world = start(json!({"completions": 3, "parallelism": 2}));

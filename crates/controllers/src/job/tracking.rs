@@ -146,7 +146,9 @@ impl<'a> Look<'a> {
         if !is_success {
             return vec![Action::warning(&about, conditions::reason(&reason), message)];
         }
-        self.status.completion_time = Some(seconds(self.now));
+        // A clock that was set back since says a time that the API would refuse.
+        let end = seconds(self.now);
+        self.status.completion_time = self.status.start_time.clone().max(Some(end));
         let mut events = Vec::new();
         if self
             .spec
