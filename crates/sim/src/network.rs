@@ -481,6 +481,13 @@ impl Wire {
         answer
     }
 
+    /// For [`Mutation::MountWithoutAttach`]: the node that takes every record of volumes for its own.
+    fn asks_nobody(&self, kind: &'static Kind) -> Option<&str> {
+        let applies =
+            self.mutation == Some(Mutation::MountWithoutAttach) && kind == &registry::VOLUME_ATTACHMENT;
+        self.network.name.strip_prefix("node/").filter(|_| applies)
+    }
+
     fn is_kubelet(&self) -> bool {
         self.network.name.starts_with("node/")
     }
@@ -573,10 +580,7 @@ impl Api for Wire {
     }
 
     async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
-        if self.mutation == Some(Mutation::MountWithoutAttach)
-            && kind == &registry::VOLUME_ATTACHMENT
-            && let Some(node) = self.network.name.strip_prefix("node/")
-        {
+        if let Some(node) = self.asks_nobody(kind) {
             return disks::attached_to(node, name);
         }
         let (namespace, name) = (namespace.to_string(), name.to_string());
@@ -635,6 +639,9 @@ impl Api for Wire {
         subresource: &str,
     ) -> Result<Arc<Object>> {
         let subresource = subresource.to_string();
+        if self.asks_nobody(kind).is_some() {
+            return Ok(Arc::new(Object::from_typed(kind, object)));
+        }
         if kind == &registry::POD && self.is_kubelet() {
             let meta = object.metadata().clone();
             if self.mutation == Some(Mutation::DeleteBeforeTheEnd) && meta.deletion_timestamp.is_some() {

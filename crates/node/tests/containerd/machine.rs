@@ -232,6 +232,18 @@ impl Machine {
         }
     }
 
+    /// The node's lease, which it takes when it is registered, ready or not.
+    pub async fn lease(&self) -> Value {
+        let began = Instant::now();
+        loop {
+            match self.api.get(&registry::LEASE, "kube-node-lease", "n1").await {
+                Ok(lease) => return serde_json::from_slice(lease.json()).unwrap(),
+                Err(error) if began.elapsed() > Duration::from_secs(30) => panic!("no lease: {error}"),
+                Err(_) => sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+
     pub async fn create(&self, name: &str, spec: Value) {
         let mut pod = json!({
             "metadata": {"name": name, "namespace": "default"},

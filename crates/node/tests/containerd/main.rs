@@ -19,12 +19,12 @@ use std::time::Duration;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use knarr_api::k8s_openapi;
-use knarr_api::registry::{self, Registered};
+use knarr_api::registry::Registered;
 use knarr_client::{Api, DeleteOptions, TypedApi};
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::images;
 use knarr_node::runtime::Runtime;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -442,12 +442,7 @@ async fn the_node_is_registered_and_its_lease_renewed() {
             .unwrap()
             .starts_with("containerd://1.")
     );
-    let lease = machine
-        .api
-        .get(&registry::LEASE, "kube-node-lease", "n1")
-        .await
-        .unwrap();
-    let lease: Value = serde_json::from_slice(lease.json()).unwrap();
+    let lease = machine.lease().await;
     assert_eq!(lease["spec"]["leaseDurationSeconds"], 40);
     let mut events = machine.runtime.events().await.unwrap();
     machine
