@@ -104,8 +104,7 @@ impl Controller for LocalProvisioner {
             Err(Refused::Elsewhere(why)) => {
                 // The scheduler is to choose again.
                 let mut again = (*claim).clone();
-                let annotations = again.metadata.annotations.get_or_insert_default();
-                annotations.remove(SELECTED_NODE);
+                super::remove_annotation(&mut again.metadata, SELECTED_NODE);
                 let about = reference(claim.object());
                 vec![
                     Action::warning(&about, "ProvisioningFailed", why),

@@ -47,6 +47,13 @@ fn annotate(meta: &mut ObjectMeta, key: &str, value: &str) -> bool {
     before.as_deref() != Some(value)
 }
 
+/// Takes it away. Without any annotation there is no map of them, as it is read back.
+fn remove_annotation(meta: &mut ObjectMeta, key: &str) {
+    let mut others = meta.annotations.take().unwrap_or_default();
+    others.remove(key);
+    meta.annotations = (!others.is_empty()).then_some(others);
+}
+
 /// The class a claim asks for; empty is none.
 pub fn class_of_claim(claim: &PersistentVolumeClaim) -> &str {
     let spec = claim.spec.as_ref();

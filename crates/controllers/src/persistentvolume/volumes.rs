@@ -145,8 +145,7 @@ fn elsewhere(volume: &Shared<PersistentVolume>, claim: &Shared<PersistentVolumeC
     let spec = changed.spec.get_or_insert_default();
     if chosen {
         spec.claim_ref = None;
-        let annotations = changed.metadata.annotations.get_or_insert_default();
-        annotations.remove(BOUND_BY_CONTROLLER);
+        super::remove_annotation(&mut changed.metadata, BOUND_BY_CONTROLLER);
     } else if let Some(to) = &mut spec.claim_ref {
         to.uid = None;
     }
