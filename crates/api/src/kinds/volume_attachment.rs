@@ -65,6 +65,17 @@ impl Strategy for VolumeAttachment {
         errors
     }
 
+    /// A node lists and watches its own attachments by it. Kubernetes has no such field here: its nodes read attachments one by
+    /// one.
+    const SELECTABLE_FIELDS: &'static [&'static str] = &["spec.nodeName"];
+
+    fn field(&self, path: &str) -> String {
+        match path {
+            "spec.nodeName" => self.spec.node_name.clone(),
+            _ => String::new(),
+        }
+    }
+
     const UNCONDITIONAL_UPDATE: bool = false;
 
     fn columns() -> &'static [Column] {

@@ -65,6 +65,29 @@ impl Selector {
     }
 }
 
+/// The value that a selector's text requires of a field, for whoever does not know the kind; `None` where any will do, where
+/// the text does not parse, and for values with escapes, which no object's name, node or namespace has.
+pub fn required<'a>(text: &'a str, field: &str) -> Option<&'a str> {
+    parse_terms(text).ok()?;
+    split_unescaped_commas(text)
+        .into_iter()
+        .filter_map(split_term)
+        .find(|(name, operator, value)| *name == field && *operator != "!=" && !value.contains('\\'))
+        .map(|(_, _, value)| value)
+}
+
+/// The value as it stands in a selector's text.
+pub fn escape(value: &str) -> String {
+    let mut escaped = String::with_capacity(value.len());
+    for c in value.chars() {
+        if matches!(c, '\\' | ',' | '=') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
 /// The (in)equalities of `text`, ordered as text; apimachinery's words for what is none.
 fn parse_terms(text: &str) -> Result<Vec<Term>, String> {
     let mut parts = split_unescaped_commas(text);
@@ -152,6 +175,11 @@ fn has_own_fields(kind: &Kind) -> bool {
     )
 }
 
+/// Nodes select the attachments that are theirs, which Kubernetes' cannot; the other words are Kubernetes' own.
+fn is_attachment(kind: &Kind) -> bool {
+    (kind.group, kind.kind) == ("storage.k8s.io", "VolumeAttachment")
+}
+
 fn is_supported(kind: &Kind, field: &str) -> bool {
     match field {
         NAME => true,
@@ -160,8 +188,8 @@ fn is_supported(kind: &Kind, field: &str) -> bool {
         // Pods may be asked for it and none has it: every pod's is empty.
         "status.podIPs" if kind.group.is_empty() && kind.kind == "Pod" => true,
         field => {
-            (has_own_fields(kind) || kind.ops.custom().is_some())
-                && kind.ops.selectable_fields().contains(&field)
+            let has_fields = has_own_fields(kind) || kind.ops.custom().is_some() || is_attachment(kind);
+            has_fields && kind.ops.selectable_fields().contains(&field)
         }
     }
 }
