@@ -11,7 +11,7 @@ use knarr_client::{
     Api, DeleteOptions, List, ListOptions, Patch, Term, WatchEvent, WatchOptions, WatchStream,
 };
 
-use crate::authz::{Attributes, forbidden};
+use crate::authz::{Attributes, Selectors, forbidden};
 use crate::cache::change::Told;
 use crate::pipeline::decode::FieldValidation;
 use crate::pipeline::delete::DeleteRequest;
@@ -29,8 +29,9 @@ pub(crate) struct InProcess {
 }
 
 impl InProcess {
-    fn ctx(&self) -> Ctx {
+    fn ctx(&self, verb: &'static str) -> Ctx {
         Ctx {
+            verb,
             term: self.term.clone(),
             ..Ctx::new(self.user.clone(), self.server.clock.now())
         }
@@ -47,29 +48,31 @@ impl InProcess {
             .ok_or_else(not_served)
     }
 
-    fn allow(&self, verb: &str, target: &Target<'_>) -> Result<()> {
-        self.allow_selected(verb, target, "")
+    /// The target of a request whose sender may do this to it.
+    fn allowed<'a>(
+        &self,
+        verb: &'a str,
+        kind: &'static Kind,
+        namespace: &'a str,
+        name: &'a str,
+        subresource: &'a str,
+    ) -> Result<Target<'a>> {
+        self.allowed_of(verb, kind, (namespace, name, subresource), Selectors::default())
     }
 
-    fn allow_selected(&self, verb: &str, target: &Target<'_>, field_selector: &str) -> Result<()> {
+    fn allowed_of<'a>(
+        &self,
+        verb: &'a str,
+        kind: &'static Kind,
+        (namespace, name, subresource): (&'a str, &'a str, &'a str),
+        selectors: Selectors<'a>,
+    ) -> Result<Target<'a>> {
         self.server.metrics.count_in_process();
-        let mut attributes = Attributes {
-            verb,
-            group: target.kind.group,
-            resource: target.kind.plural,
-            subresource: target.subresource,
-            namespace: target.namespace,
-            name: target.name,
-            path: "",
-            field_selector,
-        };
-        if attributes.name.is_empty() {
-            attributes.name = attributes.required_field("metadata.name").unwrap_or_default();
-        }
-        if self.server.authorizer.allows(&self.user, &attributes) {
-            Ok(())
-        } else {
-            Err(forbidden(&self.user, &attributes))
+        let target = Target::checked(kind, verb, namespace, name, subresource)?;
+        let attributes = Attributes::of_target(verb, &target, selectors);
+        match self.server.authorizer.allows(&self.user, &attributes) {
+            true => Ok(target),
+            false => Err(forbidden(&self.user, &attributes)),
         }
     }
 }
@@ -86,15 +89,17 @@ impl Api for InProcess {
 
     async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
         let kind = self.served(kind)?;
-        let target = Target::main(kind, namespace, name);
-        self.allow("get", &target)?;
-        self.server.get_now(&mut self.ctx(), &target).await
+        let target = self.allowed("get", kind, namespace, name, "")?;
+        self.server.get_now(&mut self.ctx("get"), &target).await
     }
 
     async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
         let kind = self.served(kind)?;
-        let target = Target::main(kind, &options.namespace, "");
-        self.allow_selected("list", &target, &options.field_selector)?;
+        let selectors = Selectors {
+            fields: &options.field_selector,
+            labels: &options.label_selector,
+        };
+        self.allowed_of("list", kind, (&options.namespace, "", ""), selectors)?;
         let query = ListQuery {
             label_selector: options.label_selector,
             field_selector: options.field_selector,
@@ -112,8 +117,11 @@ impl Api for InProcess {
 
     async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
         let kind = self.served(kind)?;
-        let target = Target::main(kind, &options.namespace, "");
-        self.allow_selected("watch", &target, &options.field_selector)?;
+        let selectors = Selectors {
+            fields: &options.field_selector,
+            labels: &options.label_selector,
+        };
+        self.allowed_of("watch", kind, (&options.namespace, "", ""), selectors)?;
         let query = ListQuery {
             label_selector: options.label_selector,
             field_selector: options.field_selector,
@@ -153,18 +161,20 @@ impl Api for InProcess {
     async fn create(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
         let kind = self.served(kind)?;
         let namespace = object.metadata().namespace.clone().unwrap_or_default();
-        let target = Target::main(kind, &namespace, "");
-        self.allow("create", &target)?;
+        let target = self.allowed("create", kind, &namespace, "", "")?;
         if !kind.is_stored() {
             let mut body = Vec::new();
             object.encode_into(&mut body);
             let body = serde_json::from_slice(&body).map_err(Error::internal)?;
-            let answer = self.server.review(&mut self.ctx(), &target, body, object).await?;
+            let answer = self
+                .server
+                .review(&mut self.ctx("create"), &target, body, object)
+                .await?;
             let decoded = kind.ops.decode(answer.to_string().as_bytes());
             let object = decoded.map_err(|e| Error::internal(e.message))?.object;
             return Ok(Arc::new(Object::from_typed(kind, object)));
         }
-        self.server.create(&mut self.ctx(), &target, object).await
+        self.server.create(&mut self.ctx("create"), &target, object).await
     }
 
     async fn update(
@@ -177,12 +187,12 @@ impl Api for InProcess {
         let meta = object.metadata();
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
-        let target = Target {
-            subresource,
-            ..Target::main(kind, &namespace, &name)
-        };
-        self.allow("update", &target)?;
-        Ok(self.server.put(&mut self.ctx(), &target, object).await?.object)
+        let target = self.allowed("update", kind, &namespace, &name, subresource)?;
+        Ok(self
+            .server
+            .put(&mut self.ctx("update"), &target, object)
+            .await?
+            .object)
     }
 
     async fn patch(
@@ -194,14 +204,10 @@ impl Api for InProcess {
         patch: Patch,
     ) -> Result<Arc<Object>> {
         let kind = self.served(kind)?;
-        let target = Target {
-            subresource,
-            ..Target::main(kind, namespace, name)
-        };
-        self.allow("patch", &target)?;
+        let target = self.allowed("patch", kind, namespace, name, subresource)?;
         let body = PatchBody::from(patch);
         self.server
-            .patch(&mut self.ctx(), &target, &body, FieldValidation::Warn)
+            .patch(&mut self.ctx("patch"), &target, &body, FieldValidation::Warn)
             .await
     }
 
@@ -213,15 +219,14 @@ impl Api for InProcess {
         options: DeleteOptions,
     ) -> Result<Arc<Object>> {
         let kind = self.served(kind)?;
-        let target = Target::main(kind, namespace, name);
-        self.allow("delete", &target)?;
+        let target = self.allowed("delete", kind, namespace, name, "")?;
         let request = DeleteRequest {
             options,
             ..DeleteRequest::default()
         };
         Ok(self
             .server
-            .delete(&mut self.ctx(), &target, &request)
+            .delete(&mut self.ctx("delete"), &target, &request)
             .await?
             .object)
     }
@@ -233,13 +238,8 @@ impl Api for InProcess {
         why: PodCondition,
         options: DeleteOptions,
     ) -> Result<Arc<Object>> {
-        let target = Target::main(&registry::POD, namespace, name);
-        let status = Target {
-            subresource: "status",
-            ..target
-        };
-        self.allow("patch", &status)?;
-        self.allow("delete", &target)?;
+        self.allowed("patch", &registry::POD, namespace, name, "status")?;
+        let target = self.allowed("delete", &registry::POD, namespace, name, "")?;
         let request = DeleteRequest {
             options,
             why: Some(why),
@@ -247,7 +247,7 @@ impl Api for InProcess {
         };
         Ok(self
             .server
-            .delete(&mut self.ctx(), &target, &request)
+            .delete(&mut self.ctx("delete"), &target, &request)
             .await?
             .object)
     }
@@ -261,13 +261,9 @@ impl Api for InProcess {
         body: serde_json::Value,
     ) -> Result<serde_json::Value> {
         let kind = self.served(kind)?;
-        let target = Target {
-            subresource,
-            ..Target::main(kind, namespace, name)
-        };
-        self.allow("create", &target)?;
+        let target = self.allowed("create", kind, namespace, name, subresource)?;
         self.server
-            .create_subresource(&mut self.ctx(), &target, body)
+            .create_subresource(&mut self.ctx("create"), &target, body)
             .await
     }
 }

@@ -20,7 +20,9 @@ pub struct RequestInfo {
     pub rest: String,
     /// The legacy `/watch/` prefix was there.
     pub legacy_watch: bool,
-    /// More path segments than any resource has.
+    /// `namespaces/<namespace>/` stood before the resource.
+    pub in_namespace: bool,
+    /// More path segments than any resource has, or one that is no resource's or object's name.
     pub malformed: bool,
 }
 
@@ -70,13 +72,23 @@ impl RequestInfo {
             info.namespace = rest[1].to_string();
             if rest.len() > 2 && !NAMESPACE_SUBRESOURCES.contains(&rest[2]) {
                 rest.drain(..2);
+                info.in_namespace = true;
             }
         }
         info.resource = rest[0].to_string();
         info.name = rest.get(1).unwrap_or(&"").to_string();
         info.subresource = rest.get(2).unwrap_or(&"").to_string();
+        let named = [
+            &info.group,
+            &info.version,
+            &info.namespace,
+            &info.resource,
+            &info.name,
+            &info.subresource,
+        ];
+        info.malformed = !named.into_iter().all(|part| is_readable(part));
         if rest.len() > 3 {
-            info.malformed = info.subresource != "proxy";
+            info.malformed |= info.subresource != "proxy";
             // As it was sent: the far side decodes it.
             let skip = path.split('/').filter(|s| !s.is_empty()).count() - (rest.len() - 3);
             info.rest = path
@@ -126,6 +138,12 @@ impl RequestInfo {
             format!("{}/{}", self.resource, self.subresource)
         }
     }
+}
+
+/// Whether a decoded segment can be a name. A slash that was encoded would be read as two segments elsewhere, and what is
+/// no UTF-8 is no name at all.
+fn is_readable(segment: &str) -> bool {
+    !matches!(segment, "." | "..") && !segment.contains(['/', '%', char::REPLACEMENT_CHARACTER])
 }
 
 fn plain_verb(method: &Method) -> &'static str {

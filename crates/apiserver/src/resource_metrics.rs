@@ -16,6 +16,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use knarr_api::selector::field;
 use knarr_api::{Error, Object, k8s_openapi, registry};
 use serde_json::{Value, json};
 use tracing::debug;
@@ -24,7 +25,7 @@ use crate::http::Http;
 use crate::http::answer::Answer;
 use crate::http::body::Body;
 use crate::pipeline::read::ListQuery;
-use crate::pipeline::{not_allowed, not_served};
+use crate::pipeline::{Target, not_allowed, not_served};
 use crate::server::Server;
 
 pub(crate) const GROUP: &str = "metrics.k8s.io";
@@ -60,19 +61,24 @@ impl Server {
         if !self.serves_resource_metrics() || info.version != VERSION || !info.subresource.is_empty() {
             return Err(not_served());
         }
+        let kind = match info.resource.as_str() {
+            "nodes" => &registry::NODE,
+            "pods" => &registry::POD,
+            _ => return Err(not_served()),
+        };
+        let target = Target::of_request(kind, info)?;
         if !matches!(info.verb, "get" | "list") {
             return Err(not_allowed());
         }
-        let value = match info.resource.as_str() {
-            "nodes" => self.node_metrics(http).await?,
-            "pods" => self.pod_metrics(http).await?,
-            _ => return Err(not_served()),
+        let objects = self.chosen(&target, http).await?;
+        let value = match *kind == registry::NODE {
+            true => self.node_metrics(objects, http).await?,
+            false => self.pod_metrics(objects, http).await?,
         };
         Answer::Document(StatusCode::OK, value).render(http.wants)
     }
 
-    async fn node_metrics(self: &Arc<Self>, http: &Http) -> Result<Value, Error> {
-        let nodes = self.chosen(&registry::NODE, http).await?;
+    async fn node_metrics(self: &Arc<Self>, nodes: Vec<Arc<Object>>, http: &Http) -> Result<Value, Error> {
         let names: Vec<String> = nodes.iter().map(|n| n.name().to_string()).collect();
         let mut summaries = self.summaries(names).await;
         let items = nodes.iter().filter_map(|node| {
@@ -89,8 +95,7 @@ impl Server {
         answer(http, "NodeMetrics", items)
     }
 
-    async fn pod_metrics(self: &Arc<Self>, http: &Http) -> Result<Value, Error> {
-        let pods = self.chosen(&registry::POD, http).await?;
+    async fn pod_metrics(self: &Arc<Self>, pods: Vec<Arc<Object>>, http: &Http) -> Result<Value, Error> {
         let node_of = |pod: &Arc<Object>| -> Option<String> {
             let typed = pod.to_typed::<Pod>()?;
             let running = typed.status?.phase.as_deref() == Some("Running");
@@ -131,18 +136,18 @@ impl Server {
     }
 
     /// The objects that are asked about.
-    async fn chosen(&self, kind: &'static knarr_api::Kind, http: &Http) -> Result<Vec<Arc<Object>>, Error> {
+    async fn chosen(&self, target: &Target<'_>, http: &Http) -> Result<Vec<Arc<Object>>, Error> {
         let asked = http.query.list()?;
-        let info = &http.info;
         let query = ListQuery {
             label_selector: asked.label_selector,
-            field_selector: match info.name.as_str() {
+            field_selector: match target.name {
                 "" => asked.field_selector,
-                name => format!("metadata.name={name}"),
+                // The name is data here, and no more of the selector.
+                name => format!("metadata.name={}", field::escape(name)),
             },
             ..ListQuery::default()
         };
-        let listed = self.list(kind, &info.namespace, &query).await?;
+        let listed = self.list(target.kind, target.namespace, &query).await?;
         Ok(listed.items)
     }
 

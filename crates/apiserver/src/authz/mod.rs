@@ -3,68 +3,23 @@
 //! In order: members of `system:masters` may everything; nodes what kubelets need; everybody else what RBAC's
 //! roles and bindings say.
 
+mod attributes;
 pub mod default_roles;
 mod escalation;
 pub(crate) mod node;
 mod rbac;
 mod rules;
 
+use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use knarr_api::error::About;
 use knarr_api::{Error, k8s_openapi};
 
+pub use self::attributes::{Attributes, Selectors};
 use crate::cache::Cache;
-use crate::request::RequestInfo;
 use crate::user::{MASTERS, User};
-
-/// One question. `resource` is empty for paths that are no resource's.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Attributes<'a> {
-    pub verb: &'a str,
-    pub group: &'a str,
-    pub resource: &'a str,
-    pub subresource: &'a str,
-    pub namespace: &'a str,
-    pub name: &'a str,
-    pub path: &'a str,
-    /// What a list, watch or deletecollection is limited to, in the query string's syntax.
-    pub field_selector: &'a str,
-}
-
-impl<'a> Attributes<'a> {
-    pub fn of(info: &'a RequestInfo) -> Self {
-        Attributes {
-            verb: info.verb,
-            group: &info.group,
-            resource: &info.resource,
-            subresource: &info.subresource,
-            namespace: &info.namespace,
-            name: &info.name,
-            path: &info.path,
-            field_selector: "",
-        }
-    }
-
-    /// The value that the field selector requires of a field; `None` if any will do.
-    pub fn required_field(&self, field: &str) -> Option<&'a str> {
-        self.field_selector.split(',').find_map(|term| {
-            let (name, value) = term.split_once('=')?;
-            let value = value.strip_prefix('=').unwrap_or(value);
-            // `!=`, and values that hold escapes, require nothing that is asked about here.
-            (name == field && !value.contains('\\')).then_some(value)
-        })
-    }
-
-    fn qualified_resource(&self) -> String {
-        if self.subresource.is_empty() {
-            self.resource.to_string()
-        } else {
-            format!("{}/{}", self.resource, self.subresource)
-        }
-    }
-}
 
 /// What was decided, and why: empty where there is nothing to say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,6 +53,12 @@ pub trait Authorizer: Send + Sync + 'static {
             rules: Vec::new(),
             error: Some("this authorizer does not list rules".into()),
         }
+    }
+}
+
+impl fmt::Debug for dyn Authorizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Authorizer")
     }
 }
 
@@ -163,7 +124,7 @@ pub fn forbidden(user: &User, request: &Attributes<'_>) -> Error {
 
 fn because(user: &User, request: &Attributes<'_>, reason: &str) -> Error {
     let (who, verb) = (&user.name, request.verb);
-    if request.resource.is_empty() {
+    if let Some(path) = request.path {
         let about = About {
             group: "",
             resource: "",
@@ -171,10 +132,10 @@ fn because(user: &User, request: &Attributes<'_>, reason: &str) -> Error {
         };
         return Error::forbidden(
             about,
-            &format!("User {who:?} cannot {verb} path {:?}{reason}", request.path),
+            &format!("User {who:?} cannot {verb} path {path:?}{reason}"),
         );
     }
-    let place = if request.namespace.is_empty() || request.resource == "namespaces" {
+    let place = if request.namespace.is_empty() {
         "at the cluster scope".to_string()
     } else {
         format!("in the namespace {:?}", request.namespace)

@@ -212,12 +212,12 @@ pub(super) fn rule_covers(rule: &PolicyRule, request: &Attributes<'_>) -> bool {
     if !rule.verbs.iter().any(|v| v == "*" || v == request.verb) {
         return false;
     }
-    if request.resource.is_empty() {
+    if let Some(path) = request.path {
         return rule.non_resource_urls.iter().flatten().any(|url| {
-            url == request.path
+            url == path
                 || url
                     .strip_suffix('*')
-                    .is_some_and(|prefix| request.path.starts_with(prefix))
+                    .is_some_and(|prefix| path.starts_with(prefix))
         });
     }
     let resource = request.qualified_resource();
@@ -260,16 +260,18 @@ mod tests {
         let read_pods = rule(&[""], &["pods", "*/scale"], &[], &[], &["get"]);
         let one = rule(&["apps"], &["deployments"], &["web"], &[], &["*"]);
         let health = rule(&[], &[], &[], &["/healthz", "/api/*"], &["get"]);
-        let ask = |verb, group, resource, subresource, name, path| Attributes {
+        let ask = |verb, group, resource, subresource, name, path: &'static str| Attributes {
             verb,
             group,
             resource,
             subresource,
             namespace: "a",
             name,
-            path,
-            field_selector: "",
+            path: Some(path).filter(|p| !p.is_empty()),
+            ..Attributes::default()
         };
+        let everything = rule(&["*"], &["*"], &[], &["*"], &["*"]);
+        let paths = rule(&[], &[], &[], &["*"], &["*"]);
         let table = [
             (&read_pods, ask("get", "", "pods", "", "p", ""), true),
             (&read_pods, ask("get", "", "pods", "log", "p", ""), false),
@@ -285,6 +287,9 @@ mod tests {
             (&health, ask("get", "", "", "", "", "/healthz"), true),
             (&health, ask("get", "", "", "", "", "/api/v1"), true),
             (&health, ask("get", "", "", "", "", "/metrics"), false),
+            // A resource without a name is a resource all the same.
+            (&everything, ask("get", "", "", "", "", ""), true),
+            (&paths, ask("get", "", "", "", "", ""), false),
         ];
         for (rule, request, expected) in table {
             assert_eq!(rule_covers(rule, &request), expected, "{request:?}");

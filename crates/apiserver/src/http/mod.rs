@@ -37,7 +37,7 @@ pub use self::raw::Document;
 use crate::audit::{Event, Level, Record, Stage};
 use crate::authn::Requester;
 use crate::authn::certificate::Peer;
-use crate::authz::{Attributes, forbidden, refused};
+use crate::authz::{Attributes, Selectors, forbidden, refused};
 use crate::flow_control::{Flow, Refused};
 use crate::metrics::{Metrics, Series};
 use crate::pipeline::Ctx;
@@ -110,6 +110,15 @@ impl Http {
     pub async fn json_body(&mut self, kind: &str) -> Result<Bytes, Error> {
         let body = self.body().await?;
         crate::pipeline::decode::to_json(kind, self.header(http::header::CONTENT_TYPE), body)
+    }
+
+    /// What its sender must be allowed.
+    pub fn attributes(&self) -> Attributes<'_> {
+        let selectors = Selectors {
+            fields: self.query.get("fieldSelector"),
+            labels: self.query.get("labelSelector"),
+        };
+        Attributes::of(&self.info, selectors)
     }
 
     pub fn header(&self, name: impl http::header::AsHeaderName) -> &str {
@@ -294,6 +303,7 @@ impl Server {
             audit.begin(event.user(user, impersonator.as_ref()), user, &http.info)
         });
         let mut ctx = Ctx::new(requester.user, now);
+        ctx.verb = http.info.verb;
         ctx.manager = Some(field_manager(http));
         if let Some(record) = &record {
             // What is written down must be readable.
@@ -444,17 +454,10 @@ impl Server {
     }
 
     fn authorize(&self, ctx: &Ctx, http: &Http) -> Result<(), Error> {
-        let mut attributes = Attributes::of(&http.info);
-        if ALWAYS_ALLOWED.contains(&attributes.path) {
+        if !http.info.is_resource && ALWAYS_ALLOWED.contains(&http.info.path.as_str()) {
             return Ok(());
         }
-        if matches!(attributes.verb, "list" | "watch" | "deletecollection") {
-            attributes.field_selector = http.query.get("fieldSelector");
-        }
-        // A list or watch of one object by its name is asked for as that one.
-        if attributes.name.is_empty() && matches!(attributes.verb, "list" | "watch") {
-            attributes.name = attributes.required_field("metadata.name").unwrap_or_default();
-        }
+        let attributes = http.attributes();
         if self.authorizer.allows(&ctx.user, &attributes) {
             return Ok(());
         }
@@ -462,7 +465,7 @@ impl Server {
         if ctx.user.name == ANONYMOUS {
             return Err(Error::unauthorized());
         }
-        Err(refused(&*self.authorizer, &ctx.user, &Attributes::of(&http.info)))
+        Err(refused(&*self.authorizer, &ctx.user, &attributes))
     }
 }
 

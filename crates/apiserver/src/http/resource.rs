@@ -64,7 +64,10 @@ impl Server {
             }
             return Ok(text(StatusCode::NOT_FOUND, "404 page not found\n"));
         };
-        check_shape(kind, http)?;
+        let target = Target::of_request(kind, &info)?;
+        if http.method == http::Method::HEAD {
+            return Err(not_allowed());
+        }
         if *kind == registry::ENDPOINTS {
             ctx.warn("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice");
         } else if *kind == registry::COMPONENT_STATUS {
@@ -72,17 +75,6 @@ impl Server {
         } else if let Some(words) = kind.ops.custom().and_then(|c| c.rules().deprecation.as_deref()) {
             ctx.warn(words);
         }
-        let namespace = if kind.namespaced() {
-            info.namespace.as_str()
-        } else {
-            ""
-        };
-        let target = Target {
-            kind,
-            namespace,
-            name: &info.name,
-            subresource: &info.subresource,
-        };
         let answer = if info.subresource.is_empty() {
             check_verb(kind, http)?;
             self.main_resource(ctx, http, &target).await?
@@ -242,31 +234,11 @@ pub(crate) fn patch_options(
     Ok((options.validation, apply))
 }
 
-/// What the URL may not be, whatever the verb.
-fn check_shape(kind: &Kind, http: &Http) -> Result<(), Error> {
-    let info = &http.info;
-    let is_namespace = *kind == registry::NAMESPACE;
-    if info.malformed
-        || (!info.name.is_empty() && kind.namespaced() && info.namespace.is_empty())
-        || (!kind.namespaced() && !info.namespace.is_empty() && !is_namespace)
-    {
-        return Err(not_served());
-    }
-    if !info.subresource.is_empty() && kind.subresource(&info.subresource).is_none() {
-        return Err(not_served());
-    }
-    if http.method == http::Method::HEAD {
-        return Err(not_allowed());
-    }
-    Ok(())
-}
-
 fn check_verb(kind: &Kind, http: &Http) -> Result<(), Error> {
     let info = &http.info;
     let misplaced = match info.verb {
-        "create" => !info.name.is_empty() || (kind.namespaced() && info.namespace.is_empty()),
+        "create" => !info.name.is_empty(),
         "update" | "patch" => info.name.is_empty(),
-        "deletecollection" => kind.namespaced() && info.namespace.is_empty(),
         _ => false,
     };
     if misplaced || !kind.verbs.contains(&info.verb) {

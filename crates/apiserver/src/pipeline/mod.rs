@@ -11,17 +11,17 @@ pub mod delete;
 pub(crate) mod managed_fields;
 pub mod patch;
 pub mod read;
+mod target;
 pub mod update;
 pub mod yaml;
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::error::About;
-use knarr_api::strategy::Part;
-use knarr_api::{Error, Kind, k8s_openapi};
+use knarr_api::{Error, k8s_openapi};
 use knarr_client::Term;
 
+pub use self::target::Target;
 use crate::admission::extension::Shown;
 use crate::user::User;
 
@@ -29,6 +29,8 @@ use crate::user::User;
 #[derive(Clone, Debug)]
 pub struct Ctx {
     pub user: User,
+    /// What its sender was allowed to do: the request's verb.
+    pub verb: &'static str,
     /// When it came in; all times it writes are this one.
     pub now: Timestamp,
     /// Who changes fields, as their managers are called; `None` where the object already says who holds what.
@@ -54,6 +56,7 @@ impl Ctx {
         let manager = user.name.rsplit(':').next().map(str::to_string);
         Ctx {
             user,
+            verb: "",
             now,
             manager,
             term: None,
@@ -75,44 +78,6 @@ impl Ctx {
         let warning = warning.into();
         if !self.warnings.contains(&warning) {
             self.warnings.push(warning);
-        }
-    }
-}
-
-/// Which object is meant.
-#[derive(Clone, Copy, Debug)]
-pub struct Target<'a> {
-    /// As served.
-    pub kind: &'static Kind,
-    /// Empty for cluster-scoped kinds.
-    pub namespace: &'a str,
-    pub name: &'a str,
-    /// Empty for the object itself.
-    pub subresource: &'a str,
-}
-
-impl<'a> Target<'a> {
-    pub fn main(kind: &'static Kind, namespace: &'a str, name: &'a str) -> Self {
-        Target {
-            kind,
-            namespace,
-            name,
-            subresource: "",
-        }
-    }
-
-    pub fn about(&self) -> About<'a> {
-        self.kind.about(self.name)
-    }
-
-    pub fn part(&self) -> Result<Part, Error> {
-        match self.subresource {
-            "" => Ok(Part::Main),
-            "status" => Ok(Part::Status),
-            other => match self.kind.subresource(other) {
-                Some(s) => Ok(Part::Other(s.name)),
-                None => Err(not_served()),
-            },
         }
     }
 }

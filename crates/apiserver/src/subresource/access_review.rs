@@ -164,10 +164,10 @@ impl Server {
         let fields = fields
             .map(|s| field_selector(s, &mut problems))
             .unwrap_or_default();
-        if let Some(labels) = resource.and_then(|r| r.label_selector.as_ref()) {
-            // No authorizer here looks at labels; what is wrong with them is told all the same.
-            check_labels(labels, &mut problems);
-        }
+        let labels = resource.and_then(|r| r.label_selector.as_ref());
+        let labels = labels
+            .map(|s| label_selector(s, &mut problems))
+            .unwrap_or_default();
         let attributes = match (resource, path) {
             (Some(r), _) => Attributes {
                 verb: of(&r.verb),
@@ -176,12 +176,13 @@ impl Server {
                 subresource: of(&r.subresource),
                 namespace: of(&r.namespace),
                 name: of(&r.name),
-                path: "",
+                path: None,
                 field_selector: &fields,
+                label_selector: &labels,
             },
             (None, Some(p)) => Attributes {
                 verb: of(&p.verb),
-                path: of(&p.path),
+                path: Some(of(&p.path)),
                 ..Attributes::default()
             },
             (None, None) => Attributes::default(),
@@ -226,34 +227,40 @@ fn field_selector(selector: &FieldSelectorAttributes, problems: &mut Vec<String>
     terms.join(",")
 }
 
-fn check_labels(selector: &LabelSelectorAttributes, problems: &mut Vec<String>) {
+/// The same of labels.
+fn label_selector(selector: &LabelSelectorAttributes, problems: &mut Vec<String>) -> String {
     let ignored = |partially: &str| {
         format!("spec.resourceAttributes.labelSelector {partially}ignored due to parse error")
     };
     if let Some(raw) = selector.raw_selector.as_deref().filter(|r| !r.is_empty()) {
         if label::Selector::parse(raw).is_err() {
             problems.push(ignored(""));
+            return String::new();
         }
-        return;
+        return raw.to_string();
     }
     let all = selector.requirements.as_deref().unwrap_or_default();
-    let good = all
+    let terms: Vec<String> = all
         .iter()
-        .filter(|r| {
+        .filter_map(|r| {
             use label::Operator;
-            let operator = match r.operator.as_str() {
-                "In" => Operator::In,
-                "NotIn" => Operator::NotIn,
-                "Exists" => Operator::Exists,
-                "DoesNotExist" => Operator::DoesNotExist,
-                _ => return false,
+            let values = r.values.clone().unwrap_or_default();
+            let (operator, term) = match r.operator.as_str() {
+                "In" => (Operator::In, format!("{} in ({})", r.key, values.join(","))),
+                "NotIn" => (Operator::NotIn, format!("{} notin ({})", r.key, values.join(","))),
+                "Exists" => (Operator::Exists, r.key.clone()),
+                "DoesNotExist" => (Operator::DoesNotExist, format!("!{}", r.key)),
+                _ => return None,
             };
-            label::Requirement::new(&r.key, operator, r.values.clone().unwrap_or_default()).is_ok()
+            label::Requirement::new(&r.key, operator, values)
+                .is_ok()
+                .then_some(term)
         })
-        .count();
-    if good < all.len() {
-        problems.push(ignored(if good == 0 { "" } else { "partially " }));
+        .collect();
+    if terms.len() < all.len() {
+        problems.push(ignored(if terms.is_empty() { "" } else { "partially " }));
     }
+    terms.join(",")
 }
 
 fn check_subject(spec: &SubjectAccessReviewSpec) -> Errors {

@@ -18,7 +18,6 @@ use tracing::debug;
 
 use super::connect;
 use crate::admission::extension::Operation;
-use crate::authz::Attributes;
 use crate::http::Http;
 use crate::http::answer::Answer;
 use crate::http::body::{Body, full};
@@ -76,7 +75,7 @@ impl Server {
 
     /// A WebSocket begins with a GET, and who may only read must not run commands by one.
     fn may_create(&self, ctx: &Ctx, http: &Http, target: &Target<'_>) -> Result<(), Error> {
-        let mut asked = Attributes::of(&http.info);
+        let mut asked = http.attributes();
         if asked.verb == "create" {
             return Ok(());
         }

@@ -41,8 +41,9 @@ impl Authorizes for Answers {
             subresource: &asked.subresource,
             namespace: &asked.namespace,
             name: &asked.name,
-            path: &asked.path,
-            ..authz::Attributes::default()
+            path: Some(asked.path.as_str()).filter(|path| !path.is_empty()),
+            field_selector: &asked.field_selector,
+            label_selector: &asked.label_selector,
         };
         Decision {
             allowed: self

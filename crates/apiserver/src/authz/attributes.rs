@@ -1,0 +1,121 @@
+//! What an authorizer is asked: one set of attributes, built in one place for requests over HTTP and for components in
+//! this process (SPEC A2).
+//!
+//! They are kube-apiserver's: verb, group, resource, subresource, namespace and name of what is touched. A Namespace is
+//! asked for in the namespace of its own name; a list or watch that its field selector limits to one name is asked for by
+//! that name.
+
+use knarr_api::registry;
+use knarr_api::selector::{field, label};
+
+use crate::pipeline::Target;
+use crate::request::RequestInfo;
+
+/// One question. A `path` makes it one about a path that is no resource's, and the other fields but the verb are empty then.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attributes<'a> {
+    pub verb: &'a str,
+    pub group: &'a str,
+    pub resource: &'a str,
+    pub subresource: &'a str,
+    pub namespace: &'a str,
+    pub name: &'a str,
+    pub path: Option<&'a str>,
+    /// What a list, watch or deletecollection is limited to, in the query string's syntax.
+    pub field_selector: &'a str,
+    pub label_selector: &'a str,
+}
+
+/// The selectors of a list, watch or deletecollection.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Selectors<'a> {
+    pub fields: &'a str,
+    pub labels: &'a str,
+}
+
+impl<'a> Attributes<'a> {
+    /// What a request over HTTP asks for. The selectors count only for the verbs that have them, and not with the legacy
+    /// `/watch/` prefix (KEP-4601).
+    pub fn of(info: &'a RequestInfo, selectors: Selectors<'a>) -> Self {
+        if !info.is_resource {
+            return Attributes {
+                verb: info.verb,
+                path: Some(&info.path),
+                ..Attributes::default()
+            };
+        }
+        let selects = matches!(info.verb, "list" | "watch" | "deletecollection") && !info.legacy_watch;
+        let selectors = if selects { selectors } else { Selectors::default() };
+        Attributes {
+            verb: info.verb,
+            group: &info.group,
+            resource: &info.resource,
+            subresource: &info.subresource,
+            namespace: &info.namespace,
+            name: &info.name,
+            path: None,
+            field_selector: selectors.fields,
+            label_selector: selectors.labels,
+        }
+        .named_by_selector()
+    }
+
+    /// What is asked for a verb on a target, as [`Attributes::of`] asks it of the target's URL.
+    pub(crate) fn of_target(verb: &'a str, target: &Target<'a>, selectors: Selectors<'a>) -> Self {
+        let namespace = match *target.kind == registry::NAMESPACE {
+            true => target.name,
+            false => target.namespace,
+        };
+        Attributes {
+            verb,
+            group: target.kind.group,
+            resource: target.kind.plural,
+            subresource: target.subresource,
+            namespace,
+            name: target.name,
+            path: None,
+            field_selector: selectors.fields,
+            label_selector: selectors.labels,
+        }
+        .named_by_selector()
+    }
+
+    fn named_by_selector(mut self) -> Self {
+        let selects = !self.field_selector.is_empty() && matches!(self.verb, "list" | "watch");
+        if self.name.is_empty() && selects {
+            let name = self.required_field("metadata.name").unwrap_or_default();
+            if is_path_segment(name) {
+                self.name = name;
+            }
+        }
+        self
+    }
+
+    /// The value that the field selector requires of a field; `None` if any will do.
+    pub fn required_field(&self, field: &str) -> Option<&'a str> {
+        field::required(self.field_selector, field)
+    }
+
+    /// Whether the label selector requires this one value of a label. A selector that cannot be parsed requires nothing.
+    pub fn requires_label(&self, key: &str, value: &str) -> bool {
+        use label::Operator::{DoubleEquals, Equals, In};
+        label::Selector::parse(self.label_selector).is_ok_and(|selector| {
+            selector.requirements().iter().any(|r| {
+                r.key() == key && matches!(r.operator(), Equals | DoubleEquals | In) && *r.values() == [value]
+            })
+        })
+    }
+
+    pub(super) fn qualified_resource(&self) -> String {
+        if self.subresource.is_empty() {
+            self.resource.to_string()
+        } else {
+            format!("{}/{}", self.resource, self.subresource)
+        }
+    }
+}
+
+/// Whether a name can stand in a URL's path, as every object's can.
+fn is_path_segment(name: &str) -> bool {
+    !matches!(name, "." | "..") && !name.contains(['/', '%'])
+}
