@@ -157,6 +157,7 @@ impl Server {
                         );
                         return Err(Error::conflict(target.about(), &why));
                     }
+                    self.authorize_create(ctx, target)?;
                     let new = configured(ctx, target, None, body, options)?;
                     super::update::check_name(target, &*new)?;
                     match self.create(ctx, target, new).await {

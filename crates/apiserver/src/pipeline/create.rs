@@ -9,6 +9,7 @@ use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, meta, regi
 
 use super::{Ctx, Target, managed_fields};
 use crate::admission::{Attributes, Operation, extension};
+use crate::authz::{self, Selectors};
 use crate::cache::Written;
 use crate::keys::stored_kind;
 use crate::seams;
@@ -18,6 +19,16 @@ use crate::server::Server;
 const NAME_ATTEMPTS: usize = 8;
 
 impl Server {
+    /// What an update or apply asks for besides its own verb where it creates (SPEC A2): `create`, with the object's name,
+    /// as kube-apiserver's `withAuthorization`. It is asked before admission, which may call webhooks.
+    pub(super) fn authorize_create(&self, ctx: &Ctx, target: &Target<'_>) -> Result<(), Error> {
+        let attributes = authz::Attributes::of_target("create", target, Selectors::default());
+        match self.authorizer.allows(&ctx.user, &attributes) {
+            true => Ok(()),
+            false => Err(authz::refused(&*self.authorizer, &ctx.user, &attributes)),
+        }
+    }
+
     /// Creates `object`, a value of `target.kind`. `target.name` is empty or must be the object's.
     pub(crate) async fn create(
         &self,

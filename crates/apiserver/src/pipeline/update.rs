@@ -42,6 +42,7 @@ impl Server {
             {
                 return Err(Error::not_found(target.about()));
             }
+            self.authorize_create(ctx, target)?;
             let object = self.create(ctx, target, object).await?;
             return Ok(Updated {
                 object,
