@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
+use knarr_api::kinds::persistent_volume::{IN_USE, LOCAL_FINALIZER, USED_BY};
 use knarr_api::{AnyObject, Error, Object, k8s_openapi, registry};
 use serde_json::Value;
 
@@ -102,6 +103,18 @@ impl Server {
                     _ => Ok(()),
                 }
             }
+            ("", "persistentvolumes") => match old {
+                Some(old) => released_only(old.typed(), new, LOCAL_FINALIZER).map_err(refused),
+                None => Err(refused(format!(
+                    "node {node:?} is not allowed to create PersistentVolumes"
+                ))),
+            },
+            ("storage.k8s.io", "volumeattachments") => match old {
+                Some(old) => held_only(old.typed(), new).map_err(refused),
+                None => Err(refused(format!(
+                    "node {node:?} is not allowed to create VolumeAttachments"
+                ))),
+            },
             ("coordination.k8s.io", "leases") => {
                 if target.namespace != LEASES {
                     return Err(refused(format!(
@@ -498,6 +511,50 @@ fn is_forbidden(label: &str) -> bool {
     }
     let of_kubernetes = within("kubernetes.io") || within("k8s.io");
     of_kubernetes && !KUBELET_LABELS.contains(&label) && !KUBELET_NAMESPACES.iter().any(|n| within(n))
+}
+
+/// An object as it is without what this node's kubelet writes into it: its finalizer and its annotation.
+fn without(object: &dyn AnyObject, finalizer: &str, annotation: &str) -> Box<dyn AnyObject> {
+    let mut bare = object.clone_box();
+    let meta = bare.metadata_mut();
+    meta.resource_version = None;
+    meta.managed_fields = None;
+    if let Some(finalizers) = &mut meta.finalizers {
+        finalizers.retain(|f| f != finalizer);
+    }
+    if let Some(annotations) = &mut meta.annotations {
+        annotations.remove(annotation);
+    }
+    meta.finalizers = meta.finalizers.take().filter(|f| !f.is_empty());
+    meta.annotations = meta.annotations.take().filter(|a| !a.is_empty());
+    bare
+}
+
+fn same(was: &mut dyn AnyObject, is: &mut dyn AnyObject) -> bool {
+    Object::encode_for_store(was) == Object::encode_for_store(is)
+}
+
+/// Of a volume of its directories, a node takes its finalizer away and changes nothing else.
+fn released_only(old: &dyn AnyObject, new: &dyn AnyObject, finalizer: &str) -> Result<(), String> {
+    let held = |o: &dyn AnyObject| o.metadata().finalizers.iter().flatten().any(|f| f == finalizer);
+    let (mut was, mut is) = (without(old, finalizer, ""), without(new, finalizer, ""));
+    if same(&mut *was, &mut *is) && (held(old) || !held(new)) {
+        return Ok(());
+    }
+    Err(format!(
+        "may only remove the finalizer {finalizer:?} of PersistentVolumes of this node's directories"
+    ))
+}
+
+/// Of an attachment to it, a node writes whether it uses the volume and changes nothing else.
+fn held_only(old: &dyn AnyObject, new: &dyn AnyObject) -> Result<(), String> {
+    let (mut was, mut is) = (without(old, IN_USE, USED_BY), without(new, IN_USE, USED_BY));
+    match same(&mut *was, &mut *is) {
+        true => Ok(()),
+        false => Err(format!(
+            "may only change the finalizer {IN_USE:?} and the annotation {USED_BY:?} of VolumeAttachments to this node"
+        )),
+    }
 }
 
 /// Whether two claims differ at most in what a node may tell.

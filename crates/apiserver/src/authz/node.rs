@@ -2,6 +2,13 @@
 //!
 //! Kubernetes keeps a graph from objects to nodes; here the question is answered from the cache, pod by pod of the
 //! node. What a request may not say (names of what is created, contents) is [`crate::admission::node_restriction`]'s.
+//!
+//! The rules are v1.36's Node authorizer. knarr's nodes do more than Kubernetes' (local volumes, attachments that the
+//! node itself releases, endpoints that are waited for), and may for that, each limited to what is the node's:
+//!
+//! - list, watch and update the PersistentVolumes of the node's own directories (label [`LOCAL_NODE`]);
+//! - list, watch and update the VolumeAttachments to the node (field `spec.nodeName`);
+//! - list and watch EndpointSlices in namespaces that a pod of the node is in.
 
 use k8s_openapi::api::core::v1::{
     EnvFromSource, EnvVar, PersistentVolume, Pod, PodSpec, SecretReference, Volume,
@@ -41,9 +48,10 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
             matches!(r.verb, "update" | "patch") && claim_is_used(cache, node, r.namespace, r.name)
         }
         ("", "persistentvolumeclaims", _) => gets && claim_is_used(cache, node, r.namespace, r.name),
-        // knarr's nodes make volumes in directories of their own, for which they look at volumes and claims.
         ("", "persistentvolumes", "") if r.verb == "update" => is_directory_of(cache, node, r.name),
-        ("", "persistentvolumes", "") if matches!(r.verb, "list" | "watch") => true,
+        ("", "persistentvolumes", "") if matches!(r.verb, "list" | "watch") => {
+            r.requires_label(LOCAL_NODE, node)
+        }
         ("", "persistentvolumes", _) => {
             gets && (is_directory_of(cache, node, r.name) || volume_is_used(cache, node, r.name))
         }
@@ -53,9 +61,11 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
         ("storage.k8s.io", "volumeattachments", "") if r.verb == "update" => {
             is_attached_to(cache, node, r.name)
         }
-        ("storage.k8s.io", "volumeattachments", "") if matches!(r.verb, "list" | "watch") => true,
+        ("storage.k8s.io", "volumeattachments", "") if matches!(r.verb, "list" | "watch") => {
+            r.required_field("spec.nodeName") == Some(node)
+        }
         ("storage.k8s.io", "volumeattachments", _) => gets && is_attached_to(cache, node, r.name),
-        ("", "serviceaccounts", "") => reads_one && account_is_used(cache, node, r),
+        ("", "serviceaccounts", "") => gets && account_is_used(cache, node, r),
         ("", "serviceaccounts", sub) => {
             sub == "token" && r.verb == "create" && !r.name.is_empty() && account_is_used(cache, node, r)
         }
@@ -91,8 +101,12 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
             "eviction" => r.verb == "create",
             _ => false,
         },
-        // TERM waits until they offer an ending pod no more.
-        ("discovery.k8s.io", "endpointslices", "") if reads => true,
+        // A pod that ends is sent TERM when no slice offers it any more.
+        ("discovery.k8s.io", "endpointslices", "") => {
+            matches!(r.verb, "list" | "watch")
+                && !r.namespace.is_empty()
+                && any_pod(cache, node, r.namespace, |_| true)
+        }
         _ => default_roles::node_rules()
             .iter()
             .any(|rule| rbac::rule_covers(rule, r)),

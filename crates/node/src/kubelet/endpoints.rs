@@ -1,48 +1,95 @@
 //! Which pods proxies send new connections to, as EndpointSlices say, and when that ends (SPEC B7).
+//!
+//! Slices are followed only while a pod of their namespace ends, and only in that namespace: a node may read no others.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
-use knarr_client::Store;
+use knarr_client::informer::{self, Scope};
+use knarr_client::{Api, Store};
+use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
 /// What proxies need, after they were told, to change the kernel's tables.
 const PROXIES_NEED: Duration = Duration::from_millis(50);
 
-/// The slices of the cluster, and a bell that rings when one changes.
+/// The slices of namespaces in which pods of this node end.
+#[derive(Default)]
 pub(super) struct Endpoints {
-    slices: Arc<Store>,
-    changed: watch::Receiver<()>,
+    followed: Mutex<BTreeMap<String, Weak<Followed>>>,
 }
 
-impl Default for Endpoints {
-    fn default() -> Self {
+/// The slices of one namespace, and a bell that rings when one changes.
+struct Followed {
+    slices: Arc<Store>,
+    changed: watch::Receiver<()>,
+    task: AbortHandle,
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Followed {
+    fn begin(api: Arc<dyn Api>, namespace: &str) -> Self {
         let slices = Arc::new(Store::new(EndpointSlice::kind_of(), &[]));
         let (ring, changed) = watch::channel(());
         slices.subscribe(move |_| {
             ring.send_replace(());
         });
-        Endpoints { slices, changed }
+        let scope = Scope {
+            namespace: namespace.to_string(),
+            ..Scope::default()
+        };
+        let follow = informer::run(api, EndpointSlice::kind_of(), scope, slices.clone());
+        Followed {
+            task: tokio::spawn(follow).abort_handle(),
+            slices,
+            changed,
+        }
+    }
+
+    fn offers(&self, namespace: &str, pod: &core::Pod) -> bool {
+        let slices = self.slices.list(namespace);
+        slices
+            .iter()
+            .filter_map(|s| s.to_typed::<EndpointSlice>())
+            .any(|slice| offers(&slice, pod))
     }
 }
 
 impl Endpoints {
-    pub fn slices(&self) -> Arc<Store> {
-        self.slices.clone()
+    /// Shared by all that wait in the namespace.
+    fn of(&self, api: &Arc<dyn Api>, namespace: &str) -> Arc<Followed> {
+        let mut followed = self.followed.lock();
+        followed.retain(|_, of| of.strong_count() > 0);
+        if let Some(there) = followed.get(namespace).and_then(Weak::upgrade) {
+            return there;
+        }
+        let new = Arc::new(Followed::begin(api.clone(), namespace));
+        followed.insert(namespace.to_string(), Arc::downgrade(&new));
+        new
     }
 
     /// Returns when no slice offers the pod any more; at once if none does. Whoever waits bounds the wait.
-    pub async fn dropped(&self, pod: &core::Pod) {
-        let mut changed = self.changed.clone();
+    pub async fn dropped(&self, api: &Arc<dyn Api>, pod: &core::Pod) {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+        let followed = self.of(api, namespace);
+        followed.slices.synced().await;
+        let mut changed = followed.changed.clone();
         let mut was_offered = false;
         loop {
             changed.mark_unchanged();
-            if !self.offers(pod) {
+            if !followed.offers(namespace, pod) {
                 break;
             }
             was_offered = true;
@@ -53,15 +100,6 @@ impl Endpoints {
         if was_offered {
             sleep(PROXIES_NEED).await;
         }
-    }
-
-    fn offers(&self, pod: &core::Pod) -> bool {
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
-        let slices = self.slices.list(namespace);
-        slices
-            .iter()
-            .filter_map(|s| s.to_typed::<EndpointSlice>())
-            .any(|slice| offers(&slice, pod))
     }
 }
 

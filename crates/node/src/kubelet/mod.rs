@@ -42,7 +42,6 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{self, Registered};
@@ -347,12 +346,6 @@ async fn run(
     }
     let own = shared.clone();
     tasks.spawn(async move { own.own_node.follow(own.api.clone()).await });
-    if !shared.config.endpoint_barrier.is_zero() {
-        let (api, slices) = (shared.api.clone(), shared.endpoints.slices());
-        tasks.spawn(async move {
-            informer::run(api, EndpointSlice::kind_of(), Scope::default(), slices).await;
-        });
-    }
     tasks.spawn(self_fencing::run(shared.clone()));
     if let Some(device) = shared.config.watchdog_device.clone() {
         tasks.spawn(watchdog::run(shared.clone(), device));

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::kinds::persistent_volume::{ATTACHED_POD, ATTACHER, Exclusive, IN_USE, USED_BY, unique_name};
-use knarr_api::{Error, Shared, finalizer, k8s_openapi, registry};
+use knarr_api::{Error, Object, Shared, finalizer, k8s_openapi, registry};
 use knarr_client::{Api, ListOptions, TypedApi};
 use parking_lot::Mutex;
 use tokio::time::sleep;
@@ -197,21 +197,20 @@ impl Attached {
         Ok(())
     }
 
-    /// A node may not read the record of another, nor one that is not there; but it may list them all.
+    /// The attachment, if it is this node's: it may list those and no others.
     async fn find(&self, name: &str) -> Result<Option<Shared<VolumeAttachment>>, Error> {
-        match self.api.get_as::<VolumeAttachment>("", name).await {
-            Ok(attachment) => return Ok(Some(attachment)),
-            Err(error) if error.is_not_found() => return Ok(None),
-            Err(error) if error.is_forbidden() => {}
-            Err(error) => return Err(error),
-        }
-        let list = self
-            .api
-            .list(&registry::VOLUME_ATTACHMENT, ListOptions::default());
-        let mut all = list.await?.items.into_iter();
-        all.find(|object| object.name() == name)
+        let mut own = self.list().await?.into_iter();
+        own.find(|object| object.name() == name)
             .map(Shared::new)
             .transpose()
+    }
+
+    async fn list(&self) -> Result<Vec<Arc<Object>>, Error> {
+        let options = ListOptions {
+            field_selector: format!("spec.nodeName={}", self.node),
+            ..ListOptions::default()
+        };
+        Ok(self.api.list(&registry::VOLUME_ATTACHMENT, options).await?.items)
     }
 
     async fn let_go(&self, name: &str) -> Result<(), Error> {
@@ -233,9 +232,7 @@ impl Attached {
     /// Lets go of what nobody here knows of: a pod's directory went, and the kubelet with it, before it could say so.
     pub async fn let_go_of_the_unknown(&self) -> Result<(), Error> {
         let _turn = self.turn.lock().await;
-        let kind = &registry::VOLUME_ATTACHMENT;
-        let all = self.api.list(kind, ListOptions::default()).await?;
-        for object in &all.items {
+        for object in &self.list().await? {
             let ours = object
                 .get::<VolumeAttachment>()
                 .is_some_and(|a| a.spec.node_name == self.node && is_held(a));

@@ -30,7 +30,10 @@ impl Doer {
             Action::AwaitEndpoints => {
                 tokio::spawn(async move {
                     let bound = shared.config.endpoint_barrier;
-                    if timeout(bound, shared.endpoints.dropped(&pod)).await.is_ok() {
+                    if timeout(bound, shared.endpoints.dropped(&shared.api, &pod))
+                        .await
+                        .is_ok()
+                    {
                         tell(&inbox, Event::EndpointsDropped);
                     }
                 });
