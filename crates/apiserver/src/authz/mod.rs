@@ -8,6 +8,7 @@ pub mod default_roles;
 mod escalation;
 pub(crate) mod node;
 mod rbac;
+mod resource_claim;
 mod rules;
 
 use std::fmt;

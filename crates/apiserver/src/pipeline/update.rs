@@ -123,6 +123,7 @@ impl Server {
         } else {
             mistakes.extend(kind.ops.validate_update(&*new, old.typed(), part)?);
         }
+        mistakes.extend(self.authorize_claim_status(ctx, target, old, &*new));
         self.restrict_node_write(ctx, target, Some(old), &*new)?;
         self.check_escalation(ctx, target, Some(old), &*new)?;
         if !mistakes.is_empty() {
