@@ -7,6 +7,7 @@ mod attributes;
 pub mod default_roles;
 mod escalation;
 pub(crate) mod node;
+mod policy_params;
 mod rbac;
 mod resource_claim;
 mod rules;

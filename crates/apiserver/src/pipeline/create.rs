@@ -112,6 +112,7 @@ impl Server {
         } else {
             mistakes.extend(kind.ops.validate(&*object)?);
         }
+        mistakes.extend(self.authorize_params(ctx, None, &*object));
         self.restrict_node_write(ctx, target, None, &*object)?;
         self.check_escalation(ctx, target, None, &*object)?;
         for warning in kind.ops.early_warnings(&*object)? {

@@ -124,6 +124,7 @@ impl Server {
             mistakes.extend(kind.ops.validate_update(&*new, old.typed(), part)?);
         }
         mistakes.extend(self.authorize_claim_status(ctx, target, old, &*new));
+        mistakes.extend(self.authorize_params(ctx, Some(old), &*new));
         self.restrict_node_write(ctx, target, Some(old), &*new)?;
         self.check_escalation(ctx, target, Some(old), &*new)?;
         if !mistakes.is_empty() {
