@@ -98,6 +98,8 @@ pub struct Options {
     pub encryption: Option<Arc<Encryption>>,
     /// What it shares with other servers of this process over the same store, if there are any.
     pub decoded: Option<Arc<Decoded>>,
+    /// Says who may do what, instead of [`Standard`] (kube-apiserver's `--authorization-config`).
+    pub authorizer: Option<Arc<dyn Authorizer>>,
     /// What is written down of requests, and where.
     pub audit: Option<Audit>,
     /// How many requests that only read, and how many others, are worked on at once: together the seats of all priority
@@ -118,6 +120,7 @@ impl Default for Options {
             jwks_uri: None,
             encryption: None,
             decoded: None,
+            authorizer: None,
             audit: None,
             max_in_flight: (flow_control::READ_ONLY, flow_control::MUTATING),
             request_timeout: REQUEST_TIMEOUT,
@@ -195,6 +198,8 @@ impl Server {
         cache.start(stop).await?;
         let fresh = cache.revision() <= EMPTY_STORE;
         let static_tokens = std::mem::take(&mut config.static_tokens);
+        let standard = || -> Arc<dyn Authorizer> { Arc::new(Standard { cache: cache.clone() }) };
+        let authorizer = config.options.authorizer.clone().unwrap_or_else(standard);
         let server = Arc::new(Server {
             allocations: Allocations::new(config.service_range, seams.entropy.clone()),
             ledger: Ledger::default(),
@@ -202,7 +207,7 @@ impl Server {
             clock: seams.clock,
             entropy: seams.entropy,
             nodes: seams.nodes,
-            authorizer: Arc::new(Standard { cache: cache.clone() }),
+            authorizer,
             cache,
             tokens,
             static_tokens,

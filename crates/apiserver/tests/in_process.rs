@@ -12,6 +12,8 @@ mod hooks;
 mod quota;
 #[path = "in_process/servers.rs"]
 mod servers;
+#[path = "in_process/verbs.rs"]
+mod verbs;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
@@ -82,6 +84,10 @@ async fn cluster() -> Cluster {
 }
 
 async fn server_over(store: Arc<dyn Store>) -> Cluster {
+    server_with(store, knarr_apiserver::Options::default()).await
+}
+
+async fn server_with(store: Arc<dyn Store>, options: knarr_apiserver::Options) -> Cluster {
     let directory = tempfile::tempdir().unwrap();
     let clock = Arc::new(TestClock(AtomicI64::new(1_800_000_000)));
     let pki = knarr_apiserver::pki::Pki::open(directory.path(), clock.now()).unwrap();
@@ -93,7 +99,7 @@ async fn server_over(store: Arc<dyn Store>) -> Cluster {
         static_tokens: Default::default(),
         issuer: ISSUER.into(),
         service_account_key: pki.service_account_key().unwrap(),
-        options: knarr_apiserver::Options::default(),
+        options,
     };
     let seams = Seams {
         clock: clock.clone(),

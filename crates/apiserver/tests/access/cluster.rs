@@ -340,6 +340,27 @@ impl Client {
         events
     }
 
+    /// The code of an answer, and what a refusal says. What is granted is not read, since a watch does not end; the
+    /// connection can be used again only where all was read.
+    pub async fn begin(
+        mut self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> (Option<Self>, (u16, String)) {
+        let body = body.map(|body| Bytes::from(body.to_string()));
+        let request = self.request(method, path, body);
+        self.sender.ready().await.unwrap();
+        let (head, body) = self.sender.send_request(request).await.unwrap().into_parts();
+        let code = head.status.as_u16();
+        if !head.status.is_success() || head.headers.contains_key(header::CONTENT_LENGTH) {
+            let bytes = body.collect().await.unwrap().to_bytes();
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            return (Some(self), (code, text));
+        }
+        (None, (code, String::new()))
+    }
+
     fn request(&self, method: &str, path: &str, body: Option<Bytes>) -> Request<Full<Bytes>> {
         let mut request = Request::builder()
             .method(method)

@@ -22,5 +22,6 @@ mod rbac;
 mod requests;
 mod reviews;
 mod tokens;
+mod verbs;
 mod versions;
 mod webhooks;
