@@ -236,7 +236,9 @@ fn verb(method: &Method) -> &'static str {
         "PUT" => "update",
         "PATCH" => "patch",
         "DELETE" => "delete",
-        _ => "get",
+        "GET" => "get",
+        // As the kubelet asks it, which only a rule for all verbs allows.
+        _ => "",
     }
 }
 
@@ -248,6 +250,8 @@ fn subresources(path: &str) -> Vec<&'static str> {
         "metrics" => vec!["metrics"],
         "logs" => vec!["log"],
         "checkpoint" => vec!["checkpoint"],
+        "statusz" => vec!["statusz"],
+        "flagz" => vec!["configz"],
         "healthz" => vec!["healthz", "proxy"],
         "configz" => vec!["configz", "proxy"],
         "pods" | "runningpods" => vec!["pods", "proxy"],
