@@ -37,7 +37,7 @@ pub fn typed(from: &Kind, to: &Kind, object: Box<dyn AnyObject>) -> Result<Box<d
 }
 
 /// JSON of `from` as `to` has it; `None` where it is none.
-pub fn json(from: &'static Kind, to: &'static Kind, value: &serde_json::Value) -> Option<serde_json::Value> {
+pub fn json(from: &Kind, to: &Kind, value: &serde_json::Value) -> Option<serde_json::Value> {
     if from == to {
         return Some(value.clone());
     }
@@ -56,7 +56,7 @@ fn take<T: 'static>(object: Box<dyn AnyObject>) -> Result<T, Error> {
 }
 
 /// A stored object as `to` shows it; shares the encoding where the two are one kind.
-pub fn object(object: &Arc<Object>, to: &'static Kind) -> Result<Arc<Object>, Error> {
+pub fn object(object: &Arc<Object>, to: &Kind) -> Result<Arc<Object>, Error> {
     if object.kind() == to {
         return Ok(object.clone());
     }

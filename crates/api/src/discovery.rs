@@ -87,7 +87,7 @@ pub fn aggregated(served: &Served, core: bool) -> Value {
 }
 
 /// All groups but the core one, which `/apis` does not list.
-fn named_groups(served: &Served) -> impl Iterator<Item = (&'static str, Vec<&'static str>)> + use<> {
+fn named_groups(served: &Served) -> impl Iterator<Item = (&str, Vec<&str>)> {
     served.groups().into_iter().filter(|(name, _)| !name.is_empty())
 }
 
@@ -110,14 +110,14 @@ fn group_of(name: &str, versions: &[&str]) -> Value {
 /// Tells clients whether two resources are one in the store: the first 8 bytes of the SHA-256 of
 /// `group/version/Kind` as v1.36 stores it.
 fn storage_version_hash(kind: &Kind) -> String {
-    let stored = kind.stored_as.unwrap_or(kind);
-    let version = match (stored.group, stored.kind) {
+    let stored = kind.stored();
+    let version = match (stored.group(), stored.kind()) {
         // Kubernetes still keeps these as their betas.
         ("admissionregistration.k8s.io", "MutatingAdmissionPolicy" | "MutatingAdmissionPolicyBinding")
         | ("apiextensions.k8s.io", "CustomResourceDefinition") => "v1beta1",
-        _ => stored.version,
+        _ => stored.version(),
     };
-    let digest = Sha256::digest(format!("{}/{version}/{}", stored.group, stored.kind));
+    let digest = Sha256::digest(format!("{}/{version}/{}", stored.group(), stored.kind()));
     STANDARD.encode(&digest[..8])
 }
 
@@ -128,16 +128,17 @@ fn is_stored(kind: &Kind) -> bool {
 
 fn resource(kind: &Kind) -> Value {
     let mut body = Map::new();
-    body.insert("name".into(), kind.plural.into());
-    body.insert("singularName".into(), kind.singular.into());
+    body.insert("name".into(), kind.plural().into());
+    body.insert("singularName".into(), kind.singular().into());
     body.insert("namespaced".into(), kind.namespaced().into());
-    body.insert("kind".into(), kind.kind.into());
+    body.insert("kind".into(), kind.kind().into());
     body.insert("verbs".into(), kind.verbs.into());
-    if !kind.short_names.is_empty() {
-        body.insert("shortNames".into(), kind.short_names.into());
+    let (short_names, categories) = (kind.short_names.to_vec(), kind.categories.to_vec());
+    if !short_names.is_empty() {
+        body.insert("shortNames".into(), short_names.into());
     }
-    if !kind.categories.is_empty() {
-        body.insert("categories".into(), kind.categories.into());
+    if !categories.is_empty() {
+        body.insert("categories".into(), categories.into());
     }
     if is_stored(kind) {
         body.insert("storageVersionHash".into(), storage_version_hash(kind).into());
@@ -147,7 +148,7 @@ fn resource(kind: &Kind) -> Value {
 
 fn subresource(kind: &Kind, sub: &Subresource) -> Value {
     let mut body = Map::new();
-    body.insert("name".into(), format!("{}/{}", kind.plural, sub.name).into());
+    body.insert("name".into(), format!("{}/{}", kind.plural(), sub.name).into());
     body.insert("singularName".into(), "".into());
     body.insert("namespaced".into(), kind.namespaced().into());
     for (name, value) in [("group", sub.group), ("version", sub.version)] {
@@ -155,7 +156,7 @@ fn subresource(kind: &Kind, sub: &Subresource) -> Value {
             body.insert(name.into(), value.into());
         }
     }
-    body.insert("kind".into(), sub.kind.into());
+    body.insert("kind".into(), sub.kind(kind).into());
     body.insert("verbs".into(), sub.verbs.into());
     Value::Object(body)
 }
@@ -163,29 +164,32 @@ fn subresource(kind: &Kind, sub: &Subresource) -> Value {
 /// What a resource answers with. Custom kinds name their group and version, built-in ones only where it is another's.
 fn response_kind(kind: &Kind, (group, version, name): (&str, &str, &str)) -> Value {
     match kind.ops.custom() {
-        Some(_) if group.is_empty() => json!({"group": kind.group, "version": kind.version, "kind": name}),
+        Some(_) if group.is_empty() => {
+            json!({"group": kind.group(), "version": kind.version(), "kind": name})
+        }
         _ => json!({"group": group, "version": version, "kind": name}),
     }
 }
 
-fn aggregated_resource(kind: &'static Kind) -> Value {
+fn aggregated_resource(kind: &Kind) -> Value {
     let mut body = Map::new();
-    body.insert("resource".into(), kind.plural.into());
+    body.insert("resource".into(), kind.plural().into());
     // Group and version are left empty where they are the document's.
-    body.insert("responseKind".into(), response_kind(kind, ("", "", kind.kind)));
+    body.insert("responseKind".into(), response_kind(kind, ("", "", kind.kind())));
     let scope = if kind.namespaced() {
         "Namespaced"
     } else {
         "Cluster"
     };
     body.insert("scope".into(), scope.into());
-    body.insert("singularResource".into(), kind.singular.into());
+    body.insert("singularResource".into(), kind.singular().into());
     body.insert("verbs".into(), kind.verbs.into());
-    if !kind.short_names.is_empty() {
-        body.insert("shortNames".into(), kind.short_names.into());
+    let (short_names, categories) = (kind.short_names.to_vec(), kind.categories.to_vec());
+    if !short_names.is_empty() {
+        body.insert("shortNames".into(), short_names.into());
     }
-    if !kind.categories.is_empty() {
-        body.insert("categories".into(), kind.categories.into());
+    if !categories.is_empty() {
+        body.insert("categories".into(), categories.into());
     }
     let subresources: Vec<Value> = kind
         .subresources
@@ -193,7 +197,7 @@ fn aggregated_resource(kind: &'static Kind) -> Value {
         .map(|sub| {
             json!({
                 "subresource": sub.name,
-                "responseKind": response_kind(kind, (sub.group, sub.version, sub.kind)),
+                "responseKind": response_kind(kind, (sub.group, sub.version, sub.kind(kind))),
                 "verbs": sub.verbs,
             })
         })

@@ -1,7 +1,16 @@
 //! What is known of a kind: its names, scope, verbs and subresources, and its rules (erased [`Ops`]).
+//!
+//! [`Kind`] is a handle. A built-in kind is a `static` of the [registry](crate::registry); a kind that a
+//! CustomResourceDefinition defines is reference-counted, together with the other versions of that definition, and its
+//! memory is freed when the definition has been replaced or deleted and the last request, object or watch that uses it
+//! has ended. Functions take `&Kind`; whoever keeps a kind clones the handle, which costs nothing for a built-in one.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
 
+use crate::custom::CustomOps;
 use crate::strategy::Ops;
 
 /// Whether objects of a kind live in a namespace.
@@ -33,49 +42,251 @@ pub const CREATE_ONLY: Verbs = &["create"];
 pub struct Subresource {
     /// The path segment: `status`, `scale`, `exec` …
     pub name: &'static str,
-    /// Group, version and kind of what it speaks; group and version empty where they are the parent's.
+    /// Group, version and kind of what it speaks; each empty where it is the parent's.
     pub group: &'static str,
     pub version: &'static str,
-    pub kind: &'static str,
+    kind: &'static str,
     pub verbs: Verbs,
 }
 
-/// One kind at one group and version, as it is served. Kinds are compared by address: there is one of each.
-pub struct Kind {
-    /// Empty for the core group.
-    pub group: &'static str,
-    pub version: &'static str,
-    pub kind: &'static str,
-    pub plural: &'static str,
-    pub singular: &'static str,
+impl Subresource {
+    pub(crate) const fn new(
+        name: &'static str,
+        (group, version, kind): (&'static str, &'static str, &'static str),
+        verbs: Verbs,
+    ) -> Self {
+        Subresource {
+            name,
+            group,
+            version,
+            kind,
+            verbs,
+        }
+    }
+
+    /// The kind it speaks, as a subresource of `parent`.
+    pub fn kind<'a>(&self, parent: &'a Kind) -> &'a str {
+        match self.kind {
+            "" => parent.kind(),
+            kind => kind,
+        }
+    }
+}
+
+/// Short names or categories.
+#[derive(Debug)]
+pub enum NameList {
+    BuiltIn(&'static [&'static str]),
+    Custom(Vec<String>),
+}
+
+impl NameList {
+    pub fn to_vec(&self) -> Vec<&str> {
+        match self {
+            NameList::BuiltIn(names) => names.to_vec(),
+            NameList::Custom(names) => names.iter().map(String::as_str).collect(),
+        }
+    }
+}
+
+/// The [`Ops`] of a kind.
+pub enum KindOps {
+    BuiltIn(&'static dyn Ops),
+    Custom(Box<CustomOps>),
+}
+
+impl Deref for KindOps {
+    type Target = dyn Ops;
+    fn deref(&self) -> &(dyn Ops + 'static) {
+        match self {
+            KindOps::BuiltIn(ops) => *ops,
+            KindOps::Custom(ops) => &**ops,
+        }
+    }
+}
+
+/// The names of a kind; each is given by a method of [`KindInfo`].
+pub(crate) struct KindNames {
+    pub(crate) group: Cow<'static, str>,
+    pub(crate) version: Cow<'static, str>,
+    pub(crate) kind: Cow<'static, str>,
+    pub(crate) plural: Cow<'static, str>,
+    pub(crate) singular: Cow<'static, str>,
+}
+
+/// What a [`Kind`] stands for: one kind at one group and version, as it is served.
+pub struct KindInfo {
+    pub(crate) names: KindNames,
     pub scope: Scope,
-    pub short_names: &'static [&'static str],
-    pub categories: &'static [&'static str],
+    pub short_names: NameList,
+    pub categories: NameList,
     pub verbs: Verbs,
     pub subresources: &'static [Subresource],
-    /// The kind under which objects are stored, where it is not this one
-    /// (`events.k8s.io/v1` Events are stored as core Events).
-    pub stored_as: Option<&'static Kind>,
+    /// Of a built-in kind: see [`Kind::stored_as`].
+    pub(crate) stored_as: Option<&'static Kind>,
     /// The kind's rules, without its Rust type.
-    pub ops: &'static dyn Ops,
+    pub ops: KindOps,
+}
+
+/// All versions of one definition. They are made and freed together, so that a request that began with one version
+/// finds the others as they were.
+pub(crate) struct Versions {
+    /// The version that is stored is the first.
+    pub(crate) kinds: Vec<KindInfo>,
+    /// The places in `kinds` of those that are served, in the definition's order.
+    pub(crate) served: Vec<usize>,
+}
+
+/// The place of the stored version in [`Versions::kinds`].
+const STORED: usize = 0;
+
+/// See the module. Two handles are equal if they stand for the same kind of the same definition; a definition that
+/// has been changed has other kinds than before.
+#[derive(Clone)]
+pub struct Kind(Handle);
+
+#[derive(Clone)]
+enum Handle {
+    BuiltIn(&'static KindInfo),
+    /// A version by its place.
+    Custom(Arc<Versions>, usize),
+}
+
+/// A kind that is not kept by this handle; see [`Kind::downgrade`].
+#[derive(Clone)]
+pub struct WeakKind(WeakHandle);
+
+#[derive(Clone)]
+enum WeakHandle {
+    BuiltIn(&'static KindInfo),
+    Custom(Weak<Versions>, usize),
+}
+
+impl WeakKind {
+    /// `None` once the kind has been freed.
+    pub fn upgrade(&self) -> Option<Kind> {
+        Some(Kind(match &self.0 {
+            WeakHandle::BuiltIn(info) => Handle::BuiltIn(info),
+            WeakHandle::Custom(versions, at) => Handle::Custom(versions.upgrade()?, *at),
+        }))
+    }
+}
+
+impl Deref for Kind {
+    type Target = KindInfo;
+    fn deref(&self) -> &KindInfo {
+        match &self.0 {
+            Handle::BuiltIn(info) => info,
+            Handle::Custom(versions, at) => &versions.kinds[*at],
+        }
+    }
 }
 
 impl Kind {
+    pub(crate) const fn built_in(info: &'static KindInfo) -> Self {
+        Kind(Handle::BuiltIn(info))
+    }
+
+    pub(crate) fn stored_of(versions: &Arc<Versions>) -> Self {
+        Kind(Handle::Custom(versions.clone(), STORED))
+    }
+
+    pub(crate) fn served_of(versions: &Arc<Versions>) -> Vec<Self> {
+        let served = versions.served.iter();
+        served
+            .map(|at| Kind(Handle::Custom(versions.clone(), *at)))
+            .collect()
+    }
+
+    /// A handle that does not keep the kind's memory.
+    pub fn downgrade(&self) -> WeakKind {
+        WeakKind(match &self.0 {
+            Handle::BuiltIn(info) => WeakHandle::BuiltIn(info),
+            Handle::Custom(versions, at) => WeakHandle::Custom(Arc::downgrade(versions), *at),
+        })
+    }
+
+    /// The kind under which objects are stored, where it is not this one (`events.k8s.io/v1` Events are stored as core
+    /// Events, all versions of a custom kind as its storage version).
+    pub fn stored_as(&self) -> Option<Kind> {
+        match &self.0 {
+            Handle::BuiltIn(info) => info.stored_as.cloned(),
+            Handle::Custom(_, STORED) => None,
+            Handle::Custom(versions, _) => Some(Self::stored_of(versions)),
+        }
+    }
+
+    /// The kind under which objects are stored: often this one.
+    pub fn stored(&self) -> Kind {
+        self.stored_as().unwrap_or_else(|| self.clone())
+    }
+
+    /// The served versions of the definition of a custom kind, this one included; empty for built-in kinds.
+    pub fn siblings(&self) -> Vec<Kind> {
+        match &self.0 {
+            Handle::BuiltIn(_) => Vec::new(),
+            Handle::Custom(versions, _) => Self::served_of(versions),
+        }
+    }
+
+    /// The kind of this apiVersion among [`Kind::siblings`].
+    pub fn sibling(&self, api_version: &str) -> Option<Kind> {
+        let mut versions = self.siblings().into_iter();
+        versions.find(|kind| kind.api_version() == api_version)
+    }
+
+    pub fn subresource(&self, name: &str) -> Option<&'static Subresource> {
+        self.subresources.iter().find(|s| s.name == name)
+    }
+
+    /// For `Invalid` errors, which speak of the kind, as it is stored.
+    pub fn about_kind<'a>(&'a self, name: &'a str) -> crate::error::About<'a> {
+        let stored = match &self.0 {
+            Handle::BuiltIn(info) => info.stored_as.map_or(*info, |kind| &**kind),
+            // All versions of a definition are of one group and one kind.
+            Handle::Custom(..) => self,
+        };
+        crate::error::About {
+            group: stored.group(),
+            resource: stored.kind(),
+            name,
+        }
+    }
+}
+
+impl KindInfo {
+    /// Empty for the core group.
+    pub fn group(&self) -> &str {
+        &self.names.group
+    }
+
+    pub fn version(&self) -> &str {
+        &self.names.version
+    }
+
+    pub fn kind(&self) -> &str {
+        &self.names.kind
+    }
+
+    pub fn plural(&self) -> &str {
+        &self.names.plural
+    }
+
+    pub fn singular(&self) -> &str {
+        &self.names.singular
+    }
+
     /// `v1` or `apps/v1`.
     pub fn api_version(&self) -> String {
-        if self.group.is_empty() {
-            self.version.to_string()
+        if self.group().is_empty() {
+            self.version().to_string()
         } else {
-            format!("{}/{}", self.group, self.version)
+            format!("{}/{}", self.group(), self.version())
         }
     }
 
     pub fn namespaced(&self) -> bool {
         self.scope == Scope::Namespaced
-    }
-
-    pub fn subresource(&self, name: &str) -> Option<&'static Subresource> {
-        self.subresources.iter().find(|s| s.name == name)
     }
 
     /// Whether objects of this kind are kept in the store.
@@ -85,7 +296,7 @@ impl Kind {
 
     /// For the `Warning` header of every request to a kind that is on its way out.
     pub fn deprecation(&self) -> Option<&'static str> {
-        match (self.group, self.version, self.kind) {
+        match (self.group(), self.version(), self.kind()) {
             ("", "v1", "ComponentStatus") => Some("v1 ComponentStatus is deprecated in v1.19+"),
             ("", "v1", "Endpoints") => {
                 Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
@@ -96,28 +307,18 @@ impl Kind {
 
     /// `pods` or `deployments.apps`.
     pub fn qualified(&self) -> String {
-        if self.group.is_empty() {
-            self.plural.to_string()
+        if self.group().is_empty() {
+            self.plural().to_string()
         } else {
-            format!("{}.{}", self.plural, self.group)
+            format!("{}.{}", self.plural(), self.group())
         }
     }
 
     /// For errors that speak of this resource.
-    pub fn about<'a>(&self, name: &'a str) -> crate::error::About<'a> {
+    pub fn about<'a>(&'a self, name: &'a str) -> crate::error::About<'a> {
         crate::error::About {
-            group: self.group,
-            resource: self.plural,
-            name,
-        }
-    }
-
-    /// For `Invalid` errors, which speak of the kind, as it is stored.
-    pub fn about_kind<'a>(&self, name: &'a str) -> crate::error::About<'a> {
-        let kind = self.stored_as.unwrap_or(self);
-        crate::error::About {
-            group: kind.group,
-            resource: kind.kind,
+            group: self.group(),
+            resource: self.plural(),
             name,
         }
     }
@@ -125,13 +326,19 @@ impl Kind {
 
 impl fmt::Debug for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.api_version(), self.kind)
+        write!(f, "{}/{}", self.api_version(), self.kind())
     }
 }
 
 impl PartialEq for Kind {
     fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self, other)
+        match (&self.0, &other.0) {
+            (Handle::BuiltIn(one), Handle::BuiltIn(other)) => std::ptr::eq(*one, *other),
+            (Handle::Custom(one, at), Handle::Custom(other, other_at)) => {
+                Arc::ptr_eq(one, other) && at == other_at
+            }
+            _ => false,
+        }
     }
 }
 impl Eq for Kind {}

@@ -79,7 +79,7 @@ pub fn json_prefix(kind: &Kind) -> String {
     format!(
         r#"{{"apiVersion":"{}","kind":"{}","metadata":{{"#,
         kind.api_version(),
-        kind.kind
+        kind.kind()
     )
 }
 
@@ -137,7 +137,7 @@ fn splice_version(
 
 /// One object at one revision: the typed value and its JSON, both immutable.
 pub struct Object {
-    kind: &'static Kind,
+    kind: Kind,
     revision: u64,
     json: Bytes,
     /// Where the resourceVersion member stands in `json`, with its comma; empty if it was not put in here.
@@ -169,8 +169,10 @@ impl Brief {
         let names = [&meta.namespace, &meta.name, &meta.uid];
         let names = names.map(|name| Cow::Borrowed(name.as_deref().unwrap_or_default()));
         // An object of another type than its kind's has none; what cannot be asked for is not missed.
-        let paths = kind.ops.selectable_fields().iter();
-        let fields = paths.map(|path| Cow::Owned(kind.ops.field(typed, path).unwrap_or_default()));
+        let paths = kind.ops.selectable_fields();
+        let fields = paths
+            .iter()
+            .map(|path| Cow::Owned(kind.ops.field(typed, path).unwrap_or_default()));
         let mut text = String::new();
         let ends = names.into_iter().chain(fields).map(|part| {
             text.push_str(&part);
@@ -206,14 +208,14 @@ const SLIM_FROM_BYTES: usize = 1024;
 
 impl Object {
     fn new(
-        kind: &'static Kind,
+        kind: &Kind,
         revision: u64,
         json: Bytes,
         version: std::ops::Range<usize>,
         typed: Box<dyn AnyObject>,
     ) -> Self {
         Object {
-            kind,
+            kind: kind.clone(),
             revision,
             json,
             version,
@@ -230,9 +232,9 @@ impl Object {
         }
         let made = self.slim.get_or_init(|| {
             let brief = self.brief.as_ref().map(|brief| brief.briefer());
-            let brief = Box::new(brief.unwrap_or_else(|| Brief::of(self.kind, self.typed())));
+            let brief = Box::new(brief.unwrap_or_else(|| Brief::of(&self.kind, self.typed())));
             Arc::new(Object {
-                kind: self.kind,
+                kind: self.kind.clone(),
                 revision: self.revision,
                 json: self.json.clone(),
                 version: self.version.clone(),
@@ -255,12 +257,7 @@ impl Object {
 
     /// From a typed value and what the store holds of it (JSON without resourceVersion) at `revision`.
     /// The bytes are copied once, to put the resourceVersion in.
-    pub fn from_stored(
-        kind: &'static Kind,
-        mut typed: Box<dyn AnyObject>,
-        stored: &[u8],
-        revision: u64,
-    ) -> Self {
+    pub fn from_stored(kind: &Kind, mut typed: Box<dyn AnyObject>, stored: &[u8], revision: u64) -> Self {
         let mut json = Vec::with_capacity(stored.len() + VERSION_MEMBER_BYTES);
         let mut member = 0..0;
         if let Some(at) = metadata_start(kind, stored) {
@@ -283,7 +280,7 @@ impl Object {
     }
 
     /// An object that did not come out of the store (a dry run, an answer made up on the spot, a remote read).
-    pub fn from_typed(kind: &'static Kind, typed: Box<dyn AnyObject>) -> Self {
+    pub fn from_typed(kind: &Kind, typed: Box<dyn AnyObject>) -> Self {
         let mut json = Vec::with_capacity(1024);
         typed.encode_into(&mut json);
         let revision = typed
@@ -312,14 +309,14 @@ impl Object {
         } else {
             [&self.json[..self.version.start], &self.json[self.version.end..]].concat()
         };
-        Object::from_stored(self.kind, typed, &stored, revision)
+        Object::from_stored(&self.kind, typed, &stored, revision)
     }
 
     fn slim_at_revision(&self, brief: &Brief, revision: u64) -> Object {
         let mut json = Vec::with_capacity(self.json.len() + 1);
         let version = splice_version(&mut json, &self.json, &self.version, revision);
         Object {
-            kind: self.kind,
+            kind: self.kind.clone(),
             revision,
             json: json.into(),
             version,
@@ -331,12 +328,12 @@ impl Object {
 
     /// The encoding behind apiVersion and kind, as items of a typed list have it: put `{` before it.
     pub fn json_without_type(&self) -> &[u8] {
-        let type_meta = json_prefix(self.kind).len() - br#""metadata":{"#.len();
+        let type_meta = json_prefix(&self.kind).len() - br#""metadata":{"#.len();
         &self.json[type_meta..]
     }
 
-    pub fn kind(&self) -> &'static Kind {
-        self.kind
+    pub fn kind(&self) -> &Kind {
+        &self.kind
     }
 
     /// The store's revision at which it was written; 0 if it never was.
@@ -348,7 +345,7 @@ impl Object {
     pub fn metadata(&self) -> &ObjectMeta {
         match (self.typed.get(), &self.brief) {
             (None, Some(brief)) => brief.metadata.get_or_init(|| {
-                let read = metadata_in(self.kind, &self.json);
+                let read = metadata_in(&self.kind, &self.json);
                 Box::new(read.unwrap_or_else(|| without_managers(self.typed().metadata())))
             }),
             _ => self.typed().metadata(),
@@ -518,7 +515,7 @@ mod tests {
     use super::*;
     use crate::registry;
 
-    fn stored(kind: &'static Kind, written: &str) -> serde_json::Value {
+    fn stored(kind: &Kind, written: &str) -> serde_json::Value {
         let mut typed = kind.ops.decode(written.as_bytes()).expect("an object").object;
         let stored = Object::encode_for_store(&mut *typed);
         let object = Object::from_stored(kind, typed, &stored, 42);
@@ -556,7 +553,7 @@ mod tests {
         assert!(Arc::ptr_eq(&slim, &full.slim()) && Arc::ptr_eq(&slim, &slim.slim()));
         assert_eq!(slim.json(), full.json());
         assert!(slim.is_of(&stored));
-        for path in kind.ops.selectable_fields() {
+        for path in kind.ops.selectable_fields().iter() {
             assert_eq!(slim.field(path).unwrap(), full.field(path).unwrap(), "{path}");
         }
         let names = |o: &Object| [o.namespace(), o.name(), o.uid()].map(String::from);

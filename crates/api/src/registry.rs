@@ -3,6 +3,7 @@
 //! Names, scopes, verbs and subresources are v1.36's discovery documents. A kind's rules stand in its own
 //! file under [`crate::kinds`].
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use k8s_openapi::api::*;
@@ -10,7 +11,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
 use crate::custom;
-use crate::kind::{ALL_VERBS, CREATE_ONLY, Kind, Scope, Subresource, Verbs};
+use crate::kind::{
+    ALL_VERBS, CREATE_ONLY, Kind, KindInfo, KindNames, KindOps, NameList, Scope, Subresource, Verbs,
+};
 use crate::strategy::Of;
 
 const STATUS_VERBS: Verbs = &["get", "patch", "update"];
@@ -22,16 +25,10 @@ const fn status(kind: &'static str) -> Subresource {
 
 const fn sub(
     name: &'static str,
-    (group, version, kind): (&'static str, &'static str, &'static str),
+    spoken: (&'static str, &'static str, &'static str),
     verbs: Verbs,
 ) -> Subresource {
-    Subresource {
-        name,
-        group,
-        version,
-        kind,
-        verbs,
-    }
+    Subresource::new(name, spoken, verbs)
 }
 
 /// Declares the kinds: `CONST: RustType, "group"/"version" "plural"/"singular", Scope, short names,
@@ -41,19 +38,24 @@ macro_rules! kinds {
        $verbs:expr, $subs:expr $(, stored_as $stored:ident)?;)*) => {
         $(
             #[doc = concat!("`", $g, "/", $v, "` ", $p)]
-            pub static $name: Kind = Kind {
-                group: $g,
-                version: $v,
-                kind: <$t as k8s_openapi::Resource>::KIND,
-                plural: $p,
-                singular: $s,
-                scope: Scope::$scope,
-                short_names: $short,
-                categories: $cat,
-                verbs: $verbs,
-                subresources: $subs,
-                stored_as: kinds!(@stored $($stored)?),
-                ops: &Of::<$t>::new(),
+            pub static $name: Kind = {
+                static INFO: KindInfo = KindInfo {
+                    names: KindNames {
+                        group: Cow::Borrowed($g),
+                        version: Cow::Borrowed($v),
+                        kind: Cow::Borrowed(<$t as k8s_openapi::Resource>::KIND),
+                        plural: Cow::Borrowed($p),
+                        singular: Cow::Borrowed($s),
+                    },
+                    scope: Scope::$scope,
+                    short_names: NameList::BuiltIn($short),
+                    categories: NameList::BuiltIn($cat),
+                    verbs: $verbs,
+                    subresources: $subs,
+                    stored_as: kinds!(@stored $($stored)?),
+                    ops: KindOps::BuiltIn(&Of::<$t>::new()),
+                };
+                Kind::built_in(&INFO)
             };
             impl Registered for $t {
                 fn kind_of() -> &'static Kind {
@@ -190,73 +192,75 @@ kinds! {
 /// The kinds that a server serves: the built-in ones and those that users brought.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
-    custom: Arc<[&'static Kind]>,
+    custom: Arc<[Kind]>,
 }
 
 impl Served {
     /// `custom`: one kind for each version, the preferred version of a kind first.
-    pub fn with(custom: impl IntoIterator<Item = &'static Kind>) -> Self {
-        let mut custom: Vec<&'static Kind> = custom.into_iter().collect();
+    pub fn with(custom: impl IntoIterator<Item = Kind>) -> Self {
+        let mut custom: Vec<Kind> = custom.into_iter().collect();
         // Stable: versions stay in their order.
-        custom.sort_by_key(|kind| (kind.group, kind.plural));
+        custom.sort_by(|a, b| (a.group(), a.plural()).cmp(&(b.group(), b.plural())));
         Served {
             custom: custom.into(),
         }
     }
 
     /// Those that users brought.
-    pub fn custom(&self) -> &[&'static Kind] {
+    pub fn custom(&self) -> &[Kind] {
         &self.custom
     }
 
-    pub fn all(&self) -> impl Iterator<Item = &'static Kind> + '_ {
-        ALL.iter().chain(self.custom.iter()).copied()
+    pub fn all(&self) -> impl Iterator<Item = &Kind> {
+        ALL.iter().copied().chain(self.custom.iter())
     }
 
     /// The kind served at this group, version and plural.
-    pub fn by_resource(&self, group: &str, version: &str, plural: &str) -> Option<&'static Kind> {
-        by_resource(group, version, plural).or_else(|| {
-            let mut custom = self.custom.iter().copied();
-            custom.find(|k| k.plural == plural && k.group == group && k.version == version)
-        })
+    pub fn by_resource(&self, group: &str, version: &str, plural: &str) -> Option<Kind> {
+        let custom = || {
+            let mut custom = self.custom.iter();
+            custom.find(|k| k.plural() == plural && k.group() == group && k.version() == version)
+        };
+        by_resource(group, version, plural).or_else(custom).cloned()
     }
 
     /// The kind of this apiVersion and kind.
-    pub fn by_kind(&self, api_version: &str, kind: &str) -> Option<&'static Kind> {
-        by_kind(api_version, kind).or_else(|| {
+    pub fn by_kind(&self, api_version: &str, kind: &str) -> Option<Kind> {
+        let custom = || {
             let (group, version) = api_version.split_once('/')?;
-            let mut custom = self.custom.iter().copied();
-            custom.find(|k| k.kind == kind && k.group == group && k.version == version)
-        })
+            let mut custom = self.custom.iter();
+            custom.find(|k| k.kind() == kind && k.group() == group && k.version() == version)
+        };
+        by_kind(api_version, kind).or_else(custom).cloned()
     }
 
     /// The kinds of a group version, ordered by resource.
-    pub fn of(&self, group: &str, version: &str) -> Vec<&'static Kind> {
-        let mut kinds: Vec<&'static Kind> = self
+    pub fn of(&self, group: &str, version: &str) -> Vec<&Kind> {
+        let mut kinds: Vec<&Kind> = self
             .all()
-            .filter(|kind| kind.group == group && kind.version == version)
+            .filter(|kind| kind.group() == group && kind.version() == version)
             .collect();
-        kinds.sort_by_key(|kind| kind.plural);
+        kinds.sort_by_key(|kind| kind.plural());
         kinds
     }
 
     /// As [`groups`], with those that users brought behind, ordered by name.
-    pub fn groups(&self) -> Vec<(&'static str, Vec<&'static str>)> {
-        let mut groups = groups();
+    pub fn groups(&self) -> Vec<(&str, Vec<&str>)> {
+        let mut groups: Vec<(&str, Vec<&str>)> = groups();
         let built_in = groups.len();
         for kind in self.custom.iter() {
-            let versions = match groups.iter_mut().find(|(g, _)| *g == kind.group) {
+            let versions = match groups.iter_mut().find(|(g, _)| *g == kind.group()) {
                 Some((_, versions)) => versions,
                 None => {
-                    groups.push((kind.group, Vec::new()));
+                    groups.push((kind.group(), Vec::new()));
                     let Some((_, versions)) = groups.last_mut() else {
                         continue;
                     };
                     versions
                 }
             };
-            if !versions.contains(&kind.version) {
-                versions.push(kind.version);
+            if !versions.contains(&kind.version()) {
+                versions.push(kind.version());
             }
         }
         for (_, versions) in groups.iter_mut().skip(built_in) {
@@ -270,7 +274,7 @@ impl Served {
 pub fn by_resource(group: &str, version: &str, plural: &str) -> Option<&'static Kind> {
     ALL.iter()
         .copied()
-        .find(|k| k.plural == plural && k.group == group && k.version == version)
+        .find(|k| k.plural() == plural && k.group() == group && k.version() == version)
 }
 
 /// The kind of this apiVersion (`v1`, `apps/v1`) and kind.
@@ -278,17 +282,17 @@ pub fn by_kind(api_version: &str, kind: &str) -> Option<&'static Kind> {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     ALL.iter()
         .copied()
-        .find(|k| k.kind == kind && k.group == group && k.version == version)
+        .find(|k| k.kind() == kind && k.group() == group && k.version() == version)
 }
 
 /// Groups with their versions, preferred first, in discovery's order. The core group is `""`.
 pub fn groups() -> Vec<(&'static str, Vec<&'static str>)> {
     let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
     for kind in ALL {
-        match groups.iter_mut().find(|(g, _)| *g == kind.group) {
-            Some((_, versions)) if versions.contains(&kind.version) => {}
-            Some((_, versions)) => versions.push(kind.version),
-            None => groups.push((kind.group, vec![kind.version])),
+        match groups.iter_mut().find(|(g, _)| *g == kind.group()) {
+            Some((_, versions)) if versions.contains(&kind.version()) => {}
+            Some((_, versions)) => versions.push(kind.version()),
+            None => groups.push((kind.group(), vec![kind.version()])),
         }
     }
     groups
@@ -301,8 +305,11 @@ mod tests {
     #[test]
     fn every_kind_is_found_by_its_resource_and_by_its_name() {
         for kind in ALL {
-            assert_eq!(by_resource(kind.group, kind.version, kind.plural), Some(*kind));
-            assert_eq!(by_kind(&kind.api_version(), kind.kind), Some(*kind));
+            assert_eq!(
+                by_resource(kind.group(), kind.version(), kind.plural()),
+                Some(*kind)
+            );
+            assert_eq!(by_kind(&kind.api_version(), kind.kind()), Some(*kind));
         }
     }
 

@@ -1,6 +1,7 @@
 //! The `scale` subresource (autoscaling/v1 Scale): one number of a Deployment, ReplicaSet, StatefulSet or
 //! ReplicationController, read and written without the rest.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
@@ -10,24 +11,29 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
 use crate::custom::CustomObject;
 use crate::field::{Errors, Path};
-use crate::kind::{Kind, Scope};
+use crate::kind::{Kind, KindInfo, KindNames, KindOps, NameList, Scope};
 use crate::object::{AnyObject, Object};
 use crate::strategy::{Of, Strategy};
 
 /// The kind that scales are of. No objects of it are kept, so it is none of the registry's.
-pub static SCALE: Kind = Kind {
-    group: "autoscaling",
-    version: "v1",
-    kind: "Scale",
-    plural: "scales",
-    singular: "scale",
-    scope: Scope::Namespaced,
-    short_names: &[],
-    categories: &[],
-    verbs: &[],
-    subresources: &[],
-    stored_as: None,
-    ops: &Of::<Scale>::new(),
+pub static SCALE: Kind = {
+    static INFO: KindInfo = KindInfo {
+        names: KindNames {
+            group: Cow::Borrowed("autoscaling"),
+            version: Cow::Borrowed("v1"),
+            kind: Cow::Borrowed("Scale"),
+            plural: Cow::Borrowed("scales"),
+            singular: Cow::Borrowed("scale"),
+        },
+        scope: Scope::Namespaced,
+        short_names: NameList::BuiltIn(&[]),
+        categories: NameList::BuiltIn(&[]),
+        verbs: &[],
+        subresources: &[],
+        stored_as: None,
+        ops: KindOps::BuiltIn(&Of::<Scale>::new()),
+    };
+    Kind::built_in(&INFO)
 };
 
 impl Strategy for Scale {}
@@ -174,7 +180,7 @@ mod tests {
     use super::*;
     use crate::registry;
 
-    fn object(kind: &'static Kind, selector: &str) -> Object {
+    fn object(kind: &Kind, selector: &str) -> Object {
         let json = format!(
             r#"{{"metadata":{{"name":"x","resourceVersion":"7"}},"spec":{{"replicas":3,"selector":{selector}}},
                "status":{{"replicas":2}}}}"#
@@ -185,7 +191,7 @@ mod tests {
     #[test]
     fn every_kind_with_a_scale_can_be_read_and_written() {
         for kind in registry::ALL.iter().filter(|k| k.subresource("scale").is_some()) {
-            let selector = match kind.kind {
+            let selector = match kind.kind() {
                 "ReplicationController" => r#"{"a":"b"}"#,
                 _ => r#"{"matchLabels":{"a":"b"}}"#,
             };

@@ -5,6 +5,7 @@
 //! Rust type, for the request pipeline. Every method has the answer that fits most kinds.
 
 use std::any::{Any, TypeId};
+use std::borrow::Cow;
 use std::marker::PhantomData;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -15,7 +16,7 @@ use crate::codec::{self, DecodeError, Decoded};
 use crate::error::Error;
 use crate::field;
 use crate::object::AnyObject;
-use crate::table::{Cell, Column};
+use crate::table::{Cell, Column, ColumnOf};
 
 /// What an update is aimed at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,9 +162,9 @@ pub trait Ops: Send + Sync {
     fn orphans_by_default(&self) -> bool;
     fn status_keeps_metadata(&self) -> bool;
     fn deletion(&self, obj: &dyn AnyObject, requested_grace_seconds: Option<i64>) -> Result<Deletion, Error>;
-    fn selectable_fields(&self) -> &'static [&'static str];
+    fn selectable_fields(&self) -> Cow<'_, [&str]>;
     fn field(&self, obj: &dyn AnyObject, path: &str) -> Result<String, Error>;
-    fn columns(&self) -> &'static [Column];
+    fn columns(&self) -> Cow<'_, [ColumnOf<'_>]>;
     fn row(&self, obj: &dyn AnyObject, now: Timestamp) -> Result<Vec<Cell>, Error>;
     /// Adds the kind's published schema, and all it refers to, to the generator's definitions.
     fn schema(&self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema;
@@ -263,14 +264,14 @@ impl<T: Strategy + 'static> Ops for Of<T> {
     fn deletion(&self, obj: &dyn AnyObject, requested_grace_seconds: Option<i64>) -> Result<Deletion, Error> {
         Ok(cast::<T>(obj)?.deletion(requested_grace_seconds))
     }
-    fn selectable_fields(&self) -> &'static [&'static str] {
-        T::SELECTABLE_FIELDS
+    fn selectable_fields(&self) -> Cow<'_, [&str]> {
+        Cow::Borrowed(T::SELECTABLE_FIELDS)
     }
     fn field(&self, obj: &dyn AnyObject, path: &str) -> Result<String, Error> {
         Ok(cast::<T>(obj)?.field(path))
     }
-    fn columns(&self) -> &'static [Column] {
-        T::columns()
+    fn columns(&self) -> Cow<'_, [ColumnOf<'_>]> {
+        Cow::Borrowed(T::columns())
     }
     fn row(&self, obj: &dyn AnyObject, now: Timestamp) -> Result<Vec<Cell>, Error> {
         Ok(cast::<T>(obj)?.row(now))

@@ -14,14 +14,17 @@ use serde_json::value::RawValue;
 use crate::codec::WithNulls;
 use crate::selector::label::Selector;
 
+/// A column of a built-in kind.
+pub type Column = ColumnOf<'static>;
+
 /// A column's definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Column {
-    pub name: &'static str,
+pub struct ColumnOf<'a> {
+    pub name: &'a str,
     /// `string`, `integer`, `number`, `boolean` or `date`.
-    pub of: &'static str,
+    pub of: &'a str,
     /// `name` for the object's name, else empty.
-    pub format: &'static str,
+    pub format: &'a str,
     /// 0 always shown, 1 with `-o wide`.
     pub priority: i32,
 }
@@ -296,13 +299,14 @@ pub fn render_with(
             },
         });
     }
-    let definitions = |c: &Column| ColumnDefinition {
-        name: c.name,
-        of: c.of,
-        format: c.format,
+    let columns = kind.ops.columns();
+    let definitions = columns.iter().map(|column| ColumnDefinition {
+        name: column.name,
+        of: column.of,
+        format: column.format,
         description: "",
-        priority: c.priority,
-    };
+        priority: column.priority,
+    });
     let table = Table {
         kind: "Table",
         api_version,
@@ -311,7 +315,7 @@ pub fn render_with(
             continue_token: head.continue_token,
             remaining_item_count: head.remaining_item_count,
         },
-        column_definitions: (!head.no_headers).then(|| kind.ops.columns().iter().map(definitions).collect()),
+        column_definitions: (!head.no_headers).then(|| definitions.collect()),
         rows,
     };
     serde_json::to_vec(&table).map_err(crate::Error::internal)
@@ -323,7 +327,7 @@ struct Table<'a> {
     kind: &'static str,
     api_version: &'static str,
     metadata: TableMeta<'a>,
-    column_definitions: Option<Vec<ColumnDefinition>>,
+    column_definitions: Option<Vec<ColumnDefinition<'a>>>,
     rows: Vec<Row<'a>>,
 }
 
@@ -339,12 +343,12 @@ struct TableMeta<'a> {
 }
 
 #[derive(Serialize)]
-struct ColumnDefinition {
-    name: &'static str,
+struct ColumnDefinition<'a> {
+    name: &'a str,
     #[serde(rename = "type")]
-    of: &'static str,
-    format: &'static str,
-    description: &'static str,
+    of: &'a str,
+    format: &'a str,
+    description: &'a str,
     priority: i32,
 }
 

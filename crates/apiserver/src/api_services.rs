@@ -59,7 +59,8 @@ impl Server {
     /// Makes those that are missing, and deletes those of what is served no more.
     pub(crate) async fn settle_api_services(&self) -> Result<(), Error> {
         let mut wanted = BTreeMap::new();
-        for (group, versions) in self.served().groups() {
+        let served = self.served();
+        for (group, versions) in served.groups() {
             for version in versions.into_iter().filter(|_| group != OWN_GROUP) {
                 wanted.insert(format!("{version}.{group}"), (group, version));
             }

@@ -190,7 +190,7 @@ impl Server {
     }
 
     /// Makes it where there is none of its name.
-    pub(crate) async fn ensure(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
+    pub(crate) async fn ensure(&self, kind: &Kind, document: Value) -> Result<(), Error> {
         let of = |field| document["metadata"][field].as_str().unwrap_or_default();
         match self.cache.get(kind, of("namespace"), of("name")) {
             Some(_) => Ok(()),
@@ -198,7 +198,7 @@ impl Server {
         }
     }
 
-    async fn make(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<(), Error> {
+    async fn make(&self, kind: &Kind, object: Box<dyn AnyObject>) -> Result<(), Error> {
         let (namespace, _) = place(&*object);
         match self
             .create(&mut self.myself(), &Target::main(kind, &namespace, ""), object)
@@ -211,7 +211,7 @@ impl Server {
     }
 
     /// Makes it so, whatever was there.
-    pub(crate) async fn replace(&self, kind: &'static Kind, document: Value) -> Result<(), Error> {
+    pub(crate) async fn replace(&self, kind: &Kind, document: Value) -> Result<(), Error> {
         let object = decode(kind, &document)?;
         let (namespace, name) = place(&*object);
         if self.cache.get(kind, &namespace, &name).is_none() {
@@ -240,7 +240,7 @@ pub(crate) async fn look_after_basics(server: Weak<Server>) {
     }
 }
 
-fn decode(kind: &'static Kind, document: &Value) -> Result<Box<dyn AnyObject>, Error> {
+fn decode(kind: &Kind, document: &Value) -> Result<Box<dyn AnyObject>, Error> {
     let decoded = kind.ops.decode(document.to_string().as_bytes());
     Ok(decoded.map_err(|e| Error::internal(e.message))?.object)
 }

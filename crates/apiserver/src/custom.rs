@@ -165,7 +165,6 @@ impl Server {
         let kind = served
             .custom()
             .iter()
-            .copied()
             .find(|kind| knarr_api::custom::definition_name(kind) == object.name());
         let mut next = crd.clone();
         let mut told = |is: &str, reason: &str, message: &str| {
@@ -210,7 +209,7 @@ impl Server {
     }
 
     /// Asks every object of the kind to go; how many are left.
-    async fn empty(&self, kind: &'static Kind) -> Result<usize, Error> {
+    async fn empty(&self, kind: &Kind) -> Result<usize, Error> {
         let everything = Filter::everything(kind, "");
         for object in self.cache.of(kind)?.list(&everything) {
             if object.metadata().deletion_timestamp.is_some() {

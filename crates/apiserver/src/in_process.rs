@@ -38,13 +38,13 @@ impl InProcess {
     }
 
     /// Components know the kinds that users brought by name only; this is the one that is served.
-    fn served(&self, kind: &'static Kind) -> Result<&'static Kind> {
+    fn served(&self, kind: &Kind) -> Result<Kind> {
         if kind.ops.custom().is_none() {
-            return Ok(kind);
+            return Ok(kind.clone());
         }
         let served = self.server.cache.served();
         served
-            .by_resource(kind.group, kind.version, kind.plural)
+            .by_resource(kind.group(), kind.version(), kind.plural())
             .ok_or_else(not_served)
     }
 
@@ -52,7 +52,7 @@ impl InProcess {
     fn allowed<'a>(
         &self,
         verb: &'a str,
-        kind: &'static Kind,
+        kind: &'a Kind,
         namespace: &'a str,
         name: &'a str,
         subresource: &'a str,
@@ -63,7 +63,7 @@ impl InProcess {
     fn allowed_of<'a>(
         &self,
         verb: &'a str,
-        kind: &'static Kind,
+        kind: &'a Kind,
         (namespace, name, subresource): (&'a str, &'a str, &'a str),
         selectors: Selectors<'a>,
     ) -> Result<Target<'a>> {
@@ -87,14 +87,14 @@ impl Api for InProcess {
         })
     }
 
-    async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
-        let kind = self.served(kind)?;
+    async fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
+        let kind = &self.served(kind)?;
         let target = self.allowed("get", kind, namespace, name, "")?;
         self.server.get_now(&mut self.ctx("get"), &target).await
     }
 
-    async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
-        let kind = self.served(kind)?;
+    async fn list(&self, kind: &Kind, options: ListOptions) -> Result<List> {
+        let kind = &self.served(kind)?;
         let selectors = Selectors {
             fields: &options.field_selector,
             labels: &options.label_selector,
@@ -115,19 +115,19 @@ impl Api for InProcess {
         })
     }
 
-    async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
+    async fn watch(&self, kind: &Kind, options: WatchOptions) -> Result<WatchStream> {
         let kind = self.served(kind)?;
         let selectors = Selectors {
             fields: &options.field_selector,
             labels: &options.label_selector,
         };
-        self.allowed_of("watch", kind, (&options.namespace, "", ""), selectors)?;
+        self.allowed_of("watch", &kind, (&options.namespace, "", ""), selectors)?;
         let query = ListQuery {
             label_selector: options.label_selector,
             field_selector: options.field_selector,
             ..ListQuery::default()
         };
-        let filter = self.server.filter(kind, &options.namespace, &query)?;
+        let filter = self.server.filter(&kind, &options.namespace, &query)?;
         if options.after.is_none() {
             self.server.hear_all().await?;
         }
@@ -135,31 +135,35 @@ impl Api for InProcess {
         // The state there was is closed by a bookmark.
         let bookmark = options.after.is_none().then(|| watcher.revision());
         let initial = watcher.initial_len();
-        let state = (Some(watcher), initial, bookmark);
-        Ok(
-            stream::unfold(state, move |(watcher, initial, bookmark)| async move {
-                let mut watcher = watcher?;
-                if let (0, Some(revision)) = (initial, bookmark) {
-                    return Some((Ok(WatchEvent::Bookmark(revision)), (Some(watcher), 0, None)));
-                }
-                // It ends where it fell behind or the cache starts over. Whoever takes it up again where he stood is
-                // told what he missed, or that it is too much.
-                let event = match watcher.next().await? {
-                    Item::Bookmark { revision, .. } => Ok(WatchEvent::Bookmark(revision)),
-                    Item::Event(told, object, _) => convert::object(&object, kind).map(|object| match told {
-                        Told::Added => WatchEvent::Added(object),
-                        Told::Modified => WatchEvent::Modified(object),
-                        Told::Deleted => WatchEvent::Deleted(object),
-                    }),
-                };
-                Some((event, (Some(watcher), initial.saturating_sub(1), bookmark)))
-            })
-            .boxed(),
-        )
+        let state = (Some((watcher, kind)), initial, bookmark);
+        Ok(stream::unfold(state, |(watched, initial, bookmark)| async move {
+            let (mut watcher, kind) = watched?;
+            if let (0, Some(revision)) = (initial, bookmark) {
+                return Some((
+                    Ok(WatchEvent::Bookmark(revision)),
+                    (Some((watcher, kind)), 0, None),
+                ));
+            }
+            // It ends where it fell behind or the cache starts over. Whoever takes it up again where he stood is
+            // told what he missed, or that it is too much.
+            let event = match watcher.next().await? {
+                Item::Bookmark { revision, .. } => Ok(WatchEvent::Bookmark(revision)),
+                Item::Event(told, object, _) => convert::object(&object, &kind).map(|object| match told {
+                    Told::Added => WatchEvent::Added(object),
+                    Told::Modified => WatchEvent::Modified(object),
+                    Told::Deleted => WatchEvent::Deleted(object),
+                }),
+            };
+            Some((
+                event,
+                (Some((watcher, kind)), initial.saturating_sub(1), bookmark),
+            ))
+        })
+        .boxed())
     }
 
-    async fn create(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
-        let kind = self.served(kind)?;
+    async fn create(&self, kind: &Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
+        let kind = &self.served(kind)?;
         let namespace = object.metadata().namespace.clone().unwrap_or_default();
         let target = self.allowed("create", kind, &namespace, "", "")?;
         if !kind.is_stored() {
@@ -179,11 +183,11 @@ impl Api for InProcess {
 
     async fn update(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         object: Box<dyn AnyObject>,
         subresource: &str,
     ) -> Result<Arc<Object>> {
-        let kind = self.served(kind)?;
+        let kind = &self.served(kind)?;
         let meta = object.metadata();
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
@@ -197,13 +201,13 @@ impl Api for InProcess {
 
     async fn patch(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         subresource: &str,
         patch: Patch,
     ) -> Result<Arc<Object>> {
-        let kind = self.served(kind)?;
+        let kind = &self.served(kind)?;
         let target = self.allowed("patch", kind, namespace, name, subresource)?;
         let body = PatchBody::from(patch);
         self.server
@@ -213,12 +217,12 @@ impl Api for InProcess {
 
     async fn delete(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         options: DeleteOptions,
     ) -> Result<Arc<Object>> {
-        let kind = self.served(kind)?;
+        let kind = &self.served(kind)?;
         let target = self.allowed("delete", kind, namespace, name, "")?;
         let request = DeleteRequest {
             options,
@@ -254,13 +258,13 @@ impl Api for InProcess {
 
     async fn create_subresource(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         subresource: &str,
         body: serde_json::Value,
     ) -> Result<serde_json::Value> {
-        let kind = self.served(kind)?;
+        let kind = &self.served(kind)?;
         let target = self.allowed("create", kind, namespace, name, subresource)?;
         self.server
             .create_subresource(&mut self.ctx("create"), &target, body)

@@ -10,15 +10,19 @@ use knarr_api::Kind;
 pub const ROOT: &str = "/registry/";
 
 /// The kind under which objects of `kind` are kept.
-pub fn stored_kind(kind: &'static Kind) -> &'static Kind {
-    kind.stored_as.unwrap_or(kind)
+pub fn stored_kind(kind: &Kind) -> Kind {
+    kind.stored()
 }
 
 /// `/registry/apps/deployments/`.
 pub fn prefix(kind: &Kind) -> String {
-    let kind = kind.stored_as.unwrap_or(kind);
-    let group = if kind.group.is_empty() { "core" } else { kind.group };
-    format!("{ROOT}{group}/{}/", kind.plural)
+    let kind = kind.stored();
+    let group = if kind.group().is_empty() {
+        "core"
+    } else {
+        kind.group()
+    };
+    format!("{ROOT}{group}/{}/", kind.plural())
 }
 
 /// What follows the prefix: `<namespace>/<name>` or `<name>`. Also the cache's key, so both order alike.

@@ -58,6 +58,19 @@ impl Histogram {
     }
 }
 
+/// The most series that one metric has. They are named after resources that are or were served, and definitions come and
+/// go: what comes once so many names have been seen is counted without its resource. Each takes some hundred bytes.
+const SERIES_MAX: usize = 10_000;
+
+/// The entry of a series, or of `other` where the metric has as many as it may have.
+fn bounded<K: Ord, V: Default>(all: &mut BTreeMap<K, V>, key: K, other: impl FnOnce() -> K) -> &mut V {
+    let key = match all.len() < SERIES_MAX || all.contains_key(&key) {
+        true => key,
+        false => other(),
+    };
+    all.entry(key).or_default()
+}
+
 /// What a request is counted under; only what this server knows, so that nobody makes up series.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Series {
@@ -71,7 +84,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// `known`: whether the resource is served.
+    /// `known`: whether the resource, and the subresource if there is one, is served.
     pub fn of(info: &RequestInfo, known: bool, dry_run: bool) -> Self {
         let verb = match info.verb {
             "get" => "GET",
@@ -107,6 +120,14 @@ impl Series {
             subresource: info.subresource.clone(),
             scope,
             dry_run,
+        }
+    }
+
+    /// The series of all resources that have none of their own.
+    fn of_others(&self) -> Self {
+        Series {
+            verb: self.verb,
+            ..Series::default()
         }
     }
 
@@ -148,7 +169,7 @@ pub struct Metrics {
     /// By the labels.
     rejected: Mutex<BTreeMap<String, u64>>,
     watch_events: Mutex<BTreeMap<String, u64>>,
-    store: Mutex<BTreeMap<(&'static str, String), Histogram>>,
+    store: Mutex<BTreeMap<(&'static str, String), Option<Histogram>>>,
     others: Mutex<Vec<Source>>,
 }
 
@@ -160,7 +181,8 @@ impl Metrics {
 
     pub fn finished(&self, series: Series, code: u16, took: Option<Duration>) {
         let mut requests = self.requests.lock();
-        let entry = requests.entry(series).or_default();
+        let others = series.of_others();
+        let entry = bounded(&mut requests, series, || others);
         *entry.by_code.entry(code).or_default() += 1;
         if let Some(took) = took {
             entry
@@ -175,11 +197,8 @@ impl Metrics {
         match requests.get_mut(series) {
             Some(entry) => entry.running += change,
             None => {
-                let entry = Requests {
-                    running: change,
-                    ..Requests::default()
-                };
-                requests.insert(series.clone(), entry);
+                let entry = bounded(&mut requests, series.clone(), || series.of_others());
+                entry.running += change;
             }
         }
     }
@@ -191,20 +210,22 @@ impl Metrics {
 
     pub fn rejected(&self, schema: &str, level: &str, reason: &str) {
         let labels = format!("flow_schema=\"{schema}\",priority_level=\"{level}\",reason=\"{reason}\"");
-        *self.rejected.lock().entry(labels).or_default() += 1;
+        let others = || format!("flow_schema=\"\",priority_level=\"\",reason=\"{reason}\"");
+        *bounded(&mut self.rejected.lock(), labels, others) += 1;
     }
 
     /// Events that were sent to watchers of a kind.
     pub fn watched(&self, group: &str, version: &str, kind: &str, events: u64) {
         let labels = format!("group=\"{group}\",kind=\"{kind}\",version=\"{version}\"");
-        *self.watch_events.lock().entry(labels).or_default() += events;
+        let others = || "group=\"\",kind=\"\",version=\"\"".to_string();
+        *bounded(&mut self.watch_events.lock(), labels, others) += events;
     }
 
     pub fn store_took(&self, operation: &'static str, resource: &str, took: Duration) {
         let mut all = self.store.lock();
         let key = (operation, resource.to_string());
-        all.entry(key)
-            .or_insert_with(|| Histogram::new(&STORE_BOUNDS))
+        bounded(&mut all, key, || (operation, String::new()))
+            .get_or_insert_with(|| Histogram::new(&STORE_BOUNDS))
             .observe(took);
     }
 
@@ -303,7 +324,9 @@ impl Metrics {
         );
         for ((operation, resource), took) in self.store.lock().iter() {
             let labels = format!("operation=\"{operation}\",type=\"{resource}\"");
-            took.write(&mut out, "etcd_request_duration_seconds", &labels);
+            if let Some(took) = took {
+                took.write(&mut out, "etcd_request_duration_seconds", &labels);
+            }
         }
         head(
             &mut out,
@@ -354,5 +377,22 @@ mod tests {
         }
         assert!(!text.contains("made.up"));
         assert!(text.contains("code=\"404\""));
+    }
+
+    #[test]
+    fn a6_resources_that_come_and_go_do_not_make_series_without_bound() {
+        let metrics = Metrics::default();
+        for n in 0..SERIES_MAX + 100 {
+            let list = RequestInfo::parse(&Method::GET, &format!("/apis/example.com/v1/things{n}"), false);
+            metrics.finished(Series::of(&list, true, false), 200, None);
+            metrics.watched("example.com", "v1", &format!("Thing{n}"), 1);
+            metrics.store_took("get", &format!("things{n}"), Duration::ZERO);
+        }
+        assert_eq!(metrics.requests.lock().len(), SERIES_MAX + 1);
+        assert_eq!(metrics.watch_events.lock().len(), SERIES_MAX + 1);
+        assert_eq!(metrics.store.lock().len(), SERIES_MAX + 1);
+        let others = "component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"\",scope=\"\",subresource=\"\",verb=\"LIST\",version=\"\"";
+        let line = format!("apiserver_request_total{{code=\"200\",{others}}} 100");
+        assert!(metrics.text().lines().any(|l| l == line));
     }
 }

@@ -56,7 +56,7 @@ impl Server {
     /// Begins a watch.
     pub(crate) async fn watch(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         query: &WatchQuery,
@@ -112,7 +112,7 @@ impl Server {
     pub(crate) fn follow(&self, filter: Filter, after: Option<u64>) -> Result<Watcher, Error> {
         // Read first: all kinds are at least here, and this one at its own last change.
         let revision = self.cache.revision();
-        let subscription = self.cache.of(filter.kind)?.subscribe(&filter, after)?;
+        let subscription = self.cache.of(&filter.kind)?.subscribe(&filter, after)?;
         let mut pending = VecDeque::with_capacity(subscription.initial.len());
         for object in subscription.initial {
             pending.push_back(Item::Event(Told::Added, object, None));
@@ -143,7 +143,7 @@ impl Watcher {
 
     /// So many events went out.
     pub(crate) fn sent(&self, events: usize) {
-        self.cache.count_watched(self.filter.kind, events);
+        self.cache.count_watched(&self.filter.kind, events);
     }
 
     /// The next item; `None` at the end, be it because time is up or because it fell behind.

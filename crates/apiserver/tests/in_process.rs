@@ -6,6 +6,8 @@
 mod admission;
 #[path = "in_process/custom.rs"]
 mod custom;
+#[path = "in_process/definitions.rs"]
+mod definitions;
 #[path = "in_process/hooks.rs"]
 mod hooks;
 #[path = "in_process/quota.rs"]

@@ -95,7 +95,7 @@ impl Cluster {
             }
         };
         let waited = timeout(LIMIT, waited).await;
-        waited.map_err(|_| format!("{count} {} were not ready in time", T::kind_of().plural).into())
+        waited.map_err(|_| format!("{count} {} were not ready in time", T::kind_of().plural()).into())
     }
 }
 

@@ -99,20 +99,16 @@ pub enum Patch {
 pub trait Api: Send + Sync + 'static {
     /// The same API, every write of which is made only while `term` lasts; after it the answer is 409.
     fn during(self: Arc<Self>, term: Term) -> Arc<dyn Api>;
-    async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>>;
-    async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List>;
-    async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream>;
-    async fn create(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>>;
+    async fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Arc<Object>>;
+    async fn list(&self, kind: &Kind, options: ListOptions) -> Result<List>;
+    async fn watch(&self, kind: &Kind, options: WatchOptions) -> Result<WatchStream>;
+    async fn create(&self, kind: &Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>>;
     /// With the object's resourceVersion as precondition, if it carries one. `subresource` is empty or `status`, …
-    async fn update(
-        &self,
-        kind: &'static Kind,
-        object: Box<dyn AnyObject>,
-        subresource: &str,
-    ) -> Result<Arc<Object>>;
+    async fn update(&self, kind: &Kind, object: Box<dyn AnyObject>, subresource: &str)
+    -> Result<Arc<Object>>;
     async fn patch(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         subresource: &str,
@@ -121,7 +117,7 @@ pub trait Api: Send + Sync + 'static {
     /// The object as it was left: marked for deletion, or as it was when it went.
     async fn delete(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         options: DeleteOptions,
@@ -148,7 +144,7 @@ pub trait Api: Send + Sync + 'static {
     /// (`binding`, `eviction`, `token`).
     async fn create_subresource(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         subresource: &str,

@@ -108,7 +108,7 @@ impl Content {
 
 /// The objects of one kind. See the module.
 pub struct Store {
-    kind: &'static Kind,
+    kind: Kind,
     indexes: Vec<Index>,
     content: RwLock<Content>,
     /// Held over a change and its telling, so that a new subscriber misses nothing and hears nothing twice.
@@ -121,11 +121,11 @@ pub struct Store {
 }
 
 impl Store {
-    pub fn new(kind: &'static Kind, more_indexes: &[Index]) -> Self {
+    pub fn new(kind: &Kind, more_indexes: &[Index]) -> Self {
         let mut indexes = vec![CONTROLLER];
         indexes.extend_from_slice(more_indexes);
         Store {
-            kind,
+            kind: kind.clone(),
             content: RwLock::new(Content {
                 objects: BTreeMap::new(),
                 indexes: vec![Buckets::new(); indexes.len()],
@@ -138,8 +138,8 @@ impl Store {
         }
     }
 
-    pub fn kind(&self) -> &'static Kind {
-        self.kind
+    pub fn kind(&self) -> &Kind {
+        &self.kind
     }
 
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<Object>> {

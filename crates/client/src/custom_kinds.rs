@@ -1,13 +1,15 @@
 //! Kinds that users bring, as components in front of the API know them: by their names only.
 //!
 //! A component looks at the metadata of such objects, so a kind here has no schema, and there is one for each set of
-//! names, however often its definition changes. [`Caches::follow_custom_kinds`] tells which are there now.
+//! names, however often its definition changes, for as long as somebody uses it. [`Caches::follow_custom_kinds`] tells
+//! which are there now.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use knarr_api::custom::Names;
+use knarr_api::kind::WeakKind;
 use knarr_api::registry::CUSTOM_RESOURCE_DEFINITION;
 use knarr_api::{Kind, Object, k8s_openapi};
 use parking_lot::Mutex;
@@ -16,11 +18,18 @@ use crate::cache::Store;
 use crate::informer::Caches;
 
 /// The kind a definition brings, in the version its users prefer; `None` while it is not established.
-pub fn kind_of(definition: &Object) -> Option<&'static Kind> {
-    static KINDS: Mutex<BTreeMap<Names, &'static Kind>> = Mutex::new(BTreeMap::new());
+pub fn kind_of(definition: &Object) -> Option<Kind> {
+    static KINDS: Mutex<BTreeMap<Names, WeakKind>> = Mutex::new(BTreeMap::new());
     let names = Names::of(definition.get::<CustomResourceDefinition>()?)?;
     let mut kinds = KINDS.lock();
-    Some(kinds.entry(names).or_insert_with_key(Names::kind))
+    if let Some(kind) = kinds.get(&names).and_then(WeakKind::upgrade) {
+        return Some(kind);
+    }
+    // Names come seldom: whenever some do, those that nobody uses any more go.
+    kinds.retain(|_, kind| kind.upgrade().is_some());
+    let kind = names.kind();
+    kinds.insert(names, kind.downgrade());
+    Some(kind)
 }
 
 /// A kind that has come, with its objects' store, or gone.
@@ -28,7 +37,7 @@ pub enum KindChange<'a> {
     Came(&'a Arc<Store>),
     /// Its store ends. If its definition has gone, the store has told the end of all objects; if the definition names
     /// it otherwise now, the objects are still there under the other name, which comes next.
-    Gone(&'static Kind),
+    Gone(&'a Kind),
 }
 
 type Handler = Arc<dyn Fn(&KindChange<'_>) + Send + Sync>;
@@ -41,13 +50,13 @@ pub(crate) struct CustomKinds(Mutex<Known>);
 struct Known {
     followed: bool,
     /// By their definitions' names.
-    kinds: BTreeMap<String, &'static Kind>,
+    kinds: BTreeMap<String, Kind>,
     handlers: Vec<Handler>,
 }
 
 impl CustomKinds {
-    pub(crate) fn all(&self) -> Vec<&'static Kind> {
-        self.0.lock().kinds.values().copied().collect()
+    pub(crate) fn all(&self) -> Vec<Kind> {
+        self.0.lock().kinds.values().cloned().collect()
     }
 
     pub(crate) fn stop(&self) {
@@ -63,11 +72,11 @@ impl Caches {
         let (there, first) = {
             let mut known = self.custom.0.lock();
             known.handlers.push(handler.clone());
-            let there: Vec<&'static Kind> = known.kinds.values().copied().collect();
+            let there: Vec<Kind> = known.kinds.values().cloned().collect();
             (there, !std::mem::replace(&mut known.followed, true))
         };
         for kind in there {
-            handler(&KindChange::Came(&self.store(kind)));
+            handler(&KindChange::Came(&self.store(&kind)));
         }
         if first {
             // The store holds the handler and these caches the store.
@@ -82,11 +91,11 @@ impl Caches {
     }
 
     /// What a definition brings now; nothing for ever if it has `ended`.
-    fn define(&self, definition: &str, kind: Option<&'static Kind>, ended: bool) {
+    fn define(&self, definition: &str, kind: Option<Kind>, ended: bool) {
         let (before, handlers) = {
             let mut known = self.custom.0.lock();
-            let before = match kind {
-                Some(kind) => known.kinds.insert(definition.to_string(), kind),
+            let before = match &kind {
+                Some(kind) => known.kinds.insert(definition.to_string(), kind.clone()),
                 None => known.kinds.remove(definition),
             };
             (before, known.handlers.clone())
@@ -95,17 +104,17 @@ impl Caches {
             return;
         }
         if let Some(gone) = before {
-            self.forget(gone, ended);
-            handlers.iter().for_each(|h| h(&KindChange::Gone(gone)));
+            self.forget(&gone, ended);
+            handlers.iter().for_each(|h| h(&KindChange::Gone(&gone)));
         }
         if let Some(kind) = kind {
-            let store = self.store(kind);
+            let store = self.store(&kind);
             handlers.iter().for_each(|h| h(&KindChange::Came(&store)));
         }
     }
 
     /// The custom kinds that are there now, as far as [`Caches::follow_custom_kinds`] is in use.
-    pub fn custom_kinds(&self) -> Vec<&'static Kind> {
+    pub fn custom_kinds(&self) -> Vec<Kind> {
         self.custom.all()
     }
 }
@@ -126,7 +135,7 @@ mod tests {
                 "versions": [{"name": version, "served": true, "storage": true}]},
             "status": {"acceptedNames": {"plural": "widgets", "kind": "Widget"}, "storedVersions": [version],
                 "conditions": [{"type": "Established", "status": "True", "reason": "x", "message": "", "lastTransitionTime": null}]}});
-        let ops = CUSTOM_RESOURCE_DEFINITION.ops;
+        let ops = &CUSTOM_RESOURCE_DEFINITION.ops;
         ops.decode(json.to_string().as_bytes()).unwrap().object
     }
 
@@ -138,7 +147,7 @@ mod tests {
         let to = log.clone();
         caches.follow_custom_kinds(move |change| match change {
             KindChange::Came(store) => {
-                let version = store.kind().version;
+                let version = store.kind().version().to_string();
                 to.lock().push(format!("+{version}"));
                 let to = to.clone();
                 store.subscribe(move |change| {
@@ -147,14 +156,14 @@ mod tests {
                         .push(format!("{sign}{version}/{}", change.object().name()));
                 });
             }
-            KindChange::Gone(kind) => to.lock().push(format!("-{}", kind.version)),
+            KindChange::Gone(kind) => to.lock().push(format!("-{}", kind.version())),
         });
         let crd = &CUSTOM_RESOURCE_DEFINITION;
         api.create(crd, definition("v1")).await.unwrap();
         let made = api.update(crd, definition("v1"), "status").await.unwrap();
         let definitions = caches.store(crd);
         definitions.wait_for(made.revision()).await;
-        let kind = caches.custom_kinds()[0];
+        let kind = &caches.custom_kinds()[0];
         let widget = json!({"metadata": {"name": "w", "namespace": "n"}, "spec": {"any": "thing"}});
         let widget = kind.ops.decode(widget.to_string().as_bytes()).unwrap().object;
         let made = api.create(kind, widget).await.unwrap();

@@ -61,7 +61,7 @@ pub fn reference_to(kind: &Kind, object: &dyn AnyObject) -> ObjectReference {
     let meta = object.metadata();
     ObjectReference {
         api_version: Some(kind.api_version()),
-        kind: Some(kind.kind.to_string()),
+        kind: Some(kind.kind().to_string()),
         namespace: meta.namespace.clone(),
         name: meta.name.clone(),
         uid: meta.uid.clone(),

@@ -32,7 +32,7 @@ use crate::term::Term;
 pub struct Request {
     /// `create`, `update`, `patch`, `delete`, `get`, `list`, `watch`.
     pub verb: &'static str,
-    pub kind: &'static Kind,
+    pub kind: Kind,
     pub namespace: String,
     /// The name, or the generateName of a create without a name.
     pub name: String,
@@ -41,10 +41,10 @@ pub struct Request {
 
 type Interceptor = Box<dyn FnMut(&Request) -> Option<Error> + Send>;
 /// Group and plural, then namespace and name.
-type Place = (&'static str, &'static str, ObjectKey);
+type Place = (String, String, ObjectKey);
 
 struct Watcher {
-    kind: &'static Kind,
+    kind: Kind,
     filter: Filter,
     events: mpsc::UnboundedSender<Result<WatchEvent>>,
 }
@@ -112,8 +112,9 @@ impl Filter {
     }
 }
 
-fn place(kind: &'static Kind, namespace: &str, name: &str) -> Place {
-    (kind.group, kind.plural, ObjectKey::new(namespace, name))
+fn place(kind: &Kind, namespace: &str, name: &str) -> Place {
+    let key = ObjectKey::new(namespace, name);
+    (kind.group().to_string(), kind.plural().to_string(), key)
 }
 
 impl State {
@@ -127,7 +128,7 @@ impl State {
         Ok(())
     }
 
-    fn find(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
+    fn find(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
         let object = self.objects.get(&place(kind, namespace, name)).cloned();
         object.ok_or_else(|| Error::not_found(kind.about(name)))
     }
@@ -135,7 +136,7 @@ impl State {
     fn tell(&mut self, told: Told) {
         let kind = told.new.kind();
         self.watchers.retain(|watcher| {
-            if watcher.kind != kind {
+            if watcher.kind != *kind {
                 return !watcher.events.is_closed();
             }
             match watcher.filter.event(&told) {
@@ -146,7 +147,7 @@ impl State {
         self.history.push(told);
     }
 
-    fn write(&mut self, kind: &'static Kind, mut typed: Box<dyn AnyObject>) -> Arc<Object> {
+    fn write(&mut self, kind: &Kind, mut typed: Box<dyn AnyObject>) -> Arc<Object> {
         self.revision += 1;
         let stored = Object::encode_for_store(&mut *typed);
         let object = Arc::new(Object::from_stored(kind, typed, &stored, self.revision));
@@ -162,7 +163,7 @@ impl State {
         object
     }
 
-    fn erase(&mut self, kind: &'static Kind, mut typed: Box<dyn AnyObject>) -> Arc<Object> {
+    fn erase(&mut self, kind: &Kind, mut typed: Box<dyn AnyObject>) -> Arc<Object> {
         self.revision += 1;
         let stored = Object::encode_for_store(&mut *typed);
         let object = Arc::new(Object::from_stored(kind, typed, &stored, self.revision));
@@ -232,16 +233,10 @@ impl FakeApi {
     }
 }
 
-fn request(
-    verb: &'static str,
-    kind: &'static Kind,
-    namespace: &str,
-    name: &str,
-    subresource: &str,
-) -> Request {
+fn request(verb: &'static str, kind: &Kind, namespace: &str, name: &str, subresource: &str) -> Request {
     Request {
         verb,
-        kind,
+        kind: kind.clone(),
         namespace: namespace.to_string(),
         name: name.to_string(),
         subresource: subresource.to_string(),
@@ -265,13 +260,13 @@ impl Api for FakeApi {
         })
     }
 
-    async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
+    async fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
         let mut state = self.state.lock();
         state.ask(request("get", kind, namespace, name, ""))?;
         state.find(kind, namespace, name)
     }
 
-    async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
+    async fn list(&self, kind: &Kind, options: ListOptions) -> Result<List> {
         let mut state = self.state.lock();
         state.ask(request("list", kind, &options.namespace, "", ""))?;
         let filter = Filter::new(
@@ -296,7 +291,7 @@ impl Api for FakeApi {
         })
     }
 
-    async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
+    async fn watch(&self, kind: &Kind, options: WatchOptions) -> Result<WatchStream> {
         let mut state = self.state.lock();
         state.ask(request("watch", kind, &options.namespace, "", ""))?;
         let filter = Filter::new(
@@ -332,11 +327,15 @@ impl Api for FakeApi {
                 missed.filter_map(|told| filter.event(told)).for_each(send);
             }
         }
-        state.watchers.push(Watcher { kind, filter, events });
+        state.watchers.push(Watcher {
+            kind: kind.clone(),
+            filter,
+            events,
+        });
         Ok(UnboundedReceiverStream::new(stream).boxed())
     }
 
-    async fn create(&self, kind: &'static Kind, mut object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
+    async fn create(&self, kind: &Kind, mut object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
         let mut state = self.state.lock();
         let meta = object.metadata_mut();
         let asked = meta.name.clone().or_else(|| meta.generate_name.clone());
@@ -375,7 +374,7 @@ impl Api for FakeApi {
 
     async fn update(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         mut object: Box<dyn AnyObject>,
         subresource: &str,
     ) -> Result<Arc<Object>> {
@@ -416,7 +415,7 @@ impl Api for FakeApi {
 
     async fn patch(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         subresource: &str,
@@ -442,7 +441,7 @@ impl Api for FakeApi {
 
     async fn delete(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         options: DeleteOptions,
@@ -508,7 +507,7 @@ impl Api for FakeApi {
 
     async fn create_subresource(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         subresource: &str,

@@ -43,7 +43,7 @@ pub struct Scope {
 }
 
 /// Follows the API until it is dropped.
-pub async fn run(api: Arc<dyn Api>, kind: &'static Kind, scope: Scope, store: Arc<Store>) {
+pub async fn run(api: Arc<dyn Api>, kind: Kind, scope: Scope, store: Arc<Store>) {
     let mut after = None;
     let mut failures = 0;
     loop {
@@ -53,7 +53,7 @@ pub async fn run(api: Arc<dyn Api>, kind: &'static Kind, scope: Scope, store: Ar
             field_selector: scope.field_selector.clone(),
             after,
         };
-        let ended = match api.watch(kind, options).await {
+        let ended = match api.watch(&kind, options).await {
             Ok(stream) => {
                 let heard = follow(stream, &store, &mut after).await;
                 if heard.progressed {
@@ -68,9 +68,9 @@ pub async fn run(api: Arc<dyn Api>, kind: &'static Kind, scope: Scope, store: Ar
                 after = None;
             }
             if failures >= 3 {
-                warn!(kind = kind.plural, %error, "cannot watch, trying again");
+                warn!(kind = kind.plural(), %error, "cannot watch, trying again");
             } else {
-                debug!(kind = kind.plural, %error, "watch ended");
+                debug!(kind = kind.plural(), %error, "watch ended");
             }
         }
         sleep(RECONNECT.after(failures)).await;
@@ -133,7 +133,7 @@ async fn follow(mut stream: WatchStream, store: &Store, after: &mut Option<u64>)
 /// The stores of one process, one a kind, each begun when first asked for. All of them end with this value.
 pub struct Caches {
     api: Arc<dyn Api>,
-    /// In the order in which they were asked for. There are some dozens, and kinds are compared by address.
+    /// In the order in which they were asked for. There are some dozens, and comparing kinds is cheap.
     stores: Mutex<Vec<Kept>>,
     informers: Mutex<JoinSet<()>>,
     pub(crate) custom: CustomKinds,
@@ -146,7 +146,7 @@ struct Kept {
 }
 
 impl Kept {
-    fn is_of(&self, kind: &'static Kind) -> bool {
+    fn is_of(&self, kind: &Kind) -> bool {
         self.store.kind() == kind
     }
 }
@@ -162,14 +162,14 @@ impl Caches {
     }
 
     /// The store of this kind; begins to fill it if nobody has asked before. Needs a tokio runtime.
-    pub fn store(&self, kind: &'static Kind) -> Arc<Store> {
+    pub fn store(&self, kind: &Kind) -> Arc<Store> {
         let mut stores = self.stores.lock();
         if let Some(kept) = stores.iter().find(|kept| kept.is_of(kind)) {
             return kept.store.clone();
         }
         let indexes: &[Index] = if kind == &registry::POD { &[NODE_NAME] } else { &[] };
         let store = Arc::new(Store::new(kind, indexes));
-        let informer = run(self.api.clone(), kind, Scope::default(), store.clone());
+        let informer = run(self.api.clone(), kind.clone(), Scope::default(), store.clone());
         let mut tasks = self.informers.lock();
         // Tasks that were aborted are collected here, where new ones come.
         while tasks.try_join_next().is_some() {}
@@ -182,14 +182,14 @@ impl Caches {
     }
 
     /// The store of this kind, if it is kept.
-    pub fn existing(&self, kind: &'static Kind) -> Option<Arc<Store>> {
+    pub fn existing(&self, kind: &Kind) -> Option<Arc<Store>> {
         let stores = self.stores.lock();
         let kept = stores.iter().find(|kept| kept.is_of(kind))?;
         Some(kept.store.clone())
     }
 
     /// Ends the store of a kind. If its objects have gone, too, its subscribers are told so.
-    pub(crate) fn forget(&self, kind: &'static Kind, objects_too: bool) {
+    pub(crate) fn forget(&self, kind: &Kind, objects_too: bool) {
         let kept = {
             let mut stores = self.stores.lock();
             let Some(at) = stores.iter().position(|kept| kept.is_of(kind)) else {

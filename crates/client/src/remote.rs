@@ -178,7 +178,7 @@ impl Remote {
 
     async fn object(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         method: Method,
         path: &str,
         content_type: &str,
@@ -198,27 +198,27 @@ async fn collect(response: http::Response<Body>) -> Result<Bytes> {
 fn undecodable(kind: &Kind, e: &DecodeError) -> Error {
     Error::internal(format!(
         "the server sent a {} that cannot be decoded: {e}",
-        kind.kind
+        kind.kind()
     ))
 }
 
-fn decode(kind: &'static Kind, json: &[u8]) -> Result<Arc<Object>> {
+fn decode(kind: &Kind, json: &[u8]) -> Result<Arc<Object>> {
     let decoded = kind.ops.decode(json).map_err(|e| undecodable(kind, &e))?;
     Ok(Arc::new(Object::from_typed(kind, decoded.object)))
 }
 
 /// `/api/v1/namespaces/ns/pods/name/sub`; what is empty is left out.
 fn path(kind: &Kind, namespace: &str, name: &str, subresource: &str) -> String {
-    let mut path = match kind.group {
-        "" => format!("/api/{}", kind.version),
-        group => format!("/apis/{group}/{}", kind.version),
+    let mut path = match kind.group() {
+        "" => format!("/api/{}", kind.version()),
+        group => format!("/apis/{group}/{}", kind.version()),
     };
     let namespaces = if namespace.is_empty() || !kind.namespaced() {
         ["", ""]
     } else {
         ["namespaces", namespace]
     };
-    for part in [namespaces[0], namespaces[1], kind.plural, name, subresource] {
+    for part in [namespaces[0], namespaces[1], kind.plural(), name, subresource] {
         if !part.is_empty() {
             path.push('/');
             path += part;
@@ -276,7 +276,7 @@ struct WireBookmark {
     metadata: WireListMeta,
 }
 
-fn event(kind: &'static Kind, line: &[u8]) -> Result<WatchEvent> {
+fn event(kind: &Kind, line: &[u8]) -> Result<WatchEvent> {
     let bad = |e: serde_json::Error| {
         Error::internal(format!("the server sent a watch event that cannot be read: {e}"))
     };
@@ -337,7 +337,7 @@ impl Api for Remote {
         })
     }
 
-    async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
+    async fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
         self.object(
             kind,
             Method::GET,
@@ -348,7 +348,7 @@ impl Api for Remote {
         .await
     }
 
-    async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
+    async fn list(&self, kind: &Kind, options: ListOptions) -> Result<List> {
         let mut list = List {
             continue_token: options.continue_token.clone(),
             ..List::default()
@@ -376,7 +376,7 @@ impl Api for Remote {
         }
     }
 
-    async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
+    async fn watch(&self, kind: &Kind, options: WatchOptions) -> Result<WatchStream> {
         let after = options.after.map(|v| v.to_string()).unwrap_or_default();
         let initial = if options.after.is_none() { "true" } else { "" };
         let pairs = [
@@ -395,10 +395,11 @@ impl Api for Remote {
         let response = self.send(Method::GET, &path, "", Vec::new()).await?;
         let chunks = response.into_body().into_data_stream();
         let chunks = chunks.map_err(|e| Error::unavailable(format!("the watch broke off: {e}")));
-        Ok(lines(chunks).map(move |line| event(kind, &line?)).boxed())
+        let kind = kind.clone();
+        Ok(lines(chunks).map(move |line| event(&kind, &line?)).boxed())
     }
 
-    async fn create(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
+    async fn create(&self, kind: &Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
         let namespace = object.metadata().namespace.clone().unwrap_or_default();
         let path = path(kind, &namespace, "", "");
         self.object(kind, Method::POST, &path, "application/json", encode(&*object))
@@ -407,7 +408,7 @@ impl Api for Remote {
 
     async fn update(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         object: Box<dyn AnyObject>,
         subresource: &str,
     ) -> Result<Arc<Object>> {
@@ -423,7 +424,7 @@ impl Api for Remote {
 
     async fn patch(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         subresource: &str,
@@ -441,7 +442,7 @@ impl Api for Remote {
 
     async fn delete(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         options: DeleteOptions,
@@ -474,7 +475,7 @@ impl Api for Remote {
 
     async fn create_subresource(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         subresource: &str,

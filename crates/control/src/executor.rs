@@ -23,12 +23,8 @@ const FIRST_BATCH: usize = 1;
 /// What a cache will show once it has caught up with what was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Written {
-    Revision(&'static Kind, u64),
-    Gone {
-        kind: &'static Kind,
-        key: ObjectKey,
-        uid: String,
-    },
+    Revision(Kind, u64),
+    Gone { kind: Kind, key: ObjectKey, uid: String },
 }
 
 /// What came of the actions.
@@ -77,14 +73,14 @@ impl Executor {
             } => {
                 outcome
                     .written
-                    .push(self.update(kind, object, subresource).await?);
+                    .push(self.update(&kind, object, subresource).await?);
             }
             Action::UpdateMany {
                 kind,
                 objects,
                 subresource,
             } => {
-                let all = objects.into_iter().map(|o| self.update(kind, o, subresource));
+                let all = objects.into_iter().map(|o| self.update(&kind, o, subresource));
                 all_of(
                     join_all(all).await.into_iter().map(|r| r.map(Some)).collect(),
                     outcome,
@@ -119,14 +115,14 @@ impl Executor {
 
     async fn update(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         object: Box<dyn AnyObject>,
         subresource: &'static str,
     ) -> Result<Written, Box<Failure>> {
         let name = object.metadata().name.clone().unwrap_or_default();
         let updated = self.api.update(kind, object, subresource).await;
         let updated = updated.map_err(failure(Verb::Update, kind, &name))?;
-        Ok(Written::Revision(kind, updated.revision()))
+        Ok(Written::Revision(kind.clone(), updated.revision()))
     }
 
     async fn create(&self, create: Create) -> Result<Option<Written>, Box<Failure>> {
@@ -142,7 +138,7 @@ impl Executor {
             .clone()
             .or_else(|| meta.generate_name.clone())
             .unwrap_or_default();
-        match self.api.create(kind, object).await {
+        match self.api.create(&kind, object).await {
             Ok(created) => {
                 self.done(report, created.name());
                 Ok(Some(Written::Revision(kind, created.revision())))
@@ -153,7 +149,7 @@ impl Executor {
                 if !is_namespace_terminating(&error) {
                     self.failed(report, &error);
                 }
-                Err(failure(Verb::Create, kind, &name)(error))
+                Err(failure(Verb::Create, &kind, &name)(error))
             }
         }
     }
@@ -193,7 +189,7 @@ impl Executor {
                 Dependents::Orphan => Some(Propagation::Orphan),
             },
         };
-        match self.api.delete(kind, &key.namespace, &key.name, options).await {
+        match self.api.delete(&kind, &key.namespace, &key.name, options).await {
             Ok(_) => {
                 self.done(report, &key.name);
                 Ok(Some(Written::Gone { kind, key, uid }))
@@ -201,7 +197,7 @@ impl Executor {
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => {
                 self.failed(report, &error);
-                Err(failure(Verb::Delete, kind, &key.name)(error))
+                Err(failure(Verb::Delete, &kind, &key.name)(error))
             }
         }
     }
@@ -219,7 +215,11 @@ impl Executor {
             propagation: None,
         };
         match self.api.delete(kind, &key.namespace, &key.name, options).await {
-            Ok(_) => Ok(Some(Written::Gone { kind, key, uid })),
+            Ok(_) => Ok(Some(Written::Gone {
+                kind: kind.clone(),
+                key,
+                uid,
+            })),
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(failure(Verb::Delete, kind, &key.name)(error)),
         }
@@ -228,8 +228,8 @@ impl Executor {
     async fn require(&self, fact: Fact) -> Result<(), Box<Failure>> {
         match fact {
             Fact::Alive { kind, key, uid } => {
-                let failure = failure(Verb::Require, kind, &key.name);
-                match self.api.get(kind, &key.namespace, &key.name).await {
+                let failure = failure(Verb::Require, &kind, &key.name);
+                match self.api.get(&kind, &key.namespace, &key.name).await {
                     Err(error) => Err(failure(error)),
                     Ok(live) if live.uid() != uid => {
                         let why = format!("its uid is {} and not {uid}", live.uid());
@@ -243,16 +243,16 @@ impl Executor {
                 }
             }
             Fact::Absent { kind, key } => {
-                let failure = failure(Verb::Require, kind, &key.name);
-                match self.api.get(kind, &key.namespace, &key.name).await {
+                let failure = failure(Verb::Require, &kind, &key.name);
+                match self.api.get(&kind, &key.namespace, &key.name).await {
                     Err(error) if error.is_not_found() => Ok(()),
                     Err(error) => Err(failure(error)),
                     Ok(_) => Err(failure(Error::conflict(kind.about(&key.name), "it is there"))),
                 }
             }
             Fact::Gone { kind, key, uid } => {
-                let failure = failure(Verb::Require, kind, &key.name);
-                match self.api.get(kind, &key.namespace, &key.name).await {
+                let failure = failure(Verb::Require, &kind, &key.name);
+                match self.api.get(&kind, &key.namespace, &key.name).await {
                     Err(error) if error.is_not_found() => Ok(()),
                     Err(error) => Err(failure(error)),
                     Ok(live) if live.uid() != uid => Ok(()),
@@ -308,7 +308,7 @@ impl Executor {
                     ))),
                 }
             }
-            Fact::NoneLeft { kind, namespace } => self.require_none_left(kind, namespace).await,
+            Fact::NoneLeft { kind, namespace } => self.require_none_left(&kind, namespace).await,
             Fact::NoCustomLeft { namespace } => {
                 let definitions = &registry::CUSTOM_RESOURCE_DEFINITION;
                 let all = self.api.list(definitions, ListOptions::default()).await;
@@ -317,7 +317,7 @@ impl Executor {
                     if !kind.namespaced() {
                         continue;
                     }
-                    match self.require_none_left(kind, namespace.clone()).await {
+                    match self.require_none_left(&kind, namespace.clone()).await {
                         // The kind has gone meanwhile, and so have its objects.
                         Err(failure) if failure.error.is_not_found() => {}
                         other => other?,
@@ -328,7 +328,7 @@ impl Executor {
         }
     }
 
-    async fn require_none_left(&self, kind: &'static Kind, namespace: String) -> Result<(), Box<Failure>> {
+    async fn require_none_left(&self, kind: &Kind, namespace: String) -> Result<(), Box<Failure>> {
         let failure = failure(Verb::Require, kind, "");
         let options = ListOptions {
             namespace,
@@ -392,11 +392,11 @@ fn all_of<W: IntoIterator<Item = Written>>(
     first.map_or(Ok(()), Err)
 }
 
-fn failure<'a>(verb: Verb, kind: &'static Kind, name: &'a str) -> impl Fn(Error) -> Box<Failure> + use<'a> {
+fn failure<'a>(verb: Verb, kind: &'a Kind, name: &'a str) -> impl Fn(Error) -> Box<Failure> + use<'a> {
     move |error| {
         Box::new(Failure {
             verb,
-            kind,
+            kind: kind.clone(),
             name: name.to_string(),
             error,
         })

@@ -87,7 +87,7 @@ pub async fn run(base: Base, agents: Arc<dyn FenceAgents>) {
                 warn!("the caches do not show what fencing wrote");
             }
             if let Some(failure) = outcome.failure {
-                let (kind, name, error) = (failure.kind.plural, &failure.name, &failure.error);
+                let (kind, name, error) = (failure.kind.plural(), &failure.name, &failure.error);
                 debug!(kind, name, %error, "fencing: again");
             }
         }

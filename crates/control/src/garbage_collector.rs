@@ -71,11 +71,11 @@ pub async fn run(base: Base) {
     // Whoever waits for its dependents, or lets go of them, must know those of custom kinds, too. A kind that goes
     // meanwhile has none.
     for kind in base.caches.custom_kinds() {
-        if let Some(store) = base.caches.existing(kind)
+        if let Some(store) = base.caches.existing(&kind)
             && timeout(CUSTOM_SYNC, store.synced()).await.is_err()
         {
             warn!(
-                kind = kind.plural,
+                kind = kind.plural(),
                 "its objects cannot be listed; collecting without them"
             );
         }
@@ -132,20 +132,24 @@ impl Collector {
     async fn ask(&self, asked: &Asked) -> Result<bool, Box<Failure>> {
         match self
             .api
-            .get(asked.kind, &asked.key.namespace, &asked.key.name)
+            .get(&asked.kind, &asked.key.namespace, &asked.key.name)
             .await
         {
             Ok(live) => Ok(live.uid() == asked.uid),
             Err(error) if error.is_not_found() => Ok(false),
-            Err(error) => Err(failure(asked.kind, &asked.key.name, error)),
+            Err(error) => Err(failure(&asked.kind, &asked.key.name, error)),
         }
     }
 
     async fn carry_out(&self, todo: &Todo) -> Result<(), Box<Failure>> {
-        let live = match self.api.get(todo.kind, &todo.key.namespace, &todo.key.name).await {
+        let live = match self
+            .api
+            .get(&todo.kind, &todo.key.namespace, &todo.key.name)
+            .await
+        {
             Ok(live) => live,
             Err(error) if error.is_not_found() => return Ok(()),
-            Err(error) => return Err(failure(todo.kind, &todo.key.name, error)),
+            Err(error) => return Err(failure(&todo.kind, &todo.key.name, error)),
         };
         let Some(action) = action(todo, &live) else {
             return Ok(());
@@ -163,17 +167,17 @@ impl Collector {
             kind, name, error, ..
         } = failure;
         if error.is_conflict() {
-            debug!(kind = kind.plural, name, %error, "again");
+            debug!(kind = kind.plural(), name, %error, "again");
         } else {
-            warn!(kind = kind.plural, name, %error, "garbage collection failed");
+            warn!(kind = kind.plural(), name, %error, "garbage collection failed");
         }
     }
 }
 
-fn failure(kind: &'static knarr_client::Kind, name: &str, error: Error) -> Box<Failure> {
+fn failure(kind: &knarr_client::Kind, name: &str, error: Error) -> Box<Failure> {
     Box::new(Failure {
         verb: Verb::Require,
-        kind,
+        kind: kind.clone(),
         name: name.to_string(),
         error,
     })

@@ -51,12 +51,12 @@ fn feed(
     controller: &Arc<dyn Controller>,
     queue: &Arc<Queue<ObjectKey>>,
 ) {
-    let kind = store.kind();
+    let kind = store.kind().clone();
     let (caches, controller, queue) = (caches.clone(), controller.clone(), queue.clone());
     store.subscribe(move |change| {
         let Some(caches) = caches.upgrade() else { return };
         let changed = Changed {
-            kind,
+            kind: &kind,
             old: change.before().map(|o| &**o),
             new: change.after().map(|o| &**o),
         };
@@ -121,10 +121,10 @@ pub(crate) async fn shown(view: &CacheView, watched: &[&'static Kind], written: 
     let all_shown = async {
         for written in written {
             match written {
-                Written::Revision(kind, revision) if watched.contains(kind) => {
+                Written::Revision(kind, revision) if watched.contains(&kind) => {
                     view.0.store(kind).wait_for(*revision).await;
                 }
-                Written::Gone { kind, key, uid } if watched.contains(kind) => {
+                Written::Gone { kind, key, uid } if watched.contains(&kind) => {
                     let store = view.0.store(kind);
                     store
                         .wait_until(|store| {
@@ -197,9 +197,9 @@ impl Runner {
         let controller = self.controller.name();
         // Somebody else was faster: the caches will show it in a moment.
         if error.is_conflict() || error.is_not_found() {
-            debug!(controller, %key, ?verb, kind = kind.plural, name, %error, "again");
+            debug!(controller, %key, ?verb, kind = kind.plural(), name, %error, "again");
         } else {
-            warn!(controller, %key, ?verb, kind = kind.plural, name, %error, "failed");
+            warn!(controller, %key, ?verb, kind = kind.plural(), name, %error, "failed");
         }
     }
 }

@@ -29,9 +29,9 @@ pub async fn run(base: Base, mut sweep: Box<dyn Sweep>) {
             // The next look decides anew.
             let (controller, name, error) = (sweep.name(), &failure.name, &failure.error);
             if error.is_conflict() || error.is_not_found() {
-                debug!(controller, kind = failure.kind.plural, name, %error, "again");
+                debug!(controller, kind = failure.kind.plural(), name, %error, "again");
             } else {
-                warn!(controller, kind = failure.kind.plural, name, %error, "failed");
+                warn!(controller, kind = failure.kind.plural(), name, %error, "failed");
             }
         }
         sleep(sweep.period()).await;

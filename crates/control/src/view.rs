@@ -3,41 +3,48 @@
 use std::sync::Arc;
 
 use knarr_client::cache::{CONTROLLER, NODE_NAME, orphans_of};
-use knarr_client::{Caches, Kind, Object};
+use knarr_client::{Caches, Kind, Object, Store};
 use knarr_controllers::View;
 
 /// See the module.
 pub struct CacheView(pub Arc<Caches>);
 
-impl View for CacheView {
-    fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
-        self.0.store(kind).get(namespace, name)
-    }
-
-    fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
-        // A kind that users brought may be gone by now; asking for it must not bring it back.
+impl CacheView {
+    /// The store of a kind. That of a custom kind is there only while its definition is: asking for it must not bring
+    /// it back.
+    fn store(&self, kind: &Kind) -> Option<Arc<Store>> {
         match kind.ops.custom() {
-            None => self.0.store(kind).list(namespace),
-            Some(_) => self
-                .0
-                .existing(kind)
-                .map(|s| s.list(namespace))
-                .unwrap_or_default(),
+            None => Some(self.0.store(kind)),
+            Some(_) => self.0.existing(kind),
         }
     }
+}
 
-    fn custom_kinds(&self) -> Vec<&'static Kind> {
+impl View for CacheView {
+    fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        self.store(kind)?.get(namespace, name)
+    }
+
+    fn list(&self, kind: &Kind, namespace: &str) -> Vec<Arc<Object>> {
+        self.store(kind).map(|s| s.list(namespace)).unwrap_or_default()
+    }
+
+    fn custom_kinds(&self) -> Vec<Kind> {
         self.0.custom_kinds()
     }
 
-    fn controlled_by(&self, kind: &'static Kind, uid: &str) -> Vec<Arc<Object>> {
-        self.0.store(kind).by_index(CONTROLLER.name, uid)
+    fn controlled_by(&self, kind: &Kind, uid: &str) -> Vec<Arc<Object>> {
+        let store = self.store(kind);
+        store
+            .map(|s| s.by_index(CONTROLLER.name, uid))
+            .unwrap_or_default()
     }
 
-    fn orphans(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
-        self.0
-            .store(kind)
-            .by_index(CONTROLLER.name, &orphans_of(namespace))
+    fn orphans(&self, kind: &Kind, namespace: &str) -> Vec<Arc<Object>> {
+        let store = self.store(kind);
+        store
+            .map(|s| s.by_index(CONTROLLER.name, &orphans_of(namespace)))
+            .unwrap_or_default()
     }
 
     fn pods_on(&self, node: &str) -> Vec<Arc<Object>> {

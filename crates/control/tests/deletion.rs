@@ -46,7 +46,7 @@ async fn settle() {
     sleep(Duration::from_secs(5)).await;
 }
 
-async fn count(api: &FakeApi, kind: &'static Kind, namespace: &str) -> usize {
+async fn count(api: &FakeApi, kind: &Kind, namespace: &str) -> usize {
     let options = ListOptions {
         namespace: namespace.into(),
         ..ListOptions::default()
@@ -54,7 +54,7 @@ async fn count(api: &FakeApi, kind: &'static Kind, namespace: &str) -> usize {
     api.list(kind, options).await.unwrap().items.len()
 }
 
-async fn delete(api: &FakeApi, kind: &'static Kind, namespace: &str, name: &str, propagation: Propagation) {
+async fn delete(api: &FakeApi, kind: &Kind, namespace: &str, name: &str, propagation: Propagation) {
     let options = DeleteOptions {
         propagation: Some(propagation),
         ..DeleteOptions::default()

@@ -20,13 +20,13 @@ pub enum Action {
     CreateMany(Vec<Create>),
     /// Of the whole object, with its resourceVersion as precondition. `subresource` is empty, `status`, `finalize`.
     Update {
-        kind: &'static Kind,
+        kind: Kind,
         object: Box<dyn AnyObject>,
         subresource: &'static str,
     },
     /// All at once, each as [`Action::Update`] does; one that fails does not keep the others.
     UpdateMany {
-        kind: &'static Kind,
+        kind: Kind,
         objects: Vec<Box<dyn AnyObject>>,
         subresource: &'static str,
     },
@@ -51,23 +51,15 @@ pub enum Action {
 #[derive(Clone, Debug)]
 pub enum Fact {
     /// This object is there, with this uid, and is not being deleted.
-    Alive {
-        kind: &'static Kind,
-        key: ObjectKey,
-        uid: String,
-    },
+    Alive { kind: Kind, key: ObjectKey, uid: String },
     /// There is no object of this name.
-    Absent { kind: &'static Kind, key: ObjectKey },
+    Absent { kind: Kind, key: ObjectKey },
     /// There is no object of this name with this uid.
-    Gone {
-        kind: &'static Kind,
-        key: ObjectKey,
-        uid: String,
-    },
+    Gone { kind: Kind, key: ObjectKey, uid: String },
     /// The node is not ready, and somebody vouches for it that nothing of it runs any more.
     OutOfService { node: String },
     /// No object of the kind is left in the namespace.
-    NoneLeft { kind: &'static Kind, namespace: String },
+    NoneLeft { kind: Kind, namespace: String },
     /// The namespace holds no object of any kind that users brought.
     NoCustomLeft { namespace: String },
     /// One of these may be done, as the API server judges it.
@@ -83,7 +75,7 @@ pub enum Fact {
 /// An object to be created.
 #[derive(Debug)]
 pub struct Create {
-    pub kind: &'static Kind,
+    pub kind: Kind,
     pub object: Box<dyn AnyObject>,
     /// One that is there already is as good.
     pub or_exists: bool,
@@ -96,7 +88,7 @@ pub struct Create {
 /// (SPEC S2).
 #[derive(Debug)]
 pub struct Delete {
-    pub kind: &'static Kind,
+    pub kind: Kind,
     pub key: ObjectKey,
     pub uid: String,
     /// Also only in this state.
@@ -128,7 +120,7 @@ pub struct Report {
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub verb: Verb,
-    pub kind: &'static Kind,
+    pub kind: Kind,
     pub name: String,
     pub error: Error,
 }
@@ -157,7 +149,7 @@ impl Action {
 
     pub fn update_part<T: Registered>(object: T, subresource: &'static str) -> Self {
         Action::Update {
-            kind: T::kind_of(),
+            kind: T::kind_of().clone(),
             object: Box::new(object),
             subresource,
         }
@@ -165,7 +157,7 @@ impl Action {
 
     pub fn update_many<T: Registered>(objects: impl Iterator<Item = T>, subresource: &'static str) -> Self {
         Action::UpdateMany {
-            kind: T::kind_of(),
+            kind: T::kind_of().clone(),
             objects: objects.map(|o| Box::new(o) as Box<dyn AnyObject>).collect(),
             subresource,
         }
@@ -193,7 +185,7 @@ impl Action {
 impl Create {
     pub fn new<T: Registered>(object: T) -> Self {
         Create {
-            kind: T::kind_of(),
+            kind: T::kind_of().clone(),
             object: Box::new(object),
             or_exists: false,
             report: None,
@@ -205,7 +197,7 @@ impl Delete {
     /// With the uid as precondition and its kind's default for dependents.
     pub fn of(object: &Object) -> Self {
         Delete {
-            kind: object.kind(),
+            kind: object.kind().clone(),
             key: ObjectKey::of(object),
             uid: object.uid().to_string(),
             resource_version: None,
@@ -220,7 +212,7 @@ pub fn reference(object: &Object) -> ObjectReference {
     let meta = object.metadata();
     ObjectReference {
         api_version: Some(object.kind().api_version()),
-        kind: Some(object.kind().kind.to_string()),
+        kind: Some(object.kind().kind().to_string()),
         namespace: meta.namespace.clone(),
         name: meta.name.clone(),
         uid: meta.uid.clone(),
@@ -239,38 +231,38 @@ impl fmt::Display for Action {
             ObjectKey::new(meta.namespace.clone().unwrap_or_default(), name)
         };
         match self {
-            Action::Create(c) => write!(f, "create {} {}", c.kind.plural, key(&*c.object)),
+            Action::Create(c) => write!(f, "create {} {}", c.kind.plural(), key(&*c.object)),
             Action::CreateMany(all) => match all.first() {
-                Some(c) => write!(f, "create {} {} {}", all.len(), c.kind.plural, key(&*c.object)),
+                Some(c) => write!(f, "create {} {} {}", all.len(), c.kind.plural(), key(&*c.object)),
                 None => f.write_str("create nothing"),
             },
             Action::Update {
                 kind,
                 object,
                 subresource: "",
-            } => write!(f, "update {} {}", kind.plural, key(&**object)),
+            } => write!(f, "update {} {}", kind.plural(), key(&**object)),
             Action::Update {
                 kind,
                 object,
                 subresource,
-            } => write!(f, "update {}/{subresource} {}", kind.plural, key(&**object)),
+            } => write!(f, "update {}/{subresource} {}", kind.plural(), key(&**object)),
             Action::UpdateMany {
                 kind,
                 objects,
                 subresource,
             } => {
-                write!(f, "update {}/{subresource}", kind.plural)?;
+                write!(f, "update {}/{subresource}", kind.plural())?;
                 objects.iter().try_for_each(|o| write!(f, " {}", key(&**o)))
             }
-            Action::Delete(d) => write!(f, "delete {} {}", d.kind.plural, d.key),
+            Action::Delete(d) => write!(f, "delete {} {}", d.kind.plural(), d.key),
             Action::Release(r) => write!(f, "release pods {}", r.key()),
             Action::DeleteMany(all) => {
                 f.write_str("delete")?;
                 all.iter()
-                    .try_for_each(|d| write!(f, " {} {}", d.kind.plural, d.key))
+                    .try_for_each(|d| write!(f, " {} {}", d.kind.plural(), d.key))
             }
-            Action::Require(Fact::Alive { kind, key, .. }) => write!(f, "require {} {key}", kind.plural),
-            Action::Require(Fact::Absent { kind, key }) => write!(f, "require no {} {key}", kind.plural),
+            Action::Require(Fact::Alive { kind, key, .. }) => write!(f, "require {} {key}", kind.plural()),
+            Action::Require(Fact::Absent { kind, key }) => write!(f, "require no {} {key}", kind.plural()),
             Action::Require(Fact::Allowed { about, any_of }) => {
                 let asked = any_of.first().and_then(|s| s.resource_attributes.as_ref());
                 let text = |field: Option<&String>| field.cloned().unwrap_or_default();
@@ -278,14 +270,16 @@ impl fmt::Display for Action {
                 let resource = text(asked.and_then(|r| r.resource.as_ref()));
                 write!(f, "require {about} may {verb} {resource}")
             }
-            Action::Require(Fact::Gone { kind, key, .. }) => write!(f, "require {} {key} gone", kind.plural),
+            Action::Require(Fact::Gone { kind, key, .. }) => {
+                write!(f, "require {} {key} gone", kind.plural())
+            }
             Action::Require(Fact::OutOfService { node }) => write!(f, "require node {node} out of service"),
             Action::Require(Fact::Unused { claim }) => write!(f, "require {claim} unused"),
             Action::Require(Fact::NoCustomLeft { namespace }) => {
                 write!(f, "require no custom objects in {namespace}")
             }
             Action::Require(Fact::NoneLeft { kind, namespace }) => {
-                write!(f, "require no {} in {namespace}", kind.plural)
+                write!(f, "require no {} in {namespace}", kind.plural())
             }
             Action::RequeueAfter(wait) => write!(f, "requeue after {wait:?}"),
             Action::Event { reason, message, .. } => write!(f, "event {reason}: {message}"),

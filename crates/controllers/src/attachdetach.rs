@@ -224,7 +224,7 @@ pub(crate) fn broken(view: &dyn View, attachment: &Shared<VolumeAttachment>) -> 
     }
     let sure = match view.get_as::<Node>("", name) {
         None => Fact::Absent {
-            kind: &registry::NODE,
+            kind: registry::NODE.clone(),
             key: ObjectKey::new("", name),
         },
         Some(node) if is_out_of_service(&node) => Fact::OutOfService { node: name.into() },

@@ -11,17 +11,17 @@ use crate::action::{Action, Failure};
 
 /// What is known of the cluster: the caches, which may lag behind the API.
 pub trait View {
-    fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>>;
+    fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Object>>;
     /// In the order of namespace and name; everything if `namespace` is empty.
-    fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>>;
+    fn list(&self, kind: &Kind, namespace: &str) -> Vec<Arc<Object>>;
     /// What the owner with this uid controls.
-    fn controlled_by(&self, kind: &'static Kind, uid: &str) -> Vec<Arc<Object>>;
+    fn controlled_by(&self, kind: &Kind, uid: &str) -> Vec<Arc<Object>>;
     /// What nobody controls in this namespace.
-    fn orphans(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>>;
+    fn orphans(&self, kind: &Kind, namespace: &str) -> Vec<Arc<Object>>;
     /// Pods bound to this node.
     fn pods_on(&self, node: &str) -> Vec<Arc<Object>>;
     /// The kinds that users brought and whose objects are in the view.
-    fn custom_kinds(&self) -> Vec<&'static Kind> {
+    fn custom_kinds(&self) -> Vec<Kind> {
         Vec::new()
     }
 }
@@ -52,7 +52,7 @@ impl dyn View + '_ {
 /// An object as it was and as it is; at least one of the two is there.
 #[derive(Clone, Copy)]
 pub struct Changed<'a> {
-    pub kind: &'static Kind,
+    pub kind: &'a Kind,
     pub old: Option<&'a Object>,
     pub new: Option<&'a Object>,
 }

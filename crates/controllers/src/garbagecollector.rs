@@ -25,14 +25,14 @@ const GONE_KEPT: usize = 4096;
 /// Every built-in kind that can own or be owned; those that users brought come and go ([`Graph::know`]). Events are left out: they come and go in numbers and own nothing.
 pub fn kinds() -> impl Iterator<Item = &'static Kind> {
     registry::ALL.iter().copied().filter(|kind| {
-        kind.stored_as.is_none()
+        kind.stored_as().is_none()
             && *kind != &registry::EVENT
             && ["list", "watch", "delete"].iter().all(|v| kind.verbs.contains(v))
     })
 }
 
 struct Node {
-    kind: &'static Kind,
+    kind: Kind,
     key: ObjectKey,
     owners: Vec<OwnerReference>,
     deleting: bool,
@@ -61,7 +61,7 @@ pub enum Work {
 /// An object that is named as owner but not in the picture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    pub kind: &'static Kind,
+    pub kind: Kind,
     pub key: ObjectKey,
     pub uid: String,
 }
@@ -69,7 +69,7 @@ pub struct Asked {
 /// One change of one object, which is to be read first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Todo {
-    pub kind: &'static Kind,
+    pub kind: Kind,
     pub key: ObjectKey,
     pub uid: String,
     pub change: TodoChange,
@@ -90,7 +90,7 @@ pub struct Graph {
     /// By owner's uid, whether the owner is known or not.
     dependents: BTreeMap<String, BTreeSet<String>>,
     /// Kinds that users brought, by group and kind.
-    custom: BTreeMap<(&'static str, &'static str), &'static Kind>,
+    custom: BTreeMap<(String, String), Kind>,
     gone: BTreeSet<String>,
     gone_order: std::collections::VecDeque<String>,
 }
@@ -105,18 +105,20 @@ impl Graph {
     }
 
     /// A kind that users brought is served: the uids of those whose owners are of it, and may be asked for now.
-    pub fn know(&mut self, kind: &'static Kind) -> Vec<String> {
-        self.custom.insert((kind.group, kind.kind), kind);
-        let of_it = |owner: &OwnerReference| owner.kind == kind.kind && group(owner) == kind.group;
+    pub fn know(&mut self, kind: &Kind) -> Vec<String> {
+        self.custom
+            .insert((kind.group().to_string(), kind.kind().to_string()), kind.clone());
+        let of_it = |owner: &OwnerReference| owner.kind == kind.kind() && group(owner) == kind.group();
         let nodes = self.nodes.iter();
         let waiting = nodes.filter(|(_, node)| node.owners.iter().any(of_it));
         waiting.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// It is served no more, or under other names: nobody can say here of its objects whether they are there.
-    pub fn forget(&mut self, kind: &'static Kind) {
-        self.custom.remove(&(kind.group, kind.kind));
-        let of_it = |node: &Node| node.kind.group == kind.group && node.kind.kind == kind.kind;
+    pub fn forget(&mut self, kind: &Kind) {
+        self.custom
+            .remove(&(kind.group().to_string(), kind.kind().to_string()));
+        let of_it = |node: &Node| node.kind.group() == kind.group() && node.kind.kind() == kind.kind();
         let lost: Vec<String> = self
             .nodes
             .iter()
@@ -137,7 +139,7 @@ impl Graph {
         // Most updates (heartbeats, statuses) say nothing new about owners or endings: as in Kubernetes nobody looks again.
         // But for those whose owner has not been seen yet, which may have gone while nobody was told.
         if let Some(known) = self.nodes.get(object.uid())
-            && known.kind == object.kind()
+            && known.kind == *object.kind()
             && (known.key.namespace.as_str(), known.key.name.as_str()) == (object.namespace(), object.name())
             && known.owners == meta.owner_references.as_deref().unwrap_or_default()
             && known
@@ -151,7 +153,7 @@ impl Graph {
         }
         let uid = object.uid().to_string();
         let node = Node {
-            kind: object.kind(),
+            kind: object.kind().clone(),
             key: ObjectKey::of(object),
             owners: meta.owner_references.clone().unwrap_or_default(),
             deleting: meta.deletion_timestamp.is_some(),
@@ -271,7 +273,7 @@ impl Graph {
         }
         let todo = |change| {
             Work::Do(vec![Todo {
-                kind: node.kind,
+                kind: node.kind.clone(),
                 key: node.key.clone(),
                 uid: uid.to_string(),
                 change,
@@ -301,7 +303,7 @@ impl Graph {
 
     fn asked(&self, owner: &OwnerReference, dependent: &Node) -> Option<Asked> {
         let built_in = registry::by_kind(&owner.api_version, &owner.kind);
-        let custom = || self.custom.get(&(group(owner), owner.kind.as_str())).copied();
+        let custom = || self.custom.get(&(group(owner).to_string(), owner.kind.clone()));
         let kind = built_in.or_else(custom)?;
         let namespace = if kind.namespaced() {
             dependent.key.namespace.clone()
@@ -309,7 +311,7 @@ impl Graph {
             String::new()
         };
         Some(Asked {
-            kind,
+            kind: kind.clone(),
             key: ObjectKey::new(namespace, &owner.name),
             uid: owner.uid.clone(),
         })
@@ -318,7 +320,7 @@ impl Graph {
     fn todo(&self, uid: &str, change: TodoChange) -> Option<Todo> {
         let node = self.nodes.get(uid)?;
         Some(Todo {
-            kind: node.kind,
+            kind: node.kind.clone(),
             key: node.key.clone(),
             uid: uid.to_string(),
             change,
@@ -379,8 +381,8 @@ impl Graph {
 
 /// Whether the reference is to this object: the uid alone can be made up.
 fn names(owner: &OwnerReference, dependent: &Node, known: &Node) -> bool {
-    owner.kind == known.kind.kind
-        && group(owner) == known.kind.group
+    owner.kind == known.kind.kind()
+        && group(owner) == known.kind.group()
         && owner.name == known.key.name
         && (known.key.namespace.is_empty() || known.key.namespace == dependent.key.namespace)
 }
@@ -431,7 +433,7 @@ fn edit(live: &Object, edit: impl FnOnce(&mut ObjectMeta)) -> Action {
     let mut object: Box<dyn AnyObject> = live.typed().clone_box();
     edit(object.metadata_mut());
     Action::Update {
-        kind: live.kind(),
+        kind: live.kind().clone(),
         object,
         subresource: "",
     }

@@ -30,10 +30,10 @@ pub fn is_terminating(namespace: &Namespace) -> bool {
 }
 
 /// Every kind whose objects live, and are deleted, in a namespace.
-pub fn contents() -> impl Iterator<Item = &'static Kind> {
+pub fn contents<'k>() -> impl Iterator<Item = &'k Kind> {
     registry::ALL.iter().copied().filter(|kind| {
         kind.namespaced()
-            && kind.stored_as.is_none()
+            && kind.stored_as().is_none()
             && ["list", "watch", "delete"].iter().all(|v| kind.verbs.contains(v))
     })
 }
@@ -76,8 +76,9 @@ impl Controller for Namespaces {
             return Vec::new();
         }
         let name = &context.key.name;
-        let custom = context.view.custom_kinds().into_iter();
-        let mut left: Vec<(&'static Kind, Vec<_>)> = contents()
+        let custom = context.view.custom_kinds();
+        let custom = custom.iter();
+        let mut left: Vec<(&Kind, Vec<_>)> = contents()
             .chain(custom.filter(|kind| kind.namespaced()))
             .map(|kind| (kind, context.view.list(kind, name)))
             .filter(|(_, objects)| !objects.is_empty())
@@ -99,9 +100,9 @@ impl Controller for Namespaces {
             let mut done = (*namespace).clone();
             let spec = done.spec.get_or_insert_default();
             spec.finalizers.get_or_insert_default().retain(|f| f != FINALIZER);
-            let none_left = |kind| {
+            let none_left = |kind: &Kind| {
                 Action::Require(Fact::NoneLeft {
-                    kind,
+                    kind: kind.clone(),
                     namespace: name.clone(),
                 })
             };
@@ -141,14 +142,15 @@ struct Remaining {
 }
 
 impl Remaining {
-    fn of(left: &[(&'static Kind, Vec<std::sync::Arc<knarr_api::Object>>)]) -> Self {
+    fn of(left: &[(&Kind, Vec<std::sync::Arc<knarr_api::Object>>)]) -> Self {
         let mut resources: Vec<String> = Vec::new();
         let mut held: BTreeMap<&str, usize> = BTreeMap::new();
         for (kind, objects) in left {
             let count = objects.len();
             resources.push(format!(
                 "{}.{} has {count} resource instances",
-                kind.plural, kind.group
+                kind.plural(),
+                kind.group()
             ));
             for finalizer in objects
                 .iter()
@@ -292,7 +294,7 @@ mod tests {
         let mut world = World::default();
         world.put(ending());
         let json = r#"{"metadata": {"name": "w", "namespace": "a", "uid": "u", "resourceVersion": "1"}}"#;
-        world.put_json(crate::world::widgets(), json);
+        world.put_json(&crate::world::widgets(), json);
         let actions = run(&mut world);
         assert!(
             lines(&actions).iter().any(|l| l == "delete widgets a/w"),

@@ -21,7 +21,7 @@ pub fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
 pub fn controller_reference(owner: &Object) -> OwnerReference {
     OwnerReference {
         api_version: owner.kind().api_version(),
-        kind: owner.kind().kind.to_string(),
+        kind: owner.kind().kind().to_string(),
         name: owner.name().to_string(),
         uid: owner.uid().to_string(),
         controller: Some(true),
@@ -84,7 +84,7 @@ pub fn claim_if<T: Registered>(
             None if matches && lives && owner_lives => {
                 if claimed.actions.is_empty() {
                     claimed.actions.push(Action::Require(Fact::Alive {
-                        kind: owner.kind(),
+                        kind: owner.kind().clone(),
                         key: ObjectKey::of(owner),
                         uid: owner.uid().to_string(),
                     }));
@@ -112,7 +112,7 @@ pub fn owners_of<T: Registered>(
     let mut keys: Vec<ObjectKey> = Vec::new();
     for object in changed.states() {
         if let Some(controller) = controller_of(object.metadata())
-            && controller.kind == owner.kind
+            && controller.kind == owner.kind()
             && controller.api_version == owner.api_version()
         {
             keys.push(ObjectKey::new(object.namespace(), &controller.name));

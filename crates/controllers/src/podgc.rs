@@ -121,7 +121,7 @@ impl PodGc {
             }
             // The cache may lag: the API itself has to say that there is no such node.
             let absent = Action::Require(Fact::Absent {
-                kind: &registry::NODE,
+                kind: registry::NODE.clone(),
                 key: ObjectKey::new("", node),
             });
             let lost = |p: &Pod| disrupted(&failed(p), REASON, "PodGC: node no longer exists", now);

@@ -83,8 +83,9 @@ impl Controller for ResourceQuotas {
         let hard = quota::hard(&quota);
         let status = quota.status.clone().unwrap_or_default();
         let before = amounts(status.used.as_ref());
-        let list = |kind: &'static Kind| context.view.list(kind, &key.namespace);
-        let kinds = quota::built_in().chain(context.view.custom_kinds());
+        let list = |kind: &Kind| context.view.list(kind, &key.namespace);
+        let custom = context.view.custom_kinds();
+        let kinds = quota::built_in().chain(&custom);
         let counted = quota::used(&quota, kinds, list, context.now);
         let unknown = |name: &String| name.starts_with("count/") && !counted.contains_key(name);
         let wait = if hard.keys().any(unknown) { UNKNOWN } else { RESYNC };
@@ -188,7 +189,7 @@ mod tests {
         let map: ConfigMap =
             serde_json::from_value(json!({"metadata": {"name": "m", "namespace": "ns"}})).unwrap();
         let map = world.put(map);
-        let keys = |kind: &'static Kind, old: Option<&Object>, new: Option<&Object>| -> Vec<String> {
+        let keys = |kind: &Kind, old: Option<&Object>, new: Option<&Object>| -> Vec<String> {
             let changed = Changed { kind, old, new };
             ResourceQuotas
                 .keys(&world, changed)

@@ -75,14 +75,14 @@ impl Kinds for Known<'_> {
     fn of_resource(&self, group: &str, version: &str, resource: &str) -> Vec<Gvk> {
         let in_group = |found: &str| group.is_empty() || found == group;
         let built_in = registry::ALL.iter().filter(|kind| {
-            in_group(kind.group)
-                && kind.version == version
-                && [kind.plural, kind.singular].contains(&resource)
+            in_group(kind.group())
+                && kind.version() == version
+                && [kind.plural(), kind.singular()].contains(&resource)
         });
         let built_in = built_in.map(|kind| Gvk {
-            group: kind.group.into(),
+            group: kind.group().into(),
             version: version.into(),
-            kind: kind.kind.into(),
+            kind: kind.kind().into(),
         });
         let custom = self.0.iter().filter(|definition| {
             let names = &definition.spec.names;

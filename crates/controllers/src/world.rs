@@ -16,13 +16,13 @@ use crate::owner::controller_of;
 /// What is known in a test.
 #[derive(Default)]
 pub struct World {
-    objects: BTreeMap<(&'static str, ObjectKey), Arc<Object>>,
+    objects: BTreeMap<(String, ObjectKey), Arc<Object>>,
     /// How many were created, for the names of the next.
     created: usize,
 }
 
 /// The kind `Widget` of `example.com/v1`.
-pub fn widgets() -> &'static Kind {
+pub fn widgets() -> Kind {
     let definition = serde_json::json!({"metadata": {"name": "widgets.example.com"},
         "spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": "widgets", "kind": "Widget"},
             "versions": [{"name": "v1", "served": true, "storage": true}]},
@@ -45,17 +45,21 @@ impl World {
         meta.uid.get_or_insert_with(|| format!("uid-{name}"));
         meta.resource_version.get_or_insert_with(|| "1".into());
         let object = Arc::new(Object::from_typed(kind, Box::new(object)));
-        self.objects
-            .insert((kind.plural, ObjectKey::of(&object)), object.clone());
+        self.objects.insert(
+            (kind.plural().to_string(), ObjectKey::of(&object)),
+            object.clone(),
+        );
         object
     }
 
     /// Puts in an object of a kind that users brought.
-    pub fn put_json(&mut self, kind: &'static Kind, json: &str) -> Arc<Object> {
+    pub fn put_json(&mut self, kind: &Kind, json: &str) -> Arc<Object> {
         let object = kind.ops.decode(json.as_bytes()).unwrap().object;
         let object = Arc::new(Object::from_typed(kind, object));
-        self.objects
-            .insert((kind.plural, ObjectKey::of(&object)), object.clone());
+        self.objects.insert(
+            (kind.plural().to_string(), ObjectKey::of(&object)),
+            object.clone(),
+        );
         object
     }
 
@@ -67,7 +71,7 @@ impl World {
         meta.uid.get_or_insert_with(|| format!("uid-{name}"));
         let object = Arc::new(Object::from_typed(T::kind(), object));
         self.objects
-            .insert((T::kind().plural, ObjectKey::of(&object)), object);
+            .insert((T::kind().plural().to_string(), ObjectKey::of(&object)), object);
     }
 
     /// Puts in what the updates among these actions say.
@@ -80,7 +84,8 @@ impl World {
             };
             for object in objects {
                 let object = Arc::new(Object::from_typed(kind, object.clone_box()));
-                self.objects.insert((kind.plural, ObjectKey::of(&object)), object);
+                self.objects
+                    .insert((kind.plural().to_string(), ObjectKey::of(&object)), object);
             }
         }
     }
@@ -94,7 +99,7 @@ impl World {
                 Action::CreateMany(all) => all.iter().for_each(|create| self.create(create)),
                 Action::Delete(delete) => self.delete(delete),
                 Action::Release(release) => {
-                    self.objects.remove(&("pods", release.key().clone()));
+                    self.objects.remove(&("pods".to_string(), release.key().clone()));
                 }
                 Action::DeleteMany(all) => all.iter().for_each(|delete| self.delete(delete)),
                 _ => self.take_updates(std::slice::from_ref(action)),
@@ -114,19 +119,19 @@ impl World {
             .clone();
         meta.uid.get_or_insert_with(|| format!("uid-{name}"));
         meta.resource_version = Some("1".into());
-        let object = Arc::new(Object::from_typed(create.kind, object));
-        let key = (create.kind.plural, ObjectKey::of(&object));
+        let object = Arc::new(Object::from_typed(&create.kind, object));
+        let key = (create.kind.plural().to_string(), ObjectKey::of(&object));
         assert!(!self.objects.contains_key(&key), "{key:?} is there already");
         self.objects.insert(key, object);
     }
 
     fn delete(&mut self, delete: &Delete) {
-        let key = (delete.kind.plural, delete.key.clone());
+        let key = (delete.kind.plural().to_string(), delete.key.clone());
         let Some(there) = self.objects.get(&key) else {
             return;
         };
         assert_eq!(there.uid(), delete.uid, "{key:?} is another");
-        let is_pod = delete.kind == &knarr_api::registry::POD;
+        let is_pod = delete.kind == knarr_api::registry::POD;
         if is_pod
             || there
                 .metadata()
@@ -137,16 +142,16 @@ impl World {
             let mut ending = there.typed().clone_box();
             ending.metadata_mut().deletion_timestamp =
                 Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0)));
-            let ending = Arc::new(Object::from_typed(delete.kind, ending));
+            let ending = Arc::new(Object::from_typed(&delete.kind, ending));
             self.objects.insert(key, ending);
         } else {
             self.objects.remove(&key);
         }
     }
 
-    pub fn remove(&mut self, kind: &'static Kind, namespace: &str, name: &str) {
+    pub fn remove(&mut self, kind: &Kind, namespace: &str, name: &str) {
         self.objects
-            .remove(&(kind.plural, ObjectKey::new(namespace, name)));
+            .remove(&(kind.plural().to_string(), ObjectKey::new(namespace, name)));
     }
 
     pub fn run(&self, controller: &dyn Controller, key: (&str, &str), now: Timestamp) -> Vec<Action> {
@@ -185,32 +190,32 @@ pub fn updated<T: Registered>(actions: &[Action], of: &str) -> Option<T> {
 }
 
 impl View for World {
-    fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
+    fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
         let key = ObjectKey::new(namespace, name);
-        self.objects.get(&(kind.plural, key)).cloned()
+        self.objects.get(&(kind.plural().to_string(), key)).cloned()
     }
 
-    fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
+    fn list(&self, kind: &Kind, namespace: &str) -> Vec<Arc<Object>> {
         let all = self.objects.values().filter(|o| o.kind() == kind);
         all.filter(|o| namespace.is_empty() || o.namespace() == namespace)
             .cloned()
             .collect()
     }
 
-    fn controlled_by(&self, kind: &'static Kind, uid: &str) -> Vec<Arc<Object>> {
+    fn controlled_by(&self, kind: &Kind, uid: &str) -> Vec<Arc<Object>> {
         let mut all = self.list(kind, "");
         all.retain(|o| controller_of(o.metadata()).is_some_and(|c| c.uid == uid));
         all
     }
 
-    fn orphans(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
+    fn orphans(&self, kind: &Kind, namespace: &str) -> Vec<Arc<Object>> {
         let mut all = self.list(kind, namespace);
         all.retain(|o| controller_of(o.metadata()).is_none());
         all
     }
 
-    fn custom_kinds(&self) -> Vec<&'static Kind> {
-        let kinds = self.objects.values().map(|o| o.kind());
+    fn custom_kinds(&self) -> Vec<Kind> {
+        let kinds = self.objects.values().map(|o| o.kind().clone());
         let mut kinds: Vec<_> = kinds.filter(|kind| kind.ops.custom().is_some()).collect();
         kinds.dedup();
         kinds

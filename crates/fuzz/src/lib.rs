@@ -76,9 +76,7 @@ fn object_and_more(data: &[u8]) -> Option<(&'static Kind, u8, &[u8], &[u8])> {
 
 /// The first byte of inputs that are about this kind.
 fn byte_of(kind: &Kind) -> u8 {
-    let place = registry::ALL
-        .iter()
-        .position(|k| k.kind == kind.kind && k.group == kind.group && k.version == kind.version);
+    let place = registry::ALL.iter().position(|k| *k == kind);
     place.and_then(|place| u8::try_from(place).ok()).unwrap_or(0)
 }
 

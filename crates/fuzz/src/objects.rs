@@ -33,23 +33,23 @@ pub const TARGET: Target = Target {
 };
 
 /// A whole life of an object that was decoded.
-pub fn live(kind: &'static Kind, sent: Box<dyn AnyObject>) {
+pub fn live(kind: &Kind, sent: Box<dyn AnyObject>) {
     let once = encoded(&*sent);
     let again = kind.ops.decode(&once);
     let again =
-        again.unwrap_or_else(|e| panic!("{} does not decode again: {e}: {}", kind.kind, shown(&once)));
+        again.unwrap_or_else(|e| panic!("{} does not decode again: {e}: {}", kind.kind(), shown(&once)));
     let twice = encoded(&*again.object);
     let settled = kind.ops.decode(&twice).expect("what decoded once");
     assert_eq!(
         shown(&twice),
         shown(&encoded(&*settled.object)),
         "{} changes with every round",
-        kind.kind
+        kind.kind()
     );
     assert!(
         again.mistakes.is_empty(),
         "{} writes what it does not know: {:?}",
-        kind.kind,
+        kind.kind(),
         again.mistakes
     );
     let mut object = sent;
@@ -61,7 +61,7 @@ pub fn live(kind: &'static Kind, sent: Box<dyn AnyObject>) {
         shown(&defaulted),
         shown(&encoded(&*object)),
         "defaults of {} fill in twice",
-        kind.kind
+        kind.kind()
     );
     kind.ops.prepare_for_create(&mut *object).expect(ours);
     let errors = kind.ops.validate(&*object).expect(ours);
@@ -72,7 +72,7 @@ pub fn live(kind: &'static Kind, sent: Box<dyn AnyObject>) {
     kind.ops.early_warnings(&*object).expect(ours);
     kind.ops.deletion(&*object, Some(-1)).expect(ours);
     kind.ops.deletion(&*object, Some(i64::MAX)).expect(ours);
-    for path in kind.ops.selectable_fields() {
+    for path in kind.ops.selectable_fields().iter() {
         kind.ops.field(&*object, path).expect(ours);
     }
     kind.ops.row(&*object, Timestamp::UNIX_EPOCH).expect(ours);
@@ -88,13 +88,13 @@ pub fn live(kind: &'static Kind, sent: Box<dyn AnyObject>) {
     let whole = Object::from_stored(kind, stored, &json, 7);
     let read = kind.ops.decode(whole.json());
     let read = read
-        .unwrap_or_else(|e| panic!("a stored {} is not read: {e}", kind.kind))
+        .unwrap_or_else(|e| panic!("a stored {} is not read: {e}", kind.kind()))
         .object;
     assert_eq!(
         read.metadata().resource_version.as_deref(),
         Some("7"),
         "{}",
-        kind.kind
+        kind.kind()
     );
     if errors.is_empty() {
         // One that is not valid may say by an empty field that it was given; it goes nowhere.
@@ -102,13 +102,13 @@ pub fn live(kind: &'static Kind, sent: Box<dyn AnyObject>) {
             shown(&once),
             shown(&twice),
             "{} is not the same after a round",
-            kind.kind
+            kind.kind()
         );
         let errors = kind.ops.validate(&*read).expect(ours);
         assert!(
             errors.is_empty(),
             "a stored {} is no longer valid: {errors:?}",
-            kind.kind
+            kind.kind()
         );
     }
     if let Ok(everything) = field::Selector::parse(kind, "metadata.name!=x") {

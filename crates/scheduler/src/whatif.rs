@@ -110,7 +110,7 @@ pub struct Picture {
     /// What controls a ReplicaSet: by namespace and name.
     owners: BTreeMap<(String, String), OwnerReference>,
     /// What workloads make their pods after: by kind, namespace and name.
-    templates: BTreeMap<(&'static str, String, String), PodTemplateSpec>,
+    templates: BTreeMap<(String, String, String), PodTemplateSpec>,
     classes: BTreeMap<String, Shared<PriorityClass>>,
     /// The name and node of what a pod came for, by uid.
     replaces: BTreeMap<String, (String, Option<String>)>,
@@ -185,7 +185,7 @@ impl Picture {
         if let Some(template) = template(object) {
             let (namespace, name) = key.clone();
             self.templates
-                .insert((object.kind().kind, namespace, name), template);
+                .insert((object.kind().kind().to_string(), namespace, name), template);
         }
         if let Ok(node) = Shared::<Node>::new(object.clone()) {
             self.scheduler.node_changed(name, Some(node.clone()), self.now);
@@ -450,7 +450,7 @@ impl Picture {
 
     /// A pod as a workload without pods would make its first.
     fn first_pod(&self, kind: &str, namespace: &str, name: &str) -> Option<Pod> {
-        let is = |(k, ns, n): &&(&str, String, String)| *k == kind && ns == namespace && n == name;
+        let is = |(k, ns, n): &&(String, String, String)| k == kind && ns == namespace && n == name;
         let (_, template) = self.templates.iter().find(|(key, _)| is(key))?;
         let mut pod = Pod {
             metadata: template.metadata.clone().unwrap_or_default(),

@@ -482,7 +482,7 @@ impl Wire {
     }
 
     /// For [`Mutation::MountWithoutAttach`]: the node that takes every record of volumes for its own.
-    fn asks_nobody(&self, kind: &'static Kind) -> Option<&str> {
+    fn asks_nobody(&self, kind: &Kind) -> Option<&str> {
         let applies =
             self.mutation == Some(Mutation::MountWithoutAttach) && kind == &registry::VOLUME_ATTACHMENT;
         self.network.name.strip_prefix("node/").filter(|_| applies)
@@ -493,7 +493,7 @@ impl Wire {
     }
 
     /// A list as a mistaken component takes it.
-    fn distort_list(&self, kind: &'static Kind, namespace: &str, mut list: List) -> List {
+    fn distort_list(&self, kind: &Kind, namespace: &str, mut list: List) -> List {
         if kind != &registry::POD {
             return list;
         }
@@ -518,7 +518,7 @@ impl Wire {
     }
 
     /// As [`Wire::distort_list`], for what a watch tells.
-    fn distort_watch(&self, kind: &'static Kind, stream: WatchStream) -> WatchStream {
+    fn distort_watch(&self, kind: &Kind, stream: WatchStream) -> WatchStream {
         if kind != &registry::POD {
             return stream;
         }
@@ -579,28 +579,32 @@ impl Api for Wire {
         })
     }
 
-    async fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
+    async fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
         if let Some(node) = self.asks_nobody(kind) {
             return disks::attached_to(node, name);
         }
-        let (namespace, name) = (namespace.to_string(), name.to_string());
-        self.send(false, |api| async move { api.get(kind, &namespace, &name).await })
-            .await
+        let (kind, namespace, name) = (kind.clone(), namespace.to_string(), name.to_string());
+        self.send(
+            false,
+            |api| async move { api.get(&kind, &namespace, &name).await },
+        )
+        .await
     }
 
-    async fn list(&self, kind: &'static Kind, options: ListOptions) -> Result<List> {
-        let namespace = options.namespace.clone();
-        let list = self.send(false, |api| async move { api.list(kind, options).await });
+    async fn list(&self, kind: &Kind, options: ListOptions) -> Result<List> {
+        let (asked, namespace) = (kind.clone(), options.namespace.clone());
+        let list = self.send(false, |api| async move { api.list(&asked, options).await });
         Ok(self.distort_list(kind, &namespace, list.await?))
     }
 
-    async fn watch(&self, kind: &'static Kind, options: WatchOptions) -> Result<WatchStream> {
+    async fn watch(&self, kind: &Kind, options: WatchOptions) -> Result<WatchStream> {
         let begun = async {
             // The stream lives as long as the server it comes from.
             let Some(Connection { gone, api }) = self.connect() else {
                 return Err(self.refused().await);
             };
-            let request = async move { api.watch(kind, options).await };
+            let asked = kind.clone();
+            let request = async move { api.watch(&asked, options).await };
             let stream = self.send_to(false, &gone, request).await?;
             Ok((stream, gone))
         };
@@ -610,7 +614,7 @@ impl Api for Wire {
             begun = begun => begun?,
         };
         self.observer
-            .note(&format!("{} watches {}", self.network.name, kind.plural));
+            .note(&format!("{} watches {}", self.network.name, kind.plural()));
         let stream = self.distort_watch(kind, stream);
         let watched = Watched {
             inner: stream,
@@ -627,14 +631,15 @@ impl Api for Wire {
         Ok(events.boxed())
     }
 
-    async fn create(&self, kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
-        self.send(true, |api| async move { api.create(kind, object).await })
+    async fn create(&self, kind: &Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
+        let kind = kind.clone();
+        self.send(true, |api| async move { api.create(&kind, object).await })
             .await
     }
 
     async fn update(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         object: Box<dyn AnyObject>,
         subresource: &str,
     ) -> Result<Arc<Object>> {
@@ -651,10 +656,11 @@ impl Api for Wire {
                     ..DeleteOptions::default()
                 };
                 options.preconditions.uid = meta.uid;
+                let kind = kind.clone();
                 // Past the rule about requests: the store's own rule has to see it.
                 return self
                     .send(true, |api| async move {
-                        api.delete(kind, &namespace, &name, options).await
+                        api.delete(&kind, &namespace, &name, options).await
                     })
                     .await;
             }
@@ -663,8 +669,8 @@ impl Api for Wire {
         let sent = renews.then(|| self.observer.world(|w| w.now));
         let answer = self
             .send_repeatable(|api| {
-                let (object, subresource) = (object.clone_box(), subresource.clone());
-                async move { api.update(kind, object, &subresource).await }
+                let (kind, object, subresource) = (kind.clone(), object.clone_box(), subresource.clone());
+                async move { api.update(&kind, object, &subresource).await }
             })
             .await;
         if let Some(sent) = sent.filter(|_| answer.is_ok()) {
@@ -675,23 +681,23 @@ impl Api for Wire {
 
     async fn patch(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         subresource: &str,
         patch: Patch,
     ) -> Result<Arc<Object>> {
         let (namespace, name) = (namespace.to_string(), name.to_string());
-        let subresource = subresource.to_string();
+        let (kind, subresource) = (kind.clone(), subresource.to_string());
         self.send(true, |api| async move {
-            api.patch(kind, &namespace, &name, &subresource, patch).await
+            api.patch(&kind, &namespace, &name, &subresource, patch).await
         })
         .await
     }
 
     async fn delete(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         mut options: DeleteOptions,
@@ -717,23 +723,24 @@ impl Api for Wire {
         }
         self.send_repeatable(|api| {
             let (namespace, name, options) = (namespace.clone(), name.clone(), options.clone());
-            async move { api.delete(kind, &namespace, &name, options).await }
+            let kind = kind.clone();
+            async move { api.delete(&kind, &namespace, &name, options).await }
         })
         .await
     }
 
     async fn create_subresource(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         namespace: &str,
         name: &str,
         subresource: &str,
         body: serde_json::Value,
     ) -> Result<serde_json::Value> {
         let (namespace, name) = (namespace.to_string(), name.to_string());
-        let subresource = subresource.to_string();
+        let (kind, subresource) = (kind.clone(), subresource.to_string());
         self.send(true, |api| async move {
-            api.create_subresource(kind, &namespace, &name, &subresource, body)
+            api.create_subresource(&kind, &namespace, &name, &subresource, body)
                 .await
         })
         .await

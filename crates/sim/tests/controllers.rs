@@ -90,13 +90,13 @@ impl Cluster {
         }
     }
 
-    async fn create(&self, kind: &'static Kind, value: Value) -> Arc<Object> {
+    async fn create(&self, kind: &Kind, value: Value) -> Arc<Object> {
         let bytes = serde_json::to_vec(&value).unwrap();
         let object = kind.ops.decode(&bytes).unwrap().object;
         self.api.create(kind, object).await.unwrap()
     }
 
-    async fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
+    async fn list(&self, kind: &Kind, namespace: &str) -> Vec<Arc<Object>> {
         let options = ListOptions {
             namespace: namespace.into(),
             ..ListOptions::default()
@@ -109,7 +109,7 @@ impl Cluster {
         list.unwrap().resource_version
     }
 
-    async fn patch(&self, kind: &'static Kind, name: &str, subresource: &str, patch: Value) {
+    async fn patch(&self, kind: &Kind, name: &str, subresource: &str, patch: Value) {
         let namespace = if kind.namespaced() { "default" } else { "" };
         self.api
             .patch(kind, namespace, name, subresource, Patch::Strategic(patch))

@@ -94,41 +94,41 @@ impl Rule<'_> {
         };
         in_scope
             && one_of(self.operations, request.operation)
-            && one_of(self.groups, kind.group)
-            && one_of(self.versions, kind.version)
+            && one_of(self.groups, kind.group())
+            && one_of(self.versions, kind.version())
             && self.resources.iter().any(|resource| {
                 let (resource, sub) = resource.split_once('/').unwrap_or((resource, ""));
-                (resource == "*" || resource == kind.plural) && (sub == "*" || sub == request.subresource)
+                (resource == "*" || resource == kind.plural()) && (sub == "*" || sub == request.subresource)
             })
             && (self.names.is_empty() || self.names.contains(&request.name))
     }
 }
 
 /// The other versions of a kind.
-pub fn equivalents(kind: &'static Kind) -> Vec<&'static Kind> {
-    let others: Vec<&'static Kind> = match kind.ops.custom() {
-        Some(custom) => custom.rules().siblings().to_vec(),
+pub fn equivalents(kind: &Kind) -> Vec<Kind> {
+    let others: Vec<Kind> = match kind.ops.custom() {
+        Some(_) => kind.siblings(),
         None => {
-            let stored = |k: &'static Kind| k.stored_as.unwrap_or(k);
-            let same = |k: &&'static Kind| stored(k) == stored(kind);
-            registry::ALL.iter().copied().filter(same).collect()
+            let stored = kind.stored();
+            let same = |k: &&Kind| k.stored() == stored;
+            registry::ALL.iter().copied().filter(same).cloned().collect()
         }
     };
-    others.into_iter().filter(|k| *k != kind).collect()
+    others.into_iter().filter(|k| k != kind).collect()
 }
 
 /// The kind by which one of the rules matches.
-fn matched(rules: &[Rule<'_>], equivalent: bool, request: &Attributes) -> Option<&'static Kind> {
-    if rules.iter().any(|rule| rule.matches(request, request.kind)) {
-        return Some(request.kind);
+fn matched(rules: &[Rule<'_>], equivalent: bool, request: &Attributes) -> Option<Kind> {
+    if rules.iter().any(|rule| rule.matches(request, &request.kind)) {
+        return Some(request.kind.clone());
     }
     if !equivalent {
         return None;
     }
-    let others = equivalents(request.kind);
+    let others = equivalents(&request.kind);
     rules
         .iter()
-        .find_map(|rule| others.iter().copied().find(|kind| rule.matches(request, kind)))
+        .find_map(|rule| others.iter().find(|kind| rule.matches(request, kind)).cloned())
 }
 
 fn selector(selector: Option<&LabelSelector>) -> Result<Option<Selector>, String> {
@@ -150,19 +150,19 @@ impl Criteria<'_> {
         &self,
         request: &Attributes,
         namespace_labels: &NamespaceLabels<'_>,
-    ) -> Result<Option<&'static Kind>, String> {
+    ) -> Result<Option<Kind>, String> {
         if matched(&self.exclude, self.equivalent, request).is_some() {
             return Ok(None);
         }
         let kind = match self.rules.is_empty() {
-            true => request.kind,
+            true => request.kind.clone(),
             false => match matched(&self.rules, self.equivalent, request) {
                 Some(kind) => kind,
                 None => return Ok(None),
             },
         };
         if let Some(selector) = selector(self.namespace_selector)? {
-            let own = (*request.kind == registry::NAMESPACE && request.subresource.is_empty())
+            let own = (request.kind == registry::NAMESPACE && request.subresource.is_empty())
                 .then(|| request.object.as_ref().map(labels))
                 .flatten();
             let fits = match own {
@@ -196,11 +196,11 @@ mod tests {
 
     use super::*;
 
-    fn request(kind: &'static Kind, subresource: &str) -> Attributes {
+    fn request(kind: &Kind, subresource: &str) -> Attributes {
         let namespace = if kind.namespaced() { "prod" } else { "" };
         Attributes {
             operation: "CREATE",
-            kind,
+            kind: kind.clone(),
             subresource: subresource.into(),
             namespace: namespace.into(),
             name: "n".into(),
@@ -303,14 +303,14 @@ mod tests {
             let resources: MatchResources = serde_json::from_value(resources).unwrap();
             let labels = |_: &str| Some(BTreeMap::from([("env".to_string(), "prod".to_string())]));
             let found = Criteria::from(&resources).matches(&request, &labels).unwrap();
-            assert_eq!(found.map(|k| k.version), matches, "{what}");
+            assert_eq!(found.as_ref().map(|k| k.version()), matches, "{what}");
         }
         let resources = json!({"matchPolicy": "Equivalent", "resourceRules": rule(json!({"apiGroups": ["autoscaling"], "apiVersions": ["v1"]}))["resourceRules"]});
         let resources: MatchResources = serde_json::from_value(resources).unwrap();
         let request = request(&registry::HORIZONTAL_POD_AUTOSCALER, "");
         let found = Criteria::from(&resources).matches(&request, &|_| None).unwrap();
         assert_eq!(
-            found.map(|k| k.version),
+            found.as_ref().map(|k| k.version()),
             Some("v1"),
             "another version of the kind"
         );

@@ -15,7 +15,7 @@ pub struct Attributes {
     /// `CREATE`, `UPDATE`, `DELETE` or `CONNECT`.
     pub operation: &'static str,
     /// The kind whose resource is written, as it was asked for.
-    pub kind: &'static Kind,
+    pub kind: Kind,
     pub subresource: String,
     /// Empty for cluster-scoped kinds; a namespace's own name for namespaces.
     pub namespace: String,
@@ -34,35 +34,35 @@ pub struct Attributes {
 impl Attributes {
     /// Whether what is written is itself a policy or a webhook: those cannot be guarded, or nobody could mend them.
     pub fn is_exempt(&self) -> bool {
-        self.kind.group == "admissionregistration.k8s.io"
+        self.kind.group() == "admissionregistration.k8s.io"
     }
 
     /// Group, version and kind of its objects: the subresource's own where it has one.
     fn spoken<'a>(&self, kind: &'a Kind) -> (&'a str, &'a str, &'a str) {
         match kind.subresource(&self.subresource) {
-            None => (kind.group, kind.version, kind.kind),
-            Some(part) if part.version.is_empty() => (kind.group, kind.version, part.kind),
-            Some(part) => (part.group, part.version, part.kind),
+            None => (kind.group(), kind.version(), kind.kind()),
+            Some(part) if part.version.is_empty() => (kind.group(), kind.version(), part.kind(kind)),
+            Some(part) => (part.group, part.version, part.kind(kind)),
         }
     }
 
     /// The same with its objects as another version of the kind has them. What a subresource speaks is the same
     /// whatever the version of the kind.
-    pub fn in_version(&self, kind: &'static Kind) -> Option<Attributes> {
+    pub fn in_version(&self, kind: &Kind) -> Option<Attributes> {
         let mut out = self.clone();
-        if self.spoken(self.kind).2 != self.kind.kind {
+        if self.spoken(&self.kind).2 != self.kind.kind() {
             return Some(out);
         }
         for value in [&mut out.object, &mut out.old].into_iter().flatten() {
-            *value = convert::json(self.kind, kind, value)?;
+            *value = convert::json(&self.kind, kind, value)?;
         }
         Some(out)
     }
 
     /// An object that [`Attributes::in_version`] showed, as the request has it.
-    pub fn back(&self, kind: &'static Kind, object: &Value) -> Option<Value> {
-        match self.spoken(self.kind).2 == self.kind.kind {
-            true => convert::json(kind, self.kind, object),
+    pub fn back(&self, kind: &Kind, object: &Value) -> Option<Value> {
+        match self.spoken(&self.kind).2 == self.kind.kind() {
+            true => convert::json(kind, &self.kind, object),
             false => Some(object.clone()),
         }
     }
@@ -73,13 +73,12 @@ impl Attributes {
             let (group, version, kind) = self.spoken(kind);
             json!({"group": group, "version": version, "kind": kind})
         };
-        let resource =
-            |kind: &Kind| json!({"group": kind.group, "version": kind.version, "resource": kind.plural});
+        let resource = |kind: &Kind| json!({"group": kind.group(), "version": kind.version(), "resource": kind.plural()});
         let mut request = json!({
             "kind": kind(matched),
             "resource": resource(matched),
-            "requestKind": kind(self.kind),
-            "requestResource": resource(self.kind),
+            "requestKind": kind(&self.kind),
+            "requestResource": resource(&self.kind),
             "operation": self.operation,
             "userInfo": self.user,
             "dryRun": self.dry_run,

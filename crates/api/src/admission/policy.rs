@@ -375,7 +375,7 @@ impl MutatingPolicy {
     }
 
     /// The object of `kind` after all mutations; `None` where the policy is not about the request.
-    pub fn mutate(&self, kind: &'static Kind, input: &Input<'_>) -> Result<Option<Value>, String> {
+    pub fn mutate(&self, kind: &Kind, input: &Input<'_>) -> Result<Option<Value>, String> {
         let mut object = input.object.cloned().unwrap_or(Value::Null);
         let mut budget = Budget(Some(BUDGET));
         for (i, mutation) in self.mutations.iter().enumerate() {
@@ -406,7 +406,7 @@ impl MutatingPolicy {
     }
 }
 
-fn applied(kind: &'static Kind, object: &Value, made: Option<Value>) -> Result<Value, String> {
+fn applied(kind: &Kind, object: &Value, made: Option<Value>) -> Result<Value, String> {
     let wrong = |why: &str| format!("error applying patch: {why}");
     let Some(mut made @ Value::Object(_)) = made else {
         return Err(wrong("must evaluate to Object"));

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn round_trip(kind: &'static Kind, other: &'static Kind, object: &Value) -> (Value, Value) {
+fn round_trip(kind: &Kind, other: &Kind, object: &Value) -> (Value, Value) {
     let bytes = serde_json::to_vec(object).expect("JSON");
     let decoded = kind.ops.decode(&bytes).expect("an object").object;
     let there = typed(kind, other, decoded).expect("the other form");

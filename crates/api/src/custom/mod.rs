@@ -1,9 +1,9 @@
 //! Kinds that users bring: what a CustomResourceDefinition says, made into a [`Kind`] like any other.
 //!
-//! [`Definition::of`] makes the kinds of a definition, one a version. A kind lives as long as the process, like the
-//! built-in ones: definitions change seldom, and each change costs some kilobytes. The rules of a kind
-//! ([`CustomOps`]) hold its schema; [`crate::strategy::Ops::custom`] gives them to whoever has to know that a kind is
-//! no built-in one, such as server-side apply.
+//! [`Definition::of`] makes the kinds of a definition, one a version. They are reference-counted (see [`crate::kind`]):
+//! what a definition said before it was changed is freed with the last request, object or watch that uses it. The rules
+//! of a kind ([`CustomOps`]) hold its schema; [`crate::strategy::Ops::custom`] gives them to whoever has to know that a
+//! kind is no built-in one, such as server-side apply.
 //!
 //! Versions are converted by strategy None only: the same fields under another apiVersion.
 
@@ -22,7 +22,8 @@ mod scale;
 pub mod schema;
 pub mod shape;
 
-use std::sync::{Arc, OnceLock};
+use std::borrow::Cow;
+use std::sync::Arc;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionNames, CustomResourceDefinitionVersion,
@@ -33,8 +34,8 @@ pub use schema::Schema;
 
 use crate::cel::check::Declared;
 use crate::cel::check::declared::Shape;
-use crate::kind::{Kind, Scope, Subresource, Verbs};
-use crate::table::Column;
+use crate::kind::{Kind, KindInfo, KindNames, KindOps, NameList, Scope, Subresource, Verbs, Versions};
+use crate::table;
 use path::JsonPath;
 
 /// In the order in which discovery has them for custom kinds.
@@ -50,13 +51,16 @@ const VERBS: Verbs = &[
 ];
 const PART_VERBS: Verbs = &["get", "patch", "update"];
 
+const STATUS: Subresource = Subresource::new("status", ("", "", ""), PART_VERBS);
+const SCALE: Subresource = Subresource::new("scale", ("autoscaling", "v1", "Scale"), PART_VERBS);
+
 /// The kinds of one CustomResourceDefinition.
 #[derive(Clone, Debug)]
 pub struct Definition {
     /// The version objects are stored in, served or not.
-    pub stored: &'static Kind,
+    pub stored: Kind,
     /// The served versions, preferred first.
-    pub served: Vec<&'static Kind>,
+    pub served: Vec<Kind>,
 }
 
 impl Definition {
@@ -73,25 +77,26 @@ impl Definition {
             names
         };
         let storage = crd.spec.versions.iter().find(|v| v.storage)?;
-        let stored = kind(crd, &names, storage, None);
-        let mut served: Vec<&'static Kind> = crd
-            .spec
-            .versions
-            .iter()
-            .filter(|v| v.served)
-            .map(|v| match v.storage {
-                true => stored,
-                false => kind(crd, &names, v, Some(stored)),
-            })
-            .collect();
-        for kind in served.iter().chain([&stored]) {
-            if let Some(custom) = kind.ops.custom() {
-                // Made a moment ago: nobody has set it.
-                let _ = custom.rules().versions.set(served.clone());
+        let mut kinds = vec![info(crd, &names, storage)];
+        let mut places = Vec::new();
+        for version in crd.spec.versions.iter().filter(|v| v.served) {
+            if version.storage {
+                places.push(0);
+            } else {
+                places.push(kinds.len());
+                kinds.push(info(crd, &names, version));
             }
         }
-        served.sort_by_key(|kind| std::cmp::Reverse(version_order(kind.version)));
-        Some(Definition { stored, served })
+        let versions = Arc::new(Versions {
+            kinds,
+            served: places,
+        });
+        let mut served = Kind::served_of(&versions);
+        served.sort_by_key(|kind| std::cmp::Reverse(version_order(kind.version())));
+        Some(Definition {
+            stored: Kind::stored_of(&versions),
+            served,
+        })
     }
 }
 
@@ -126,8 +131,8 @@ impl Names {
         })
     }
 
-    /// A kind of these names whose objects may hold anything. A new one each time, to be kept as long as the process.
-    pub fn kind(&self) -> &'static Kind {
+    /// A kind of these names whose objects may hold anything. A new one each time, equal to none made before.
+    pub fn kind(&self) -> Kind {
         let mut crd = CustomResourceDefinition::default();
         crd.spec.group.clone_from(&self.group);
         crd.spec.scope = if self.namespaced { "Namespaced" } else { "Cluster" }.into();
@@ -140,7 +145,10 @@ impl Names {
             name: self.version.clone(),
             ..CustomResourceDefinitionVersion::default()
         };
-        kind(&crd, &names, &version, None)
+        Kind::stored_of(&Arc::new(Versions {
+            kinds: vec![info(&crd, &names, &version)],
+            served: Vec::new(),
+        }))
     }
 }
 
@@ -169,26 +177,52 @@ pub fn version_order(version: &str) -> (u8, u64, u64, std::cmp::Reverse<String>)
     }
 }
 
-fn leak(text: &str) -> &'static str {
-    Box::leak(text.to_string().into_boxed_str())
+fn owned(text: &str) -> Cow<'static, str> {
+    Cow::Owned(text.to_string())
 }
 
-fn leak_all<'a>(texts: impl IntoIterator<Item = &'a String>) -> &'static [&'static str] {
-    let texts: Vec<&'static str> = texts.into_iter().map(|t| leak(t)).collect();
-    Box::leak(texts.into_boxed_slice())
+fn name_list(names: Option<&Vec<String>>) -> NameList {
+    NameList::Custom(names.cloned().unwrap_or_default())
 }
 
-fn kind(
+fn info(
     crd: &CustomResourceDefinition,
     names: &CustomResourceDefinitionNames,
     version: &CustomResourceDefinitionVersion,
-    stored_as: Option<&'static Kind>,
-) -> &'static Kind {
-    let (group, name, kind) = (leak(&crd.spec.group), leak(&version.name), leak(&names.kind));
+) -> KindInfo {
     let scope = match crd.spec.scope.as_str() {
         "Cluster" => Scope::Cluster,
         _ => Scope::Namespaced,
     };
+    let rules = rules(crd, names, version);
+    KindInfo {
+        names: KindNames {
+            group: owned(&crd.spec.group),
+            version: owned(&version.name),
+            kind: owned(&names.kind),
+            plural: owned(&names.plural),
+            singular: owned(names.singular.as_deref().unwrap_or_default()),
+        },
+        scope,
+        short_names: name_list(names.short_names.as_ref()),
+        categories: name_list(names.categories.as_ref()),
+        verbs: VERBS,
+        subresources: match (rules.has_status, rules.scale.is_some()) {
+            (false, false) => &[],
+            (true, false) => &[STATUS],
+            (false, true) => &[SCALE],
+            (true, true) => &[STATUS, SCALE],
+        },
+        stored_as: None,
+        ops: KindOps::Custom(Box::new(CustomOps::new(rules))),
+    }
+}
+
+fn rules(
+    crd: &CustomResourceDefinition,
+    names: &CustomResourceDefinitionNames,
+    version: &CustomResourceDefinitionVersion,
+) -> Rules {
     let json = version
         .schema
         .as_ref()
@@ -201,96 +235,74 @@ fn kind(
     let mut schema = Schema::read(&json);
     schema.preserve_unknown |= crd.spec.preserve_unknown_fields.unwrap_or_default();
     let subresources = version.subresources.as_ref();
-    let has_status = subresources.is_some_and(|s| s.status.is_some());
-    let scale = subresources.and_then(|s| s.scale.clone());
-    let mut subs = Vec::new();
-    let sub = |name, group, version, kind| Subresource {
-        name,
-        group,
-        version,
-        kind,
-        verbs: PART_VERBS,
-    };
-    if has_status {
-        subs.push(sub("status", "", "", kind));
-    }
-    if scale.is_some() {
-        subs.push(sub("scale", "autoscaling", "v1", "Scale"));
-    }
-    let (columns, cells) = columns(version);
     let selectable = version.selectable_fields.iter().flatten();
-    let selectable: Vec<(&'static str, JsonPath)> = selectable
-        .filter_map(|f| {
-            Some((
-                leak(f.json_path.strip_prefix('.')?),
-                JsonPath::parse(&f.json_path)?,
-            ))
-        })
-        .collect();
     let deprecation = version.deprecated.unwrap_or_default().then(|| {
-        let default = || format!("{group}/{name} {kind} is deprecated");
+        let default = || format!("{}/{} {} is deprecated", crd.spec.group, version.name, names.kind);
         version.deprecation_warning.clone().unwrap_or_else(default)
     });
-    let rules = Rules {
-        group,
-        version: name,
-        kind,
+    Rules {
+        group: crd.spec.group.clone(),
+        version: version.name.clone(),
+        kind: names.kind.clone(),
         schema,
         json,
-        has_status,
-        scale,
-        cells,
-        selectable: Box::leak(selectable.iter().map(|(name, _)| *name).collect()),
-        selectable_paths: selectable,
+        has_status: subresources.is_some_and(|s| s.status.is_some()),
+        scale: subresources.and_then(|s| s.scale.clone()),
+        columns: columns(version),
+        selectable: selectable
+            .filter_map(|f| {
+                Some((
+                    f.json_path.strip_prefix('.')?.to_string(),
+                    JsonPath::parse(&f.json_path)?,
+                ))
+            })
+            .collect(),
         deprecation,
-        versions: OnceLock::new(),
-    };
-    let rules: &'static Rules = Box::leak(Box::new(rules));
-    Box::leak(Box::new(Kind {
-        group,
-        version: name,
-        kind,
-        plural: leak(&names.plural),
-        singular: leak(names.singular.as_deref().unwrap_or_default()),
-        scope,
-        short_names: leak_all(names.short_names.iter().flatten()),
-        categories: leak_all(names.categories.iter().flatten()),
-        verbs: VERBS,
-        subresources: Box::leak(subs.into_boxed_slice()),
-        stored_as,
-        ops: Box::leak(Box::new(CustomOps::new(rules, columns))),
-    }))
+    }
 }
 
-/// A cell behind the name's: its column's type and where its value is.
-pub(crate) struct Cell {
-    of: &'static str,
+/// A column behind the name's, and where its value is.
+pub(crate) struct PrinterColumn {
+    name: String,
+    of: String,
+    format: String,
+    priority: i32,
     /// `None` for a path this server does not read: the cell stays empty.
     path: Option<JsonPath>,
 }
 
-fn columns(version: &CustomResourceDefinitionVersion) -> (&'static [Column], Vec<Cell>) {
-    let mut columns = vec![crate::table::NAME];
-    let mut cells = Vec::new();
-    for column in version.additional_printer_columns.iter().flatten() {
-        let of = leak(&column.type_);
-        columns.push(Column {
-            name: leak(&column.name),
-            of,
-            format: leak(column.format.as_deref().unwrap_or_default()),
-            priority: column.priority.unwrap_or_default(),
-        });
-        let path = JsonPath::parse(&column.json_path);
-        cells.push(Cell { of, path });
+impl PrinterColumn {
+    fn definition(&self) -> table::ColumnOf<'_> {
+        table::ColumnOf {
+            name: &self.name,
+            of: &self.of,
+            format: &self.format,
+            priority: self.priority,
+        }
     }
-    if cells.is_empty() {
-        columns.push(Column::date("Age"));
-        cells.push(Cell {
-            of: "date",
+}
+
+fn columns(version: &CustomResourceDefinitionVersion) -> Vec<PrinterColumn> {
+    let columns = version.additional_printer_columns.iter().flatten();
+    let mut columns: Vec<PrinterColumn> = columns
+        .map(|column| PrinterColumn {
+            name: column.name.clone(),
+            of: column.type_.clone(),
+            format: column.format.clone().unwrap_or_default(),
+            priority: column.priority.unwrap_or_default(),
+            path: JsonPath::parse(&column.json_path),
+        })
+        .collect();
+    if columns.is_empty() {
+        columns.push(PrinterColumn {
+            name: "Age".into(),
+            of: "date".into(),
+            format: String::new(),
+            priority: 0,
             path: JsonPath::parse(".metadata.creationTimestamp"),
         });
     }
-    (Box::leak(columns.into_boxed_slice()), cells)
+    columns
 }
 
 /// What expressions see of the objects of one version of a definition; `None` where its schema says nothing of them.
@@ -310,7 +322,7 @@ pub fn declared_version(crd: &CustomResourceDefinition, version: &str) -> Option
 
 /// The definition a name belongs to, as `widgets.example.com`.
 pub fn definition_name(kind: &Kind) -> String {
-    format!("{}.{}", kind.plural, kind.group)
+    format!("{}.{}", kind.plural(), kind.group())
 }
 
 /// The schema as readers of OpenAPI documents get it, under the name the group's reversed labels make.

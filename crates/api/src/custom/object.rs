@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -19,9 +20,9 @@ pub struct CustomObject {
     /// Everything but apiVersion, kind and metadata.
     pub fields: Map<String, Value>,
     /// What is written as apiVersion: the version it is stored or shown in.
-    pub(super) shown_as: &'static Rules,
+    pub(super) shown_as: Arc<Rules>,
     /// Whose schema it is judged by: the version it came in.
-    pub(super) rules: &'static Rules,
+    pub(super) rules: Arc<Rules>,
 }
 
 impl CustomObject {
@@ -29,7 +30,7 @@ impl CustomObject {
     pub fn to_value(&self) -> Value {
         let mut whole = self.fields.clone();
         whole.insert("apiVersion".into(), self.shown_as.api_version().into());
-        whole.insert("kind".into(), self.shown_as.kind.into());
+        whole.insert("kind".into(), self.shown_as.kind.as_str().into());
         // Metadata has no map with keys other than strings.
         let metadata = serde_json::to_value(WithNulls(&self.metadata)).unwrap_or_default();
         whole.insert("metadata".into(), metadata);
@@ -37,14 +38,14 @@ impl CustomObject {
     }
 
     /// Everything that its version's schema describes: the object's own fields, as server-side apply needs them.
-    pub fn rules(&self) -> &'static Rules {
-        self.rules
+    pub fn rules(&self) -> &Rules {
+        &self.rules
     }
 }
 
 impl fmt::Debug for CustomObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct(self.shown_as.kind)
+        f.debug_struct(&self.shown_as.kind)
             .field("metadata", &self.metadata)
             .field("fields", &self.fields)
             .finish()
@@ -85,7 +86,7 @@ impl Serialize for CustomObject {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut out = serializer.serialize_map(Some(self.fields.len() + 3))?;
         out.serialize_entry("apiVersion", &self.shown_as.api_version())?;
-        out.serialize_entry("kind", self.shown_as.kind)?;
+        out.serialize_entry("kind", &self.shown_as.kind)?;
         out.serialize_entry("metadata", &WithNulls(&self.metadata))?;
         for (name, value) in &self.fields {
             out.serialize_entry(name, value)?;

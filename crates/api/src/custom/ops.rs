@@ -1,7 +1,8 @@
 //! The rules of a custom kind, as the request pipeline asks for them.
 
 use std::any::TypeId;
-use std::sync::OnceLock;
+use std::borrow::Cow;
+use std::sync::Arc;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceSubresourceScale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -11,21 +12,20 @@ use serde_json::{Map, Value};
 use super::object::CustomObject;
 use super::path::{self, JsonPath};
 use super::schema::{Additional, Schema};
-use super::{Cell, cel, judge, published, shape};
+use super::{PrinterColumn, cel, judge, published, shape};
 use crate::codec::{self, DecodeError, Decoded, StrictError};
 use crate::error::Error;
 use crate::field::{self, Errors};
-use crate::kind::Kind;
 use crate::names;
 use crate::object::AnyObject;
 use crate::strategy::{Deletion, Ops, Part};
-use crate::table::{self, Column};
+use crate::table::{self, ColumnOf};
 
 /// What one version of a definition says.
 pub struct Rules {
-    pub group: &'static str,
-    pub version: &'static str,
-    pub kind: &'static str,
+    pub group: String,
+    pub version: String,
+    pub kind: String,
     pub schema: Schema,
     /// The schema as it was given.
     pub json: Value,
@@ -33,34 +33,20 @@ pub struct Rules {
     pub scale: Option<CustomResourceSubresourceScale>,
     /// For the `Warning` header of every request, where the version is deprecated.
     pub deprecation: Option<String>,
-    pub(super) cells: Vec<Cell>,
-    pub(super) selectable: &'static [&'static str],
-    pub(super) selectable_paths: Vec<(&'static str, JsonPath)>,
-    /// The kinds of all versions of the definition, once they are made.
-    pub(super) versions: OnceLock<Vec<&'static Kind>>,
+    pub(super) columns: Vec<PrinterColumn>,
+    /// Fields that objects can be selected by, and where they are.
+    pub(super) selectable: Vec<(String, JsonPath)>,
 }
 
 impl Rules {
     pub fn api_version(&self) -> String {
         format!("{}/{}", self.group, self.version)
     }
-
-    /// The kinds of all served versions of the definition.
-    pub fn siblings(&self) -> &[&'static Kind] {
-        self.versions.get().map_or(&[], Vec::as_slice)
-    }
-
-    /// The kind of this apiVersion among those of the same definition.
-    pub fn sibling(&self, api_version: &str) -> Option<&'static Kind> {
-        let mut versions = self.siblings().iter().copied();
-        versions.find(|kind| kind.api_version() == api_version)
-    }
 }
 
-/// The [`Ops`] of a custom kind.
+/// The [`Ops`] of a custom kind. Objects share its rules, and go on with them when the definition has been changed.
 pub struct CustomOps {
-    rules: &'static Rules,
-    columns: &'static [Column],
+    rules: Arc<Rules>,
 }
 
 fn custom(obj: &dyn AnyObject) -> Result<&CustomObject, Error> {
@@ -76,17 +62,25 @@ fn custom_mut(obj: &mut dyn AnyObject) -> Result<&mut CustomObject, Error> {
 }
 
 impl CustomOps {
-    pub(super) fn new(rules: &'static Rules, columns: &'static [Column]) -> Self {
-        CustomOps { rules, columns }
+    pub(super) fn new(rules: Rules) -> Self {
+        CustomOps {
+            rules: Arc::new(rules),
+        }
     }
 
-    pub fn rules(&self) -> &'static Rules {
-        self.rules
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Whether the object is as this version writes it: it was not read, or adopted, by another version, nor before the
+    /// definition was changed.
+    pub fn is_own(&self, object: &dyn AnyObject) -> bool {
+        custom(object).is_ok_and(|object| Arc::ptr_eq(&object.shown_as, &self.rules))
     }
 
     /// An object of any version of this kind, as this version shows it. It is judged as what it came as.
     pub fn adopt(&self, mut object: CustomObject) -> CustomObject {
-        object.shown_as = self.rules;
+        object.shown_as = self.rules.clone();
         let mut whole = Value::Object(std::mem::take(&mut object.fields));
         shape::prune(&mut whole, &self.rules.schema, true, "", &mut Vec::new());
         if let Value::Object(fields) = whole {
@@ -110,7 +104,7 @@ impl CustomOps {
     /// Mistakes in the part of the object that is written.
     fn judged(&self, object: &CustomObject, old: Option<&CustomObject>, part: Part) -> Errors {
         let mut errors = Errors::new();
-        let rules = object.rules;
+        let rules = &*object.rules;
         let whole = object.to_value();
         let before = old.map(CustomObject::to_value);
         // The part that is written, where it stands, and its schema.
@@ -249,8 +243,8 @@ impl Ops for CustomOps {
         let mut object = CustomObject {
             metadata,
             fields,
-            shown_as: self.rules,
-            rules: self.rules,
+            shown_as: self.rules.clone(),
+            rules: self.rules.clone(),
         };
         // Also what comes out of the store: defaults that a later definition brought hold for older objects.
         self.defaulted(&mut object);
@@ -287,7 +281,7 @@ impl Ops for CustomOps {
         };
         if part == Part::Status {
             let mut kept = old.clone();
-            kept.rules = object.rules;
+            kept.rules = object.rules.clone();
             kept.metadata.managed_fields = object.metadata.managed_fields.take();
             status(object, &mut kept);
             *object = kept;
@@ -358,36 +352,42 @@ impl Ops for CustomOps {
         Ok(Deletion::Immediate)
     }
 
-    fn selectable_fields(&self) -> &'static [&'static str] {
-        self.rules.selectable
+    fn selectable_fields(&self) -> Cow<'_, [&str]> {
+        let names = self.rules.selectable.iter().map(|(name, _)| name.as_str());
+        Cow::Owned(names.collect())
     }
 
     fn field(&self, obj: &dyn AnyObject, path: &str) -> Result<String, Error> {
         let object = custom(obj)?;
-        let selectable = self.rules.selectable_paths.iter();
-        let Some((_, at)) = selectable.into_iter().find(|(name, _)| *name == path) else {
+        let mut selectable = self.rules.selectable.iter();
+        let Some((_, at)) = selectable.find(|(name, _)| *name == path) else {
             return Ok(String::new());
         };
         Ok(at.first(&object.to_value()).map(path::text).unwrap_or_default())
     }
 
-    fn columns(&self) -> &'static [Column] {
-        self.columns
+    fn columns(&self) -> Cow<'_, [ColumnOf<'_>]> {
+        let columns = self.rules.columns.iter().map(PrinterColumn::definition);
+        std::iter::once(table::NAME).chain(columns).collect()
     }
 
     fn row(&self, obj: &dyn AnyObject, now: Timestamp) -> Result<Vec<table::Cell>, Error> {
         let object = custom(obj)?;
         let whole = object.to_value();
         let mut row = vec![table::name(&object.metadata)];
-        for cell in &self.rules.cells {
-            let found = cell.path.as_ref().and_then(|p| p.first(&whole));
-            row.push(found.map(|value| shown(cell.of, value, now)).unwrap_or_default());
+        for column in &self.rules.columns {
+            let found = column.path.as_ref().and_then(|p| p.first(&whole));
+            row.push(
+                found
+                    .map(|value| shown(&column.of, value, now))
+                    .unwrap_or_default(),
+            );
         }
         Ok(row)
     }
 
     fn schema(&self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        published::schema(self.rules, generator)
+        published::schema(&self.rules, generator)
     }
 }
 

@@ -46,10 +46,13 @@ pub(super) fn schema(rules: &Rules, generator: &mut SchemaGenerator) -> schemars
     schema["x-kubernetes-group-version-kind"] =
         json!([{"group": rules.group, "version": rules.version, "kind": rules.kind}]);
     if !rules.selectable.is_empty() {
-        let fields = rules.selectable.iter().map(|field| json!({"fieldPath": field}));
+        let fields = rules
+            .selectable
+            .iter()
+            .map(|(field, _)| json!({"fieldPath": field}));
         schema["x-kubernetes-selectable-fields"] = fields.collect();
     }
-    let name = published_name(rules.group, rules.version, rules.kind);
+    let name = published_name(&rules.group, &rules.version, &rules.kind);
     generator.definitions_mut().insert(name.clone(), schema);
     schemars::Schema::new_ref(format!("#{root}/{name}"))
 }

@@ -45,7 +45,7 @@ impl CustomObject {
     }
 
     /// Where the number of replicas stands; empty for kinds without a scale.
-    pub fn replicas_path(&self) -> &'static str {
+    pub fn replicas_path(&self) -> &str {
         let paths = self.rules.scale.as_ref();
         paths.map_or("", |p| p.spec_replicas_path.as_str())
     }

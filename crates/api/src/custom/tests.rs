@@ -33,19 +33,22 @@ fn crd(extra: Value) -> CustomResourceDefinition {
     serde_json::from_value(value).unwrap()
 }
 
-fn widget(kind: &'static Kind, value: Value) -> Box<dyn AnyObject> {
+fn widget(kind: &Kind, value: Value) -> Box<dyn AnyObject> {
     kind.ops.decode(value.to_string().as_bytes()).unwrap().object
 }
 
 #[test]
 fn a_definition_makes_a_kind_for_each_version() {
     let definition = Definition::of(&crd(json!({}))).unwrap();
-    let served: Vec<&str> = definition.served.iter().map(|k| k.version).collect();
+    let served: Vec<&str> = definition.served.iter().map(|k| k.version()).collect();
     assert_eq!(served, ["v1", "v1beta1"], "the preferred one first");
-    let v1 = definition.stored;
-    assert_eq!((v1.plural, v1.singular, v1.kind), ("widgets", "widget", "Widget"));
+    let v1 = &definition.stored;
+    assert_eq!(
+        (v1.plural(), v1.singular(), v1.kind()),
+        ("widgets", "widget", "Widget")
+    );
     assert!(v1.subresource("status").is_some() && v1.subresource("scale").is_some());
-    assert_eq!(definition.served[1].stored_as, Some(v1));
+    assert_eq!(definition.served[1].stored_as().as_ref(), Some(v1));
     let waiting = json!({"status": {"conditions": null}});
     assert!(Definition::of(&crd(waiting)).is_none(), "not established yet");
 }
@@ -82,7 +85,7 @@ fn versions_are_ordered_by_how_stable_they_are() {
 
 #[test]
 fn an_object_is_pruned_defaulted_and_encoded() {
-    let kind = Definition::of(&crd(json!({}))).unwrap().stored;
+    let kind = &Definition::of(&crd(json!({}))).unwrap().stored;
     let body = json!({"apiVersion": "example.com/v1", "kind": "Widget", "extra": 1,
         "metadata": {"name": "w", "odd": 1}, "spec": {"size": 3, "zz": 1}});
     let decoded = kind.ops.decode(body.to_string().as_bytes()).unwrap();
@@ -107,9 +110,44 @@ fn an_object_is_pruned_defaulted_and_encoded() {
 }
 
 #[test]
+fn a6_the_kinds_of_a_definition_are_freed_together_and_not_before_the_last_is_let_go() {
+    let Definition { stored, served } = Definition::of(&crd(json!({}))).unwrap();
+    let all: Vec<_> = served.iter().map(Kind::downgrade).collect();
+    let beta = served[1].clone();
+    drop((stored, served));
+    assert!(
+        all.iter().all(|kind| kind.upgrade().is_some()),
+        "a request that holds one version finds the others"
+    );
+    assert_eq!(beta.stored().version(), "v1");
+    let versions: Vec<String> = beta.siblings().iter().map(|k| k.version().to_string()).collect();
+    assert_eq!(versions, ["v1beta1", "v1"]);
+    drop(beta);
+    assert!(all.iter().all(|kind| kind.upgrade().is_none()));
+}
+
+#[test]
+fn a6_an_object_goes_on_with_the_rules_it_was_read_by() {
+    let before = Definition::of(&crd(json!({}))).unwrap().stored;
+    let weak = before.downgrade();
+    let read = widget(
+        &before,
+        json!({"metadata": {"name": "w"}, "spec": {"size": 1, "color": "a"}}),
+    );
+    drop(before);
+    assert!(weak.upgrade().is_none());
+    let anything_goes = json!({"spec": {"versions": [{"name": "v1", "served": true, "storage": true}]}});
+    let now = Definition::of(&crd(anything_goes)).unwrap().stored;
+    assert!(!now.ops.custom().unwrap().is_own(&*read));
+    let errors = now.ops.validate(&*read).unwrap();
+    let fields: Vec<&str> = errors.iter().map(|e| e.field.as_str()).collect();
+    assert_eq!(fields, ["spec.color"]);
+}
+
+#[test]
 fn other_versions_show_what_they_describe() {
     let definition = Definition::of(&crd(json!({}))).unwrap();
-    let (v1, beta) = (definition.stored, definition.served[1]);
+    let (v1, beta) = (&definition.stored, &definition.served[1]);
     let stored = widget(
         v1,
         json!({"metadata": {"name": "w"}, "spec": {"size": 3, "color": "blue"}}),
@@ -129,7 +167,7 @@ fn other_versions_show_what_they_describe() {
 
 #[test]
 fn the_status_is_written_through_its_own_door() {
-    let kind = Definition::of(&crd(json!({}))).unwrap().stored;
+    let kind = &Definition::of(&crd(json!({}))).unwrap().stored;
     let full =
         json!({"metadata": {"name": "w", "generation": 1}, "spec": {"size": 1}, "status": {"size": 9}});
     let mut made = widget(kind, full.clone());
@@ -166,7 +204,7 @@ fn the_status_is_written_through_its_own_door() {
 
 #[test]
 fn rows_and_scales_are_read_by_path() {
-    let kind = Definition::of(&crd(json!({}))).unwrap().stored;
+    let kind = &Definition::of(&crd(json!({}))).unwrap().stored;
     let mut object = widget(
         kind,
         json!({"metadata": {"name": "w", "creationTimestamp": "2020-01-01T00:00:00Z"}, "spec": {"size": 4}, "status": {"size": 2}}),
@@ -185,7 +223,7 @@ fn rows_and_scales_are_read_by_path() {
 
 #[test]
 fn what_was_wrong_before_and_is_untouched_stays() {
-    let kind = Definition::of(&crd(json!({}))).unwrap().stored;
+    let kind = &Definition::of(&crd(json!({}))).unwrap().stored;
     let of = |spec: Value| widget(kind, json!({"metadata": {"name": "w"}, "spec": spec}));
     let told = |new: Value, old: Value| {
         let errors = kind

@@ -30,7 +30,7 @@ fn l13_every_row_has_a_cell_for_each_column() {
             .expect("a row")
             .len();
         // v1.36 sends one cell too many of an IPAddress.
-        let extra = usize::from(kind.kind == "IPAddress");
+        let extra = usize::from(kind.kind() == "IPAddress");
         assert_eq!(cells, kind.ops.columns().len() + extra, "{kind:?}");
     }
 }
@@ -92,7 +92,7 @@ fn workloads_count_changes_of_spec_only() {
         };
         let labelled = updated(&|v| v["metadata"]["labels"]["own"] = "1".into());
         assert_eq!(labelled, Some(1), "{kind:?}");
-        let field = match kind.kind {
+        let field = match kind.kind() {
             "Job" => "parallelism",
             "CronJob" => "startingDeadlineSeconds",
             _ => "minReadySeconds",
@@ -106,7 +106,7 @@ fn an_object_survives_the_store_as_it_was() {
     for kind in ALL.iter().filter(|k| k.is_stored() && k.stored_as.is_none()) {
         // With a selector, which a workload that is stored always has.
         let mut given = json!({"metadata": {"name": "x"}});
-        if kind.group == "apps" {
+        if kind.group() == "apps" {
             given["spec"] = json!({"selector": {"matchLabels": {"a": "b"}}});
         }
         let mut object = decoded(kind, &given);

@@ -230,14 +230,7 @@ impl Managed {
 
     /// What a write other than an apply does: `by` now holds what it changed, and nobody else does. Both are
     /// the `kind`'s JSON.
-    pub fn update(
-        self,
-        kind: &'static Kind,
-        live: &Value,
-        new: &Value,
-        by: ManagerId,
-        now: Timestamp,
-    ) -> Managed {
+    pub fn update(self, kind: &Kind, live: &Value, new: &Value, by: ManagerId, now: Timestamp) -> Managed {
         self.take_in(&mut Versions::new(kind, live, new), by, now)
     }
 
@@ -249,7 +242,7 @@ impl Managed {
     /// Where `json` is no JSON.
     pub fn update_entries(
         entries: &[ManagedFieldsEntry],
-        kind: &'static Kind,
+        kind: &Kind,
         (live, new): (&[u8], &[u8]),
         by: ManagerId,
         now: Timestamp,
@@ -308,7 +301,7 @@ impl Managed {
     ///
     /// Where the object does not serialize.
     pub fn create(
-        kind: &'static Kind,
+        kind: &Kind,
         object: &dyn AnyObject,
         by: ManagerId,
         now: Timestamp,
@@ -381,7 +374,7 @@ impl Managed {
     /// Applies `config`: fields it no longer names and nobody else holds go, those of others conflict unless `force`.
     pub fn apply(
         mut self,
-        kind: &'static Kind,
+        kind: &Kind,
         live: &Value,
         config: &Value,
         by: ManagerId,
@@ -389,7 +382,7 @@ impl Managed {
         now: Timestamp,
     ) -> Result<Applied, Refused> {
         let Some(root) = Type::of_kind(kind) else {
-            return Err(Refused::Mistakes(vec![format!("{} has no schema", kind.kind)]));
+            return Err(Refused::Mistakes(vec![format!("{} has no schema", kind.kind())]));
         };
         let mistakes = check::mistakes(root, config);
         if !mistakes.is_empty() {
@@ -456,11 +449,11 @@ impl Managed {
     }
 
     /// Takes out of `merged` what its applier `had` and holds no longer, and nobody else holds.
-    fn prune(&self, kind: &'static Kind, merged: Value, had: &Fields) -> Value {
+    fn prune(&self, kind: &Kind, merged: Value, had: &Fields) -> Value {
         let Some((at_kind, merged_then)) = at_version(kind, &merged, &had.api_version) else {
             return merged;
         };
-        let Some(root) = Type::of_kind(at_kind) else {
+        let Some(root) = Type::of_kind(&at_kind) else {
             return merged;
         };
         let last = typed::with_named_fields(root, &had.set);
@@ -472,20 +465,20 @@ impl Managed {
             *all = mem::take(all).union(fields.set.clone());
         }
         for (version, held) in versions {
-            let Some((kind_then, merged)) = at_version(at_kind, &merged_then, version) else {
+            let Some((kind_then, merged)) = at_version(&at_kind, &merged_then, version) else {
                 continue;
             };
-            let Some((_, there)) = at_version(at_kind, &pruned, version) else {
+            let Some((_, there)) = at_version(&at_kind, &pruned, version) else {
                 continue;
             };
-            let Some(root) = Type::of_kind(kind_then) else {
+            let Some(root) = Type::of_kind(&kind_then) else {
                 continue;
             };
             let named = |set: &FieldSet| typed::with_named_fields(root, set);
             let keep = named(&typed::fields_of(root, &there)).union(named(&held));
             let gone = named(&typed::fields_of(root, &merged)).difference(&keep);
             let kept = typed::remove(root, &merged, &gone);
-            if let Some((_, kept)) = at_version(kind_then, &kept, &had.api_version) {
+            if let Some((_, kept)) = at_version(&kind_then, &kept, &had.api_version) {
                 pruned = kept;
             }
         }
@@ -494,14 +487,14 @@ impl Managed {
         let all = typed::with_named_fields(root, &typed::fields_of(root, &merged_then));
         let gone = all.difference(&there).intersection(&last);
         let kept = typed::remove(root, &merged_then, &gone);
-        at_version(at_kind, &kept, &kind.api_version()).map_or(merged, |(_, kept)| kept)
+        at_version(&at_kind, &kept, &kind.api_version()).map_or(merged, |(_, kept)| kept)
     }
 }
 
 /// `config` merged into `live`, whoever holds what; or what in it does not fit the kind's schema.
-pub fn merged(kind: &'static Kind, live: &Value, config: &Value) -> Result<Value, Vec<String>> {
+pub fn merged(kind: &Kind, live: &Value, config: &Value) -> Result<Value, Vec<String>> {
     let Some(root) = Type::of_kind(kind) else {
-        return Err(vec![format!("{} has no schema", kind.kind)]);
+        return Err(vec![format!("{} has no schema", kind.kind())]);
     };
     let mistakes = check::mistakes(root, config);
     match mistakes.is_empty() {
@@ -512,7 +505,7 @@ pub fn merged(kind: &'static Kind, live: &Value, config: &Value) -> Result<Value
 
 /// The conflicts that are none: `kubectl apply` set these fields without `--server-side`, and they are still as it
 /// left them.
-pub fn last_applied_fields(kind: &'static Kind, live: &Value) -> Option<FieldSet> {
+pub fn last_applied_fields(kind: &Kind, live: &Value) -> Option<FieldSet> {
     let text = live
         .pointer("/metadata/annotations")?
         .get(LAST_APPLIED)?
@@ -536,14 +529,14 @@ pub fn last_applied_fields(kind: &'static Kind, live: &Value) -> Option<FieldSet
 
 /// How the object differs before and after, in each version that somebody wrote it in.
 struct Versions<'a> {
-    kind: &'static Kind,
+    kind: &'a Kind,
     live: &'a Value,
     new: &'a Value,
     made: BTreeMap<String, Option<Comparison>>,
 }
 
 impl<'a> Versions<'a> {
-    fn new(kind: &'static Kind, live: &'a Value, new: &'a Value) -> Self {
+    fn new(kind: &'a Kind, live: &'a Value, new: &'a Value) -> Self {
         Versions {
             kind,
             live,
@@ -567,20 +560,21 @@ impl<'a> Versions<'a> {
         }
         let (kind, live) = at_version(self.kind, self.live, version)?;
         let (_, new) = at_version(self.kind, self.new, version)?;
-        Some(typed::compare(Type::of_kind(kind)?, &live, &new))
+        Some(typed::compare(Type::of_kind(&kind)?, &live, &new))
     }
 }
 
 /// A value of `kind` as its kind of another version has it; `None` where there is none.
-fn at_version(kind: &'static Kind, value: &Value, version: &str) -> Option<(&'static Kind, Value)> {
+fn at_version(kind: &Kind, value: &Value, version: &str) -> Option<(Kind, Value)> {
     if version == kind.api_version() {
-        return Some((kind, value.clone()));
+        return Some((kind.clone(), value.clone()));
     }
     let to = match kind.ops.custom() {
-        Some(custom) => custom.rules().sibling(version)?,
-        None => registry::by_kind(version, kind.kind)?,
+        Some(_) => kind.sibling(version)?,
+        None => registry::by_kind(version, kind.kind())?.clone(),
     };
-    Some((to, convert::json(kind, to, value)?))
+    let value = convert::json(kind, &to, value)?;
+    Some((to, value))
 }
 
 /// Fields that nobody holds: they are the system's.
@@ -608,7 +602,7 @@ static STRIPPED: LazyLock<FieldSet> = LazyLock::new(|| {
 /// An object of the kind with nothing set, as Go encodes it: structs that are no pointers are there, some lists null.
 ///
 /// Every creation is compared with it, so it is made once a kind.
-pub fn blank(kind: &'static Kind) -> &'static Value {
+pub fn blank(kind: &Kind) -> &'static Value {
     static EMPTY: LazyLock<Value> = LazyLock::new(|| json!({}));
     match Shape::of(kind) {
         Some(shape) => shape.blank.get_or_init(|| fill_blank(kind, shape)),
@@ -640,7 +634,7 @@ fn fill_blank(kind: &Kind, shape: &Shape) -> Value {
     }
     let mut blank = fill(shape, shape.root());
     blank["apiVersion"] = kind.api_version().into();
-    blank["kind"] = kind.kind.into();
+    blank["kind"] = kind.kind().into();
     blank
 }
 

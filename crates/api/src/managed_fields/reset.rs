@@ -24,7 +24,7 @@ const RESIZE: &[&[&str]] = &[
 impl Reset {
     pub fn of(kind: &Kind, subresource: &str) -> Reset {
         let metadata_too = kind.ops.status_keeps_metadata() || *kind == registry::VOLUME_ATTACHMENT;
-        let paths: &[&[&str]] = match (kind.group, kind.kind, subresource) {
+        let paths: &[&[&str]] = match (kind.group(), kind.kind(), subresource) {
             ("", "Pod", "ephemeralcontainers") => return Reset::Only(EPHEMERAL_CONTAINERS),
             ("", "Pod", "resize") => return Reset::Only(RESIZE),
             ("", "Pod", "status") => &[

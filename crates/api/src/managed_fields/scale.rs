@@ -11,20 +11,21 @@ use crate::scale::SCALE;
 const IN_SCALE: [&str; 2] = ["spec", "replicas"];
 
 /// Where a version of the kind has the number: `None` for a version that is none of this kind, empty for one without.
-fn path(kind: &Kind, api_version: &str) -> Option<Vec<&'static str>> {
-    if let Some(custom) = kind.ops.custom() {
-        let rules = match kind.api_version() == api_version {
-            true => custom.rules(),
-            false => custom.rules().sibling(api_version)?.ops.custom()?.rules(),
+fn path(kind: &Kind, api_version: &str) -> Option<Vec<String>> {
+    if kind.ops.custom().is_some() {
+        let version = match kind.api_version() == api_version {
+            true => kind.clone(),
+            false => kind.sibling(api_version)?,
         };
+        let rules = version.ops.custom()?.rules();
         let path = rules.scale.as_ref().map(|s| s.spec_replicas_path.as_str());
-        let names = path.map(|p| p.trim_start_matches('.').split('.').collect());
+        let names = path.map(|p| p.trim_start_matches('.').split('.').map(str::to_string).collect());
         return Some(names.unwrap_or_default());
     }
-    (kind.api_version() == api_version).then(|| IN_SCALE.to_vec())
+    (kind.api_version() == api_version).then(|| IN_SCALE.map(str::to_string).to_vec())
 }
 
-fn holds(fields: &Fields, path: &[&str]) -> bool {
+fn holds(fields: &Fields, path: &[impl AsRef<str>]) -> bool {
     !path.is_empty()
         && !fields
             .set

@@ -124,9 +124,9 @@ impl FieldSet {
     }
 
     /// With a path of field names in it.
-    pub fn with(mut self, path: &[&str]) -> FieldSet {
+    pub fn with(mut self, path: &[impl AsRef<str>]) -> FieldSet {
         if let Some((first, rest)) = path.split_first() {
-            let element = format!("f:{first}");
+            let element = format!("f:{}", first.as_ref());
             let own = rest.is_empty() || self.has(&element);
             let behind = self.behind(&element).with(rest);
             self.add(element, own, behind);

@@ -45,7 +45,7 @@ impl<'a> Type<'a> {
     }
 
     /// Of a kind; `None` where it has no schema.
-    pub fn of_kind(kind: &'static Kind) -> Option<Type<'static>> {
+    pub fn of_kind(kind: &'a Kind) -> Option<Type<'a>> {
         match kind.ops.custom() {
             Some(custom) => Some(Type::CustomMap(Node::root(&custom.rules().schema))),
             None => Shape::of(kind).map(Type::root),

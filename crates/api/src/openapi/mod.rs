@@ -139,7 +139,7 @@ fn meaning(code: u16) -> &'static str {
     }
 }
 
-impl Operation {
+impl Operation<'_> {
     /// The media type of an answer that is no object.
     fn text_type(&self) -> &'static str {
         match self.action {

@@ -5,21 +5,21 @@ use super::schemas::{Gvk, Schemas};
 use crate::kind::{Kind, Subresource};
 
 /// A path and what can be asked of it.
-pub(super) struct Endpoint {
+pub(super) struct Endpoint<'a> {
     pub path: String,
     /// Of every operation.
     pub parameters: Vec<&'static Parameter>,
-    pub operations: Vec<Operation>,
+    pub operations: Vec<Operation<'a>>,
 }
 
-pub(super) struct Operation {
+pub(super) struct Operation<'a> {
     /// In lower case, as documents write it.
     pub method: &'static str,
     pub id: String,
     pub description: String,
     /// The authorizer's idea of it: `list`, `post`, `connect` …; empty for documents' own paths.
     pub action: &'static str,
-    pub gvk: Option<Gvk>,
+    pub gvk: Option<Gvk<'a>>,
     pub parameters: &'static [&'static Parameter],
     pub body: Option<Body>,
     /// The type of the answer; `None`: text or a stream.
@@ -74,17 +74,17 @@ pub(super) fn tag(group: &str, version: &str) -> String {
 
 /// `/api/v1`, `/apis/apps/v1`.
 pub(super) fn root(kind: &Kind) -> String {
-    if kind.group.is_empty() {
-        format!("/api/{}", kind.version)
+    if kind.group().is_empty() {
+        format!("/api/{}", kind.version())
     } else {
-        format!("/apis/{}/{}", kind.group, kind.version)
+        format!("/apis/{}/{}", kind.group(), kind.version())
     }
 }
 
 /// One kind's endpoints, with their types added to `schemas`.
-struct Requests<'a> {
-    kind: &'static Kind,
-    schemas: &'a mut Schemas,
+struct Requests<'a, 's> {
+    kind: &'a Kind,
+    schemas: &'s mut Schemas,
     /// Before the kind's name in operation ids.
     title: String,
     /// `Namespaced` or nothing.
@@ -92,8 +92,8 @@ struct Requests<'a> {
 }
 
 /// All paths of a kind. The deprecated `/watch/` paths are served and not documented.
-pub(super) fn of(kind: &'static Kind, schemas: &mut Schemas) -> Vec<Endpoint> {
-    let title = title(kind.group, kind.version);
+pub(super) fn of<'a>(kind: &'a Kind, schemas: &mut Schemas) -> Vec<Endpoint<'a>> {
+    let title = title(kind.group(), kind.version());
     let scope = if kind.namespaced() { "Namespaced" } else { "" };
     let mut requests = Requests {
         kind,
@@ -103,10 +103,10 @@ pub(super) fn of(kind: &'static Kind, schemas: &mut Schemas) -> Vec<Endpoint> {
     };
     let root = root(kind);
     let (collection, scoped) = if kind.namespaced() {
-        let collection = format!("{root}/namespaces/{{namespace}}/{}", kind.plural);
+        let collection = format!("{root}/namespaces/{{namespace}}/{}", kind.plural());
         (collection, vec![params::NAMESPACE])
     } else {
-        (format!("{root}/{}", kind.plural), Vec::new())
+        (format!("{root}/{}", kind.plural()), Vec::new())
     };
     let item = format!("{collection}/{{name}}");
     let mut named = vec![params::NAME];
@@ -144,9 +144,9 @@ pub(super) fn of(kind: &'static Kind, schemas: &mut Schemas) -> Vec<Endpoint> {
     }
     if kind.namespaced() && kind.verbs.contains(&"list") {
         endpoints.push(Endpoint {
-            path: format!("{root}/{}", kind.plural),
+            path: format!("{root}/{}", kind.plural()),
             parameters: Vec::new(),
-            operations: vec![requests.list(format!("list{}{}ForAllNamespaces", requests.title, kind.kind))],
+            operations: vec![requests.list(format!("list{}{}ForAllNamespaces", requests.title, kind.kind()))],
         });
     }
     endpoints.retain(|endpoint| !endpoint.operations.is_empty());
@@ -159,9 +159,9 @@ pub(super) fn of(kind: &'static Kind, schemas: &mut Schemas) -> Vec<Endpoint> {
     endpoints
 }
 
-impl Requests<'_> {
-    fn gvk(&self) -> Option<Gvk> {
-        Some((self.kind.group, self.kind.version, self.kind.kind))
+impl<'a> Requests<'a, '_> {
+    fn gvk(&self) -> Option<Gvk<'a>> {
+        Some((self.kind.group(), self.kind.version(), self.kind.kind()))
     }
 
     /// `createCoreV1NamespacedPod`, with the subresource's name behind it.
@@ -170,18 +170,18 @@ impl Requests<'_> {
             "{verb}{}{}{}{}",
             self.title,
             self.scope,
-            self.kind.kind,
+            self.kind.kind(),
             capitalised(sub)
         )
     }
 
-    fn list(&mut self, id: String) -> Operation {
+    fn list(&mut self, id: String) -> Operation<'a> {
         let watchable = self.kind.verbs.contains(&"watch");
         let does = if watchable { "list or watch" } else { "list" };
         Operation {
             method: "get",
             id,
-            description: format!("{does} objects of kind {}", self.kind.kind),
+            description: format!("{does} objects of kind {}", self.kind.kind()),
             action: "list",
             gvk: self.gvk(),
             parameters: params::LIST,
@@ -192,7 +192,7 @@ impl Requests<'_> {
         }
     }
 
-    fn of_collection(&mut self) -> Vec<Operation> {
+    fn of_collection(&mut self) -> Vec<Operation<'a>> {
         let kind = self.kind;
         let mut operations = Vec::new();
         for verb in kind.verbs {
@@ -201,7 +201,7 @@ impl Requests<'_> {
                 "create" => Operation {
                     method: "post",
                     id: self.id("create", ""),
-                    description: format!("create a {}", kind.kind),
+                    description: format!("create a {}", kind.kind()),
                     action: "post",
                     gvk: self.gvk(),
                     parameters: params::WRITE,
@@ -212,8 +212,8 @@ impl Requests<'_> {
                 },
                 "deletecollection" => Operation {
                     method: "delete",
-                    id: format!("delete{}Collection{}{}", self.title, self.scope, kind.kind),
-                    description: format!("delete collection of {}", kind.kind),
+                    id: format!("delete{}Collection{}{}", self.title, self.scope, kind.kind()),
+                    description: format!("delete collection of {}", kind.kind()),
                     action: "deletecollection",
                     gvk: self.gvk(),
                     parameters: params::DELETE_COLLECTION,
@@ -228,7 +228,7 @@ impl Requests<'_> {
         operations
     }
 
-    fn of_item(&mut self) -> Vec<Operation> {
+    fn of_item(&mut self) -> Vec<Operation<'a>> {
         let kind = self.kind;
         // Pods and some others answer a delete with the object, the rest with a Status.
         let schema = self.schemas.kind(kind);
@@ -237,7 +237,7 @@ impl Requests<'_> {
             operations.push(Operation {
                 method: "delete",
                 id: self.id("delete", ""),
-                description: format!("delete a {}", kind.kind),
+                description: format!("delete a {}", kind.kind()),
                 action: "delete",
                 gvk: self.gvk(),
                 parameters: params::DELETE,
@@ -260,9 +260,9 @@ impl Requests<'_> {
         verbs: &[&str],
         sub: &str,
         schema: &str,
-        gvk: Option<Gvk>,
-    ) -> Vec<Operation> {
-        let kind = self.kind.kind;
+        gvk: Option<Gvk<'a>>,
+    ) -> Vec<Operation<'a>> {
+        let kind = self.kind.kind();
         let what = if sub.is_empty() {
             format!("the specified {kind}")
         } else {
@@ -306,14 +306,14 @@ impl Requests<'_> {
         operations
     }
 
-    fn of_subresource(&mut self, sub: &'static Subresource, suffix: &str) -> Vec<Operation> {
+    fn of_subresource(&mut self, sub: &'static Subresource, suffix: &str) -> Vec<Operation<'a>> {
         let kind = self.kind;
         let version = if sub.version.is_empty() {
-            (kind.group, kind.version)
+            (kind.group(), kind.version())
         } else {
             (sub.group, sub.version)
         };
-        let gvk = Some((version.0, version.1, sub.kind));
+        let gvk = Some((version.0, version.1, sub.kind(kind)));
         let Some(schema) = self.schemas.subresource(kind, sub) else {
             return self.connections(sub, suffix, gvk);
         };
@@ -322,7 +322,7 @@ impl Requests<'_> {
             operations.push(Operation {
                 method: "post",
                 id: self.id("create", sub.name),
-                description: format!("create {} of a {}", sub.name, kind.kind),
+                description: format!("create {} of a {}", sub.name, kind.kind()),
                 action: "post",
                 gvk,
                 parameters: params::WRITE,
@@ -336,7 +336,7 @@ impl Requests<'_> {
     }
 
     /// Streams and proxies.
-    fn connections(&self, sub: &Subresource, suffix: &str, gvk: Option<Gvk>) -> Vec<Operation> {
+    fn connections(&self, sub: &Subresource, suffix: &str, gvk: Option<Gvk<'a>>) -> Vec<Operation<'a>> {
         let mut methods: Vec<&'static str> = sub
             .verbs
             .iter()
@@ -359,14 +359,14 @@ impl Requests<'_> {
                 self.title,
                 capitalised(method),
                 self.scope,
-                self.kind.kind,
+                self.kind.kind(),
                 capitalised(sub.name)
             ),
             description: format!(
                 "connect {} requests to {} of {}",
                 method.to_uppercase(),
                 sub.name,
-                self.kind.kind
+                self.kind.kind()
             ),
             action: "connect",
             gvk,
@@ -382,9 +382,9 @@ impl Requests<'_> {
 
 /// Kinds whose deletion is answered with the object as it was last.
 fn answers_with_object(kind: &Kind) -> bool {
-    match kind.group {
+    match kind.group() {
         "" => matches!(
-            kind.kind,
+            kind.kind(),
             "PersistentVolume"
                 | "PersistentVolumeClaim"
                 | "Pod"
@@ -394,7 +394,7 @@ fn answers_with_object(kind: &Kind) -> bool {
                 | "ServiceAccount"
         ),
         "resource.k8s.io" => true,
-        "storage.k8s.io" => kind.kind != "CSIStorageCapacity",
+        "storage.k8s.io" => kind.kind() != "CSIStorageCapacity",
         _ => false,
     }
 }

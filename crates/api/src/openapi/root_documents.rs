@@ -41,7 +41,7 @@ pub(super) fn paths(served: &Served) -> Vec<String> {
     paths
 }
 
-fn get(path: &str, id: String, description: &str, answer: Option<String>) -> Endpoint {
+fn get(path: &str, id: String, description: &str, answer: Option<String>) -> Endpoint<'static> {
     Endpoint {
         path: format!("/{path}/"),
         parameters: Vec::new(),
@@ -61,7 +61,11 @@ fn get(path: &str, id: String, description: &str, answer: Option<String>) -> End
 }
 
 /// The endpoint of one of [`paths`], and its tag.
-pub(super) fn endpoint(served: &Served, path: &str, schemas: &mut Schemas) -> Option<(Endpoint, String)> {
+pub(super) fn endpoint(
+    served: &Served,
+    path: &str,
+    schemas: &mut Schemas,
+) -> Option<(Endpoint<'static>, String)> {
     let found = match path {
         "api" => {
             let answer = schemas.meta::<APIVersions>();
@@ -115,7 +119,7 @@ pub(super) fn endpoint(served: &Served, path: &str, schemas: &mut Schemas) -> Op
 }
 
 /// The list of a group version's resources, at its root (`/apis/apps/v1`).
-pub(super) fn resources(root: &str, group: &str, version: &str, schemas: &mut Schemas) -> Endpoint {
+pub(super) fn resources(root: &str, group: &str, version: &str, schemas: &mut Schemas) -> Endpoint<'static> {
     let answer = schemas.meta::<APIResourceList>();
     let id = format!("get{}APIResources", title(group, version));
     get(

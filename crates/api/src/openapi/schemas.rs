@@ -22,7 +22,7 @@ const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 const INT_OR_STRING: &str = "io.k8s.apimachinery.pkg.util.intstr.IntOrString";
 
 /// Group, version and kind.
-pub(super) type Gvk = (&'static str, &'static str, &'static str);
+pub(super) type Gvk<'a> = (&'a str, &'a str, &'a str);
 
 /// Collects the schemas a document refers to. All methods give the name of the type they add.
 pub(super) struct Schemas {
@@ -31,7 +31,7 @@ pub(super) struct Schemas {
     /// Types that are not generated: lists.
     made: Map<String, Value>,
     /// Whose document it is; both empty for those of no group version.
-    group_version: (&'static str, &'static str),
+    group_version: (String, String),
 }
 
 impl Schemas {
@@ -40,7 +40,7 @@ impl Schemas {
             version,
             generator: schema::generator(version.definitions()),
             made: Map::new(),
-            group_version: ("", ""),
+            group_version: (String::new(), String::new()),
         }
     }
 
@@ -53,19 +53,19 @@ impl Schemas {
         named(&schema::define::<T>(&mut self.generator))
     }
 
-    pub(super) fn kind(&mut self, kind: &'static Kind) -> String {
-        self.group_version = (kind.group, kind.version);
+    pub(super) fn kind(&mut self, kind: &Kind) -> String {
+        self.group_version = (kind.group().to_string(), kind.version().to_string());
         named(&kind.ops.schema(&mut self.generator))
     }
 
-    pub(super) fn list(&mut self, kind: &'static Kind) -> String {
+    pub(super) fn list(&mut self, kind: &Kind) -> String {
         let item = self.kind(kind);
         let meta = self.define::<ListMeta>();
         let name = format!("{item}List");
         let mut metadata = self.reference(&meta);
         metadata["description"] = "What the list is as a whole: its version, and how to read on.".into();
         let list = json!({
-            "description": format!("{0}List is a list of {0} objects.", kind.kind),
+            "description": format!("{0}List is a list of {0} objects.", kind.kind()),
             "type": "object",
             "required": ["items"],
             "properties": {
@@ -75,7 +75,7 @@ impl Schemas {
                 "items": {"type": "array", "description": "The objects.", "items": self.reference(&item)},
             },
             "x-kubernetes-group-version-kind": [
-                {"group": kind.group, "version": kind.version, "kind": format!("{}List", kind.kind)}
+                {"group": kind.group(), "version": kind.version(), "kind": format!("{}List", kind.kind())}
             ],
         });
         self.made.insert(name.clone(), list);
@@ -83,9 +83,9 @@ impl Schemas {
     }
 
     /// What a subresource speaks; `None` where that is no JSON object (streams).
-    pub(super) fn subresource(&mut self, kind: &'static Kind, sub: &Subresource) -> Option<String> {
-        match (sub.group, sub.kind) {
-            ("", name) if name == kind.kind => Some(self.kind(kind)),
+    pub(super) fn subresource(&mut self, kind: &Kind, sub: &Subresource) -> Option<String> {
+        match (sub.group, sub.kind(kind)) {
+            ("", name) if name == kind.kind() => Some(self.kind(kind)),
             ("", "Binding") => Some(self.define::<Binding>()),
             ("autoscaling", "Scale") => Some(self.define::<Scale>()),
             ("policy", "Eviction") => Some(self.define::<Eviction>()),
@@ -119,10 +119,10 @@ impl Schemas {
         let mut all = self.generator.take_definitions(false);
         for (name, schema) in &mut all {
             publish(name, schema, self.version);
-            let mut kinds: Vec<Gvk> = gvk_of(name).into_iter().collect();
+            let mut kinds: Vec<Gvk<'_>> = gvk_of(name).into_iter().collect();
             // Each group version has its own name for the options of a delete.
             if name == DELETE_OPTIONS && !self.group_version.0.is_empty() && self.version == Version::V3 {
-                kinds.push((self.group_version.0, self.group_version.1, "DeleteOptions"));
+                kinds.push((&self.group_version.0, &self.group_version.1, "DeleteOptions"));
             }
             if !kinds.is_empty() {
                 schema["x-kubernetes-group-version-kind"] = kinds
@@ -146,7 +146,7 @@ fn named(reference: &schemars::Schema) -> String {
 }
 
 /// Kinds that clients send or get and that are in no registry: of metadata, and of subresources.
-const UNREGISTERED: &[Gvk] = &[
+const UNREGISTERED: &[Gvk<'static>] = &[
     ("", "v1", "APIGroup"),
     ("", "v1", "APIGroupList"),
     ("", "v1", "APIResourceList"),
@@ -159,10 +159,10 @@ const UNREGISTERED: &[Gvk] = &[
 ];
 
 /// The kind a type is, if it is one: `io.k8s.api.apps.v1.Deployment`.
-fn gvk_of(name: &str) -> Option<Gvk> {
+fn gvk_of(name: &str) -> Option<Gvk<'static>> {
     let mut parts = name.rsplit('.');
     let (kind, version, package) = (parts.next()?, parts.next()?, parts.next()?);
-    let is_it = |gvk: &Gvk| {
+    let is_it = |gvk: &Gvk<'_>| {
         let first_label = gvk.0.split('.').next().unwrap_or_default();
         let of_package = match package {
             "core" | "meta" => first_label.is_empty(),
@@ -172,7 +172,7 @@ fn gvk_of(name: &str) -> Option<Gvk> {
     };
     registry::ALL
         .iter()
-        .map(|k| (k.group, k.version, k.kind))
+        .map(|k| (k.group(), k.version(), k.kind()))
         .find(is_it)
         .or_else(|| UNREGISTERED.iter().copied().find(is_it))
 }

@@ -64,8 +64,8 @@ fn every_patch_names_its_kind_and_takes_field_validation() {
         .iter()
         .filter(|kind| kind.verbs.contains(&"patch"))
     {
-        let document = document(&root_documents::group_version_path(kind.group, kind.version));
-        let gvk = json!({"group": kind.group, "version": kind.version, "kind": kind.kind});
+        let document = document(&root_documents::group_version_path(kind.group(), kind.version()));
+        let gvk = json!({"group": kind.group(), "version": kind.version(), "kind": kind.kind()});
         let patches: Vec<&Value> = operations(&document)
             .into_iter()
             .filter(|(_, method, o)| method == "patch" && o["x-kubernetes-group-version-kind"] == gvk)

@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn every_registered_kind_has_its_message() {
         for kind in crate::registry::ALL {
-            assert!(of_kind(&kind.api_version(), kind.kind).is_some(), "{kind:?}");
+            assert!(of_kind(&kind.api_version(), kind.kind()).is_some(), "{kind:?}");
         }
     }
 }

@@ -44,7 +44,7 @@ pub enum Evaluator {
     PersistentVolumeClaims,
     ResourceClaims,
     /// By their number only.
-    Count(&'static Kind),
+    Count(Kind),
 }
 
 /// `count/pods`, `count/deployments.apps`.
@@ -56,8 +56,8 @@ pub fn count_name(kind: &Kind) -> String {
 fn is_count_of(kind: &Kind, name: &str) -> bool {
     let rest = name
         .strip_prefix("count/")
-        .and_then(|n| n.strip_prefix(kind.plural));
-    match (rest, kind.group) {
+        .and_then(|n| n.strip_prefix(kind.plural()));
+    match (rest, kind.group()) {
         (Some(rest), "") => rest.is_empty(),
         (Some(rest), group) => rest.strip_prefix('.') == Some(group),
         (None, _) => false,
@@ -68,7 +68,7 @@ fn is_count_of(kind: &Kind, name: &str) -> bool {
 fn alias(kind: &Kind) -> Option<&'static str> {
     ALIASES
         .iter()
-        .find(|alias| kind.group.is_empty() && kind.plural == **alias)
+        .find(|alias| kind.group().is_empty() && kind.plural() == **alias)
         .copied()
 }
 
@@ -82,16 +82,16 @@ fn whole(number: usize) -> Quantity {
 
 impl Evaluator {
     /// `None`: no quota counts this kind.
-    pub fn of(kind: &'static Kind) -> Option<Self> {
-        if !kind.namespaced() || !kind.is_stored() || kind.plural == "events" {
+    pub fn of(kind: &Kind) -> Option<Self> {
+        if !kind.namespaced() || !kind.is_stored() || kind.plural() == "events" {
             return None;
         }
-        Some(match (kind.group, kind.plural) {
+        Some(match (kind.group(), kind.plural()) {
             ("", "pods") => Evaluator::Pods,
             ("", "services") => Evaluator::Services,
             ("", "persistentvolumeclaims") => Evaluator::PersistentVolumeClaims,
             ("resource.k8s.io", "resourceclaims") => Evaluator::ResourceClaims,
-            _ => Evaluator::Count(kind),
+            _ => Evaluator::Count(kind.clone()),
         })
     }
 
@@ -223,10 +223,10 @@ pub fn hard(quota: &ResourceQuota) -> Amounts {
 
 /// What a namespace uses of the limits of a quota. `objects` are those of the namespace, of each kind that counts for
 /// it; a limit that no kind counts for is left out.
-pub fn used<'a>(
+pub fn used<'k>(
     quota: &ResourceQuota,
-    kinds: impl IntoIterator<Item = &'static Kind>,
-    mut objects: impl FnMut(&'static Kind) -> Vec<std::sync::Arc<crate::Object>> + 'a,
+    kinds: impl IntoIterator<Item = &'k Kind>,
+    mut objects: impl FnMut(&Kind) -> Vec<std::sync::Arc<crate::Object>>,
     now: Timestamp,
 ) -> Amounts {
     let spec = quota.spec.clone().unwrap_or_default();
@@ -239,7 +239,7 @@ pub fn used<'a>(
         };
         let counted: Vec<&String> = names.iter().filter(|n| evaluator.counts(n)).collect();
         // Several versions of a kind show the same objects.
-        if counted.is_empty() || !seen.insert((kind.group, kind.plural)) {
+        if counted.is_empty() || !seen.insert((kind.group(), kind.plural())) {
             continue;
         }
         for name in &counted {
@@ -261,10 +261,10 @@ pub fn used<'a>(
 }
 
 /// The kinds whose objects count for a limit of this quota.
-pub fn kinds_of<'a>(
-    quota: &'a ResourceQuota,
-    served: impl IntoIterator<Item = &'static Kind> + 'a,
-) -> impl Iterator<Item = &'static Kind> + 'a {
+pub fn kinds_of<'k, S: IntoIterator<Item = &'k Kind>>(
+    quota: &ResourceQuota,
+    served: S,
+) -> impl Iterator<Item = &'k Kind> + use<'k, S> {
     let names: Vec<String> = hard(quota).into_keys().collect();
     served
         .into_iter()
@@ -272,7 +272,7 @@ pub fn kinds_of<'a>(
 }
 
 /// Every built-in kind that a quota can count.
-pub fn built_in() -> impl Iterator<Item = &'static Kind> {
+pub fn built_in<'k>() -> impl Iterator<Item = &'k Kind> {
     registry::ALL
         .iter()
         .copied()

@@ -42,11 +42,7 @@ fn quota(spec: Value, used: Value) -> ResourceQuota {
     quota
 }
 
-fn try_create(
-    quota: &ResourceQuota,
-    new: &dyn AnyObject,
-    kind: &'static Kind,
-) -> Result<Vec<String>, String> {
+fn try_create(quota: &ResourceQuota, new: &dyn AnyObject, kind: &Kind) -> Result<Vec<String>, String> {
     let change = Change {
         evaluator: &Evaluator::of(kind).unwrap(),
         subresource: "",
@@ -395,7 +391,7 @@ fn a_namespace_is_counted_by_the_limits_of_the_quota() {
         json!({"hard": {"pods": "5", "persistentvolumeclaims": "1", "count/deployments.apps": "2", "count/widgets.example.com": "1"}}),
         json!({}),
     );
-    let objects = |kind: &'static Kind| {
+    let objects = |kind: &Kind| {
         let pods = [("a", "Running"), ("b", "Succeeded")].map(|(name, phase)| {
             let mut pod = pod(json!({"containers": []}));
             pod.metadata.name = Some(name.into());

@@ -19,7 +19,7 @@ const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 
 /// The type of a built-in kind's objects.
 pub fn declared(kind: &Kind) -> Option<Declared> {
-    of(kind.kind, |generator| kind.ops.schema(generator))
+    of(kind.kind(), |generator| kind.ops.schema(generator))
 }
 
 /// The type of the metadata of the objects of a kind.

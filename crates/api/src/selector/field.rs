@@ -27,7 +27,7 @@ impl Selector {
         let mut terms = parse_terms(text).map_err(Error::bad_request)?;
         for term in &mut terms {
             // Clients of the first v1 still say `spec.host`.
-            if kind.kind == "Pod" && term.field == "spec.host" {
+            if kind.kind() == "Pod" && term.field == "spec.host" {
                 term.field = "spec.nodeName".to_string();
             }
             if !is_supported(kind, &term.field) {
@@ -164,7 +164,7 @@ fn unescape(value: &str) -> Result<String, String> {
 /// (ReplicaSets index `status.replicas` and refuse it).
 fn has_own_fields(kind: &Kind) -> bool {
     matches!(
-        (kind.group, kind.kind),
+        (kind.group(), kind.kind()),
         (
             "",
             "Event" | "Namespace" | "Node" | "Pod" | "ReplicationController" | "Secret" | "Service"
@@ -177,7 +177,7 @@ fn has_own_fields(kind: &Kind) -> bool {
 
 /// Nodes select the attachments that are theirs, which Kubernetes' cannot; the other words are Kubernetes' own.
 fn is_attachment(kind: &Kind) -> bool {
-    (kind.group, kind.kind) == ("storage.k8s.io", "VolumeAttachment")
+    (kind.group(), kind.kind()) == ("storage.k8s.io", "VolumeAttachment")
 }
 
 fn is_supported(kind: &Kind, field: &str) -> bool {
@@ -186,7 +186,7 @@ fn is_supported(kind: &Kind, field: &str) -> bool {
         NAMESPACE if kind.ops.custom().is_some() => kind.namespaced(),
         NAMESPACE => kind.namespaced() || !has_own_fields(kind),
         // Pods may be asked for it and none has it: every pod's is empty.
-        "status.podIPs" if kind.group.is_empty() && kind.kind == "Pod" => true,
+        "status.podIPs" if kind.group().is_empty() && kind.kind() == "Pod" => true,
         field => {
             let has_fields = has_own_fields(kind) || kind.ops.custom().is_some() || is_attachment(kind);
             has_fields && kind.ops.selectable_fields().contains(&field)
@@ -196,7 +196,7 @@ fn is_supported(kind: &Kind, field: &str) -> bool {
 
 /// Kubernetes has several ways to say it.
 fn not_supported(kind: &Kind, field: &str) -> String {
-    match (kind.group, kind.kind) {
+    match (kind.group(), kind.kind()) {
         ("batch", "Job") => format!("field label {field:?} not supported for Job"),
         ("resource.k8s.io", "ResourceSlice") => format!(
             "field label not supported for {}, Kind=ResourceSlice: {field}",

@@ -54,7 +54,7 @@ struct Response {
 }
 
 /// There are two ways to learn what a creator holds, a quick one and the one that updates go.
-fn assert_creator_holds_what_differs_from_nothing(kind: &'static Kind, object: &mut dyn AnyObject) {
+fn assert_creator_holds_what_differs_from_nothing(kind: &Kind, object: &mut dyn AnyObject) {
     let mut json = Vec::new();
     object.encode_into(&mut json);
     let by = || ManagerId::new("creator", Operation::Update, kind, "");
@@ -162,8 +162,8 @@ impl Target {
         self.query.get(key).map_or("", String::as_str)
     }
 
-    fn stored_kind(&self) -> &'static Kind {
-        self.kind.stored_as.unwrap_or(self.kind)
+    fn stored_kind(&self) -> Kind {
+        self.kind.stored()
     }
 }
 
@@ -282,7 +282,7 @@ impl World {
 
     fn create(&mut self, target: &Target, body: Value) -> Result<Found, Error> {
         let kind = target.kind;
-        let ops = kind.ops;
+        let ops = &kind.ops;
         let mut object = decode(kind, &body)?;
         let metadata = object.metadata_mut();
         if kind.namespaced() {
@@ -312,14 +312,14 @@ impl World {
     fn store(&mut self, target: &Target, object: Box<dyn AnyObject>) -> Result<Arc<Object>, Error> {
         self.revision += 1;
         let kind = target.stored_kind();
-        let mut typed = convert::typed(target.kind, kind, object)?;
+        let mut typed = convert::typed(target.kind, &kind, object)?;
         let bytes = Object::encode_for_store(&mut *typed);
-        let stored = Arc::new(Object::from_stored(kind, typed, &bytes, self.revision));
+        let stored = Arc::new(Object::from_stored(&kind, typed, &bytes, self.revision));
         let key = (kind.qualified(), stored.name().to_string());
         if !target.asks("dryRun").is_empty() {
             let mut unwritten = stored.typed().clone_box();
             unwritten.metadata_mut().resource_version = None;
-            let typed = convert::typed(kind, target.kind, unwritten)?;
+            let typed = convert::typed(&kind, target.kind, unwritten)?;
             return Ok(Arc::new(Object::from_typed(target.kind, typed)));
         }
         self.objects.insert(key, stored.clone());
@@ -423,7 +423,10 @@ fn decode(kind: &Kind, body: &Value) -> Result<Box<dyn AnyObject>, Error> {
     let decoded = kind.ops.decode(&bytes).map_err(|e| {
         Error::bad_request(format!(
             "{} in version {:?} cannot be handled as a {}: {}",
-            kind.kind, kind.version, kind.kind, e.message
+            kind.kind(),
+            kind.version(),
+            kind.kind(),
+            e.message
         ))
     })?;
     Ok(decoded.object)

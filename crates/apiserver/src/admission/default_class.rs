@@ -43,7 +43,7 @@ pub(super) fn admit(server: &Server, object: &mut dyn AnyObject) -> Result<(), E
 }
 
 /// The name of the newest class that carries one of the marks.
-fn newest(server: &Server, kind: &'static Kind, marks: &[&str]) -> Result<Option<String>, Error> {
+fn newest(server: &Server, kind: &Kind, marks: &[&str]) -> Result<Option<String>, Error> {
     let classes = server.cache.of(kind)?.list(&Filter::everything(kind, ""));
     Ok(choose(&classes, marks))
 }

@@ -59,7 +59,7 @@ impl Server {
         let name = new.metadata().name.as_deref().unwrap_or("");
         let refused = |why: String| Error::forbidden(target.kind.about(name), &why);
         let any = new.as_any();
-        match (target.kind.group, target.kind.plural) {
+        match (target.kind.group(), target.kind.plural()) {
             ("", "pods") => match (target.subresource, old) {
                 ("", None) => {
                     let pod = any.downcast_ref::<Pod>();
@@ -155,7 +155,7 @@ impl Server {
         };
         let name = object.name();
         let refused = |why: String| Err(Error::forbidden(target.kind.about(name), &why));
-        match (target.kind.group, target.kind.plural) {
+        match (target.kind.group(), target.kind.plural()) {
             ("", "pods") if !is_on(object, node) => refused(format!(
                 "node {node:?} can only delete pods with spec.nodeName set to itself"
             )),
@@ -188,7 +188,7 @@ impl Server {
             return Ok(());
         };
         let refused = |why: String| Err(Error::forbidden(target.kind.about(target.name), &why));
-        match (target.kind.plural, target.subresource) {
+        match (target.kind.plural(), target.subresource) {
             ("pods", "eviction") => match self.cache.get(&registry::POD, target.namespace, target.name) {
                 None => Err(Error::not_found(target.about())),
                 Some(pod) if !is_on(&pod, node) => refused(format!(

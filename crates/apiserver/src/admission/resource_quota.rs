@@ -199,9 +199,10 @@ pub(super) fn validate_count(
     if own || !is.keys().any(lowered) {
         return Ok(());
     }
+    let served = server.served();
     let mut there = quota::used(
         new,
-        server.served().all(),
+        served.all(),
         |kind| server.in_namespace(kind, target.namespace),
         ctx.now,
     );
@@ -230,7 +231,7 @@ fn as_quota(object: &Object) -> Result<ResourceQuota, Error> {
 }
 
 impl Server {
-    fn in_namespace(&self, kind: &'static knarr_api::Kind, namespace: &str) -> Vec<Arc<Object>> {
+    fn in_namespace(&self, kind: &knarr_api::Kind, namespace: &str) -> Vec<Arc<Object>> {
         // A kind that is not held has no objects.
         let held = self.cache.of(kind).ok();
         held.map_or_else(Vec::new, |held| held.list(&Filter::everything(kind, namespace)))

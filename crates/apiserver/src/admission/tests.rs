@@ -107,17 +107,17 @@ impl Cluster {
         Ctx::new(User::new("admin", [MASTERS]), self.server.clock.now())
     }
 
-    async fn create(&self, kind: &'static Kind, namespace: &str, object: Value) -> Outcome {
+    async fn create(&self, kind: &Kind, namespace: &str, object: Value) -> Outcome {
         self.create_as(self.ctx(), kind, namespace, object).await
     }
 
-    async fn dry_run(&self, kind: &'static Kind, namespace: &str, object: Value) -> Outcome {
+    async fn dry_run(&self, kind: &Kind, namespace: &str, object: Value) -> Outcome {
         let mut ctx = self.ctx();
         ctx.dry_run = true;
         self.create_as(ctx, kind, namespace, object).await
     }
 
-    async fn create_as(&self, mut ctx: Ctx, kind: &'static Kind, namespace: &str, object: Value) -> Outcome {
+    async fn create_as(&self, mut ctx: Ctx, kind: &Kind, namespace: &str, object: Value) -> Outcome {
         let object = kind.ops.decode(object.to_string().as_bytes()).unwrap().object;
         let result = self
             .server
@@ -134,7 +134,7 @@ impl Cluster {
     async fn change(
         &self,
         mut ctx: Ctx,
-        kind: &'static Kind,
+        kind: &Kind,
         (namespace, name, subresource): (&str, &str, &str),
         change: impl Fn(&mut Value) + Send + Sync,
     ) -> Outcome {
@@ -159,7 +159,7 @@ impl Cluster {
 
     async fn update(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         at: (&str, &str, &str),
         change: impl Fn(&mut Value) + Send + Sync,
     ) -> Outcome {

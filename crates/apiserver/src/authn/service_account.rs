@@ -167,7 +167,7 @@ impl Tokens {
             return None;
         }
         let bound = &claims.bound;
-        let there = |kind: &'static Kind, namespace: &str, r: &Reference| {
+        let there = |kind: &Kind, namespace: &str, r: &Reference| {
             cache.get(kind, namespace, &r.name).is_some_and(|o| {
                 let going = o.metadata().deletion_timestamp.as_ref();
                 o.uid() == r.uid && going.is_none_or(|t| t.0 + LEEWAY >= now)

@@ -68,8 +68,8 @@ impl<'a> Attributes<'a> {
         };
         Attributes {
             verb,
-            group: target.kind.group,
-            resource: target.kind.plural,
+            group: target.kind.group(),
+            resource: target.kind.plural(),
             subresource: target.subresource,
             namespace,
             name: target.name,

@@ -323,7 +323,7 @@ fn add_subjects(have: &mut Option<Vec<Subject>>, want: &Option<Vec<Subject>>) ->
 mod tests {
     use super::*;
 
-    fn find(kind: &'static Kind, name: &str) -> Box<dyn AnyObject> {
+    fn find(kind: &Kind, name: &str) -> Box<dyn AnyObject> {
         let all = objects();
         let found = all
             .into_iter()

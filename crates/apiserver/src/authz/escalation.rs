@@ -54,7 +54,7 @@ impl Server {
         old: Option<&Object>,
         new: &dyn AnyObject,
     ) -> Result<(), Error> {
-        if target.kind.group != GROUP || ctx.user.is_in(MASTERS) {
+        if target.kind.group() != GROUP || ctx.user.is_in(MASTERS) {
             return Ok(());
         }
         let Some(grant) = Grant::of(new) else {
@@ -80,7 +80,7 @@ impl Server {
         match &grant {
             Grant::Rules(wanted, _) => {
                 // The name of a role that is created is not in its URL.
-                if may("escalate", target.kind.plural, target.name) {
+                if may("escalate", target.kind.plural(), target.name) {
                     return Ok(());
                 }
                 let held = held();

@@ -88,7 +88,7 @@ impl Server {
                 let asked = Attributes {
                     verb: "get",
                     group: &group,
-                    resource,
+                    resource: &resource,
                     namespace: "*",
                     name: "*",
                     ..Attributes::default()
@@ -122,14 +122,14 @@ apiVersion={})",
                 let asked = Attributes {
                     verb,
                     group: &group,
-                    resource,
+                    resource: &resource,
                     namespace: text(&reference.namespace),
                     name,
                     ..Attributes::default()
                 };
                 if !self.authorizer.allows(&ctx.user, &asked) {
                     let user = shown(&ctx.user);
-                    let why = match (&found, resource) {
+                    let why = match (&found, resource.as_str()) {
                         (None, _) => format!(
                             "unable to get policy {policy} to determine minimum required permissions and user {user} \
 does not have \"{verb}\" permission for all groups, versions and resources"
@@ -150,16 +150,16 @@ not have \"{verb}\" permission for all groups, versions and resources"
     }
 
     /// Group and resource of a kind of parameters; what is not known stands for all.
-    fn resource_of(&self, kind: Option<&ParamKind>) -> (String, &'static str) {
+    fn resource_of(&self, kind: Option<&ParamKind>) -> (String, String) {
         let Some(kind) = kind else {
-            return ("*".into(), "*");
+            return ("*".into(), "*".into());
         };
         let version = text(&kind.api_version);
         let group = version.split_once('/').map_or("", |(group, _)| group);
         let served = self.cache.served();
         let resource = served
             .by_kind(version, text(&kind.kind))
-            .map_or("*", |k| k.plural);
+            .map_or_else(|| "*".to_string(), |k| k.plural().to_string());
         (group.to_string(), resource)
     }
 }

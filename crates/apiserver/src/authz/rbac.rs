@@ -42,8 +42,8 @@ pub(super) fn explain(cache: &Cache, user: &User, request: &Attributes<'_>) -> D
                 // In the singular, as kube-apiserver's caches call it.
                 let kind = role_kind(role);
                 let words = Error::not_found(About {
-                    group: kind.group,
-                    resource: kind.singular,
+                    group: kind.group(),
+                    resource: kind.singular(),
                     name: &role.name,
                 });
                 if !missing.iter().any(|m| m == words.message()) {

@@ -36,8 +36,8 @@ impl Server {
         let (old, new) = (status(old), status(new));
         let base = Attributes {
             verb: ctx.verb,
-            group: target.kind.group,
-            resource: target.kind.plural,
+            group: target.kind.group(),
+            resource: target.kind.plural(),
             ..Attributes::default()
         };
         let path = Path::new("status");

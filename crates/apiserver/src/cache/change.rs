@@ -115,7 +115,7 @@ pub fn frame(told: &str, object: &[u8]) -> Bytes {
 #[derive(Clone, Debug)]
 pub struct Filter {
     /// The kind as it is served; objects stored as another one are converted before they are looked at.
-    pub kind: &'static Kind,
+    pub kind: Kind,
     /// Empty: all.
     pub namespace: String,
     pub labels: selector::label::Selector,
@@ -123,9 +123,9 @@ pub struct Filter {
 }
 
 impl Filter {
-    pub fn everything(kind: &'static Kind, namespace: &str) -> Self {
+    pub fn everything(kind: &Kind, namespace: &str) -> Self {
         Filter {
-            kind,
+            kind: kind.clone(),
             namespace: namespace.to_string(),
             labels: Default::default(),
             fields: Default::default(),
@@ -146,10 +146,10 @@ impl Filter {
         if self.fields.is_everything() {
             return true;
         }
-        if object.kind() == self.kind {
+        if *object.kind() == self.kind {
             return self.fields.matches(object);
         }
-        convert::object(object, self.kind).is_ok_and(|o| self.fields.matches(&o))
+        convert::object(object, &self.kind).is_ok_and(|o| self.fields.matches(&o))
     }
 
     /// The one name it can match, if the field selector says so.

@@ -101,8 +101,8 @@ impl Cache {
             custom.forget(object.name());
             return;
         };
-        let key = group_plural(definition.stored);
-        let cache = Arc::new(KindCache::new(definition.stored));
+        let key = group_plural(&definition.stored);
+        let cache = Arc::new(KindCache::new(&definition.stored));
         let before = custom.caches.get(&key);
         let objects = before.map_or_else(BTreeMap::new, |before| reread(before, &cache));
         cache.load(objects, revision);
@@ -137,14 +137,14 @@ impl Cache {
 impl Custom {
     fn forget(&mut self, name: &str) {
         if let Some(gone) = self.definitions.remove(name) {
-            self.caches.remove(&group_plural(gone.definition.stored));
+            self.caches.remove(&group_plural(&gone.definition.stored));
             self.publish();
         }
     }
 
     fn publish(&mut self) {
         let definitions = self.definitions.values();
-        self.served = Served::with(definitions.flat_map(|d| d.definition.served.iter().copied()));
+        self.served = Served::with(definitions.flat_map(|d| d.definition.served.iter().cloned()));
         self.changes += 1;
     }
 }
@@ -157,7 +157,7 @@ fn reread(before: &KindCache, now: &KindCache) -> BTreeMap<String, Arc<Object>> 
             Ok(mut decoded) => {
                 let stored = Object::encode_for_store(&mut *decoded.object);
                 let key = crate::keys::local(object.namespace(), object.name());
-                let object = Object::from_stored(now.kind, decoded.object, &stored, object.revision());
+                let object = Object::from_stored(&now.kind, decoded.object, &stored, object.revision());
                 objects.insert(key, Arc::new(object));
             }
             Err(e) => tracing::error!(

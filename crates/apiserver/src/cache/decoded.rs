@@ -39,7 +39,7 @@ impl Decoded {
     }
 
     /// The object of this kind that was made of these bytes at this revision.
-    pub(super) fn find(&self, kind: &'static Kind, stored: &[u8], revision: u64) -> Option<Arc<Object>> {
+    pub(super) fn find(&self, kind: &Kind, stored: &[u8], revision: u64) -> Option<Arc<Object>> {
         let found = self.last.lock().get(&revision)?.clone();
         (found.kind() == kind && found.is_of(stored)).then_some(found)
     }

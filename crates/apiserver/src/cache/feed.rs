@@ -87,7 +87,7 @@ impl Cache {
             warn!(key = %kv.key.escape_ascii(), "passed over an object of an unknown kind");
             return None;
         };
-        match self.materialize(cache.kind, kv) {
+        match self.materialize(&cache.kind, kv) {
             Ok(taken_in) => Some(taken_in),
             Err(e) => {
                 error!(key = %kv.key.escape_ascii(), "passed over an object that cannot be read: {e}");

@@ -24,7 +24,7 @@ const SLIM_BATCH: usize = 1000;
 pub const WATCHER_BUFFER: usize = 1024;
 
 pub struct KindCache {
-    pub kind: &'static Kind,
+    pub kind: Kind,
     state: RwLock<State>,
 }
 
@@ -69,9 +69,9 @@ pub struct Subscription {
 }
 
 impl KindCache {
-    pub fn new(kind: &'static Kind) -> Self {
+    pub fn new(kind: &Kind) -> Self {
         KindCache {
-            kind,
+            kind: kind.clone(),
             state: RwLock::default(),
         }
     }

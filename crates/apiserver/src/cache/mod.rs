@@ -83,7 +83,7 @@ impl Cache {
     ) -> Arc<Self> {
         let kinds = registry::ALL
             .iter()
-            .filter(|k| k.stored_as.is_none() && k.is_stored())
+            .filter(|k| k.stored_as().is_none() && k.is_stored())
             .map(|k| (group_plural(k), KindCache::new(k)));
         Arc::new(Cache {
             store,
@@ -103,7 +103,7 @@ impl Cache {
 
     /// The cache of the kind that `kind` is stored as. 404 for kinds that are not stored at all.
     pub fn of(&self, kind: &Kind) -> Result<Held<'_>, Error> {
-        self.held(&group_plural(kind.stored_as.unwrap_or(kind)))
+        self.held(&group_plural(&kind.stored()))
             .ok_or_else(|| Error::not_found(kind.about("")))
     }
 
@@ -131,10 +131,10 @@ impl Cache {
         self.custom_caches().iter().for_each(|cache| cache.slim());
     }
 
-    pub fn objects(&self) -> impl Iterator<Item = (&'static Kind, usize)> {
+    pub fn objects(&self) -> impl Iterator<Item = (Kind, usize)> {
         let custom = self.custom_caches().into_iter();
-        let fixed = self.kinds.values().map(|k| (k.kind, k.count()));
-        fixed.chain(custom.map(|k| (k.kind, k.count())))
+        let fixed = self.kinds.values().map(|k| (k.kind.clone(), k.count()));
+        fixed.chain(custom.map(|k| (k.kind.clone(), k.count())))
     }
 
     /// Returns once everything up to `revision` has been taken in.
@@ -178,7 +178,7 @@ impl Cache {
     /// Writes `typed` if the key's last write is `seen` (0: if it does not exist), and only while `term` lasts.
     pub async fn put(
         &self,
-        kind: &'static Kind,
+        kind: &Kind,
         mut typed: Box<dyn AnyObject>,
         seen: u64,
         term: Option<&Term>,
@@ -192,8 +192,8 @@ impl Cache {
         let mut value = Bytes::from(Object::encode_for_store(&mut *typed));
         if let Some(AtRest { encryption, entropy }) = &self.at_rest {
             value = encryption
-                .seal((kind.group, kind.plural), &key, value, &**entropy)
-                .map_err(|e| Error::internal(format!("{}: {e}", kind.plural)))?;
+                .seal((kind.group(), kind.plural()), &key, value, &**entropy)
+                .map_err(|e| Error::internal(format!("{}: {e}", kind.plural())))?;
         }
         let (taken_in, written) = oneshot::channel();
         let id = self.deposit_ids.fetch_add(1, Ordering::Relaxed);
@@ -222,7 +222,7 @@ impl Cache {
         let begun = Instant::now();
         let result = self.commit(txn, term).await?;
         let operation = if seen == 0 { "create" } else { "update" };
-        self.metrics.store_took(operation, kind.plural, begun.elapsed());
+        self.metrics.store_took(operation, kind.plural(), begun.elapsed());
         match result {
             TxnResult::Committed { .. } => written
                 .await
@@ -250,7 +250,7 @@ impl Cache {
         let begun = Instant::now();
         let result = self.commit(txn, term).await?;
         self.metrics
-            .store_took("delete", object.kind().plural, begun.elapsed());
+            .store_took("delete", object.kind().plural(), begun.elapsed());
         let (TxnResult::Committed { revision } | TxnResult::Failed { revision, .. }) = &result;
         self.wait_for(*revision).await;
         Ok(match result {
@@ -261,7 +261,7 @@ impl Cache {
 
     pub(crate) fn count_watched(&self, kind: &Kind, events: usize) {
         self.metrics
-            .watched(kind.group, kind.version, kind.kind, events as u64);
+            .watched(kind.group(), kind.version(), kind.kind(), events as u64);
     }
 
     /// A value as it was before it was encrypted.
@@ -271,7 +271,7 @@ impl Cache {
         };
         let found = at_rest
             .encryption
-            .open((kind.group, kind.plural), &kv.key, &kv.value)
+            .open((kind.group(), kind.plural()), &kv.key, &kv.value)
             .map_err(Error::internal)?;
         let mut stale = self.stale.lock();
         if found.stale {
@@ -292,7 +292,7 @@ impl Cache {
 
     /// The typed value of a write of this process, if this is one; else it is decoded.
     /// Whoever waits for it must be told after the cache has it.
-    fn materialize(&self, kind: &'static Kind, kv: &KeyValue) -> Result<TakenIn, Error> {
+    fn materialize(&self, kind: &Kind, kv: &KeyValue) -> Result<TakenIn, Error> {
         let mut told = Vec::new();
         let mut typed = None;
         {
@@ -308,6 +308,9 @@ impl Cache {
                 }
             }
         }
+        // What was written while the definition changed is read as the definition says now.
+        let own = |typed: &dyn AnyObject| kind.ops.custom().is_none_or(|ops| ops.is_own(typed));
+        let typed = typed.filter(|typed| own(&**typed));
         let value = self.opened(kind, kv)?;
         let of = |typed| Arc::new(Object::from_stored(kind, typed, &value, kv.mod_revision));
         let shared = self.decoded.as_ref();
@@ -329,7 +332,7 @@ impl Cache {
     }
 }
 
-fn decode(kind: &'static Kind, value: &[u8]) -> Result<Box<dyn AnyObject>, Error> {
+fn decode(kind: &Kind, value: &[u8]) -> Result<Box<dyn AnyObject>, Error> {
     let decoded = kind.ops.decode(value);
     Ok(decoded.map_err(|e| Error::internal(e.to_string()))?.object)
 }
@@ -369,8 +372,12 @@ impl Drop for Withdraw<'_> {
 }
 
 fn group_plural(kind: &Kind) -> String {
-    let group = if kind.group.is_empty() { "core" } else { kind.group };
-    format!("{group}/{}", kind.plural)
+    let group = if kind.group().is_empty() {
+        "core"
+    } else {
+        kind.group()
+    };
+    format!("{group}/{}", kind.plural())
 }
 
 /// A store's failure as a client sees it.

@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use crate::flow_control::objects;
 
-    fn object(kind: &'static Kind, mut document: Value) -> Arc<Object> {
+    fn object(kind: &Kind, mut document: Value) -> Arc<Object> {
         document["metadata"]["uid"] = format!("uid of {}", document["metadata"]["name"]).into();
         let mut object = kind.ops.decode(document.to_string().as_bytes()).unwrap().object;
         kind.ops.set_defaults(&mut *object).unwrap();

@@ -124,7 +124,7 @@ impl Server {
             if MANDATORY.contains(&name)
                 && let Err(e) = self.ensure(kind, document.clone()).await
             {
-                tracing::warn!("cannot put back {} {name}: {e}", kind.kind);
+                tracing::warn!("cannot put back {} {name}: {e}", kind.kind());
             }
         }
         self.settle_flows();

@@ -22,7 +22,7 @@ use crate::watch::{Item, Watcher};
 /// What a handler answers, before the client's form is looked at.
 pub enum Answer {
     Object(StatusCode, Arc<Object>),
-    List(&'static Kind, Listed),
+    List(Kind, Listed),
     /// A document of its own, such as a Status or a Scale.
     Document(StatusCode, Value),
     Watch(Watcher),
@@ -70,7 +70,7 @@ impl Answer {
                 };
                 bytes_response(code, bytes, wants)
             }
-            Answer::List(kind, listed) => list(kind, listed, wants),
+            Answer::List(kind, listed) => list(&kind, listed, wants),
             Answer::Watch(watcher) => Ok(watch(watcher, wants)),
         }
     }
@@ -204,7 +204,7 @@ fn in_media(json: Bytes, form: Form) -> Result<Bytes, Error> {
 }
 
 fn shape_mismatch(wanted: &str, what: &str, kind: &Kind) -> Error {
-    let group = match kind.group.split('.').next() {
+    let group = match kind.group().split('.').next() {
         None | Some("") => "core",
         Some(group) => group,
     };
@@ -218,7 +218,7 @@ fn shape_mismatch(wanted: &str, what: &str, kind: &Kind) -> Error {
         "NotAcceptable",
         format!(
             "you requested {wanted}, but the requested object is {article} (*{group}.{}{suffix})",
-            kind.kind
+            kind.kind()
         ),
     )
 }
@@ -234,7 +234,7 @@ fn list_meta(listed: &Listed) -> Value {
     meta
 }
 
-fn list(kind: &'static Kind, listed: Listed, wants: Wants) -> Result<Response<Body>, Error> {
+fn list(kind: &Kind, listed: Listed, wants: Wants) -> Result<Response<Body>, Error> {
     let meta = list_meta(&listed);
     match wants.form.shape {
         Shape::Metadata => Err(shape_mismatch("PartialObjectMetadata", "list", kind)),
@@ -268,7 +268,7 @@ fn list(kind: &'static Kind, listed: Listed, wants: Wants) -> Result<Response<Bo
         Shape::Full => {
             let head = format!(
                 r#"{{"kind":"{}List","apiVersion":"{}","metadata":{meta},"items":["#,
-                kind.kind,
+                kind.kind(),
                 kind.api_version()
             );
             if wants.form.media == Media::Json && !wants.form.pretty {
@@ -291,7 +291,7 @@ fn list(kind: &'static Kind, listed: Listed, wants: Wants) -> Result<Response<Bo
                 items.push(value);
             }
             let document = json!({
-                "kind": format!("{}List", kind.kind), "apiVersion": kind.api_version(), "metadata": meta, "items": items,
+                "kind": format!("{}List", kind.kind()), "apiVersion": kind.api_version(), "metadata": meta, "items": items,
             });
             bytes_response(
                 StatusCode::OK,
@@ -391,7 +391,7 @@ impl Feed {
     }
 
     fn line(&mut self, item: Item) -> Result<Option<Bytes>, Error> {
-        let kind = self.watcher.filter.kind;
+        let kind = self.watcher.filter.kind.clone();
         match item {
             Item::Bookmark {
                 revision,
@@ -408,7 +408,7 @@ impl Feed {
                 let object = match self.wants.form.shape {
                     Shape::Full => {
                         let document =
-                            json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": meta});
+                            json!({"kind": kind.kind(), "apiVersion": kind.api_version(), "metadata": meta});
                         serde_json::to_vec(&document).map_err(Error::internal)?
                     }
                     Shape::Metadata => metadata_only(&meta, self.wants.form.beta)?,
@@ -421,7 +421,7 @@ impl Feed {
                             .object;
                         *empty.metadata_mut() = meta;
                         self.table(
-                            &Arc::new(Object::from_typed(kind, empty)),
+                            &Arc::new(Object::from_typed(&kind, empty)),
                             table::Include::Metadata,
                         )?
                     }
@@ -429,14 +429,14 @@ impl Feed {
                 Ok(Some(frame("BOOKMARK", &object)))
             }
             Item::Event(told, object, change) => {
-                let same_kind = object.kind() == kind;
+                let same_kind = *object.kind() == kind;
                 if self.wants.form.shape == Shape::Full && same_kind && self.wants.form.media == Media::Json {
                     return Ok(Some(match change {
                         Some(change) => change.frame(told),
                         None => frame(Told::Added.as_str(), object.json()),
                     }));
                 }
-                let object = knarr_api::convert::object(&object, kind)?;
+                let object = knarr_api::convert::object(&object, &kind)?;
                 let bytes = match self.wants.form.shape {
                     Shape::Full => object.json().to_vec(),
                     Shape::Metadata => metadata_only(object.typed().metadata(), self.wants.form.beta)?,

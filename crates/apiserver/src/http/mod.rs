@@ -251,7 +251,9 @@ impl Server {
         let id = audit_id(&http.headers, &*self.entropy);
         let served = self.cache.served();
         let of = (&http.info.group, &http.info.version, &http.info.resource);
-        let known = served.by_resource(of.0, of.1, of.2).is_some();
+        let kind = served.by_resource(of.0, of.1, of.2);
+        let part = http.info.subresource.as_str();
+        let known = kind.is_some_and(|kind| part.is_empty() || kind.subresource(part).is_some());
         let series = Series::of(&http.info, known, http.query.has("dryRun"));
         if http.info.is_long_running() && http.info.verb != "watch" {
             connection.streams();
@@ -369,8 +371,8 @@ impl Server {
         let term = Term::from_header(header)?;
         let attributes = Attributes {
             verb: "get",
-            group: registry::LEASE.group,
-            resource: registry::LEASE.plural,
+            group: registry::LEASE.group(),
+            resource: registry::LEASE.plural(),
             namespace: &term.namespace,
             name: &term.name,
             ..Attributes::default()

@@ -268,7 +268,7 @@ impl Server {
                 .objects()
                 .map(|(k, n)| match of_old {
                     true => (format!("resource=\"{}\"", k.qualified()), n),
-                    false => (format!("group=\"{}\",resource=\"{}\"", k.group, k.plural), n),
+                    false => (format!("group=\"{}\",resource=\"{}\"", k.group(), k.plural()), n),
                 })
                 .collect();
             objects.sort();

@@ -64,6 +64,7 @@ impl Server {
             }
             return Ok(text(StatusCode::NOT_FOUND, "404 page not found\n"));
         };
+        let kind = &kind;
         let target = Target::of_request(kind, &info)?;
         if http.method == http::Method::HEAD {
             return Err(not_allowed());
@@ -106,7 +107,7 @@ impl Server {
                     return Err(invalid_options("ListOptions", &mistakes));
                 }
                 let listed = self.list(kind, target.namespace, &http.query.list()?).await?;
-                Ok(Answer::List(kind, listed))
+                Ok(Answer::List(kind.clone(), listed))
             }
             "watch" => match self
                 .watch(kind, target.namespace, target.name, &http.query.watch()?)
@@ -119,7 +120,7 @@ impl Server {
             "create" => {
                 let options = http.query.write("CreateOptions")?;
                 ctx.dry_run = options.dry_run;
-                let json = http.json_body(kind.kind).await?;
+                let json = http.json_body(kind.kind()).await?;
                 let object = decode(ctx, kind, &json, options.validation)?;
                 if !kind.is_stored() {
                     let body = serde_json::from_slice(&json).map_err(Error::internal)?;
@@ -136,7 +137,7 @@ impl Server {
             "update" => {
                 let options = http.query.write("UpdateOptions")?;
                 ctx.dry_run = options.dry_run;
-                let json = http.json_body(kind.kind).await?;
+                let json = http.json_body(kind.kind()).await?;
                 let object = decode(ctx, kind, &json, options.validation)?;
                 let updated = self.put(ctx, target, object).await?;
                 let code = if updated.created {
@@ -164,7 +165,7 @@ impl Server {
                 let query = http.query.list()?;
                 let request = delete_request(ctx, http).await?;
                 Ok(Answer::List(
-                    kind,
+                    kind.clone(),
                     self.delete_collection(ctx, target, &query, &request).await?,
                 ))
             }
@@ -343,8 +344,8 @@ fn deletion_answer(target: &Target<'_>, deleted: Deleted, request: &DeleteReques
     if deleted.gone && !RETURN_DELETED.contains(&target.kind) {
         let details = StatusDetails {
             name: Some(target.name.to_string()),
-            group: Some(target.kind.group.to_string()).filter(|g| !g.is_empty()),
-            kind: Some(target.kind.plural.to_string()),
+            group: Some(target.kind.group().to_string()).filter(|g| !g.is_empty()),
+            kind: Some(target.kind.plural().to_string()),
             uid: Some(deleted.object.uid().to_string()),
             ..StatusDetails::default()
         };

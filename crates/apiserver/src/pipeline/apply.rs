@@ -85,7 +85,7 @@ map[string]interface {{}}"
 
     /// What is applied must say that it is of this kind.
     pub(crate) fn check_type(&self, kind: &Kind) -> Result<(), Error> {
-        if self.text("/kind") == kind.kind && self.text("/apiVersion") == kind.api_version() {
+        if self.text("/kind") == kind.kind() && self.text("/apiVersion") == kind.api_version() {
             return Ok(());
         }
         Err(Error::bad_request(format!("invalid object type: {}", self.gvk())))

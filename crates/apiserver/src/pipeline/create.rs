@@ -64,7 +64,7 @@ impl Server {
             .filter(|g| !g.is_empty() && meta.name.as_deref().unwrap_or("").is_empty());
         served.ops.set_defaults(&mut *object)?;
         managed_fields::track(ctx, target, None, &mut *object)?;
-        let mut object = convert::typed(served, stored_kind(served), object)?;
+        let mut object = convert::typed(served, &stored_kind(served), object)?;
         let attributes = Attributes {
             target,
             operation: Operation::Create,
@@ -99,7 +99,7 @@ impl Server {
         mut object: Box<dyn AnyObject>,
     ) -> Result<Written<Arc<Object>>, Error> {
         let served = target.kind;
-        let kind = stored_kind(served);
+        let kind = &stored_kind(served);
         kind.ops.prepare_for_create(&mut *object)?;
         record_requester(ctx, &mut *object);
         let reserved = self.allocations.for_create(kind, &mut *object, &self.cache)?;

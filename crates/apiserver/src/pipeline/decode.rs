@@ -49,14 +49,21 @@ pub(crate) fn to_json(kind: &str, content_type: &str, body: bytes::Bytes) -> Res
 /// Decodes a JSON object of `kind`.
 pub(crate) fn decode(
     ctx: &mut Ctx,
-    kind: &'static Kind,
+    kind: &Kind,
     json: &[u8],
     validation: FieldValidation,
 ) -> Result<Box<dyn AnyObject>, Error> {
     if kind.ops.custom().is_some() {
         check_custom_type(kind, json)?;
     }
-    decode_with(ctx, kind.kind, &kind.api_version(), kind.ops, json, validation)
+    decode_with(
+        ctx,
+        kind.kind(),
+        &kind.api_version(),
+        &*kind.ops,
+        json,
+        validation,
+    )
 }
 
 /// Objects of custom kinds say what they are; nothing is filled in for them.
@@ -69,7 +76,7 @@ fn check_custom_type(kind: &Kind, json: &[u8]) -> Result<(), Error> {
     if found.kind.is_empty() {
         let text = String::from_utf8_lossy(json);
         return Err(unrecognized(
-            kind.kind,
+            kind.kind(),
             &format!("Object 'Kind' is missing in '{text}'"),
             json,
         ));
@@ -80,12 +87,12 @@ fn check_custom_type(kind: &Kind, json: &[u8]) -> Result<(), Error> {
             found.api_version
         )));
     }
-    if found.kind != kind.kind {
+    if found.kind != kind.kind() {
         let mut mistakes = Errors::new();
         mistakes.invalid(
             &Path::new("kind"),
             found.kind.as_str(),
-            format!("must be {}", kind.kind),
+            format!("must be {}", kind.kind()),
         );
         return Err(Error::invalid(kind.about_kind(""), &mistakes));
     }

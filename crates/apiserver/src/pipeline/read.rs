@@ -70,14 +70,9 @@ deleted between the time the first chunk was returned and now may show up in the
 const LATEST: i64 = -1;
 
 impl Server {
-    pub(crate) fn filter(
-        &self,
-        kind: &'static Kind,
-        namespace: &str,
-        q: &ListQuery,
-    ) -> Result<Filter, Error> {
+    pub(crate) fn filter(&self, kind: &Kind, namespace: &str, q: &ListQuery) -> Result<Filter, Error> {
         Ok(Filter {
-            kind,
+            kind: kind.clone(),
             namespace: namespace.to_string(),
             labels: selector::label::Selector::parse(&q.label_selector).map_err(Error::bad_request)?,
             fields: selector::field::Selector::parse(kind, &q.field_selector)?,
@@ -134,12 +129,7 @@ impl Server {
         self.wait_for_revision(newest).await
     }
 
-    pub(crate) async fn list(
-        &self,
-        kind: &'static Kind,
-        namespace: &str,
-        q: &ListQuery,
-    ) -> Result<Listed, Error> {
+    pub(crate) async fn list(&self, kind: &Kind, namespace: &str, q: &ListQuery) -> Result<Listed, Error> {
         validate_match(q)?;
         let filter = self.filter(kind, namespace, q)?;
         let limit = usize::try_from(q.limit).unwrap_or(0);
@@ -188,7 +178,7 @@ impl Server {
         let mut page = Page::new(filter, limit);
         let newest = self
             .cache
-            .of(filter.kind)?
+            .of(&filter.kind)?
             .scan(&filter.namespace, "", |object| page.take(object));
         Ok(page.finish(revision.max(newest)))
     }
@@ -220,8 +210,8 @@ impl Server {
 
     /// A list as the store was at `at`; what the cache still has at that revision is shared with it.
     async fn list_at(&self, filter: &Filter, at: u64, after: &str, limit: usize) -> Result<Listed, Error> {
-        let cache = self.cache.of(filter.kind)?;
-        let prefix = keys::prefix(cache.kind);
+        let cache = self.cache.of(&filter.kind)?;
+        let prefix = keys::prefix(&cache.kind);
         let mut range = KeyRange::prefix(if filter.namespace.is_empty() {
             prefix.clone()
         } else {
@@ -248,10 +238,10 @@ impl Server {
                 };
                 let object = match cache.get(local).filter(|o| o.revision() == kv.mod_revision) {
                     Some(shared) => shared,
-                    None => match self.cache.opened(cache.kind, kv).and_then(|value| {
+                    None => match self.cache.opened(&cache.kind, kv).and_then(|value| {
                         let decoded = cache.kind.ops.decode(&value);
                         let typed = decoded.map_err(|e| Error::internal(e.message))?.object;
-                        Ok(Object::from_stored(cache.kind, typed, &value, kv.mod_revision))
+                        Ok(Object::from_stored(&cache.kind, typed, &value, kv.mod_revision))
                     }) {
                         Ok(object) => Arc::new(object),
                         Err(e) => {

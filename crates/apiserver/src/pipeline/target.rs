@@ -17,7 +17,7 @@ const ACROSS_NAMESPACES: [&str; 2] = ["list", "watch"];
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
     /// As served.
-    pub kind: &'static Kind,
+    pub kind: &'a Kind,
     /// Empty for cluster-scoped kinds.
     pub namespace: &'a str,
     pub name: &'a str,
@@ -27,7 +27,7 @@ pub struct Target<'a> {
 
 impl<'a> Target<'a> {
     /// Of a name that is known to fit the kind's scope, such as an object's own.
-    pub fn main(kind: &'static Kind, namespace: &'a str, name: &'a str) -> Self {
+    pub fn main(kind: &'a Kind, namespace: &'a str, name: &'a str) -> Self {
         Target {
             kind,
             namespace,
@@ -37,7 +37,7 @@ impl<'a> Target<'a> {
     }
 
     /// Of a request over HTTP: 404 where the path names nothing that the kind has, 405 where it has no such method.
-    pub(crate) fn of_request(kind: &'static Kind, info: &'a RequestInfo) -> Result<Self, Error> {
+    pub(crate) fn of_request(kind: &'a Kind, info: &'a RequestInfo) -> Result<Self, Error> {
         if info.malformed {
             return Err(not_served());
         }
@@ -49,7 +49,7 @@ impl<'a> Target<'a> {
 
     /// Of a request by a component in this process, by the same rules.
     pub(crate) fn checked(
-        kind: &'static Kind,
+        kind: &'a Kind,
         verb: &str,
         namespace: &'a str,
         name: &'a str,

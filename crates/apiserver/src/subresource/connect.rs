@@ -13,7 +13,7 @@ const STREAMS: [&str; 4] = ["stdin", "stdout", "stderr", "tty"];
 /// The options object of the subresource's kind.
 pub(super) fn options(http: &Http, target: &Target<'_>, served: &Subresource) -> Result<Value, Error> {
     let query = &http.query;
-    let mut options = json!({"kind": served.kind, "apiVersion": target.kind.api_version()});
+    let mut options = json!({"kind": served.kind(target.kind), "apiVersion": target.kind.api_version()});
     match served.name {
         "exec" | "attach" => {
             for stream in STREAMS.into_iter().filter(|s| query.flag(s)) {

@@ -53,11 +53,11 @@ impl Server {
             "binding" | "eviction" | "token" => {
                 let options = http.query.write("CreateOptions")?;
                 ctx.dry_run = options.dry_run;
-                let json = http.json_body(served.kind).await?;
+                let json = http.json_body(served.kind(target.kind)).await?;
                 let body = serde_json::from_slice(&json).map_err(|e| {
                     Error::bad_request(format!(
                         "the object provided is unrecognized (must be of type {}): {e}",
-                        served.kind
+                        served.kind(target.kind)
                     ))
                 })?;
                 let answer = self.create_subresource(ctx, target, body).await?;
@@ -74,7 +74,7 @@ impl Server {
                 let options = http.query.write("UpdateOptions")?;
                 ctx.dry_run = options.dry_run;
                 let kind = target.kind;
-                let json = http.json_body(kind.kind).await?;
+                let json = http.json_body(kind.kind()).await?;
                 let object = decode(ctx, kind, &json, options.validation)?;
                 self.put(ctx, target, object).await?.object
             }

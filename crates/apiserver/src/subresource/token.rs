@@ -140,7 +140,7 @@ impl Server {
             to.api_version.as_deref().unwrap_or(""),
             to.kind.as_deref().unwrap_or(""),
         );
-        let lookup = |kind: &'static Kind, namespace: &str| self.get(&Target::main(kind, namespace, &name));
+        let lookup = |kind: &Kind, namespace: &str| self.get(&Target::main(kind, namespace, &name));
         let found = match (version, kind) {
             ("v1", "Pod") => {
                 let object = lookup(&registry::POD, &bound.namespace)?;

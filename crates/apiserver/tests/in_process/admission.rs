@@ -14,11 +14,11 @@ use serde_json::Value;
 use super::hooks::{hook, hooks, rules};
 use super::*;
 
-fn decode(kind: &'static Kind, value: &Value) -> Box<dyn knarr_api::AnyObject> {
+fn decode(kind: &Kind, value: &Value) -> Box<dyn knarr_api::AnyObject> {
     kind.ops.decode(value.to_string().as_bytes()).unwrap().object
 }
 
-async fn create(c: &Cluster, kind: &'static Kind, value: Value) -> Result<Value, (u16, String)> {
+async fn create(c: &Cluster, kind: &Kind, value: Value) -> Result<Value, (u16, String)> {
     let made = c.api.create(kind, decode(kind, &value)).await;
     made.map(|o| serde_json::from_slice(o.json()).unwrap())
         .map_err(|e| (e.code(), e.message().to_string()))

@@ -24,12 +24,12 @@ pub fn definition() -> Value {
     })
 }
 
-pub fn decode(kind: &'static Kind, value: &Value) -> Box<dyn knarr_api::AnyObject> {
+pub fn decode(kind: &Kind, value: &Value) -> Box<dyn knarr_api::AnyObject> {
     kind.ops.decode(value.to_string().as_bytes()).unwrap().object
 }
 
 /// Waits until the definition is established, and gives the kind it made.
-pub async fn established(c: &Cluster) -> &'static Kind {
+pub async fn established(c: &Cluster) -> Kind {
     for _ in 0..100 {
         if let Some(kind) = c.server.served().by_kind("example.com/v1", "Widget") {
             return kind;
@@ -51,7 +51,7 @@ fn json_of(object: &Object) -> Value {
 async fn a_definition_is_established_and_its_objects_are_written_and_watched() {
     let c = cluster().await;
     c.api.create(&CRD, decode(&CRD, &definition())).await.unwrap();
-    let kind = established(&c).await;
+    let kind = &established(&c).await;
     let crd = json_of(&c.api.get(&CRD, "", "widgets.example.com").await.unwrap());
     let reasons: Vec<&str> = crd["status"]["conditions"]
         .as_array()
@@ -111,7 +111,7 @@ async fn a_definition_is_established_and_its_objects_are_written_and_watched() {
 async fn a_changed_definition_changes_the_objects_there_are() {
     let c = cluster().await;
     c.api.create(&CRD, decode(&CRD, &definition())).await.unwrap();
-    let kind = established(&c).await;
+    let kind = &established(&c).await;
     c.api
         .create(kind, decode(kind, &widget(json!({"size": 3}))))
         .await
@@ -124,7 +124,7 @@ async fn a_changed_definition_changes_the_objects_there_are() {
         .patch(&CRD, "", "widgets.example.com", "", patch)
         .await
         .unwrap();
-    let changed = c.server.served().by_kind("example.com/v1", "Widget").unwrap();
+    let changed = &c.server.served().by_kind("example.com/v1", "Widget").unwrap();
     let found = c.api.get(changed, "default", "w").await.unwrap();
     assert_eq!(
         json_of(&found)["spec"],
@@ -136,7 +136,7 @@ async fn a_changed_definition_changes_the_objects_there_are() {
 async fn a_definition_takes_its_objects_with_it() {
     let c = cluster().await;
     c.api.create(&CRD, decode(&CRD, &definition())).await.unwrap();
-    let kind = established(&c).await;
+    let kind = &established(&c).await;
     let mut held = widget(json!({"size": 1}));
     held["metadata"]["finalizers"] = json!(["example.com/held"]);
     c.api.create(kind, decode(kind, &held)).await.unwrap();

@@ -102,7 +102,7 @@ async fn objects_of_custom_kinds_are_counted() {
         .create(&knarr_api::registry::CUSTOM_RESOURCE_DEFINITION, crd)
         .await
         .unwrap();
-    let kind = custom::established(&c).await;
+    let kind = &custom::established(&c).await;
     quota(&c, json!({"count/widgets.example.com": "1"})).await;
     let widget =
         |name: &str| custom::decode(kind, &json!({"metadata": {"name": name, "namespace": "default"}}));

@@ -65,14 +65,14 @@ fn over_http(method: &Method, path: &str, watch: bool, selectors: (&str, &str)) 
 async fn a2_a_component_in_this_process_is_asked_as_a_client_over_http_is() {
     let (_cluster, api, denier) = denied().await;
     for kind in ALL.iter().copied().filter(|k| k.is_stored()) {
-        let root = match kind.group {
-            "" => format!("/api/{}", kind.version),
-            group => format!("/apis/{group}/{}", kind.version),
+        let root = match kind.group() {
+            "" => format!("/api/{}", kind.version()),
+            group => format!("/apis/{group}/{}", kind.version()),
         };
         let namespace = if kind.namespaced() { "a" } else { "" };
         let all = match namespace {
-            "" => format!("{root}/{}", kind.plural),
-            of => format!("{root}/namespaces/{of}/{}", kind.plural),
+            "" => format!("{root}/{}", kind.plural()),
+            of => format!("{root}/namespaces/{of}/{}", kind.plural()),
         };
         let one = format!("{all}/x");
         let object = || {
@@ -138,7 +138,7 @@ async fn a2_a_component_in_this_process_is_asked_as_a_client_over_http_is() {
             assert_eq!(error.map(|e| e.code()), Some(403), "{expected}");
             assert_eq!(*asked, expected);
         }
-        assert_eq!(asked.len(), 8, "{}: {asked:?}", kind.plural);
+        assert_eq!(asked.len(), 8, "{}: {asked:?}", kind.plural());
         for sub in kind.subresources {
             let path = format!("{one}/{}", sub.name);
             let expected = if sub.verbs.contains(&"patch") && sub.name != "proxy" {

@@ -119,7 +119,7 @@ fn recreated(view: &dyn View, changed: Changed<'_>) -> Option<ObjectKey> {
         return None;
     }
     let namespace = old.metadata.namespace.as_deref().unwrap_or("");
-    let set = controller_of(&old.metadata).filter(|c| c.kind == registry::REPLICA_SET.kind)?;
+    let set = controller_of(&old.metadata).filter(|c| c.kind == registry::REPLICA_SET.kind())?;
     let set = view.get(&registry::REPLICA_SET, namespace, &set.name)?;
     let deployment = controller_of(set.metadata())?;
     let deployment = view.get_as::<Deployment>(namespace, &deployment.name)?;

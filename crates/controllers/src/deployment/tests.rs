@@ -139,7 +139,7 @@ impl Play {
                     set.metadata.creation_timestamp = Some(Time(at(self.second)));
                     self.world.put(set);
                 }
-                Action::Delete(d) => self.world.remove(d.kind, &d.key.namespace, &d.key.name),
+                Action::Delete(d) => self.world.remove(&d.kind, &d.key.namespace, &d.key.name),
                 Action::Event { message, .. } => self.events.push(message.clone()),
                 _ => {}
             }
@@ -420,7 +420,7 @@ fn a_set_that_cannot_be_created_shows_as_not_progressing() {
     let mut play = Play::new(deployment(1, "v1"));
     let failure = Failure {
         verb: Verb::Create,
-        kind: &registry::REPLICA_SET,
+        kind: registry::REPLICA_SET.clone(),
         name: "web-x".into(),
         error: Error::forbidden(registry::REPLICA_SET.about("web-x"), "quota"),
     };

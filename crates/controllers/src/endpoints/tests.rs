@@ -75,7 +75,7 @@ fn settle(world: &mut World) -> usize {
                     slice.metadata.name = Some(format!("web-{round}-{n}"));
                     world.put(slice);
                 }
-                Action::Delete(d) => world.remove(d.kind, &d.key.namespace, &d.key.name),
+                Action::Delete(d) => world.remove(&d.kind, &d.key.namespace, &d.key.name),
                 _ => {}
             }
         }

@@ -229,7 +229,7 @@ pub trait Custom: DeserializeOwned + Serialize {
         let mut whole = serde_json::to_value(self).map_err(Error::internal)?;
         whole["metadata"] = serde_json::to_value(self.metadata()).map_err(Error::internal)?;
         whole["apiVersion"] = format!("{GROUP}/{VERSION}").into();
-        whole["kind"] = Self::kind().kind.into();
+        whole["kind"] = Self::kind().kind().into();
         let decoded = Self::kind().ops.decode(whole.to_string().as_bytes());
         Ok(decoded.map_err(|e| Error::internal(e.message))?.object)
     }
@@ -237,7 +237,7 @@ pub trait Custom: DeserializeOwned + Serialize {
 
 impl Custom for FencingPolicy {
     fn kind() -> &'static Kind {
-        KINDS[0]
+        &KINDS[0]
     }
     fn metadata(&self) -> &ObjectMeta {
         &self.metadata
@@ -246,7 +246,7 @@ impl Custom for FencingPolicy {
 
 impl Custom for NodeFencing {
     fn kind() -> &'static Kind {
-        KINDS[1]
+        &KINDS[1]
     }
     fn metadata(&self) -> &ObjectMeta {
         &self.metadata
@@ -254,7 +254,7 @@ impl Custom for NodeFencing {
 }
 
 /// Read from the definitions as the API server will read them.
-static KINDS: LazyLock<[&'static Kind; 2]> = LazyLock::new(|| {
+static KINDS: LazyLock<[Kind; 2]> = LazyLock::new(|| {
     definitions().map(|mut crd| {
         let status = crd.status.get_or_insert_default();
         let now = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;

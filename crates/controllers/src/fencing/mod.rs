@@ -130,7 +130,7 @@ impl Fencing {
             };
             let object = next.to_object().ok()?;
             Some(vec![Action::Update {
-                kind: FencingPolicy::kind(),
+                kind: FencingPolicy::kind().clone(),
                 object,
                 subresource: "status",
             }])
@@ -344,7 +344,7 @@ fn written(next: &NodeFencing, before: &NodeFencing, node: Option<&Shared<Node>>
         }
     };
     let mut actions = vec![Action::Update {
-        kind: NodeFencing::kind(),
+        kind: NodeFencing::kind().clone(),
         object,
         subresource: "status",
     }];
@@ -501,7 +501,7 @@ impl Known<'_> {
         };
         let object = fencing.to_object().ok()?;
         Some(Action::Create(Create {
-            kind: NodeFencing::kind(),
+            kind: NodeFencing::kind().clone(),
             object,
             or_exists: true,
             report: None,
@@ -670,7 +670,7 @@ impl Known<'_> {
         }
         if is_kept_away {
             let alive = Action::Require(Fact::Alive {
-                kind: &registry::NODE,
+                kind: registry::NODE.clone(),
                 key: ObjectKey::of(node.object()),
                 uid: node.object().uid().into(),
             });
@@ -704,7 +704,8 @@ pub fn matters(old: Option<&Object>, new: Option<&Object>) -> bool {
         return false;
     };
     if object.kind() != &registry::NODE {
-        return [FencingPolicy::kind().plural, NodeFencing::kind().plural].contains(&object.kind().plural);
+        return [FencingPolicy::kind().plural(), NodeFencing::kind().plural()]
+            .contains(&object.kind().plural());
     }
     let told = |o: Option<&Object>| {
         let node = o?.get::<Node>()?;

@@ -142,7 +142,7 @@ impl Story {
 fn both_definitions_are_served_as_they_are_read() {
     for crd in definitions() {
         assert_eq!(crd.spec.group, kinds::GROUP);
-        let names = [FencingPolicy::kind().plural, NodeFencing::kind().plural];
+        let names = [FencingPolicy::kind().plural(), NodeFencing::kind().plural()];
         assert!(names.contains(&crd.spec.names.plural.as_str()));
     }
     let policy: FencingPolicy = serde_json::from_value(json!({"spec": one_agent()})).unwrap();

@@ -82,7 +82,7 @@ fn an_owner_of_a_kind_that_users_brought_is_asked_for_once_its_kind_is_known() {
     };
     graph.put(&object("child", &[], owned));
     assert_eq!(look(&graph, "child"), "nothing", "nobody can say that it is gone");
-    assert_eq!(graph.know(widgets), ["uid-child"]);
+    assert_eq!(graph.know(&widgets), ["uid-child"]);
     assert_eq!(look(&graph, "child"), "ask default/owner uid-owner");
     graph.answered("uid-owner", false);
     assert_eq!(look(&graph, "child"), "delete child Background");
@@ -90,20 +90,20 @@ fn an_owner_of_a_kind_that_users_brought_is_asked_for_once_its_kind_is_known() {
     let json = r#"{"metadata": {"name": "owner", "namespace": "default", "uid": "uid-owner",
         "deletionTimestamp": "2020-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"]}}"#;
     let typed = widgets.ops.decode(json.as_bytes()).unwrap().object;
-    graph.put(&Object::from_typed(widgets, typed));
+    graph.put(&Object::from_typed(&widgets, typed));
     assert_eq!(look(&graph, "owner"), "nothing", "its dependent goes first");
     graph.remove("uid-child");
     assert_eq!(look(&graph, "owner"), "remove foregroundDeletion from owner");
 
     // Its definition says something else now: that is no end of the object.
     let mut graph = Graph::default();
-    graph.know(widgets);
+    graph.know(&widgets);
     let typed = widgets.ops.decode(json.as_bytes()).unwrap().object;
-    graph.put(&Object::from_typed(widgets, typed));
+    graph.put(&Object::from_typed(&widgets, typed));
     graph.put(&object("child", &[], owned));
-    graph.forget(widgets);
+    graph.forget(&widgets);
     assert_eq!(look(&graph, "child"), "nothing");
-    graph.know(widgets);
+    graph.know(&widgets);
     assert_eq!(look(&graph, "child"), "ask default/owner uid-owner");
 }
 
@@ -197,7 +197,7 @@ fn orphaning_takes_the_owner_off_its_dependents_before_it_goes() {
 #[test]
 fn a_todo_is_carried_out_only_on_the_object_it_was_meant_for() {
     let todo = |change| Todo {
-        kind: &registry::CONFIG_MAP,
+        kind: registry::CONFIG_MAP.clone(),
         key: ObjectKey::new("default", "child"),
         uid: "uid-child".into(),
         change,

@@ -50,7 +50,7 @@ pub fn of_no_job(context: &Context<'_>) -> Vec<Action> {
     let mut actions = Vec::new();
     if !key.name.is_empty() {
         actions.push(Action::Require(Fact::Absent {
-            kind: &registry::JOB,
+            kind: registry::JOB.clone(),
             key: key.clone(),
         }));
     }
@@ -74,7 +74,7 @@ pub fn of_predecessors(context: &Context<'_>, job: &Shared<Job>) -> Vec<Action> 
         return Vec::new();
     }
     let mut actions = vec![Action::Require(Fact::Alive {
-        kind: &registry::JOB,
+        kind: registry::JOB.clone(),
         key: key.clone(),
         uid: job.object().uid().to_string(),
     })];

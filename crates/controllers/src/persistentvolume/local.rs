@@ -267,7 +267,7 @@ impl Controller for LocalLeftovers {
         let mut changed = (*volume).clone();
         finalizer::release(&mut changed.metadata, LOCAL_FINALIZER);
         let absent = Action::Require(Fact::Absent {
-            kind: &registry::NODE,
+            kind: registry::NODE.clone(),
             key: ObjectKey::new("", node),
         });
         vec![absent, Action::update(changed)]

@@ -80,7 +80,7 @@ impl Controller for VolumePhases {
         let Some(claim) = claim else {
             // The cache may lag: what a claim still holds is not given away.
             let gone = Action::Require(Fact::Gone {
-                kind: &registry::PERSISTENT_VOLUME_CLAIM,
+                kind: registry::PERSISTENT_VOLUME_CLAIM.clone(),
                 key,
                 uid: uid.into(),
             });
@@ -134,7 +134,7 @@ fn elsewhere(volume: &Shared<PersistentVolume>, claim: &Shared<PersistentVolumeC
     let made = annotation(&volume.metadata, PROVISIONED_BY).is_some();
     if made && policy(volume) == "Delete" {
         let alive = Action::Require(Fact::Alive {
-            kind: &registry::PERSISTENT_VOLUME_CLAIM,
+            kind: registry::PERSISTENT_VOLUME_CLAIM.clone(),
             key: ObjectKey::of(claim.object()),
             uid: claim.object().uid().into(),
         });

@@ -273,7 +273,7 @@ fn a_failed_create_shows_as_a_condition_and_goes_with_success() {
     world.put(set(2));
     let failure = Failure {
         verb: Verb::Create,
-        kind: &registry::POD,
+        kind: registry::POD.clone(),
         name: "web-".into(),
         error: Error::forbidden(registry::POD.about("web-x"), "exceeded quota"),
     };

@@ -84,12 +84,12 @@ async fn live(config: &Config, kubeconfig_named: bool) -> Result<Vec<Arc<Object>
         match list {
             Ok(list) => all.extend(list.items),
             Err(error) if i < NEEDED => {
-                let what = format!("cannot list {} at {}", kind.plural, api.server());
+                let what = format!("cannot list {} at {}", kind.plural(), api.server());
                 return Err(Failure::new(what).because(error));
             }
             Err(error) => eprintln!(
                 "knarr: the answer leaves {} out, which cannot be listed: {error}",
-                kind.plural
+                kind.plural()
             ),
         }
     }
@@ -163,7 +163,7 @@ fn read_document(
     };
     match kind.ops.decode(document.get().as_bytes()) {
         Ok(decoded) => all.push(Arc::new(Object::from_typed(kind, decoded.object))),
-        Err(error) => eprintln!("knarr: {file}: a {} is passed over: {error}", kind.kind),
+        Err(error) => eprintln!("knarr: {file}: a {} is passed over: {error}", kind.kind()),
     }
     Ok(())
 }
@@ -174,7 +174,7 @@ mod tests {
 
     fn names(text: &str) -> Vec<String> {
         let objects = read("dump", text).unwrap_or_default();
-        let name = |o: &Arc<Object>| format!("{}/{}", o.kind().kind, o.name());
+        let name = |o: &Arc<Object>| format!("{}/{}", o.kind().kind(), o.name());
         objects.iter().map(name).collect()
     }
 

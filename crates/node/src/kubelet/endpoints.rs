@@ -50,7 +50,7 @@ impl Followed {
             namespace: namespace.to_string(),
             ..Scope::default()
         };
-        let follow = informer::run(api, EndpointSlice::kind_of(), scope, slices.clone());
+        let follow = informer::run(api, EndpointSlice::kind_of().clone(), scope, slices.clone());
         Followed {
             task: tokio::spawn(follow).abort_handle(),
             slices,

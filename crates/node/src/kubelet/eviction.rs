@@ -220,7 +220,7 @@ impl Keeper {
 /// As kubelets refer to their own node in events.
 pub(super) fn node_reference(name: &str) -> ObjectReference {
     ObjectReference {
-        kind: Some(core::Node::kind_of().kind.into()),
+        kind: Some(core::Node::kind_of().kind().into()),
         name: Some(name.into()),
         uid: Some(name.into()),
         ..ObjectReference::default()

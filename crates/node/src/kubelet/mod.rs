@@ -338,7 +338,7 @@ async fn run(
     let mut tasks = tokio::task::JoinSet::new();
     let (api, services) = (shared.api.clone(), shared.services.clone());
     tasks.spawn(async move {
-        informer::run(api, core::Service::kind_of(), Scope::default(), services).await;
+        informer::run(api, core::Service::kind_of().clone(), Scope::default(), services).await;
     });
     tasks.spawn(node::run(shared.clone()));
     if shared.config.machine.is_host() {
@@ -374,7 +374,7 @@ async fn run(
         ..Scope::default()
     };
     let (api, store) = (shared.api.clone(), pods.clone());
-    tasks.spawn(async move { informer::run(api, core::Pod::kind_of(), scope, store).await });
+    tasks.spawn(async move { informer::run(api, core::Pod::kind_of().clone(), scope, store).await });
 
     let (own_looks, mut looked) = mpsc::unbounded_channel();
     let mut workers = Workers {

@@ -590,7 +590,7 @@ fn own(lease: &mut Lease, name: &str, node_uid: Option<&str>) {
     let Some(uid) = node_uid else { return };
     lease.metadata.owner_references = Some(vec![OwnerReference {
         api_version: core::Node::kind_of().api_version(),
-        kind: core::Node::kind_of().kind.into(),
+        kind: core::Node::kind_of().kind().into(),
         name: name.into(),
         uid: uid.into(),
         ..OwnerReference::default()

@@ -37,7 +37,7 @@ impl OwnNode {
             field_selector: format!("metadata.name={}", self.name),
             ..Scope::default()
         };
-        informer::run(api, core::Node::kind_of(), scope, self.told.clone()).await;
+        informer::run(api, core::Node::kind_of().clone(), scope, self.told.clone()).await;
     }
 
     /// As it was last heard of; none until then.

@@ -58,7 +58,12 @@ pub(super) async fn clean(
         label_selector: format!("{LOCAL_NODE}={node}"),
         ..Scope::default()
     };
-    let follow = informer::run(api.clone(), PersistentVolume::kind_of(), scope, store.clone());
+    let follow = informer::run(
+        api.clone(),
+        PersistentVolume::kind_of().clone(),
+        scope,
+        store.clone(),
+    );
     let work = async {
         loop {
             let mut left = false;

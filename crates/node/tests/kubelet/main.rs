@@ -234,7 +234,7 @@ async fn l6_statuses_survive_conflicts_and_an_api_that_fails() {
     let world = World::new();
     let mut refusals = 0;
     world.api.intercept(move |request| {
-        let write = request.kind == Pod::kind_of() && request.subresource == "status";
+        let write = request.kind == Pod::kind_of().clone() && request.subresource == "status";
         refusals += i32::from(write);
         match refusals {
             _ if !write => None,

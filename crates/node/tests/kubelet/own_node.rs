@@ -55,7 +55,7 @@ async fn l1_what_others_write_at_the_node_decides_about_the_next_pod() {
 async fn l1_before_a_pod_is_refused_for_the_nodes_labels_they_are_read_again() {
     let world = World::new();
     world.api.intercept(|request| {
-        let deaf = request.verb == "watch" && request.kind == Node::kind_of();
+        let deaf = request.verb == "watch" && request.kind == Node::kind_of().clone();
         deaf.then(|| Error::unavailable("nothing is told of nodes"))
     });
     let (_kubelet, _cancel) = world.kubelet_on_nothing();
@@ -81,7 +81,7 @@ async fn s5_a_node_object_that_was_deleted_comes_back_whole() {
     for deaf in [false, true] {
         let world = World::new();
         world.api.intercept(move |request| {
-            let deaf = deaf && request.verb == "watch" && request.kind == Node::kind_of();
+            let deaf = deaf && request.verb == "watch" && request.kind == Node::kind_of().clone();
             deaf.then(|| Error::unavailable("nothing is told of nodes"))
         });
         let (_kubelet, _cancel) = world.kubelet_on_nothing();

@@ -84,7 +84,7 @@ impl Users {
         self.observer.note(&format!("user: {line}"));
     }
 
-    async fn create(&self, kind: &'static Kind, value: Value) -> Result<Arc<Object>, Error> {
+    async fn create(&self, kind: &Kind, value: Value) -> Result<Arc<Object>, Error> {
         let bytes = serde_json::to_vec(&value).map_err(Error::internal)?;
         let object = kind.ops.decode(&bytes).map_err(Error::internal)?.object;
         self.api.create(kind, object).await
@@ -100,7 +100,7 @@ impl Users {
         let (name, wanted) = (drawn.name.clone(), drawn.pods);
         self.note(format!(
             "create {} {name}: {}",
-            drawn.workload.kind().plural,
+            drawn.workload.kind().plural(),
             drawn.summary
         ));
         self.create(drawn.workload.kind(), drawn.object).await?;

@@ -361,7 +361,7 @@ fn nodes() -> Vec<(&'static str, Value, Value, Becomes)> {
     ]
 }
 
-async fn create(cluster: &Cluster, kind: &'static Kind, value: &Value) -> Result<(), String> {
+async fn create(cluster: &Cluster, kind: &Kind, value: &Value) -> Result<(), String> {
     let bytes = serde_json::to_vec(value).unwrap();
     let decoded = kind.ops.decode(&bytes).map_err(|e| e.to_string())?;
     let created = cluster.api.create(kind, decoded.object).await;

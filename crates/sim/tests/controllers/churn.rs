@@ -70,18 +70,18 @@ impl Churn {
         }
     }
 
-    pub(super) async fn create(&self, kind: &'static Kind, value: Value) {
+    pub(super) async fn create(&self, kind: &Kind, value: Value) {
         let bytes = serde_json::to_vec(&value).unwrap();
         let object = kind.ops.decode(&bytes).unwrap().object;
         met(self.cluster.api.create(kind, object).await);
     }
 
-    async fn delete(&self, kind: &'static Kind, namespace: &str, name: &str) {
+    async fn delete(&self, kind: &Kind, namespace: &str, name: &str) {
         let options = DeleteOptions::default();
         met(self.cluster.api.delete(kind, namespace, name, options).await);
     }
 
-    pub(super) async fn change(&self, kind: &'static Kind, name: &str, part: &str, patch: Value) {
+    pub(super) async fn change(&self, kind: &Kind, name: &str, part: &str, patch: Value) {
         let namespace = if kind.namespaced() { "default" } else { "" };
         let patch = Patch::Merge(patch);
         met(self.cluster.api.patch(kind, namespace, name, part, patch).await);

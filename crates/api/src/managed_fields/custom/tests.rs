@@ -8,7 +8,7 @@ use crate::custom::Definition;
 use crate::kind::Kind;
 use crate::managed_fields::{FieldSet, Managed, ManagerId, Operation, Refused, blank};
 
-fn kind() -> &'static Kind {
+fn kind() -> Kind {
     let item = json!({"type": "object", "properties": {"name": {"type": "string"}, "port": {"type": "integer"},
         "protocol": {"type": "string", "default": "TCP"}}, "required": ["name"]});
     let crd: CustomResourceDefinition = serde_json::from_value(json!({
@@ -54,7 +54,7 @@ fn told(refused: Refused) -> String {
 /// One applies the first configuration, then another (or the same) the second to what came of it: the spec at the end,
 /// and what both hold.
 fn after(first: Value, who: &str, second: Value) -> Result<(Value, Vec<String>), String> {
-    let kind = kind();
+    let kind = &kind();
     let apply = |managed: Managed, live: &Value, config: Value, name: &str| {
         let id = by(kind, name, Operation::Apply);
         managed.apply(kind, live, &widget(config), id, false, Timestamp::UNIX_EPOCH)
@@ -188,7 +188,7 @@ fn conflicts_and_what_does_not_fit_the_schema_are_told() {
 
 #[test]
 fn status_is_owned_through_its_own_door_only() {
-    let kind = kind();
+    let kind = &kind();
     let mut new = widget(json!({"size": 1}));
     new["status"] = json!({"ready": 1});
     for (subresource, held) in [
@@ -208,14 +208,8 @@ fn status_is_owned_through_its_own_door_only() {
 
 #[test]
 fn fields_set_in_another_version_are_still_known() {
-    let v1 = kind();
-    let beta = v1
-        .ops
-        .custom()
-        .unwrap()
-        .rules()
-        .sibling("example.com/v1beta1")
-        .unwrap();
+    let v1 = &kind();
+    let beta = &v1.sibling("example.com/v1beta1").unwrap();
     let new = json!({"apiVersion": "example.com/v1beta1", "kind": "Widget", "metadata": {"name": "w"}, "spec": {"size": 1}});
     let id = by(beta, "old", Operation::Update);
     let managed = Managed::default().update(beta, blank(beta), &new, id, Timestamp::UNIX_EPOCH);
@@ -247,7 +241,7 @@ fn a_creator_of_a_custom_object_holds_what_differs_from_nothing() {
             "ports": [{"name": "x", "port": 1, "protocol": "UDP"}, {"name": "a", "protocol": "TCP"}]}),
         json!({"any": [1], "either": 1, "unknown": {"z": 1.5, "a": true}, "ports": [{"port": 2}, null, "x", {"name": "n"}]}),
     ];
-    let kind = kind();
+    let kind = &kind();
     for spec in specs {
         let json = widget(spec).to_string();
         let object = kind.ops.decode(json.as_bytes()).unwrap().object;

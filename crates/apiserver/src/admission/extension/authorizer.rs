@@ -18,8 +18,8 @@ impl Answers {
     /// The question that `authorizer.requestResource` begins with.
     pub fn about(attributes: &Attributes) -> Asked {
         Asked {
-            group: attributes.kind.group.to_string(),
-            resource: attributes.kind.plural.to_string(),
+            group: attributes.kind.group().to_string(),
+            resource: attributes.kind.plural().to_string(),
             subresource: attributes.subresource.clone(),
             namespace: attributes.namespace.clone(),
             name: attributes.name.clone(),

@@ -114,7 +114,7 @@ impl Server {
             return Ok(object);
         }
         if ctx.shown == Shown::Scale {
-            return rescaled(stored, object, attributes.object);
+            return rescaled(&stored, object, attributes.object);
         }
         let json = serde_json::to_vec(&attributes.object).map_err(Error::internal)?;
         let decoded = target.kind.ops.decode(&json).map_err(|e| {
@@ -125,7 +125,7 @@ impl Server {
         })?;
         let mut changed = decoded.object;
         target.kind.ops.set_defaults(&mut *changed)?;
-        convert::typed(target.kind, stored, changed)
+        convert::typed(target.kind, &stored, changed)
     }
 
     /// The same for a deletion, which nobody can change, but be told of.
@@ -231,7 +231,7 @@ impl Server {
 
     /// The namespace a request is about, as expressions see it.
     fn namespace_object(&self, attributes: &Attributes) -> Option<Value> {
-        if attributes.namespace.is_empty() || *attributes.kind == registry::NAMESPACE {
+        if attributes.namespace.is_empty() || attributes.kind == registry::NAMESPACE {
             return None;
         }
         let found = self.cache.get(&registry::NAMESPACE, "", &attributes.namespace)?;
@@ -246,7 +246,7 @@ impl Server {
 /// that is wrong could lock everybody out.
 fn is_review(target: &Target<'_>) -> bool {
     let groups = ["authentication.k8s.io", "authorization.k8s.io"];
-    target.subresource.is_empty() && !target.kind.is_stored() && groups.contains(&target.kind.group)
+    target.subresource.is_empty() && !target.kind.is_stored() && groups.contains(&target.kind.group())
 }
 
 /// A refusal of a policy, in the form in which a plugin refuses.
@@ -271,9 +271,9 @@ fn attributes(ctx: &Ctx, target: &Target<'_>, write: &Write<'_>) -> Result<Attri
     let scales = ctx.shown == Shown::Scale;
     let shown = |object: &dyn AnyObject| {
         if scales {
-            return scale_of(stored, object.clone_box());
+            return scale_of(&stored, object.clone_box());
         }
-        convert::json(stored, served, &json_of(object)?)
+        convert::json(&stored, served, &json_of(object)?)
             .ok_or_else(|| Error::internal(format!("failed to convert object version to {served:?}")))
     };
     let object = write.object.map(shown).transpose()?;
@@ -284,7 +284,7 @@ fn attributes(ctx: &Ctx, target: &Target<'_>, write: &Write<'_>) -> Result<Attri
     };
     Ok(Attributes {
         operation: write.operation.words().0,
-        kind: served,
+        kind: served.clone(),
         subresource: if scales { "scale" } else { target.subresource }.to_string(),
         namespace: match *served == registry::NAMESPACE {
             true => name.clone(),
@@ -303,7 +303,7 @@ fn attributes(ctx: &Ctx, target: &Target<'_>, write: &Write<'_>) -> Result<Attri
 fn part_attributes(ctx: &Ctx, target: &Target<'_>, operation: Operation, object: Value) -> Attributes {
     Attributes {
         operation: operation.words().0,
-        kind: target.kind,
+        kind: target.kind.clone(),
         subresource: target.subresource.to_string(),
         namespace: target.namespace.to_string(),
         name: target.name.to_string(),
@@ -330,15 +330,15 @@ fn options(ctx: &Ctx, operation: Operation) -> Value {
     options
 }
 
-fn scale_of(kind: &'static Kind, object: Box<dyn AnyObject>) -> Result<Value, Error> {
+fn scale_of(kind: &Kind, object: Box<dyn AnyObject>) -> Result<Value, Error> {
     let scale = scale::get(kind, &Object::from_typed(kind, object));
-    let scale = scale.ok_or_else(|| Error::internal(format!("a {} without a scale", kind.kind)))?;
+    let scale = scale.ok_or_else(|| Error::internal(format!("a {} without a scale", kind.kind())))?;
     serde_json::to_value(scale).map_err(Error::internal)
 }
 
 /// The object with as many replicas as its changed scale says.
 fn rescaled(
-    kind: &'static Kind,
+    kind: &Kind,
     mut object: Box<dyn AnyObject>,
     scale: Option<Value>,
 ) -> Result<Box<dyn AnyObject>, Error> {

@@ -80,7 +80,7 @@ impl Server {
         &self,
         resources: Option<&MatchResources>,
         attributes: &Attributes,
-    ) -> Result<Option<&'static Kind>, String> {
+    ) -> Result<Option<Kind>, String> {
         let criteria = resources.map(Criteria::from).unwrap_or_default();
         criteria.matches(attributes, &|name| self.namespace_labels(name))
     }
@@ -113,7 +113,7 @@ impl Server {
                     "paramRef.namespace must not be provided for a cluster-scoped `paramKind`".into(),
                 );
             }
-            (true, "") if attributes.namespace.is_empty() || *attributes.kind == registry::NAMESPACE => {
+            (true, "") if attributes.namespace.is_empty() || attributes.kind == registry::NAMESPACE => {
                 return Err(
                     "cannot use namespaced paramRef in policy binding that matches cluster-scoped resources"
                         .into(),
@@ -124,12 +124,12 @@ impl Server {
         };
         let mut found: Vec<Arc<Object>> = match (reference.name.as_deref(), &reference.selector) {
             (Some(name), _) if !name.is_empty() => {
-                self.cache.get(kind, namespace, name).into_iter().collect()
+                self.cache.get(&kind, namespace, name).into_iter().collect()
             }
             (_, Some(selector)) => {
                 let selector = Selector::from_label_selector(selector)?;
-                let filter = Filter::everything(kind, namespace);
-                let mut all = self.cache.of(kind).map(|c| c.list(&filter)).unwrap_or_default();
+                let filter = Filter::everything(&kind, namespace);
+                let mut all = self.cache.of(&kind).map(|c| c.list(&filter)).unwrap_or_default();
                 all.retain(|o| selector.matches(o.metadata().labels.as_ref()));
                 all
             }
@@ -140,7 +140,7 @@ impl Server {
         }
         found.sort_by(|a, b| a.name().cmp(b.name()));
         let params = found.iter().map(|object| {
-            let shown = knarr_api::convert::object(object, kind).map_err(|e| e.message().to_string())?;
+            let shown = knarr_api::convert::object(object, &kind).map_err(|e| e.message().to_string())?;
             let json = serde_json::from_slice(shown.json()).map_err(|e| e.to_string())?;
             Ok(Some(json))
         });
@@ -222,12 +222,12 @@ impl Server {
                         continue;
                     }
                 };
-                let Some(shown) = attributes.in_version(matched) else {
+                let Some(shown) = attributes.in_version(&matched) else {
                     let why = format!("failed to convert object version to {matched:?}");
                     denied.extend(broken(Some(bound.name()), why));
                     continue;
                 };
-                let request = attributes.request(matched);
+                let request = attributes.request(&matched);
                 for params in &params {
                     let judged = read.judge(&Input {
                         object: shown.object.as_ref(),
@@ -367,12 +367,12 @@ impl Server {
         let mut about = false;
         for params in &params {
             let shown = attributes
-                .in_version(matched)
+                .in_version(&matched)
                 .ok_or_else(|| format!("failed to convert object version to {matched:?}"))?;
-            let request = attributes.request(matched);
+            let request = attributes.request(&matched);
             let namespace = self.namespace_object(attributes);
             let changed = read.mutate(
-                matched,
+                &matched,
                 &Input {
                     object: shown.object.as_ref(),
                     old: shown.old.as_ref(),
@@ -385,7 +385,7 @@ impl Server {
             )?;
             if let Some(changed) = changed {
                 about = true;
-                attributes.object = attributes.back(matched, &changed);
+                attributes.object = attributes.back(&matched, &changed);
             }
         }
         Ok(about)

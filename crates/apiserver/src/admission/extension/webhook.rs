@@ -152,12 +152,7 @@ impl Server {
     }
 
     /// The kind as which the webhook is to be told of the request; `None`: not at all.
-    fn meets(
-        &self,
-        hook: &Hook<'_>,
-        attributes: &Attributes,
-        user: &User,
-    ) -> Result<Option<&'static Kind>, Error> {
+    fn meets(&self, hook: &Hook<'_>, attributes: &Attributes, user: &User) -> Result<Option<Kind>, Error> {
         let rules: Vec<Rule<'_>> = hook.rules.iter().flatten().map(Rule::from).collect();
         if rules.is_empty() {
             return Ok(None);
@@ -177,8 +172,8 @@ impl Server {
         if conditions.is_empty() {
             return Ok(Some(kind));
         }
-        let shown = in_version(attributes, kind)?;
-        let request = attributes.request(kind);
+        let shown = in_version(attributes, &kind)?;
+        let request = attributes.request(&kind);
         let held = conditions.hold(&Input {
             object: shown.object.as_ref(),
             old: shown.old.as_ref(),
@@ -202,7 +197,7 @@ impl Server {
         &self,
         hook: &Hook<'_>,
         attributes: &Attributes,
-        kind: &'static Kind,
+        kind: &Kind,
         mutating: bool,
     ) -> Result<Passed, Refused> {
         if attributes.dry_run && !matches!(hook.side_effects, "None" | "NoneOnDryRun") {
@@ -304,11 +299,11 @@ impl Server {
                 let Some(kind) = self.meets(hook, attributes, &ctx.user)? else {
                     continue;
                 };
-                match self.ask(hook, attributes, kind, true).await {
+                match self.ask(hook, attributes, &kind, true).await {
                     Ok(passed) => {
                         passed.tell(ctx, hook);
                         if let Some(patch) = &passed.patch {
-                            change(hook, attributes, kind, patch)?;
+                            change(hook, attributes, &kind, patch)?;
                         }
                     }
                     Err(Refused::Calling(why)) => hook.failed(&why)?,
@@ -321,7 +316,7 @@ impl Server {
     }
 }
 
-fn in_version(attributes: &Attributes, kind: &'static Kind) -> Result<Attributes, Error> {
+fn in_version(attributes: &Attributes, kind: &Kind) -> Result<Attributes, Error> {
     attributes
         .in_version(kind)
         .ok_or_else(|| Error::internal(format!("failed to convert object version to {kind:?}")))
@@ -339,12 +334,7 @@ impl Passed {
 }
 
 /// Applies a webhook's patch to the object as it was shown.
-fn change(
-    hook: &Hook<'_>,
-    attributes: &mut Attributes,
-    kind: &'static Kind,
-    patch: &Value,
-) -> Result<(), Error> {
+fn change(hook: &Hook<'_>, attributes: &mut Attributes, kind: &Kind, patch: &Value) -> Result<(), Error> {
     let Some(mut object) = in_version(attributes, kind)?.object else {
         return Err(Error::internal(format!(
             "admission webhook {:?} attempted to modify the object, which is not supported for this operation",

@@ -113,7 +113,7 @@ impl Server {
         target: &Target<'_>,
         path: &str,
     ) -> Result<Answer, Error> {
-        let what = target.kind.singular;
+        let what = target.kind.singular();
         let asked = Asked::parse(target.name)
             .ok_or_else(|| Error::bad_request(format!("invalid {what} request {:?}", target.name)))?;
         let place = if *target.kind == registry::POD {

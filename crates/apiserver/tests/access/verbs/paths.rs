@@ -88,11 +88,11 @@ async fn a2_no_kind_answers_in_a_scope_that_is_not_its_own() {
     let mut kinds: Vec<(String, &str, bool)> = registry::ALL
         .iter()
         .map(|kind| {
-            let root = match kind.group {
-                "" => format!("/api/{}", kind.version),
-                group => format!("/apis/{group}/{}", kind.version),
+            let root = match kind.group() {
+                "" => format!("/api/{}", kind.version()),
+                group => format!("/apis/{group}/{}", kind.version()),
             };
-            (root, kind.plural, kind.namespaced())
+            (root, kind.plural(), kind.namespaced())
         })
         .collect();
     kinds.push(("/apis/example.com/v1".into(), "widgets", true));

@@ -133,7 +133,7 @@ impl Resource {
     fn is_created_by_update(&self) -> bool {
         registry::ALL
             .iter()
-            .find(|k| (k.group, k.version, k.plural) == (&self.group, &self.version, &self.plural))
+            .find(|k| (k.group(), k.version(), k.plural()) == (&self.group, &self.version, &self.plural))
             .is_some_and(|k| k.ops.create_on_update())
     }
 

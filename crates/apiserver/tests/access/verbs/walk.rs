@@ -97,7 +97,7 @@ async fn a2_each_request_asks_for_exactly_what_it_touches() {
         .await;
     let rows = rows(&cluster).await;
     for kind in registry::ALL {
-        let part = format!(" {}/{}/ ", kind.group, kind.plural);
+        let part = format!(" {}/{}/ ", kind.group(), kind.plural());
         let named = |row: &Row| row.asks.iter().any(|asks| asks.contains(&part));
         assert!(rows.iter().any(named), "{part} is in no row");
     }
