@@ -71,7 +71,7 @@ async fn a_set_gets_exactly_its_pods_follows_its_replicas_and_replaces_what_goes
         let asked = api.requests();
         asked
             .iter()
-            .filter(|r| r.verb == "create" && r.kind == (&registry::POD).clone())
+            .filter(|r| r.verb == "create" && r.kind == registry::POD)
             .count()
     };
     assert_eq!(creates(&api), 40, "none was created twice and taken back");
@@ -107,7 +107,7 @@ async fn a_refused_pod_shows_in_status_and_events_and_is_tried_with_one_at_a_tim
     let gate = open.clone();
     api.intercept(move |request| {
         let closed = !gate.load(std::sync::atomic::Ordering::Relaxed);
-        (closed && request.verb == "create" && request.kind == (&registry::POD).clone())
+        (closed && request.verb == "create" && request.kind == registry::POD)
             .then(|| Error::forbidden(registry::POD.about("web-x"), "exceeded quota"))
     });
     api.create_as(set(100)).await.unwrap();
@@ -115,7 +115,7 @@ async fn a_refused_pod_shows_in_status_and_events_and_is_tried_with_one_at_a_tim
     let tries = api
         .requests()
         .iter()
-        .filter(|r| r.verb == "create" && r.kind == (&registry::POD).clone())
+        .filter(|r| r.verb == "create" && r.kind == registry::POD)
         .count();
     assert!(
         (3..20).contains(&tries),

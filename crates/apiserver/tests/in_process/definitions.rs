@@ -130,6 +130,8 @@ async fn update_often(c: &Cluster, caches: &Arc<Caches>, updates: usize, propert
     let kind = served(c, "v1", "things").await;
     c.api.create(&kind, thing(&kind, "first")).await.unwrap();
     drop(kind);
+    let crd = c.api.get(&CRD, "", "things.example.com").await.unwrap();
+    caches.store(&CRD).wait_for(crd.revision()).await;
     for round in 1..=updates {
         let before = served(c, "v1", "things").await;
         let watched = served(c, "v1beta1", "things").await;
