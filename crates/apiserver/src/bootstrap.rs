@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use knarr_api::{AnyObject, Error, Kind, registry};
+use knarr_client::Component;
 use serde_json::{Value, json};
 
 use crate::authz::default_roles::{self, Repair};
@@ -14,9 +15,16 @@ use crate::flow_control;
 use crate::pipeline::delete::DeleteRequest;
 use crate::pipeline::{Ctx, Target};
 use crate::server::Server;
-use crate::user::{MASTERS, User};
+use crate::user::User;
 
-const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+/// Kubernetes' own, and the one whose Secrets fence agents are given (only those).
+const NAMESPACES: [&str; 5] = [
+    "default",
+    "kube-system",
+    "kube-public",
+    "kube-node-lease",
+    "knarr-fencing",
+];
 
 impl Server {
     pub(crate) async fn bootstrap(&self) -> Result<(), Error> {
@@ -221,8 +229,13 @@ impl Server {
         self.put(&mut self.myself(), &target, object).await.map(drop)
     }
 
+    /// The server itself, whose writes are below authorization: no request makes them.
     pub(crate) fn myself(&self) -> Ctx {
-        Ctx::new(User::new("system:apiserver", [MASTERS]), self.clock.now())
+        let user = User::new(Component::ApiServer.user(), [""; 0]).authenticated();
+        Ctx {
+            by_server: true,
+            ..Ctx::new(user, self.clock.now())
+        }
     }
 }
 

@@ -15,10 +15,9 @@ use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi};
 use knarr_client::Preconditions;
 
 use crate::cache::change::Filter;
+use crate::pipeline::Target;
 use crate::pipeline::delete::DeleteRequest;
-use crate::pipeline::{Ctx, Target};
 use crate::server::Server;
-use crate::user::{MASTERS, User};
 
 /// How soon something that failed, or is waited for, is looked at again.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -105,13 +104,6 @@ impl Server {
             .unwrap_or_default()
     }
 
-    fn own_ctx(&self) -> Ctx {
-        Ctx::new(
-            User::new("system:apiserver", [MASTERS]).authenticated(),
-            self.clock.now(),
-        )
-    }
-
     /// False if it is to be looked at again.
     async fn settle_definition(&self, name: &str) -> Result<bool, Error> {
         let Some(object) = self.cache.get(&CRD, "", name) else {
@@ -145,7 +137,7 @@ impl Server {
             ..Target::main(&CRD, "", &name)
         };
         let none = Preconditions::default();
-        self.update(&mut self.own_ctx(), &target, &none, &mut |_, _| {
+        self.update(&mut self.myself(), &target, &none, &mut |_, _| {
             Ok(Box::new(crd.clone()) as Box<dyn AnyObject>)
         })
         .await
@@ -217,7 +209,7 @@ impl Server {
             }
             let target = Target::main(kind, object.namespace(), object.name());
             match self
-                .delete(&mut self.own_ctx(), &target, &DeleteRequest::default())
+                .delete(&mut self.myself(), &target, &DeleteRequest::default())
                 .await
             {
                 Err(e) if !e.is_not_found() => return Err(e),

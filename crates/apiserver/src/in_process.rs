@@ -1,4 +1,4 @@
-//! [`knarr_client::Api`] without HTTP: components in this process share the cache's objects.
+//! [`knarr_client::Api`] without HTTP: components in this process share the cache's objects, each as its own user.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use futures::stream;
 use k8s_openapi::api::core::v1::PodCondition;
 use knarr_api::{AnyObject, Error, Kind, Object, Result, convert, k8s_openapi, registry};
 use knarr_client::{
-    Api, DeleteOptions, List, ListOptions, Patch, Term, WatchEvent, WatchOptions, WatchStream,
+    Api, Component, DeleteOptions, Identities, List, ListOptions, Patch, Term, WatchEvent, WatchOptions,
+    WatchStream,
 };
 
 use crate::authz::{Attributes, Selectors, forbidden};
@@ -22,19 +23,41 @@ use crate::server::Server;
 use crate::user::User;
 use crate::watch::Item;
 
+#[derive(Clone)]
 pub(crate) struct InProcess {
-    pub server: Arc<Server>,
-    pub user: User,
-    pub term: Option<Term>,
+    server: Arc<Server>,
+    user: User,
+    /// Where the user is one of knarr's own.
+    component: Option<Component>,
+    term: Option<Term>,
 }
 
 impl InProcess {
-    fn ctx(&self, verb: &'static str) -> Ctx {
-        Ctx {
-            verb,
-            term: self.term.clone(),
-            ..Ctx::new(self.user.clone(), self.server.clock.now())
+    pub fn of_user(server: Arc<Server>, user: User) -> Self {
+        InProcess {
+            server,
+            user,
+            component: None,
+            term: None,
         }
+    }
+
+    pub fn of_component(server: Arc<Server>, component: Component) -> Self {
+        let user = User::new(component.user(), component.groups()).authenticated();
+        InProcess {
+            component: Some(component),
+            ..Self::of_user(server, user)
+        }
+    }
+
+    fn ctx(&self, verb: &'static str) -> Ctx {
+        let mut ctx = Ctx::new(self.user.clone(), self.server.clock.now());
+        ctx.verb = verb;
+        ctx.term.clone_from(&self.term);
+        if let Some(manager) = self.component.as_ref().and_then(Component::field_manager) {
+            ctx.manager = Some(manager.to_string());
+        }
+        ctx
     }
 
     /// Components know the kinds that users brought by name only; this is the one that is served.
@@ -70,10 +93,47 @@ impl InProcess {
         self.server.metrics.count_in_process();
         let target = Target::checked(kind, verb, namespace, name, subresource)?;
         let attributes = Attributes::of_target(verb, &target, selectors);
-        match self.server.authorizer.allows(&self.user, &attributes) {
-            true => Ok(target),
-            false => Err(forbidden(&self.user, &attributes)),
+        if self.server.authorizer.allows(&self.user, &attributes) {
+            return Ok(target);
         }
+        let denied = forbidden(&self.user, &attributes);
+        match &self.component {
+            // What a kubelet may read depends on its pods, which come and go.
+            None | Some(Component::Node(_)) => {}
+            Some(_) => {
+                tracing::error!("a component's role does not allow what it does: {denied}");
+                self.server.metrics.component_denied(&self.user.name, &attributes);
+            }
+        }
+        Err(denied)
+    }
+}
+
+/// The API of one server for all components of its process.
+pub(crate) struct Components {
+    server: Arc<Server>,
+    term: Option<Term>,
+}
+
+impl Components {
+    pub fn new(server: Arc<Server>) -> Self {
+        Components { server, term: None }
+    }
+}
+
+impl Identities for Components {
+    fn of(&self, component: &Component) -> Arc<dyn Api> {
+        Arc::new(InProcess {
+            term: self.term.clone(),
+            ..InProcess::of_component(self.server.clone(), component.clone())
+        })
+    }
+
+    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Identities> {
+        Arc::new(Components {
+            server: self.server.clone(),
+            term: Some(term),
+        })
     }
 }
 
@@ -81,9 +141,8 @@ impl InProcess {
 impl Api for InProcess {
     fn during(self: Arc<Self>, term: Term) -> Arc<dyn Api> {
         Arc::new(InProcess {
-            server: self.server.clone(),
-            user: self.user.clone(),
             term: Some(term),
+            ..(*self).clone()
         })
     }
 

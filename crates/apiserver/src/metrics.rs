@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::authz::Attributes;
 use crate::request::RequestInfo;
 
 /// Upper bounds of durations, in seconds; the last bucket is what took longer.
@@ -164,6 +165,8 @@ type Source = Box<dyn Fn() -> String + Send + Sync>;
 pub struct Metrics {
     requests: Mutex<BTreeMap<Series, Requests>>,
     in_process: AtomicU64,
+    /// By the labels.
+    denied: Mutex<BTreeMap<String, u64>>,
     read_only: AtomicI64,
     mutating: AtomicI64,
     /// By the labels.
@@ -177,6 +180,26 @@ impl Metrics {
     /// One more request of a component in this process.
     pub fn count_in_process(&self) {
         self.in_process.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A component in this process asked for what its role does not allow.
+    pub(crate) fn component_denied(&self, user: &str, request: &Attributes<'_>) {
+        let Attributes {
+            verb,
+            group,
+            resource,
+            subresource,
+            ..
+        } = request;
+        let labels = format!(
+            "group=\"{group}\",resource=\"{resource}\",subresource=\"{subresource}\",user=\"{user}\",verb=\"{verb}\""
+        );
+        *self.denied.lock().entry(labels).or_default() += 1;
+    }
+
+    /// What components were denied, as labels.
+    pub(crate) fn denied_components(&self) -> Vec<String> {
+        self.denied.lock().keys().cloned().collect()
     }
 
     pub fn finished(&self, series: Series, code: u16, took: Option<Duration>) {
@@ -339,6 +362,15 @@ impl Metrics {
             "knarr_in_process_requests_total {}",
             self.in_process.load(Ordering::Relaxed)
         );
+        head(
+            &mut out,
+            "knarr_component_requests_denied_total",
+            "counter",
+            "Requests of components in this process that their roles do not allow; none is expected.",
+        );
+        for (labels, count) in self.denied.lock().iter() {
+            let _ = writeln!(out, "knarr_component_requests_denied_total{{{labels}}} {count}");
+        }
         out
     }
 }

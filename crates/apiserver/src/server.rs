@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use knarr_api::Error;
 use knarr_api::registry::Served;
-use knarr_client::NodeDialer;
+use knarr_client::{Component, Identities, NodeDialer};
 use knarr_store::Store;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -24,7 +24,7 @@ use crate::custom::look_after_definitions;
 use crate::encryption::{AtRest, Encryption};
 use crate::flow_control::{self, FlowControl, look_after_flows};
 use crate::http::{Document, Patience};
-use crate::in_process::InProcess;
+use crate::in_process::{Components, InProcess};
 use crate::metrics::Metrics;
 use crate::seams::{Clock, Entropy};
 use crate::user::User;
@@ -198,7 +198,7 @@ impl Server {
         cache.start(stop).await?;
         let fresh = cache.revision() <= EMPTY_STORE;
         let static_tokens = std::mem::take(&mut config.static_tokens);
-        let standard = || -> Arc<dyn Authorizer> { Arc::new(Standard { cache: cache.clone() }) };
+        let standard = || -> Arc<dyn Authorizer> { Arc::new(Standard::new(cache.clone())) };
         let authorizer = config.options.authorizer.clone().unwrap_or_else(standard);
         let server = Arc::new(Server {
             allocations: Allocations::new(config.service_range, seams.entropy.clone()),
@@ -242,16 +242,31 @@ impl Server {
         self.cache.revision()
     }
 
-    /// The cluster as `user` sees it, without HTTP in between.
-    pub fn api(
+    /// The API as one of knarr's own components, without HTTP in between.
+    pub fn api(self: &Arc<Self>, component: &Component) -> Arc<dyn knarr_client::Api> {
+        Arc::new(InProcess::of_component(self.clone(), component.clone()))
+    }
+
+    /// The API for all components of this process, each as its own user.
+    pub fn identities(self: &Arc<Self>) -> Arc<dyn Identities> {
+        Arc::new(Components::new(self.clone()))
+    }
+
+    /// The API as any user: for tests and load generators. What runs a cluster takes [`Server::api`], which
+    /// knows no member of `system:masters`.
+    pub fn api_as(
         self: &Arc<Self>,
         user: &str,
         groups: impl IntoIterator<Item = impl Into<String>>,
     ) -> Arc<dyn knarr_client::Api> {
-        Arc::new(InProcess {
-            server: self.clone(),
-            user: User::new(user, groups).authenticated(),
-            term: None,
-        })
+        Arc::new(InProcess::of_user(
+            self.clone(),
+            User::new(user, groups).authenticated(),
+        ))
+    }
+
+    /// What components were denied so far: requests that their roles do not allow. None is expected, kubelets' aside.
+    pub fn denied_components(&self) -> Vec<String> {
+        self.metrics.denied_components()
     }
 }

@@ -109,7 +109,7 @@ async fn server_with(store: Arc<dyn Store>, options: knarr_apiserver::Options) -
         nodes: Arc::new(NoNodes),
     };
     let server = Server::new(config, seams, store.clone()).await.unwrap();
-    let api = server.api("system:apiserver-test", ["system:masters"]);
+    let api = server.api_as("system:apiserver-test", ["system:masters"]);
     Cluster {
         server,
         api,
@@ -585,7 +585,7 @@ async fn p2_a_pods_priority_comes_from_its_class() {
 async fn a_kubelet_touches_its_own_pods_and_nobody_elses() {
     let c = cluster().await;
     bound_pod(&*c.api).await;
-    let node = |name: &str| c.server.api(&format!("system:node:{name}"), ["system:nodes"]);
+    let node = |name: &str| c.server.api_as(&format!("system:node:{name}"), ["system:nodes"]);
     let running = || Patch::Merge(json!({"status": {"phase": "Running"}}));
     node("n1")
         .patch(&POD, "default", "p", "status", running())
@@ -604,7 +604,7 @@ async fn a_kubelet_touches_its_own_pods_and_nobody_elses() {
             .code(),
         403
     );
-    let stranger = c.server.api("bob", [""; 0]);
+    let stranger = c.server.api_as("bob", [""; 0]);
     assert_eq!(stranger.get(&POD, "default", "p").await.unwrap_err().code(), 403);
 }
 

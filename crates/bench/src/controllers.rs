@@ -48,7 +48,7 @@ struct Cluster {
 impl Cluster {
     async fn start(lost_after: SignedDuration) -> Result<Self> {
         let (server, dir) = server().await?;
-        let api = server.api("system:kube-controller-manager", ["system:masters"]);
+        let api = server.api_as("system:kube-controller-manager", ["system:masters"]);
         let account = json!({"metadata": {"name": "default", "namespace": "default"}});
         create::<ServiceAccount>(&api, vec![account]).await?;
         let mut config = knarr_control::Config::default();
@@ -58,7 +58,7 @@ impl Cluster {
         };
         let cancel = CancellationToken::new();
         tokio::spawn(knarr_control::run(
-            api.clone(),
+            server.identities(),
             config,
             Arc::new(SystemClock),
             cancel.clone(),

@@ -260,8 +260,9 @@ struct Recorded {
 /// Records events under one component's name. Cheap to clone; see the module.
 #[derive(Clone)]
 pub struct EventRecorder {
+    api: Arc<dyn Api>,
     component: String,
-    queue: mpsc::Sender<Recorded>,
+    queue: mpsc::Sender<(Arc<dyn Api>, Recorded)>,
 }
 
 impl EventRecorder {
@@ -269,8 +270,9 @@ impl EventRecorder {
     /// `host` is the node's name for a kubelet, else empty. Needs a tokio runtime.
     pub fn new(api: Arc<dyn Api>, component: &str, host: &str, clock: Arc<dyn Clock>) -> Self {
         let (queue, recorded) = mpsc::channel(QUEUE);
-        tokio::spawn(write_all(api, host.to_string(), clock, recorded));
+        tokio::spawn(write_all(host.to_string(), clock, recorded));
         EventRecorder {
+            api,
             component: component.to_string(),
             queue,
         }
@@ -278,7 +280,13 @@ impl EventRecorder {
 
     /// The same task under another component's name.
     pub fn with_component(&self, component: &str) -> Self {
+        self.acting_as(self.api.clone(), component)
+    }
+
+    /// The same task under another component's name, its events written by that component's user.
+    pub fn acting_as(&self, api: Arc<dyn Api>, component: &str) -> Self {
         EventRecorder {
+            api,
             component: component.to_string(),
             queue: self.queue.clone(),
         }
@@ -305,20 +313,15 @@ impl EventRecorder {
             reason: reason.to_string(),
             message: message.into(),
         };
-        if self.queue.try_send(recorded).is_err() {
+        if self.queue.try_send((self.api.clone(), recorded)).is_err() {
             debug!(reason, "event dropped: too many wait to be written");
         }
     }
 }
 
-async fn write_all(
-    api: Arc<dyn Api>,
-    host: String,
-    clock: Arc<dyn Clock>,
-    mut recorded: mpsc::Receiver<Recorded>,
-) {
+async fn write_all(host: String, clock: Arc<dyn Clock>, mut queue: mpsc::Receiver<(Arc<dyn Api>, Recorded)>) {
     let mut correlator = Correlator::default();
-    while let Some(recorded) = recorded.recv().await {
+    while let Some((api, recorded)) = queue.recv().await {
         let event = new_event(recorded, &host);
         if let Some(write) = correlator.correlate(event, clock.now())
             && let Err(error) = write_one(&*api, write).await

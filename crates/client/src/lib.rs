@@ -10,6 +10,7 @@ pub mod custom_kinds;
 pub mod events;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
+pub mod identity;
 pub mod informer;
 pub mod leader;
 pub mod node;
@@ -24,6 +25,7 @@ pub use api::{
 pub use cache::{Cache, Change, Store};
 pub use clock::{Clock, SteadyClock, SystemClock, TokioClock};
 pub use events::{EventRecorder, EventType};
+pub use identity::{Component, Identities};
 pub use informer::Caches;
 pub use knarr_api::{Error, Kind, Object, ObjectKey, Result, Shared};
 pub use node::{Conn, NodeDialer};

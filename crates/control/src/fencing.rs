@@ -2,9 +2,12 @@
 //!
 //! An agent is a program of one directory, by its name alone. It gets `key=value` lines on standard input and nothing
 //! else: no arguments, no environment but `PATH`. It is in a process group of its own, which is killed whole when the
-//! agent has not ended in time, or this process stops running it.
+//! agent has not ended in time, or this process stops running it. Which agents, and which parameters, policies may name is
+//! a closed list ([`parameters::Allowed`](knarr_controllers::fencing::parameters::Allowed)); it is checked again here, with
+//! what the Secret says.
 
-use std::collections::BTreeMap;
+mod parameters;
+
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -12,13 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use knarr_api::custom::conditions::is_established;
 use knarr_api::k8s_openapi;
-use knarr_client::{Api, Error, TypedApi};
+use knarr_client::{Api, Component, Error, TypedApi};
 use knarr_controllers::fencing::description::METADATA;
 use knarr_controllers::fencing::kinds::definitions;
+pub use knarr_controllers::fencing::parameters::Allowed;
+use knarr_controllers::fencing::parameters::VALUE_MAX;
 use knarr_controllers::fencing::{self, Fencing};
 pub use knarr_controllers::fencing::{Answer, Run};
 use nix::sys::signal::{Signal, killpg};
@@ -33,7 +37,10 @@ use tracing::{debug, info, warn};
 use crate::executor::Executor;
 use crate::runner::{Base, shown};
 use crate::view::CacheView;
+pub use parameters::Parameters;
 
+/// The service account it acts as.
+pub const ACCOUNT: &str = "knarr-fencing-controller";
 /// Looks without anything having changed: times pass.
 const PERIOD: Duration = Duration::from_secs(5);
 /// Changes that come together are one look.
@@ -41,15 +48,15 @@ const GATHER: Duration = Duration::from_millis(50);
 /// Between two tries to make the kinds.
 const AGAIN: Duration = Duration::from_secs(1);
 /// How much of what an agent says is kept.
-const OUTPUT_MAX: u64 = 2048;
+const OUTPUT_MAX: usize = 2048;
 /// The same of what it says of itself: those of Debian say up to 30 kB.
-const METADATA_MAX: u64 = 256 * 1024;
+const METADATA_MAX: usize = 256 * 1024;
 
 /// Who runs fence agents. One that has not answered in time is dropped, and is to do nothing more.
 #[async_trait]
 pub trait FenceAgents: std::fmt::Debug + Send + Sync {
     /// Runs one, once.
-    async fn run(&self, run: &Run, parameters: &BTreeMap<String, String>) -> Answer;
+    async fn run(&self, run: &Run, parameters: &Parameters) -> Answer;
 }
 
 /// The programs of one directory.
@@ -57,8 +64,9 @@ pub trait FenceAgents: std::fmt::Debug + Send + Sync {
 pub struct Programs(pub PathBuf);
 
 /// Runs until dropped; agents at work are ended then.
-pub async fn run(base: Base, agents: Arc<dyn FenceAgents>) {
-    while let Err(error) = define(&*base.api).await {
+pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
+    let (api, events) = base.acting_as(&Component::Controller(ACCOUNT), "fencing-controller");
+    while let Err(error) = define(&*api).await {
         debug!(%error, "the kinds of fencing are not there yet");
         sleep(AGAIN).await;
     }
@@ -74,9 +82,9 @@ pub async fn run(base: Base, agents: Arc<dyn FenceAgents>) {
         });
         store.synced().await;
     }
-    let executor = Executor::new(base.api.clone(), base.events.with_component("fencing-controller"));
+    let executor = Executor::new(api.clone(), events);
     let view = CacheView(base.caches);
-    let mut fencing = Fencing::default();
+    let mut fencing = Fencing::new(allowed.clone());
     let mut runs: JoinSet<(Run, Answer)> = JoinSet::new();
     loop {
         let todo = fencing.look(&view, base.clock.now());
@@ -92,9 +100,9 @@ pub async fn run(base: Base, agents: Arc<dyn FenceAgents>) {
             }
         }
         for run in todo.runs {
-            let (api, agents) = (base.api.clone(), agents.clone());
+            let (api, agents, allowed) = (api.clone(), agents.clone(), allowed.clone());
             runs.spawn(async move {
-                let answer = ask(&*api, &*agents, &run).await;
+                let answer = ask(&*api, &*agents, &allowed, &run).await;
                 (run, answer)
             });
         }
@@ -143,34 +151,18 @@ async fn define(api: &dyn Api) -> Result<(), Error> {
 }
 
 /// Runs an agent once.
-async fn ask(api: &dyn Api, agents: &dyn FenceAgents, run: &Run) -> Answer {
-    let mut parameters = run.parameters.clone();
-    if let Some(secret) = &run.secret {
-        match api.get_as::<Secret>(&secret.namespace, &secret.name).await {
-            Ok(found) => parameters.extend(texts(&found)),
-            Err(error) => {
-                let why = format!("cannot read Secret {}/{}: {error}", secret.namespace, secret.name);
-                return Answer::Broken { why };
-            }
-        }
+async fn ask(api: &dyn Api, agents: &dyn FenceAgents, allowed: &Allowed, run: &Run) -> Answer {
+    match Parameters::of(api, allowed, run).await {
+        Ok(parameters) => run_in_time(agents, run, &parameters).await,
+        Err(error) => Answer::Broken {
+            why: error.to_string(),
+        },
     }
-    run_in_time(agents, run, &parameters).await
 }
 
-async fn run_in_time(agents: &dyn FenceAgents, run: &Run, parameters: &BTreeMap<String, String>) -> Answer {
+async fn run_in_time(agents: &dyn FenceAgents, run: &Run, parameters: &Parameters) -> Answer {
     let answer = timeout(run.timeout, agents.run(run, parameters)).await;
     answer.unwrap_or(Answer::TimedOut)
-}
-
-fn texts(secret: &Secret) -> BTreeMap<String, String> {
-    let data = secret.data.iter().flatten();
-    data.map(|(key, value)| {
-        (
-            key.clone(),
-            String::from_utf8_lossy(&value.0).trim_end().to_string(),
-        )
-    })
-    .collect()
 }
 
 /// Ends an agent's whole process group when it goes.
@@ -187,7 +179,7 @@ impl Drop for Group {
 
 #[async_trait]
 impl FenceAgents for Programs {
-    async fn run(&self, run: &Run, parameters: &BTreeMap<String, String>) -> Answer {
+    async fn run(&self, run: &Run, parameters: &Parameters) -> Answer {
         let broken = |why: String| Answer::Broken { why };
         // The definition refuses such names; whoever got one in all the same does not choose what runs here.
         let plain = run.agent.starts_with("fence_") && !run.agent.contains(['/', '\0']);
@@ -214,9 +206,12 @@ impl FenceAgents for Programs {
             .map(Pid::from_raw);
         let _group = Group(group);
         let mut input = format!("action={}\n", run.action);
-        for (key, value) in parameters {
-            if key.contains(['\n', '=']) || value.contains('\n') {
-                return broken(format!("parameter {key:?} has a line break or an equals sign"));
+        for (key, value) in parameters.iter() {
+            // Checked before; one line is one parameter all the same.
+            if key.contains('=') || key.chars().chain(value.chars()).any(char::is_control) {
+                return broken(format!(
+                    "parameter {key:?} has a control character or an equals sign"
+                ));
             }
             input.push_str(&format!("{key}={value}\n"));
         }
@@ -224,7 +219,7 @@ impl FenceAgents for Programs {
             METADATA => METADATA_MAX,
             _ => OUTPUT_MAX,
         };
-        match talk(&mut child, input, most).await {
+        match talk(&mut child, input, parameters, most).await {
             Err(e) => broken(format!("cannot talk to {}: {e}", run.agent)),
             Ok((status, output)) => match status.code() {
                 Some(code) => Answer::Exited { code, output },
@@ -241,7 +236,8 @@ impl FenceAgents for Programs {
 async fn talk(
     child: &mut Child,
     input: String,
-    most: u64,
+    parameters: &Parameters,
+    most: usize,
 ) -> std::io::Result<(std::process::ExitStatus, String)> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let tell = async {
@@ -253,33 +249,36 @@ async fn talk(
         }
     };
     let said = async {
-        let mut text = Vec::new();
-        if let Some(out) = stdout {
-            keep(out, &mut text, most).await?;
+        match stdout {
+            Some(out) => keep(out, parameters, most).await,
+            None => Ok(String::new()),
         }
-        std::io::Result::Ok(text)
     };
     let complained = async {
-        let mut text = Vec::new();
-        if let Some(err) = stderr {
-            keep(err, &mut text, most).await?;
+        match stderr {
+            Some(err) => keep(err, parameters, most).await,
+            None => Ok(String::new()),
         }
-        std::io::Result::Ok(text)
     };
     let ((), said, complained, status) = tokio::join!(tell, said, complained, child.wait());
     let mut output = said?;
-    output.extend(complained?);
-    Ok((status?, String::from_utf8_lossy(&output).into_owned()))
+    output.push_str(&complained?);
+    Ok((status?, output))
 }
 
-/// Reads to the end, so that nobody is stuck in writing, and keeps the beginning.
+/// Reads to the end, so that nobody is stuck in writing, and keeps the beginning, without secret values.
 async fn keep(
     mut from: impl tokio::io::AsyncRead + Unpin,
-    text: &mut Vec<u8>,
-    most: u64,
-) -> std::io::Result<()> {
-    (&mut from).take(most).read_to_end(text).await?;
-    tokio::io::copy(&mut from, &mut tokio::io::sink()).await.map(drop)
+    parameters: &Parameters,
+    most: usize,
+) -> std::io::Result<String> {
+    // Enough that `most` bytes are left when what may be a part of a secret value is taken off.
+    let limit = most + VALUE_MAX;
+    let mut text = Vec::new();
+    let mut read = (&mut from).take(u64::try_from(limit).unwrap_or(u64::MAX));
+    read.read_to_end(&mut text).await?;
+    let more = tokio::io::copy(&mut from, &mut tokio::io::sink()).await?;
+    Ok(parameters.redacted(&text, more > 0, most))
 }
 
 #[cfg(test)]
@@ -304,11 +303,11 @@ mod tests {
                 fencing: "f".into(),
                 agent: agent.into(),
                 action: "off",
-                parameters: BTreeMap::new(),
+                parameters: Default::default(),
                 secret: None,
                 timeout,
             };
-            let parameters = BTreeMap::from([("plug".to_string(), "n1".to_string())]);
+            let parameters = Parameters::for_tests(&[("plug", "n1")], &[("password", "pw-1")]);
             // A program that was written a moment ago may still be open for writing in a process that another test forks.
             for _ in 0..100 {
                 let programs = Programs(self.0.path().into());
@@ -329,7 +328,7 @@ mod tests {
     async fn s6_an_agent_reads_its_task_from_standard_input_and_answers_by_its_code() {
         let agents = Agents::with("fence_t", "cat; echo oops >&2; env | grep -c HOME; exit 2");
         let answer = agents.run("fence_t", LONG).await;
-        let output = "action=off\nplug=n1\n0\noops\n".to_string();
+        let output = "action=off\npassword=[redacted]\nplug=n1\n0\noops\n".to_string();
         assert_eq!(answer, Answer::Exited { code: 2, output });
     }
 
@@ -377,8 +376,78 @@ mod tests {
     async fn s6_an_agent_that_says_much_is_heard_to_its_end() {
         let agents = Agents::with("fence_t", "head -c 1000000 /dev/zero | tr '\\0' x; exit 0");
         match agents.run("fence_t", LONG).await {
-            Answer::Exited { code: 0, output } => assert_eq!(output.len() as u64, OUTPUT_MAX),
+            Answer::Exited { code: 0, output } => assert_eq!(output.len(), OUTPUT_MAX),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// The sequence by which a policy once had a fencing that only asked: an agent that repeats its input, told to ask.
+    #[tokio::test]
+    async fn a4_no_policy_turns_off_into_a_question_or_shows_a_secret() {
+        use k8s_openapi::jiff::Timestamp;
+        use knarr_client::TokioClock;
+        use knarr_client::fake::FakeApi;
+        use knarr_controllers::fencing::kinds::SecretRef;
+
+        let agents = Agents::with("fence_x", "cat; exit 0");
+        let api = FakeApi::new(Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH)));
+        for namespace in ["kube-system", "knarr-fencing"] {
+            let secret = serde_json::json!({"metadata": {"name": "s", "namespace": namespace},
+                "data": {"password": "aHVudGVyMg=="}});
+            let secret: k8s_openapi::api::core::v1::Secret = serde_json::from_value(secret).unwrap();
+            api.create_as(secret).await.unwrap();
+        }
+        let run = |namespace: &str, key: &str| Run {
+            fencing: "f".into(),
+            agent: "fence_x".into(),
+            action: "off",
+            parameters: [(key.to_string(), "status".to_string())].into(),
+            secret: Some(SecretRef {
+                namespace: namespace.into(),
+                name: "s".into(),
+            }),
+            timeout: LONG,
+        };
+        let programs = Programs(agents.0.path().into());
+        let added = Allowed::parse("fence_x:password").unwrap();
+        for (allowed, namespace, key, word) in [
+            (
+                Allowed::default(),
+                "knarr-fencing",
+                "plug",
+                "not an allowed fence agent",
+            ),
+            (added.clone(), "kube-system", "plug", "secretRef names namespace"),
+            (
+                added.clone(),
+                "knarr-fencing",
+                "action",
+                "\"action\" is not allowed",
+            ),
+            (
+                added.clone(),
+                "knarr-fencing",
+                "ssh-options",
+                "\"ssh-options\" is not allowed",
+            ),
+        ] {
+            match ask(&api, &programs, &allowed, &run(namespace, key)).await {
+                Answer::Broken { why } => assert!(why.contains(word), "{why}"),
+                other => panic!("{key}: {other:?}"),
+            }
+        }
+        for _ in 0..100 {
+            match ask(&api, &programs, &added, &run("knarr-fencing", "plug")).await {
+                Answer::Broken { why } if why.contains("Text file busy") => {
+                    sleep(Duration::from_millis(20)).await;
+                }
+                answer => {
+                    let output = "action=off\npassword=[redacted]\nplug=status\n".to_string();
+                    assert_eq!(answer, Answer::Exited { code: 0, output });
+                    return;
+                }
+            }
+        }
+        panic!("the program stays busy");
     }
 }

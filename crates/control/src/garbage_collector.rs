@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use knarr_client::custom_kinds::KindChange;
 use knarr_client::workqueue::Queue;
-use knarr_client::{Api, Error, Store};
+use knarr_client::{Api, Component, Error, Store};
 use knarr_controllers::action::{Failure, Verb};
 use knarr_controllers::garbagecollector::{Asked, Graph, Todo, Work, action, kinds};
 use parking_lot::Mutex;
@@ -17,6 +17,8 @@ use tracing::{debug, warn};
 use crate::executor::Executor;
 use crate::runner::Base;
 
+/// The service account it acts as.
+pub const ACCOUNT: &str = "generic-garbage-collector";
 /// Objects worked on at the same time (kube-controller-manager: 20).
 const WORKERS: usize = 20;
 /// How long the start waits for the objects of one custom kind (kube-controller-manager: 30 s for all).
@@ -44,12 +46,10 @@ fn feed(store: &Arc<Store>, graph: &Arc<Mutex<Graph>>, queue: &Arc<Queue<String>
 
 /// Runs until dropped.
 pub async fn run(base: Base) {
+    let (api, events) = base.acting_as(&Component::Controller(ACCOUNT), "garbage-collector-controller");
     let collector = Arc::new(Collector {
-        executor: Executor::new(
-            base.api.clone(),
-            base.events.with_component("garbage-collector-controller"),
-        ),
-        api: base.api,
+        executor: Executor::new(api.clone(), events),
+        api,
         graph: Arc::default(),
         queue: Arc::default(),
     });

@@ -1,6 +1,12 @@
 //! The doing half of the controllers and the scheduler: caches in, actions out.
 //!
 //! What is decided is decided in `knarr-controllers` and `knarr-scheduler`; here are loops, queues and requests only.
+//!
+//! **Identities.** The shared caches and the leader's lease are `system:kube-controller-manager`'s; the scheduler writes
+//! as `system:kube-scheduler`, each controller as its own service account ([`Controller::account`]) with the role of
+//! that account. The scheduler decides from the shared caches, too: they hold nothing that its own role does not read.
+//!
+//! [`Controller::account`]: knarr_controllers::Controller::account
 
 pub mod executor;
 pub mod fencing;
@@ -10,11 +16,12 @@ pub mod scheduler;
 pub mod sweeper;
 pub mod view;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use knarr_client::leader::{Election, Terms};
-use knarr_client::{Api, Caches, Clock, EventRecorder, SteadyClock, TypedApi};
+use knarr_client::{Api, Caches, Clock, Component, EventRecorder, Identities, SteadyClock, TypedApi};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -35,6 +42,8 @@ pub use runner::Base;
 pub const LEASE: (&str, &str) = ("kube-system", "knarr-control");
 /// Where packages put fence agents.
 pub const FENCE_AGENTS: &str = "/usr/sbin";
+/// The service account that makes the default storage class.
+const DEFAULT_STORAGE_ACCOUNT: &str = "knarr-default-storage-class";
 /// Between two tries to make what a cluster has from the start.
 const AGAIN: Duration = Duration::from_secs(5);
 /// How long giving the lease back may take on the way out; after it, it runs out by itself.
@@ -47,6 +56,8 @@ pub struct Config {
     pub scheduler: scheduler_config::KubeSchedulerConfiguration,
     /// Who runs fence agents; the programs in [`FENCE_AGENTS`] unless somebody is named.
     pub fence_agents: Option<Arc<dyn fencing::FenceAgents>>,
+    /// The agents and parameters that FencingPolicies may name besides the lists.
+    pub fence_agents_allowed: fencing::Allowed,
     /// What the scheduler counts.
     pub metrics: scheduler::Metrics,
     /// This process's name, another after each start, where several servers share one store: one of them leads.
@@ -55,20 +66,26 @@ pub struct Config {
 }
 
 /// Runs every controller and the scheduler until `cancel`; nothing of it is left running when this returns.
-pub async fn run(api: Arc<dyn Api>, config: Config, clock: Arc<dyn Clock>, cancel: CancellationToken) {
+pub async fn run(
+    identities: Arc<dyn Identities>,
+    config: Config,
+    clock: Arc<dyn Clock>,
+    cancel: CancellationToken,
+) {
     let Some(identity) = &config.identity else {
         tokio::select! {
             biased;
             () = cancel.cancelled() => {}
-            () = work(api, &config, clock) => {}
+            () = work(identities, &config, clock) => {}
         }
         return;
     };
-    let election = Election::new(api.clone(), clock.clone(), LEASE, identity, Terms::default());
+    let api = identities.of(&Component::ControllerManager);
+    let election = Election::new(api, clock.clone(), LEASE, identity, Terms::default());
     tokio::select! {
         biased;
         () = cancel.cancelled() => {}
-        () = election.run_while_leading(|term| work(api.clone().during(term), &config, clock.clone())) => {}
+        () = election.run_while_leading(|term| work(identities.clone().during(term), &config, clock.clone())) => {}
     }
     match timeout(RELEASE, election.release()).await {
         Ok(Ok(())) => {}
@@ -76,6 +93,18 @@ pub async fn run(api: Arc<dyn Api>, config: Config, clock: Arc<dyn Clock>, cance
         Ok(Err(error)) => debug!(%error, "the lease was not given back"),
         Err(_) => debug!("the lease was not given back in time"),
     }
+}
+
+/// The service accounts of all controllers that run with this configuration.
+pub fn accounts(config: &knarr_controllers::Config) -> BTreeSet<&'static str> {
+    let controllers = knarr_controllers::all(config).into_iter().map(|c| c.account());
+    let sweeps = knarr_controllers::sweeps(config).into_iter().map(|s| s.account());
+    let others = [
+        garbage_collector::ACCOUNT,
+        fencing::ACCOUNT,
+        DEFAULT_STORAGE_ACCOUNT,
+    ];
+    controllers.chain(sweeps).chain(others).collect()
 }
 
 /// Sees to it that claims get storage out of the box: the class of nodes' own directories is there. Its user may change it.
@@ -94,23 +123,24 @@ async fn default_storage(api: Arc<dyn Api>) {
 
 /// All loops, from the beginning again when somebody sets the clock: how long a node has been silent or missing is measured
 /// by it, and nobody is to be given up because it was set forward.
-async fn work(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
+async fn work(identities: Arc<dyn Identities>, config: &Config, clock: Arc<dyn Clock>) {
     loop {
         let steady = SteadyClock::new(clock.clone());
         tokio::select! {
             biased;
             () = steady.set() => info!("the clock was set: all controllers begin anew"),
-            () = loops(api.clone(), config, Arc::new(steady.clone())) => return,
+            () = loops(identities.clone(), config, Arc::new(steady.clone())) => return,
         }
     }
 }
 
 /// Dropped, it takes them along.
-async fn loops(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
+async fn loops(identities: Arc<dyn Identities>, config: &Config, clock: Arc<dyn Clock>) {
+    let api = identities.of(&Component::ControllerManager);
     let caches = Arc::new(Caches::new(api.clone()));
-    let events = EventRecorder::new(api.clone(), "controller-manager", "", clock.clone());
+    let events = EventRecorder::new(api, "controller-manager", "", clock.clone());
     let base = Base {
-        api,
+        identities,
         caches,
         events,
         clock,
@@ -126,10 +156,17 @@ async fn loops(api: Arc<dyn Api>, config: &Config, clock: Arc<dyn Clock>) {
     for sweep in knarr_controllers::sweeps(&controllers) {
         running.spawn(sweeper::run(base.clone(), sweep));
     }
-    running.spawn(default_storage(base.api.clone()));
+    running.spawn(default_storage(
+        base.identities
+            .of(&Component::Controller(DEFAULT_STORAGE_ACCOUNT)),
+    ));
     let agents = config.fence_agents.clone();
     let agents = agents.unwrap_or_else(|| Arc::new(fencing::Programs(FENCE_AGENTS.into())));
-    running.spawn(fencing::run(base.clone(), agents));
+    running.spawn(fencing::run(
+        base.clone(),
+        agents,
+        config.fence_agents_allowed.clone(),
+    ));
     running.spawn(garbage_collector::run(base.clone()));
     let metrics = config.metrics.clone();
     running.spawn(scheduler::run(base, config.scheduler.scheduler(), metrics));

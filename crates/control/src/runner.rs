@@ -9,7 +9,7 @@ use std::time::Duration;
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_client::custom_kinds::KindChange;
 use knarr_client::workqueue::Queue;
-use knarr_client::{Api, Caches, Clock, EventRecorder, Kind, ObjectKey, Store};
+use knarr_client::{Api, Caches, Clock, Component, EventRecorder, Identities, Kind, ObjectKey, Store};
 use knarr_controllers::action::{Failure, Verb};
 use knarr_controllers::{Changed, Context, Controller};
 use tokio::task::JoinSet;
@@ -29,10 +29,18 @@ const WORKERS: usize = 5;
 /// What every driver stands on.
 #[derive(Clone)]
 pub struct Base {
-    pub api: Arc<dyn Api>,
+    pub identities: Arc<dyn Identities>,
     pub caches: Arc<Caches>,
     pub events: EventRecorder,
     pub clock: Arc<dyn Clock>,
+}
+
+impl Base {
+    /// The API as this component's user, and a recorder whose events that user writes; `name` as it stands in them.
+    pub fn acting_as(&self, component: &Component, name: &str) -> (Arc<dyn Api>, EventRecorder) {
+        let api = self.identities.of(component);
+        (api.clone(), self.events.acting_as(api, name))
+    }
 }
 
 struct Runner {
@@ -90,12 +98,13 @@ pub async fn run(base: Base, controller: Box<dyn Controller>) {
         base.caches.store(kind).synced().await;
     }
     debug!(controller = controller.name(), "started");
-    let events = base.events.with_component(controller.name());
+    let account = Component::Controller(controller.account());
+    let (api, events) = base.acting_as(&account, controller.name());
     let runner = Arc::new(Runner {
         controller,
         queue,
         view: CacheView(base.caches),
-        executor: Executor::new(base.api, events),
+        executor: Executor::new(api, events),
         clock: base.clock,
     });
     let mut workers = JoinSet::new();

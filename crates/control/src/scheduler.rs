@@ -17,7 +17,8 @@ use knarr_api::registry::{self, Registered};
 use knarr_api::time::seconds;
 use knarr_client::events::reference;
 use knarr_client::{
-    Api, Caches, Clock, DeleteOptions, EventRecorder, EventType, Patch, Preconditions, Shared, TypedApi,
+    Api, Caches, Clock, Component, DeleteOptions, EventRecorder, EventType, Patch, Preconditions, Shared,
+    TypedApi,
 };
 use knarr_scheduler::plugins::default_preemption::REASON;
 use knarr_scheduler::profile::DEFAULT_SCHEDULER_NAME;
@@ -57,10 +58,11 @@ struct Driver {
 
 /// Runs until dropped.
 pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
+    let (api, events) = base.acting_as(&Component::Scheduler, COMPONENT);
     let driver = Driver {
-        api: base.api,
+        api,
         clock: base.clock,
-        events: base.events.with_component(COMPONENT),
+        events,
         scheduler: Arc::new(Mutex::new(scheduler)),
         metrics,
         wake: Arc::new(Notify::new()),

@@ -1,5 +1,6 @@
 //! Runs one [`Sweep`]: looks at the caches now and then and carries out what it decides.
 
+use knarr_client::Component;
 use knarr_controllers::sweep::Sweep;
 use tokio::time::sleep;
 use tracing::{debug, warn};
@@ -19,7 +20,8 @@ pub async fn run(base: Base, mut sweep: Box<dyn Sweep>) {
     for store in stores {
         store.synced().await;
     }
-    let executor = Executor::new(base.api, base.events.with_component(sweep.name()));
+    let (api, events) = base.acting_as(&Component::Controller(sweep.account()), sweep.name());
+    let executor = Executor::new(api, events);
     let view = CacheView(base.caches);
     loop {
         for actions in sweep.sweep(&view, base.clock.now()) {

@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
+use knarr_client::identity::OneUser;
 use knarr_client::{Api, Clock, DeleteOptions, Kind, ListOptions, Propagation, TokioClock, TypedApi};
 use knarr_control::Config;
 use serde_json::json;
@@ -23,7 +24,12 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let cancel = CancellationToken::new();
     let mut config = Config::default();
     config.controllers.root_ca = Some("PEM".into());
-    tokio::spawn(knarr_control::run(api.clone(), config, clock, cancel.clone()));
+    tokio::spawn(knarr_control::run(
+        Arc::new(OneUser(api.clone())),
+        config,
+        clock,
+        cancel.clone(),
+    ));
     (api, cancel.drop_guard())
 }
 

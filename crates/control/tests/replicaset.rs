@@ -12,6 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
+use knarr_client::identity::OneUser;
 use knarr_client::{Api, Clock, Error, ListOptions, TokioClock, TypedApi};
 use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -21,7 +22,7 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let api = Arc::new(FakeApi::new(clock.clone()));
     let cancel = CancellationToken::new();
     tokio::spawn(knarr_control::run(
-        api.clone(),
+        Arc::new(OneUser(api.clone())),
         Default::default(),
         clock,
         cancel.clone(),

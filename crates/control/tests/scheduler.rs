@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
+use knarr_client::identity::OneUser;
 use knarr_client::{
     Api, Caches, Clock, DeleteOptions, Error, EventRecorder, ListOptions, Patch, TokioClock, TypedApi,
 };
@@ -28,7 +29,7 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let base = Base {
         caches: Arc::new(Caches::new(api.clone())),
         events: EventRecorder::new(api.clone(), "test", "", clock.clone()),
-        api,
+        identities: Arc::new(OneUser(api)),
         clock,
     };
     let scheduler = KubeSchedulerConfiguration::default().scheduler();
@@ -306,7 +307,12 @@ async fn what_is_done_is_counted_under_kube_schedulers_names() {
     let config = knarr_control::Config::default();
     let metrics = config.metrics.clone();
     let cancel = CancellationToken::new();
-    tokio::spawn(knarr_control::run(api.clone(), config, clock, cancel.clone()));
+    tokio::spawn(knarr_control::run(
+        Arc::new(OneUser(api.clone())),
+        config,
+        clock,
+        cancel.clone(),
+    ));
     let _running = cancel.drop_guard();
     api.create_as(node("n1")).await.unwrap();
     for name in ["a", "b"] {

@@ -12,6 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
+use knarr_client::identity::OneUser;
 use knarr_client::{Api, Clock, ListOptions, TokioClock, TypedApi};
 use serde_json::json;
 use tokio::time::sleep;
@@ -22,7 +23,7 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let api = Arc::new(FakeApi::new(clock.clone()));
     let cancel = CancellationToken::new();
     tokio::spawn(knarr_control::run(
-        api.clone(),
+        Arc::new(OneUser(api.clone())),
         Default::default(),
         clock,
         cancel.clone(),

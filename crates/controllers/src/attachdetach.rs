@@ -47,6 +47,10 @@ impl Controller for AttachDetach {
         "attachdetach-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "attachdetach-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![
             &registry::PERSISTENT_VOLUME,
@@ -241,6 +245,10 @@ pub struct VolumesAttached;
 
 impl Controller for VolumesAttached {
     fn name(&self) -> &'static str {
+        "attachdetach-controller"
+    }
+
+    fn account(&self) -> &'static str {
         "attachdetach-controller"
     }
 

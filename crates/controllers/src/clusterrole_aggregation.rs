@@ -17,6 +17,10 @@ impl Controller for ClusterRoleAggregation {
         "clusterrole-aggregation-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "clusterrole-aggregation-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::CLUSTER_ROLE]
     }

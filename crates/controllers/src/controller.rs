@@ -90,6 +90,10 @@ pub trait Controller: Send + Sync + 'static {
     /// As it stands in events: `replicaset-controller`.
     fn name(&self) -> &'static str;
 
+    /// The service account in `kube-system` that it acts as: kube-controller-manager's for this controller, or one of
+    /// knarr's own (`knarr-…`). ClusterRole `system:controller:<account>` says what it may do.
+    fn account(&self) -> &'static str;
+
     /// The kinds whose changes can concern it. The view holds these.
     fn watches(&self) -> Vec<&'static Kind>;
 

@@ -36,6 +36,10 @@ impl Controller for CsiAttach {
         "attachdetach-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "attachdetach-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         let mut all = AttachDetach.watches();
         all.push(&registry::CSI_DRIVER);

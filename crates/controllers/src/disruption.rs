@@ -45,6 +45,10 @@ impl Controller for Disruptions {
         "controllermanager"
     }
 
+    fn account(&self) -> &'static str {
+        "disruption-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![
             &registry::POD_DISRUPTION_BUDGET,

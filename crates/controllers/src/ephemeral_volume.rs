@@ -30,6 +30,10 @@ impl Controller for EphemeralVolumes {
         "ephemeral_volume"
     }
 
+    fn account(&self) -> &'static str {
+        "ephemeral-volume-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::POD, &registry::PERSISTENT_VOLUME_CLAIM]
     }

@@ -43,6 +43,10 @@ impl Controller for Namespaces {
         "namespace-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "namespace-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         std::iter::once(&registry::NAMESPACE).chain(contents()).collect()
     }

@@ -71,6 +71,10 @@ impl Sweep for PodGc {
         "pod-garbage-collector-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "pod-garbage-collector"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::POD, &registry::NODE]
     }

@@ -72,6 +72,10 @@ impl Controller for ClaimProtection {
         "persistentvolumeclaim-protection-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "pvc-protection-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::PERSISTENT_VOLUME_CLAIM, &registry::POD]
     }
@@ -113,6 +117,10 @@ pub struct VolumeProtection;
 impl Controller for VolumeProtection {
     fn name(&self) -> &'static str {
         "persistentvolume-protection-controller"
+    }
+
+    fn account(&self) -> &'static str {
+        "pv-protection-controller"
     }
 
     fn watches(&self) -> Vec<&'static Kind> {

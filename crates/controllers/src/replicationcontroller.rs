@@ -32,6 +32,10 @@ impl Controller for ReplicationControllers {
         "replication-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "replication-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::REPLICATION_CONTROLLER, &registry::POD]
     }

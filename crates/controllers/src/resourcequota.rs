@@ -30,6 +30,10 @@ impl Controller for ResourceQuotas {
         "resourcequota-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "resourcequota-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         quota::built_in().collect()
     }

@@ -31,6 +31,10 @@ impl Controller for RootCa {
         "root-ca-certificate-publisher-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "root-ca-cert-publisher"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::NAMESPACE, &registry::CONFIG_MAP]
     }

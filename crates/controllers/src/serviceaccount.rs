@@ -20,6 +20,10 @@ impl Controller for ServiceAccounts {
         "serviceaccount-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "service-account-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::NAMESPACE, &registry::SERVICE_ACCOUNT]
     }

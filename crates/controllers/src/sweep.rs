@@ -14,6 +14,9 @@ pub trait Sweep: Send + 'static {
     /// As it stands in events.
     fn name(&self) -> &'static str;
 
+    /// As [`Controller::account`](crate::Controller::account).
+    fn account(&self) -> &'static str;
+
     fn watches(&self) -> Vec<&'static Kind>;
 
     /// From one look to the next.

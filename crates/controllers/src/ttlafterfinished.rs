@@ -21,6 +21,10 @@ impl Controller for TtlAfterFinished {
         "ttl-after-finished-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "ttl-after-finished-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::JOB]
     }

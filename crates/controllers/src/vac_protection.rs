@@ -23,6 +23,10 @@ impl Controller for VacProtection {
         "volumeattributesclass-protection-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "volumeattributesclass-protection-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![
             &registry::VOLUME_ATTRIBUTES_CLASS,

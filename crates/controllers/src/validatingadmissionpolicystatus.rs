@@ -21,6 +21,10 @@ impl Controller for PolicyStatus {
         "validatingadmissionpolicy-status"
     }
 
+    fn account(&self) -> &'static str {
+        "validatingadmissionpolicy-status-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![
             &registry::VALIDATING_ADMISSION_POLICY,

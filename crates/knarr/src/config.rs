@@ -160,6 +160,15 @@ pub struct Flags {
     /// Folder of the fence agents that FencingPolicies name [default: /usr/sbin].
     #[arg(long, env = "KNARR_FENCE_AGENTS_DIR", value_name = "DIR", global = true)]
     pub fence_agents_dir: Option<String>,
+    /// Fence agents and parameters that FencingPolicies may name besides those knarr knows, such as
+    /// `fence_own:ip,zone fence_other` [default: none].
+    #[arg(
+        long,
+        env = "KNARR_FENCE_AGENTS_ALLOW",
+        value_name = "AGENT[:PARAMETER,…] …",
+        global = true
+    )]
+    pub fence_agents_allow: Option<String>,
     #[command(flatten)]
     pub access: AccessFlags,
     /// What is logged, such as `info` or `warn,knarr_node=debug` [default: info].
@@ -208,6 +217,7 @@ pub struct Config {
     pub scheduler: KubeSchedulerConfiguration,
     pub node_lifecycle: Lifecycle,
     pub fence_agents_dir: PathBuf,
+    pub fence_agents_allowed: knarr_control::fencing::Allowed,
     pub cluster_signing_duration: SignedDuration,
     pub self_fencing: SelfFencing,
     pub watchdog_device: Option<PathBuf>,
@@ -378,6 +388,13 @@ impl Config {
                     true => Ok((!s.is_empty()).then(|| PathBuf::from(s))),
                     false => Err("expected the path of a device, such as /dev/watchdog0".into()),
                 },
+            ),
+            fence_agents_allowed: reader.get(
+                "fenceAgentsAllow",
+                "--fence-agents-allow",
+                &flags.fence_agents_allow,
+                "",
+                knarr_control::fencing::Allowed::parse,
             ),
             fence_agents_dir: reader.get(
                 "fenceAgentsDir",

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::registry;
-use knarr_client::{Api, Clock, TokioClock};
+use knarr_client::{Api, Clock, Component, TokioClock};
 use knarr_kubelet::self_fencing::SelfFencing;
 use knarr_node::runtime::fake::{FakeRuntime, Happening, Manners};
 use knarr_node::{Config, Kubelet, Machine};
@@ -46,7 +46,7 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    fn wire(&self, identity: Identity, network: &Arc<Network>, dead: &CancellationToken) -> Arc<dyn Api> {
+    fn wire(&self, identity: Identity, network: &Arc<Network>, dead: &CancellationToken) -> Arc<Wire> {
         Arc::new(Wire::new(
             self.servers.clone(),
             identity,
@@ -165,10 +165,7 @@ impl Node {
             self_fencing: self.ground.self_fencing,
             ..Config::default()
         };
-        let identity = Identity {
-            user: format!("system:node:{}", self.name),
-            groups: ["system:nodes", "system:authenticated"],
-        };
+        let identity = Identity::Component(Component::Node(self.name.clone()));
         let line = Line {
             node: self.name.clone(),
             observer: self.ground.observer.clone(),
@@ -291,19 +288,18 @@ impl Control {
         running.0 += 1;
         let identity = format!("{}-{}", self.network.name, running.0);
         self.ground.observer.note(&format!("{identity} starts"));
-        let api = Identity {
-            user: "system:kube-controller-manager".into(),
-            groups: ["system:masters", "system:authenticated"],
-        };
+        let manager = Identity::Component(Component::ControllerManager);
         let dead = CancellationToken::new();
         let mut config = knarr_control::Config::default();
         config.controllers.root_ca = Some("the simulation's".into());
         config.fence_agents = Some(Arc::new(self.ground.fence_agents.clone()));
+        config.fence_agents_allowed = fence_agents::allowed();
         config.identity = self.elected.then_some(identity);
-        let api = self.ground.wire(api, &self.network, &dead);
+        let wire = self.ground.wire(manager, &self.network, &dead);
+        let api: Arc<dyn Api> = Arc::new(wire.acting_as(Identity::Mistaken));
         // Its own token is never rung: a crash is no orderly stop.
         let clock = self.clock.clone();
-        let run = knarr_control::run(api.clone(), config, clock, CancellationToken::new());
+        let run = knarr_control::run(wire, config, clock, CancellationToken::new());
         let mutation = self.ground.mutation;
         running.1 = Some((
             dead,

@@ -4,13 +4,12 @@
 //! most: one that says of a running machine that it was switched off tells the truth when asked for its status. Who lies
 //! twice is believed (docs/promises.md), and nothing could be shown with it. `reboot` has one call only: it never lies.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use knarr_control::fencing::{Answer, FenceAgents, Run};
+use knarr_control::fencing::{Allowed, Answer, FenceAgents, Parameters, Run};
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
@@ -138,19 +137,28 @@ impl Agents {
     }
 }
 
+/// The names by which the simulated policies know these agents.
+pub(crate) const AGENTS: [&str; 2] = ["fence_power", "fence_spare"];
+
+/// What the servers are told of them.
+pub(crate) fn allowed() -> Allowed {
+    // Names of ours; a mistake shows as nodes that are never fenced.
+    Allowed::parse(&AGENTS.join(" ")).unwrap_or_default()
+}
+
 /// Hands out what the control loops are given.
 #[derive(Clone, Debug)]
 pub(crate) struct Handle(pub Arc<Agents>);
 
 #[async_trait]
 impl FenceAgents for Handle {
-    async fn run(&self, run: &Run, parameters: &BTreeMap<String, String>) -> Answer {
+    async fn run(&self, run: &Run, parameters: &Parameters) -> Answer {
         let agents = &self.0;
         let exited = |code: i32| Answer::Exited {
             code,
             output: String::new(),
         };
-        let plug = parameters.get("plug").cloned().unwrap_or_default();
+        let plug = parameters.get("plug").unwrap_or_default().to_string();
         let node = agents.nodes().into_iter().find(|n| n.name == plug);
         // They have nothing to say of themselves.
         let Some(node) = node.filter(|_| run.action != "metadata") else {

@@ -11,9 +11,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt;
 use knarr_api::{AnyObject, registry};
+use knarr_apiserver::Server;
 use knarr_client::{
-    Api, DeleteOptions, Error, Kind, List, ListOptions, Object, Patch, Result, Term, WatchEvent,
-    WatchOptions, WatchStream,
+    Api, Component, DeleteOptions, Error, Identities, Kind, List, ListOptions, Object, Patch, Result, Term,
+    WatchEvent, WatchOptions, WatchStream,
 };
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
@@ -305,11 +306,21 @@ async fn next(mut watched: Watched) -> Option<(Result<WatchEvent>, Option<Watche
     Some((event?, Some(watched)))
 }
 
-/// Who a component is to the API.
+/// Who asks.
 #[derive(Clone)]
-pub(crate) struct Identity {
-    pub user: String,
-    pub groups: [&'static str; 2],
+pub(crate) enum Identity {
+    Component(Component),
+    /// A mistake that is played: nothing denies it what it does.
+    Mistaken,
+}
+
+impl Identity {
+    fn api(&self, server: &Arc<Server>) -> Arc<dyn Api> {
+        match self {
+            Identity::Component(component) => server.api(component),
+            Identity::Mistaken => server.api_as("mistaken", ["system:masters"]),
+        }
+    }
 }
 
 /// The server a component talks to: the next one, when this one does not answer.
@@ -322,7 +333,7 @@ struct Choice {
 #[derive(Clone)]
 struct Connection {
     gone: CancellationToken,
-    api: Arc<dyn Api>,
+    server: Arc<Server>,
 }
 
 /// Objects by namespace and name.
@@ -332,7 +343,8 @@ type Kept = BTreeMap<(String, String), Arc<Object>>;
 pub(crate) struct Wire {
     servers: Arc<Vec<Arc<ApiServer>>>,
     identity: Identity,
-    choice: Mutex<Choice>,
+    /// Shared by all that one process is to the API.
+    choice: Arc<Mutex<Choice>>,
     pub network: Arc<Network>,
     pub observer: Arc<Observer>,
     /// This incarnation is no more.
@@ -357,10 +369,10 @@ impl Wire {
         Wire {
             servers,
             identity,
-            choice: Mutex::new(Choice {
+            choice: Arc::new(Mutex::new(Choice {
                 server,
                 connection: None,
-            }),
+            })),
             network,
             observer,
             dead,
@@ -382,13 +394,44 @@ impl Wire {
 
     fn connect_to(&self, server: usize) -> Option<Connection> {
         let server = self.servers.get(server % self.servers.len().max(1))?;
-        let (gone, mut api) = server.api(&self.identity.user, &self.identity.groups)?;
-        if let Some(term) = &self.term
-            && self.mutation != Some(Mutation::ForgetTerm)
-        {
-            api = api.during(term.clone());
+        let (gone, server) = server.running()?;
+        Some(Connection { gone, server })
+    }
+
+    /// The API as this identity has it over a connection.
+    fn api(&self, connection: &Connection) -> Arc<dyn Api> {
+        let api = self.identity.api(&connection.server);
+        match &self.term {
+            Some(term) if self.mutation != Some(Mutation::ForgetTerm) => api.during(term.clone()),
+            _ => api,
         }
-        Some(Connection { gone, api })
+    }
+
+    /// The same process as somebody else.
+    pub fn acting_as(&self, identity: Identity) -> Self {
+        Wire {
+            servers: self.servers.clone(),
+            identity,
+            choice: self.choice.clone(),
+            network: self.network.clone(),
+            observer: self.observer.clone(),
+            dead: self.dead.clone(),
+            mutation: self.mutation,
+            term: self.term.clone(),
+            kept: self.kept.clone(),
+        }
+    }
+
+    fn in_term(&self, term: Term) -> Self {
+        let choice = Choice {
+            server: self.choice.lock().server,
+            connection: None,
+        };
+        Wire {
+            choice: Arc::new(Mutex::new(choice)),
+            term: Some(term),
+            ..self.acting_as(self.identity.clone())
+        }
     }
 
     /// Tries another server from now on.
@@ -407,8 +450,8 @@ impl Wire {
             let Some(connection) = self.connect() else {
                 return Err(self.refused().await);
             };
-            let Connection { gone, api } = &connection;
-            let request = request(api.clone());
+            let gone = &connection.gone;
+            let request = request(self.api(&connection));
             match self.term.clone() {
                 Some(term) => self.send_to(write, gone, WRITTEN_IN.scope(term, request)).await,
                 None => self.send_to(write, gone, request).await,
@@ -431,7 +474,7 @@ impl Wire {
             return self.send(true, request).await;
         };
         let second = self.connect_to(self.choice.lock().server + 1);
-        let second = second.map(|Connection { gone, api }| (gone, request(api)));
+        let second = second.map(|second| (second.gone.clone(), request(self.api(&second))));
         let note = format!(
             "a write of {} is sent again after {} ms",
             self.network.name,
@@ -559,24 +602,20 @@ fn is_forced(pod: &Object) -> bool {
     pod.metadata().deletion_grace_period_seconds == Some(0)
 }
 
+impl Identities for Wire {
+    fn of(&self, component: &Component) -> Arc<dyn Api> {
+        Arc::new(self.acting_as(Identity::Component(component.clone())))
+    }
+
+    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Identities> {
+        Arc::new(self.in_term(term))
+    }
+}
+
 #[async_trait]
 impl Api for Wire {
     fn during(self: Arc<Self>, term: Term) -> Arc<dyn Api> {
-        let choice = Choice {
-            server: self.choice.lock().server,
-            connection: None,
-        };
-        Arc::new(Wire {
-            servers: self.servers.clone(),
-            identity: self.identity.clone(),
-            choice: Mutex::new(choice),
-            network: self.network.clone(),
-            observer: self.observer.clone(),
-            dead: self.dead.clone(),
-            mutation: self.mutation,
-            term: Some(term),
-            kept: self.kept.clone(),
-        })
+        Arc::new(self.in_term(term))
     }
 
     async fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
@@ -600,9 +639,11 @@ impl Api for Wire {
     async fn watch(&self, kind: &Kind, options: WatchOptions) -> Result<WatchStream> {
         let begun = async {
             // The stream lives as long as the server it comes from.
-            let Some(Connection { gone, api }) = self.connect() else {
+            let Some(connection) = self.connect() else {
                 return Err(self.refused().await);
             };
+            let api = self.api(&connection);
+            let gone = connection.gone;
             let asked = kind.clone();
             let request = async move { api.watch(&asked, options).await };
             let stream = self.send_to(false, &gone, request).await?;

@@ -245,11 +245,8 @@ impl Simulation {
         agents.wire(&nodes);
         nodes.iter().for_each(|node| node.start());
         controls.iter().for_each(|control| control.start());
-        let first = ground
-            .servers
-            .first()
-            .and_then(|s| s.api("admin", &["system:masters"]));
-        let (_, admin) = first.ok_or_else(|| std::io::Error::other("no API server runs"))?;
+        let first = ground.servers.first().and_then(|s| s.admin());
+        let admin = first.ok_or_else(|| std::io::Error::other("no API server runs"))?;
         let mut users = Users::new(admin, observer.clone(), stream(self.seed, "users"));
         let mut faults = Faults {
             nodes,

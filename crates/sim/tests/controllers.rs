@@ -73,12 +73,12 @@ impl Cluster {
         )
         .await
         .unwrap();
-        let api = server.api("admin", ["system:masters"]);
+        let api = server.api_as("admin", ["system:masters"]);
         let cancel = CancellationToken::new();
         let mut control = knarr_control::Config::default();
         control.controllers.root_ca = Some("PEM".into());
         tokio::spawn(knarr_control::run(
-            api.clone(),
+            server.identities(),
             control,
             Arc::new(clock),
             cancel.clone(),

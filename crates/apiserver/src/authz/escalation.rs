@@ -54,7 +54,7 @@ impl Server {
         old: Option<&Object>,
         new: &dyn AnyObject,
     ) -> Result<(), Error> {
-        if target.kind.group() != GROUP || ctx.user.is_in(MASTERS) {
+        if target.kind.group() != GROUP || ctx.by_server || ctx.user.is_in(MASTERS) {
             return Ok(());
         }
         let Some(grant) = Grant::of(new) else {
@@ -76,7 +76,7 @@ impl Server {
             };
             self.authorizer.allows(&ctx.user, &request)
         };
-        let held = || rbac::rules_for(&self.cache, &ctx.user, target.namespace);
+        let held = || self.authorizer.rules_for(&ctx.user, target.namespace).rules;
         match &grant {
             Grant::Rules(wanted, _) => {
                 // The name of a role that is created is not in its URL.

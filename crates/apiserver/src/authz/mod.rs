@@ -4,6 +4,7 @@
 //! roles and bindings say.
 
 mod attributes;
+mod cluster_bindings;
 pub mod default_roles;
 mod escalation;
 pub(crate) mod node;
@@ -22,6 +23,7 @@ use knarr_api::{Error, k8s_openapi};
 pub use self::attributes::{Attributes, Selectors};
 use crate::cache::Cache;
 use crate::user::{MASTERS, User};
+use cluster_bindings::ClusterBindings;
 
 /// What was decided, and why: empty where there is nothing to say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,7 +68,24 @@ impl fmt::Debug for dyn Authorizer {
 
 /// The order of the module's documentation.
 pub struct Standard {
-    pub cache: Arc<Cache>,
+    cache: Arc<Cache>,
+    cluster_bindings: ClusterBindings,
+}
+
+impl Standard {
+    pub fn new(cache: Arc<Cache>) -> Self {
+        Standard {
+            cache,
+            cluster_bindings: ClusterBindings::default(),
+        }
+    }
+
+    fn rbac(&self) -> rbac::Policy<'_> {
+        rbac::Policy {
+            cache: &self.cache,
+            cluster: &self.cluster_bindings,
+        }
+    }
 }
 
 impl Authorizer for Standard {
@@ -79,7 +98,7 @@ impl Authorizer for Standard {
         {
             return true;
         }
-        rbac::allows(&self.cache, user, request)
+        rbac::allows(self.rbac(), user, request)
     }
 
     fn explain(&self, user: &User, request: &Attributes<'_>) -> Decision {
@@ -93,7 +112,7 @@ impl Authorizer for Standard {
                 reason: String::new(),
             };
         }
-        rbac::explain(&self.cache, user, request)
+        rbac::explain(self.rbac(), user, request)
     }
 
     fn rules_for(&self, user: &User, namespace: &str) -> Rules {
@@ -101,7 +120,7 @@ impl Authorizer for Standard {
         if user.is_in(MASTERS) {
             rules.extend(rules::full_authority());
         }
-        rules.extend(rbac::rules_for(&self.cache, user, namespace));
+        rules.extend(rbac::rules_for(self.rbac(), user, namespace));
         Rules {
             rules,
             error: user

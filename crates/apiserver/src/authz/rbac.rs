@@ -2,19 +2,25 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use k8s_openapi::api::rbac::v1::{
-    ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
-};
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use knarr_api::error::About;
 use knarr_api::{Error, Kind, k8s_openapi, registry};
 
+use super::cluster_bindings::ClusterBindings;
 use super::{Attributes, Decision};
 use crate::cache::Cache;
 use crate::user::User;
 
-pub(super) fn allows(cache: &Cache, user: &User, request: &Attributes<'_>) -> bool {
+/// Where roles and bindings are looked up.
+#[derive(Clone, Copy)]
+pub(super) struct Policy<'a> {
+    pub cache: &'a Cache,
+    pub cluster: &'a ClusterBindings,
+}
+
+pub(super) fn allows(policy: Policy<'_>, user: &User, request: &Attributes<'_>) -> bool {
     let mut allowed = false;
-    visit(cache, user, request.namespace, &mut |_, rules| {
+    visit(policy, user, request.namespace, &mut |_, rules| {
         allowed = rules
             .iter()
             .flat_map(|r| r.iter())
@@ -25,10 +31,10 @@ pub(super) fn allows(cache: &Cache, user: &User, request: &Attributes<'_>) -> bo
 }
 
 /// The same, with the binding that allows it, or the roles that are missing.
-pub(super) fn explain(cache: &Cache, user: &User, request: &Attributes<'_>) -> Decision {
+pub(super) fn explain(policy: Policy<'_>, user: &User, request: &Attributes<'_>) -> Decision {
     let mut decision = Decision::default();
     let mut missing: Vec<String> = Vec::new();
-    visit(cache, user, request.namespace, &mut |source, rules| {
+    visit(policy, user, request.namespace, &mut |source, rules| {
         match rules {
             Some(rules) if rules.iter().any(|r| rule_covers(r, request)) => {
                 decision = Decision {
@@ -63,9 +69,9 @@ pub(super) fn explain(cache: &Cache, user: &User, request: &Attributes<'_>) -> D
 }
 
 /// All rules that bindings give this user in this namespace; of the cluster only, if that is empty.
-pub(super) fn rules_for(cache: &Cache, user: &User, namespace: &str) -> Vec<PolicyRule> {
+pub(super) fn rules_for(policy: Policy<'_>, user: &User, namespace: &str) -> Vec<PolicyRule> {
     let mut all = Vec::new();
-    visit(cache, user, namespace, &mut |_, rules| {
+    visit(policy, user, namespace, &mut |_, rules| {
         all.extend(rules.unwrap_or_default().iter().cloned());
         true
     });
@@ -104,27 +110,27 @@ impl Display for Source<'_> {
 
 /// Shows the role of every binding that holds for the user, `None` where it is missing, until `look` has seen enough.
 fn visit(
-    cache: &Cache,
+    policy: Policy<'_>,
     user: &User,
     namespace: &str,
     look: &mut dyn FnMut(&Source<'_>, Option<&[PolicyRule]>) -> bool,
 ) {
+    let Policy { cache, cluster } = policy;
     let mut go_on = true;
-    if let Ok(bindings) = cache.of(&registry::CLUSTER_ROLE_BINDING) {
-        bindings.scan("", "", |object| {
-            if let Some(b) = object.get::<ClusterRoleBinding>()
-                && let Some(subject) = bound(b.subjects.as_deref(), user, "")
-            {
-                let source = Source {
-                    namespace: None,
-                    name: object.name(),
-                    role: &b.role_ref,
-                    subject,
-                };
-                go_on = shown(cache, "", &source, look);
-            }
-            go_on
-        });
+    for binding in cluster.now(cache).of(user) {
+        let Some(subject) = bound(Some(binding.subjects()), user, "") else {
+            continue;
+        };
+        let source = Source {
+            namespace: None,
+            name: &binding.name,
+            role: &binding.role,
+            subject,
+        };
+        go_on = shown(cache, "", &source, look);
+        if !go_on {
+            break;
+        }
     }
     if !go_on || namespace.is_empty() {
         return;
@@ -220,18 +226,28 @@ pub(super) fn rule_covers(rule: &PolicyRule, request: &Attributes<'_>) -> bool {
                     .is_some_and(|prefix| path.starts_with(prefix))
         });
     }
-    let resource = request.qualified_resource();
     has(&rule.api_groups, request.group)
-        && rule.resources.iter().flatten().any(|r| {
-            r == "*"
-                || *r == resource
-                || r.strip_prefix("*/")
-                    .is_some_and(|sub| !sub.is_empty() && sub == request.subresource)
-        })
+        && rule
+            .resources
+            .iter()
+            .flatten()
+            .any(|r| resource_covers(r, request))
         && rule
             .resource_names
             .as_ref()
             .is_none_or(|names| names.is_empty() || names.iter().any(|n| n == request.name))
+}
+
+/// Whether a rule's resource, such as `pods`, `pods/log`, `*/scale` or `*`, is the request's.
+fn resource_covers(resource: &str, request: &Attributes<'_>) -> bool {
+    match resource.split_once('/') {
+        None => resource == "*" || (request.subresource.is_empty() && resource == request.resource),
+        Some((of, subresource)) => {
+            !subresource.is_empty()
+                && subresource == request.subresource
+                && (of == "*" || of == request.resource)
+        }
+    }
 }
 
 #[cfg(test)]

@@ -101,6 +101,11 @@ impl KindCache {
         self.state.read().objects.get(local).cloned()
     }
 
+    /// The revision of the kind's last change.
+    pub fn newest(&self) -> u64 {
+        self.state.read().newest
+    }
+
     pub fn count(&self) -> usize {
         self.state.read().objects.len()
     }

@@ -31,6 +31,8 @@ pub struct Ctx {
     pub user: User,
     /// What its sender was allowed to do: the request's verb.
     pub verb: &'static str,
+    /// Whether the server itself writes, what every cluster has: nobody is asked for whom it grants what.
+    pub(crate) by_server: bool,
     /// When it came in; all times it writes are this one.
     pub now: Timestamp,
     /// Who changes fields, as their managers are called; `None` where the object already says who holds what.
@@ -57,6 +59,7 @@ impl Ctx {
         Ctx {
             user,
             verb: "",
+            by_server: false,
             now,
             manager,
             term: None,

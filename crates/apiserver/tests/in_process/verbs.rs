@@ -47,7 +47,7 @@ async fn denied() -> (Cluster, Arc<dyn Api>, Arc<Denier>) {
     };
     let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
     let cluster = server_with(store, options).await;
-    let api = cluster.server.api("tester", ["test"]);
+    let api = cluster.server.api_as("tester", ["test"]);
     (cluster, api, denier)
 }
 
@@ -204,7 +204,7 @@ async fn a2_an_update_in_this_process_that_creates_asks_for_create() {
         let text = br#"{"metadata":{"name":"x","namespace":"default"}}"#;
         registry::LEASE.ops.decode(text).unwrap().object
     };
-    let api = cluster.server.api("tester", ["test"]);
+    let api = cluster.server.api_as("tester", ["test"]);
     let error = api.update(&registry::LEASE, lease(), "").await.unwrap_err();
     assert_eq!(
         error.message(),

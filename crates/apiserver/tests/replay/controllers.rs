@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use knarr_apiserver::Server;
-use knarr_client::{Caches, EventRecorder, SystemClock};
+use knarr_client::{Caches, Component, EventRecorder, SystemClock};
 use knarr_control::{Base, runner};
 use knarr_controllers::Controller;
 use knarr_controllers::disruption::Disruptions;
@@ -14,12 +14,12 @@ use tokio::task::JoinSet;
 
 /// Runs them until what is returned is dropped.
 pub fn start(server: &Arc<Server>) -> JoinSet<()> {
-    let api = server.api("system:kube-controller-manager", ["system:masters"]);
+    let api = server.api(&Component::ControllerManager);
     let clock = Arc::new(SystemClock);
     let base = Base {
         caches: Arc::new(Caches::new(api.clone())),
-        events: EventRecorder::new(api.clone(), "controller-manager", "", clock.clone()),
-        api,
+        events: EventRecorder::new(api, "controller-manager", "", clock.clone()),
+        identities: server.identities(),
         clock,
     };
     let all: [Box<dyn Controller>; 4] = [

@@ -24,7 +24,7 @@ pub async fn leases() -> Result<Report> {
         ),
     );
     let (server, _dir) = cluster::server().await?;
-    let api = server.api("system:admin", ["system:masters"]);
+    let api = server.api_as("system:admin", ["system:masters"]);
     let begin = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
     for n in 0..WRITERS {

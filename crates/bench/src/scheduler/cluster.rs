@@ -161,7 +161,7 @@ fn numbered(of: fn(usize) -> Value, from: usize, count: usize) -> Vec<Value> {
 /// Runs one.
 pub async fn run(workload: &Workload) -> Result<Found> {
     let (server, _dir) = server().await?;
-    let api = server.api("system:kube-scheduler", ["system:masters"]);
+    let api = server.api_as("system:kube-scheduler", ["system:masters"]);
     let account = json!({"metadata": {"name": "default", "namespace": "default"}});
     create::<ServiceAccount>(&api, vec![account]).await?;
     let classes = PRIORITIES.map(|(name, value)| json!({"metadata": {"name": name}, "value": value}));
@@ -173,7 +173,7 @@ pub async fn run(workload: &Workload) -> Result<Found> {
     let caches = Arc::new(Caches::new(api.clone()));
     let clock = Arc::new(knarr_client::SystemClock);
     let base = Base {
-        api: api.clone(),
+        identities: server.identities(),
         caches: caches.clone(),
         events: EventRecorder::new(api.clone(), "bench", "", clock.clone()),
         clock,

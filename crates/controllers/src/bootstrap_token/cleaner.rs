@@ -17,6 +17,10 @@ impl Controller for TokenCleaner {
         "token-cleaner-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "token-cleaner"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::SECRET]
     }

@@ -28,6 +28,10 @@ impl Controller for BootstrapSigner {
         "bootstrap-signer-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "bootstrap-signer"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::SECRET, &registry::CONFIG_MAP]
     }

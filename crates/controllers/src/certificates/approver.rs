@@ -20,6 +20,10 @@ impl Controller for Approver {
         "certificatesigningrequest-approving-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "certificate-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::CERTIFICATE_SIGNING_REQUEST]
     }

@@ -25,6 +25,10 @@ impl Sweep for Cleaner {
         "certificatesigningrequest-cleaner-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "certificate-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::CERTIFICATE_SIGNING_REQUEST]
     }

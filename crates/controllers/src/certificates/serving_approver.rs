@@ -30,6 +30,10 @@ impl Controller for ServingApprover {
         "kubelet-serving-approving-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "knarr-kubelet-serving-approver"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::CERTIFICATE_SIGNING_REQUEST, &registry::NODE]
     }

@@ -24,6 +24,10 @@ impl Controller for Signer {
         "certificatesigningrequest-signing-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "certificate-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::CERTIFICATE_SIGNING_REQUEST]
     }

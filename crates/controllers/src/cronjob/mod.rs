@@ -39,6 +39,10 @@ impl Controller for CronJobs {
         "cronjob-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "cronjob-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::CRON_JOB, &registry::JOB]
     }

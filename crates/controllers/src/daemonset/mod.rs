@@ -46,6 +46,10 @@ impl Controller for DaemonSets {
         "daemonset-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "daemon-set-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![
             &registry::DAEMON_SET,

@@ -30,6 +30,10 @@ impl Controller for Deployments {
         "deployment-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "deployment-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::DEPLOYMENT, &registry::REPLICA_SET, &registry::POD]
     }

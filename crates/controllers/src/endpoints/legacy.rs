@@ -32,6 +32,10 @@ impl Controller for Endpoints {
         MANAGER
     }
 
+    fn account(&self) -> &'static str {
+        "endpoint-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::SERVICE, &registry::POD, &registry::ENDPOINTS]
     }

@@ -36,6 +36,10 @@ impl Controller for EndpointSlices {
         "endpoint-slice-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "endpointslice-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![
             &registry::SERVICE,

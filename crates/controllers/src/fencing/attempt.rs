@@ -159,6 +159,8 @@ impl Attempt {
         let mut parameters = agent.parameters.clone();
         match agent.node_parameters.get(node) {
             Some(more) => parameters.extend(more.clone()),
+            // `port` is another word for it.
+            None if parameters.contains_key("port") => {}
             None => drop(parameters.entry("plug".into()).or_insert_with(|| node.clone())),
         }
         let seconds = u64::try_from(agent.timeout_seconds).unwrap_or(0).max(1);

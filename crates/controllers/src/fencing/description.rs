@@ -8,6 +8,7 @@ use knarr_api::k8s_openapi;
 
 use super::attempt::{Answer, Run};
 use super::kinds::{FencingPolicy, PolicyStatus};
+use super::parameters::{Allowed, Denied};
 
 /// The action that asks for it.
 pub const METADATA: &str = "metadata";
@@ -35,8 +36,10 @@ pub struct Descriptions {
 
 impl Descriptions {
     /// Which agents are to be asked now.
-    pub fn wanted(&mut self, policies: &[FencingPolicy], now: Timestamp) -> Vec<Run> {
-        let named: BTreeSet<&str> = policies.iter().flat_map(agents).collect();
+    pub fn wanted(&mut self, policies: &[FencingPolicy], allowed: &Allowed, now: Timestamp) -> Vec<Run> {
+        let mut named: BTreeSet<&str> = policies.iter().flat_map(agents).collect();
+        // What may not be run is not run for this either.
+        named.retain(|agent| allowed.agent(agent).is_ok());
         self.said.retain(|agent, said| {
             let stale = matches!(said, Said::Nothing(_, at) if now.duration_since(*at) >= AGAIN);
             named.contains(agent.as_str()) && !stale
@@ -73,10 +76,15 @@ impl Descriptions {
     }
 
     /// What the policy's status should say; `None` while an agent has not been asked yet.
-    pub fn status(&self, policy: &FencingPolicy) -> Option<PolicyStatus> {
+    pub fn status(&self, policy: &FencingPolicy, allowed: &Allowed) -> Option<PolicyStatus> {
+        let mut denied = BTreeSet::new();
         let mut unknown = BTreeSet::new();
         let mut silent = BTreeSet::new();
         for agent in policy.spec.levels.iter().flat_map(|level| &level.agents) {
+            denied.extend(allowed.policy(agent).iter().map(Denied::to_string));
+            if allowed.agent(&agent.agent).is_err() {
+                continue;
+            }
             match self.said.get(&agent.agent)? {
                 Said::Nothing(why, _) => drop(silent.insert(format!("{}: {why}", agent.agent))),
                 Said::Parameters(known) => {
@@ -87,7 +95,7 @@ impl Descriptions {
                 }
             }
         }
-        let mut words = Vec::new();
+        let mut words: Vec<String> = denied.into_iter().collect();
         if !unknown.is_empty() {
             let all: Vec<&str> = unknown.iter().map(String::as_str).collect();
             words.push(format!(
@@ -168,6 +176,11 @@ mod tests {
         }
     }
 
+    /// The agent of these tests, which Debian does not have.
+    fn allowed() -> Allowed {
+        Allowed::parse("fence_t:ip,ipp,plugg,x").unwrap()
+    }
+
     fn says(code: i32, output: &str) -> Answer {
         Answer::Exited {
             code,
@@ -181,13 +194,13 @@ mod tests {
             "nodeParameters": {"n1": {"plug": "1"}, "n2": {"plugg": "2"}}}]));
         let mut known = Descriptions::default();
         let all = [policy];
-        let runs = known.wanted(&all, at(0));
+        let runs = known.wanted(&all, &allowed(), at(0));
         assert_eq!(runs.len(), 1);
         assert_eq!((runs[0].agent.as_str(), runs[0].action), ("fence_t", "metadata"));
-        assert!(known.wanted(&all, at(1)).is_empty(), "asked once");
-        assert_eq!(known.status(&all[0]), None);
+        assert!(known.wanted(&all, &allowed(), at(1)).is_empty(), "asked once");
+        assert_eq!(known.status(&all[0], &allowed()), None);
         known.answered("fence_t", says(0, XML), at(2));
-        let status = known.status(&all[0]).unwrap();
+        let status = known.status(&all[0], &allowed()).unwrap();
         assert_eq!(status.unknown_parameters, ["fence_t: ipp", "fence_t: plugg"]);
         assert_eq!(
             status.message,
@@ -211,24 +224,46 @@ mod tests {
         ] {
             let all = [policy(json!([{"agent": "fence_t", "parameters": {"x": "1"}}]))];
             let mut known = Descriptions::default();
-            known.wanted(&all, at(0));
+            known.wanted(&all, &allowed(), at(0));
             known.answered("fence_t", answer, at(0));
-            let status = known.status(&all[0]).unwrap();
+            let status = known.status(&all[0], &allowed()).unwrap();
             assert!(status.message.contains(word), "{}", status.message);
             assert!(status.unknown_parameters.is_empty());
-            assert!(known.wanted(&all, at(299)).is_empty());
-            assert_eq!(known.wanted(&all, at(300)).len(), 1);
+            assert!(known.wanted(&all, &allowed(), at(299)).is_empty());
+            assert_eq!(known.wanted(&all, &allowed(), at(300)).len(), 1);
         }
     }
 
     #[test]
     fn a_policy_whose_parameters_are_all_known_has_nothing_to_say() {
-        let all = [policy(
-            json!([{"agent": "fence_t", "parameters": {"ip": "1", "action": "off"}}]),
-        )];
+        let all = [policy(json!([{"agent": "fence_t", "parameters": {"ip": "1"}}]))];
         let mut known = Descriptions::default();
-        known.wanted(&all, at(0));
+        known.wanted(&all, &allowed(), at(0));
         known.answered("fence_t", says(0, XML), at(0));
-        assert_eq!(known.status(&all[0]).unwrap().message, "");
+        assert_eq!(known.status(&all[0], &allowed()).unwrap().message, "");
+    }
+
+    #[test]
+    fn a4_what_a_policy_may_not_say_stands_in_its_status_and_its_agent_is_not_run() {
+        let all = [policy(json!([
+            {"agent": "fence_t", "parameters": {"action": "status"}},
+            {"agent": "fence_other", "parameters": {"ip": "1"}},
+        ]))];
+        let mut known = Descriptions::default();
+        let runs = known.wanted(&all, &allowed(), at(0));
+        assert_eq!(
+            runs.iter().map(|r| r.agent.as_str()).collect::<Vec<_>>(),
+            ["fence_t"]
+        );
+        known.answered("fence_t", says(0, XML), at(0));
+        let message = known.status(&all[0], &allowed()).unwrap().message;
+        assert!(
+            message.contains("fence_t: parameter \"action\" is not allowed"),
+            "{message}"
+        );
+        assert!(
+            message.contains("fence_other is not an allowed fence agent"),
+            "{message}"
+        );
     }
 }

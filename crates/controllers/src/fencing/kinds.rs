@@ -14,6 +14,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::parameters::SECRETS;
+
 pub const GROUP: &str = "safety.knarr.io";
 const VERSION: &str = "v1alpha1";
 
@@ -282,7 +284,8 @@ pub fn definitions() -> [CustomResourceDefinition; 2] {
             "nodeParameters": {"type": "object", "additionalProperties": texts,
                 "description": "By node name. Without an entry the agent gets plug=<node name>."},
             "secretRef": {"type": "object", "required": ["namespace", "name"],
-                "properties": {"namespace": text, "name": text}},
+                "description": "More parameters, from a Secret of the one namespace that is kept for them.",
+                "properties": {"namespace": {"type": "string", "enum": [SECRETS]}, "name": text}},
             "timeoutSeconds": {"type": "integer", "format": "int64", "minimum": 1, "default": 60},
             "retries": {"type": "integer", "format": "int64", "minimum": 0, "default": 2},
         },

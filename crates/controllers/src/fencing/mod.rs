@@ -17,6 +17,7 @@
 pub mod attempt;
 pub mod description;
 pub mod kinds;
+pub mod parameters;
 #[cfg(test)]
 mod tests;
 
@@ -41,6 +42,7 @@ pub use attempt::{Answer, Run};
 use attempt::{Attempt, Course, Done};
 use description::{Descriptions, METADATA};
 use kinds::{Custom, Evidence, FencingPolicy, NodeFencing, Phase};
+use parameters::Allowed;
 
 /// Annotation of a Node that asks for its fencing; its value is the reason.
 pub const ASKED: &str = "knarr.io/fence";
@@ -58,6 +60,8 @@ pub struct Fencing {
     /// By the NodeFencing's name.
     attempts: BTreeMap<String, Attempt>,
     descriptions: Descriptions,
+    /// What policies may say.
+    allowed: Allowed,
 }
 
 /// What is to be done after a look.
@@ -96,6 +100,13 @@ fn all<T: Custom>(view: &dyn View) -> Vec<T> {
 }
 
 impl Fencing {
+    pub fn new(allowed: Allowed) -> Self {
+        Fencing {
+            allowed,
+            ..Fencing::default()
+        }
+    }
+
     /// Looks at everything.
     pub fn look(&mut self, view: &dyn View, now: Timestamp) -> Todo {
         let known = Known {
@@ -111,7 +122,8 @@ impl Fencing {
             actions: known.wanted(),
             runs: Vec::new(),
         };
-        todo.runs.extend(self.descriptions.wanted(&known.policies, now));
+        let runs = self.descriptions.wanted(&known.policies, &self.allowed, now);
+        todo.runs.extend(runs);
         todo.actions.extend(self.described(&known.policies));
         let mut begun = known.begun();
         for fencing in &known.fencings {
@@ -123,7 +135,10 @@ impl Fencing {
     /// The statuses of policies that are not what their agents say.
     fn described(&self, policies: &[FencingPolicy]) -> Vec<Vec<Action>> {
         let changed = policies.iter().filter_map(|policy| {
-            let status = self.descriptions.status(policy).filter(|s| *s != policy.status)?;
+            let status = self
+                .descriptions
+                .status(policy, &self.allowed)
+                .filter(|s| *s != policy.status)?;
             let next = FencingPolicy {
                 status,
                 ..policy.clone()

@@ -86,7 +86,9 @@ impl Story {
     fn new(world: World) -> Self {
         Story {
             world,
-            fencing: Fencing::default(),
+            fencing: Fencing::new(
+                Allowed::parse("fence_a:ip,port fence_disk fence_path fence_plug").unwrap(),
+            ),
             runs: Vec::new(),
         }
     }
@@ -475,7 +477,7 @@ fn s6_a_node_of_the_same_name_is_another_node() {
 fn s6_agents_get_their_parameters_one_nodes_apart_from_anothers() {
     let policy = json!({"levels": [{"agents": [{
         "agent": "fence_a", "parameters": {"ip": "192.0.2.9"},
-        "nodeParameters": {"n1": {"port": "7"}}, "secretRef": {"namespace": "s", "name": "login"},
+        "nodeParameters": {"n1": {"port": "7"}}, "secretRef": {"namespace": "knarr-fencing", "name": "login"},
         "timeoutSeconds": 5,
     }]}]});
     let mut story = Story::new(world(policy));

@@ -50,6 +50,10 @@ impl Controller for Jobs {
         "job-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "job-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::JOB, &registry::POD]
     }

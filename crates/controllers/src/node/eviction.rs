@@ -23,6 +23,10 @@ impl Controller for TaintEviction {
         "taint-eviction-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "node-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::NODE, &registry::POD]
     }

@@ -77,6 +77,10 @@ impl Sweep for NodeHealth {
         "node-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "node-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::NODE, &registry::LEASE]
     }

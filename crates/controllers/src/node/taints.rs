@@ -41,6 +41,10 @@ impl Controller for NodeTaints {
         "node-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "node-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::NODE, &registry::POD]
     }

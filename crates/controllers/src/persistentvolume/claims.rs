@@ -30,6 +30,10 @@ impl Controller for ClaimBinder {
         NAME
     }
 
+    fn account(&self) -> &'static str {
+        "persistent-volume-binder"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![
             &registry::PERSISTENT_VOLUME_CLAIM,

@@ -57,6 +57,10 @@ impl Controller for LocalProvisioner {
         PROVISIONER
     }
 
+    fn account(&self) -> &'static str {
+        "knarr-local-provisioner"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![
             &registry::PERSISTENT_VOLUME_CLAIM,
@@ -234,6 +238,10 @@ pub struct LocalLeftovers;
 impl Controller for LocalLeftovers {
     fn name(&self) -> &'static str {
         PROVISIONER
+    }
+
+    fn account(&self) -> &'static str {
+        "knarr-local-provisioner"
     }
 
     fn watches(&self) -> Vec<&'static Kind> {

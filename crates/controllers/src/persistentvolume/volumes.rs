@@ -20,6 +20,10 @@ impl Controller for VolumePhases {
         NAME
     }
 
+    fn account(&self) -> &'static str {
+        "persistent-volume-binder"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::PERSISTENT_VOLUME, &registry::PERSISTENT_VOLUME_CLAIM]
     }

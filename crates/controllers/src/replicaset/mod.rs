@@ -30,6 +30,10 @@ impl Controller for ReplicaSets {
         "replicaset-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "replicaset-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![&registry::REPLICA_SET, &registry::POD]
     }

@@ -37,6 +37,10 @@ impl Controller for StatefulSets {
         "statefulset-controller"
     }
 
+    fn account(&self) -> &'static str {
+        "statefulset-controller"
+    }
+
     fn watches(&self) -> Vec<&'static Kind> {
         vec![
             &registry::STATEFUL_SET,

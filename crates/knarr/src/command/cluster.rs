@@ -16,7 +16,7 @@ use knarr_apiserver::signing;
 use knarr_apiserver::tls::Tls;
 use knarr_apiserver::{Options, Seams, Server, ServiceRange};
 use knarr_client::remote::Remote;
-use knarr_client::{Api, Conn, NodeDialer, SystemClock};
+use knarr_client::{Api, Component, Conn, NodeDialer, SystemClock};
 use knarr_control::ControllersConfig;
 use knarr_control::certificates::{Authority, Requested};
 use knarr_node::containerd::{Containerd, ContainerdConfig};
@@ -96,9 +96,7 @@ impl ControlPlane {
             service_account_key: service_account_keys(config, &pki)?,
             options: options(config)?,
         };
-        let kubelet_client = pki
-            .client("kubelet-client", API_SERVER, &["system:masters"])
-            .map_err(failed)?;
+        let kubelet_client = pki.client("kubelet-client", API_SERVER, &[]).map_err(failed)?;
         let authority = CertificateDer::from_pem_slice(pki.ca_pem().as_bytes())
             .map_err(|e| Failure::new("the cluster's CA cannot be read").because(e))?;
         let remote = Arc::new(RemoteNodes::new(&kubelet_client, &authority)?);
@@ -116,7 +114,7 @@ impl ControlPlane {
             .await
             .map_err(|e| Failure::new("the API server does not start").because(e))?;
 
-        remote.find_by(server.api("system:apiserver", ["system:masters", "system:authenticated"]));
+        remote.find_by(server.api(&Component::ApiServer));
         server
             .let_nodes_join(&format!("https://{}", advertised(config, listen)), pki.ca_pem())
             .await
@@ -131,15 +129,11 @@ impl ControlPlane {
             &admin,
         );
         write_private(&config.kubeconfig, &kubeconfig)?;
-        let components = server.api(
-            "system:kube-controller-manager",
-            ["system:masters", "system:authenticated"],
-        );
         let control = control_config(config, &pki);
         let metrics = control.metrics.clone();
         server.show_metrics(move || metrics.text());
         tasks.spawn(knarr_control::run(
-            components,
+            server.identities(),
             control,
             Arc::new(SystemClock),
             cancel.clone(),
@@ -217,6 +211,7 @@ fn control_config(config: &Config, pki: &Pki) -> knarr_control::Config {
         fence_agents: Some(Arc::new(knarr_control::fencing::Programs(
             config.fence_agents_dir.clone(),
         ))),
+        fence_agents_allowed: config.fence_agents_allowed.clone(),
         metrics: Default::default(),
         identity: shared.then(identity),
     }

@@ -415,8 +415,8 @@ mod tests {
         };
         let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
         let server = Server::new(config, seams, store).await.unwrap();
-        let api = server.api("system:node:n1", ["system:nodes", "system:authenticated"]);
-        let admin_api = server.api("admin", ["system:masters"]);
+        let api = server.api_as("system:node:n1", ["system:nodes", "system:authenticated"]);
+        let admin_api = server.api_as("admin", ["system:masters"]);
         for (kind, document) in [
             (
                 &knarr_api::registry::CLUSTER_ROLE,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use knarr_client::Component;
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::{ControlPlane, LocalNode, PreparedNode};
@@ -19,9 +20,7 @@ pub async fn run(config: Config) -> Result<(), Failure> {
         ControlPlane::start(&config, local.clone(), &cancel),
         PreparedNode::start(&config, &cancel),
     )?;
-    // As the Node authorizer knows it.
-    let user = format!("system:node:{}", config.node_name);
-    let api = plane.server.api(&user, ["system:nodes", "system:authenticated"]);
+    let api = plane.server.api(&Component::Node(config.node_name.clone()));
     let node = prepared
         .join(&config, api, std::slice::from_ref(&plane.authority), &cancel)
         .await?;

@@ -133,6 +133,7 @@ macro_rules! fallback {
 }
 fallback! {
     PathBuf => PathBuf::new(),
+    knarr_control::fencing::Allowed => Default::default(),
     TerminationResume => TerminationResume::Full,
     std::time::Duration => std::time::Duration::ZERO,
     SignedDuration => SignedDuration::ZERO,

@@ -91,6 +91,7 @@ impl Cluster {
         ]);
         knarr.arg("--kubelet-config").arg(self.kubelet_config());
         knarr.arg("--fence-agents-dir").arg(self.agents_dir());
+        knarr.args(["--fence-agents-allow", "fence_test"]);
         knarr.stdin(Stdio::null());
         knarr
     }

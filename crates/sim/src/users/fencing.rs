@@ -8,7 +8,7 @@ use knarr_control::fencing_kinds::{Custom, FencingPolicy, NodeFencing, Phase};
 use serde_json::json;
 
 use super::{Users, unless_late};
-use crate::fence_agents::Agents;
+use crate::fence_agents::{AGENTS, Agents};
 use crate::random::Stream;
 use crate::world::is_ready;
 
@@ -28,10 +28,7 @@ impl Users {
             })
         };
         let mut levels = Vec::new();
-        for name in ["fence_power", "fence_spare"]
-            .iter()
-            .take(chance.pick(&[1, 1, 2]).copied().unwrap_or(1))
-        {
+        for name in AGENTS.iter().take(chance.pick(&[1, 1, 2]).copied().unwrap_or(1)) {
             let action = if chance.per_mille(250) { "reboot" } else { "off" };
             levels.push(json!({"name": name, "action": action, "agents": [agent(name, chance)]}));
         }

@@ -1,0 +1,108 @@
+//! Who each component of the cluster is to the API: a user of its own, with the bootstrap role that Kubernetes gives it.
+//!
+//! As kube-controller-manager with `--use-service-account-credentials`: caches are filled by
+//! `system:kube-controller-manager`, each controller reads live objects and writes as its service account in
+//! `kube-system`. A [`Component`] names a user and its groups; none of them is a member of `system:masters`, and there
+//! is no way to make one that is.
+
+use std::sync::Arc;
+
+use crate::api::Api;
+use crate::term::Term;
+
+/// The namespace of the controllers' service accounts.
+pub const CONTROLLERS: &str = "kube-system";
+
+/// A component of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Component {
+    /// `system:apiserver`: the API server's own reads.
+    ApiServer,
+    /// `system:kube-controller-manager`: the caches that controllers and scheduler share, and the leader's lease.
+    ControllerManager,
+    /// `system:kube-scheduler`.
+    Scheduler,
+    /// The service account of one controller, such as `job-controller`.
+    Controller(&'static str),
+    /// `system:node:<name>`: a kubelet.
+    Node(String),
+}
+
+impl Component {
+    /// The user's name.
+    pub fn user(&self) -> String {
+        match self {
+            Component::ApiServer => "system:apiserver".into(),
+            Component::ControllerManager => "system:kube-controller-manager".into(),
+            Component::Scheduler => "system:kube-scheduler".into(),
+            Component::Controller(account) => format!("system:serviceaccount:{CONTROLLERS}:{account}"),
+            Component::Node(name) => format!("system:node:{name}"),
+        }
+    }
+
+    /// The groups of the user besides `system:authenticated`.
+    pub fn groups(&self) -> Vec<String> {
+        match self {
+            Component::ApiServer | Component::ControllerManager | Component::Scheduler => Vec::new(),
+            Component::Controller(_) => vec![
+                "system:serviceaccounts".into(),
+                format!("system:serviceaccounts:{CONTROLLERS}"),
+            ],
+            Component::Node(_) => vec!["system:nodes".into()],
+        }
+    }
+
+    /// The manager of the fields it writes: the program's name, as in Kubernetes. `None` for the user's own.
+    pub fn field_manager(&self) -> Option<&'static str> {
+        match self {
+            Component::ControllerManager | Component::Controller(_) => Some("kube-controller-manager"),
+            Component::Scheduler => Some("kube-scheduler"),
+            Component::ApiServer | Component::Node(_) => None,
+        }
+    }
+}
+
+/// Gives each component the API as its own user.
+pub trait Identities: Send + Sync + 'static {
+    /// The API as this component's user.
+    fn of(&self, component: &Component) -> Arc<dyn Api>;
+
+    /// The same identities, with every write made only while `term` lasts, see [`Api::during`].
+    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Identities>;
+}
+
+/// One API for all components: for tests, and load generators that measure something else.
+pub struct OneUser(pub Arc<dyn Api>);
+
+impl Identities for OneUser {
+    fn of(&self, _: &Component) -> Arc<dyn Api> {
+        self.0.clone()
+    }
+
+    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Identities> {
+        Arc::new(OneUser(self.0.clone().during(term)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a4_no_component_is_a_member_of_system_masters() {
+        let all = [
+            Component::ApiServer,
+            Component::ControllerManager,
+            Component::Scheduler,
+            Component::Controller("job-controller"),
+            Component::Node("n1".into()),
+        ];
+        for component in all {
+            assert!(
+                !component.groups().iter().any(|g| g == "system:masters"),
+                "{component:?}"
+            );
+            assert!(component.user().starts_with("system:"), "{component:?}");
+        }
+    }
+}
