@@ -71,6 +71,16 @@ const IMPURE: &[&str] = &[
     "smol",
 ];
 
+/// Whose sources ask the API as one of the components that `knarr_client::Component` names, none of which is a member of
+/// `system:masters`.
+const ACT_AS_COMPONENTS: &[&str] = &[
+    "crates/apiserver/src",
+    "crates/client/src",
+    "crates/control/src",
+    "crates/knarr/src",
+    "crates/node/src",
+];
+
 /// Nothing but their own tests may depend on these.
 const TOPS: &[&str] = &["knarr-sim", "knarr-bench", "xtask"];
 
@@ -239,6 +249,17 @@ fn file_faults(root: &Path, file: &Path) -> Vec<String> {
     let stem = file.file_stem().and_then(|s| s.to_str()).unwrap_or("");
     if ["utils", "util", "helpers", "common", "misc"].contains(&stem) {
         faults.push(format!("{shown}: name the file for what it is about"));
+    }
+    if ACT_AS_COMPONENTS.iter().any(|folder| shown.starts_with(folder)) {
+        let production = text.split("#[cfg(test)]").next().unwrap_or("");
+        for (number, line) in production.lines().enumerate() {
+            if line.contains(".api_as(") {
+                faults.push(format!(
+                    "{shown}:{}: the API as any user is for tests; name a component (SPEC A4)",
+                    number + 1
+                ));
+            }
+        }
     }
     for (number, line) in text.lines().enumerate() {
         if let Some(id) = spec_number(line)

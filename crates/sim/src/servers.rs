@@ -90,8 +90,18 @@ impl ApiServer {
         }
     }
 
+    /// A component that was denied something by its own role is a broken history (SPEC A4).
+    pub fn check_denied(&self) {
+        let Some((_, server)) = self.running() else { return };
+        if let Some(denied) = server.denied_components().first() {
+            let what = format!("{} denied a component what it does: {denied}", self.name);
+            self.observer.violate("A4", what);
+        }
+    }
+
     /// As `kill -9`.
     pub fn crash(&self) {
+        self.check_denied();
         if let Some(running) = self.running.lock().take() {
             self.observer.note(&format!("{} dies", self.name));
             running.gone.cancel();

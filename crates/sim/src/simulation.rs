@@ -379,6 +379,7 @@ async fn pass_until(end: Instant, faults: &Faults) {
         sleep_until(tick.min(end)).await;
         faults.tell_who_is_well();
         faults.observer.tick();
+        faults.servers.iter().for_each(|server| server.check_denied());
         if tick >= end || faults.observer.violation().is_some() {
             return;
         }

@@ -41,9 +41,19 @@ impl NodeDialer for NoNodes {
 }
 
 struct Cluster {
+    server: Arc<Server>,
     api: Arc<dyn Api>,
     clock: TokioClock,
     _running: DropGuard,
+}
+
+impl Drop for Cluster {
+    /// Nothing that a test makes controllers do is more than their roles allow.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(self.server.denied_components(), Vec::<String>::new());
+        }
+    }
 }
 
 impl Cluster {
@@ -84,6 +94,7 @@ impl Cluster {
             cancel.clone(),
         ));
         Cluster {
+            server,
             api,
             clock,
             _running: cancel.drop_guard(),

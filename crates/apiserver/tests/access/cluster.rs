@@ -71,6 +71,8 @@ impl NodeDialer for Loopback {
 }
 
 pub struct Cluster {
+    /// Without HTTP in between.
+    pub server: Arc<Server>,
     pub store: Arc<dyn Store>,
     pub pki: Pki,
     pub address: SocketAddr,
@@ -190,6 +192,7 @@ impl Cluster {
         let stop = CancellationToken::new();
         tokio::spawn(server.clone().serve(listener, tls, stop.clone()));
         Cluster {
+            server,
             store,
             pki,
             address,

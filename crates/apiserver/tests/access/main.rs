@@ -12,6 +12,7 @@ mod forms;
 #[path = "../in_process/hooks.rs"]
 mod hooks;
 mod hostile;
+mod identities;
 mod joining;
 mod lifecycles;
 mod limits;

@@ -25,6 +25,7 @@ mod partitions;
 mod python;
 mod quorum;
 mod safety;
+mod security;
 mod shutdown;
 mod steps;
 
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         .chain(golden_life::SCENARIOS)
         .chain(kube_rs::SCENARIOS)
         .chain(safety::SCENARIOS)
+        .chain(security::identities::SCENARIOS)
         .chain(operator::SCENARIOS);
     for (name, run) in scenarios {
         let cluster = shared.clone();
