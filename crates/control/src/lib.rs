@@ -4,7 +4,8 @@
 //!
 //! **Identities.** The shared caches and the leader's lease are `system:kube-controller-manager`'s; the scheduler writes
 //! as `system:kube-scheduler`, each controller as its own service account ([`Controller::account`]) with the role of
-//! that account. The scheduler decides from the shared caches, too: they hold nothing that its own role does not read.
+//! that account. The scheduler decides from the shared caches, too, where it looks
+//! only at kinds that its own role may read.
 //!
 //! [`Controller::account`]: knarr_controllers::Controller::account
 
