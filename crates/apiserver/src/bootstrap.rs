@@ -23,8 +23,11 @@ const NAMESPACES: [&str; 5] = [
     "kube-system",
     "kube-public",
     "kube-node-lease",
-    "knarr-fencing",
+    FENCING,
 ];
+/// Unlike Kubernetes' own it can be deleted, and with it go the role by which its Secrets are read, and the binding.
+const FENCING: &str = "knarr-fencing";
+const FENCING_ROLE: &str = "system:controller:knarr-fencing-controller";
 
 impl Server {
     pub(crate) async fn bootstrap(&self) -> Result<(), Error> {
@@ -166,6 +169,7 @@ impl Server {
     /// Makes again what users have deleted and Kubernetes makes again while it runs.
     async fn make_missing(&self) -> Result<(), Error> {
         self.namespaces().await?;
+        self.fencing_role().await?;
         self.kubernetes_service().await?;
         for (kind, document) in self.kubernetes_endpoints() {
             self.ensure(kind, document).await?;
@@ -174,6 +178,25 @@ impl Server {
             Some(_) => Ok(()),
             None => self.default_service_cidr().await,
         }
+    }
+
+    /// The role of the fencing controller in the namespace of its Secrets, where that was made again.
+    async fn fencing_role(&self) -> Result<(), Error> {
+        let kinds = [&registry::ROLE, &registry::ROLE_BINDING];
+        let is_missing = |kind| self.cache.get(kind, FENCING, FENCING_ROLE).is_none();
+        if !kinds.into_iter().any(is_missing) {
+            return Ok(());
+        }
+        let namespace = self.cache.get(&registry::NAMESPACE, "", FENCING);
+        if namespace.is_none_or(|n| n.metadata().deletion_timestamp.is_some()) {
+            return Ok(());
+        }
+        for default in default_roles::objects() {
+            if default.object.metadata().namespace.as_deref() == Some(FENCING) {
+                self.reconcile(default).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Puts back what is missing of a default role or binding.

@@ -404,3 +404,25 @@ async fn the_api_servers_own_service_is_left_to_it() {
         .await;
     assert!(endpoints.is_ok(), "its endpoints are not taken for leftovers");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a4_the_namespace_of_fence_agents_secrets_comes_back_with_the_role_that_reads_them() {
+    const NAMESPACE: &str = "knarr-fencing";
+    let cluster = Cluster::start().await;
+    let fencing = knarr_client::Component::Controller("knarr-fencing-controller");
+    let fencing = cluster.server.api(&fencing);
+    let uid = |o: Arc<Object>| o.uid().to_string();
+    let namespace = || cluster.api.get(&registry::NAMESPACE, "", NAMESPACE);
+    let first = namespace().await.map(uid).unwrap();
+    let options = DeleteOptions::default();
+    cluster
+        .api
+        .delete(&registry::NAMESPACE, "", NAMESPACE, options)
+        .await
+        .unwrap();
+    // The next look makes the namespace, the one after it at the latest the role in it.
+    sleep(Duration::from_secs(60)).await;
+    assert_ne!(namespace().await.map(uid).unwrap(), first);
+    let found = fencing.get(&registry::SECRET, NAMESPACE, "none").await;
+    assert_eq!(found.unwrap_err().code(), 404);
+}
