@@ -6,6 +6,7 @@
 
 pub mod admission;
 pub mod cel;
+pub mod certificates;
 pub mod codec;
 pub mod convert;
 pub mod custom;

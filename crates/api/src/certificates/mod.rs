@@ -1,0 +1,20 @@
+//! Requests for X.509 certificates (PKCS #10) and what certificates are built from.
+//!
+//! There is one reader, [`CertificateRequest::decode`]. API validation, admission, the approvers and the signer all work
+//! with the value that it returns, and a certificate is built from that value, never copied from the request. What the
+//! value cannot represent exactly is rejected with a reason (SPEC A1).
+
+pub mod der;
+mod name;
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use name::{AltName, AttributeType, StringType, Subject, SubjectAttribute, subject_alt_name};
+pub use request::{CertificateRequest, MAX_REQUEST_BYTES, RequestError};
+
+/// The key of `spec.extra` under which the API server records where a request for a kubelet's serving certificate came from: an IP
+/// address, or [`IN_PROCESS`]. Whatever the requester's own attributes say under this key is replaced.
+pub const REMOTE_ADDRESS: &str = "certificates.knarr.io/remote-address";
+/// The node in the API server's own process made the request.
+pub const IN_PROCESS: &str = "in-process";
