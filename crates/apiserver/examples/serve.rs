@@ -56,7 +56,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     )
     .await?;
     let identity = pki.server(&["localhost".into(), "127.0.0.1".into()])?;
-    let tls = Tls::new(&identity, pki.ca_pem())?;
+    let tls = Tls::new(&identity, pki.client_ca_pem())?;
     println!("https://{address}");
     server.serve(listener, tls, CancellationToken::new()).await;
     Ok(())

@@ -18,7 +18,7 @@ use crate::pipeline::decode::FieldValidation;
 use crate::pipeline::delete::DeleteRequest;
 use crate::pipeline::patch::PatchBody;
 use crate::pipeline::read::ListQuery;
-use crate::pipeline::{Ctx, Target, not_served};
+use crate::pipeline::{Ctx, Origin, Target, not_served};
 use crate::server::Server;
 use crate::user::User;
 use crate::watch::Item;
@@ -53,6 +53,7 @@ impl InProcess {
     fn ctx(&self, verb: &'static str) -> Ctx {
         let mut ctx = Ctx::new(self.user.clone(), self.server.clock.now());
         ctx.verb = verb;
+        ctx.origin = Origin::InProcess;
         ctx.term.clone_from(&self.term);
         if let Some(manager) = self.component.as_ref().and_then(Component::field_manager) {
             ctx.manager = Some(manager.to_string());

@@ -15,6 +15,7 @@ pub mod authn;
 pub mod authz;
 mod bootstrap;
 pub mod cache;
+pub mod cluster_authentication;
 mod custom;
 pub mod encryption;
 mod flow_control;

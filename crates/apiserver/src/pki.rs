@@ -1,5 +1,18 @@
-//! The cluster's keys and certificates, in one directory: the CA, the server's certificate, client
-//! certificates, and the key that signs service-account tokens.
+//! The cluster's keys and certificates, in one directory: the CAs, the server's certificate, client certificates, and the
+//! key that signs service-account tokens.
+//!
+//! Each CA is for one thing, and trusted only for that by those who need it (SPEC A4):
+//!
+//! | file | signs | trusted by |
+//! |---|---|---|
+//! | `ca` | the API server's certificate | everybody who speaks to the API |
+//! | `client-ca` | clients of the API server and of kubelets | the API server, kubelets |
+//! | `kubelet-serving-ca` | kubelets' serving certificates | the API server |
+//! | `front-proxy-ca` | proxies that say for whom they ask | extension API servers |
+//!
+//! A directory of an earlier version has `ca` alone, which signed everything. It goes on as the CA of the API server, so that
+//! pins and kubeconfigs stay right, and is kept as `client-ca-previous.crt` too: client certificates that it signed before
+//! the other CAs were made count until they end. Who removes that file ends them at the next start.
 //!
 //! What is missing is made, what nears its end is renewed when the server starts; keys are readable by their
 //! owner only, and a file is either whole or not there.
@@ -30,6 +43,8 @@ const CA_LIFE: SignedDuration = SignedDuration::from_hours(10 * 365 * 24);
 const LEAF_LIFE: SignedDuration = SignedDuration::from_hours(365 * 24);
 /// A certificate with less than this left is renewed at start.
 const RENEW_WITHIN: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// Characters in a line of PEM.
+const PEM_LINE: usize = 64;
 /// Clocks may differ by this much.
 const SKEW: SignedDuration = SignedDuration::from_mins(5);
 
@@ -69,7 +84,19 @@ impl std::fmt::Debug for Identity {
 pub struct Pki {
     directory: PathBuf,
     ca: Identity,
+    client_ca: Identity,
+    kubelet_serving_ca: Identity,
+    front_proxy_ca: Identity,
+    previous: Option<PreviousClients>,
     now: Timestamp,
+}
+
+/// The one CA of an earlier version, of whose client certificates some still count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PreviousClients {
+    pub ca_pem: String,
+    /// Those count that begin by then: afterwards it signs no clients.
+    pub before: Timestamp,
 }
 
 /// Whom a certificate is for.
@@ -77,6 +104,16 @@ enum For<'a> {
     Server { names: &'a [String] },
     Client { user: &'a str, groups: &'a [&'a str] },
 }
+
+const CA: &str = "ca";
+const CLIENT_CA: &str = "client-ca";
+const KUBELET_SERVING_CA: &str = "kubelet-serving-ca";
+const FRONT_PROXY_CA: &str = "front-proxy-ca";
+const PREVIOUS_CLIENT_CA: &str = "client-ca-previous.crt";
+/// The user of the API server's certificate towards kubelets, as kubeadm calls it.
+pub const KUBELET_CLIENT_USER: &str = "kube-apiserver-kubelet-client";
+/// The user of the front proxy's certificate, as kubeadm calls it.
+pub const FRONT_PROXY_CLIENT: &str = "front-proxy-client";
 
 impl Pki {
     /// Opens the directory; makes it and the CA where they are missing.
@@ -86,17 +123,37 @@ impl Pki {
             path: directory.to_path_buf(),
             source,
         })?;
-        let ca = match load(directory, "ca")? {
-            Some(ca) => ca,
+        let ca = load(directory, CA)?;
+        // Of an earlier version, whose one CA signed clients too. Before the new CAs are made, so that a start that is
+        // interrupted between the two is made up for by the next.
+        if let Some(ca) = &ca
+            && load(directory, CLIENT_CA)?.is_none()
+        {
+            write(&directory.join(PREVIOUS_CLIENT_CA), &ca.certificate_pem)?;
+        }
+        let make = |name: &str, common_name: &str| match load(directory, name)? {
+            Some(ca) => Ok(ca),
             None => {
-                let ca = make_ca(now)?;
-                save(directory, "ca", &ca)?;
-                ca
+                let ca = make_ca(common_name, now)?;
+                save(directory, name, &ca)?;
+                Ok(ca)
             }
         };
+        let client_ca = make(CLIENT_CA, "knarr-client-ca")?;
+        let previous = match read(&directory.join(PREVIOUS_CLIENT_CA))? {
+            Some(ca_pem) => Some(PreviousClients {
+                ca_pem,
+                before: begins(directory, &client_ca)?,
+            }),
+            None => None,
+        };
         Ok(Pki {
+            ca: make(CA, "knarr-ca")?,
+            client_ca,
+            kubelet_serving_ca: make(KUBELET_SERVING_CA, "knarr-kubelet-serving-ca")?,
+            front_proxy_ca: make(FRONT_PROXY_CA, "knarr-front-proxy-ca")?,
+            previous,
             directory: directory.to_path_buf(),
-            ca,
             now,
         })
     }
@@ -106,29 +163,69 @@ impl Pki {
         &self.directory
     }
 
-    /// What signs certificates that are asked for.
-    pub fn authority(&self) -> Authority {
-        Authority::new(self.ca.clone())
+    /// Signs the client certificates that are requested.
+    pub fn client_authority(&self) -> Authority {
+        Authority::new(self.client_ca.clone())
     }
 
-    /// The CA's certificate, for those who must trust it.
+    /// Signs the serving certificates that kubelets request.
+    pub fn kubelet_serving_authority(&self) -> Authority {
+        Authority::new(self.kubelet_serving_ca.clone())
+    }
+
+    /// The CA of the API server's certificate, for those who speak to the API.
     pub fn ca_pem(&self) -> &str {
         &self.ca.certificate_pem
     }
 
+    /// The CA of clients of the API server and of kubelets.
+    pub fn client_ca_pem(&self) -> &str {
+        &self.client_ca.certificate_pem
+    }
+
+    /// The CA of kubelets' ports, for the API server.
+    pub fn kubelet_serving_ca_pem(&self) -> &str {
+        &self.kubelet_serving_ca.certificate_pem
+    }
+
+    /// The CA of the front proxy, for extension API servers.
+    pub fn front_proxy_ca_pem(&self) -> &str {
+        &self.front_proxy_ca.certificate_pem
+    }
+
+    /// What remains of an earlier version.
+    pub fn previous_clients(&self) -> Option<&PreviousClients> {
+        self.previous.as_ref()
+    }
+
     /// The server's certificate for these names and addresses.
     pub fn server(&self, names: &[String]) -> Result<Identity, PkiError> {
-        self.identity("apiserver", &For::Server { names })
+        self.identity(&self.ca, "apiserver", &For::Server { names })
     }
 
     /// A client certificate, kept under `file`.
     pub fn client(&self, file: &str, user: &str, groups: &[&str]) -> Result<Identity, PkiError> {
-        self.identity(file, &For::Client { user, groups })
+        self.identity(&self.client_ca, file, &For::Client { user, groups })
+    }
+
+    /// What the API server shows to extension API servers, that they believe for whom it asks. To the API server it is
+    /// nobody's.
+    pub fn front_proxy_client(&self) -> Result<Identity, PkiError> {
+        let whom = For::Client {
+            user: FRONT_PROXY_CLIENT,
+            groups: &[],
+        };
+        self.identity(&self.front_proxy_ca, FRONT_PROXY_CLIENT, &whom)
     }
 
     /// The certificate of whoever administers the cluster.
     pub fn admin(&self) -> Result<Identity, PkiError> {
         self.client("admin", "kubernetes-admin", &["system:masters"])
+    }
+
+    /// What the API server shows to kubelets. What it may do there a binding says, no group does.
+    pub fn kubelet_client(&self) -> Result<Identity, PkiError> {
+        self.client("kubelet-client", KUBELET_CLIENT_USER, &[])
     }
 
     /// A kubelet's client certificate.
@@ -157,23 +254,23 @@ impl Pki {
         })
     }
 
-    fn identity(&self, file: &str, whom: &For<'_>) -> Result<Identity, PkiError> {
+    fn identity(&self, ca: &Identity, file: &str, whom: &For<'_>) -> Result<Identity, PkiError> {
         if let Some(kept) = load(&self.directory, file)?
-            && self.still_good(&kept, whom)
+            && self.still_good(ca, &kept, whom)
         {
             return Ok(kept);
         }
-        let made = self.issue(file, whom)?;
+        let made = self.issue(ca, file, whom)?;
         save(&self.directory, file, &made)?;
         Ok(made)
     }
 
-    /// Ours, not about to end, and for all that is asked for.
-    fn still_good(&self, kept: &Identity, whom: &For<'_>) -> bool {
+    /// Of this CA, not about to end, and for all that is asked for.
+    fn still_good(&self, ca: &Identity, kept: &Identity, whom: &For<'_>) -> bool {
         let Ok((_, pem)) = parse_x509_pem(kept.certificate_pem.as_bytes()) else {
             return false;
         };
-        let Ok((_, ca_pem)) = parse_x509_pem(self.ca.certificate_pem.as_bytes()) else {
+        let Ok((_, ca_pem)) = parse_x509_pem(ca.certificate_pem.as_bytes()) else {
             return false;
         };
         let (Ok(certificate), Ok(ca)) = (pem.parse_x509(), ca_pem.parse_x509()) else {
@@ -214,13 +311,13 @@ impl Pki {
         }
     }
 
-    fn issue(&self, file: &str, whom: &For<'_>) -> Result<Identity, PkiError> {
+    fn issue(&self, ca: &Identity, file: &str, whom: &For<'_>) -> Result<Identity, PkiError> {
         let make = |source| PkiError::Make {
             what: format!("the certificate {file}"),
             source,
         };
-        let ca_key = KeyPair::from_pem(&self.ca.key_pem).map_err(make)?;
-        let issuer = Issuer::from_ca_cert_pem(&self.ca.certificate_pem, ca_key).map_err(make)?;
+        let ca_key = KeyPair::from_pem(&ca.key_pem).map_err(make)?;
+        let issuer = Issuer::from_ca_cert_pem(&ca.certificate_pem, ca_key).map_err(make)?;
         let mut params = CertificateParams::default();
         let mut subject = DistinguishedName::new();
         match whom {
@@ -279,6 +376,34 @@ pub fn pin(certificate_der: &[u8]) -> Result<String, String> {
     Ok(format!("sha256:{digits}"))
 }
 
+/// Whether this CA signed the certificate.
+pub fn is_signed_by(certificate_pem: &str, ca_der: &[u8]) -> bool {
+    let (Ok((_, pem)), Ok((_, ca))) = (
+        parse_x509_pem(certificate_pem.as_bytes()),
+        X509Certificate::from_der(ca_der),
+    ) else {
+        return false;
+    };
+    pem.parse_x509()
+        .is_ok_and(|certificate| certificate.verify_signature(Some(ca.public_key())).is_ok())
+}
+
+/// A certificate's DER as PEM.
+pub fn pem(certificate_der: &[u8]) -> String {
+    use base64::Engine;
+    let text = base64::engine::general_purpose::STANDARD.encode(certificate_der);
+    let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
+    let mut rest = text.as_str();
+    while !rest.is_empty() {
+        let (line, more) = rest.split_at(rest.len().min(PEM_LINE));
+        pem.push_str(line);
+        pem.push('\n');
+        rest = more;
+    }
+    pem.push_str("-----END CERTIFICATE-----\n");
+    pem
+}
+
 /// A kubeconfig with everything in it.
 pub fn kubeconfig(server: &str, ca_pem: &str, user: &str, identity: &Identity) -> String {
     use base64::Engine;
@@ -310,14 +435,14 @@ users:
     )
 }
 
-fn make_ca(now: Timestamp) -> Result<Identity, PkiError> {
+fn make_ca(common_name: &str, now: Timestamp) -> Result<Identity, PkiError> {
     let make = |source| PkiError::Make {
-        what: "the cluster CA".into(),
+        what: format!("the CA {common_name}"),
         source,
     };
     let mut params = CertificateParams::default();
     let mut subject = DistinguishedName::new();
-    subject.push(DnType::CommonName, "knarr-ca");
+    subject.push(DnType::CommonName, common_name);
     params.distinguished_name = subject;
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![
@@ -326,7 +451,7 @@ fn make_ca(now: Timestamp) -> Result<Identity, PkiError> {
         KeyUsagePurpose::DigitalSignature,
     ];
     lifetime(&mut params, now, CA_LIFE);
-    let key = key("the cluster CA")?;
+    let key = key(common_name)?;
     let certificate = params.self_signed(&key).map_err(make)?;
     Ok(Identity {
         certificate_pem: certificate.pem(),
@@ -347,6 +472,21 @@ fn lifetime(params: &mut CertificateParams, now: Timestamp, life: SignedDuration
     let at = |t: Timestamp| epoch + Duration::from_secs(u64::try_from(t.as_second()).unwrap_or(0));
     params.not_before = at(now - SKEW);
     params.not_after = at(now + life);
+}
+
+/// When a CA was made.
+fn begins(directory: &Path, ca: &Identity) -> Result<Timestamp, PkiError> {
+    let unusable = |why: String| PkiError::Unusable {
+        path: directory.join(format!("{CLIENT_CA}.crt")),
+        what: "certificate",
+        why,
+    };
+    let (_, pem) = parse_x509_pem(ca.certificate_pem.as_bytes()).map_err(|e| unusable(e.to_string()))?;
+    let certificate = pem.parse_x509().map_err(|e| unusable(e.to_string()))?;
+    let from = certificate.validity().not_before.timestamp();
+    Timestamp::from_second(from)
+        .map(|from| from + SKEW)
+        .map_err(|e| unusable(e.to_string()))
 }
 
 fn load(directory: &Path, name: &str) -> Result<Option<Identity>, PkiError> {
@@ -453,6 +593,64 @@ mod tests {
             .permissions()
             .mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    fn subjects_of(pem: &str, ca: &str) -> bool {
+        let (_, pem) = parse_x509_pem(pem.as_bytes()).unwrap();
+        let (_, ca) = parse_x509_pem(ca.as_bytes()).unwrap();
+        let key = ca.parse_x509().unwrap();
+        pem.parse_x509()
+            .unwrap()
+            .verify_signature(Some(key.public_key()))
+            .is_ok()
+    }
+
+    #[test]
+    fn a4_each_ca_signs_only_what_it_is_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let pki = Pki::open(directory.path(), at(2030)).unwrap();
+        let cas = [
+            pki.ca_pem(),
+            pki.client_ca_pem(),
+            pki.kubelet_serving_ca_pem(),
+            pki.front_proxy_ca_pem(),
+        ];
+        for (what, identity, ca) in [
+            ("server", pki.server(&names()).unwrap(), 0),
+            ("admin", pki.admin().unwrap(), 1),
+            ("node", pki.node("n").unwrap(), 1),
+            ("front proxy", pki.front_proxy_client().unwrap(), 3),
+        ] {
+            for (number, of) in cas.iter().enumerate() {
+                let signed = subjects_of(&identity.certificate_pem, of);
+                assert_eq!(signed, number == ca, "{what} by {number}");
+            }
+        }
+        assert_eq!(pki.previous_clients(), None);
+        let again = Pki::open(directory.path(), at(2030)).unwrap();
+        assert_eq!(again.client_ca_pem(), pki.client_ca_pem());
+        assert_eq!(again.previous_clients(), None);
+    }
+
+    #[test]
+    fn a4_the_one_ca_of_an_earlier_version_goes_on_as_the_servers() {
+        let directory = tempfile::tempdir().unwrap();
+        save(directory.path(), CA, &make_ca("knarr-ca", at(2029)).unwrap()).unwrap();
+        let before = fs::read_to_string(directory.path().join("ca.crt")).unwrap();
+        let pki = Pki::open(directory.path(), at(2030)).unwrap();
+        assert_eq!(pki.ca_pem(), before);
+        assert_ne!(pki.client_ca_pem(), before);
+        let previous = PreviousClients {
+            ca_pem: before,
+            before: at(2030),
+        };
+        assert_eq!(pki.previous_clients(), Some(&previous));
+        // Also of the next start, until the file is removed.
+        let again = Pki::open(directory.path(), at(2031)).unwrap();
+        assert_eq!(again.previous_clients(), Some(&previous));
+        fs::remove_file(directory.path().join(PREVIOUS_CLIENT_CA)).unwrap();
+        let again = Pki::open(directory.path(), at(2031)).unwrap();
+        assert_eq!(again.previous_clients(), None);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use parking_lot::RwLock;
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::CryptoProvider;
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
@@ -23,37 +23,62 @@ use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, Ser
 
 pub use self::outgoing::connector;
 use crate::authn::certificate::Peer;
-use crate::pki::Identity;
+use crate::pki::{Identity, PreviousClients};
 
 /// What a listener needs: see the module.
 #[derive(Clone)]
 pub struct Tls {
     pub config: Arc<ServerConfig>,
-    verifier: Arc<dyn ClientCertVerifier>,
+    clients: Arc<RwLock<Clients>>,
     serving: Arc<Serving>,
+}
+
+/// Whose client certificates count.
+#[derive(Debug, Default)]
+struct Clients {
+    /// None where no CA is known yet.
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
+    /// The CA of an earlier version, and the moment since which it signs no clients.
+    previous: Option<(Arc<dyn ClientCertVerifier>, Timestamp)>,
 }
 
 impl Tls {
     /// Serves with `identity` and knows clients by the CAs in `client_ca_pem`; the error says what is wrong with what.
     pub fn new(identity: &Identity, client_ca_pem: &str) -> Result<Self, String> {
-        Self::with_authorities(identity, certificates(client_ca_pem, "the client CA")?)
+        Self::accepting_previous(identity, client_ca_pem, None)
     }
 
-    /// The same with the CAs' certificates.
-    pub fn with_authorities(
+    /// The same without a CA yet: no certificate of a client counts.
+    pub fn without_clients(identity: &Identity) -> Result<Self, String> {
+        Self::build(identity, Clients::default())
+    }
+
+    /// The same with the one CA of an earlier version: what it signed for clients counts too.
+    pub fn accepting_previous(
         identity: &Identity,
-        authorities: impl IntoIterator<Item = CertificateDer<'static>>,
+        client_ca_pem: &str,
+        previous: Option<&PreviousClients>,
     ) -> Result<Self, String> {
+        let verifier = client_verifier(certificates(client_ca_pem, "the client CA")?)?;
+        let previous = match previous {
+            None => None,
+            Some(previous) => {
+                let authorities = certificates(&previous.ca_pem, "the previous client CA")?;
+                client_verifier(authorities)?.map(|verifier| (verifier, previous.before))
+            }
+        };
+        Self::build(identity, Clients { verifier, previous })
+    }
+
+    fn build(identity: &Identity, clients: Clients) -> Result<Self, String> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut roots = RootCertStore::empty();
-        for certificate in authorities {
-            roots
-                .add(certificate)
-                .map_err(|e| format!("the client CA: {e}"))?;
-        }
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
-            .build()
-            .map_err(|e| format!("the client CA: {e}"))?;
+        // Clients choose among their certificates by what the server names here.
+        let previous = clients.previous.iter().map(|(verifier, _)| verifier);
+        let verifiers = clients.verifier.iter().chain(previous);
+        let anybody = Anybody {
+            hints: verifiers.flat_map(|v| v.root_hint_subjects()).cloned().collect(),
+            provider: provider.clone(),
+        };
         let serving = Arc::new(Serving {
             key: RwLock::new(certified(identity, &provider)?),
             provider: provider.clone(),
@@ -61,14 +86,21 @@ impl Tls {
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|e| e.to_string())?
-            .with_client_cert_verifier(Arc::new(Anybody(verifier.clone())))
+            .with_client_cert_verifier(Arc::new(anybody))
             .with_cert_resolver(serving.clone());
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Tls {
             config: Arc::new(config),
-            verifier,
+            clients: Arc::new(RwLock::new(clients)),
             serving,
         })
+    }
+
+    /// From now on clients are known by these CAs, in PEM, and no others.
+    pub fn trust_clients_of(&self, client_ca_pem: &str) -> Result<(), String> {
+        let verifier = client_verifier(certificates(client_ca_pem, "the client CA")?)?;
+        self.clients.write().verifier = verifier;
+        Ok(())
     }
 
     /// The same without HTTP/2, for servers that speak only HTTP/1.1.
@@ -93,14 +125,48 @@ impl Tls {
         };
         let seconds = u64::try_from(now.as_second()).unwrap_or(0);
         let at = UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds));
-        match self.verifier.verify_client_cert(leaf, intermediates, at) {
-            Ok(_) => Peer::of_verified(leaf),
-            Err(e) => {
-                tracing::debug!("a client's certificate is refused: {e}");
-                Peer::Stranger
-            }
+        let clients = self.clients.read();
+        let verified = |verifier: &Arc<dyn ClientCertVerifier>| {
+            verifier.verify_client_cert(leaf, intermediates, at).map(drop)
+        };
+        let counts = match &clients.verifier {
+            Some(verifier) => verified(verifier),
+            None => Err(rustls::CertificateError::UnknownIssuer.into()),
+        };
+        let error = match counts {
+            Ok(()) => return Peer::of_verified(leaf),
+            Err(error) => error,
+        };
+        if let Some((verifier, before)) = &clients.previous
+            && verified(verifier).is_ok()
+            && let Peer::Known { user, from, until } = Peer::of_verified(leaf)
+            && from <= *before
+        {
+            return Peer::Known { user, from, until };
         }
+        tracing::debug!("a client's certificate is rejected: {error}");
+        Peer::Stranger
     }
+}
+
+/// Verifies what these CAs signed for clients; none without a CA.
+fn client_verifier(
+    authorities: impl IntoIterator<Item = CertificateDer<'static>>,
+) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in authorities {
+        roots
+            .add(certificate)
+            .map_err(|e| format!("the client CA: {e}"))?;
+    }
+    if roots.is_empty() {
+        return Ok(None);
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+        .build()
+        .map(Some)
+        .map_err(|e| format!("the client CA: {e}"))
 }
 
 /// The server's certificate of the moment.
@@ -118,7 +184,10 @@ impl ResolvesServerCert for Serving {
 
 /// Asks for a certificate and takes any, or none.
 #[derive(Debug)]
-struct Anybody(Arc<dyn ClientCertVerifier>);
+struct Anybody {
+    hints: Vec<DistinguishedName>,
+    provider: Arc<CryptoProvider>,
+}
 
 impl ClientCertVerifier for Anybody {
     fn client_auth_mandatory(&self) -> bool {
@@ -126,7 +195,7 @@ impl ClientCertVerifier for Anybody {
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.0.root_hint_subjects()
+        &self.hints
     }
 
     fn verify_client_cert(
@@ -144,7 +213,8 @@ impl ClientCertVerifier for Anybody {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls12_signature(message, certificate, signed)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, algorithms)
     }
 
     fn verify_tls13_signature(
@@ -153,11 +223,14 @@ impl ClientCertVerifier for Anybody {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls13_signature(message, certificate, signed)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 
@@ -181,3 +254,6 @@ fn certificates(pem: &str, what: &str) -> Result<Vec<CertificateDer<'static>>, S
         .collect::<Result<_, _>>()
         .map_err(|e| format!("{what}: {e}"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -62,6 +62,8 @@ pub struct Config {
     pub time_zone: fn(&str) -> Option<TimeZone>,
     /// Signs certificates; without it no CertificateSigningRequest is looked at.
     pub authority: Option<Arc<dyn certificates::Authority>>,
+    /// What no kubelet's serving certificate may name.
+    pub reserved: certificates::serving_approver::Reserved,
 }
 
 impl Default for Config {
@@ -72,6 +74,7 @@ impl Default for Config {
             node_lifecycle: node::health::Lifecycle::default(),
             time_zone: |name| (name == "UTC").then_some(TimeZone::UTC),
             authority: None,
+            reserved: Default::default(),
         }
     }
 }
@@ -117,10 +120,10 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         all.push(Box::new(root_ca::RootCa { bundle }));
     }
     if let Some(authority) = &config.authority {
-        all.push(Box::new(certificates::approver::Approver(authority.clone())));
-        all.push(Box::new(certificates::serving_approver::ServingApprover(
-            authority.clone(),
-        )));
+        all.push(Box::new(certificates::approver::Approver));
+        all.push(Box::new(certificates::serving_approver::ServingApprover {
+            reserved: config.reserved.clone(),
+        }));
         all.push(Box::new(certificates::signer::Signer(authority.clone())));
     }
     all

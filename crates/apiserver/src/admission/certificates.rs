@@ -2,10 +2,8 @@
 //! those who may for their signer, and none for the API server's clients names the group that may do everything.
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use knarr_api::certificates::CertificateRequest;
 use knarr_api::{AnyObject, Error, k8s_openapi};
-use x509_parser::certification_request::X509CertificationRequest;
-use x509_parser::pem::parse_x509_pem;
-use x509_parser::prelude::FromDer;
 
 use super::{Attributes, Operation};
 use crate::authz;
@@ -82,24 +80,13 @@ fn subject_mistake(request: &CertificateSigningRequest) -> Option<String> {
     if request.spec.signer_name != CLIENT_SIGNER {
         return None;
     }
-    match organizations(&request.spec.request.0) {
+    match CertificateRequest::decode(&request.spec.request.0) {
         Err(why) => Some(format!("failed to parse CSR: {why}")),
-        Ok(groups) if groups.iter().any(|g| g == MASTERS) => Some(format!(
+        Ok(read) if read.organizations().any(|group| group == MASTERS) => Some(format!(
             "use of {CLIENT_SIGNER} signer with {MASTERS} group is not allowed"
         )),
         Ok(_) => None,
     }
-}
-
-/// The groups that a certificate for this request would stand for.
-fn organizations(pem: &[u8]) -> Result<Vec<String>, String> {
-    let (_, block) = parse_x509_pem(pem).map_err(|e| e.to_string())?;
-    let (_, request) = X509CertificationRequest::from_der(&block.contents).map_err(|e| e.to_string())?;
-    let subject = &request.certification_request_info.subject;
-    let names = subject
-        .iter_organization()
-        .map(|o| o.as_str().map(str::to_string));
-    names.collect::<Result<_, _>>().map_err(|e| e.to_string())
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
+use knarr_api::certificates::CertificateRequest;
 use knarr_api::kinds::persistent_volume::{IN_USE, LOCAL_FINALIZER, USED_BY};
 use knarr_api::{AnyObject, Error, Object, k8s_openapi, registry};
 use serde_json::Value;
@@ -14,7 +15,6 @@ use crate::authz::Attributes;
 use crate::authz::node::{MIRROR, Referenced, names};
 use crate::pipeline::{Ctx, Target};
 use crate::server::Server;
-use crate::signing;
 
 const LEASES: &str = "kube-node-lease";
 const OWN_LEASE: &str = "can only access node lease with the same name as the requesting node";
@@ -420,9 +420,9 @@ fn own_certificate(request: &CertificateSigningRequest, node: &str) -> Result<()
     if !KUBELET_SIGNERS.contains(&request.spec.signer_name.as_str()) {
         return Ok(());
     }
-    let asked =
-        signing::read_request(&request.spec.request.0).map_err(|e| format!("unable to parse csr: {e}"))?;
-    if asked.common_name != format!("system:node:{node}") {
+    let read = CertificateRequest::decode(&request.spec.request.0)
+        .map_err(|e| format!("unable to parse csr: {e}"))?;
+    if read.common_name() != format!("system:node:{node}") {
         return Err(format!("can only create a node CSR with CN=system:node:{node}"));
     }
     Ok(())

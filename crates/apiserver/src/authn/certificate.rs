@@ -62,15 +62,21 @@ impl Peer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DoesNotCount;
 
-/// The user a certificate names. `None` without a common name.
+/// The user a certificate names. `None` without exactly one common name, or where a name or group is not text: what
+/// cannot be read is not left out.
 pub fn certificate_user(der: &[u8]) -> Option<User> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let subject = certificate.subject();
-    let name = subject.iter_common_name().next()?.as_str().ok()?;
-    if name.is_empty() {
+    let mut names = subject.iter_common_name();
+    let (Some(name), None) = (names.next(), names.next()) else {
         return None;
-    }
-    let groups = subject.iter_organization().filter_map(|o| o.as_str().ok());
+    };
+    let name = name.as_str().ok().filter(|name| !name.is_empty())?;
+    let groups: Vec<&str> = subject
+        .iter_organization()
+        .map(|o| o.as_str())
+        .collect::<Result<_, _>>()
+        .ok()?;
     let mut user = User::new(name, groups).authenticated();
     let uid = subject
         .iter_attributes()

@@ -40,7 +40,7 @@ use crate::authn::certificate::Peer;
 use crate::authz::{Attributes, Selectors, forbidden, refused};
 use crate::flow_control::{Flow, Refused};
 use crate::metrics::{Metrics, Series};
-use crate::pipeline::Ctx;
+use crate::pipeline::{Ctx, Origin};
 use crate::request::RequestInfo;
 use crate::resource_metrics;
 use crate::seams::{Clock, Entropy, uid};
@@ -306,6 +306,7 @@ impl Server {
         });
         let mut ctx = Ctx::new(requester.user, now);
         ctx.verb = http.info.verb;
+        ctx.origin = address.map_or(Origin::Unknown, |a| Origin::Remote(a.ip()));
         ctx.manager = Some(field_manager(http));
         if let Some(record) = &record {
             // What is written down must be readable.

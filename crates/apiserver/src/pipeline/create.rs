@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use knarr_api::certificates::{IN_PROCESS, REMOTE_ADDRESS};
 use knarr_api::field::{self, Errors};
 use knarr_api::time::seconds;
 use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, meta, registry};
 
-use super::{Ctx, Target, managed_fields};
+use super::{Ctx, Origin, Target, managed_fields};
 use crate::admission::{Attributes, Operation, extension};
 use crate::authz::{self, Selectors};
 use crate::cache::Written;
@@ -15,6 +16,8 @@ use crate::keys::stored_kind;
 use crate::seams;
 use crate::server::Server;
 
+/// The signer whose requests are approved by where they came from.
+const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
 /// How often another random name is tried when one is taken.
 const NAME_ATTEMPTS: usize = 8;
 
@@ -151,14 +154,25 @@ impl Server {
     }
 }
 
-/// A request for a certificate says who asks, whatever its sender wrote.
+/// A request for a certificate says who requests it and, where its signer decides by that, from where, whatever its sender wrote.
 fn record_requester(ctx: &Ctx, object: &mut dyn AnyObject) {
     if let Some(csr) = object.as_any_mut().downcast_mut::<CertificateSigningRequest>() {
         let user = &ctx.user;
         csr.spec.username = Some(user.name.clone()).filter(|n| !n.is_empty());
         csr.spec.uid = Some(user.uid.clone()).filter(|u| !u.is_empty());
         csr.spec.groups = Some(user.groups.clone()).filter(|g| !g.is_empty());
-        csr.spec.extra = Some(user.extra.clone()).filter(|e| !e.is_empty());
+        let mut extra = user.extra.clone();
+        // Only the server says this.
+        extra.remove(REMOTE_ADDRESS);
+        if csr.spec.signer_name == KUBELET_SERVING {
+            let origin = match ctx.origin {
+                Origin::Unknown => None,
+                Origin::InProcess => Some(IN_PROCESS.to_string()),
+                Origin::Remote(address) => Some(address.to_canonical().to_string()),
+            };
+            extra.extend(origin.map(|o| (REMOTE_ADDRESS.to_string(), vec![o])));
+        }
+        csr.spec.extra = Some(extra).filter(|e| !e.is_empty());
     }
 }
 

@@ -16,6 +16,7 @@ pub mod update;
 pub mod yaml;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::{Error, k8s_openapi};
@@ -33,6 +34,8 @@ pub struct Ctx {
     pub verb: &'static str,
     /// Whether the server itself writes, what every cluster has: nobody is asked for whom it grants what.
     pub(crate) by_server: bool,
+    /// Where it came from.
+    pub origin: Origin,
     /// When it came in; all times it writes are this one.
     pub now: Timestamp,
     /// Who changes fields, as their managers are called; `None` where the object already says who holds what.
@@ -52,6 +55,17 @@ pub struct Ctx {
     pub audit_annotations: BTreeMap<String, String>,
 }
 
+/// Where a request came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    #[default]
+    Unknown,
+    /// A component of this process.
+    InProcess,
+    /// The other end of the connection.
+    Remote(IpAddr),
+}
+
 impl Ctx {
     pub fn new(user: User, now: Timestamp) -> Self {
         // Of `system:serviceaccount:kube-system:job-controller` the last part.
@@ -60,6 +74,7 @@ impl Ctx {
             user,
             verb: "",
             by_server: false,
+            origin: Origin::default(),
             now,
             manager,
             term: None,

@@ -188,7 +188,7 @@ impl Cluster {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let identity = pki.server(&["localhost".to_string()]).unwrap();
-        let tls = Tls::new(&identity, pki.ca_pem()).unwrap();
+        let tls = Tls::new(&identity, pki.client_ca_pem()).unwrap();
         let stop = CancellationToken::new();
         tokio::spawn(server.clone().serve(listener, tls, stop.clone()));
         Cluster {

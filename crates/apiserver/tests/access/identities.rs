@@ -6,12 +6,13 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::certificates::CertificateRequest;
 use knarr_api::k8s_openapi;
 use knarr_api::{Kind, registry};
 use knarr_apiserver::authz::default_roles;
 use knarr_client::{Api, Component, ListOptions, Patch, TypedApi};
 use knarr_control::ControllersConfig;
-use knarr_control::certificates::{Authority, Requested};
+use knarr_control::certificates::{Authority, Ca};
 use serde_json::json;
 
 use super::cluster::Cluster;
@@ -20,11 +21,14 @@ use super::cluster::Cluster;
 struct NoAuthority;
 
 impl Authority for NoAuthority {
-    fn read(&self, _: &[u8]) -> Result<Requested, String> {
-        Err("none".into())
-    }
-
-    fn sign(&self, _: &[u8], _: &[String], _: Option<i32>, _: Timestamp) -> Result<String, String> {
+    fn sign(
+        &self,
+        _: Ca,
+        _: &CertificateRequest,
+        _: &[String],
+        _: Option<i32>,
+        _: Timestamp,
+    ) -> Result<String, String> {
         Err("none".into())
     }
 
@@ -197,13 +201,14 @@ async fn a4_a_confused_controller_does_no_more_than_its_role_allows() {
         let api = cluster.server.api(&component);
         let found = code(&*api, verb, kind, namespace, "s").await;
         assert_eq!(
-            found, expected,
+            found,
+            expected,
             "{component:?} {verb} {} in {namespace:?}",
-            kind.plural
+            kind.plural()
         );
         // Kubelets are denied what their pods do not need as a matter of course.
         if expected == 403 && !matches!(component, Component::Node(_)) {
-            denied.insert((component, verb, kind.plural));
+            denied.insert((component, verb, kind.plural()));
         }
     }
     assert_eq!(cluster.server.denied_components().len(), denied.len());

@@ -105,7 +105,7 @@ async fn nothing_but_health_and_version_answers_who_shows_no_good_credential() {
     // A certificate that ended, of the right CA; and a good one of another CA with the same names.
     let earlier = cluster.now() - days(400);
     let directory = tempfile::tempdir().unwrap();
-    for file in ["ca.crt", "ca.key"] {
+    for file in ["client-ca.crt", "client-ca.key"] {
         std::fs::copy(cluster.pki.directory().join(file), directory.path().join(file)).unwrap();
     }
     let expired = Pki::open(directory.path(), earlier).unwrap().admin().unwrap();
@@ -114,8 +114,9 @@ async fn nothing_but_health_and_version_answers_who_shows_no_good_credential() {
         .unwrap()
         .admin()
         .unwrap();
-    // The server's own certificate is no client's.
+    // The server's own certificate is no client's, and neither is the front proxy's.
     let server = cluster.pki.server(&["localhost".to_string()]).unwrap();
+    let front_proxy = cluster.pki.front_proxy_client().unwrap();
     let clients = [
         ("nothing", Shows::default(), false),
         ("a wrong token", Shows::token("wrong"), true),
@@ -128,6 +129,11 @@ async fn nothing_but_health_and_version_answers_who_shows_no_good_credential() {
         ("an expired certificate", Shows::certificate(expired), true),
         ("a foreign certificate", Shows::certificate(foreign), true),
         ("a server's certificate", Shows::certificate(server), true),
+        (
+            "the front proxy's certificate",
+            Shows::certificate(front_proxy),
+            true,
+        ),
         (
             "no bearer",
             Shows::default().header("authorization", "Basic YWRtaW46YWRtaW4="),

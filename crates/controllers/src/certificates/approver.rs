@@ -1,19 +1,18 @@
 //! Approves a kubelet's request for a client certificate, if who asks may have one: a node for itself
 //! (`selfnodeclient`), a bootstrapper for any node (`nodeclient`).
 
-use std::sync::Arc;
-
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
+use knarr_api::certificates::CertificateRequest;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
-use super::{Authority, KUBELET_CLIENT, approved, is_open, kubelet_client, request};
+use super::{KUBELET_CLIENT, approved, is_open, kubelet_client, request};
 use crate::action::{Action, Fact};
 use crate::controller::{Changed, Context, Controller, View};
 
 /// See the module. Its keys are requests.
-pub struct Approver(pub Arc<dyn Authority>);
+pub struct Approver;
 
 impl Controller for Approver {
     fn name(&self) -> &'static str {
@@ -42,13 +41,13 @@ impl Controller for Approver {
         if !is_open(&csr, KUBELET_CLIENT) {
             return Vec::new();
         }
-        let Ok(asked) = self.0.read(&csr.spec.request.0) else {
+        let Ok(asked) = CertificateRequest::decode(&csr.spec.request.0) else {
             return Vec::new();
         };
         if kubelet_client(&asked, csr.spec.usages.as_deref().unwrap_or_default()).is_err() {
             return Vec::new();
         }
-        let own = csr.spec.username.as_deref() == Some(asked.common_name.as_str());
+        let own = csr.spec.username.as_deref() == Some(asked.common_name());
         let permissions: &[&str] = if own {
             &["selfnodeclient", "nodeclient"]
         } else {
@@ -83,7 +82,7 @@ impl Controller for Approver {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::{Fake, csr, decide};
+    use super::super::fake::{csr, decide};
     use super::*;
     use crate::world::{World, at, lines};
     use serde_json::json;
@@ -133,12 +132,14 @@ mod tests {
             (with("o", json!(["system:masters"])), &none[..]),
             (with("o", json!(["system:nodes", "system:masters"])), &none[..]),
             (with("cn", json!("admin")), &none[..]),
+            (with("cn", json!("system:node:")), &none[..]),
+            (with("ou", json!(["x"])), &none[..]),
             (with("dns", json!(["n"])), &none[..]),
             (with("ip", json!(["10.0.0.1"])), &none[..]),
         ] {
             let mut world = World::default();
             world.put(csr.clone());
-            let actions = world.run(&Approver(Arc::new(Fake)), ("", "x"), at(0));
+            let actions = world.run(&Approver, ("", "x"), at(0));
             assert_eq!(lines(&actions), expected, "{csr:?}");
         }
     }
@@ -154,7 +155,7 @@ mod tests {
             own.spec.username = Some(user.into());
             let mut world = World::default();
             world.put(own.clone());
-            let actions = world.run(&Approver(Arc::new(Fake)), ("", "x"), at(0));
+            let actions = world.run(&Approver, ("", "x"), at(0));
             let Some(Action::Require(Fact::Allowed { any_of, .. })) = actions.first() else {
                 panic!("{actions:?}");
             };

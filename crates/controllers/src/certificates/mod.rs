@@ -1,7 +1,8 @@
 //! CertificateSigningRequests: kubelets' are approved when they may ask and ask for what is theirs, approved ones of Kubernetes' own signers are
 //! signed, old ones are removed.
 //!
-//! Certificates are read and signed by an [`Authority`] that is handed in: it has the key and the chance.
+//! Requests are read by [`CertificateRequest::decode`], as everywhere. Certificates are signed by an [`Authority`] that is
+//! handed in: it has the keys and the randomness.
 
 pub mod approver;
 pub mod cleaner;
@@ -12,6 +13,7 @@ use std::fmt::Debug;
 
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::certificates::{AltName, AttributeType, CertificateRequest};
 use knarr_api::k8s_openapi;
 use knarr_api::object::Shared;
 use knarr_api::time::seconds;
@@ -21,28 +23,23 @@ use crate::controller::Context;
 pub const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
 pub const KUBELET_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 pub const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
-pub const LEGACY: &str = "kubernetes.io/legacy-unknown";
 
-/// What a request for a certificate says.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Requested {
-    pub common_name: String,
-    pub organizations: Vec<String>,
-    pub dns_names: Vec<String>,
-    pub ip_addresses: Vec<String>,
-    pub email_addresses: Vec<String>,
-    pub uris: Vec<String>,
+/// The CA that signs: a certificate of one is worth nothing where another's is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ca {
+    /// Of clients of the API server and of kubelets.
+    Client,
+    /// Of kubelets' ports, which only the API server trusts.
+    KubeletServing,
 }
 
-/// Reads requests and certificates, and signs.
+/// Signs requests and reads certificates.
 pub trait Authority: Debug + Send + Sync {
-    /// What a PEM request says; the error says what is wrong with it.
-    fn read(&self, request: &[u8]) -> Result<Requested, String>;
-
-    /// A PEM certificate for these usages and at most this time.
+    /// A PEM certificate of this CA for these usages and at most this time.
     fn sign(
         &self,
-        request: &[u8],
+        ca: Ca,
+        request: &CertificateRequest,
         usages: &[String],
         seconds: Option<i32>,
         now: Timestamp,
@@ -108,49 +105,66 @@ fn usages_are(found: &[String], with: &str) -> Result<(), String> {
     Err(format!("usages did not match [{}]", all.join(" ")))
 }
 
+const NOT_A_NODE: &str = "subject common name does not begin with system:node:";
+
 /// What both certificates of a kubelet have.
-fn of_a_node(asked: &Requested) -> Result<(), String> {
-    if asked.organizations != ["system:nodes"] {
+fn of_a_node(request: &CertificateRequest) -> Result<(), String> {
+    if !request.organizations().eq(["system:nodes"]) {
         return Err("subject organization is not system:nodes".into());
+    }
+    let other = request
+        .subject()
+        .attributes()
+        .iter()
+        .find(|a| !matches!(a.kind, AttributeType::CommonName | AttributeType::Organization));
+    if let Some(other) = other {
+        return Err(format!("subject has an attribute {}", other.kind.short_name()));
     }
     Ok(())
 }
 
-const NOT_A_NODE: &str = "subject common name does not begin with system:node:";
-
-fn kubelet_client(asked: &Requested, usages: &[String]) -> Result<(), String> {
-    of_a_node(asked)?;
-    for (what, found) in [
-        ("DNS", &asked.dns_names),
-        ("Email", &asked.email_addresses),
-        ("IP", &asked.ip_addresses),
-        ("URI", &asked.uris),
-    ] {
-        if !found.is_empty() {
-            return Err(format!("{what} subjectAltNames are not allowed"));
-        }
-    }
-    if !asked.common_name.starts_with("system:node:") {
+fn is_named_as_node(request: &CertificateRequest) -> Result<(), String> {
+    let name = request.common_name().strip_prefix("system:node:");
+    if name.is_none_or(str::is_empty) {
         return Err(NOT_A_NODE.into());
     }
+    Ok(())
+}
+
+/// What Kubernetes calls the kind of an alternative name.
+fn alt_name_kind(name: &AltName) -> &'static str {
+    match name {
+        AltName::Dns(_) => "DNS",
+        AltName::Email(_) => "Email",
+        AltName::Ip(_) => "IP",
+        AltName::Uri(_) => "URI",
+    }
+}
+
+fn kubelet_client(request: &CertificateRequest, usages: &[String]) -> Result<(), String> {
+    of_a_node(request)?;
+    if let Some(name) = request.alt_names().first() {
+        return Err(format!("{} subjectAltNames are not allowed", alt_name_kind(name)));
+    }
+    is_named_as_node(request)?;
     usages_are(usages, "client auth")
 }
 
-fn kubelet_serving(asked: &Requested, usages: &[String]) -> Result<(), String> {
-    of_a_node(asked)?;
-    if asked.dns_names.is_empty() && asked.ip_addresses.is_empty() {
+fn kubelet_serving(request: &CertificateRequest, usages: &[String]) -> Result<(), String> {
+    of_a_node(request)?;
+    let names = request.alt_names();
+    let is_host = |name: &&AltName| matches!(name, AltName::Dns(_) | AltName::Ip(_));
+    if !names.iter().any(|name| is_host(&name)) {
         return Err("DNS or IP subjectAltName is required".into());
     }
-    for (what, found) in [("Email", &asked.email_addresses), ("URI", &asked.uris)] {
-        if !found.is_empty() {
-            return Err(format!("{what} subjectAltNames are not allowed"));
-        }
+    if let Some(other) = names.iter().find(|name| !is_host(name)) {
+        return Err(format!(
+            "{} subjectAltNames are not allowed",
+            alt_name_kind(other)
+        ));
     }
     usages_are(usages, "server auth")?;
-    if !asked.common_name.starts_with("system:node:") {
-        return Err(NOT_A_NODE.into());
-    }
-    Ok(())
+    is_named_as_node(request)
 }
 
 fn client(usages: &[String]) -> Result<(), String> {
@@ -168,42 +182,84 @@ fn client(usages: &[String]) -> Result<(), String> {
 pub(crate) mod fake {
     use super::*;
 
-    /// Requests and certificates are JSON here: names, and `{"ends": seconds}`.
+    use der::asn1::ObjectIdentifier;
+    use der::{Encode, Tag};
+    use knarr_api::certificates::der::{bit_string, context, element, sequence};
+    use knarr_api::certificates::subject_alt_name;
+    use rcgen::{KeyPair, PublicKeyData, SigningKey};
+
+    /// Certificates are JSON here: `{"ca": …, "subject": …, "ends": seconds}`.
     #[derive(Debug)]
     pub struct Fake;
 
     impl Authority for Fake {
-        fn read(&self, request: &[u8]) -> Result<Requested, String> {
-            let value: serde_json::Value = serde_json::from_slice(request).map_err(|e| e.to_string())?;
-            let list = |key: &str| {
-                let items = value[key].as_array().into_iter().flatten();
-                items.filter_map(|v| v.as_str().map(str::to_string)).collect()
-            };
-            Ok(Requested {
-                common_name: value["cn"].as_str().unwrap_or("").into(),
-                organizations: list("o"),
-                dns_names: list("dns"),
-                ip_addresses: list("ip"),
-                email_addresses: list("email"),
-                uris: list("uri"),
-            })
-        }
-
         fn sign(
             &self,
-            _: &[u8],
+            ca: Ca,
+            request: &CertificateRequest,
             usages: &[String],
             seconds: Option<i32>,
             now: Timestamp,
         ) -> Result<String, String> {
             let ends = now.as_second() + i64::from(seconds.unwrap_or(3600));
-            Ok(serde_json::json!({"ends": ends, "usages": usages}).to_string())
+            let subject = request.common_name();
+            let ca = format!("{ca:?}");
+            Ok(serde_json::json!({"ca": ca, "subject": subject, "ends": ends, "usages": usages}).to_string())
         }
 
         fn ends(&self, certificate: &[u8]) -> Option<Timestamp> {
             let value: serde_json::Value = serde_json::from_slice(certificate).ok()?;
             Timestamp::from_second(value["ends"].as_i64()?).ok()
         }
+    }
+
+    /// A request for what this JSON says, in PEM.
+    fn pem(asked: &serde_json::Value) -> Result<Vec<u8>, der::Error> {
+        let list = |key: &str| {
+            let items = asked[key].as_array().into_iter().flatten();
+            items
+                .filter_map(|v| v.as_str().map(str::to_string))
+                .collect::<Vec<_>>()
+        };
+        let mut rdns = Vec::new();
+        let names = list("o").into_iter().map(|o| ("2.5.4.10", o));
+        let names = names.chain(list("ou").into_iter().map(|ou| ("2.5.4.11", ou)));
+        let common = asked["cn"].as_str().map(|cn| ("2.5.4.3", cn.to_string()));
+        for (oid, value) in names.chain(common) {
+            let oid = ObjectIdentifier::new_unwrap(oid).to_der()?;
+            let value = element(Tag::Utf8String, &[value.as_bytes()])?;
+            rdns.extend(element(Tag::Set, &[&sequence(&[&oid, &value])?])?);
+        }
+        let mut alt_names: Vec<AltName> = list("dns").into_iter().map(AltName::Dns).collect();
+        alt_names.extend(
+            list("ip")
+                .iter()
+                .filter_map(|ip| Some(AltName::Ip(ip.parse().ok()?))),
+        );
+        alt_names.extend(list("email").into_iter().map(AltName::Email));
+        alt_names.extend(list("uri").into_iter().map(AltName::Uri));
+        let mut attributes = Vec::new();
+        if !alt_names.is_empty() {
+            let oid = |text| ObjectIdentifier::new_unwrap(text).to_der();
+            let value = element(Tag::OctetString, &[&subject_alt_name(&alt_names)?])?;
+            let extensions = sequence(&[&sequence(&[&oid("2.5.29.17")?, &value])?])?;
+            let values = element(Tag::Set, &[&extensions])?;
+            attributes = sequence(&[&oid("1.2.840.113549.1.9.14")?, &values])?;
+        }
+        let key = KeyPair::generate().map_err(|_| Tag::BitString.value_error())?;
+        let info = sequence(&[
+            &element(Tag::Integer, &[&[0]])?,
+            &sequence(&[&rdns])?,
+            &key.subject_public_key_info(),
+            &element(context(0, true), &[&attributes])?,
+        ])?;
+        let signature = key.sign(&info).map_err(|_| Tag::BitString.value_error())?;
+        let algorithm = ObjectIdentifier::new_unwrap("1.2.840.10045.4.3.2").to_der()?;
+        let request = sequence(&[&info, &sequence(&[&algorithm])?, &bit_string(&signature)?])?;
+        use base64::Engine;
+        let text = base64::engine::general_purpose::STANDARD.encode(request);
+        let pem = format!("-----BEGIN CERTIFICATE REQUEST-----\n{text}\n-----END CERTIFICATE REQUEST-----\n");
+        Ok(pem.into_bytes())
     }
 
     pub fn csr(
@@ -218,7 +274,7 @@ pub(crate) mod fake {
                 "username": "system:bootstrap:abcdef", "groups": ["system:bootstrappers"]},
         }))
         .unwrap();
-        csr.spec.request.0 = request.to_string().into_bytes();
+        csr.spec.request.0 = pem(&request).unwrap();
         csr
     }
 

@@ -1,16 +1,20 @@
-//! Signs what was approved for one of Kubernetes' own signers, if it is what that signer signs.
+//! Signs what was approved for one of Kubernetes' own signers, if it is what that signer signs, with the signer's CA.
+//!
+//! `kubernetes.io/legacy-unknown` is not signed: v1 of the API admits no request for it, and no CA here is without a
+//! purpose.
 
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
+use knarr_api::certificates::CertificateRequest;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey};
 
 use super::{
-    Authority, CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY, certificate, client, has, kubelet_client,
+    Authority, CLIENT, Ca, KUBELET_CLIENT, KUBELET_SERVING, certificate, client, has, kubelet_client,
     kubelet_serving, request,
 };
 use crate::action::Action;
@@ -44,7 +48,7 @@ impl Controller for Signer {
             return Vec::new();
         };
         let open = has(&csr, "Approved") && !has(&csr, "Denied") && !has(&csr, "Failed");
-        let ours = [CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY].contains(&csr.spec.signer_name.as_str());
+        let ours = [CLIENT, KUBELET_CLIENT, KUBELET_SERVING].contains(&csr.spec.signer_name.as_str());
         if !open || !ours || certificate(&csr).is_some() {
             return Vec::new();
         }
@@ -71,17 +75,28 @@ impl Controller for Signer {
 impl Signer {
     fn signed(&self, csr: &CertificateSigningRequest, context: &Context<'_>) -> Result<String, String> {
         let usages = csr.spec.usages.as_deref().unwrap_or_default();
-        let request = &csr.spec.request.0;
-        let asked = self.0.read(request)?;
-        match csr.spec.signer_name.as_str() {
-            KUBELET_CLIENT => kubelet_client(&asked, usages)?,
-            KUBELET_SERVING => kubelet_serving(&asked, usages)?,
-            CLIENT => client(usages)?,
-            // Whatever was approved.
-            _ => {}
-        }
+        let request = CertificateRequest::decode(&csr.spec.request.0).map_err(|e| {
+            format!(
+                "unable to parse csr {:?}: {e}",
+                csr.metadata.name.as_deref().unwrap_or("")
+            )
+        })?;
+        let ca = match csr.spec.signer_name.as_str() {
+            KUBELET_SERVING => {
+                kubelet_serving(&request, usages)?;
+                Ca::KubeletServing
+            }
+            KUBELET_CLIENT => {
+                kubelet_client(&request, usages)?;
+                Ca::Client
+            }
+            _ => {
+                client(usages)?;
+                Ca::Client
+            }
+        };
         self.0
-            .sign(request, usages, csr.spec.expiration_seconds, context.now)
+            .sign(ca, &request, usages, csr.spec.expiration_seconds, context.now)
     }
 }
 
@@ -126,7 +141,6 @@ mod tests {
                 json!({"cn": "ann"}),
                 Some("invalid usage for client certificate: server auth"),
             ),
-            (LEGACY, for_server, json!({"cn": "ann"}), None),
         ] {
             let mut approved = csr("x", signer, &usages, request);
             decide(&mut approved, "Approved", at(0));
@@ -145,15 +159,54 @@ mod tests {
     }
 
     #[test]
+    fn a4_each_signer_has_its_own_ca() {
+        let serving = json!({"cn": "system:node:n", "o": ["system:nodes"], "ip": ["10.0.0.1"]});
+        let client = json!({"cn": "system:node:n", "o": ["system:nodes"]});
+        for (signer, usage, request, ca) in [
+            (CLIENT, "client auth", client.clone(), "Client"),
+            (KUBELET_CLIENT, "client auth", client, "Client"),
+            (KUBELET_SERVING, "server auth", serving, "KubeletServing"),
+        ] {
+            let mut approved = csr("x", signer, &["digital signature", usage], request);
+            decide(&mut approved, "Approved", at(0));
+            let mut world = World::default();
+            world.put(approved);
+            let actions = world.run(&Signer(Arc::new(Fake)), ("", "x"), at(0));
+            let new: CertificateSigningRequest = updated(&actions, "status").unwrap();
+            let signed: serde_json::Value = serde_json::from_slice(certificate(&new).unwrap()).unwrap();
+            assert_eq!(signed["ca"], ca, "{signer}");
+        }
+    }
+
+    #[test]
+    fn a1_a_request_that_cannot_be_read_fails_with_the_reason() {
+        let mut approved = csr("x", CLIENT, &["client auth"], json!({"cn": "ann"}));
+        approved.spec.request.0.extend(b"and more");
+        decide(&mut approved, "Approved", at(0));
+        let mut world = World::default();
+        world.put(approved);
+        let actions = world.run(&Signer(Arc::new(Fake)), ("", "x"), at(0));
+        let new: CertificateSigningRequest = updated(&actions, "status").unwrap();
+        assert!(certificate(&new).is_none());
+        let conditions = new.status.and_then(|s| s.conditions).unwrap_or_default();
+        let failed = conditions.iter().find(|c| c.type_ == "Failed").unwrap();
+        assert_eq!(failed.reason.as_deref(), Some("SignerValidationFailure"));
+        let message = failed.message.as_deref().unwrap();
+        assert!(message.contains("must be one PEM block"), "{message}");
+    }
+
+    #[test]
     fn nothing_is_signed_without_approval_or_for_other_signers() {
         let request = json!({"cn": "ann"});
         let open = csr("x", CLIENT, &["client auth"], request.clone());
         let mut denied = open.clone();
         decide(&mut denied, "Approved", at(0));
         decide(&mut denied, "Denied", at(0));
-        let mut foreign = csr("x", "example.com/x", &["client auth"], request);
+        let mut foreign = csr("x", "example.com/x", &["client auth"], request.clone());
         decide(&mut foreign, "Approved", at(0));
-        for csr in [open, denied, foreign] {
+        let mut legacy = csr("x", "kubernetes.io/legacy-unknown", &["client auth"], request);
+        decide(&mut legacy, "Approved", at(0));
+        for csr in [open, denied, foreign, legacy] {
             let mut world = World::default();
             world.put(csr);
             let actions = world.run(&Signer(Arc::new(Fake)), ("", "x"), at(0));

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
+use knarr_api::certificates::CertificateRequest;
 use knarr_api::k8s_openapi::jiff::Timestamp;
+use knarr_api::kinds::service_ips::Cidr;
 use knarr_apiserver::audit::{self, Audit};
 use knarr_apiserver::authn::StaticTokens;
 use knarr_apiserver::authn::token_key::KeyFiles;
@@ -18,7 +20,8 @@ use knarr_apiserver::{Options, Seams, Server, ServiceRange};
 use knarr_client::remote::Remote;
 use knarr_client::{Api, Component, Conn, NodeDialer, SystemClock};
 use knarr_control::ControllersConfig;
-use knarr_control::certificates::{Authority, Requested};
+use knarr_control::certificates::serving_approver::Reserved;
+use knarr_control::certificates::{Authority, Ca};
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::images;
 use knarr_node::kubelet::configuration::{CgroupDriver, KubeletConfiguration, Place};
@@ -35,9 +38,9 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::join;
-use super::kubelet_port::{API_SERVER, KubeletPort, RemoteNodes};
+use super::kubelet_port::{KubeletPort, RemoteNodes};
 use super::{Failure, git_version};
+use super::{client_ca, join};
 use crate::config::{Config, StoreEngine};
 use crate::node_socket;
 
@@ -79,13 +82,19 @@ impl ControlPlane {
         let range = ServiceRange::parse(&config.service_cidr.to_string()).map_err(Failure::new)?;
         let failed = |e| Failure::new("the cluster's keys are not usable").because(e);
         let pki = Pki::open(&config.data_dir.join("pki"), Timestamp::now()).map_err(failed)?;
-        let serving = pki.server(&certificate_names(config, &range)).map_err(failed)?;
+        let names = certificate_names(config, &range);
+        let serving = pki.server(&names).map_err(failed)?;
+        let reserved = Reserved {
+            api_server: names.into_iter().collect(),
+            service_range: Cidr::parse(&range.to_string()),
+        };
         // The CA goes along, for those who know no more of it than its pin.
         let shown = pki::Identity {
             certificate_pem: serving.certificate_pem + pki.ca_pem(),
             ..serving
         };
-        let tls = Tls::new(&shown, pki.ca_pem()).map_err(Failure::new)?;
+        let tls = Tls::accepting_previous(&shown, pki.client_ca_pem(), pki.previous_clients())
+            .map_err(Failure::new)?;
         let server_config = knarr_apiserver::Config {
             advertised: listen.to_string(),
             address: listen.ip(),
@@ -96,10 +105,16 @@ impl ControlPlane {
             service_account_key: service_account_keys(config, &pki)?,
             options: options(config)?,
         };
-        let kubelet_client = pki.client("kubelet-client", API_SERVER, &[]).map_err(failed)?;
-        let authority = CertificateDer::from_pem_slice(pki.ca_pem().as_bytes())
-            .map_err(|e| Failure::new("the cluster's CA cannot be read").because(e))?;
-        let remote = Arc::new(RemoteNodes::new(&kubelet_client, &authority)?);
+        let kubelet_client = pki.kubelet_client().map_err(failed)?;
+        let read = |pem: &str| {
+            CertificateDer::from_pem_slice(pem.as_bytes())
+                .map_err(|e| Failure::new("a CA of the cluster cannot be read").because(e))
+        };
+        let authority = read(pki.ca_pem())?;
+        let serving_ca = read(pki.kubelet_serving_ca_pem())?;
+        let remote = Arc::new(RemoteNodes::new(&kubelet_client, &serving_ca)?);
+        // Kept for extension API servers, which know the front proxy by it.
+        pki.front_proxy_client().map_err(failed)?;
         let nodes = Arc::new(Nodes {
             local,
             remote: remote.clone(),
@@ -119,6 +134,10 @@ impl ControlPlane {
             .let_nodes_join(&format!("https://{}", advertised(config, listen)), pki.ca_pem())
             .await
             .map_err(|e| Failure::new("the cluster cannot be made known to nodes that join").because(e))?;
+        server
+            .publish_client_authorities(pki.client_ca_pem(), pki.front_proxy_ca_pem())
+            .await
+            .map_err(|e| Failure::new("the CA of clients cannot be published").because(e))?;
         let tasks = TaskTracker::new();
         tasks.spawn(server.clone().serve(listener, tls, cancel.clone()));
         let admin = pki.admin().map_err(failed)?;
@@ -129,7 +148,7 @@ impl ControlPlane {
             &admin,
         );
         write_private(&config.kubeconfig, &kubeconfig)?;
-        let control = control_config(config, &pki);
+        let control = control_config(config, &pki, reserved);
         let metrics = control.metrics.clone();
         server.show_metrics(move || metrics.text());
         tasks.spawn(knarr_control::run(
@@ -184,7 +203,7 @@ impl NodeDialer for Nodes {
     }
 }
 
-fn control_config(config: &Config, pki: &Pki) -> knarr_control::Config {
+fn control_config(config: &Config, pki: &Pki, reserved: Reserved) -> knarr_control::Config {
     // Only an etcd is shared by several servers, one of which leads.
     let shared = config.store == StoreEngine::Etcd;
     let identity = || {
@@ -202,9 +221,15 @@ fn control_config(config: &Config, pki: &Pki) -> knarr_control::Config {
         scheduler: config.scheduler.clone(),
         controllers: ControllersConfig {
             root_ca: Some(pki.ca_pem().into()),
-            authority: Some(Arc::new(ClusterAuthority(
-                pki.authority().for_at_most(config.cluster_signing_duration),
-            ))),
+            authority: Some(Arc::new(ClusterAuthority {
+                clients: pki
+                    .client_authority()
+                    .for_at_most(config.cluster_signing_duration),
+                kubelet_serving: pki
+                    .kubelet_serving_authority()
+                    .for_at_most(config.cluster_signing_duration),
+            })),
+            reserved,
             node_lifecycle: config.node_lifecycle,
             ..ControllersConfig::default()
         },
@@ -251,31 +276,29 @@ fn options(config: &Config) -> Result<Options, Failure> {
     })
 }
 
-/// The cluster's CA as the certificate controllers use it.
+/// The cluster's CAs as the certificate controllers use them.
 #[derive(Debug)]
-struct ClusterAuthority(signing::Authority);
+struct ClusterAuthority {
+    clients: signing::Authority,
+    kubelet_serving: signing::Authority,
+}
 
 impl Authority for ClusterAuthority {
-    fn read(&self, request: &[u8]) -> Result<Requested, String> {
-        let asked = signing::read_request(request)?;
-        Ok(Requested {
-            common_name: asked.common_name,
-            organizations: asked.organizations,
-            dns_names: asked.dns_names,
-            ip_addresses: asked.ip_addresses,
-            email_addresses: asked.email_addresses,
-            uris: asked.uris,
-        })
-    }
-
     fn sign(
         &self,
-        request: &[u8],
+        ca: Ca,
+        request: &CertificateRequest,
         usages: &[String],
         seconds: Option<i32>,
         now: Timestamp,
     ) -> Result<String, String> {
-        self.0.sign(request, usages, seconds, now)
+        let authority = match ca {
+            Ca::Client => &self.clients,
+            Ca::KubeletServing => &self.kubelet_serving,
+        };
+        authority
+            .sign(request, usages, seconds, now)
+            .map_err(|e| e.to_string())
     }
 
     fn ends(&self, certificate: &[u8]) -> Option<Timestamp> {
@@ -423,7 +446,7 @@ impl PreparedNode {
         })
     }
 
-    /// Joins the cluster behind `api`, which these CAs vouch for.
+    /// Joins the cluster behind `api`, whose certificate these CAs sign.
     pub async fn join(
         self,
         config: &Config,
@@ -433,7 +456,17 @@ impl PreparedNode {
     ) -> Result<RunningNode, Failure> {
         let node_ips = vec![config.kubelet_listen.ip().to_string()];
         let wanted = certificates::serving(&config.node_name, &node_ips);
-        let rotation = join::open(config, wanted, "kubelet-server-current.pem")?;
+        let mut rotation = join::open(config, wanted, "kubelet-server-current.pem")?;
+        // In earlier versions the CA of the API server signed it, by which the API server knows no kubelet any more.
+        if let Some(kept) = rotation.current()
+            && authorities
+                .iter()
+                .any(|ca| pki::is_signed_by(&kept.certificate_pem, ca))
+        {
+            rotation.discard();
+        }
+        let client_ca_file = config.data_dir.join("pki/kubelet-client-ca.crt");
+        let client_ca_pem = client_ca::kept(&client_ca_file)?;
         // Until the cluster has signed one, nobody takes the port for this node's.
         let identity = match rotation.current() {
             Some(kept) => identity(kept),
@@ -443,11 +476,17 @@ impl PreparedNode {
         let port = KubeletPort::bind(
             config.kubelet_listen,
             &config.node_name,
-            authorities,
+            client_ca_pem.as_deref(),
             &identity,
             api.clone(),
         )
         .await?;
+        tokio::spawn(client_ca::follow(
+            api.clone(),
+            port.tls(),
+            client_ca_file,
+            cancel.clone(),
+        ));
         let tls = port.tls();
         let take = move |renewed: &certificates::Identity| tls.renew(&self::identity(renewed));
         tokio::spawn(rotation.run(api.clone(), None, take, cancel.clone()));

@@ -310,7 +310,7 @@ fn vouches(authority: &CertificateDer<'static>, leaf: &CertificateDer<'_>, host:
 fn remember(path: &Path, cluster: &Cluster, certificate: &Path) -> Result<(), Failure> {
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
-    let pem: String = cluster.authorities.iter().map(|der| pem(der)).collect();
+    let pem: String = cluster.authorities.iter().map(|der| pki::pem(der)).collect();
     let certificate = certificate.display();
     let text = format!(
         "apiVersion: v1
@@ -336,18 +336,6 @@ users:
         STANDARD.encode(pem)
     );
     cluster::write_private(path, &text)
-}
-
-fn pem(der: &[u8]) -> String {
-    use base64::Engine;
-    use base64::engine::general_purpose::STANDARD;
-    let text = STANDARD.encode(der);
-    let lines = text
-        .as_bytes()
-        .chunks(64)
-        .map(|l| String::from_utf8_lossy(l) + "\n");
-    let body: String = lines.collect();
-    format!("-----BEGIN CERTIFICATE-----\n{body}-----END CERTIFICATE-----\n")
 }
 
 #[cfg(test)]
@@ -448,7 +436,7 @@ mod tests {
             authorities: vec![authority],
         };
         assert_eq!(
-            pem(&cluster.authorities[0]).trim(),
+            pki::pem(&cluster.authorities[0]).trim(),
             pki.ca_pem().replace("\r\n", "\n").trim()
         );
         remember(&path, &cluster, Path::new("/c.pem")).unwrap();

@@ -1,9 +1,10 @@
 //! The kubelet's port between machines: TLS on both sides of `client::NodeDialer`.
 //!
-//! Who asks is known by a certificate of the cluster's CA or a token the API server knows; whether he may is asked of
+//! Who asks is known by a certificate of the CA of clients or a token the API server knows; whether he may is asked of
 //! the API server too, as a verb on a subresource of the Node (`nodes/proxy`, `nodes/pods`, …). Who shows nothing that
 //! counts gets 401, who may not 403; no path is excepted. The API server speaks to no port but one that shows a
-//! certificate of the cluster's CA for the address that is dialled (kube-apiserver's `--kubelet-certificate-authority`).
+//! certificate of the CA of kubelets' ports for the address that is dialled (kube-apiserver's
+//! `--kubelet-certificate-authority`).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -31,8 +32,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::Failure;
 
-/// User of the API server's certificate towards kubelets, as kubeadm names it.
-pub const API_SERVER: &str = "kube-apiserver-kubelet-client";
 /// How long a connection to a kubelet, or its handshake, may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// After a failed accept: out of file descriptors, most likely, and others will end.
@@ -56,11 +55,11 @@ struct Door {
 }
 
 impl KubeletPort {
-    /// Listens at `address` and knows certificates of these CAs. `identity` is what clients are shown.
+    /// Listens at `address` and knows clients by this CA, if one is known yet. `identity` is what clients are shown.
     pub async fn bind(
         address: SocketAddr,
         node: &str,
-        authorities: &[CertificateDer<'_>],
+        client_ca_pem: Option<&str>,
         identity: &Identity,
         api: Arc<dyn Api>,
     ) -> Result<Self, Failure> {
@@ -70,9 +69,11 @@ impl KubeletPort {
             ))
             .because(e)
         })?;
-        let authorities = authorities.iter().map(|c| c.clone().into_owned());
-        let tls = Tls::with_authorities(identity, authorities)
-            .map_err(|e| Failure::new(format!("cannot serve the kubelet's port {address}: {e}")))?;
+        let tls = match client_ca_pem {
+            Some(pem) => Tls::new(identity, pem),
+            None => Tls::without_clients(identity),
+        };
+        let tls = tls.map_err(|e| Failure::new(format!("cannot serve the kubelet's port {address}: {e}")))?;
         Ok(KubeletPort {
             listener,
             tls: tls.http1(),
@@ -267,9 +268,9 @@ pub struct RemoteNodes {
 }
 
 impl RemoteNodes {
-    /// `identity` is what kubelets are shown; theirs are of `authority`.
-    pub fn new(identity: &Identity, authority: &CertificateDer<'static>) -> Result<Self, Failure> {
-        let tls = knarr_apiserver::tls::connector(Some(identity), Some(authority))
+    /// `identity` is what kubelets are shown; theirs are of the CA `serving_ca`.
+    pub fn new(identity: &Identity, serving_ca: &CertificateDer<'static>) -> Result<Self, Failure> {
+        let tls = knarr_apiserver::tls::connector(Some(identity), Some(serving_ca))
             .map_err(|e| Failure::new(format!("what kubelets are shown is not usable: {e}")))?;
         Ok(RemoteNodes {
             api: OnceLock::new(),
@@ -341,7 +342,6 @@ mod tests {
     use knarr_apiserver::{Options, Seams, Server, ServiceRange};
     use knarr_node::runtime::fake::FakeRuntime;
     use knarr_node::server::RuntimeContainers;
-    use rustls::pki_types::pem::PemObject;
     use std::collections::HashMap;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -352,12 +352,6 @@ mod tests {
         async fn dial(&self, _: &str) -> io::Result<Box<dyn Conn>> {
             Err(io::ErrorKind::NotFound.into())
         }
-    }
-
-    fn chain(pem: &str) -> Vec<CertificateDer<'static>> {
-        CertificateDer::pem_slice_iter(pem.as_bytes())
-            .collect::<Result<_, _>>()
-            .unwrap()
     }
 
     /// What a GET answers to who shows this; the connection ends with the answer.
@@ -433,7 +427,7 @@ mod tests {
         let port = KubeletPort::bind(
             "127.0.0.1:0".parse().unwrap(),
             "n1",
-            &chain(pki.ca_pem()),
+            Some(pki.client_ca_pem()),
             &self_signed("n1").unwrap(),
             api,
         )
@@ -454,7 +448,7 @@ mod tests {
         let foreign = Pki::open(elsewhere.path(), now).unwrap().admin().unwrap();
         // Made two years ago by the same CA.
         let past = tempfile::tempdir().unwrap();
-        for file in ["ca.crt", "ca.key"] {
+        for file in ["client-ca.crt", "client-ca.key"] {
             std::fs::copy(pki.directory().join(file), past.path().join(file)).unwrap();
         }
         let long_ago = now - knarr_api::k8s_openapi::jiff::SignedDuration::from_hours(2 * 365 * 24);

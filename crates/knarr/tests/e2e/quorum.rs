@@ -319,11 +319,17 @@ fn trouble(cast: &Cast<'_>, disk: &Disk, writers: &[Writer; 2]) -> Outcome {
     second.goes_on(fleet)
 }
 
-/// Both are of one cluster: the CA and the key of service accounts are the same; certificates are each server's own.
+/// Both are of one cluster: the CAs and the key of service accounts are the same; certificates are each server's own.
 fn share_keys(from: &Machine, to: &Machine) -> Outcome {
     let (from, to) = (from.data_dir().join("pki"), to.data_dir().join("pki"));
     std::fs::create_dir_all(&to)?;
-    for file in ["ca.crt", "ca.key", "service-account.key"] {
+    let cas = ["ca", "client-ca", "kubelet-serving-ca", "front-proxy-ca"];
+    let files = cas.map(|ca| [format!("{ca}.crt"), format!("{ca}.key")]);
+    for file in files
+        .as_flattened()
+        .iter()
+        .chain([&"service-account.key".to_string()])
+    {
         std::fs::copy(from.join(file), to.join(file)).map_err(|e| format!("{file}: {e}"))?;
     }
     Ok(())

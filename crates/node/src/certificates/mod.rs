@@ -76,6 +76,11 @@ impl Rotation {
         held.map(|(_, identity)| identity)
     }
 
+    /// What is held is not used any more; another is requested at once.
+    pub fn discard(&mut self) {
+        self.held = None;
+    }
+
     /// When what is held ends or has ended.
     pub fn ends(&self) -> Option<Timestamp> {
         self.held.as_ref().map(|(held, _)| held.until)

@@ -1,0 +1,190 @@
+//! Which client certificates count, over a pipe.
+
+use k8s_openapi::jiff::SignedDuration;
+use rustls::pki_types::ServerName;
+use tokio_rustls::TlsAcceptor;
+
+use super::*;
+use crate::pki::Pki;
+
+fn now() -> Timestamp {
+    // The handshake is on the real clock.
+    Timestamp::now()
+}
+
+/// Who the server finds at the other end.
+async fn peer(tls: &Tls, shown: &Identity) -> Peer {
+    let (client, server) = tokio::io::duplex(64 * 1024);
+    let connector = connector(Some(shown), None).unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    let acceptor = TlsAcceptor::from(tls.config.clone());
+    let (_client, stream) =
+        tokio::try_join!(connector.connect(name, client), acceptor.accept(server)).unwrap();
+    tls.peer(stream.get_ref().1, now())
+}
+
+fn user(peer: &Peer) -> Option<&str> {
+    peer.user(now()).ok().flatten().map(|user| user.name.as_str())
+}
+
+#[tokio::test]
+async fn a4_only_the_client_ca_makes_users() {
+    let directory = tempfile::tempdir().unwrap();
+    let pki = Pki::open(directory.path(), now()).unwrap();
+    let server = pki.server(&["localhost".into()]).unwrap();
+    let tls = Tls::new(&server, pki.client_ca_pem()).unwrap();
+    let serving = {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(vec!["n".into()]).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params
+            .distinguished_name
+            .push(rcgen::DnType::OrganizationName, "system:nodes");
+        params
+            .distinguished_name
+            .push(rcgen::DnType::CommonName, "system:node:n");
+        let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+        let request = knarr_api::certificates::CertificateRequest::decode(pem.as_bytes()).unwrap();
+        // Of a kubelet's port; and one for clients that the CA of kubelets' ports should never have signed.
+        ["server auth", "client auth"].map(|usage| Identity {
+            certificate_pem: pki
+                .kubelet_serving_authority()
+                .sign(&request, &[usage.to_string()], None, now())
+                .unwrap(),
+            key_pem: key.serialize_pem(),
+        })
+    };
+    let [serving, serving_as_client] = serving;
+    for (what, shown, expected) in [
+        ("the admin", &pki.admin().unwrap(), Some("kubernetes-admin")),
+        ("a node", &pki.node("n").unwrap(), Some("system:node:n")),
+        ("the front proxy", &pki.front_proxy_client().unwrap(), None),
+        ("the API server", &server, None),
+        ("a kubelet's port", &serving, None),
+        ("a kubelet's port, for clients", &serving_as_client, None),
+    ] {
+        assert_eq!(user(&peer(&tls, shown).await), expected, "{what}");
+    }
+    let nobody = Tls::without_clients(&server).unwrap();
+    assert_eq!(user(&peer(&nobody, &pki.admin().unwrap()).await), None);
+    nobody.trust_clients_of(pki.client_ca_pem()).unwrap();
+    let admin = peer(&nobody, &pki.admin().unwrap()).await;
+    assert_eq!(user(&admin), Some("kubernetes-admin"));
+}
+
+#[tokio::test]
+async fn a4_what_the_one_ca_of_an_earlier_version_signed_before_counts_until_it_ends() {
+    // As an earlier version left it: one CA, by which clients are known.
+    let made = tempfile::tempdir().unwrap();
+    let earlier = now() - SignedDuration::from_hours(24);
+    drop(Pki::open(made.path(), earlier).unwrap());
+    let old = tempfile::tempdir().unwrap();
+    for extension in ["crt", "key"] {
+        let from = made.path().join(format!("client-ca.{extension}"));
+        std::fs::copy(from, old.path().join(format!("ca.{extension}"))).unwrap();
+    }
+    let before = Pki::open(made.path(), earlier).unwrap().node("n").unwrap();
+    // The same CA goes on signing clients: that is what no longer counts.
+    let after = tempfile::tempdir().unwrap();
+    for extension in ["crt", "key"] {
+        let from = made.path().join(format!("client-ca.{extension}"));
+        std::fs::copy(from, after.path().join(format!("client-ca.{extension}"))).unwrap();
+    }
+    let later = now() + SignedDuration::from_hours(1);
+    let after = Pki::open(after.path(), later).unwrap().node("n").unwrap();
+
+    let pki = Pki::open(old.path(), now()).unwrap();
+    let server = pki.server(&["localhost".into()]).unwrap();
+    let accepting = Tls::accepting_previous(&server, pki.client_ca_pem(), pki.previous_clients()).unwrap();
+    let strict = Tls::new(&server, pki.client_ca_pem()).unwrap();
+    assert_eq!(user(&peer(&accepting, &before).await), Some("system:node:n"));
+    assert_eq!(user(&peer(&accepting, &after).await), None);
+    assert_eq!(
+        user(&peer(&accepting, &pki.admin().unwrap()).await),
+        Some("kubernetes-admin")
+    );
+    // Neither is the API server's own certificate, though the same CA signed it, a client's.
+    assert_eq!(user(&peer(&accepting, &server).await), None);
+    assert_eq!(user(&peer(&strict, &before).await), None);
+}
+
+/// Whether a client that trusts this CA speaks to a server that shows this.
+async fn believes(ca_pem: &str, shown: &Identity, name: &str) -> bool {
+    let authority = certificates(ca_pem, "the CA").unwrap().remove(0);
+    let connector = connector(None, Some(&authority)).unwrap();
+    let (client, server) = tokio::io::duplex(64 * 1024);
+    let acceptor = TlsAcceptor::from(Tls::without_clients(shown).unwrap().config);
+    let accept = tokio::spawn(async move { acceptor.accept(server).await.map(drop) });
+    let name = ServerName::try_from(name.to_string()).unwrap();
+    let believed = connector.connect(name, client).await.is_ok();
+    // Where the client turned away, so did the server.
+    drop(accept.await.unwrap());
+    believed
+}
+
+#[tokio::test]
+async fn a4_servers_are_known_by_the_ca_of_their_kind() {
+    let directory = tempfile::tempdir().unwrap();
+    let pki = Pki::open(directory.path(), now()).unwrap();
+    let api_server = pki.server(&["127.0.0.1".into()]).unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".into()]).unwrap();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+    let request = knarr_api::certificates::CertificateRequest::decode(pem.as_bytes()).unwrap();
+    let signed = |authority: crate::signing::Authority| Identity {
+        certificate_pem: authority
+            .sign(&request, &["server auth".to_string()], None, now())
+            .unwrap(),
+        key_pem: key.serialize_pem(),
+    };
+    let kubelet = signed(pki.kubelet_serving_authority());
+    let of_clients = signed(pki.client_authority());
+    for (what, ca, shown, name, believed) in [
+        ("the API server", pki.ca_pem(), &api_server, "127.0.0.1", true),
+        (
+            "a kubelet",
+            pki.kubelet_serving_ca_pem(),
+            &kubelet,
+            "127.0.0.1",
+            true,
+        ),
+        (
+            "a kubelet elsewhere",
+            pki.kubelet_serving_ca_pem(),
+            &kubelet,
+            "127.0.0.2",
+            false,
+        ),
+        (
+            "a kubelet as the API server",
+            pki.ca_pem(),
+            &kubelet,
+            "127.0.0.1",
+            false,
+        ),
+        (
+            "the API server as a kubelet",
+            pki.kubelet_serving_ca_pem(),
+            &api_server,
+            "127.0.0.1",
+            false,
+        ),
+        (
+            "a client as the API server",
+            pki.ca_pem(),
+            &of_clients,
+            "127.0.0.1",
+            false,
+        ),
+        (
+            "a client as a kubelet",
+            pki.kubelet_serving_ca_pem(),
+            &of_clients,
+            "127.0.0.1",
+            false,
+        ),
+    ] {
+        assert_eq!(believes(ca, shown, name).await, believed, "{what}");
+    }
+}
