@@ -7,6 +7,7 @@
 
 mod apply;
 mod cel;
+mod certificates;
 mod configuration;
 #[cfg(test)]
 mod mutation;
@@ -52,6 +53,7 @@ pub const TARGETS: &[Target] = &[
     schemas::TARGET,
     configuration::TARGET,
     storage::TARGET,
+    certificates::TARGET,
 ];
 
 /// The target of this name.
