@@ -67,6 +67,7 @@ fn main() -> ExitCode {
         .chain(kube_rs::SCENARIOS)
         .chain(safety::SCENARIOS)
         .chain(security::identities::SCENARIOS)
+        .chain(security::certificates::SCENARIOS)
         .chain(operator::SCENARIOS);
     for (name, run) in scenarios {
         let cluster = shared.clone();
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         .chain(access::SCENARIOS)
         .chain(disk::SCENARIOS)
         .chain(joining::SCENARIOS)
+        .chain(security::authorities::SCENARIOS)
         .chain(partitions::SCENARIOS)
         .chain(shutdown::SCENARIOS)
         .chain(steps::SCENARIOS)

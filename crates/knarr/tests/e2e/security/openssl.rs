@@ -1,0 +1,116 @@
+//! Keys and requests made with openssl, and kubectl with the credentials that come of them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use libtest_mimic::Failed;
+
+use crate::cluster::{Cluster, said};
+
+/// A directory of keys, requests and certificates.
+pub struct Desk {
+    dir: tempfile::TempDir,
+    server: String,
+}
+
+/// What kubectl shows.
+#[derive(Clone, Debug)]
+pub enum Shown {
+    Token(String),
+    Certificate { certificate: PathBuf, key: PathBuf },
+}
+
+impl Desk {
+    pub fn new(cluster: &Cluster) -> Result<Desk, Failed> {
+        Ok(Desk {
+            dir: tempfile::tempdir()?,
+            server: cluster.server(),
+        })
+    }
+
+    pub fn path(&self, file: &str) -> PathBuf {
+        self.dir.path().join(file)
+    }
+
+    pub fn write(&self, file: &str, text: &str) -> Result<PathBuf, Failed> {
+        let path = self.path(file);
+        std::fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    /// Runs openssl here; what it says if it succeeds.
+    pub fn openssl(&self, args: &[&str]) -> Result<String, Failed> {
+        let mut openssl = Command::new("openssl");
+        openssl
+            .current_dir(self.dir.path())
+            .args(args)
+            .stdin(Stdio::null());
+        said(&mut openssl).map_err(|e| format!("openssl {}: {e}", args.join(" ")).into())
+    }
+
+    pub fn key(&self, file: &str) -> Result<PathBuf, Failed> {
+        self.openssl(&[
+            "ecparam",
+            "-name",
+            "prime256v1",
+            "-genkey",
+            "-noout",
+            "-out",
+            file,
+        ])?;
+        Ok(self.path(file))
+    }
+
+    /// A request in PEM.
+    pub fn request(&self, key: &str, subject: &str, alt_names: &str) -> Result<String, Failed> {
+        let names = format!("subjectAltName={alt_names}");
+        let mut args = vec!["req", "-new", "-utf8", "-key", key, "-subj", subject];
+        if !alt_names.is_empty() {
+            args.extend(["-addext", &names]);
+        }
+        self.openssl(&args)
+    }
+
+    /// kubectl of whoever has these credentials.
+    pub fn kubectl(&self, shown: &Shown, args: &[&str]) -> Result<String, String> {
+        let mut kubectl = Command::new("kubectl");
+        kubectl.args(["--kubeconfig", "/dev/null", "--server", &self.server]);
+        kubectl.args(["--insecure-skip-tls-verify", "--request-timeout=20s"]);
+        match shown {
+            Shown::Token(token) => kubectl.args(["--token", token]),
+            Shown::Certificate { certificate, key } => kubectl
+                .arg("--client-certificate")
+                .arg(certificate)
+                .arg("--client-key")
+                .arg(key),
+        };
+        kubectl
+            .env("KUBECACHEDIR", self.path("kubecache"))
+            .stdin(Stdio::null());
+        said(kubectl.args(args))
+    }
+
+    /// Applies a manifest as whoever has these credentials.
+    pub fn create(&self, shown: &Shown, manifest: &str) -> Result<String, String> {
+        let path = self.path("manifest.yaml");
+        std::fs::write(&path, manifest).map_err(|e| e.to_string())?;
+        self.kubectl(shown, &["create", "-f", &path.display().to_string()])
+    }
+
+    /// Whether openssl finds that this CA signed the certificate, whatever it is for.
+    pub fn verifies(&self, ca: &Path, certificate: &Path) -> bool {
+        let (ca, certificate) = (ca.display().to_string(), certificate.display().to_string());
+        self.openssl(&["verify", "-CAfile", &ca, &certificate]).is_ok()
+    }
+}
+
+/// A CertificateSigningRequest.
+pub fn csr(name: &str, signer: &str, usages: [&str; 2], pem: &str) -> String {
+    use base64::Engine;
+    let request = base64::engine::general_purpose::STANDARD.encode(pem);
+    let [first, second] = usages;
+    format!(
+        "apiVersion: certificates.k8s.io/v1\nkind: CertificateSigningRequest\nmetadata: {{ name: {name} }}\n\
+         spec:\n  signerName: {signer}\n  usages: [{first}, {second}]\n  request: {request}\n"
+    )
+}
