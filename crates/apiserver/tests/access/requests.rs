@@ -111,6 +111,83 @@ async fn a_request_for_a_certificate_is_written_approved_and_answered() {
     assert_eq!(listed["items"], json!([]));
 }
 
+/// The approver of kubelets' serving certificates decides by it: nobody else may say it.
+#[tokio::test]
+async fn a4_the_server_records_where_a_request_came_from_whatever_the_requester_says() {
+    const KEY: &str = "certificates.knarr.io/remote-address";
+    let cluster = Cluster::start().await;
+    let admin = Shows::token(ADMIN);
+    let spoofing = Shows::token(ADMIN)
+        .header("impersonate-user", "jane")
+        .header("impersonate-group", "system:masters")
+        .header(
+            "impersonate-extra-certificates.knarr.io%2fremote-address",
+            "in-process",
+        );
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(vec!["n".to_string()]).unwrap();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+    for (who, shows) in [("admin", &admin), ("jane", &spoofing)] {
+        for (signer, expected) in [
+            ("kubernetes.io/kubelet-serving", json!(["127.0.0.1"])),
+            ("kubernetes.io/kube-apiserver-client", Value::Null),
+            ("example.com/e2e", Value::Null),
+        ] {
+            let csr = json!({"metadata": {"generateName": "origin-"}, "spec": {
+                "request": STANDARD.encode(&pem), "signerName": signer, "usages": ["server auth"],
+                "extra": {KEY: ["in-process"]}}});
+            let made = cluster.ask(shows, "POST", CSRS, Some(csr)).await.expect(201);
+            assert_eq!(made["spec"]["extra"][KEY], expected, "{who} at {signer}");
+            assert_eq!(made["spec"]["username"], who);
+        }
+    }
+}
+
+/// For Kubernetes' own signers only what they can sign is admitted; other signers read requests themselves.
+#[tokio::test]
+async fn a1_a_request_is_validated_as_it_will_be_signed() {
+    let cluster = Cluster::start().await;
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    let dc = rcgen::DnType::from_oid(&[0, 9, 2342, 19_200_300, 100, 1, 25]);
+    params.distinguished_name.push(dc, "example");
+    let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+    let twice = [pem.as_str(), &pem].concat();
+    for (signer, request, reason) in [
+        ("example.com/e2e", &pem, None),
+        (
+            "kubernetes.io/kube-apiserver-client",
+            &pem,
+            Some("the subject has an attribute 0.9.2342.19200300.100.1.25, which cannot be signed"),
+        ),
+        ("example.com/e2e", &twice, Some("must be one PEM block")),
+        (
+            "kubernetes.io/kube-apiserver-client",
+            &twice,
+            Some("must be one PEM block"),
+        ),
+        (
+            "example.com/e2e",
+            &"-----BEGIN CERTIFICATE-----".to_string(),
+            Some("PEM block type must be CERTIFICATE REQUEST"),
+        ),
+    ] {
+        let csr = json!({"metadata": {"generateName": "read-"}, "spec": {
+            "request": STANDARD.encode(request), "signerName": signer, "usages": ["client auth"]}});
+        let answer = cluster.admin("POST", CSRS, Some(csr)).await;
+        let Some(reason) = reason else {
+            answer.expect(201);
+            continue;
+        };
+        assert_eq!(answer.code, 422, "{signer}: {}", answer.text);
+        let cause = &answer.body["details"]["causes"][0];
+        assert_eq!(cause["field"], "spec.request");
+        assert!(cause["message"].as_str().unwrap().contains(reason), "{cause}");
+    }
+}
+
 #[tokio::test]
 async fn whoever_is_impersonated_is_told_who_he_is() {
     let cluster = Cluster::start().await;
