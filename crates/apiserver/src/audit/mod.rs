@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http::header::USER_AGENT;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
@@ -20,6 +19,7 @@ use tokio::sync::mpsc;
 
 use self::file::{LogFile, Writer};
 pub use self::policy::{Level, Policy, Stage};
+use crate::http::header;
 use crate::request::RequestInfo;
 use crate::seams::Clock;
 use crate::user::User;
@@ -123,7 +123,7 @@ impl Event {
         source: Option<std::net::IpAddr>,
         received: Timestamp,
     ) -> Self {
-        let agent = headers.get(USER_AGENT).and_then(|v| v.to_str().ok());
+        let agent = header::user_agent(headers);
         let mut fields = json!({
             "kind": "Event",
             "apiVersion": "audit.k8s.io/v1",
@@ -134,7 +134,7 @@ impl Event {
             "verb": info.verb,
             "requestReceivedTimestamp": micros(received),
         });
-        if let Some(agent) = agent.filter(|a| !a.is_empty()) {
+        if !agent.is_empty() {
             fields["userAgent"] = agent.into();
         }
         if let Some(source) = source {

@@ -1,17 +1,22 @@
 //! Impersonation: `Impersonate-User`, `-Group`, `-Uid` and `-Extra-<key>`, each allowed by itself.
+//!
+//! A proxy acts for its users by these headers, so none of them is passed over: one that cannot be read, that is unknown,
+//! given twice or empty is 400, and the request never runs as the proxy itself. kube-apiserver ignores unknown ones, takes
+//! the first of several users, and keeps an extra key as it was sent if its escapes are wrong.
 
 use std::collections::BTreeMap;
 
 use http::HeaderMap;
+use http::header::HeaderName;
 use knarr_api::Error;
 
 use crate::authz::{Attributes, Authorizer, forbidden};
+use crate::http::header;
 use crate::user::{ANONYMOUS, AUTHENTICATED, UNAUTHENTICATED, User};
 
-const USER: &str = "impersonate-user";
-const GROUP: &str = "impersonate-group";
-const UID: &str = "impersonate-uid";
-const EXTRA: &str = "impersonate-extra-";
+const PREFIX: &str = "impersonate-";
+/// What follows [`PREFIX`] where a key follows.
+const EXTRA: &str = "extra-";
 
 /// What is asked for.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -23,28 +28,38 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn read(headers: &HeaderMap) -> Self {
-        let text = |name: &str| {
-            let value = headers.get(name).and_then(|v| v.to_str().ok());
-            value.unwrap_or_default().to_string()
-        };
-        let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    fn read(headers: &HeaderMap) -> Result<Self, Error> {
+        let mut wanted = Wanted::default();
         for (name, value) in headers {
-            if let (Some(key), Ok(value)) = (name.as_str().strip_prefix(EXTRA), value.to_str()) {
-                let key = percent_encoding::percent_decode_str(key).decode_utf8_lossy();
-                extra.entry(key.into_owned()).or_default().push(value.into());
+            let Some(what) = name.as_str().strip_prefix(PREFIX) else {
+                continue;
+            };
+            let value = header::text(name, value)?;
+            if let Some(key) = what.strip_prefix(EXTRA) {
+                let values = wanted.extra.entry(extra_key(name, key)?).or_default();
+                values.push(value.to_string());
+                continue;
             }
+            if value.is_empty() {
+                return Err(Error::bad_request(format!("header {name} is empty")));
+            }
+            let once = match what {
+                "user" => &mut wanted.user,
+                "uid" => &mut wanted.uid,
+                "group" => {
+                    wanted.groups.push(value.to_string());
+                    continue;
+                }
+                _ => return Err(Error::bad_request(format!("header {name} is not supported"))),
+            };
+            if !once.is_empty() {
+                return Err(Error::bad_request(format!(
+                    "header {name} is given more than once"
+                )));
+            }
+            *once = value.to_string();
         }
-        Wanted {
-            user: text(USER),
-            groups: headers
-                .get_all(GROUP)
-                .iter()
-                .filter_map(|v| v.to_str().ok().map(str::to_string))
-                .collect(),
-            uid: text(UID),
-            extra,
-        }
+        Ok(wanted)
     }
 
     /// `system:serviceaccount:<namespace>:<name>`.
@@ -105,13 +120,37 @@ impl Wanted {
     }
 }
 
+/// The key of an extra value, whose special characters are percent-encoded in the header's name.
+fn extra_key(name: &HeaderName, key: &str) -> Result<String, Error> {
+    let invalid = || Error::bad_request(format!("header {name} does not name an extra key"));
+    // An encoded `%` is decoded once and is then no escape.
+    let escapes = key
+        .as_bytes()
+        .iter()
+        .enumerate()
+        .filter(|(_, byte)| **byte == b'%');
+    for (at, _) in escapes {
+        let digits = key.as_bytes().get(at + 1..at + 3).ok_or_else(invalid)?;
+        if !digits.iter().all(u8::is_ascii_hexdigit) {
+            return Err(invalid());
+        }
+    }
+    let key = percent_encoding::percent_decode_str(key)
+        .decode_utf8()
+        .map_err(|_| invalid())?;
+    match key.is_empty() {
+        true => Err(invalid()),
+        false => Ok(key.into_owned()),
+    }
+}
+
 /// The user as whom a request is made: `user`, unless the headers ask for another and `user` may be that one.
 pub(super) fn impersonated(
     headers: &HeaderMap,
     user: User,
     authorizer: &dyn Authorizer,
 ) -> Result<(User, Option<User>), Error> {
-    let wanted = Wanted::read(headers);
+    let wanted = Wanted::read(headers)?;
     if wanted == Wanted::default() {
         return Ok((user, None));
     }
@@ -133,6 +172,10 @@ pub(super) fn impersonated(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const USER: &str = "impersonate-user";
+    const GROUP: &str = "impersonate-group";
+    const UID: &str = "impersonate-uid";
 
     /// Allows what its list names as `group/resource/subresource/namespace/name`.
     struct Only(&'static [&'static str]);
@@ -182,6 +225,66 @@ mod tests {
         ];
         for allowed in WITHOUT {
             assert_eq!(ask(allowed).unwrap_err().code(), 403, "{allowed:?}");
+        }
+    }
+
+    #[test]
+    fn a1_every_impersonation_header_is_read_or_rejected() {
+        /// Allows everything.
+        struct All;
+        impl Authorizer for All {
+            fn allows(&self, _: &User, _: &Attributes<'_>) -> bool {
+                true
+            }
+        }
+        let be = |pairs: &[(&'static str, &[u8])]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in pairs {
+                headers.append(*name, http::HeaderValue::from_bytes(value).unwrap());
+            }
+            impersonated(&headers, User::new("proxy", ["x"]), &All)
+                .map(|(user, by)| {
+                    assert!(by.is_some(), "{pairs:?}");
+                    user
+                })
+                .map_err(|e| e.code())
+        };
+        const BOB: (&str, &[u8]) = (USER, b"bob");
+        assert_eq!(be(&[(USER, "jörg".as_bytes())]).unwrap().name, "jörg");
+        let joerg = be(&[
+            BOB,
+            (GROUP, "größer".as_bytes()),
+            ("impersonate-extra-s%c3%b6", "ü".as_bytes()),
+        ]);
+        let joerg = joerg.unwrap();
+        assert_eq!(joerg.groups[0], "größer");
+        assert_eq!(joerg.extra["sö"], ["ü"]);
+        let empty = be(&[BOB, ("impersonate-extra-scopes", b"")]).unwrap();
+        assert_eq!(empty.extra["scopes"], [""]);
+        let escaped = be(&[BOB, ("impersonate-extra-a%252f", b"x")]).unwrap();
+        assert_eq!(escaped.extra["a%2f"], ["x"]);
+        for rejected in [
+            &[(USER, &b"j\xf6rg"[..])][..],
+            &[(USER, b"")],
+            &[BOB, (USER, b"eve")],
+            &[BOB, BOB],
+            &[BOB, (GROUP, b"\xff")],
+            &[BOB, (GROUP, b"")],
+            &[BOB, (UID, b"\xff")],
+            &[BOB, (UID, b"")],
+            &[BOB, (UID, b"1"), (UID, b"2")],
+            &[BOB, ("impersonate-extra-scopes", b"\xff")],
+            &[BOB, ("impersonate-extra-", b"x")],
+            &[BOB, ("impersonate-extra-a%2", b"x")],
+            &[BOB, ("impersonate-extra-a%zz", b"x")],
+            &[BOB, ("impersonate-extra-a%ff", b"x")],
+            &[BOB, ("impersonate-extra", b"x")],
+            &[BOB, ("impersonate-foo", b"x")],
+            &[("impersonate-foo", b"x")],
+            &[("impersonate-", b"x")],
+            &[("impersonate-users", b"bob")],
+        ] {
+            assert_eq!(be(rejected), Err(400), "{rejected:?}");
         }
     }
 

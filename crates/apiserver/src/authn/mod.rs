@@ -4,19 +4,16 @@
 //! token), else nobody known: anonymous. A credential that does not hold is 401, not anonymous. Which user that then
 //! acts as is [`impersonation`]'s.
 
+pub mod bearer;
 pub mod bootstrap_token;
 pub mod certificate;
 mod impersonation;
 pub mod service_account;
 pub mod token_key;
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderMap;
-use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::{Error, k8s_openapi};
 
@@ -72,14 +69,16 @@ impl Server {
         now: Timestamp,
     ) -> Result<Requester, Error> {
         let shown = peer.user(now);
-        let user = match (&shown, bearer(headers)) {
-            (Ok(Some(user)), _) => (*user).clone(),
-            (_, Some(token)) => self
-                .token_user(&token, now)
-                .ok_or_else(Error::unauthorized)?
-                .authenticated(),
-            (Ok(None), None) if self.config.options.anonymous => User::anonymous(),
-            (Ok(None) | Err(_), None) => return Err(Error::unauthorized()),
+        let user = match &shown {
+            Ok(Some(user)) => (*user).clone(),
+            other => match (other, bearer::token(headers)?) {
+                (_, Some(token)) => self
+                    .token_user(&token, now)
+                    .ok_or_else(Error::unauthorized)?
+                    .authenticated(),
+                (Ok(_), None) if self.config.options.anonymous => User::anonymous(),
+                (_, None) => return Err(Error::unauthorized()),
+            },
         };
         let (user, impersonator) = impersonation::impersonated(headers, user, &*self.authorizer)?;
         Ok(Requester { user, impersonator })
@@ -125,28 +124,6 @@ impl Server {
     }
 }
 
-/// The protocol with which browsers' WebSockets, which cannot set headers, carry a token.
-const WEBSOCKET_BEARER: &str = "base64url.bearer.authorization.k8s.io.";
-
-/// The bearer token, also as browsers' WebSockets send it.
-fn bearer(headers: &HeaderMap) -> Option<Cow<'_, str>> {
-    if let Some(value) = headers.get(AUTHORIZATION) {
-        let (scheme, token) = value.to_str().ok()?.trim().split_once(' ')?;
-        let token = token.trim();
-        return (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token.into());
-    }
-    headers
-        .get_all(SEC_WEBSOCKET_PROTOCOL)
-        .iter()
-        .filter_map(|v| v.to_str().ok())
-        .flat_map(|v| v.split(','))
-        .find_map(|protocol| {
-            let encoded = protocol.trim().strip_prefix(WEBSOCKET_BEARER)?;
-            let token = URL_SAFE_NO_PAD.decode(encoded).ok()?;
-            String::from_utf8(token).ok().map(Cow::Owned)
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,20 +136,5 @@ mod tests {
         assert!(tokens["other"].groups.is_empty());
         assert!(parse_token_file("a,b").unwrap_err().starts_with("line 1:"));
         assert!(parse_token_file("\n,b,c").unwrap_err().starts_with("line 2:"));
-    }
-
-    #[test]
-    fn tokens_come_in_a_header_or_as_a_websockets_protocol() {
-        let of = |name: &'static str, value: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(name, value.parse().unwrap());
-            bearer(&headers).map(Cow::into_owned)
-        };
-        assert_eq!(of("authorization", "Bearer t0ken"), Some("t0ken".into()));
-        assert_eq!(of("authorization", "bearer  t0ken "), Some("t0ken".into()));
-        assert_eq!(of("authorization", "Basic dDprZW4="), None);
-        assert_eq!(of("authorization", "Bearer"), None);
-        let protocols = "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.dDBrZW4";
-        assert_eq!(of("sec-websocket-protocol", protocols), Some("t0ken".into()));
     }
 }

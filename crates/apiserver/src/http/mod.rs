@@ -4,6 +4,7 @@ pub mod accept;
 pub mod answer;
 pub mod body;
 mod connection;
+pub mod header;
 mod health;
 pub(crate) mod patience;
 pub mod query;
@@ -16,9 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{
-    ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, USER_AGENT,
-};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -35,8 +34,8 @@ pub use self::patience::Patience;
 use self::query::Query;
 pub use self::raw::Document;
 use crate::audit::{Event, Level, Record, Stage};
-use crate::authn::Requester;
 use crate::authn::certificate::Peer;
+use crate::authn::{Requester, bearer};
 use crate::authz::{Attributes, Selectors, forbidden, refused};
 use crate::flow_control::{Flow, Refused};
 use crate::metrics::{Metrics, Series};
@@ -121,8 +120,10 @@ impl Http {
         Attributes::of(&self.info, selectors)
     }
 
-    pub fn header(&self, name: impl http::header::AsHeaderName) -> &str {
-        self.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("")
+    /// The header's first value. Those that say what is asked were checked before ([`header::check`]).
+    pub fn header(&self, name: HeaderName) -> &str {
+        let value = self.headers.get(&name);
+        value.and_then(|v| header::text(&name, v).ok()).unwrap_or("")
     }
 }
 
@@ -211,7 +212,8 @@ const MANAGER_MAX_BYTES: usize = 128;
 fn field_manager(http: &Http) -> String {
     match http.query.get("fieldManager") {
         "" => {
-            let agent = http.header(USER_AGENT).split('/').next().unwrap_or("");
+            let agent = header::user_agent(&http.headers);
+            let agent = agent.split('/').next().unwrap_or("");
             let mut name: String = agent.chars().filter(|c| !c.is_control()).collect();
             while name.len() > MANAGER_MAX_BYTES {
                 name.pop();
@@ -282,7 +284,9 @@ impl Server {
         series: &Series,
     ) -> Response<Body> {
         let now = http.wants.now;
-        let requester = self.authenticate(&http.headers, client, now);
+        let requester =
+            header::check(&http.headers).and_then(|()| self.authenticate(&http.headers, client, now));
+        bearer::remove_subprotocol(&mut http.headers);
         let event = self.config.options.audit.as_ref().map(|audit| {
             let uri = http.request.uri().path_and_query().map_or("", |p| p.as_str());
             let source = address.map(|a| a.ip());

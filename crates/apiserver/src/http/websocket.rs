@@ -23,6 +23,7 @@ use tracing::debug;
 
 use super::Http;
 use super::body::{Body, full};
+use super::header;
 
 const BINARY: &str = "binary.k8s.io";
 const BASE64: &str = "base64.binary.k8s.io";
@@ -51,8 +52,7 @@ impl Asked {
     /// 400 for a handshake that is none, 403 if no subprotocol is known (as kube-apiserver answers).
     pub fn of(http: &mut Http) -> Result<Option<Asked>, Error> {
         let streamed = http.info.verb == "watch" || http.info.subresource == "log";
-        let upgrade = http.headers.get(UPGRADE).and_then(|u| u.to_str().ok());
-        if !streamed || !upgrade.is_some_and(|u| u.eq_ignore_ascii_case("websocket")) {
+        if !streamed || !header::asks_for(&http.headers, "websocket")? {
             return Ok(None);
         }
         let mut request = Request::new(());
@@ -62,14 +62,7 @@ impl Asked {
         let framing = if http.info.verb == "watch" {
             Framing::Lines
         } else {
-            let protocols = http.headers.get_all(SEC_WEBSOCKET_PROTOCOL);
-            let offered: Vec<&str> = protocols
-                .iter()
-                .filter_map(|p| p.to_str().ok())
-                .flat_map(|p| p.split(','))
-                .map(str::trim)
-                .filter(|p| !p.is_empty())
-                .collect();
+            let offered = header::elements(&http.headers, &SEC_WEBSOCKET_PROTOCOL)?;
             let known = offered.iter().find(|p| [BINARY, BASE64].contains(p));
             match known {
                 None if offered.is_empty() => Framing::Binary,

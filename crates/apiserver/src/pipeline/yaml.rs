@@ -1,8 +1,8 @@
 //! YAML bodies as JSON, in the dialect that Kubernetes reads.
 //!
 //! That is YAML 1.1 where people notice: `yes`, `no`, `on`, `off`, `y` and `n` are booleans unless quoted, `0777` is
-//! octal and `1_000` a number. Keys are texts in JSON, so `n: x` has the key `false`. One document is read; aliases are
-//! copied, as often as [`ALIASED_NODES_MAX`] allows.
+//! octal and `1_000` a number. Keys are texts in JSON, so `n: x` has the key `false`. One document is read; anchored nodes
+//! are copied, once for the anchor and once for each alias, as long as [`COPIED_NODES_MAX`] and [`COPIED_BYTES_MAX`] allow.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,8 +10,10 @@ use std::collections::HashMap;
 use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Tag};
 use serde_json::{Map, Number, Value};
 
-/// How many nodes aliases may add: a small document must not become a large one.
-const ALIASED_NODES_MAX: usize = 100_000;
+/// How many nodes may be copied for anchors and aliases: a small document must not become a large one.
+const COPIED_NODES_MAX: usize = 100_000;
+/// How many bytes of memory these copies may take: four times the largest request body.
+const COPIED_BYTES_MAX: usize = 4 * 3 * 1024 * 1024;
 /// How deep a document may nest.
 const DEPTH_MAX: usize = 500;
 
@@ -26,7 +28,7 @@ pub(crate) fn read(text: &str) -> Result<(Value, Vec<String>), String> {
         events: Parser::new_from_str(text),
         lines: text.lines().count(),
         anchors: HashMap::new(),
-        aliased: 0,
+        copied: Size::default(),
         line: 0,
         twice: Vec::new(),
     };
@@ -42,8 +44,9 @@ pub(crate) fn read(text: &str) -> Result<(Value, Vec<String>), String> {
 struct Reader<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>> {
     events: I,
     lines: usize,
-    anchors: HashMap<usize, (Value, usize)>,
-    aliased: usize,
+    anchors: HashMap<usize, (Value, Size)>,
+    /// What was copied for anchors and aliases so far.
+    copied: Size,
     /// Where the last event began, from 1.
     line: usize,
     /// What was said of keys given twice.
@@ -83,19 +86,20 @@ impl<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>
             }
             Event::MappingStart(_, anchor, _) => (anchor, self.mapping(depth)?),
             Event::Alias(anchor) => {
-                let (value, nodes) = self.anchors.get(&anchor).cloned().unwrap_or((Value::Null, 1));
-                self.aliased += nodes;
-                if self.aliased > ALIASED_NODES_MAX {
-                    return Err("document contains excessive aliasing".into());
-                }
-                (0, value)
+                let Some((value, size)) = self.anchors.get(&anchor) else {
+                    // It stands inside the node that it names.
+                    return Err("anchor contains itself".into());
+                };
+                self.copied.add(*size)?;
+                (0, value.clone())
             }
             Event::UnresolvedAlias(name) => return Err(format!("unknown anchor '{name}' referenced")),
             _ => (0, Value::Null),
         };
         if anchor != 0 {
-            let nodes = count(&value);
-            self.anchors.insert(anchor, (value.clone(), nodes));
+            let size = Size::of(&value);
+            self.copied.add(size)?;
+            self.anchors.insert(anchor, (value.clone(), size));
         }
         Ok(value)
     }
@@ -137,11 +141,42 @@ impl<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>
     }
 }
 
-fn count(value: &Value) -> usize {
-    match value {
-        Value::Array(items) => 1 + items.iter().map(count).sum::<usize>(),
-        Value::Object(members) => 1 + members.values().map(count).sum::<usize>(),
-        _ => 1,
+/// What a value takes.
+#[derive(Clone, Copy, Default)]
+struct Size {
+    nodes: usize,
+    bytes: usize,
+}
+
+impl Size {
+    fn of(value: &Value) -> Self {
+        let mut size = Size {
+            nodes: 1,
+            bytes: size_of::<Value>(),
+        };
+        let mut include = |inner: Size, bytes: usize| {
+            size.nodes += inner.nodes;
+            size.bytes += inner.bytes + bytes;
+        };
+        match value {
+            Value::Array(items) => items.iter().for_each(|item| include(Size::of(item), 0)),
+            Value::Object(members) => members
+                .iter()
+                .for_each(|(key, value)| include(Size::of(value), size_of::<String>() + key.len())),
+            Value::String(text) => size.bytes += text.len(),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+        size
+    }
+
+    /// Counts a copy before it is made.
+    fn add(&mut self, copy: Size) -> Result<(), String> {
+        self.nodes += copy.nodes;
+        self.bytes += copy.bytes;
+        if self.nodes > COPIED_NODES_MAX || self.bytes > COPIED_BYTES_MAX {
+            return Err("document contains excessive aliasing".into());
+        }
+        Ok(())
     }
 }
 
@@ -344,5 +379,40 @@ mod tests {
             Err("document contains excessive aliasing".into())
         );
         assert!(to_value(&"[".repeat(2000)).is_err());
+    }
+
+    #[test]
+    fn a6_copies_of_anchored_nodes_are_bounded_in_bytes() {
+        let excessive = Err("document contains excessive aliasing".to_string());
+        let long = "x".repeat(1_000_000);
+        let aliases = |n: usize| to_value(&format!("a: &a {long}\nb:\n{}", "- *a\n".repeat(n)));
+        assert_eq!(
+            aliases(5).unwrap()["b"][4].as_str().map(str::len),
+            Some(1_000_000)
+        );
+        // Of 99 000 copies, which are 99 GB, only some are made.
+        assert_eq!(aliases(99_000), excessive);
+        // The same as a key, and merged.
+        let keys = format!("- &a {long}\n{}", "- {*a : 1}\n".repeat(1_000));
+        assert_eq!(to_value(&keys), excessive);
+        let merged = format!("- &a {{k: {long}}}\n{}", "- {<<: [*a, *a]}\n".repeat(1_000));
+        assert_eq!(to_value(&merged), excessive);
+        // An anchor is a copy, too: each of these holds all that follow.
+        let mut anchors: String = (0..100).map(|n| format!("&a{n} [")).collect();
+        anchors.push_str(&long);
+        anchors.push_str(&"]".repeat(100));
+        assert_eq!(to_value(&anchors), excessive);
+        // Members of a map count with their keys.
+        let keys: String = (0..1_000)
+            .map(|n| format!(" k{n}{}: 1\n", "x".repeat(900)))
+            .collect();
+        let maps = format!("a: &a\n{keys}b:\n{}", "- *a\n".repeat(90));
+        assert_eq!(to_value(&maps), excessive);
+    }
+
+    #[test]
+    fn a1_an_anchor_inside_itself_is_rejected() {
+        assert_eq!(to_value("a: &a [*a]"), Err("anchor contains itself".into()));
+        assert_eq!(to_value("a: &a {b: *a}"), Err("anchor contains itself".into()));
     }
 }

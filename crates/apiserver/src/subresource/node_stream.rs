@@ -262,7 +262,9 @@ fn pass_on(from: &HeaderMap, to: &mut HeaderMap, upgrades: bool, passes: Passes)
                 | "transfer-encoding"
                 | "content-length"
                 | "proxy-authorization"
-        ) || text.starts_with("impersonate-");
+        ) || text.starts_with("impersonate-")
+            // Who asks is the front proxy's to say, and there is none.
+            || text.starts_with("x-remote-");
         let needed = matches!(text, "accept" | "content-type" | "accept-encoding" | "origin");
         if handshake || needed || (passes == Passes::Everything && !own) {
             to.append(name.clone(), value.clone());
