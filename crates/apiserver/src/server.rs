@@ -23,6 +23,7 @@ use crate::cache::{Cache, Decoded};
 use crate::custom::look_after_definitions;
 use crate::encryption::{AtRest, Encryption};
 use crate::flow_control::{self, FlowControl, look_after_flows};
+use crate::http::connections::Limits;
 use crate::http::{Document, Patience};
 use crate::in_process::{Components, InProcess};
 use crate::metrics::Metrics;
@@ -109,6 +110,8 @@ pub struct Options {
     pub request_timeout: Duration,
     /// How long one client is waited for.
     pub patience: Patience,
+    /// How many connections are served at once.
+    pub connections: Limits,
 }
 
 impl Default for Options {
@@ -125,6 +128,7 @@ impl Default for Options {
             max_in_flight: (flow_control::READ_ONLY, flow_control::MUTATING),
             request_timeout: REQUEST_TIMEOUT,
             patience: Patience::default(),
+            connections: Limits::default(),
         }
     }
 }

@@ -7,6 +7,7 @@
 pub mod bearer;
 pub mod bootstrap_token;
 pub mod certificate;
+pub mod delegated;
 mod impersonation;
 pub mod service_account;
 pub mod token_key;
@@ -19,7 +20,7 @@ use knarr_api::{Error, k8s_openapi};
 
 use self::certificate::Peer;
 use crate::server::Server;
-use crate::user::User;
+use crate::user::{ANONYMOUS, User};
 
 /// Tokens that are configured: token to user.
 pub type StaticTokens = HashMap<String, User>;
@@ -58,6 +59,13 @@ pub(crate) struct Requester {
     pub user: User,
     /// The one who shows the credential, if he acts as another.
     pub impersonator: Option<User>,
+}
+
+impl Requester {
+    /// Whether there was a credential.
+    pub fn is_authenticated(&self) -> bool {
+        self.impersonator.is_some() || self.user.name != ANONYMOUS
+    }
 }
 
 impl Server {

@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
 use super::body::Body;
+use super::connections::{Connections, Permit};
 use super::patience::{Patience, Patient, looked_after};
 use crate::authn::certificate::Peer;
 use crate::request::RequestInfo;
@@ -54,9 +55,18 @@ pub(super) struct Connection {
     unhurried: Arc<AtomicBool>,
     /// Ends the connection at once.
     gives_up: CancellationToken,
+    /// Its place among the port's connections; none where it came by no port.
+    permit: Option<Arc<Permit>>,
 }
 
 impl Connection {
+    /// Its client has shown a credential that holds.
+    pub fn authenticated(&self) {
+        if let Some(permit) = &self.permit {
+            permit.authenticate();
+        }
+    }
+
     /// It carries a stream, whose reader has all the time he wants. Over HTTP/2 it may only read its own stream slowly.
     pub fn streams(&self) {
         if self.protocol == Protocol::Http1 {
@@ -83,6 +93,7 @@ impl Connection {
 async fn until<C: Future<Output = hyper::Result<()>>>(
     stop: CancellationToken,
     gives_up: CancellationToken,
+    overstays: impl Future<Output = ()>,
     connection: C,
     shut_down: impl FnOnce(Pin<&mut C>),
 ) -> hyper::Result<()> {
@@ -90,11 +101,22 @@ async fn until<C: Future<Output = hyper::Result<()>>>(
     tokio::select! {
         ended = connection.as_mut() => ended,
         () = gives_up.cancelled() => Ok(()),
-        () = stop.cancelled() => {
+        () = async { tokio::select! { () = stop.cancelled() => {} () = overstays => {} } } => {
             shut_down(connection.as_mut());
             // Watches do not end by themselves.
             tokio::time::timeout(DRAIN_TIMEOUT / 2, connection).await.unwrap_or(Ok(()))
         }
+    }
+}
+
+/// Resolves when a client has had a connection for so long and has not authenticated.
+async fn overstays(permit: Option<Arc<Permit>>, limit: Duration) {
+    let Some(permit) = permit else {
+        return std::future::pending().await;
+    };
+    tokio::time::sleep(limit).await;
+    if permit.is_authenticated() {
+        std::future::pending().await
     }
 }
 
@@ -103,6 +125,7 @@ impl Server {
     pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: Tls, stop: CancellationToken) {
         let acceptor = TlsAcceptor::from(tls.config.clone());
         let connections = TaskTracker::new();
+        let places = Connections::new(self.config.options.connections);
         loop {
             let (stream, peer) = tokio::select! {
                 () = stop.cancelled() => break,
@@ -115,6 +138,13 @@ impl Server {
                         continue;
                     }
                 },
+            };
+            let permit = match places.admit(peer.ip()) {
+                Ok(permit) => Arc::new(permit),
+                Err(e) => {
+                    debug!(%peer, "connection rejected: {e}");
+                    continue;
+                }
             };
             if let Err(e) = stream.set_nodelay(true) {
                 debug!(%peer, "cannot set TCP_NODELAY: {e}");
@@ -132,12 +162,15 @@ impl Server {
                 let connection = stream.get_ref().1;
                 let client = Arc::new(tls.peer(connection, server.clock.now()));
                 drop(tls);
+                if matches!(client.user(server.clock.now()), Ok(Some(_))) {
+                    permit.authenticate();
+                }
                 let protocol = match connection.alpn_protocol() {
                     Some(b"h2") => Protocol::Http2,
                     _ => Protocol::Http1,
                 };
                 server
-                    .serve_connection(stream, protocol, client, Some(peer), stop)
+                    .serve_connection(stream, protocol, client, Some((peer, permit)), stop)
                     .await;
             });
         }
@@ -150,15 +183,17 @@ impl Server {
         }
     }
 
-    /// Speaks HTTP over a stream whose client is `client` as far as certificates say.
+    /// Speaks HTTP over a stream whose client is `client` as far as certificates say. `remote`: where the client is, and
+    /// the connection's place at the port.
     pub async fn serve_connection(
         self: Arc<Self>,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         protocol: Protocol,
         client: Arc<Peer>,
-        address: Option<SocketAddr>,
+        remote: Option<(SocketAddr, Arc<Permit>)>,
         stop: CancellationToken,
     ) {
+        let (address, permit) = remote.unzip();
         let patience = self.config.options.patience;
         let (unhurried, gives_up) = (Arc::<AtomicBool>::default(), CancellationToken::new());
         let first = match protocol {
@@ -173,7 +208,9 @@ impl Server {
             protocol,
             unhurried,
             gives_up: gives_up.clone(),
+            permit: permit.clone(),
         });
+        let overstays = overstays(permit, patience.unauthenticated);
         let service = service_fn(move |request| {
             let (server, connection) = (self.clone(), connection.clone());
             // A connection keeps the place of its request's future as long as it is open; this one is large.
@@ -186,7 +223,7 @@ impl Server {
                     .timer(TokioTimer::new())
                     .header_read_timeout(patience.head);
                 let connection = builder.serve_connection(io, service).with_upgrades();
-                until(stop, gives_up, connection, |c| c.graceful_shutdown()).await
+                until(stop, gives_up, overstays, connection, |c| c.graceful_shutdown()).await
             }
             Protocol::Http2 => {
                 let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -198,7 +235,7 @@ impl Server {
                     .keep_alive_interval(patience.keep_alive)
                     .keep_alive_timeout(patience.keep_alive);
                 let connection = builder.serve_connection(io, service);
-                until(stop, gives_up, connection, |c| c.graceful_shutdown()).await
+                until(stop, gives_up, overstays, connection, |c| c.graceful_shutdown()).await
             }
         };
         if let Err(e) = ended {

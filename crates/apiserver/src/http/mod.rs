@@ -4,6 +4,7 @@ pub mod accept;
 pub mod answer;
 pub mod body;
 mod connection;
+pub mod connections;
 pub mod header;
 mod health;
 pub(crate) mod patience;
@@ -12,7 +13,7 @@ pub(crate) mod raw;
 pub(crate) mod resource;
 mod websocket;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,7 +35,6 @@ pub use self::patience::Patience;
 use self::query::Query;
 pub use self::raw::Document;
 use crate::audit::{Event, Level, Record, Stage};
-use crate::authn::certificate::Peer;
 use crate::authn::{Requester, bearer};
 use crate::authz::{Attributes, Selectors, forbidden, refused};
 use crate::flow_control::{Flow, Refused};
@@ -226,7 +226,7 @@ fn field_manager(http: &Http) -> String {
 
 impl Server {
     async fn handle(self: Arc<Self>, request: Request<Incoming>, connection: &Connection) -> Response<Body> {
-        let (client, address) = (&connection.client, connection.address);
+        let address = connection.address;
         let begun = Instant::now();
         let query = Query::parse(request.uri().query().unwrap_or(""));
         let info = RequestInfo::parse(request.method(), request.uri().path(), query.flag("watch"));
@@ -260,7 +260,7 @@ impl Server {
         if http.info.is_long_running() && http.info.verb != "watch" {
             connection.streams();
         }
-        let response = self.answer(&mut http, client, address, &id, &series).await;
+        let response = self.answer(&mut http, connection, &id, &series).await;
         let mut response = connection.looked_after(response, &http.info, &http.patience);
         let took = (!http.info.is_long_running()).then(|| begun.elapsed());
         self.metrics.finished(series, response.status().as_u16(), took);
@@ -278,22 +278,26 @@ impl Server {
     async fn answer(
         self: &Arc<Self>,
         http: &mut Http,
-        client: &Peer,
-        address: Option<SocketAddr>,
+        connection: &Connection,
         id: &str,
         series: &Series,
     ) -> Response<Body> {
         let now = http.wants.now;
-        let requester =
-            header::check(&http.headers).and_then(|()| self.authenticate(&http.headers, client, now));
+        let requester = header::check(&http.headers)
+            .and_then(|()| self.authenticate(&http.headers, &connection.client, now));
         bearer::remove_subprotocol(&mut http.headers);
         let event = self.config.options.audit.as_ref().map(|audit| {
             let uri = http.request.uri().path_and_query().map_or("", |p| p.as_str());
-            let source = address.map(|a| a.ip());
+            let source = http.client;
             (audit, Event::new(id, uri, &http.info, &http.headers, source, now))
         });
         let requester = match requester {
-            Ok(requester) => requester,
+            Ok(requester) => {
+                if requester.is_authenticated() {
+                    connection.authenticated();
+                }
+                requester
+            }
             Err(e) => {
                 if let Some((audit, event)) = event
                     && let Some(mut record) = audit.begin(event, &User::anonymous(), &http.info)
@@ -310,7 +314,9 @@ impl Server {
         });
         let mut ctx = Ctx::new(requester.user, now);
         ctx.verb = http.info.verb;
-        ctx.origin = address.map_or(Origin::Unknown, |a| Origin::Remote(a.ip()));
+        ctx.origin = connection
+            .address
+            .map_or(Origin::Unknown, |a| Origin::Remote(a.ip()));
         ctx.manager = Some(field_manager(http));
         if let Some(record) = &record {
             // What is written down must be readable.

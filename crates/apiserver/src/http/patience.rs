@@ -33,6 +33,9 @@ pub struct Patience {
     pub answer: Duration,
     /// A silent HTTP/2 client is asked for a sign of life so often, and dropped when it gives none for as long again.
     pub keep_alive: Duration,
+    /// For a client to authenticate. Health checks by anonymous clients on a connection that is kept begin a new one after
+    /// this time.
+    pub unauthenticated: Duration,
 }
 
 impl Default for Patience {
@@ -45,6 +48,7 @@ impl Default for Patience {
             body: Duration::from_secs(20),
             answer: Duration::from_secs(60),
             keep_alive: Duration::from_secs(30),
+            unauthenticated: Duration::from_secs(120),
         }
     }
 }

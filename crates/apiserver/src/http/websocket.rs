@@ -17,7 +17,7 @@ use knarr_api::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::server::create_response;
-use tokio_tungstenite::tungstenite::protocol::Role;
+use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{self, Message};
 use tracing::debug;
 
@@ -27,6 +27,9 @@ use super::header;
 
 const BINARY: &str = "binary.k8s.io";
 const BASE64: &str = "base64.binary.k8s.io";
+
+/// The largest message taken of a client, which is not looked at.
+const MESSAGE_MAX_BYTES: usize = 64 * 1024;
 
 /// How the bytes of an answer become messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +104,11 @@ impl Asked {
         tokio::spawn(async move {
             match upgraded.await {
                 Ok(io) => {
-                    let socket = WebSocketStream::from_raw_socket(TokioIo::new(io), Role::Server, None).await;
+                    let limits = WebSocketConfig::default()
+                        .max_message_size(Some(MESSAGE_MAX_BYTES))
+                        .max_frame_size(Some(MESSAGE_MAX_BYTES));
+                    let io = TokioIo::new(io);
+                    let socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits)).await;
                     if let Err(e) = send(socket, answer.into_body(), framing).await {
                         debug!("a stream over a WebSocket ended: {e}");
                     }

@@ -40,7 +40,7 @@ use tokio_util::task::TaskTracker;
 
 use super::kubelet_port::{KubeletPort, RemoteNodes};
 use super::{Failure, git_version};
-use super::{client_ca, join};
+use super::{client_ca, descriptors, join};
 use crate::config::{Config, StoreEngine};
 use crate::node_socket;
 
@@ -272,6 +272,7 @@ fn options(config: &Config) -> Result<Options, Failure> {
         audit,
         max_in_flight: access.max_in_flight,
         request_timeout: access.request_timeout,
+        connections: descriptors::api_port()?,
         ..Options::default()
     })
 }
@@ -478,6 +479,7 @@ impl PreparedNode {
             &config.node_name,
             client_ca_pem.as_deref(),
             &identity,
+            descriptors::kubelet_port()?,
             api.clone(),
         )
         .await?;

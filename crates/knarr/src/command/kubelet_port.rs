@@ -5,6 +5,8 @@
 //! counts gets 401, who may not 403; no path is excepted. The API server speaks to no port but one that shows a
 //! certificate of the CA of kubelets' ports for the address that is dialled (kube-apiserver's
 //! `--kubelet-certificate-authority`).
+//!
+//! How many connections there may be, and how long each is waited for, is bounded before anybody has authenticated.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,15 +14,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use http::header::AUTHORIZATION;
 use http::{HeaderMap, Method, StatusCode};
-use knarr_api::k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
-use knarr_api::k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
-};
 use knarr_api::k8s_openapi::api::core::v1::Node;
-use knarr_apiserver::User;
+use knarr_apiserver::authn::bearer;
 use knarr_apiserver::authn::certificate::Peer;
+use knarr_apiserver::authn::delegated::{Access, subresources, verb};
+use knarr_apiserver::http::connections::{Connections, Limits, Permit};
 use knarr_apiserver::pki::Identity;
 use knarr_apiserver::tls::Tls;
 use knarr_client::{Api, Clock, Conn, NodeDialer, SystemClock, TypedApi};
@@ -44,14 +43,8 @@ const MASTERS: &str = "system:masters";
 pub struct KubeletPort {
     listener: TcpListener,
     tls: Tls,
-    door: Door,
-}
-
-/// Who may ask what of one node.
-#[derive(Clone)]
-struct Door {
-    node: String,
-    api: Arc<dyn Api>,
+    access: Arc<Access<Arc<dyn Api>>>,
+    connections: Arc<Connections>,
 }
 
 impl KubeletPort {
@@ -61,6 +54,7 @@ impl KubeletPort {
         node: &str,
         client_ca_pem: Option<&str>,
         identity: &Identity,
+        limits: Limits,
         api: Arc<dyn Api>,
     ) -> Result<Self, Failure> {
         let listener = TcpListener::bind(address).await.map_err(|e| {
@@ -77,10 +71,8 @@ impl KubeletPort {
         Ok(KubeletPort {
             listener,
             tls: tls.http1(),
-            door: Door {
-                node: node.to_string(),
-                api,
-            },
+            access: Arc::new(Access::new(node, api)),
+            connections: Connections::new(limits),
         })
     }
 
@@ -93,10 +85,10 @@ impl KubeletPort {
     pub async fn serve(self, server: knarr_node::server::Server, cancel: CancellationToken) {
         let acceptor = TlsAcceptor::from(self.tls.config.clone());
         loop {
-            let stream = tokio::select! {
+            let (stream, address) = tokio::select! {
                 () = cancel.cancelled() => return,
                 accepted = self.listener.accept() => match accepted {
-                    Ok((stream, _)) => stream,
+                    Ok(accepted) => accepted,
                     Err(e) => {
                         tracing::warn!(error = %e, "cannot accept a connection on the kubelet's port");
                         tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -104,18 +96,33 @@ impl KubeletPort {
                     }
                 },
             };
-            let (acceptor, tls, door, server) = (
+            let permit = match self.connections.admit(address.ip()) {
+                Ok(permit) => permit,
+                Err(e) => {
+                    tracing::debug!(%address, "connection to the kubelet's port rejected: {e}");
+                    continue;
+                }
+            };
+            let (acceptor, tls, access, server) = (
                 acceptor.clone(),
                 self.tls.clone(),
-                self.door.clone(),
+                self.access.clone(),
                 server.clone(),
             );
             tokio::spawn(async move {
                 match tokio::time::timeout(CONNECT_LIMIT, acceptor.accept(stream)).await {
                     Ok(Ok(stream)) => {
                         let peer = tls.peer(stream.get_ref().1, SystemClock.now());
-                        let gate = Visitor { door, peer };
-                        server.serve_behind(stream, &gate).await;
+                        if matches!(peer.user(SystemClock.now()), Ok(Some(_))) {
+                            permit.authenticate();
+                        }
+                        let visitor = Visitor {
+                            access,
+                            peer,
+                            address: address.ip().to_canonical(),
+                            permit,
+                        };
+                        server.serve_behind(stream, &visitor).await;
                     }
                     Ok(Err(e)) => tracing::debug!(error = %e, "handshake on the kubelet's port failed"),
                     Err(_) => tracing::debug!("handshake on the kubelet's port took too long"),
@@ -127,8 +134,10 @@ impl KubeletPort {
 
 /// One connection's client at the door.
 struct Visitor {
-    door: Door,
+    access: Arc<Access<Arc<dyn Api>>>,
     peer: Peer,
+    address: IpAddr,
+    permit: Permit,
 }
 
 #[async_trait]
@@ -140,12 +149,17 @@ impl Gate for Visitor {
         headers: &HeaderMap,
     ) -> Result<(), (StatusCode, String)> {
         let unknown = || (StatusCode::UNAUTHORIZED, "Unauthorized".to_string());
-        let user = match (self.peer.user(SystemClock.now()), bearer(headers)) {
-            (Ok(Some(user)), _) => user.clone(),
-            (_, Some(token)) => self.door.holder(token).await?.ok_or_else(unknown)?,
-            _ => return Err(unknown()),
+        let user = match self.peer.user(SystemClock.now()) {
+            Ok(Some(user)) => user.clone(),
+            _ => {
+                let token = bearer::token(headers).map_err(|_| unknown())?;
+                let token = token.ok_or_else(unknown)?;
+                let user = self.access.user(&token, self.address).await?;
+                user.ok_or_else(unknown)?
+            }
         };
-        if user.groups.iter().any(|g| g == MASTERS) || self.door.allows(&user, method, path).await? {
+        self.permit.authenticate();
+        if user.groups.iter().any(|g| g == MASTERS) || self.access.allows(&user, method, path).await? {
             return Ok(());
         }
         Err((
@@ -157,106 +171,6 @@ impl Gate for Visitor {
                 subresources(path).join(" ")
             ),
         ))
-    }
-}
-
-impl Door {
-    /// Whose token it is.
-    async fn holder(&self, token: &str) -> Result<Option<User>, (StatusCode, String)> {
-        let review = TokenReview {
-            spec: TokenReviewSpec {
-                token: token.to_string(),
-                ..TokenReviewSpec::default()
-            },
-            ..TokenReview::default()
-        };
-        let answer = self.api.create_as(review).await.map_err(unreachable_api)?;
-        let status = answer.status.clone();
-        let Some(status) = status.filter(|s| s.authenticated == Some(true)) else {
-            return Ok(None);
-        };
-        Ok(status.user.map(|found| {
-            let mut user = User::new(
-                found.username.unwrap_or_default(),
-                found.groups.unwrap_or_default(),
-            );
-            user.uid = found.uid.unwrap_or_default();
-            user.extra = found.extra.unwrap_or_default();
-            user
-        }))
-    }
-
-    /// Whether one of the subresources that stand for this path may be asked for.
-    async fn allows(&self, user: &User, method: &Method, path: &str) -> Result<bool, (StatusCode, String)> {
-        for subresource in subresources(path) {
-            let review = SubjectAccessReview {
-                spec: SubjectAccessReviewSpec {
-                    user: Some(user.name.clone()),
-                    uid: Some(user.uid.clone()),
-                    groups: Some(user.groups.clone()),
-                    extra: Some(user.extra.clone()),
-                    resource_attributes: Some(ResourceAttributes {
-                        verb: Some(verb(method).to_string()),
-                        version: Some("v1".into()),
-                        resource: Some("nodes".into()),
-                        subresource: Some(subresource.to_string()),
-                        name: Some(self.node.clone()),
-                        ..ResourceAttributes::default()
-                    }),
-                    ..SubjectAccessReviewSpec::default()
-                },
-                ..SubjectAccessReview::default()
-            };
-            let answer = self.api.create_as(review).await.map_err(unreachable_api)?;
-            let status = answer.status.as_ref();
-            if status.is_some_and(|s| s.allowed) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-}
-
-fn unreachable_api(error: knarr_api::Error) -> (StatusCode, String) {
-    tracing::warn!(%error, "the API server cannot be asked who may use the kubelet's port");
-    (
-        StatusCode::INTERNAL_SERVER_ERROR,
-        "Authorization error".to_string(),
-    )
-}
-
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    let token = token.trim();
-    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
-}
-
-fn verb(method: &Method) -> &'static str {
-    match method.as_str() {
-        "POST" => "create",
-        "PUT" => "update",
-        "PATCH" => "patch",
-        "DELETE" => "delete",
-        "GET" => "get",
-        // As the kubelet asks it, which only a rule for all verbs allows.
-        _ => "",
-    }
-}
-
-/// What a path stands for: the fine-grained subresource first, then the one that stands for everything.
-fn subresources(path: &str) -> Vec<&'static str> {
-    let first = path.split('/').find(|s| !s.is_empty()).unwrap_or("");
-    match first {
-        "stats" => vec!["stats"],
-        "metrics" => vec!["metrics"],
-        "logs" => vec!["log"],
-        "checkpoint" => vec!["checkpoint"],
-        "statusz" => vec!["statusz"],
-        "flagz" => vec!["configz"],
-        "healthz" => vec!["healthz", "proxy"],
-        "configz" => vec!["configz", "proxy"],
-        "pods" | "runningpods" => vec!["pods", "proxy"],
-        _ => vec!["proxy"],
     }
 }
 
@@ -337,6 +251,7 @@ impl NodeDialer for RemoteNodes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use knarr_apiserver::User;
     use knarr_apiserver::pki::{Pki, self_signed};
     use knarr_apiserver::seams::SystemEntropy;
     use knarr_apiserver::{Options, Seams, Server, ServiceRange};
@@ -429,6 +344,7 @@ mod tests {
             "n1",
             Some(pki.client_ca_pem()),
             &self_signed("n1").unwrap(),
+            Limits::default(),
             api,
         )
         .await
@@ -493,23 +409,6 @@ mod tests {
         ] {
             let (code, answer) = get(address, certificate, token, path).await;
             assert_eq!(code, expected, "{path} with {token:?}: {answer}");
-        }
-    }
-
-    #[test]
-    fn a_path_is_a_subresource_of_the_node() {
-        for (path, expected) in [
-            ("/pods", vec!["pods", "proxy"]),
-            ("/healthz", vec!["healthz", "proxy"]),
-            ("/metrics/cadvisor", vec!["metrics"]),
-            ("/stats/summary", vec!["stats"]),
-            ("/logs/x", vec!["log"]),
-            ("/exec/a/p/c", vec!["proxy"]),
-            ("/containerLogs/a/p/c", vec!["proxy"]),
-            ("//pods", vec!["pods", "proxy"]),
-            ("/", vec!["proxy"]),
-        ] {
-            assert_eq!(subresources(path), expected, "{path}");
         }
     }
 }

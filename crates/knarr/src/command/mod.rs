@@ -4,6 +4,7 @@ pub mod agent;
 mod client_ca;
 pub mod cluster;
 mod columns;
+mod descriptors;
 pub mod down;
 pub mod fence;
 pub mod join;

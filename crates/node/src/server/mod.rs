@@ -12,18 +12,19 @@ mod request;
 use std::convert::Infallible;
 use std::fmt::Display;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use http::header::CONTENT_TYPE;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::header::{CONNECTION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -31,7 +32,7 @@ use knarr_api::k8s_openapi;
 use knarr_client::{Conn, NodeDialer};
 use knarr_kubelet::stats::Summary;
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
 use crate::figures::{Measured, Meter};
@@ -51,9 +52,17 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Whoever asks for figures gets them not older than this.
-const FIGURES_KEPT: std::time::Duration = std::time::Duration::from_secs(5);
+const FIGURES_KEPT: Duration = Duration::from_secs(5);
 /// Pieces of a log that wait for a slow reader.
 const LOG_PIECES: usize = 4;
+/// How long a request's head may take, and how long a connection may wait for the next request. As the API server's.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(32);
+/// How long it may take to find out who asks and whether they may.
+const GATE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a request may take that is no stream, as the API server's.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Logs and streams at once, of all clients. Each holds buffers, and descriptors of the runtime's.
+const STREAMS_MAX: usize = 1024;
 /// Bytes on their way between the API server and the kubelet of the same process, each way.
 const PIPE_BYTES: usize = 64 * 1024;
 
@@ -88,6 +97,8 @@ pub struct Server {
     meter: Option<Arc<dyn Meter>>,
     probes: Arc<Counts>,
     streams: TaskTracker,
+    /// What is left of [`STREAMS_MAX`].
+    room: Arc<Semaphore>,
     offers: Offers,
     configuration: Option<Bytes>,
 }
@@ -193,6 +204,16 @@ fn text(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
     )
 }
 
+/// What the gate did not let pass. Who has not authenticated keeps no connection.
+fn rejected(code: StatusCode, words: impl Into<Bytes>) -> Response<Body> {
+    let mut response = text(code, words);
+    if code != StatusCode::FORBIDDEN {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(CONNECTION, close);
+    }
+    response
+}
+
 fn json(bytes: impl Into<Bytes>) -> Response<Body> {
     body(
         Response::builder().header(CONTENT_TYPE, "application/json"),
@@ -220,6 +241,7 @@ impl Server {
             meter: None,
             probes: Arc::default(),
             streams: TaskTracker::new(),
+            room: Arc::new(Semaphore::new(STREAMS_MAX)),
             offers: Offers::default(),
             configuration: None,
         }
@@ -260,12 +282,17 @@ impl Server {
     pub async fn serve_behind(&self, io: impl Conn, gate: &dyn Gate) {
         let service = service_fn(|request: Request<Incoming>| async move {
             let (method, path) = (request.method(), request.uri().path());
-            Ok::<_, Infallible>(match gate.pass(method, path, request.headers()).await {
-                Ok(()) => self.answer(request).await,
-                Err((code, words)) => text(code, words),
+            let passes = gate.pass(method, path, request.headers());
+            let passed = tokio::time::timeout(GATE_TIMEOUT, passes).await;
+            Ok::<_, Infallible>(match passed {
+                Ok(Ok(())) => self.answer(request).await,
+                Ok(Err((code, words))) => rejected(code, words),
+                Err(_) => rejected(StatusCode::SERVICE_UNAVAILABLE, "Authorization timed out"),
             })
         });
         let connection = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
             .serve_connection(TokioIo::new(io), service)
             .with_upgrades();
         if let Err(error) = connection.await {
@@ -284,7 +311,7 @@ impl Server {
         }
     }
 
-    async fn route(&self, mut request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+    async fn route(&self, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
         let target = Target::parse(request.uri().path())?;
         self.offers.refuse(&target)?;
         let streams = matches!(
@@ -300,6 +327,29 @@ impl Server {
             ));
         }
         let query = Query::parse(request.uri().query().unwrap_or_default())?;
+        // Streams go on by themselves once they have begun.
+        tokio::time::timeout(REQUEST_TIMEOUT, self.dispatch(target, &query, request))
+            .await
+            .unwrap_or_else(|_| {
+                let words = "the request timed out";
+                Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, words))
+            })
+    }
+
+    /// Room for a log or a stream, as long as it goes on.
+    fn room(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        self.room.clone().try_acquire_owned().map_err(|_| {
+            let words = format!("{STREAMS_MAX} logs and streams are open on this node, which is the limit");
+            Refusal::new(StatusCode::TOO_MANY_REQUESTS, words)
+        })
+    }
+
+    async fn dispatch(
+        &self,
+        target: Target,
+        query: &Query,
+        mut request: Request<Incoming>,
+    ) -> Result<Response<Body>, Refusal> {
         match target {
             Target::Healthz => Ok(text(StatusCode::OK, "ok")),
             Target::Configz => {
@@ -328,10 +378,10 @@ impl Server {
                 let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
                 self.metrics(|s| figures::cadvisor(s, cpus)).await
             }
-            Target::ContainerLogs(path) => self.logs(&path, &query).await,
-            Target::Exec(path) => self.exec(&path, &query, &mut request).await,
-            Target::Attach(path) => self.attach(&path, &query, &mut request).await,
-            Target::PortForward(path) => self.port_forward(&path, &query, &mut request).await,
+            Target::ContainerLogs(path) => self.logs(&path, query, self.room()?).await,
+            Target::Exec(path) => self.exec(&path, query, &mut request, self.room()?).await,
+            Target::Attach(path) => self.attach(&path, query, &mut request, self.room()?).await,
+            Target::PortForward(path) => self.port_forward(&path, query, &mut request, self.room()?).await,
         }
     }
 
@@ -360,7 +410,12 @@ impl Server {
         Ok(json(serde_json::to_vec(&list).map_err(Refusal::internal)?))
     }
 
-    async fn logs(&self, path: &PodPath, query: &Query) -> Result<Response<Body>, Refusal> {
+    async fn logs(
+        &self,
+        path: &PodPath,
+        query: &Query,
+        room: OwnedSemaphorePermit,
+    ) -> Result<Response<Body>, Refusal> {
         let options = logs::Options::from_query(query.pairs(), (self.clock)())
             .map_err(|errors| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, errors))?;
         let pod = self.pods.get(&path.namespace, &path.pod);
@@ -385,6 +440,7 @@ impl Server {
         let (out, pieces) = mpsc::channel(LOG_PIECES);
         let containers = self.containers.clone();
         self.streams.spawn(async move {
+            let _room = room;
             if let Err(error) = log.send(containers.ended(&id), out.clone()).await {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
@@ -411,6 +467,7 @@ impl Server {
         path: &PodPath,
         query: &Query,
         request: &mut Request<Incoming>,
+        room: OwnedSemaphorePermit,
     ) -> Result<Response<Body>, Refusal> {
         let options = streams_of(query)?;
         self.pod(path)?;
@@ -431,8 +488,14 @@ impl Server {
         };
         let id = found.container.id;
         let url = async { self.containers.exec_url(&id, &exec).await };
-        self.remote_command(request, url, options, options, "executing command in container")
-            .await
+        self.remote_command(
+            request,
+            url,
+            (options, options),
+            "executing command in container",
+            room,
+        )
+        .await
     }
 
     async fn attach(
@@ -440,6 +503,7 @@ impl Server {
         path: &PodPath,
         query: &Query,
         request: &mut Request<Incoming>,
+        room: OwnedSemaphorePermit,
     ) -> Result<Response<Body>, Refusal> {
         let options = streams_of(query)?;
         let pod = self.pod(path)?;
@@ -474,7 +538,7 @@ impl Server {
         };
         let id = found.container.id;
         let url = async { self.containers.attach_url(&id, &attach).await };
-        self.remote_command(request, url, options, runtime, "attaching to container")
+        self.remote_command(request, url, (options, runtime), "attaching to container", room)
             .await
     }
 
@@ -483,9 +547,9 @@ impl Server {
         &self,
         request: &mut Request<Incoming>,
         url: impl Future<Output = Result<String, RuntimeError>>,
-        options: remote_command::Options,
-        runtime_options: remote_command::Options,
+        (options, runtime_options): (remote_command::Options, remote_command::Options),
         action: &'static str,
+        room: OwnedSemaphorePermit,
     ) -> Result<Response<Body>, Refusal> {
         let agreed = negotiate(
             request.headers(),
@@ -503,6 +567,7 @@ impl Server {
         let response = body(agreed.response(), Bytes::new());
         let upgrading = hyper::upgrade::on(request);
         self.streams.spawn(async move {
+            let _room = room;
             let Some(io) = upgraded(upgrading).await else {
                 return;
             };
@@ -525,6 +590,7 @@ impl Server {
         path: &PodPath,
         query: &Query,
         request: &mut Request<Incoming>,
+        room: OwnedSemaphorePermit,
     ) -> Result<Response<Body>, Refusal> {
         let agreed = negotiate(
             request.headers(),
@@ -560,6 +626,7 @@ impl Server {
         let response = body(agreed.response(), Bytes::new());
         let upgrading = hyper::upgrade::on(request);
         self.streams.spawn(async move {
+            let _room = room;
             let Some(io) = upgraded(upgrading).await else {
                 return;
             };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +22,8 @@ const MAX_STREAMS: usize = 1000;
 /// Pieces that wait for a stream's reader before the connection stops reading: 8 × 32 KiB.
 const MAX_PIECES: usize = 8;
 const MAX_PIECE_BYTES: usize = 32 * 1024;
+/// Bytes that wait for readers on one connection, all streams together, before it stops reading.
+const MAX_UNREAD_BYTES: usize = 4 * 1024 * 1024;
 /// The largest control frame taken: a header block and what stands before it.
 const MAX_CONTROL_BYTES: usize = MAX_BLOCK_BYTES + 10;
 /// Streams the peer has opened and nobody has looked at yet.
@@ -75,9 +77,15 @@ pub(super) enum End {
     Reset,
 }
 
+/// Bytes that wait for a stream's reader, and their part of [`MAX_UNREAD_BYTES`].
+pub(super) struct Piece {
+    pub(super) bytes: Bytes,
+    pub(super) _room: OwnedSemaphorePermit,
+}
+
 struct Entry {
     /// Gone once the peer's side has ended.
-    inbound: Option<mpsc::Sender<Bytes>>,
+    inbound: Option<mpsc::Sender<Piece>>,
     end: End,
     /// The peer takes nothing more. After its FIN this says nothing about what it sent.
     reset: Option<Reset>,
@@ -97,6 +105,8 @@ pub(super) struct Shared {
     pub(super) outbox: Outbox,
     table: Mutex<Table>,
     role: Role,
+    /// What is left of [`MAX_UNREAD_BYTES`].
+    unread: Arc<Semaphore>,
 }
 
 impl Shared {
@@ -134,7 +144,7 @@ impl Shared {
         stream: u32,
         end: End,
         reply: Option<oneshot::Sender<()>>,
-    ) -> mpsc::Receiver<Bytes> {
+    ) -> mpsc::Receiver<Piece> {
         let (tx, rx) = mpsc::channel(MAX_PIECES);
         let inbound = (end == End::Open).then_some(tx);
         table.streams.insert(
@@ -247,6 +257,7 @@ impl Connection {
             outbox: Outbox::default(),
             table: Mutex::default(),
             role,
+            unread: Arc::new(Semaphore::new(MAX_UNREAD_BYTES)),
         });
         let gone = CancellationToken::new();
         let (read, write) = tokio::io::split(io);
@@ -410,8 +421,15 @@ async fn read_data<R: AsyncRead + Unpin>(
         }
         length -= read;
         if let Some(inbound) = &inbound {
+            // A piece is smaller than what there is room for, and the semaphore is never closed.
+            let size = u32::try_from(read).map_err(|_| SpdyError::Protocol("data frame too long"))?;
+            let room = shared.unread.clone().acquire_many_owned(size);
+            let piece = Piece {
+                bytes: piece.freeze(),
+                _room: room.await.map_err(|_| SpdyError::Closed)?,
+            };
             // An error says that the stream was dropped.
-            let _ = inbound.send(piece.freeze()).await;
+            let _ = inbound.send(piece).await;
         }
     }
     if fin {

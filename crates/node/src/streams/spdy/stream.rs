@@ -9,7 +9,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
 
-use super::connection::{End, Shared};
+use super::connection::{End, Piece, Shared};
 use super::frame::Reset;
 use super::headers::Headers;
 use super::outbox::Out;
@@ -23,8 +23,8 @@ const MAX_FRAME_DATA_BYTES: usize = 32 * 1024;
 pub struct Stream {
     id: u32,
     headers: Headers,
-    inbound: mpsc::Receiver<Bytes>,
-    current: Bytes,
+    inbound: mpsc::Receiver<Piece>,
+    current: Option<Piece>,
     shared: Arc<Shared>,
     fin_sent: bool,
 }
@@ -33,14 +33,14 @@ impl Stream {
     pub(super) fn new(
         id: u32,
         headers: Headers,
-        inbound: mpsc::Receiver<Bytes>,
+        inbound: mpsc::Receiver<Piece>,
         shared: Arc<Shared>,
     ) -> Self {
         Stream {
             id,
             headers,
             inbound,
-            current: Bytes::new(),
+            current: None,
             shared,
             fin_sent: false,
         }
@@ -71,10 +71,19 @@ impl AsyncRead for Stream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        while self.current.is_empty() {
+        loop {
+            if let Some(piece) = &mut self.current {
+                let length = piece.bytes.len().min(buf.remaining());
+                buf.put_slice(&piece.bytes[..length]);
+                piece.bytes.advance(length);
+                if piece.bytes.is_empty() {
+                    self.current = None;
+                }
+                return Poll::Ready(Ok(()));
+            }
             match self.inbound.poll_recv(cx) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some(bytes)) => self.current = bytes,
+                Poll::Ready(Some(piece)) => self.current = Some(piece).filter(|p| !p.bytes.is_empty()),
                 Poll::Ready(None) => {
                     return Poll::Ready(match self.shared.end(self.id) {
                         End::Fin => Ok(()),
@@ -84,10 +93,6 @@ impl AsyncRead for Stream {
                 }
             }
         }
-        let length = self.current.len().min(buf.remaining());
-        buf.put_slice(&self.current[..length]);
-        self.current.advance(length);
-        Poll::Ready(Ok(()))
     }
 }
 
