@@ -85,7 +85,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// `known`: whether the resource, and the subresource if there is one, is served.
+    /// `known`: whether the resource is served, and the subresource, if one is asked for.
     pub fn of(info: &RequestInfo, known: bool, dry_run: bool) -> Self {
         let verb = match info.verb {
             "get" => "GET",

@@ -125,7 +125,7 @@ impl Cluster {
             .await;
         Outcome {
             result,
-            warnings: ctx.warnings,
+            warnings: ctx.warnings.into(),
             notes: ctx.audit_annotations,
         }
     }
@@ -152,7 +152,7 @@ impl Cluster {
             .await;
         Outcome {
             result,
-            warnings: ctx.warnings,
+            warnings: ctx.warnings.into(),
             notes: ctx.audit_annotations,
         }
     }

@@ -1,10 +1,10 @@
 //! The audit log: who asked for what and what came of it, as `audit.k8s.io/v1` Events, a JSON line each.
 //!
-//! Which requests, and how much of them, a [`Policy`] says. A log that cannot be written slows requests down rather
-//! than lose events: they wait for their turn in a bounded queue.
+//! Which requests, and how much of them, a [`Policy`] says. Events wait for their turn in a bounded [`queue`].
 
 pub mod file;
 pub mod policy;
+pub mod queue;
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -15,33 +15,34 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 
 use self::file::{LogFile, Writer};
 pub use self::policy::{Level, Policy, Stage};
+pub use self::queue::Lines;
+use self::queue::Queue;
 use crate::http::header;
 use crate::request::RequestInfo;
 use crate::seams::Clock;
 use crate::user::User;
 
-/// Events that wait to be written.
-const QUEUE: usize = 10_000;
-/// Lines that are written at once.
-const BATCH: usize = 400;
-
 /// A policy, and where its events go.
 #[derive(Clone, Debug)]
 pub struct Audit {
     policy: Arc<Policy>,
-    lines: mpsc::Sender<String>,
+    queue: Queue,
 }
 
 impl Audit {
-    /// Events go into the channel that comes with it.
-    pub fn new(policy: Policy) -> (Self, mpsc::Receiver<String>) {
-        let (lines, written) = mpsc::channel(QUEUE);
+    /// Events come out of what comes with it.
+    pub fn new(policy: Policy) -> (Self, Lines) {
+        let (queue, lines) = queue::queue();
         let policy = Arc::new(policy);
-        (Audit { policy, lines }, written)
+        (Audit { policy, queue }, lines)
+    }
+
+    /// Events that were lost because the log is not written.
+    pub fn dropped(&self) -> u64 {
+        self.queue.dropped()
     }
 
     /// What is written of this request; nothing of most.
@@ -56,7 +57,7 @@ impl Audit {
             level: decision.level,
             omit_stages: decision.omit_stages,
             omit_managed_fields: decision.omit_managed_fields,
-            lines: self.lines.clone(),
+            queue: self.queue.clone(),
         })
     }
 }
@@ -88,21 +89,13 @@ impl Destination {
 type Write = dyn FnMut(&str, Timestamp) -> io::Result<()> + Send;
 
 /// Writes what comes through the channel, until it closes.
-pub fn write_to(
-    destination: Destination,
-    mut lines: mpsc::Receiver<String>,
-    clock: Arc<dyn Clock>,
-) -> io::Result<()> {
+pub fn write_to(destination: Destination, mut lines: Lines, clock: Arc<dyn Clock>) -> io::Result<()> {
     let mut write = destination.open()?;
     std::thread::Builder::new().name("audit".into()).spawn(move || {
-        let mut batch = Vec::with_capacity(BATCH);
-        while lines.blocking_recv_many(&mut batch, BATCH) > 0 {
-            let text: String = batch
-                .drain(..)
-                .flat_map(|line: String| [line, "\n".to_string()])
-                .collect();
-            if let Err(e) = write(&text, clock.now()) {
-                tracing::error!("the audit log cannot be written: {e}");
+        while let Some(text) = lines.blocking_take() {
+            match write(&text, clock.now()) {
+                Ok(()) => lines.written(),
+                Err(e) => tracing::error!("the audit log cannot be written: {e}"),
             }
         }
     })?;
@@ -201,7 +194,7 @@ pub(crate) struct Record {
     pub level: Level,
     omit_stages: Vec<Stage>,
     omit_managed_fields: bool,
-    lines: mpsc::Sender<String>,
+    queue: Queue,
 }
 
 impl Record {
@@ -262,19 +255,14 @@ impl Record {
     /// Writes the event of this stage, if the policy wants it.
     pub async fn stage(&self, stage: Stage, now: Timestamp) {
         if let Some(line) = self.line(stage, now) {
-            // Nobody reads any more when the server stops.
-            let _ = self.lines.send(line).await;
+            self.queue.push(line).await;
         }
     }
 
-    /// The same where nothing can wait: it is done by itself.
+    /// The same where nothing can wait.
     pub fn stage_later(&self, stage: Stage, now: Timestamp) {
-        let Some(line) = self.line(stage, now) else { return };
-        if let Err(mpsc::error::TrySendError::Full(line)) = self.lines.try_send(line)
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            let lines = self.lines.clone();
-            runtime.spawn(async move { lines.send(line).await });
+        if let Some(line) = self.line(stage, now) {
+            self.queue.try_push(line);
         }
     }
 

@@ -17,6 +17,7 @@ use super::accept::{Form, Media, Shape};
 use super::body::{Body, BoxError, GZIP_FROM_BYTES, ListBody, full, gzip};
 use crate::cache::change::{Told, frame};
 use crate::pipeline::read::Listed;
+use crate::pipeline::warnings::Warnings;
 use crate::watch::{Item, Watcher};
 
 /// What a handler answers, before the client's form is looked at.
@@ -117,8 +118,8 @@ pub fn success(code: Option<i32>, details: Option<StatusDetails>) -> Result<Valu
 }
 
 /// Adds a `Warning` header for each.
-pub fn add_warnings(response: &mut Response<Body>, warnings: &[String]) {
-    for warning in warnings {
+pub fn add_warnings(response: &mut Response<Body>, warnings: &Warnings) {
+    for warning in warnings.shown() {
         let quoted: String = warning
             .chars()
             .filter(|c| !c.is_control())

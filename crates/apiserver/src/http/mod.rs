@@ -22,7 +22,7 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, CONTE
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use knarr_api::{Error, duration, registry};
+use knarr_api::{AnyObject, Error, duration, registry};
 use knarr_client::term::{self, Term};
 use tokio::time::Instant;
 
@@ -69,6 +69,10 @@ pub(crate) struct Http {
     pub patience: Patience,
     /// The body, once it has been read.
     pub body: Option<Bytes>,
+    /// Whether what is sent is written to the audit log.
+    pub audited: bool,
+    /// The object of the body as it was decoded, in JSON, if it is written to the audit log.
+    pub sent: Option<Bytes>,
     /// Where the client is.
     pub client: Option<IpAddr>,
     /// What it belongs to, once that is known.
@@ -120,11 +124,25 @@ impl Http {
         Attributes::of(&self.info, selectors)
     }
 
+    /// Keeps what a body was decoded to for the audit log, which must not say anything else than what is done.
+    pub fn decoded(&mut self, object: &dyn AnyObject) {
+        if self.audited {
+            self.sent = Some(encoded(object).into());
+        }
+    }
+
     /// The header's first value. Those that say what is asked were checked before ([`header::check`]).
     pub fn header(&self, name: HeaderName) -> &str {
         let value = self.headers.get(&name);
         value.and_then(|v| header::text(&name, v).ok()).unwrap_or("")
     }
+}
+
+/// An object's JSON.
+fn encoded(object: &dyn AnyObject) -> Vec<u8> {
+    let mut json = Vec::new();
+    object.encode_into(&mut json);
+    json
 }
 
 /// The header that names a request, for clients and for the audit log.
@@ -247,6 +265,8 @@ impl Server {
             request,
             patience: self.config.options.patience,
             body: None,
+            audited: false,
+            sent: None,
             client: address.map(|a| a.ip()),
             flow: None,
         };
@@ -284,6 +304,11 @@ impl Server {
     ) -> Response<Body> {
         let now = http.wants.now;
         let requester = header::check(&http.headers)
+            .and_then(|()| match http.info.subresource.as_str() {
+                // It passes through as it was sent.
+                "proxy" => Ok(()),
+                _ => http.query.check(),
+            })
             .and_then(|()| self.authenticate(&http.headers, &connection.client, now));
         bearer::remove_subprotocol(&mut http.headers);
         let event = self.config.options.audit.as_ref().map(|audit| {
@@ -319,6 +344,7 @@ impl Server {
             .map_or(Origin::Unknown, |a| Origin::Remote(a.ip()));
         ctx.manager = Some(field_manager(http));
         if let Some(record) = &record {
+            http.audited = true;
             // What is written down must be readable.
             http.wants.gzip &= record.level < Level::RequestResponse;
             record.stage(Stage::RequestReceived, now).await;
@@ -331,7 +357,9 @@ impl Server {
                 "authorization.k8s.io/decision",
                 if denied { "forbid" } else { "allow" },
             );
-            if let Some(body) = &http.body {
+            if let Some(sent) = &http.sent {
+                record.request(sent);
+            } else if let Some(body) = &http.body {
                 // Whatever it came as; what says what to do to an object (a patch) is no object.
                 let sent = http.header(CONTENT_TYPE);
                 let json = crate::pipeline::decode::to_json(&http.info.resource, sent, body.clone());

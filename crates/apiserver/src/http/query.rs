@@ -1,6 +1,7 @@
 //! The query string, and the options that requests have in it.
-
-use std::borrow::Cow;
+//!
+//! Of an option that is given several times the first counts, for everybody, as in Go. A query that cannot be decoded is
+//! rejected ([`Query::check`]); Go drops the pairs that it cannot decode, and kube-apiserver goes on without them.
 
 use knarr_api::Error;
 use knarr_api::field::{Cause, Errors, FieldError, Path};
@@ -11,43 +12,50 @@ use crate::watch::WatchQuery;
 
 /// Decoded pairs, in order.
 #[derive(Clone, Debug, Default)]
-pub struct Query(Vec<(String, String)>);
+pub struct Query {
+    pairs: Vec<(String, String)>,
+    /// The first text that cannot be decoded.
+    invalid: Option<String>,
+}
 
 impl Query {
     pub fn parse(text: &str) -> Self {
-        let decode = |s: &str| {
-            let s: Cow<'_, str> = if s.contains('+') {
-                s.replace('+', " ").into()
-            } else {
-                s.into()
-            };
-            percent_encoding::percent_decode_str(&s)
-                .decode_utf8_lossy()
-                .into_owned()
-        };
-        let pairs = text.split('&').filter(|p| !p.is_empty());
-        Query(
-            pairs
-                .map(|p| p.split_once('=').unwrap_or((p, "")))
-                .map(|(k, v)| (decode(k), decode(v)))
-                .collect(),
-        )
+        let mut query = Query::default();
+        for pair in text.split('&').filter(|p| !p.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match (decoded(key), decoded(value)) {
+                (Some(key), Some(value)) => query.pairs.push((key, value)),
+                _ => query.invalid = query.invalid.take().or_else(|| Some(pair.to_string())),
+            }
+        }
+        query
+    }
+
+    /// # Errors
+    /// 400 if a part of it cannot be decoded.
+    pub fn check(&self) -> Result<(), Error> {
+        match &self.invalid {
+            None => Ok(()),
+            Some(pair) => Err(Error::bad_request(format!(
+                "the query of the request URL cannot be decoded: {pair:?}"
+            ))),
+        }
     }
 
     /// The first value; empty if there is none.
     pub fn get(&self, name: &str) -> &str {
-        self.0
+        self.pairs
             .iter()
             .find(|(k, _)| k == name)
             .map_or("", |(_, v)| v.as_str())
     }
 
     pub fn has(&self, name: &str) -> bool {
-        self.0.iter().any(|(k, _)| k == name)
+        self.pairs.iter().any(|(k, _)| k == name)
     }
 
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        self.0
+        self.pairs
             .iter()
             .filter(move |(k, _)| k == name)
             .map(|(_, v)| v.as_str())
@@ -115,6 +123,24 @@ impl Query {
             Err(invalid_options(kind, &mistakes))
         }
     }
+}
+
+/// A key or value without its escapes: `+` is a space, and semicolons are no separators but mistakes, as in Go.
+fn decoded(text: &str) -> Option<String> {
+    let bytes = text.as_bytes();
+    let escapes = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'%');
+    for (at, _) in escapes {
+        let digits = bytes.get(at + 1..at + 3)?;
+        if !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+    }
+    if bytes.contains(&b';') {
+        return None;
+    }
+    let text = text.replace('+', " ");
+    let decoded = percent_encoding::percent_decode_str(&text).decode_utf8().ok()?;
+    Some(decoded.into_owned())
 }
 
 /// What a write's query says.
@@ -194,6 +220,32 @@ mod tests {
                 .map(|e| e.code()),
             Some(422)
         );
+    }
+
+    #[test]
+    fn a1_queries_that_cannot_be_decoded_are_rejected() {
+        for (text, fine) in [
+            ("a=b&&c", true),
+            ("a=%25zz", true),
+            ("fieldSelector=metadata.name%3Da%5C%2Cb", true),
+            ("a=%", false),
+            ("a=%f", false),
+            ("a=%zz", false),
+            ("a=%ff", false),
+            ("%c3=x", false),
+            ("a=b;c=d", false),
+        ] {
+            assert_eq!(Query::parse(text).check().is_ok(), fine, "{text}");
+        }
+    }
+
+    #[test]
+    fn a1_of_an_option_that_is_given_twice_the_first_counts_for_everybody() {
+        let query = Query::parse("labelSelector=a&labelSelector=b&watch=false&watch=true&limit=1&limit=2");
+        let list = query.list().unwrap();
+        assert_eq!((list.label_selector.as_str(), list.limit), ("a", 1));
+        assert_eq!(query.watch().unwrap().list.label_selector, "a");
+        assert!(!query.flag("watch"));
     }
 
     #[test]

@@ -260,6 +260,11 @@ impl Server {
 
     fn metrics_text(&self) -> String {
         let mut out = self.metrics.text();
+        if let Some(audit) = &self.config.options.audit {
+            let name = "apiserver_audit_error_total";
+            metrics::head(&mut out, name, "counter", "Audit events that were dropped.");
+            out += &format!("{name}{{plugin=\"log\"}} {}\n", audit.dropped());
+        }
         for name in ["apiserver_storage_objects", "apiserver_resource_objects"] {
             let of_old = name == "apiserver_storage_objects";
             metrics::head(&mut out, name, "gauge", "Objects there are.");

@@ -9,10 +9,10 @@ use knarr_api::field::{Errors, Path};
 use knarr_api::{Error, Kind, k8s_openapi, registry};
 use knarr_client::{DeleteOptions, Preconditions, Propagation};
 
-use super::Http;
 use super::answer::{Answer, refused_watch, success, text};
 use super::body::Body;
 use super::query::check_dry_run;
+use super::{Http, encoded};
 use crate::pipeline::apply::{ApplyBody, ApplyOptions};
 use crate::pipeline::decode::{FieldValidation, decode, syntax, to_json};
 use crate::pipeline::delete::{DeleteRequest, Deleted};
@@ -122,8 +122,11 @@ impl Server {
                 ctx.dry_run = options.dry_run;
                 let json = http.json_body(kind.kind()).await?;
                 let object = decode(ctx, kind, &json, options.validation)?;
+                http.decoded(&*object);
                 if !kind.is_stored() {
-                    let body = serde_json::from_slice(&json).map_err(Error::internal)?;
+                    // What was decoded: another reader could find something else in the same bytes.
+                    let body = encoded(&*object);
+                    let body = serde_json::from_slice(&body).map_err(Error::internal)?;
                     return Ok(Answer::Document(
                         StatusCode::CREATED,
                         self.review(ctx, target, body, object).await?,
@@ -139,6 +142,7 @@ impl Server {
                 ctx.dry_run = options.dry_run;
                 let json = http.json_body(kind.kind()).await?;
                 let object = decode(ctx, kind, &json, options.validation)?;
+                http.decoded(&*object);
                 let updated = self.put(ctx, target, object).await?;
                 let code = if updated.created {
                     StatusCode::CREATED

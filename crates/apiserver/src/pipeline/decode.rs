@@ -1,6 +1,6 @@
 //! Bodies to objects: JSON, YAML and protobuf, strictly or with warnings.
 
-use knarr_api::codec::StrictError;
+use knarr_api::codec::{self, StrictError};
 use knarr_api::field::{Errors, Path};
 use knarr_api::strategy::Ops;
 use knarr_api::{AnyObject, Error, Kind, protobuf, registry};
@@ -69,7 +69,8 @@ pub(crate) fn decode(
 /// Objects of custom kinds say what they are; nothing is filled in for them.
 fn check_custom_type(kind: &Kind, json: &[u8]) -> Result<(), Error> {
     let wanted = kind.api_version();
-    let Ok(found) = serde_json::from_slice::<TypeMeta>(json) else {
+    // With the reader that decodes it, so that a key given twice means the same to both.
+    let Ok((found, _)) = codec::read::<TypeMeta>(json) else {
         // Decoding tells what is wrong with it.
         return Ok(());
     };

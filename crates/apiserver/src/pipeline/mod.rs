@@ -13,6 +13,7 @@ pub mod patch;
 pub mod read;
 mod target;
 pub mod update;
+pub mod warnings;
 pub mod yaml;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ use knarr_api::{Error, k8s_openapi};
 use knarr_client::Term;
 
 pub use self::target::Target;
+use self::warnings::Warnings;
 use crate::admission::extension::Shown;
 use crate::user::User;
 
@@ -50,7 +52,7 @@ pub struct Ctx {
     pub(crate) caught_up: bool,
     pub shown: Shown,
     /// For the answer's `Warning` headers.
-    pub warnings: Vec<String>,
+    pub warnings: Warnings,
     /// What plugins note for the audit log, by the annotation's key.
     pub audit_annotations: BTreeMap<String, String>,
 }
@@ -81,7 +83,7 @@ impl Ctx {
             dry_run: false,
             caught_up: false,
             shown: Shown::default(),
-            warnings: Vec::new(),
+            warnings: Warnings::default(),
             audit_annotations: BTreeMap::new(),
         }
     }
@@ -93,10 +95,7 @@ impl Ctx {
 
     /// Warns once of each thing.
     pub fn warn(&mut self, warning: impl Into<String>) {
-        let warning = warning.into();
-        if !self.warnings.contains(&warning) {
-            self.warnings.push(warning);
-        }
+        self.warnings.add(warning.into());
     }
 }
 

@@ -1,19 +1,18 @@
 //! What is written down of requests.
 
-use knarr_apiserver::audit::{Audit, Policy};
+use knarr_apiserver::audit::{Audit, Lines, Policy};
 use serde_json::{Value, json};
-use tokio::sync::mpsc::Receiver;
 
 use crate::cluster::{ADMIN, Cluster, Shows};
 
-async fn audited(policy: &str) -> (Cluster, Receiver<String>) {
+async fn audited(policy: &str) -> (Cluster, Lines) {
     let text = format!("apiVersion: audit.k8s.io/v1\nkind: Policy\n{policy}");
     let (audit, lines) = Audit::new(Policy::parse(&text).unwrap());
     let cluster = Cluster::with(|options, _| options.audit = Some(audit)).await;
     (cluster, lines)
 }
 
-fn events(lines: &mut Receiver<String>) -> Vec<Value> {
+fn events(lines: &mut Lines) -> Vec<Value> {
     let mut all = Vec::new();
     while let Ok(line) = lines.try_recv() {
         all.push(serde_json::from_str(&line).unwrap());
@@ -65,7 +64,11 @@ rules:
             "objectRef",
             json!({"resource": "configmaps", "namespace": "default", "name": "m", "apiVersion": "v1"}),
         ),
-        ("requestObject", body),
+        // As it was decoded, and so with what the URL says it is.
+        (
+            "requestObject",
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": body["metadata"], "data": body["data"]}),
+        ),
         ("responseStatus", json!({"metadata": {}, "code": 201})),
         ("annotations", json!({"authorization.k8s.io/decision": "allow"})),
     ] {

@@ -403,7 +403,17 @@ fn requests() -> Vec<Case> {
             BAD,
             "strconv.ParseInt: parsing \"many\": invalid syntax",
         ),
-        asked("?continue=%00%ff", BAD, "continue key is not valid"),
+        asked("?continue=%00%C3%BF", BAD, "continue key is not valid"),
+        asked(
+            "?continue=%00%ff",
+            BAD,
+            "the query of the request URL cannot be decoded",
+        ),
+        asked(
+            "?labelSelector=%zz",
+            BAD,
+            "the query of the request URL cannot be decoded",
+        ),
         asked("?continue=bm90IGpzb24=", BAD, "continue key is not valid"),
         asked(
             "?resourceVersion=new",

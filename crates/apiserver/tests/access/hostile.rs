@@ -539,3 +539,38 @@ async fn selectors_of_ten_thousand_requirements_select() {
         assert_eq!(names, Some(count), "{}: {list}", &selector[..20]);
     }
 }
+
+#[tokio::test]
+async fn a6_nobody_makes_up_series_of_metrics() {
+    let cluster = Cluster::start().await;
+    for n in 0..20 {
+        for path in [
+            format!("/api/v1/namespaces/default/pods/p/made-up-{n}"),
+            format!("/api/v1/namespaces/default/made-up-{n}/x"),
+            format!("/made-up-{n}"),
+        ] {
+            let found = cluster.ask(&Shows::default(), "GET", &path, None).await;
+            assert_eq!(found.code, 401, "{path}");
+        }
+    }
+    let metrics = cluster.ask(&Shows::token(ADMIN), "GET", "/metrics", None).await;
+    assert!(
+        metrics.text.contains("apiserver_request_total"),
+        "{}",
+        metrics.text
+    );
+    assert!(!metrics.text.contains("made-up"), "{}", metrics.text);
+}
+
+#[tokio::test]
+async fn a6_a_body_of_unknown_fields_is_warned_about_in_moderation() {
+    let cluster = Cluster::start().await;
+    let mut body = json!({"metadata": {"name": "m"}});
+    for n in 0..100_000 {
+        body[format!("f{n}")] = 0.into();
+    }
+    let path = "/api/v1/namespaces/default/configmaps";
+    let admin = Shows::token(ADMIN);
+    let made = eventually("an answer", cluster.ask(&admin, "POST", path, Some(body))).await;
+    assert_eq!(made.code, 201);
+}
