@@ -1,5 +1,6 @@
 //! The server from outside: a client at one end of a pipe, a stand-in for the runtime's stream server at the other.
 
+mod bounds;
 mod exec;
 mod logs;
 mod port_forward;
