@@ -255,6 +255,11 @@ impl Cluster {
         format!("https://127.0.0.1:{}", self.port)
     }
 
+    /// The kubelet's port.
+    pub fn kubelet_address(&self) -> std::net::SocketAddr {
+        ([127, 0, 0, 1], self.kubelet_port).into()
+    }
+
     pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("d")
     }

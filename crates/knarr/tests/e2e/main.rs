@@ -68,6 +68,7 @@ fn main() -> ExitCode {
         .chain(safety::SCENARIOS)
         .chain(security::identities::SCENARIOS)
         .chain(security::certificates::SCENARIOS)
+        .chain(security::bounds::SCENARIOS)
         .chain(operator::SCENARIOS);
     for (name, run) in scenarios {
         let cluster = shared.clone();
@@ -82,6 +83,7 @@ fn main() -> ExitCode {
         .chain(disk::SCENARIOS)
         .chain(joining::SCENARIOS)
         .chain(security::authorities::SCENARIOS)
+        .chain(security::bounds::ALONE)
         .chain(partitions::SCENARIOS)
         .chain(shutdown::SCENARIOS)
         .chain(steps::SCENARIOS)

@@ -4,3 +4,4 @@ pub mod identities;
 pub mod authorities;
 pub mod certificates;
 mod openssl;
+pub mod bounds;
