@@ -13,6 +13,7 @@ mod configuration;
 mod mutation;
 mod objects;
 mod patches;
+mod readers;
 mod requests;
 mod schemas;
 mod seeds;
@@ -49,6 +50,11 @@ pub const TARGETS: &[Target] = &[
     requests::YAML,
     requests::REQUESTS,
     requests::TOKENS,
+    readers::JSON,
+    readers::REQUIRED_FIELDS,
+    readers::QUERIES,
+    readers::BEARER,
+    readers::YAML,
     cel::TARGET,
     schemas::TARGET,
     configuration::TARGET,

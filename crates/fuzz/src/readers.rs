@@ -1,0 +1,198 @@
+//! Pairs of readers of the same bytes (SPEC A1): what one of them finds, which decides, the other must find, which acts.
+
+use std::collections::BTreeMap;
+
+use http::{HeaderMap, HeaderValue};
+use knarr_api::codec;
+use knarr_api::codec::StrictError;
+use knarr_api::selector::field;
+use knarr_apiserver::authn::bearer;
+use knarr_apiserver::authz::Attributes;
+use knarr_apiserver::http::header;
+use knarr_apiserver::http::query::Query;
+use knarr_apiserver::pipeline::yaml;
+use serde_json::Value;
+
+use crate::{Target, kind, seeds};
+
+fn inputs(texts: &[&str]) -> Vec<Vec<u8>> {
+    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+/// JSON that the strict reader takes is JSON to serde_json, with the same value unless a key is given twice, and the other
+/// way around. As YAML it has the same value, too.
+pub const JSON: Target = Target {
+    name: "json-readers",
+    check: |data| {
+        let plain = serde_json::from_slice::<Value>(data);
+        let strict = codec::read::<Value>(data);
+        match (&plain, &strict) {
+            (Ok(plain), Ok((value, mistakes))) => {
+                if !mistakes.iter().any(|m| matches!(m, StrictError::Twice(_))) {
+                    assert_eq!(plain, value, "of {:?}", data.escape_ascii().to_string());
+                }
+            }
+            (Err(_), Err(_)) => {}
+            _ => panic!(
+                "{:?} is {plain:?} to one reader and {:?} to the other",
+                data.escape_ascii().to_string(),
+                strict.as_ref().map(|(value, _)| value)
+            ),
+        }
+    },
+    seeds: || {
+        let mut all = inputs(&[
+            r#"{"a":1,"a":2,"b":{"c":[1,-0,1e5,1.5,"\u00e9\ud83d\ude00"]},"b":{"d":null}}"#,
+            r#" [true , false,null,"x\n\t\"\\\/" ] "#,
+            r#"{"metadata":{"name":"a"},"metadata":{"name":"b"},"Kind":"x","kind":"y"}"#,
+            "18446744073709551615",
+            "-9223372036854775809",
+            "\"\\ud800\"",
+        ]);
+        all.extend(inputs(seeds::OBJECTS));
+        all
+    },
+};
+
+/// A field that a selector requires for authorization is one that every object of the list has.
+pub const REQUIRED_FIELDS: Target = Target {
+    name: "required-fields",
+    check: |data| {
+        let Some((kind, rest)) = kind(data) else { return };
+        let Ok(text) = std::str::from_utf8(rest) else {
+            return;
+        };
+        let Ok(selector) = field::Selector::parse(kind, text) else {
+            return;
+        };
+        let attributes = Attributes {
+            field_selector: text,
+            ..Attributes::default()
+        };
+        for name in ["metadata.name", "metadata.namespace", "spec.nodeName"] {
+            let Some(value) = attributes.required_field(name) else {
+                continue;
+            };
+            // Of several requirements for one field each holds, and each reader may take any.
+            let several = text.matches(name).count() > 1;
+            let required = selector.required(name);
+            assert!(
+                required == Some(value) || (several && required.is_some()),
+                "{text:?}: {name} is {value:?} for authorization and {required:?} for the list"
+            );
+        }
+    },
+    seeds: || {
+        let mut all = Vec::new();
+        for text in [
+            "metadata.name=a",
+            "metadata.name==a,spec.nodeName=n",
+            "metadata.name!=a,metadata.namespace=b",
+            "metadata.name=a\\,metadata.namespace=b",
+            "x\\,metadata.name=a",
+            " metadata.name = a ",
+        ] {
+            for kind in [&knarr_api::registry::POD, &knarr_api::registry::SECRET] {
+                let mut input = vec![crate::byte_of(kind)];
+                input.extend_from_slice(text.as_bytes());
+                all.push(input);
+            }
+        }
+        all
+    },
+};
+
+/// A query that is taken has, for every option, the first value that the plain rules of URLs give it.
+pub const QUERIES: Target = Target {
+    name: "queries",
+    check: |data| {
+        let Ok(text) = std::str::from_utf8(data) else {
+            return;
+        };
+        let query = Query::parse(text);
+        if query.check().is_err() {
+            return;
+        }
+        let mut first: BTreeMap<String, String> = BTreeMap::new();
+        for (key, value) in form_urlencoded::parse(text.as_bytes()) {
+            first.entry(key.into_owned()).or_insert(value.into_owned());
+        }
+        for (key, value) in &first {
+            assert_eq!(query.get(key), value, "{key:?} of {text:?}");
+            assert_eq!(query.all(key).next(), Some(value.as_str()), "{key:?} of {text:?}");
+        }
+        assert_eq!(
+            query.get("labelSelector"),
+            first.get("labelSelector").map_or("", String::as_str)
+        );
+    },
+    seeds: || {
+        inputs(&[
+            "labelSelector=a%3Db&labelSelector=c&watch=1&watch",
+            "a+b=c%2Bd&&=x&y=&%C3%A9=%E2%82%AC",
+            "a=%&b=%zz&c=%ff;d",
+        ])
+    },
+};
+
+/// A token that was read stands in the header, word for word; one that is there is never passed over.
+pub const BEARER: Target = Target {
+    name: "bearer-tokens",
+    check: |data| {
+        let mut headers = HeaderMap::new();
+        for line in data.split(|byte| *byte == b'\n') {
+            let Ok(value) = HeaderValue::from_bytes(line) else {
+                return;
+            };
+            headers.append(http::header::AUTHORIZATION, value);
+        }
+        let shown = String::from_utf8_lossy(data);
+        let begins = shown.trim_start().to_ascii_lowercase().starts_with("bearer ");
+        match bearer::token(&headers) {
+            Ok(Some(token)) => {
+                assert!(!token.is_empty() && shown.contains(&*token), "{shown:?}");
+                assert!(!token.contains(char::is_whitespace), "{shown:?}");
+                assert_eq!(headers.len(), 1, "{shown:?}");
+            }
+            Ok(None) => assert!(!begins && headers.len() == 1, "{shown:?} is no token"),
+            Err(e) => assert_eq!(e.code(), 401),
+        }
+        let _ = (header::check(&headers), header::user_agent(&headers));
+    },
+    seeds: || {
+        inputs(&[
+            "Bearer t0ken",
+            "bearer  a b",
+            "Basic x",
+            "",
+            "Bearer a\nBearer b",
+            "Bearer \u{e9}",
+        ])
+    },
+};
+
+/// JSON is YAML for the same, where both take it.
+pub const YAML: Target = Target {
+    name: "yaml-readers",
+    check: |data| {
+        let Ok(text) = std::str::from_utf8(data) else {
+            return;
+        };
+        let Ok(Value::Object(json)) = serde_json::from_str::<Value>(text) else {
+            return;
+        };
+        // Keys of YAML end after 1024 characters, and fractions beyond 64 bits have other forms.
+        if text.len() > 1024 || text.contains(['.', 'e', 'E', '\t']) || !text.is_ascii() {
+            return;
+        }
+        if let Ok(yaml) = yaml::to_value(text) {
+            assert_eq!(yaml, Value::Object(json), "{text:?}");
+        }
+    },
+    seeds: || {
+        inputs(&[
+            r#"{"a":{"b":[1,2,{"c":"d"}],"x":true,"y":null},"z":"yes"}"#,
+            r#"{"a":"\u0041\n","no":"on","1":-5}"#,
+        ])
+    },
+};
