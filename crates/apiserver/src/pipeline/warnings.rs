@@ -10,6 +10,9 @@ const TOTAL_MAX_CHARS: usize = 4 * 1024;
 /// Each has at most as many, where all together would be too long.
 const EACH_MAX_CHARS: usize = 256;
 
+/// More are not shown: many HTTP clients take at most 100 headers. kube-apiserver has no such limit.
+const COUNT_MAX: usize = 64;
+
 /// Different warnings in the order in which they came; those that would not be shown are not kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Warnings {
@@ -22,13 +25,13 @@ pub struct Warnings {
 
 impl Warnings {
     pub fn add(&mut self, warning: String) {
-        if self.truncated_chars >= TOTAL_MAX_CHARS || self.all.contains(&warning) {
+        let full = self.all.len() >= COUNT_MAX || self.truncated_chars >= TOTAL_MAX_CHARS;
+        if full || self.all.contains(&warning) {
             return;
         }
         let chars = warning.chars().count();
         self.chars += chars;
-        // An empty one has its place, too.
-        self.truncated_chars += chars.clamp(1, EACH_MAX_CHARS);
+        self.truncated_chars += chars.min(EACH_MAX_CHARS);
         self.all.push(warning);
     }
 
@@ -71,7 +74,9 @@ mod tests {
     #[test]
     fn a6_warnings_are_bounded_however_many_there_are() {
         let many = of((0..1_000_000).map(|n| format!("unknown field \"f{n}\"")));
-        let shown: usize = many.shown().map(|w| w.chars().count()).sum();
+        assert_eq!(many.len(), COUNT_MAX);
+        let wide = of((0..1_000_000).map(|n| format!("{n}{}", "x".repeat(100))));
+        let shown: usize = wide.shown().map(|w| w.chars().count()).sum();
         assert!(
             (TOTAL_MAX_CHARS..TOTAL_MAX_CHARS + EACH_MAX_CHARS).contains(&shown),
             "{shown}"
