@@ -16,6 +16,7 @@ pub mod runtime;
 pub mod server;
 pub mod streams;
 pub mod teardown;
+pub mod untrusted_fs;
 pub mod volumes;
 mod watch;
 

@@ -1,0 +1,113 @@
+//! Runs what may block off the async workers: so many at once, for each pod and altogether, and each waited for only so long.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+/// Calls at once of one pod. A file system that does not answer holds up this many threads for it and no more.
+const OF_ONE_MAX: usize = 4;
+/// Calls at once altogether; tokio has 512 threads for all that blocks.
+const ALL_MAX: usize = 128;
+/// How long a caller waits. The call itself cannot be called off; it keeps its permits until it returns.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the file system did not answer within {} s", PATIENCE.as_secs())]
+    Timeout,
+    #[error(transparent)]
+    File(#[from] io::Error),
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::File(error) => error,
+            Error::Timeout => io::Error::new(io::ErrorKind::TimedOut, error.to_string()),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    inline: bool,
+    all: Arc<Semaphore>,
+    each: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
+    patience: Duration,
+}
+
+impl Pool {
+    pub fn new() -> Self {
+        Pool::with_patience(PATIENCE)
+    }
+
+    pub(super) fn with_patience(patience: Duration) -> Self {
+        Pool {
+            inline: false,
+            all: Arc::new(Semaphore::new(ALL_MAX)),
+            each: Arc::default(),
+            patience,
+        }
+    }
+
+    /// For nodes whose pods are no processes: nothing blocks there, and everything happens in one order.
+    pub fn inline() -> Self {
+        Pool {
+            inline: true,
+            ..Pool::new()
+        }
+    }
+
+    /// Runs `call` for the pod of this uid (or another name of who asks).
+    pub async fn run<T: Send + 'static>(
+        &self,
+        of: impl AsRef<str>,
+        call: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Result<T, Error> {
+        if self.inline {
+            return Ok(call()?);
+        }
+        let permits = async {
+            // A semaphore that nobody closes gives permits.
+            let own = self
+                .of(of.as_ref())
+                .acquire_owned()
+                .await
+                .map_err(io::Error::other)?;
+            let all = self.all.clone().acquire_owned().await.map_err(io::Error::other)?;
+            Ok::<[OwnedSemaphorePermit; 2], io::Error>([own, all])
+        };
+        let done = async {
+            let permits = permits.await?;
+            let called = tokio::task::spawn_blocking(move || {
+                let answer = call();
+                drop(permits);
+                answer
+            });
+            Ok(called.await.map_err(io::Error::other)??)
+        };
+        timeout(self.patience, done).await.unwrap_or(Err(Error::Timeout))
+    }
+
+    fn of(&self, of: &str) -> Arc<Semaphore> {
+        let mut each = self.each.lock();
+        if !each.contains_key(of) {
+            // Those whose calls are over need no place any more.
+            each.retain(|_, s| Arc::strong_count(s) > 1 || s.available_permits() < OF_ONE_MAX);
+        }
+        let made = || Arc::new(Semaphore::new(OF_ONE_MAX));
+        each.entry(of.to_string()).or_insert_with(made).clone()
+    }
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Pool::new()
+    }
+}
