@@ -1,11 +1,14 @@
 //! How full filesystems are, and how much of them a directory takes.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::sys::statvfs::statvfs;
+use tracing::debug;
+
+use crate::untrusted_fs;
+pub use crate::untrusted_fs::Usage as Taken;
 
 /// One filesystem's figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,47 +44,15 @@ pub fn mounted(path: &Path) -> Option<Filesystem> {
     filesystem(path)
 }
 
-/// What a directory takes: blocks really used, each file once however many names it has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
-    pub bytes: u64,
-    pub inodes: u64,
-}
-
-/// Entries looked at of one directory tree. More are not counted: a pod must not keep its kubelet busy by making
-/// files, and one that has so many has crossed any limit of inodes.
-const ENTRIES_MAX: u64 = 2_000_000;
-
-/// `None` if it is not there. What cannot be read counts nothing; other filesystems mounted in it are not entered.
+/// What a directory takes, as far as it can be seen.
 pub fn taken(directory: &Path) -> Option<Taken> {
-    let top = fs::symlink_metadata(directory).ok()?;
-    let device = top.dev();
-    let mut sum = Taken::default();
-    let mut seen = BTreeSet::new();
-    let mut count = |meta: &fs::Metadata| {
-        if meta.nlink() > 1 && !meta.is_dir() && !seen.insert(meta.ino()) {
-            return;
-        }
-        sum.bytes += meta.blocks() * 512;
-        sum.inodes += 1;
-    };
-    count(&top);
-    let mut entries = 0;
-    let mut open: Vec<PathBuf> = vec![directory.to_path_buf()];
-    while let Some(directory) = open.pop() {
-        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-            let Ok(meta) = entry.metadata() else { continue };
-            entries += 1;
-            if meta.dev() != device || entries > ENTRIES_MAX {
-                continue;
-            }
-            count(&meta);
-            if meta.is_dir() {
-                open.push(entry.path());
-            }
+    match untrusted_fs::usage(directory) {
+        Ok(taken) => taken,
+        Err(error) => {
+            debug!(path = %directory.display(), %error, "cannot count what a directory takes");
+            None
         }
     }
-    Some(sum)
 }
 
 #[cfg(test)]

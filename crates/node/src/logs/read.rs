@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use super::line::{self, Stream};
 use super::options::Options;
 use super::tail::start_of_last_lines;
+use crate::untrusted_fs::{Dir, Links};
 use crate::watch::{AddWatchFlags, Watch};
 
 /// How much is read at a time, and what a piece of the answer holds at most but for its last line.
@@ -60,7 +61,7 @@ pub struct Log {
 
 /// Opens the log at `path`, so that a missing one is told before anything is sent.
 pub async fn read(path: &Path, options: Options) -> Result<Log, LogError> {
-    let file = File::open(path).await.map_err(|source| LogError::Open {
+    let file = open(path).await.map_err(|source| LogError::Open {
         path: path.to_path_buf(),
         source,
     })?;
@@ -69,6 +70,18 @@ pub async fn read(path: &Path, options: Options) -> Result<Log, LogError> {
         file,
         options,
     })
+}
+
+/// A log is a regular file in its container's directory; nothing else is opened in its place.
+async fn open(path: &Path) -> io::Result<File> {
+    let path = path.to_path_buf();
+    let opened = tokio::task::spawn_blocking(move || {
+        let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        Dir::open(directory)?.open_file(name, Links::Never)
+    });
+    Ok(File::from_std(opened.await.map_err(io::Error::other)??))
 }
 
 impl Log {
@@ -152,7 +165,7 @@ async fn reopened(path: &Path, file: &File) -> io::Result<Option<File>> {
     let inode = file.metadata().await?.ino();
     match tokio::fs::metadata(path).await {
         Ok(now) if now.ino() == inode => Ok(None),
-        Ok(_) => match File::open(path).await {
+        Ok(_) => match open(path).await {
             Ok(new) => Ok(Some(new)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
