@@ -15,6 +15,7 @@ use super::resources::CpuQuota;
 use super::security_context::{self, Seccomp};
 use super::{labels, resources, sandbox};
 use crate::runtime::Image;
+use crate::volumes::Mounted;
 
 /// Everything a container's configuration is made from.
 pub struct Parts<'a> {
@@ -25,7 +26,7 @@ pub struct Parts<'a> {
     pub sources: &'a Sources,
     pub place: &'a Place,
     /// Where each of the container's volume mounts is on the node, in the spec's order.
-    pub mounts: Vec<PathBuf>,
+    pub mounts: Vec<Mounted>,
     /// The pod's `/etc/hosts`; none where the image's own is to be seen.
     pub hosts_file: Option<PathBuf>,
     pub termination_log: PathBuf,
@@ -123,7 +124,7 @@ fn annotations(parts: &Parts<'_>) -> HashMap<String, String> {
 
 fn mounts(parts: &Parts<'_>) -> Result<Vec<v1::Mount>, String> {
     let mut mounts = Vec::new();
-    for (mount, host_path) in parts.container.volume_mounts.iter().flatten().zip(&parts.mounts) {
+    for (mount, volume) in parts.container.volume_mounts.iter().flatten().zip(&parts.mounts) {
         let propagation = match mount.mount_propagation.as_deref() {
             Some("Bidirectional") => v1::MountPropagation::PropagationBidirectional,
             Some("HostToContainer") => v1::MountPropagation::PropagationHostToContainer,
@@ -144,8 +145,8 @@ fn mounts(parts: &Parts<'_>) -> Result<Vec<v1::Mount>, String> {
         }
         mounts.push(v1::Mount {
             container_path,
-            host_path: host_path.to_string_lossy().into_owned(),
-            readonly: mount.read_only == Some(true),
+            host_path: volume.path.to_string_lossy().into_owned(),
+            readonly: volume.read_only || mount.read_only == Some(true),
             propagation: propagation as i32,
             ..v1::Mount::default()
         });
@@ -162,7 +163,8 @@ fn mounts(parts: &Parts<'_>) -> Result<Vec<v1::Mount>, String> {
     }
     let message_path = parts.container.termination_message_path.as_deref();
     let message_path = message_path.unwrap_or("/dev/termination-log");
-    if !message_path.is_empty() && !mounted(&mounts, message_path) {
+    // Last, over whatever the pod mounts there: the message is read from this file and no other.
+    if !message_path.is_empty() {
         mounts.push(v1::Mount {
             container_path: message_path.into(),
             host_path: parts.termination_log.to_string_lossy().into_owned(),
@@ -253,7 +255,10 @@ mod tests {
             image: &Image::default(),
             sources: &Sources::default(),
             place: &Place::default(),
-            mounts: vec!["/host/v".into()],
+            mounts: vec![Mounted {
+                path: "/host/v".into(),
+                read_only: false,
+            }],
             hosts_file: Some("/pod/hosts".into()),
             termination_log: "/pod/log".into(),
             node_memory_bytes: 1 << 30,

@@ -1,7 +1,7 @@
 //! How a container ended: the runtime's word, and the message it left behind.
 
 use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
@@ -12,9 +12,11 @@ use tokio::time::sleep;
 
 use super::Shared;
 use crate::runtime::{ContainerDetail, RuntimeError};
+use crate::untrusted_fs::{Dir, Links};
 
-/// As much of a message as is kept.
-const MESSAGE_MAX_BYTES: u64 = 4096;
+/// As much of a container's message as is kept, and of all of a pod's together: each has its part.
+const MESSAGE_MAX_BYTES: usize = 4096;
+const POD_MESSAGES_MAX_BYTES: usize = 12 * 1024;
 /// As much of a log as stands in for a message.
 const LOG_TAIL_BYTES: u64 = 2048;
 const LOG_TAIL_LINES: usize = 80;
@@ -32,7 +34,7 @@ pub(super) async fn look(shared: &Shared, pod: &core::Pod, id: &str) -> Option<E
     for _ in 0..LOOKS {
         match shared.runtime.container(id).await {
             Ok(detail) => {
-                if let Some(exit) = of_detail(pod, &detail) {
+                if let Some(exit) = of_detail(shared, pod, &detail).await {
                     return Some(tell_memory_apart(shared, pod, id, exit).await);
                 }
             }
@@ -62,8 +64,10 @@ async fn tell_memory_apart(shared: &Shared, pod: &core::Pod, id: &str, exit: Exi
     }
     for _ in 0..MEMORY_LOOKS.0 {
         sleep(MEMORY_LOOKS.1).await;
-        let again = shared.runtime.container(id).await.ok();
-        if let Some(later) = again.and_then(|detail| of_detail(pod, &detail))
+        let Ok(detail) = shared.runtime.container(id).await else {
+            continue;
+        };
+        if let Some(later) = of_detail(shared, pod, &detail).await
             && later.reason == OUT_OF_MEMORY
         {
             return later;
@@ -72,8 +76,9 @@ async fn tell_memory_apart(shared: &Shared, pod: &core::Pod, id: &str, exit: Exi
     exit
 }
 
-/// The end a container has come to, with its message.
-pub(super) fn of_detail(pod: &core::Pod, detail: &ContainerDetail) -> Option<Exit> {
+/// The end a container has come to, with its message. That is read from the file that was made for this run of it, by its
+/// place in the pod's directory: what is mounted in the container, and whether it stands over that file, does not matter.
+pub(super) async fn of_detail(shared: &Shared, pod: &core::Pod, detail: &ContainerDetail) -> Option<Exit> {
     let ContainerState::Exited(exit) = &detail.container.state else {
         return None;
     };
@@ -87,15 +92,21 @@ pub(super) fn of_detail(pod: &core::Pod, detail: &ContainerDetail) -> Option<Exi
     let on_error = spec
         .as_ref()
         .is_some_and(|c| c.termination_message_policy.as_deref() == Some("FallbackToLogsOnError"));
-    let file = detail.mounts.iter().find(|(inside, _)| inside == path);
-    let left = file.map(|(_, host)| read_head(Path::new(host), MESSAGE_MAX_BYTES));
-    let message = match left {
-        Some(Ok(text)) if text.is_empty() && on_error && exit.code != 0 => {
-            log_tail(Path::new(&detail.log_path)).unwrap_or_default()
-        }
-        Some(Ok(text)) => text,
-        Some(Err(error)) => format!("Error on reading termination log {}: {error}", path),
-        None => String::new(),
+    let most = message_max_bytes(pod);
+    let uid = pod.metadata.uid.as_deref().unwrap_or("");
+    let file = message_file(
+        &shared.volumes.pod_dir(uid),
+        &detail.container.name,
+        detail.container.attempt,
+    );
+    let log = Some(PathBuf::from(&detail.log_path)).filter(|_| on_error && exit.code != 0);
+    let left = shared
+        .volumes
+        .files()
+        .run(uid, move || read_message(&file, log.as_deref(), most));
+    let message = match left.await {
+        Ok(text) => text,
+        Err(error) => format!("Error on reading termination log {path}: {error}"),
     };
     if !message.is_empty() {
         exit.message = message;
@@ -103,20 +114,54 @@ pub(super) fn of_detail(pod: &core::Pod, detail: &ContainerDetail) -> Option<Exi
     Some(exit)
 }
 
-fn read_head(path: &Path, max: u64) -> std::io::Result<String> {
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(max).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+/// The file that a run of a container leaves its message in, below its pod's directory.
+pub(super) fn message_file(pod_dir: &Path, container: &str, attempt: u32) -> PathBuf {
+    pod_dir
+        .join("containers")
+        .join(container)
+        .join(attempt.to_string())
+}
+
+fn message_max_bytes(pod: &core::Pod) -> usize {
+    let count = pod.spec.as_ref().map_or(1, |spec| {
+        let others = spec.init_containers.iter().flatten().count();
+        spec.containers.len() + others + spec.ephemeral_containers.iter().flatten().count()
+    });
+    MESSAGE_MAX_BYTES.min(POD_MESSAGES_MAX_BYTES / count.max(1))
+}
+
+/// A container's message; the end of its log where that is empty and `log` is given.
+fn read_message(file: &Path, log: Option<&Path>, most: usize) -> std::io::Result<String> {
+    let text = match within(file).and_then(|(dir, name)| dir.read(name, Links::Never, most)) {
+        Ok((bytes, _)) => String::from_utf8_lossy(&bytes).into_owned(),
+        // Of a container that was never given one.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(error),
+    };
+    let text = match log {
+        Some(log) if text.is_empty() => log_tail(log).unwrap_or_default(),
+        _ => text,
+    };
+    Ok(text[..text.floor_char_boundary(most)].to_string())
+}
+
+fn within(file: &Path) -> std::io::Result<(Dir, &std::ffi::OsStr)> {
+    match (file.parent(), file.file_name()) {
+        (Some(parent), Some(name)) => Ok((Dir::open(parent)?, name)),
+        _ => Err(std::io::ErrorKind::NotFound.into()),
+    }
 }
 
 /// The last lines of a log in CRI's format, without its prefixes.
 fn log_tail(path: &Path) -> std::io::Result<String> {
-    let mut file = std::fs::File::open(path)?;
-    // Prefixes are dropped later: read more than is kept.
+    /// Prefixes are dropped later: more is read than is kept.
+    const READ_BYTES: u64 = LOG_TAIL_BYTES * 8;
+    let (dir, name) = within(path)?;
+    let mut file = dir.open_file(name, Links::Never)?;
     let length = file.seek(SeekFrom::End(0))?;
-    file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL_BYTES * 8)))?;
+    file.seek(SeekFrom::Start(length.saturating_sub(READ_BYTES)))?;
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
+    file.take(READ_BYTES).read_to_end(&mut bytes)?;
     Ok(tail_of(&String::from_utf8_lossy(&bytes)))
 }
 
@@ -148,6 +193,39 @@ fn tail_of(log: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a3_a_message_is_a_regular_file_of_its_own_directory_and_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = message_file(dir.path(), "c", 3);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let read = |most| read_message(&file, None, most);
+        assert_eq!(read(9).unwrap(), "");
+        let secret = dir.path().join("secret");
+        std::fs::write(&secret, "secret").unwrap();
+        std::os::unix::fs::symlink(&secret, &file).unwrap();
+        assert!(read(9).is_err());
+        std::fs::remove_file(&file).unwrap();
+        nix::unistd::mkfifo(&file, nix::sys::stat::Mode::from_bits_truncate(0o666)).unwrap();
+        assert!(read(9).is_err(), "and does not block");
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(&file, "abcé").unwrap();
+        assert_eq!(read(4).unwrap().chars().take(3).collect::<String>(), "abc");
+        assert!(read(4).unwrap().len() <= 4);
+    }
+
+    #[test]
+    fn l4_a_pods_messages_share_what_a_pod_may_say() {
+        let pod = |containers: usize| {
+            let containers: Vec<_> = (0..containers)
+                .map(|n| serde_json::json!({"name": format!("c{n}")}))
+                .collect();
+            serde_json::from_value(serde_json::json!({"spec": {"containers": containers}})).unwrap()
+        };
+        assert_eq!(message_max_bytes(&pod(1)), 4096);
+        assert_eq!(message_max_bytes(&pod(3)), 4096);
+        assert_eq!(message_max_bytes(&pod(4)), 3072);
+    }
 
     #[test]
     fn l4_a_logs_tail_stands_in_without_its_prefixes() {

@@ -205,7 +205,7 @@ async fn collect_remains(shared: &Shared) -> Result<()> {
     for (uid, log) in folders.iter().filter(|(uid, _)| orphaned.contains(uid.as_str())) {
         info!(uid, "removing what is left of a pod that is gone");
         match log {
-            Some(path) => remove_logs(shared, path),
+            Some(path) => remove_logs(shared, uid, path.clone()).await,
             None => {
                 if let Err(error) = shared.volumes.teardown(uid).await {
                     warn!(uid, %error, "cannot free the volumes of a pod that is gone");

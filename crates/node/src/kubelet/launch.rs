@@ -19,10 +19,17 @@ use super::env::Sources;
 use super::resources::CpuQuota;
 use super::security_context::Seccomp;
 use super::worker::{Msg, RETRY};
-use super::{Shared, container, enforcement, env, sandbox, self_fencing};
+use super::{Shared, container, enforcement, env, exit, sandbox, self_fencing};
 use crate::cgroup;
 use crate::logs::links;
 use crate::runtime::RuntimeError;
+use crate::untrusted_fs::{self, Dir, NewFile};
+use crate::volumes;
+
+/// Directories of logs, which collectors read.
+const LOGS_MODE: u32 = 0o755;
+/// The pod's `/etc/hosts`, in its directory.
+const HOSTS: &str = "etc-hosts";
 
 pub(super) async fn create_sandbox(
     shared: &Shared,
@@ -33,7 +40,13 @@ pub(super) async fn create_sandbox(
     let refused = |e: RuntimeError| e.to_string();
     let handler = runtime_handler(shared, pod).await.map_err(refused)?;
     sandbox::can_be_made(pod, &handler, &shared.config)?;
-    std::fs::create_dir_all(&config.log_directory).map_err(|e| e.to_string())?;
+    let uid = pod.metadata.uid.as_deref().unwrap_or("");
+    let logs = PathBuf::from(&config.log_directory);
+    let made = shared
+        .volumes
+        .files()
+        .run(uid, move || Dir::make(&logs, LOGS_MODE));
+    made.await.map_err(|e| e.to_string())?;
     enforcement::share_out(shared, Some(pod)).await;
     if shared.config.machine.is_host()
         && let Err(error) = limit_pod(shared, pod).await
@@ -81,7 +94,7 @@ pub(super) async fn create_container(
     place: &Place,
 ) -> Result<String, (&'static str, String)> {
     let wrong = |message: String| ("CreateContainerConfigError", message);
-    let failed = |e: std::io::Error| ("CreateContainerError", e.to_string());
+    let failed = |e: untrusted_fs::Error| ("CreateContainerError", e.to_string());
     let spec = pod.spec.as_ref().and_then(|s| find_spec(s, name));
     let spec = spec.ok_or_else(|| wrong(format!("the pod has no container {name:?} any more")))?;
     let sources = sources(shared, pod, &spec).await.map_err(wrong)?;
@@ -94,17 +107,26 @@ pub(super) async fn create_container(
     let image = image.ok_or_else(|| wrong(format!("image {image_name:?} is not there any more")))?;
     let environment = env::environment(pod, &spec, &sources, place).map_err(wrong)?;
     let mut mounts = Vec::new();
-    for mount in spec.volume_mounts.iter().flatten() {
-        let path = shared.volumes.mount_path(pod, name, mount, &environment).await;
-        mounts.push(path.map_err(|e| wrong(e.to_string()))?);
+    for (index, mount) in spec.volume_mounts.iter().flatten().enumerate() {
+        let mounted = shared
+            .volumes
+            .mounted(pod, name, (index, mount), &environment)
+            .await;
+        mounts.push(mounted.map_err(|e| wrong(e.to_string()))?);
     }
     let uid = pod.metadata.uid.as_deref().unwrap_or("");
     let directory = shared.volumes.pod_dir(uid);
-    let hosts = write_hosts(shared, pod, &directory, place).map_err(failed)?;
-    let termination_log = directory.join("containers").join(name).join(format!("{attempt}"));
-    write_shared(&termination_log, "").map_err(failed)?;
+    let hosts_text = hosts_text(shared, pod, place).map_err(|e| failed(e.into()))?;
+    let termination_log = exit::message_file(&directory, name, attempt);
     let logs = sandbox::log_directory(pod, &shared.config.log_dir).join(name);
-    std::fs::create_dir_all(logs).map_err(failed)?;
+    let (hosts, message) = (directory.join(HOSTS), termination_log.clone());
+    let written = shared.volumes.files().run(uid, move || {
+        write_mounted(&hosts, &hosts_text, 0o644)?;
+        // Processes of any user write their message, in a directory that no other process of the node enters.
+        write_mounted(&message, "", 0o666)?;
+        Dir::make(&logs, LOGS_MODE).map(drop)
+    });
+    written.await.map_err(failed)?;
     let config = container::config(container::Parts {
         pod,
         container: &spec,
@@ -113,7 +135,7 @@ pub(super) async fn create_container(
         sources: &sources,
         place,
         mounts,
-        hosts_file: hosts,
+        hosts_file: Some(directory.join(HOSTS)),
         termination_log,
         node_memory_bytes: shared.memory_bytes,
         cpu_quota: CpuQuota::of(&shared.config.configuration),
@@ -257,35 +279,29 @@ async fn fetch<T: Registered + Clone>(
     }
 }
 
-fn write_hosts(
-    shared: &Shared,
-    pod: &core::Pod,
-    directory: &Path,
-    place: &Place,
-) -> std::io::Result<Option<PathBuf>> {
-    let path = directory.join("etc-hosts");
+fn hosts_text(shared: &Shared, pod: &core::Pod, place: &Place) -> std::io::Result<String> {
     let node = sandbox::host_network(pod)
         .then(|| std::fs::read_to_string("/etc/hosts"))
         .transpose()?;
     let fqdn = sandbox::fqdn(pod, &shared.config);
-    let text = container::hosts_file(
+    Ok(container::hosts_file(
         pod,
         &place.pod_ips,
         &sandbox::hostname(pod),
         fqdn.as_deref(),
         node.as_deref(),
-    );
-    write_shared(&path, &text)?;
-    Ok(Some(path))
+    ))
 }
 
-/// A file that processes of any user may read and write.
-fn write_shared(path: &Path, text: &str) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent)?;
-    }
-    std::fs::write(path, text)?;
-    let mode = if text.is_empty() { 0o666 } else { 0o644 };
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+/// Writes a file of the pod's directory that is mounted in containers, which may have written it before.
+fn write_mounted(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    };
+    let file = NewFile {
+        bytes: text.as_bytes(),
+        mode,
+        ..NewFile::default()
+    };
+    Dir::make(parent, volumes::POD_DIR_MODE)?.overwrite(name, file)
 }

@@ -3,13 +3,14 @@
 //! Nobody can ask for the log of a container that the runtime no longer knows; kept, the logs of one that crashes again
 //! and again would fill the disk.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tracing::warn;
 
 use super::Shared;
 use crate::logs::{links, rotate};
 use crate::runtime::Result;
+use crate::untrusted_fs;
 
 pub(super) async fn remove_container(shared: &Shared, id: &str) -> Result<()> {
     // Afterwards nobody knows where its log is. One that is gone already has no log to be found.
@@ -32,14 +33,16 @@ pub(super) async fn remove_container(shared: &Shared, id: &str) -> Result<()> {
 }
 
 /// A pod's logs, and the links to them.
-pub(super) fn remove_logs(shared: &Shared, folder: &Path) {
-    if let Err(error) = links::unlink_all_below(&links::folder(&shared.config.log_dir), folder) {
-        warn!(path = %folder.display(), %error, "cannot remove the links to a pod's logs");
-    }
-    match std::fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            warn!(path = %folder.display(), %error, "cannot remove the logs of a pod that is gone");
+pub(super) async fn remove_logs(shared: &Shared, uid: &str, folder: PathBuf) {
+    let links = links::folder(&shared.config.log_dir);
+    let at = folder.display().to_string();
+    let removed = shared.volumes.files().run(uid, move || {
+        if let Err(error) = links::unlink_all_below(&links, &folder) {
+            warn!(path = %folder.display(), %error, "cannot remove the links to a pod's logs");
         }
-        _ => {}
+        untrusted_fs::remove(&folder)
+    });
+    if let Err(error) = removed.await {
+        warn!(path = at, %error, "cannot remove the logs of a pod that is gone");
     }
 }

@@ -5,6 +5,7 @@
 mod carry_out;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -128,6 +129,8 @@ struct Doer {
     /// Of a static pod: what was told last.
     told: Option<Box<core::PodStatus>>,
     origin: Origin,
+    /// Of a pod that is forgotten. The task ends when they are gone: a static pod's next one has the same directory.
+    logs_to_remove: Option<PathBuf>,
     done: bool,
 }
 
@@ -169,6 +172,7 @@ async fn run(
         sandbox_attempt: 0,
         told: None,
         origin,
+        logs_to_remove: None,
         done: false,
     };
     doer.note_allocation();
@@ -204,6 +208,10 @@ async fn run(
                 doer.step(Event::Timer);
             }
         }
+    }
+    if let Some(logs) = doer.logs_to_remove.take() {
+        let uid = doer.machine.object().metadata.uid.clone().unwrap_or_default();
+        remove_logs(&doer.shared, &uid, logs).await;
     }
     writer.abort();
     let mut owners = doer.shared.owners.lock();
@@ -286,7 +294,7 @@ impl Doer {
             }
             match self.shared.runtime.container(&container.id).await {
                 Ok(detail) => {
-                    container.state = match exit::of_detail(&pod, &detail) {
+                    container.state = match exit::of_detail(&self.shared, &pod, &detail).await {
                         Some(exit) => ContainerState::Exited(exit),
                         None => detail.container.state,
                     };
@@ -399,7 +407,7 @@ impl Doer {
             self.shared.ended_statics.lock().note(uid, told, now);
         }
         let logs = sandbox::log_directory(pod, &self.shared.config.log_dir);
-        remove_logs(&self.shared, &logs);
+        self.logs_to_remove = Some(logs);
     }
 }
 

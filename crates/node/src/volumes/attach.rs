@@ -10,6 +10,7 @@
 //! for that one and got no answer may be on its way, and must not count any more when it arrives.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,11 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 use tracing::warn;
 
+use super::POD_DIR_MODE;
+use crate::untrusted_fs::{Dir, NewFile};
+
+/// A volume's name is shorter than this.
+const MARK_BYTES_MAX: usize = 64 * 1024;
 /// In a pod's directory: one file for each attachment it uses, with the volume's name in it.
 const MARKS: &str = "attached";
 /// How long a pod's start waits for a record before it says what it waits for.
@@ -270,22 +276,27 @@ fn user(attachment: &VolumeAttachment) -> Option<&str> {
 }
 
 fn mark(marks: &Path, attachment: &str, volume: &str) -> std::io::Result<()> {
-    std::fs::create_dir_all(marks)?;
-    std::fs::write(marks.join(attachment), volume)
+    let file = NewFile {
+        bytes: volume.as_bytes(),
+        mode: 0o600,
+        ..NewFile::default()
+    };
+    Dir::make(marks, POD_DIR_MODE)?.replace(attachment, file)
 }
 
 fn recovered(root: &Path) -> std::io::Result<BTreeMap<String, Users>> {
     let mut used: BTreeMap<String, Users> = BTreeMap::new();
-    for pod in entries(&root.join("pods"))? {
-        let uid = pod.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        for mark in entries(&pod.join(MARKS))? {
-            let name = mark
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
+    let pods = root.join("pods");
+    for uid in names(&pods)? {
+        let marks = pods.join(&uid).join(MARKS);
+        for name in names(&marks)? {
+            // Half a mark of a kubelet that was killed.
+            if name.starts_with('.') {
+                continue;
+            }
+            let volume = Dir::open(&marks)?.read_whole(&name, MARK_BYTES_MAX)?;
             let users = used.entry(name).or_default();
-            users.volume = std::fs::read_to_string(&mark)?;
+            users.volume = String::from_utf8_lossy(&volume).into_owned();
             users.uids.insert(uid.clone());
         }
     }
@@ -293,12 +304,16 @@ fn recovered(root: &Path) -> std::io::Result<BTreeMap<String, Users>> {
 }
 
 /// What is in a directory, nothing if it is not there.
-fn entries(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
-    match std::fs::read_dir(directory) {
-        Ok(entries) => entries.map(|e| e.map(|e| e.path())).collect(),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(e) => Err(e),
-    }
+fn names(directory: &Path) -> std::io::Result<Vec<String>> {
+    let entries = match Dir::open(directory) {
+        Ok(directory) => directory.entries(usize::MAX)?,
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Vec::new(),
+        Err(e) => return Err(e),
+    };
+    Ok(entries
+        .into_iter()
+        .filter_map(|e| e.name.into_string().ok())
+        .collect())
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Makes emptyDirs: directories of the node's disk, or mounts of memory or huge pages.
 
 use std::io;
-use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
 use knarr_kubelet::empty_dir::Medium;
@@ -9,23 +8,26 @@ use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, statfs};
 
-use super::mounts;
+use super::{POD_DIR_MODE, mounts};
+use crate::untrusted_fs::Dir;
 
 /// Makes the volume where it is not there yet, for every user of the pod to write to.
 pub(super) fn make(path: &Path, medium: Medium, group: Option<u32>) -> io::Result<()> {
-    std::fs::create_dir_all(path)?;
+    Dir::make(path, POD_DIR_MODE)?;
     match medium {
         Medium::Disk => {}
         Medium::Memory { size_bytes } => memory(path, size_bytes)?,
         Medium::HugePages { page_bytes } => huge_pages(path, page_bytes)?,
     }
+    // Now that it is mounted.
+    let made = Dir::open(path)?;
     let mut mode = 0o777;
     if let Some(group) = group {
-        chown(path, None, Some(group))?;
+        made.set_group(group)?;
         // What is made in it belongs to the group too.
         mode = 0o2777;
     }
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+    made.set_mode(mode)
 }
 
 fn memory(path: &Path, size_bytes: Option<i64>) -> io::Result<()> {
@@ -71,6 +73,8 @@ fn huge_pages(path: &Path, page_bytes: i64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::kubelet::Machine;
 

@@ -3,10 +3,9 @@
 //! A reader never sees half of a change: files live in a directory named for the moment, `..data` points to it, and
 //! is swapped in one step.
 
-use std::collections::BTreeMap;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Component, Path};
 use std::time::Duration;
 
@@ -19,8 +18,9 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::mounts;
+use super::{POD_DIR_MODE, mounts};
 use crate::kubelet::downward::{self, Place};
+use crate::untrusted_fs::{Dir, Kind, Links, NewFile, remove_tree};
 
 /// Tokens live this long unless the volume says otherwise.
 const TOKEN_SECONDS: i64 = 3600;
@@ -54,11 +54,20 @@ impl Tokens {
     }
 }
 
-/// One file: its bytes and mode.
+/// Points to the directory that is shown now.
+const DATA: &str = "..data";
+const DATA_NEXT: &str = "..data_tmp";
+/// Directories of a volume's own, which every process of the pod may enter.
+const DIRECTORY_MODE: u32 = 0o755;
+/// Entries of one directory that are looked at; objects have fewer keys than this many.
+const ENTRIES_MAX: usize = 1 << 20;
+
+/// One file: its bytes, mode, and the user whose it is if that is not root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct File {
     pub bytes: Vec<u8>,
     pub mode: u32,
+    pub user: Option<u32>,
 }
 
 pub(super) type Content = BTreeMap<String, File>;
@@ -72,7 +81,8 @@ pub(super) fn is_files(volume: &core::Volume) -> bool {
 
 /// Secrets are not written to disk.
 pub(super) fn tmpfs_if_secret(path: &Path, volume: &core::Volume) -> io::Result<()> {
-    fs::create_dir_all(path)?;
+    Dir::make(path.parent().unwrap_or(path), POD_DIR_MODE)?;
+    Dir::make(path, DIRECTORY_MODE)?;
     let secret = volume.secret.is_some() || volume.projected.is_some();
     if secret && !mounts::is_mount_point(path)? {
         mount(
@@ -182,6 +192,7 @@ impl Keys<'_> {
             let file = |bytes| File {
                 bytes,
                 mode: self.mode,
+                user: None,
             };
             return Ok(values.into_iter().map(|(k, v)| (k, file(v))).collect());
         };
@@ -192,6 +203,7 @@ impl Keys<'_> {
                     let file = File {
                         bytes: bytes.clone(),
                         mode: item.mode.map_or(self.mode, |m| mode(Some(m))),
+                        user: None,
                     };
                     content.insert(item.path.clone(), file);
                 }
@@ -248,6 +260,7 @@ fn downward_files(
         let file = File {
             bytes: text.into_bytes(),
             mode: item.mode.map_or(default, |m| mode(Some(m))),
+            user: None,
         };
         content.insert(item.path.clone(), file);
     }
@@ -284,15 +297,33 @@ async fn token(
             token
         }
     };
-    let user = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
-    // Who does not run as root could not read it otherwise.
-    let grouped = user.is_some_and(|c| c.fs_group.is_some());
-    let mode = if grouped { 0o640 } else { default };
+    let context = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
+    let grouped = context.is_some_and(|c| c.fs_group.is_some());
+    let user = only_user(pod);
+    // Nobody else is to read it. The group, where there is one, is given the right to when the file is written.
+    let mode = if grouped || user.is_some() { 0o600 } else { default };
     let file = File {
         bytes: token.as_bytes().to_vec(),
         mode,
+        user,
     };
     Ok(Content::from([(wanted.path.clone(), file)]))
+}
+
+/// The user that all containers run as, if each says so and all say the same.
+fn only_user(pod: &core::Pod) -> Option<u32> {
+    let spec = pod.spec.as_ref()?;
+    let of_pod = spec.security_context.as_ref().and_then(|c| c.run_as_user);
+    let mut users = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .chain(&spec.containers)
+        .map(|c| c.security_context.as_ref().and_then(|c| c.run_as_user).or(of_pod));
+    let first = users.next()??;
+    users
+        .all(|user| user == Some(first))
+        .then(|| u32::try_from(first).ok())?
 }
 
 async fn ask_token(
@@ -339,72 +370,108 @@ pub(super) fn write(directory: &Path, content: &Content, group: Option<u32>) -> 
             ));
         }
     }
-    fs::create_dir_all(directory)?;
-    let data = directory.join("..data");
-    let current = fs::read_link(&data).ok();
+    let volume = Dir::make(directory, DIRECTORY_MODE)?;
+    let current = current(&volume)?;
     if let Some(current) = &current
-        && shows(&directory.join(current), content)?
+        && shows(&volume, current, content)?
     {
         return Ok(());
     }
-    let stamp = tempfile::Builder::new()
-        .prefix("..")
-        .rand_bytes(12)
-        .tempdir_in(directory)?
-        .keep();
-    fs::set_permissions(&stamp, fs::Permissions::from_mode(0o755))?;
+    let (stamp, shown) = new_directory(&volume)?;
     for (name, file) in content {
-        let path = stamp.join(name);
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent)?;
-        }
-        fs::write(&path, &file.bytes)?;
-        let mode = if group.is_some() {
-            file.mode | 0o040
-        } else {
-            file.mode
+        let path = Path::new(name);
+        let mut parents = path.parent().into_iter().flat_map(Path::components);
+        let top = shown.open_dir(".", Links::Never)?;
+        let parent = parents.try_fold(top, |at, part| make_directory(&at, part.as_os_str(), group))?;
+        let mode = match group {
+            Some(_) => file.mode | GROUP_READS,
+            None => file.mode,
         };
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
-        if group.is_some() {
-            chown(&path, None, group)?;
-        }
+        let new = NewFile {
+            bytes: &file.bytes,
+            mode,
+            user: file.user,
+            group,
+        };
+        parent.create(path.file_name().unwrap_or_default(), new)?;
     }
-    let name = stamp.file_name().map(|n| n.to_os_string()).unwrap_or_default();
-    let next = directory.join("..data_tmp");
-    match fs::remove_file(&next) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
+    volume.remove_file(DATA_NEXT)?;
+    volume.symlink(&stamp, DATA_NEXT)?;
+    // Something else than a link of this name is in the way; it was never ours.
+    if volume.kind(DATA)?.is_some_and(|kind| kind != Kind::Link) {
+        remove_tree(&volume, DATA)?;
     }
-    symlink(name, &next)?;
-    fs::rename(&next, &data)?;
-    link_names(directory, content)?;
+    volume.rename(DATA_NEXT, DATA)?;
+    link_names(&volume, content)?;
     if let Some(current) = current {
-        fs::remove_dir_all(directory.join(current))?;
+        remove_tree(&volume, current)?;
     }
     Ok(())
 }
 
+/// What the pod's group may do with a file of a read-only volume, and with a directory.
+const GROUP_READS: u32 = 0o440;
+const GROUP_ENTERS: u32 = 0o2550;
+
+fn make_directory(at: &Dir, name: &OsStr, group: Option<u32>) -> io::Result<Dir> {
+    let made = at.make_dir(name, DIRECTORY_MODE)?;
+    if let Some(group) = group {
+        made.set_group(group)?;
+        made.set_mode(DIRECTORY_MODE | GROUP_ENTERS)?;
+    }
+    Ok(made)
+}
+
+/// The directory that `..data` points to: one of ours, in this volume. Anything else that it says is not believed.
+fn current(volume: &Dir) -> io::Result<Option<OsString>> {
+    let Some(target) = volume.read_link(DATA)? else {
+        return Ok(None);
+    };
+    let name = target.into_os_string();
+    let ours = name.as_encoded_bytes().starts_with(b"..")
+        && name.len() > 2
+        && !name.as_encoded_bytes().contains(&b'/')
+        && !name.as_encoded_bytes().starts_with(DATA.as_bytes());
+    Ok((ours && volume.kind(&name)? == Some(Kind::Directory)).then_some(name))
+}
+
+/// A directory of a name that no other has.
+fn new_directory(volume: &Dir) -> io::Result<(String, Dir)> {
+    loop {
+        let name = format!("..{:016x}", rand::random::<u64>());
+        if volume.kind(&name)?.is_none() {
+            let made = volume.make_dir(&name, DIRECTORY_MODE)?;
+            return Ok((name, made));
+        }
+    }
+}
+
 /// Whether a directory holds exactly this.
-fn shows(directory: &Path, content: &Content) -> io::Result<bool> {
+fn shows(volume: &Dir, name: &OsStr, content: &Content) -> io::Result<bool> {
+    let shown = volume.open_dir(name, Links::Never)?;
     let mut count = 0;
-    let mut stack = vec![directory.to_path_buf()];
-    while let Some(at) = stack.pop() {
-        let entries = match fs::read_dir(&at) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(e) => return Err(e),
-        };
-        for entry in entries {
-            let path = entry?.path();
-            if path.is_dir() {
-                stack.push(path);
+    let mut left = vec![String::new()];
+    while let Some(at) = left.pop() {
+        for entry in shown.open_dir(&at, Links::Never)?.entries(ENTRIES_MAX)? {
+            let Some(name) = entry.name.to_str() else {
+                return Ok(false);
+            };
+            let path = if at.is_empty() {
+                name.to_string()
+            } else {
+                format!("{at}/{name}")
+            };
+            if entry.kind == Kind::Directory {
+                left.push(path);
                 continue;
             }
             count += 1;
-            let name = path.strip_prefix(directory).ok().and_then(|p| p.to_str());
-            let wanted = name.and_then(|n| content.get(n));
-            if wanted.is_none_or(|w| fs::read(&path).ok().as_ref() != Some(&w.bytes)) {
+            let Some(wanted) = content.get(&path).filter(|_| entry.kind == Kind::File) else {
                 return Ok(false);
+            };
+            match shown.read(&path, Links::Never, wanted.bytes.len()) {
+                Ok((bytes, false)) if bytes == wanted.bytes => {}
+                _ => return Ok(false),
             }
         }
     }
@@ -412,20 +479,20 @@ fn shows(directory: &Path, content: &Content) -> io::Result<bool> {
 }
 
 /// The names users see point through `..data`; names that are gone go.
-fn link_names(directory: &Path, content: &Content) -> io::Result<()> {
+fn link_names(volume: &Dir, content: &Content) -> io::Result<()> {
     let top = |name: &String| name.split('/').next().map(str::to_string);
-    let wanted: std::collections::BTreeSet<String> = content.keys().filter_map(top).collect();
+    let wanted: BTreeSet<String> = content.keys().filter_map(top).collect();
     for name in &wanted {
-        let link = directory.join(name);
-        if fs::read_link(&link).is_err() {
-            symlink(Path::new("..data").join(name), &link)?;
+        let target = Path::new(DATA).join(name);
+        if volume.read_link(name)?.as_deref() != Some(&target) {
+            remove_tree(volume, name)?;
+            volume.symlink(target, name)?;
         }
     }
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with("..") && !wanted.contains(&name) && entry.file_type()?.is_symlink() {
-            fs::remove_file(entry.path())?;
+    for entry in volume.entries(ENTRIES_MAX)? {
+        let name = entry.name.to_string_lossy().into_owned();
+        if !name.starts_with("..") && !wanted.contains(&name) && entry.kind == Kind::Link {
+            volume.remove_file(&entry.name)?;
         }
     }
     Ok(())
@@ -433,12 +500,16 @@ fn link_names(directory: &Path, content: &Content) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
     use super::*;
 
     fn content(files: &[(&str, &str)]) -> Content {
         let file = |text: &str| File {
             bytes: text.into(),
             mode: 0o640,
+            user: None,
         };
         files
             .iter()
@@ -465,6 +536,85 @@ mod tests {
         left.sort();
         assert_eq!(left.len(), 3, "..data, what it points to, and c: {left:?}");
         assert_eq!(fs::read_to_string(at("c")).unwrap(), "3");
+    }
+
+    #[test]
+    fn a3_what_a_container_put_into_the_volume_is_neither_followed_nor_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let (volume, victim) = (dir.path().join("v"), dir.path().join("victim"));
+        for hostile in ["absolute", "up", "zero", "fifo", "directory", "names"] {
+            drop(fs::remove_dir_all(&volume));
+            fs::create_dir_all(&victim).unwrap();
+            fs::write(victim.join("a"), "1").unwrap();
+            write(&volume, &content(&[("a", "1"), ("b", "2")]), None).unwrap();
+            let (data, held) = (volume.join(DATA), volume.join(DATA).canonicalize().unwrap());
+            match hostile {
+                "absolute" => {
+                    fs::remove_file(&data).unwrap();
+                    symlink(&victim, &data).unwrap();
+                }
+                "up" => {
+                    fs::remove_file(&data).unwrap();
+                    symlink("../victim", &data).unwrap();
+                }
+                "zero" => {
+                    fs::remove_file(held.join("a")).unwrap();
+                    symlink("/dev/zero", held.join("a")).unwrap();
+                }
+                "fifo" => {
+                    fs::remove_file(held.join("a")).unwrap();
+                    nix::unistd::mkfifo(&held.join("a"), nix::sys::stat::Mode::S_IRUSR).unwrap();
+                }
+                "directory" => {
+                    fs::remove_file(&data).unwrap();
+                    fs::create_dir(&data).unwrap();
+                    symlink(&victim, data.join("x")).unwrap();
+                }
+                _ => {
+                    fs::remove_file(volume.join("a")).unwrap();
+                    symlink(&victim, volume.join("a")).unwrap();
+                }
+            }
+            write(&volume, &content(&[("a", "1"), ("b", "3")]), None).unwrap();
+            assert_eq!(fs::read_to_string(volume.join("a")).unwrap(), "1", "{hostile}");
+            assert_eq!(fs::read_to_string(volume.join("b")).unwrap(), "3", "{hostile}");
+            assert_eq!(fs::read_to_string(victim.join("a")).unwrap(), "1", "{hostile}");
+            assert_eq!(fs::read_dir(&victim).unwrap().count(), 1, "{hostile}");
+        }
+    }
+
+    #[test]
+    fn a5_a_token_is_its_users_where_all_containers_have_one() {
+        let pod = |of_pod: Option<i64>, own: &[Option<i64>]| -> core::Pod {
+            let containers: Vec<_> = own
+                .iter()
+                .map(|user| json!({"name": "c", "securityContext": {"runAsUser": user}}))
+                .collect();
+            let spec = json!({"securityContext": {"runAsUser": of_pod}, "containers": containers});
+            serde_json::from_value(json!({"spec": spec})).unwrap()
+        };
+        for (of_pod, own, user) in [
+            (None, &[None][..], None),
+            (Some(7), &[None, None], Some(7)),
+            (Some(7), &[None, Some(8)], None),
+            (None, &[Some(8), Some(8)], Some(8)),
+            (None, &[Some(8), None], None),
+        ] {
+            assert_eq!(only_user(&pod(of_pod, own)), user, "{of_pod:?} {own:?}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let group = dir.path().metadata().unwrap().gid();
+        let token = File {
+            bytes: b"t".to_vec(),
+            mode: 0o600,
+            user: None,
+        };
+        for (name, group, mode) in [("own", None, 0o600), ("group", Some(group), 0o640)] {
+            let volume = dir.path().join(name);
+            write(&volume, &Content::from([("token".into(), token.clone())]), group).unwrap();
+            let meta = fs::metadata(volume.join("token")).unwrap();
+            assert_eq!(meta.permissions().mode() & 0o777, mode, "{name}");
+        }
     }
 
     #[test]

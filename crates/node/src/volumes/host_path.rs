@@ -20,8 +20,8 @@ pub(super) fn check(path: &str, kind: &str) -> Result<(), String> {
         }
         "DirectoryOrCreate" if there.is_none() => make_directory(at),
         "FileOrCreate" if there.is_none() => fs::OpenOptions::new()
-            .create(true)
-            .append(true)
+            .write(true)
+            .create_new(true)
             .open(at)
             .map(drop)
             .map_err(|e| format!("cannot make {path}: {e}")),

@@ -15,7 +15,8 @@ use knarr_client::{Api, TypedApi};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use crate::kubelet::Machine;
+use super::POD_DIR_MODE;
+use crate::untrusted_fs::{self, Dir, Pool};
 
 /// Between two tries to clean up.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -34,12 +35,13 @@ fn ours(root: &Path, volume: &PersistentVolume) -> Option<PathBuf> {
 
 /// Makes the directory of a volume of this place. Every user of the pod may write to it, as to an emptyDir.
 pub(super) fn make(root: &Path, volume: &PersistentVolume) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let Some(path) = ours(root, volume).filter(|path| !path.exists()) else {
+    let Some(path) = ours(root, volume) else {
         return Ok(());
     };
-    std::fs::create_dir_all(&path)?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777))
+    let place = Dir::make(root, POD_DIR_MODE)?;
+    let name = path.file_name().unwrap_or_default();
+    // One that is there already keeps its mode.
+    place.make_dir(name, 0o777).map(drop)
 }
 
 /// Cleans up after this node's deleted volumes, until dropped. `in_use` says whether a pod still has the directory.
@@ -47,7 +49,7 @@ pub(super) async fn clean(
     api: Arc<dyn Api>,
     node: String,
     root: PathBuf,
-    machine: Machine,
+    files: Pool,
     in_use: impl Fn(&Path) -> bool + Send + Sync,
 ) {
     let store = Arc::new(Store::new(PersistentVolume::kind_of(), &[]));
@@ -75,7 +77,7 @@ pub(super) async fn clean(
                 if !held || volume.metadata.deletion_timestamp.is_none() {
                     continue;
                 }
-                match remove(&*api, &root, machine, &volume, &in_use).await {
+                match remove(&*api, &root, &files, &volume, &in_use).await {
                     Ok(true) => info!(volume = volume.object().name(), "removed a local volume"),
                     Ok(false) => left = true,
                     Err(error) => {
@@ -102,20 +104,16 @@ pub(super) async fn clean(
 async fn remove(
     api: &dyn Api,
     root: &Path,
-    machine: Machine,
+    files: &Pool,
     volume: &Shared<PersistentVolume>,
     in_use: impl Fn(&Path) -> bool,
 ) -> Result<bool, Error> {
     match ours(root, volume) {
         Some(path) if in_use(&path) => return Ok(false),
         Some(path) => {
-            let removed = if machine.is_host() {
-                let removed = tokio::task::spawn_blocking(move || remove_directory(&path));
-                removed.await.map_err(Error::internal)?
-            } else {
-                remove_directory(&path)
-            };
-            removed.map_err(Error::internal)?;
+            let of = path.display().to_string();
+            let removed = files.run(&of, move || untrusted_fs::remove(&path));
+            removed.await.map_err(Error::internal)?;
         }
         // Whoever wrote another path into it keeps what is there.
         None => warn!(
@@ -130,13 +128,6 @@ async fn remove(
         // Somebody wrote in between: what it is now comes with the next look.
         Err(error) if error.is_conflict() => Ok(false),
         other => other.map(|_| true),
-    }
-}
-
-fn remove_directory(path: &Path) -> std::io::Result<()> {
-    match std::fs::remove_dir_all(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
     }
 }
 
@@ -186,13 +177,13 @@ mod tests {
         api.delete(kind, "", "v", Default::default()).await.unwrap();
         let deleted = api.get_as::<PersistentVolume>("", "v").await.unwrap();
         assert!(
-            !remove(&api, &root, Machine::Host, &deleted, |_| true)
+            !remove(&api, &root, &Pool::new(), &deleted, |_| true)
                 .await
                 .unwrap()
         );
         assert!(root.join("v/data").exists(), "a pod has it");
         assert!(
-            remove(&api, &root, Machine::Host, &deleted, |_| false)
+            remove(&api, &root, &Pool::new(), &deleted, |_| false)
                 .await
                 .unwrap()
         );

@@ -11,6 +11,7 @@ mod host_path;
 mod local;
 mod mounts;
 mod storage;
+mod sub_path;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,6 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::persistent_volume::{csi_attachment, csi_unique_name, exclusive};
 use knarr_client::Api;
 use knarr_kubelet::{empty_dir::medium, env_file, resources};
-use nix::mount::{MntFlags, umount2};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
@@ -30,8 +30,12 @@ use tracing::{debug, warn};
 use crate::kubelet::Machine;
 use crate::kubelet::downward::Place;
 use crate::kubelet::env::{EnvFile, UNREADABLE, expand};
+use crate::untrusted_fs::{self, Dir, Links, Pool};
 use storage::{FsGroup, give_to};
 pub use storage::{Host, Ran};
+
+/// Directories of the kubelet's own, pods' among them: closed to the node's other users, for what is below them is not.
+pub(crate) const POD_DIR_MODE: u32 = 0o750;
 
 /// Between looks at whether what a volume shows has changed.
 const REFRESH: Duration = Duration::from_secs(15);
@@ -51,6 +55,8 @@ pub enum VolumeError {
     SubPath { mount: String, container: String },
     #[error("cannot find volume \"{volume}\" to mount into container \"{container}\"")]
     NoVolume { volume: String, container: String },
+    #[error("cannot make the pod's directory: {why}")]
+    PodDirectory { why: String },
     #[error("cannot free {path}: {why}")]
     TearDown { path: String, why: String },
     #[error("cannot let go of a pod's volumes: {why}")]
@@ -60,11 +66,20 @@ pub enum VolumeError {
 /// Where claimed volumes are on this node, by the pod's uid and the volume's name.
 pub(crate) type Claimed = Arc<Mutex<BTreeMap<(String, String), PathBuf>>>;
 
+/// Where one of a container's mounts is on the node.
+#[derive(Clone, Debug)]
+pub struct Mounted {
+    pub path: PathBuf,
+    /// By what the volume is, whatever the mount asks for.
+    pub read_only: bool,
+}
+
 /// The volumes of one node's pods.
 pub struct Volumes {
     root: PathBuf,
     api: Arc<dyn Api>,
     machine: Machine,
+    files: Pool,
     /// The tasks that keep pods' files current, by uid.
     refreshers: Mutex<BTreeMap<String, JoinHandle<()>>>,
     tokens: Arc<files::Tokens>,
@@ -133,7 +148,16 @@ impl Volumes {
         (machine, host): (Machine, Arc<dyn Host>),
         claimed: Claimed,
     ) -> Self {
+        // Where pods are no processes, all happens in the one order that a replay has.
+        let files = match machine {
+            Machine::Host => Pool::new(),
+            Machine::Hollow { .. } => Pool::inline(),
+        };
+        if let Err(error) = close(&root) {
+            warn!(%error, path = %root.display(), "cannot close the kubelet's directory to other users");
+        }
         let tools = storage::Tools {
+            files: files.clone(),
             host,
             drivers: Arc::default(),
             api: api.clone(),
@@ -146,10 +170,16 @@ impl Volumes {
             root,
             api,
             machine,
+            files,
             refreshers: Mutex::default(),
             tokens: Arc::default(),
             claimed,
         }
+    }
+
+    /// How files are reached that containers can change.
+    pub fn files(&self) -> &Pool {
+        &self.files
     }
 
     /// Where everything of one pod is.
@@ -166,6 +196,11 @@ impl Volumes {
     pub async fn setup(&self, pod: &core::Pod, place: &Place) -> Result<(), VolumeError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
         let mut keep_current = false;
+        let own = self.pod_dir(uid);
+        self.files
+            .run(uid, move || Dir::make(&own, POD_DIR_MODE).map(drop))
+            .await
+            .map_err(|e| VolumeError::PodDirectory { why: e.to_string() })?;
         for volume in pod.spec.iter().flat_map(|s| s.volumes.iter().flatten()) {
             let failed = |why: String| VolumeError::SetUp {
                 volume: volume.name.clone(),
@@ -178,15 +213,25 @@ impl Volumes {
                 let memory = memory.map_or(0, |bytes| resources::amount("memory", bytes));
                 let medium = medium(empty, pod, memory).map_err(failed)?;
                 let group = group.map(|g| g.id);
-                empty_dir::make(&path, medium, group).map_err(|e| failed(e.to_string()))?;
+                let made = self.files.run(uid, move || empty_dir::make(&path, medium, group));
+                made.await.map_err(|e| failed(e.to_string()))?;
             } else if let Some(host) = &volume.host_path {
-                host_path::check(&host.path, host.type_.as_deref().unwrap_or("")).map_err(failed)?;
+                let (path, kind) = (host.path.clone(), host.type_.clone().unwrap_or_default());
+                let checked = self.files.run(uid, move || Ok(host_path::check(&path, &kind)));
+                checked
+                    .await
+                    .map_err(|e| failed(e.to_string()))?
+                    .map_err(failed)?;
             } else if files::is_files(volume) {
                 let content = files::gather(&*self.api, &self.tokens, pod, volume, place)
                     .await
                     .map_err(failed)?;
-                files::tmpfs_if_secret(&path, volume).map_err(|e| failed(e.to_string()))?;
-                files::write(&path, &content, group.map(|g| g.id)).map_err(|e| failed(e.to_string()))?;
+                let (volume, group) = (volume.clone(), group.map(|g| g.id));
+                let written = self.files.run(uid, move || {
+                    files::tmpfs_if_secret(&path, &volume)?;
+                    files::write(&path, &content, group)
+                });
+                written.await.map_err(|e| failed(e.to_string()))?;
                 keep_current = true;
             } else if let Some(claim) = claims::of(pod, volume) {
                 let found = self.claim(pod, volume, &claim).await?;
@@ -249,14 +294,19 @@ impl Volumes {
             self.attached.hold(uid, &label, &awaited).await.map_err(failed)?;
         }
         let Some(wanted) = wanted else {
-            local::make(&local_root(&self.root), &claimed)
+            let (place, volume) = (local_root(&self.root), (*claimed).clone());
+            let made = self.files.run(uid, move || local::make(&place, &volume));
+            made.await
                 .map_err(|e| failed(format!("cannot make {}: {e}", path.display())))?;
             let is_local = claimed.spec.as_ref().is_some_and(|s| s.local.is_some());
             // The first pod's group has it as long as somebody uses it.
             if let Some(group) = fs_group(pod).filter(|_| is_local && !claim.read_only)
                 && !self.is_used_by_another(uid, &path)
             {
-                give_to(group, &path, false)
+                let at = path.clone();
+                let given = self.files.run(uid, move || give_to(group, &at, false));
+                given
+                    .await
                     .map_err(|e| failed(format!("applyFSGroup failed for vol {name}: {e}")))?;
             }
             return Ok(path);
@@ -275,7 +325,13 @@ impl Volumes {
         let _refreshers = EndWith(&self.refreshers);
         let in_use = |path: &Path| self.claimed.lock().values().any(|used| used == path);
         let root = local_root(&self.root);
-        let clean = local::clean(self.api.clone(), self.node.clone(), root, self.machine, in_use);
+        let clean = local::clean(
+            self.api.clone(),
+            self.node.clone(),
+            root,
+            self.files.clone(),
+            in_use,
+        );
         let let_go = async {
             while let Err(error) = self.attached.let_go_of_the_unknown().await {
                 debug!(%error, "cannot look at the attachments yet");
@@ -285,7 +341,11 @@ impl Volumes {
         let registry = self.root.join("plugins_registry");
         let plugins = async {
             if self.machine.is_host() {
-                if let Err(error) = std::fs::create_dir_all(&registry) {
+                let made = registry.clone();
+                let made = self
+                    .files
+                    .run("", move || Dir::make(&made, POD_DIR_MODE).map(drop));
+                if let Err(error) = made.await {
                     warn!(%error, path = %registry.display(), "CSI drivers have no place to register");
                 }
                 let drivers = self.shelf.drivers();
@@ -309,7 +369,7 @@ impl Volumes {
     fn keep_current(&self, pod: &core::Pod, place: &Place) {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let (api, pod, place) = (self.api.clone(), pod.clone(), place.clone());
-        let tokens = self.tokens.clone();
+        let (tokens, own) = (self.tokens.clone(), self.files.clone());
         let volumes: Vec<(core::Volume, PathBuf)> = pod
             .spec
             .iter()
@@ -324,8 +384,12 @@ impl Volumes {
                 pod = files::newest(&*api, pod).await;
                 for (volume, path) in &volumes {
                     let refreshed = match files::gather(&*api, &tokens, &pod, volume, &place).await {
-                        Ok(content) => files::write(path, &content, fs_group(&pod).map(|g| g.id))
-                            .map_err(|e| e.to_string()),
+                        Ok(content) => {
+                            let (path, group) = (path.clone(), fs_group(&pod).map(|g| g.id));
+                            let of = pod.metadata.uid.clone().unwrap_or_default();
+                            let written = own.run(&of, move || files::write(&path, &content, group));
+                            written.await.map_err(|e| e.to_string())
+                        }
                         Err(why) => Err(why),
                     };
                     if let Err(why) = refreshed {
@@ -340,14 +404,14 @@ impl Volumes {
         }
     }
 
-    /// Where on the node one of a container's mounts is. A subPath is made if it is not there.
-    pub async fn mount_path(
+    /// Where on the node one of a container's mounts is. A subPath is made if it is not there, and mounted by itself.
+    pub async fn mounted(
         &self,
         pod: &core::Pod,
         container: &str,
-        mount: &core::VolumeMount,
+        (index, mount): (usize, &core::VolumeMount),
         environment: &[(String, String)],
-    ) -> Result<PathBuf, VolumeError> {
+    ) -> Result<Mounted, VolumeError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
         let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
         let volume = volumes.into_iter().find(|v| v.name == mount.name);
@@ -355,6 +419,8 @@ impl Volumes {
             volume: mount.name.clone(),
             container: container.into(),
         })?;
+        // What is made of objects is the kubelet's to write (CVE-2017-1002102).
+        let read_only = files::is_files(volume) || claims::of(pod, volume).is_some_and(|c| c.read_only);
         let claimed = self
             .claimed
             .lock()
@@ -374,15 +440,34 @@ impl Volumes {
         let sub_path = match (&mount.sub_path, &mount.sub_path_expr) {
             (Some(path), _) if !path.is_empty() => path.clone(),
             (_, Some(path)) if !path.is_empty() => expand(path, value),
-            _ => return Ok(base),
+            _ => {
+                return Ok(Mounted {
+                    path: base,
+                    read_only,
+                });
+            }
         };
-        mounts::sub_path(&base, &sub_path).map_err(|error| {
-            warn!(volume = mount.name, sub_path, %error, "cannot prepare a subPath");
+        let wanted = sub_path::SubPath {
+            pod_dir: self.pod_dir(uid),
+            volume: volume.name.clone(),
+            container: container.into(),
+            index,
+            base,
+            path: sub_path,
+        };
+        let is_seen = self.machine.is_host();
+        let prepared = self.files.run(uid, move || match is_seen {
+            true => wanted.mount(),
+            false => wanted.make(),
+        });
+        let path = prepared.await.map_err(|error| {
+            warn!(volume = mount.name, container, %error, "cannot prepare a subPath");
             VolumeError::SubPath {
                 mount: mount.name.clone(),
                 container: container.into(),
             }
-        })
+        })?;
+        Ok(Mounted { path, read_only })
     }
 
     /// The start of a file of variables that a container of this pod wrote, and where it is.
@@ -394,9 +479,10 @@ impl Volumes {
         let missing = || format!("cannot find the volume {volume:?} referenced by FileKeyRef");
         let base = self.path(uid, found.ok_or_else(missing)?);
         let (at, inside) = (base.join(path), path.to_string());
-        let read = move || mounts::read_inside(&base, &inside, env_file::FILE_BYTES);
-        let read = tokio::task::spawn_blocking(read).await;
-        match read.unwrap_or_else(|e| Err(std::io::Error::other(e))) {
+        let read = self.files.run(uid, move || {
+            Dir::open(&base)?.read(&inside, Links::InRoot, env_file::FILE_BYTES)
+        });
+        match read.await {
             Ok((text, cut)) => Ok(EnvFile { at, text, cut }),
             Err(error) => {
                 warn!(pod = pod.metadata.name, path = %at.display(), %error, "cannot read a file of variables");
@@ -414,15 +500,21 @@ impl Volumes {
             let _ = task.await;
         }
         self.tokens.forget(uid);
-        // Before anything of the pod's directory goes: what is mounted there may be storage of others.
-        let torn_down = self.shelf.tear_down(uid).await;
-        torn_down.map_err(|why| VolumeError::TearDown {
+        let failed = |why: String| VolumeError::TearDown {
             path: self.pod_dir(uid).display().to_string(),
             why,
-        })?;
-        let directory = self.pod_dir(uid);
-        if !uid.is_empty() && directory.exists() {
-            self.remove(&directory).await?;
+        };
+        // What they are of could not be let go of otherwise.
+        let own = self.pod_dir(uid);
+        let unmounted = self.files.run(uid, move || sub_path::unmount_all(&own));
+        unmounted.await.map_err(|e| failed(e.to_string()))?;
+        // Before anything of the pod's directory goes: what is mounted there may be storage of others.
+        let torn_down = self.shelf.tear_down(uid).await;
+        torn_down.map_err(failed)?;
+        if !uid.is_empty() {
+            let own = self.pod_dir(uid);
+            let removed = self.files.run(uid, move || remove_all(&own));
+            removed.await.map_err(|e| failed(e.to_string()))?;
         }
         self.claimed.lock().retain(|(of, _), _| of != uid);
         self.attached
@@ -430,21 +522,15 @@ impl Volumes {
             .await
             .map_err(|e| VolumeError::Release { why: e.to_string() })
     }
+}
 
-    async fn remove(&self, directory: &Path) -> Result<(), VolumeError> {
-        let gone = match self.machine {
-            Machine::Host => {
-                let directory = directory.to_path_buf();
-                let gone = tokio::task::spawn_blocking(move || remove_all(&directory));
-                gone.await.unwrap_or_else(|e| Err(std::io::Error::other(e)))
-            }
-            Machine::Hollow { .. } => remove_all(directory),
-        };
-        gone.map_err(|e| VolumeError::TearDown {
-            path: directory.display().to_string(),
-            why: e.to_string(),
-        })
+/// The kubelet's directory, and that of its pods: also where they were made with other modes.
+fn close(root: &Path) -> std::io::Result<()> {
+    for path in [root.to_path_buf(), root.join("pods"), root.join("plugins")] {
+        let directory = Dir::make(&path, POD_DIR_MODE)?;
+        directory.set_mode(directory.own_stat()?.st_mode & POD_DIR_MODE)?;
     }
+    Ok(())
 }
 
 /// In the words of the step that failed.
@@ -459,15 +545,9 @@ fn told(volume: &str, failure: storage::Failure) -> VolumeError {
 fn remove_all(directory: &Path) -> std::io::Result<()> {
     // The innermost first; what is mounted there is not ours to delete.
     for mounted in mounts::below(directory)? {
-        match umount2(&mounted, MntFlags::MNT_DETACH) {
-            Ok(()) | Err(nix::errno::Errno::EINVAL) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+        untrusted_fs::unmount_all_at(&mounted)?;
     }
-    match std::fs::remove_dir_all(directory) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
-    }
+    untrusted_fs::remove(directory)
 }
 
 fn fs_group(pod: &core::Pod) -> Option<FsGroup> {

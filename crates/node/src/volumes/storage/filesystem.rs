@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use super::host::{Host, Ran};
+use crate::untrusted_fs::{Dir, set_ownership};
 
 /// `mount`, with what it said if it failed.
 pub async fn mount(
@@ -22,7 +23,13 @@ pub async fn mount(
     if !options.is_empty() {
         args.extend(["-o", &options]);
     }
-    args.extend([source, &at]);
+    // What others named is never an option: the server of an NFS volume may be any text.
+    if source.starts_with('-') {
+        return Err(format!(
+            "mount failed: {source:?} cannot be mounted: it begins with a \"-\""
+        ));
+    }
+    args.extend(["--", source, &at]);
     let ran = host.run("mount", &args).await?;
     if ran.ok() {
         return Ok(());
@@ -44,7 +51,7 @@ pub async fn unmount(host: &dyn Host, at: &Path) -> Result<(), String> {
         return Ok(());
     }
     let at = at.display().to_string();
-    let ran = host.run("umount", &[&at]).await?;
+    let ran = host.run("umount", &["--", &at]).await?;
     if ran.ok() {
         return Ok(());
     }
@@ -69,6 +76,7 @@ pub async fn format_and_mount(
     kind: &str,
     options: &[String],
 ) -> Result<(), String> {
+    check_kind(kind)?;
     let read_only = options.iter().any(|o| o == "ro");
     let mut options = options.to_vec();
     options.push("defaults".into());
@@ -86,8 +94,17 @@ pub async fn format_and_mount(
     mount(host, Some(kind), device, at, &options).await
 }
 
+/// The name of a file system becomes that of a program (`mkfs.<kind>`).
+fn check_kind(kind: &str) -> Result<(), String> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+    match kind.starts_with(|c: char| c.is_ascii_alphanumeric()) && kind.chars().all(is_name) {
+        true => Ok(()),
+        false => Err(format!("{kind:?} is not the name of a file system")),
+    }
+}
+
 async fn check(host: &dyn Host, device: &str) -> Result<(), String> {
-    let ran = host.run("fsck", &["-a", device]).await;
+    let ran = host.run("fsck", &["-a", "--", device]).await;
     match ran {
         Ok(Ran {
             code: Some(UNMENDED),
@@ -114,7 +131,7 @@ async fn make(host: &dyn Host, device: &str, kind: &str) -> Result<(), String> {
         _ => &[],
     };
     let mut args = flags.to_vec();
-    args.push(device);
+    args.extend(["--", device]);
     let ran = host.run(&format!("mkfs.{kind}"), &args).await?;
     if ran.ok() {
         return Ok(());
@@ -128,7 +145,7 @@ async fn make(host: &dyn Host, device: &str, kind: &str) -> Result<(), String> {
 
 /// What is on the device, as `blkid` says.
 async fn found(host: &dyn Host, device: &str) -> Result<Option<String>, String> {
-    let asked = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device];
+    let asked = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", "--", device];
     let ran = host.run("blkid", &asked).await?;
     if ran.code == Some(NOTHING) {
         return Ok(None);
@@ -173,32 +190,13 @@ fn granted(is_dir: bool, read_only: bool) -> u32 {
 
 /// Gives everything there to the group, which may then read and write it.
 pub fn give_to(group: FsGroup, at: &Path, read_only: bool) -> std::io::Result<()> {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
+    let root = Dir::open_named(at)?;
     if group.on_root_mismatch {
-        let root = at.metadata()?;
-        let wanted = granted(root.is_dir(), read_only);
-        if root.gid() == group.id && root.mode() & wanted == wanted {
+        let stat = root.own_stat()?;
+        let wanted = granted(true, read_only);
+        if stat.st_gid == group.id && stat.st_mode & wanted == wanted {
             return Ok(());
         }
     }
-    let mut left = vec![at.to_path_buf()];
-    while let Some(path) = left.pop() {
-        let meta = path.symlink_metadata()?;
-        if meta.gid() != group.id {
-            lchown(&path, None, Some(group.id))?;
-        }
-        if meta.is_symlink() {
-            continue;
-        }
-        if meta.is_dir() {
-            for entry in std::fs::read_dir(&path)? {
-                left.push(entry?.path());
-            }
-        }
-        let mode = meta.mode() | granted(meta.is_dir(), read_only);
-        if mode != meta.mode() {
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode & 0o7777))?;
-        }
-    }
-    Ok(())
+    set_ownership(&root, group.id, &|is_dir| granted(is_dir, read_only))
 }

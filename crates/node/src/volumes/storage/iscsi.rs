@@ -9,9 +9,10 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::filesystem::{format_and_mount, give_to, mount, unmount};
+use super::filesystem::{format_and_mount, mount, unmount};
 use super::host::Host;
 use super::{Storage, Terms, Tools};
+use crate::untrusted_fs::Dir;
 
 /// How often, and how many times, the disk is looked for after a login.
 const LOOK: Duration = Duration::from_millis(500);
@@ -97,12 +98,21 @@ impl Iscsi {
         self.admin(host, mode, at, &what).await.map(drop)
     }
 
-    /// Tells `iscsiadm` the secrets whose names begin so.
+    /// Tells `iscsiadm` the secrets of this kind (`username`, `password`, and those of the target). It takes them in its
+    /// arguments only, as kubelet gives them to it.
     async fn tell_secret(&self, host: &dyn Host, mode: &[&str], at: &str, of: &str) -> Result<(), String> {
         self.set(host, mode, at, &format!("{of}.authmethod"), "CHAP")
             .await?;
-        for (key, value) in self.secret.iter().filter(|(key, _)| key.starts_with(of)) {
-            self.set(host, mode, at, key, value).await?;
+        for name in ["username", "password", "username_in", "password_in"] {
+            let key = format!("{of}.{name}");
+            let Some((_, value)) = self.secret.iter().find(|(k, _)| *k == key) else {
+                continue;
+            };
+            // It would be another line of the file that iscsiadm keeps it in.
+            if value.chars().any(char::is_control) {
+                return Err(format!("{key} in the secret has a control character"));
+            }
+            self.set(host, mode, at, &key, value).await?;
         }
         Ok(())
     }
@@ -177,7 +187,7 @@ impl Storage for Iscsi {
                 failed.join("\n")
             ));
         };
-        std::fs::create_dir_all(at).map_err(|e| format!("cannot make {}: {e}", at.display()))?;
+        tools.make_dir(at).await?;
         let device = device.display().to_string();
         format_and_mount(host, &device, at, &self.filesystem, &terms.mount_options()).await
     }
@@ -193,7 +203,7 @@ impl Storage for Iscsi {
         if tools.host.is_mounted(target).map_err(|e| e.to_string())? {
             return Ok(());
         }
-        std::fs::create_dir_all(target).map_err(|e| format!("cannot make {}: {e}", target.display()))?;
+        tools.make_dir(target).await?;
         let mut options = vec!["bind".to_string()];
         if terms.read_only {
             options.push("ro".into());
@@ -207,8 +217,8 @@ impl Storage for Iscsi {
         )
         .await?;
         if let Some(group) = terms.fs_group {
-            give_to(group, target, terms.read_only)
-                .map_err(|e| format!("applyFSGroup failed for vol {}: {e}", self.iqn))?;
+            let given = tools.give_to(group, target, terms.read_only).await;
+            given.map_err(|e| format!("applyFSGroup failed for vol {}: {e}", self.iqn))?;
         }
         Ok(())
     }
@@ -220,17 +230,19 @@ impl Storage for Iscsi {
     async fn unstage(&self, tools: &Tools, at: &Path) -> Result<(), String> {
         let host = &*tools.host;
         unmount(host, at).await?;
-        match std::fs::remove_dir(at) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(format!("cannot remove {}: {e}", at.display()));
-            }
-            _ => {}
-        }
+        tools.remove_dir(at).await?;
         // Other disks of the session may be in use.
-        let siblings = at.parent().and_then(|p| std::fs::read_dir(p).ok());
-        let session = self.session();
-        let mut others = siblings.into_iter().flatten().flatten();
-        if others.any(|entry| entry.file_name().to_string_lossy().starts_with(&session)) {
+        let (parent, session) = (at.parent().unwrap_or(at).to_path_buf(), self.session());
+        let others = tools.files.run(&self.iqn, move || {
+            let siblings = Dir::open(&parent)?.entries(usize::MAX)?;
+            Ok(siblings
+                .iter()
+                .any(|entry| entry.name.to_string_lossy().starts_with(&session)))
+        });
+        if others
+            .await
+            .map_err(|e| format!("cannot see the disks of a session: {e}"))?
+        {
             return Ok(());
         }
         for portal in &self.portals {

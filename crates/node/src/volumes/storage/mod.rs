@@ -1,20 +1,21 @@
 //! Volumes that come from elsewhere, behind one interface: NFS, iSCSI, and whatever has a CSI driver.
 //!
 //! Two steps, each undone in the other order: **stage** once a node (a login, a device's mount), **publish** once a pod. What
-//! was done for a pod is written down beside its mount before it is done (`vol_data.json`), so that a kubelet that was
-//! killed half way undoes it; nothing of it says a secret. The last pod of a node unstages.
+//! is done for a pod is written down before it is done ([`records`]), so that a kubelet that was killed half way undoes
+//! it; nothing of it says a secret. The last pod of a node unstages.
 
 mod csi;
 mod filesystem;
 mod host;
 mod iscsi;
 mod nfs;
+mod records;
 mod source;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -26,10 +27,13 @@ pub use csi::drivers::Drivers;
 pub use csi::is_attached;
 pub use filesystem::{FsGroup, give_to};
 pub use host::{Hollow, Host, Machine, Ran};
+use records::Recorded;
 pub use source::{claimed, inline};
+use tracing::warn;
 
-/// Beside a pod's mount: what it is.
-const RECORD: &str = "vol_data.json";
+use super::POD_DIR_MODE;
+use crate::untrusted_fs::{Dir, Pool};
+
 /// A pod's mount, in the volume's directory.
 const MOUNT: &str = "mount";
 
@@ -39,6 +43,46 @@ pub struct Tools {
     pub drivers: Arc<Drivers>,
     pub api: Arc<dyn Api>,
     pub node: String,
+    pub files: Pool,
+}
+
+impl Tools {
+    /// Makes a directory of the kubelet's own, with its parents.
+    async fn make_dir(&self, at: &Path) -> Result<(), String> {
+        let path = at.to_path_buf();
+        let made = self.files.run(at.to_string_lossy(), move || {
+            Dir::make(&path, POD_DIR_MODE).map(drop)
+        });
+        made.await
+            .map_err(|e| format!("cannot make {}: {e}", at.display()))
+    }
+
+    /// Removes a directory of the kubelet's own if nothing is in it.
+    async fn remove_dir(&self, at: &Path) -> Result<(), String> {
+        let path = at.to_path_buf();
+        let removed = self.files.run(at.to_string_lossy(), move || {
+            let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+                return Err(std::io::ErrorKind::InvalidInput.into());
+            };
+            match Dir::open(parent) {
+                Ok(parent) => parent.remove_dir(name),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                Err(e) => Err(e),
+            }
+        });
+        removed
+            .await
+            .map_err(|e| format!("cannot remove {}: {e}", at.display()))
+    }
+
+    /// Gives what is mounted there to the pod's group.
+    async fn give_to(&self, group: FsGroup, at: &Path, read_only: bool) -> Result<(), String> {
+        let path = at.to_path_buf();
+        let given = self
+            .files
+            .run(at.to_string_lossy(), move || give_to(group, &path, read_only));
+        given.await.map_err(|e| e.to_string())
+    }
 }
 
 /// For whom, and how.
@@ -84,6 +128,11 @@ pub trait Storage: Send + Sync {
     /// Whether there is anybody to do it. What nobody can have begun is not written down as to be undone.
     fn is_possible(&self, _tools: &Tools) -> Result<(), Failure> {
         Ok(())
+    }
+
+    /// How many directories that is below the plugins'.
+    fn staging_parts(&self) -> usize {
+        4
     }
 
     async fn stage(&self, _tools: &Tools, _at: &Path, _terms: &Terms) -> Result<(), String> {
@@ -132,12 +181,6 @@ pub struct Wanted {
     pub terms: Terms,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Record {
-    source: Source,
-    staged: Option<PathBuf>,
-}
-
 /// At which step it failed; each has its own words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -156,6 +199,9 @@ pub struct Shelf {
 impl Shelf {
     /// `root` is the kubelet's directory.
     pub fn new(root: PathBuf, tools: Tools) -> Self {
+        if let Err(error) = records::adopt_former(&root.join("pods")) {
+            warn!(%error, "cannot see which volumes a former kubelet has set up");
+        }
         Shelf {
             root,
             tools,
@@ -178,21 +224,21 @@ impl Shelf {
     pub async fn set_up(&self, wanted: &Wanted) -> Result<PathBuf, Failure> {
         let Wanted { name, source, terms } = wanted;
         let storage = source.storage();
-        let volumes = self.root.join("pods").join(&terms.pod.uid).join("volumes");
-        let directory = volumes.join(storage.plugin()).join(name);
-        let staged = storage.staging().map(|at| self.root.join("plugins").join(at));
-        let record = Record {
-            source: source.clone(),
-            staged: staged.clone(),
-        };
+        let pod = self.pod_dir(&terms.pod.uid);
+        let target = self.target(&terms.pod.uid, storage.plugin(), name);
+        let staged = self.staged(storage).map_err(Failure::Stage)?;
         let turn = self.turn(staged.as_deref());
         let _turn = turn.lock().await;
         storage.is_possible(&self.tools)?;
-        write(&directory, &record).map_err(|e| {
-            Failure::Publish(format!(
-                "cannot note what is mounted in {}: {e}",
-                directory.display()
-            ))
+        let (plugin, name, source) = (storage.plugin(), name.clone(), source.clone());
+        let volume = target.parent().unwrap_or(&target).to_path_buf();
+        let written = self.tools.files.run(&terms.pod.uid, move || {
+            records::write(&pod, plugin, &name, &source)?;
+            Dir::make(&volume, POD_DIR_MODE).map(drop)
+        });
+        written.await.map_err(|e| {
+            let at = target.display();
+            Failure::Publish(format!("cannot note what is mounted at {at}: {e}"))
         })?;
         if let Some(at) = &staged {
             storage
@@ -200,96 +246,109 @@ impl Shelf {
                 .await
                 .map_err(Failure::Stage)?;
         }
-        let target = directory.join(MOUNT);
         let published = storage
             .publish(&self.tools, staged.as_deref(), &target, terms)
             .await;
         published.map(|()| target).map_err(Failure::Publish)
     }
 
+    fn pod_dir(&self, uid: &str) -> PathBuf {
+        self.root.join("pods").join(uid)
+    }
+
+    /// Where a pod has a volume.
+    fn target(&self, uid: &str, plugin: &str, volume: &str) -> PathBuf {
+        let volumes = self.pod_dir(uid).join("volumes");
+        volumes.join(plugin).join(volume).join(MOUNT)
+    }
+
+    /// Where the node has it once for all its pods. Names that others gave are names of directories there, and no paths.
+    fn staged(&self, storage: &dyn Storage) -> Result<Option<PathBuf>, String> {
+        let Some(at) = storage.staging() else {
+            return Ok(None);
+        };
+        let plugins = self.root.join("plugins");
+        let plain = at.components().all(|c| matches!(c, Component::Normal(_)));
+        if !plain || at.components().count() != storage.staging_parts() {
+            return Err(format!("{at:?} is not the name of a volume"));
+        }
+        Ok(Some(plugins.join(at)))
+    }
+
+    async fn records(&self, uid: &str) -> Result<Vec<Recorded>, String> {
+        let pod = self.pod_dir(uid);
+        let read = self.tools.files.run(uid, move || records::of_pod(&pod));
+        read.await.map_err(|e| e.to_string())
+    }
+
     /// Undoes all of that for a pod. Whoever asks asks again if it fails.
     pub async fn tear_down(&self, uid: &str) -> Result<(), String> {
-        for directory in records(&self.root.join("pods").join(uid)).map_err(|e| e.to_string())? {
-            let Some(record) = read(&directory)? else { continue };
-            let storage = record.source.storage();
-            let turn = self.turn(record.staged.as_deref());
-            let _turn = turn.lock().await;
-            let target = directory.join(MOUNT);
-            storage.unpublish(&self.tools, &target).await?;
-            match std::fs::remove_dir(&target) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(format!("cannot remove {}: {e}", target.display()));
+        for recorded in self.records(uid).await? {
+            let target = self.target(uid, recorded.plugin, &recorded.volume);
+            match &recorded.source {
+                Ok(source) => self.undo(uid, source.storage(), &target).await?,
+                Err(why) => {
+                    warn!(
+                        uid,
+                        volume = recorded.volume,
+                        why,
+                        "cannot read the record of a volume; it is unmounted, and stays staged if it was"
+                    );
+                    filesystem::unmount(&*self.tools.host, &target).await?;
+                    self.tools.remove_dir(&target).await?;
                 }
-                _ => {}
-            }
-            if let Some(at) = &record.staged
-                && !self.is_used_by_others(uid, at)?
-            {
-                storage.unstage(&self.tools, at).await?;
-                self.turns.lock().remove(at);
             }
             // Last of all: until then it is to be undone.
-            std::fs::remove_file(directory.join(RECORD))
-                .map_err(|e| format!("cannot remove the record in {}: {e}", directory.display()))?;
+            let pod = self.pod_dir(uid);
+            let (volume, removed) = (recorded.volume.clone(), recorded);
+            let removed = self.tools.files.run(uid, move || records::remove(&pod, &removed));
+            removed
+                .await
+                .map_err(|e| format!("cannot remove the record of volume {volume}: {e}"))?;
         }
         Ok(())
     }
 
-    /// Whether another pod of this node has what is staged there.
-    fn is_used_by_others(&self, uid: &str, staged: &Path) -> Result<bool, String> {
-        let pods = folders(&self.root.join("pods")).map_err(|e| e.to_string())?;
-        for pod in pods.iter().filter(|p| p.file_name().is_none_or(|n| n != uid)) {
-            for directory in records(pod).map_err(|e| e.to_string())? {
-                if read(&directory)?.is_some_and(|r| r.staged.as_deref() == Some(staged)) {
+    async fn undo(&self, uid: &str, storage: &dyn Storage, target: &Path) -> Result<(), String> {
+        let staged = self.staged(storage)?;
+        let turn = self.turn(staged.as_deref());
+        let _turn = turn.lock().await;
+        storage.unpublish(&self.tools, target).await?;
+        self.tools.remove_dir(target).await?;
+        if let Some(at) = &staged
+            && !self.is_used_by_others(uid, storage.plugin(), at).await?
+        {
+            storage.unstage(&self.tools, at).await?;
+            self.turns.lock().remove(at);
+        }
+        Ok(())
+    }
+
+    /// Whether another pod of this node has what is staged there. One whose record of the same plugin cannot be read may have
+    /// it: then it stays.
+    async fn is_used_by_others(&self, uid: &str, plugin: &str, staged: &Path) -> Result<bool, String> {
+        let pods = self.root.join("pods");
+        let listed = self
+            .tools
+            .files
+            .run(uid, move || Dir::open(&pods)?.entries(usize::MAX));
+        for pod in listed.await.map_err(|e| e.to_string())? {
+            let other = pod.name.to_string_lossy();
+            if other == uid {
+                continue;
+            }
+            for recorded in self.records(&other).await? {
+                let used = match &recorded.source {
+                    Ok(source) => self
+                        .staged(source.storage())
+                        .is_ok_and(|at| at.as_deref() == Some(staged)),
+                    Err(_) => recorded.plugin == plugin,
+                };
+                if used {
                     return Ok(true);
                 }
             }
         }
         Ok(false)
     }
-}
-
-/// Whole, or not at all.
-fn write(directory: &Path, record: &Record) -> std::io::Result<()> {
-    std::fs::create_dir_all(directory)?;
-    let (part, whole) = (directory.join("vol_data.part"), directory.join(RECORD));
-    std::fs::write(&part, serde_json::to_vec(record)?)?;
-    std::fs::rename(part, whole)
-}
-
-fn read(directory: &Path) -> Result<Option<Record>, String> {
-    let path = directory.join(RECORD);
-    let bytes = match std::fs::read(&path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(|e| format!("cannot read {}: {e}", path.display()))?,
-    };
-    let read = serde_json::from_slice(&bytes);
-    read.map(Some)
-        .map_err(|e| format!("{} is not what this kubelet writes: {e}", path.display()))
-}
-
-/// The directories of a pod's volumes that have a record.
-fn records(pod: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for plugin in folders(&pod.join("volumes"))? {
-        for volume in folders(&plugin)? {
-            if volume.join(RECORD).exists() {
-                found.push(volume);
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// What is in a directory, nothing if it is not there.
-fn folders(at: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let mut found = match std::fs::read_dir(at) {
-        Ok(entries) => entries
-            .map(|e| e.map(|e| e.path()))
-            .collect::<Result<Vec<_>, _>>()?,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-        Err(e) => return Err(e),
-    };
-    found.sort();
-    Ok(found)
 }

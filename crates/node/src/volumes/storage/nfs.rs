@@ -30,7 +30,7 @@ impl Storage for Nfs {
         if tools.host.is_mounted(target).map_err(|e| e.to_string())? {
             return Ok(());
         }
-        std::fs::create_dir_all(target).map_err(|e| format!("cannot make {}: {e}", target.display()))?;
+        tools.make_dir(target).await?;
         let server = match self.server.parse::<std::net::Ipv6Addr>() {
             Ok(address) => format!("[{address}]"),
             Err(_) => self.server.clone(),

@@ -96,6 +96,7 @@ impl Node {
             drivers: Arc::default(),
             api: api.clone(),
             node: "n1".into(),
+            files: Pool::new(),
         };
         Shelf::new(dir.path().into(), tools)
     }
@@ -150,14 +151,14 @@ async fn s7_nfs_is_mounted_for_each_pod_and_unmounted_after_it() {
     let target = "/pods/u-p/volumes/kubernetes.io~nfs/pv/mount";
     assert_eq!(
         node.asked(),
-        [format!("mount -t nfs -o hard,ro [fd00::1]:/e {target}")]
+        [format!("mount -t nfs -o hard,ro -- [fd00::1]:/e {target}")]
     );
     // Again, as a kubelet that was restarted does: nothing to do.
     node.restart();
     node.shelf.set_up(&first).await.unwrap();
     assert_eq!(node.asked(), [""; 0]);
     node.shelf.tear_down("u-p").await.unwrap();
-    assert_eq!(node.asked(), [format!("umount {target}")]);
+    assert_eq!(node.asked(), [format!("umount -- {target}")]);
     node.shelf.tear_down("u-p").await.unwrap();
     assert_eq!(node.asked(), [""; 0], "what is undone is not undone again");
 }
@@ -179,7 +180,7 @@ async fn a_mount_that_fails_is_told_as_kubelets_tell_it() {
     assert_eq!(
         why.replace(&node.dir.path().display().to_string(), ""),
         format!(
-            "mount failed: exit status 32\nMounting command: mount\nMounting arguments: -t nfs s:/e {target}\n\
+            "mount failed: exit status 32\nMounting command: mount\nMounting arguments: -t nfs -- s:/e {target}\n\
              Output: mount.nfs: Connection refused\n\n"
         )
     );
@@ -216,10 +217,10 @@ async fn s7_an_iscsi_disk_is_logged_in_to_once_a_node_and_out_of_after_its_last_
             format!("{session} --login"),
             format!("{session} -o update -n node.startup -v manual"),
             format!("{session} --rescan"),
-            "blkid -p -s TYPE -s PTTYPE -o export /dev/sdx".into(),
-            "mkfs.ext4 -F -m0 /dev/sdx".into(),
-            format!("mount -t ext4 -o defaults /dev/sdx {staged}"),
-            format!("mount -o bind {staged} {}", target("p")),
+            "blkid -p -s TYPE -s PTTYPE -o export -- /dev/sdx".into(),
+            "mkfs.ext4 -F -m0 -- /dev/sdx".into(),
+            format!("mount -t ext4 -o defaults -- /dev/sdx {staged}"),
+            format!("mount -o bind -- {staged} {}", target("p")),
         ]
     );
     node.shelf
@@ -228,21 +229,21 @@ async fn s7_an_iscsi_disk_is_logged_in_to_once_a_node_and_out_of_after_its_last_
         .unwrap();
     assert_eq!(
         node.asked(),
-        [format!("mount -o bind,ro {staged} {}", target("q"))]
+        [format!("mount -o bind,ro -- {staged} {}", target("q"))]
     );
     node.restart();
     node.shelf.tear_down("u-p").await.unwrap();
     assert_eq!(
         node.asked(),
-        [format!("umount {}", target("p"))],
+        [format!("umount -- {}", target("p"))],
         "another pod has it"
     );
     node.shelf.tear_down("u-q").await.unwrap();
     assert_eq!(
         node.asked(),
         [
-            format!("umount {}", target("q")),
-            format!("umount {staged}"),
+            format!("umount -- {}", target("q")),
+            format!("umount -- {staged}"),
             format!("{session} --logout"),
             format!("{session} -o delete"),
         ]
@@ -324,8 +325,7 @@ async fn a_chap_secret_reaches_iscsiadm_and_is_neither_written_down_nor_told() {
     let record = node
         .dir
         .path()
-        .join("pods/u-p/volumes/kubernetes.io~iscsi/pv")
-        .join(RECORD);
+        .join("pods/u-p/storage/kubernetes.io~iscsi/pv.json");
     assert!(!std::fs::read_to_string(record).unwrap().contains("hush"));
 }
 
@@ -370,5 +370,110 @@ fn a_portal_has_its_port() {
         ("[fd00::1]:860", "[fd00::1]:860"),
     ] {
         assert_eq!(iscsi::portal(given), with);
+    }
+}
+
+/// A record as a container would forge it, and as a former kubelet wrote it.
+fn former_record(staged: &str) -> String {
+    json!({
+        "source": {"iscsi": {"portals": ["192.0.2.9:3260"], "iqn": "iqn.x:y", "lun": 1, "interface": "default",
+            "filesystem": "ext4", "chap_discovery": false, "chap_session": false}},
+        "staged": staged,
+    })
+    .to_string()
+}
+
+#[tokio::test]
+async fn a3_a_record_in_a_pods_volume_is_no_record() {
+    for text in [former_record("/mnt/victim"), "garbage".into()] {
+        let mut node = Node::new();
+        for plugin in ["kubernetes.io~empty-dir", "kubernetes.io~configmap"] {
+            let volume = node.dir.path().join("pods/u-p/volumes").join(plugin).join("v");
+            std::fs::create_dir_all(&volume).unwrap();
+            std::fs::write(volume.join("vol_data.json"), &text).unwrap();
+        }
+        node.host.mounted.lock().insert("/mnt/victim".into());
+        node.restart();
+        node.shelf.tear_down("u-p").await.unwrap();
+        assert_eq!(node.asked(), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn a3_a_former_kubelets_record_is_adopted_and_where_it_is_staged_is_not_believed() {
+    let mut node = Node::new();
+    let volume = node.dir.path().join("pods/u-p/volumes/kubernetes.io~iscsi/pv");
+    std::fs::create_dir_all(volume.join("mount")).unwrap();
+    std::fs::write(volume.join("vol_data.json"), former_record("/mnt/victim")).unwrap();
+    let staged = node
+        .dir
+        .path()
+        .join("plugins/kubernetes.io/iscsi/iface-default/192.0.2.9:3260-iqn.x:y-lun-1");
+    std::fs::create_dir_all(&staged).unwrap();
+    let mounted = [volume.join("mount"), staged, "/mnt/victim".into()];
+    node.host.mounted.lock().extend(mounted);
+    node.restart();
+    node.shelf.tear_down("u-p").await.unwrap();
+    let asked = node.asked();
+    assert_eq!(asked.len(), 4, "{asked:?}");
+    assert!(!asked.iter().any(|line| line.contains("victim")), "{asked:?}");
+    assert_eq!(
+        *node.host.mounted.lock(),
+        BTreeSet::from([PathBuf::from("/mnt/victim")])
+    );
+}
+
+#[tokio::test]
+async fn a3_a_record_that_cannot_be_read_is_its_own_pods_problem_only() {
+    let node = Node::new();
+    *node.host.device.lock() = Some("/dev/sdx".into());
+    node.host.answer("blkid", 0, "TYPE=ext4\n");
+    for pod in ["p", "q"] {
+        node.shelf
+            .set_up(&wanted(&node, pod, disk(1), false).await)
+            .await
+            .unwrap();
+    }
+    let record = node
+        .dir
+        .path()
+        .join("pods/u-p/storage/kubernetes.io~iscsi/pv.json");
+    assert_eq!(record.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+    std::fs::write(&record, "garbage").unwrap();
+    node.asked();
+    // The other one ends, and leaves what the first may use; then so does the first.
+    for pod in ["q", "p"] {
+        node.shelf.tear_down(&format!("u-{pod}")).await.unwrap();
+        let target = format!("/pods/u-{pod}/volumes/kubernetes.io~iscsi/pv/mount");
+        assert_eq!(node.asked(), [format!("umount -- {target}")]);
+    }
+    assert!(!record.exists());
+}
+
+#[tokio::test]
+async fn a3_what_others_name_is_no_option_no_path_and_no_program() {
+    let node = Node::new();
+    *node.host.device.lock() = Some("/dev/sdx".into());
+    let with = |key: &str, value: &str| {
+        let mut spec = disk(1);
+        spec["iscsi"][key] = value.into();
+        spec
+    };
+    for spec in [
+        json!({"nfs": {"server": "--fstab=/x", "path": "/e"}}),
+        with("iscsiInterface", "../../../../../x"),
+        with("iscsiInterface", "a/b"),
+        with("iqn", "iqn.x:../y"),
+        with("fsType", "ext4/../../../x"),
+        with("fsType", "-x"),
+    ] {
+        let failed = node
+            .shelf
+            .set_up(&wanted(&node, "p", spec.clone(), false).await)
+            .await;
+        assert!(failed.is_err(), "{spec}");
+        let asked = node.asked();
+        let programs = |line: &&String| line.starts_with("mount") || line.starts_with("mkfs");
+        assert_eq!(asked.iter().find(programs), None, "{spec}");
     }
 }

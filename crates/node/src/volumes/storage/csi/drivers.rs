@@ -3,7 +3,6 @@
 //! registered. One whose socket has gone is forgotten.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +13,13 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::{node_info, wire};
+use crate::untrusted_fs::{Dir, Kind};
 
 /// Between two looks at the directory: reading it costs less than a watch would explain.
 const LOOK: Duration = Duration::from_secs(1);
 const TYPE: &str = "CSIPlugin";
+/// Entries of the directory that are looked at.
+const SOCKETS_MAX: usize = 4096;
 
 /// A driver that is registered.
 #[derive(Clone, Debug)]
@@ -166,16 +168,10 @@ impl Drivers {
 }
 
 fn sockets(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in match std::fs::read_dir(directory) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(found),
-        other => other?,
-    } {
-        let entry = entry?;
-        if entry.file_type()?.is_socket() {
-            found.push(entry.path());
-        }
-    }
-    found.sort();
-    Ok(found)
+    let entries = match Dir::open_named(directory) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?.entries(SOCKETS_MAX)?,
+    };
+    let sockets = entries.into_iter().filter(|e| e.kind == Kind::Socket);
+    Ok(sockets.map(|e| directory.join(e.name)).collect())
 }

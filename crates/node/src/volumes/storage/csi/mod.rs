@@ -20,7 +20,6 @@ use knarr_api::kinds::persistent_volume::{csi_attachment, sha256};
 use knarr_client::{Api, TypedApi};
 use serde::{Deserialize, Serialize};
 
-use super::filesystem::give_to;
 use super::{Failure, Storage, Terms, Tools};
 
 /// Before everything that this says, as every kubelet's.
@@ -227,6 +226,10 @@ impl Storage for Csi {
         (!self.inline).then(|| base.join(volume).join("globalmount"))
     }
 
+    fn staging_parts(&self) -> usize {
+        5
+    }
+
     fn is_possible(&self, tools: &Tools) -> Result<(), Failure> {
         let socket = if self.inline {
             self.socket(tools, PUBLISH).map_err(Failure::Publish)
@@ -243,7 +246,7 @@ impl Storage for Csi {
             return Ok(());
         }
         let publish_context = self.attachment(tools).await?;
-        std::fs::create_dir_all(at).map_err(|e| format!("cannot make {}: {e}", at.display()))?;
+        tools.make_dir(at).await?;
         let request = wire::StageRequest {
             volume_id: self.handle.clone(),
             publish_context,
@@ -271,7 +274,7 @@ impl Storage for Csi {
         let staged = staged.filter(|_| can.stage);
         // The driver makes the last directory itself.
         if let Some(parent) = target.parent() {
-            std::fs::create_dir_all(parent).map_err(|e| format!("cannot make {}: {e}", parent.display()))?;
+            tools.make_dir(parent).await?;
         }
         let request = wire::PublishRequest {
             volume_id: self.handle.clone(),
@@ -289,8 +292,8 @@ impl Storage for Csi {
         if let Some(group) = terms.fs_group.filter(|_| !can.mount_group)
             && self.is_given_to_group(about.as_deref(), terms)
         {
-            give_to(group, target, terms.read_only)
-                .map_err(|e| format!("applyFSGroup failed for vol {}: {e}", self.handle))?;
+            let given = tools.give_to(group, target, terms.read_only).await;
+            given.map_err(|e| format!("applyFSGroup failed for vol {}: {e}", self.handle))?;
         }
         Ok(())
     }
@@ -317,12 +320,7 @@ impl Storage for Csi {
             wire::call(&socket, request).await?;
         }
         for gone in [Some(at), at.parent()].into_iter().flatten() {
-            match std::fs::remove_dir(gone) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(format!("cannot remove {}: {e}", gone.display()));
-                }
-                _ => {}
-            }
+            tools.remove_dir(gone).await?;
         }
         Ok(())
     }

@@ -22,6 +22,7 @@ use tonic::Status;
 
 use super::super::{Failure, Hollow, Shelf, claimed, inline};
 use super::*;
+use crate::untrusted_fs::Pool;
 
 type Answer = Response<tonic::body::Body>;
 
@@ -200,6 +201,7 @@ impl Node {
             drivers: drivers.clone(),
             api: api.clone(),
             node: "n1".into(),
+            files: Pool::new(),
         };
         Node {
             shelf: Shelf::new(dir.path().into(), tools),

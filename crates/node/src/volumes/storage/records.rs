@@ -1,0 +1,130 @@
+//! What was set up for pods, written down before it is done, so that a kubelet that was killed half way undoes it.
+//!
+//! Records stand in the pod's directory, `storage/<plugin>/<volume>.json`, where no volume is: what is in a pod's volumes is
+//! never taken for one. A record says only what the volume is; where it is mounted and staged follows from that.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use super::Source;
+use crate::untrusted_fs::{Dir, Kind, NewFile};
+
+/// In a pod's directory.
+const DIRECTORY: &str = "storage";
+const SUFFIX: &str = ".json";
+/// A record is a page of text.
+const BYTES_MAX: usize = 256 * 1024;
+/// Where kubelets up to version 0.1 wrote it: beside the mount, in the directories of these plugins, which only the
+/// kubelet and the plugin write. The same name in a volume of any other kind was never a record.
+const FORMER: &str = "vol_data.json";
+const PLUGINS: [&str; 3] = ["kubernetes.io~csi", "kubernetes.io~iscsi", "kubernetes.io~nfs"];
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    source: Source,
+}
+
+/// A volume of a pod that has a record.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    pub plugin: &'static str,
+    pub volume: String,
+    /// The error is why the record cannot be read.
+    pub source: Result<Source, String>,
+}
+
+fn directory(pod: &Path, plugin: &str) -> PathBuf {
+    pod.join(DIRECTORY).join(plugin)
+}
+
+/// Whole, or not at all.
+pub fn write(pod: &Path, plugin: &str, volume: &str, source: &Source) -> io::Result<()> {
+    let bytes = serde_json::to_vec(&Record {
+        source: source.clone(),
+    })?;
+    let file = NewFile {
+        bytes: &bytes,
+        mode: 0o600,
+        ..NewFile::default()
+    };
+    Dir::make(&directory(pod, plugin), 0o700)?.replace(format!("{volume}{SUFFIX}"), file)
+}
+
+pub fn remove(pod: &Path, of: &Recorded) -> io::Result<()> {
+    match Dir::open(&directory(pod, of.plugin)) {
+        Ok(directory) => directory.remove_file(format!("{}{SUFFIX}", of.volume)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+/// All of a pod's. One that cannot be read is among them, and no other's problem.
+pub fn of_pod(pod: &Path) -> io::Result<Vec<Recorded>> {
+    let mut found = Vec::new();
+    for plugin in PLUGINS {
+        let directory = match Dir::open(&directory(pod, plugin)) {
+            Ok(directory) => directory,
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
+            Err(e) => return Err(e),
+        };
+        for entry in directory.entries(usize::MAX)? {
+            let name = entry.name.to_string_lossy();
+            let Some(volume) = name.strip_suffix(SUFFIX).filter(|v| !v.starts_with('.')) else {
+                continue;
+            };
+            found.push(Recorded {
+                plugin,
+                volume: volume.into(),
+                source: read(&directory, &name, plugin),
+            });
+        }
+    }
+    Ok(found)
+}
+
+fn read(directory: &Dir, name: &str, plugin: &str) -> Result<Source, String> {
+    let bytes = directory.read_whole(name, BYTES_MAX).map_err(|e| e.to_string())?;
+    let record: Record = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+    match record.source.storage().plugin() {
+        own if own == plugin => Ok(record.source),
+        other => Err(format!("a record of {other} among those of {plugin}")),
+    }
+}
+
+/// Moves the records of a former kubelet, whose pods still run, to where they are now. Where they are staged is not read from
+/// them. One that cannot be read stays, and is reported: what is mounted is unmounted with its pod.
+pub fn adopt_former(pods: &Path) -> io::Result<()> {
+    let all = match Dir::open(pods) {
+        Ok(all) => all.entries(usize::MAX)?,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    for pod in all.into_iter().filter(|e| e.kind == Kind::Directory) {
+        let pod = pods.join(&pod.name);
+        for plugin in PLUGINS {
+            let volumes = pod.join("volumes").join(plugin);
+            let Ok(open) = Dir::open(&volumes) else { continue };
+            for entry in open.entries(usize::MAX)? {
+                if let Err(error) = adopt(&pod, plugin, &volumes, &entry.name.to_string_lossy()) {
+                    warn!(path = %volumes.display(), volume = %entry.name.display(), %error, "cannot read the record of a volume");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn adopt(pod: &Path, plugin: &str, volumes: &Path, volume: &str) -> Result<(), String> {
+    let Ok(directory) = Dir::open(&volumes.join(volume)) else {
+        return Ok(());
+    };
+    if directory.kind(FORMER).map_err(|e| e.to_string())?.is_none() {
+        return Ok(());
+    }
+    let source = read(&directory, FORMER, plugin)?;
+    write(pod, plugin, volume, &source).map_err(|e| e.to_string())?;
+    directory.remove_file(FORMER).map_err(|e| e.to_string())
+}
