@@ -455,6 +455,8 @@ impl PreparedNode {
         authorities: &[CertificateDer<'_>],
         cancel: &CancellationToken,
     ) -> Result<RunningNode, Failure> {
+        knarr_node::untrusted_fs::check_kernel()
+            .map_err(|e| Failure::new("this machine cannot run pods").because(e))?;
         let node_ips = vec![config.kubelet_listen.ip().to_string()];
         let wanted = certificates::serving(&config.node_name, &node_ips);
         let mut rotation = join::open(config, wanted, "kubelet-server-current.pem")?;
