@@ -69,6 +69,7 @@ fn main() -> ExitCode {
         .chain(security::identities::SCENARIOS)
         .chain(security::certificates::SCENARIOS)
         .chain(security::bounds::SCENARIOS)
+        .chain(security::files::SCENARIOS)
         .chain(operator::SCENARIOS);
     for (name, run) in scenarios {
         let cluster = shared.clone();

@@ -1,7 +1,8 @@
 //! What hostile pods, nodes and tenants try against a real cluster.
 
-pub mod identities;
 pub mod authorities;
-pub mod certificates;
-mod openssl;
 pub mod bounds;
+pub mod certificates;
+pub mod files;
+pub mod identities;
+mod openssl;
