@@ -231,7 +231,8 @@ spec:
         "runs",
     )?;
     let uid = ns.run(&["get", "pod", "in", "-o", "jsonpath={.metadata.uid}"])?;
-    let mounts = || std::fs::read_to_string("/proc/self/mountinfo");
+    let table = format!("/proc/{}/mountinfo", ns.cluster.pid()?);
+    let mounts = || std::fs::read_to_string(&table);
     let own = format!("pods/{uid}/volume-subpaths/v/b/0");
     has(&mounts()?, &own)?;
     ns.run(&["delete", "pod", "in", "out", "--timeout=30s"])?;
