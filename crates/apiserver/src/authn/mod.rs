@@ -9,6 +9,7 @@ pub mod bootstrap_token;
 pub mod certificate;
 pub mod delegated;
 mod impersonation;
+mod jws;
 pub mod service_account;
 pub mod token_key;
 

@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use jsonwebtoken::{Header, Validation};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::{Kind, k8s_openapi, registry};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::jws;
 use super::token_key::{KeyFiles, SigningKey, VerifyingKey};
 use crate::cache::Cache;
 use crate::user::User;
@@ -84,9 +84,10 @@ impl Tokens {
         let (signing, own) = SigningKey::read(&keys.signing)?;
         let mut verifying = vec![own];
         for pem in &keys.verifying {
-            let key = VerifyingKey::read(pem)?;
-            if verifying.iter().all(|k| k.id != key.id) {
-                verifying.push(key);
+            for key in VerifyingKey::read_all(pem)? {
+                if verifying.iter().all(|k| k.id != key.id) {
+                    verifying.push(key);
+                }
             }
         }
         Ok(Tokens {
@@ -119,9 +120,6 @@ impl Tokens {
         seconds: i64,
         id: String,
     ) -> Result<String, String> {
-        let mut header = Header::new(self.signing.algorithm);
-        header.kid = Some(self.signing.id.clone());
-        header.typ = None;
         let claims = Claims {
             aud: audiences,
             exp: now.as_second() + seconds,
@@ -135,7 +133,7 @@ impl Tokens {
             ),
             bound,
         };
-        jsonwebtoken::encode(&header, &claims, &self.signing.key).map_err(|e| e.to_string())
+        jws::sign(&claims, &self.signing)
     }
 
     /// `None` unless the token is ours, of this time, for one of `audiences` (empty: this server's), and all
@@ -222,22 +220,8 @@ impl Tokens {
 
     /// What a token says that one of the keys has signed for one of the issuers; times are not looked at.
     fn claims(&self, token: &str) -> Option<Claims> {
-        let header = jsonwebtoken::decode_header(token).ok()?;
-        let keys = self
-            .verifying
-            .iter()
-            .filter(|k| k.algorithm == header.alg && header.kid.as_ref().is_none_or(|id| *id == k.id));
-        keys.into_iter().find_map(|key| {
-            let mut validation = Validation::new(key.algorithm);
-            // Times are checked against the clock that was handed in; audiences by the caller.
-            validation.validate_exp = false;
-            validation.validate_nbf = false;
-            validation.validate_aud = false;
-            validation.set_issuer(&self.issuers);
-            validation.set_required_spec_claims(&["exp", "iss"]);
-            let decoded = jsonwebtoken::decode::<Claims>(token, &key.key, &validation);
-            decoded.ok().map(|d| d.claims)
-        })
+        let claims: Claims = jws::verify(token, &self.verifying)?;
+        self.issuers.contains(&claims.iss).then_some(claims)
     }
 
     /// `/openid/v1/jwks`.

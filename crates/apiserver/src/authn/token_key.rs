@@ -1,17 +1,25 @@
 //! The keys of service-account tokens: one signs, several verify, all are published; P-256 (ES256) or RSA (RS256).
 //!
 //! A key's id is the hash of its public half in PKIX form, as kube-apiserver makes it, so that a cluster whose keys
-//! move here keeps their ids.
+//! move here keeps their ids. Keys are read as kube-apiserver reads them: private ones in PKCS#8, PKCS#1 (RSA) or SEC 1
+//! (EC), public ones in PKIX or in a certificate, several in one file, and PEM blocks that are none of these (such as
+//! EC PARAMETERS) are passed over.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk};
-use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey};
+use ring::rand::SystemRandom;
+use ring::rsa::PublicKeyComponents;
+use ring::signature::{self, EcdsaKeyPair, KeyPair, RsaKeyPair, UnparsedPublicKey, VerificationAlgorithm};
+use rustls::pki_types::pem::{PemObject, SectionKind};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::public_key::PublicKey;
+use x509_parser::x509::SubjectPublicKeyInfo;
 
 /// PEM texts of keys, as files have them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct KeyFiles {
     /// The private key that signs.
     pub signing: String,
@@ -19,155 +27,218 @@ pub struct KeyFiles {
     pub verifying: Vec<String>,
 }
 
+impl std::fmt::Debug for KeyFiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeyFiles").finish_non_exhaustive()
+    }
+}
+
+/// How a token is signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Algorithm {
+    #[serde(rename = "ES256")]
+    Es256,
+    #[serde(rename = "RS256")]
+    Rs256,
+}
+
 /// A key that signs.
 pub(super) struct SigningKey {
-    pub key: EncodingKey,
-    pub algorithm: Algorithm,
-    pub id: String,
+    pair: Pair,
+    id: String,
+}
+
+enum Pair {
+    Ec(EcdsaKeyPair),
+    Rsa(RsaKeyPair),
 }
 
 /// A key that verifies, and how it is published.
 pub(super) struct VerifyingKey {
-    pub key: DecodingKey,
+    key: UnparsedPublicKey<Vec<u8>>,
     pub algorithm: Algorithm,
     pub id: String,
     pub published: Value,
 }
 
 /// Says what was expected of a key that is none.
-const EXPECTED: &str = "expected a P-256 key (PKCS#8) or an RSA key (PKCS#1 or PKCS#8) in PEM";
+const EXPECTED: &str = "expected a P-256 key or an RSA key of 2048 bits or more, in PEM (private: PKCS#8, PKCS#1 or SEC 1; public: PKIX or a certificate)";
+
+/// The sizes of RSA keys that tokens are verified with; those that sign end at 4096 bits.
+const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 
 impl SigningKey {
+    /// The first private key of a file.
     pub fn read(pem: &str) -> Result<(Self, VerifyingKey), String> {
-        let (key, algorithm, jwk) = private(pem).ok_or(EXPECTED)?;
-        let verifying = VerifyingKey::of(&jwk, algorithm)?;
+        let pair = sections(pem).find_map(|(kind, der)| Pair::read(kind, &der));
+        let pair = pair.ok_or(EXPECTED)?;
+        let verifying = pair.public().ok_or(EXPECTED)?;
         let id = verifying.id.clone();
-        Ok((SigningKey { key, algorithm, id }, verifying))
+        Ok((SigningKey { pair, id }, verifying))
+    }
+
+    pub fn algorithm(&self) -> Algorithm {
+        match self.pair {
+            Pair::Ec(_) => Algorithm::Es256,
+            Pair::Rsa(_) => Algorithm::Rs256,
+        }
+    }
+
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, String> {
+        let random = SystemRandom::new();
+        let failed = |_| "the service-account key cannot sign".to_string();
+        match &self.pair {
+            Pair::Ec(pair) => {
+                let signature = pair.sign(&random, message).map_err(failed)?;
+                Ok(signature.as_ref().to_vec())
+            }
+            Pair::Rsa(pair) => {
+                let mut signature = vec![0; pair.public().modulus_len()];
+                pair.sign(&signature::RSA_PKCS1_SHA256, &random, message, &mut signature)
+                    .map_err(failed)?;
+                Ok(signature)
+            }
+        }
     }
 }
 
-/// A private key and its public half, which takes most of the time of reading it.
-fn private(pem: &str) -> Option<(EncodingKey, Algorithm, Jwk)> {
-    let ec = EncodingKey::from_ec_pem(pem.as_bytes()).map(|k| (k, Algorithm::ES256));
-    let rsa = || EncodingKey::from_rsa_pem(pem.as_bytes()).map(|k| (k, Algorithm::RS256));
-    let (key, algorithm) = ec.or_else(|_| rsa()).ok()?;
-    // A public RSA key reads as a private one until it is used.
-    let jwk = Jwk::from_encoding_key(&key, algorithm).ok()?;
-    Some((key, algorithm, jwk))
+impl Pair {
+    fn read(kind: SectionKind, der: &[u8]) -> Option<Self> {
+        let ec = |pkcs8: &[u8]| {
+            let signing = &signature::ECDSA_P256_SHA256_FIXED_SIGNING;
+            let pair = EcdsaKeyPair::from_pkcs8(signing, pkcs8, &SystemRandom::new());
+            pair.ok().map(Pair::Ec)
+        };
+        match kind {
+            SectionKind::PrivateKey => ec(der).or_else(|| RsaKeyPair::from_pkcs8(der).ok().map(Pair::Rsa)),
+            SectionKind::RsaPrivateKey => RsaKeyPair::from_der(der).ok().map(Pair::Rsa),
+            SectionKind::EcPrivateKey => ec(&der::pkcs8(&der::P256, der)),
+            _ => None,
+        }
+    }
+
+    fn public(&self) -> Option<VerifyingKey> {
+        match self {
+            Pair::Ec(pair) => VerifyingKey::ec(pair.public_key().as_ref()),
+            Pair::Rsa(pair) => {
+                let public = PublicKeyComponents::<Vec<u8>>::from(pair.public());
+                VerifyingKey::rsa(&public.n, &public.e)
+            }
+        }
+    }
 }
 
 impl VerifyingKey {
-    /// From a public key, or the public half of a private one.
-    pub fn read(pem: &str) -> Result<Self, String> {
-        if let Some((_, algorithm, jwk)) = private(pem) {
-            return Self::of(&jwk, algorithm);
+    /// The keys of a file: public ones, and the public halves of private ones.
+    pub fn read_all(pem: &str) -> Result<Vec<Self>, String> {
+        let keys: Vec<Self> = sections(pem)
+            .filter_map(|(kind, der)| match kind {
+                SectionKind::PublicKey => Self::pkix(&der),
+                SectionKind::Certificate => {
+                    let (_, certificate) = X509Certificate::from_der(&der).ok()?;
+                    Self::of(certificate.public_key())
+                }
+                kind => Pair::read(kind, &der)?.public(),
+            })
+            .collect();
+        if keys.is_empty() {
+            return Err(EXPECTED.into());
         }
-        let ec = DecodingKey::from_ec_pem(pem.as_bytes()).map(|k| (k, Algorithm::ES256));
-        let (key, algorithm) = ec
-            .or_else(|_| DecodingKey::from_rsa_pem(pem.as_bytes()).map(|k| (k, Algorithm::RS256)))
-            .map_err(|_| EXPECTED)?;
-        let jwk = Jwk::from_decoding_key(&key, Some(algorithm)).map_err(|_| EXPECTED)?;
-        Self::of(&jwk, algorithm)
+        Ok(keys)
     }
 
-    fn of(jwk: &Jwk, algorithm: Algorithm) -> Result<Self, String> {
-        let bytes = |text: &str| URL_SAFE_NO_PAD.decode(text).map_err(|e| e.to_string());
-        let (pkix, mut published) = match &jwk.algorithm {
-            AlgorithmParameters::EllipticCurve(ec) if ec.curve == EllipticCurve::P256 => {
-                let point = [vec![4], bytes(&ec.x)?, bytes(&ec.y)?].concat();
-                let published = json!({"kty": "EC", "crv": "P-256", "alg": "ES256", "x": ec.x, "y": ec.y});
-                (pkix(&der::P256, &point), published)
+    pub fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+        self.key.verify(message, signature).is_ok()
+    }
+
+    fn pkix(der: &[u8]) -> Option<Self> {
+        match SubjectPublicKeyInfo::from_der(der) {
+            Ok(([], info)) => Self::of(&info),
+            _ => None,
+        }
+    }
+
+    fn of(info: &SubjectPublicKeyInfo<'_>) -> Option<Self> {
+        match info.parsed().ok()? {
+            PublicKey::RSA(rsa) => Self::rsa(rsa.modulus, rsa.exponent),
+            // The form of a point does not tell its curve.
+            PublicKey::EC(point)
+                if info.algorithm.parameters.as_ref()?.as_oid().ok()?.as_bytes() == der::PRIME256V1 =>
+            {
+                Self::ec(point.data())
             }
-            AlgorithmParameters::RSA(rsa) => {
-                let numbers = [der::unsigned(&bytes(&rsa.n)?), der::unsigned(&bytes(&rsa.e)?)].concat();
-                let published = json!({"kty": "RSA", "alg": "RS256", "n": rsa.n, "e": rsa.e});
-                (pkix(&der::RSA, &der::wrap(der::SEQUENCE, &numbers)), published)
-            }
-            _ => return Err(EXPECTED.into()),
+            _ => None,
+        }
+    }
+
+    /// From an uncompressed point.
+    fn ec(point: &[u8]) -> Option<Self> {
+        let (x, y) = match point {
+            [4, numbers @ ..] if numbers.len() == 64 => numbers.split_at(32),
+            _ => return None,
         };
-        let id = URL_SAFE_NO_PAD.encode(Sha256::digest(pkix));
+        let (x, y) = (URL_SAFE_NO_PAD.encode(x), URL_SAFE_NO_PAD.encode(y));
+        let published = json!({"kty": "EC", "crv": "P-256", "alg": "ES256", "x": x, "y": y});
+        Some(Self::new(
+            Algorithm::Es256,
+            &signature::ECDSA_P256_SHA256_FIXED,
+            &der::P256,
+            point.to_vec(),
+            published,
+        ))
+    }
+
+    /// From modulus and public exponent, leading zeros or not.
+    fn rsa(n: &[u8], e: &[u8]) -> Option<Self> {
+        let significant =
+            |number: &'_ [u8]| -> Vec<u8> { number.iter().skip_while(|b| **b == 0).copied().collect() };
+        let (n, e) = (significant(n), significant(e));
+        let bits = n.len() * 8 - n.first()?.leading_zeros() as usize;
+        // An even exponent, or 1, is no exponent.
+        if !RSA_BITS.contains(&bits) || e.last()? % 2 == 0 || e == [1] {
+            return None;
+        }
+        let numbers = [der::unsigned(&n), der::unsigned(&e)].concat();
+        let (n, e) = (URL_SAFE_NO_PAD.encode(n), URL_SAFE_NO_PAD.encode(e));
+        let published = json!({"kty": "RSA", "alg": "RS256", "n": n, "e": e});
+        Some(Self::new(
+            Algorithm::Rs256,
+            &signature::RSA_PKCS1_2048_8192_SHA256,
+            &der::RSA,
+            der::wrap(der::SEQUENCE, &numbers),
+            published,
+        ))
+    }
+
+    fn new(
+        algorithm: Algorithm,
+        verification: &'static dyn VerificationAlgorithm,
+        identifier: &[u8],
+        key: Vec<u8>,
+        mut published: Value,
+    ) -> Self {
+        let id = URL_SAFE_NO_PAD.encode(Sha256::digest(der::pkix(identifier, &key)));
         published["use"] = "sig".into();
         published["kid"] = id.as_str().into();
-        Ok(VerifyingKey {
-            key: DecodingKey::from_jwk(jwk).map_err(|e| e.to_string())?,
+        VerifyingKey {
+            key: UnparsedPublicKey::new(verification, key),
             algorithm,
             id,
             published,
-        })
-    }
-}
-
-/// A public key as `SubjectPublicKeyInfo`: what it is, and its bits.
-fn pkix(algorithm: &[u8], key: &[u8]) -> Vec<u8> {
-    let bits = der::wrap(der::BIT_STRING, &[&[0], key].concat());
-    let algorithm = der::wrap(der::SEQUENCE, algorithm);
-    der::wrap(der::SEQUENCE, &[algorithm, bits].concat())
-}
-
-/// As much DER as a public key needs.
-mod der {
-    pub const SEQUENCE: u8 = 0x30;
-    pub const BIT_STRING: u8 = 0x03;
-    const INTEGER: u8 = 0x02;
-    /// id-ecPublicKey, prime256v1.
-    pub const P256: [u8; 19] = [
-        0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03,
-        0x01, 0x07,
-    ];
-    /// rsaEncryption, NULL.
-    pub const RSA: [u8; 13] = [
-        0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01, 0x05, 0x00,
-    ];
-
-    pub fn wrap(tag: u8, content: &[u8]) -> Vec<u8> {
-        let mut out = vec![tag];
-        let length = content.len();
-        let bytes = length.to_be_bytes();
-        let significant = &bytes[bytes.iter().take_while(|b| **b == 0).count()..];
-        if length < 0x80 {
-            out.extend(significant.iter().chain((length == 0).then_some(&0)));
-        } else {
-            // At most eight bytes of length.
-            out.push(0x80 | u8::try_from(significant.len()).unwrap_or(8));
-            out.extend(significant);
         }
-        out.extend(content);
-        out
-    }
-
-    pub fn unsigned(number: &[u8]) -> Vec<u8> {
-        let negative = number.first().is_some_and(|b| b & 0x80 != 0);
-        let padded = [if negative { &[0][..] } else { &[] }, number].concat();
-        wrap(INTEGER, &padded)
     }
 }
+
+/// The blocks of a PEM file, up to the first that cannot be read.
+fn sections(pem: &str) -> impl Iterator<Item = (SectionKind, Vec<u8>)> {
+    <(SectionKind, Vec<u8>)>::pem_slice_iter(pem.as_bytes()).map_while(Result::ok)
+}
+
+mod der;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    // Made with `openssl genpkey`; the ids with `openssl pkey -pubout -outform DER | openssl dgst -sha256`.
-    const EC: &str = include_str!("../../tests/keys/ec.pem");
-    const RSA: &str = include_str!("../../tests/keys/rsa.pem");
-    const RSA_PUBLIC: &str = include_str!("../../tests/keys/rsa.pub.pem");
-    const IDS: &str = include_str!("../../tests/keys/ids.txt");
-
-    #[test]
-    fn a_keys_id_is_the_hash_of_its_public_half() {
-        let ids: Vec<&str> = IDS.lines().collect();
-        for (pem, id, algorithm) in [
-            (EC, ids[0], Algorithm::ES256),
-            (RSA, ids[1], Algorithm::RS256),
-            (RSA_PUBLIC, ids[1], Algorithm::RS256),
-        ] {
-            let key = VerifyingKey::read(pem).unwrap();
-            assert_eq!((key.id.as_str(), key.algorithm), (id, algorithm));
-            assert_eq!(key.published["kid"], id);
-        }
-        assert!(
-            SigningKey::read(RSA_PUBLIC).is_err(),
-            "a public key signs nothing"
-        );
-        assert_eq!(VerifyingKey::read("").err().unwrap(), EXPECTED);
-    }
-}
+mod tests;
