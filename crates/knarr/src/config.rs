@@ -16,10 +16,13 @@ use knarr_node::kubelet::{SelfFencing, TerminationResume};
 mod access;
 mod cidr;
 mod components;
+mod etcd;
+mod files;
 mod reader;
 
 pub use access::{Access, AccessFlags};
 pub use cidr::Cidr;
+pub use etcd::{Etcd, EtcdFlags};
 use reader::{Reader, absolute, list, socket};
 
 /// What can be set by flag or environment. The same names stand in the file, in camelCase.
@@ -43,9 +46,8 @@ pub struct Flags {
     /// Where objects are kept: `embedded`, `memory` (forgets at the end) or `etcd` [default: embedded].
     #[arg(long, env = "KNARR_STORE", value_name = "ENGINE", global = true)]
     pub store: Option<String>,
-    /// etcd's client URLs, separated by commas (with `--store etcd`).
-    #[arg(long, env = "KNARR_ETCD_ENDPOINTS", value_name = "URLS", global = true)]
-    pub etcd_endpoints: Option<String>,
+    #[command(flatten)]
+    pub etcd: EtcdFlags,
     /// Addresses of Services [default: 10.96.0.0/16].
     #[arg(long, env = "KNARR_SERVICE_CIDR", value_name = "CIDR", global = true)]
     pub service_cidr: Option<String>,
@@ -201,7 +203,7 @@ pub struct Config {
     pub listen: SocketAddr,
     pub tls_sans: Vec<String>,
     pub store: StoreEngine,
-    pub etcd_endpoints: Vec<String>,
+    pub etcd: Etcd,
     pub service_cidr: Cidr,
     pub pod_cidr: Cidr,
     pub node_name: String,
@@ -269,6 +271,12 @@ impl Config {
             "/var/lib/knarr",
             absolute,
         );
+        let store = reader.get("store", "--store", &flags.store, "embedded", |s| match s {
+            "embedded" => Ok(StoreEngine::Embedded),
+            "memory" => Ok(StoreEngine::Memory),
+            "etcd" => Ok(StoreEngine::Etcd),
+            _ => Err("expected embedded, memory or etcd".into()),
+        });
         let config = Config {
             kubeconfig: reader.get(
                 "kubeconfig",
@@ -279,19 +287,8 @@ impl Config {
             ),
             listen: reader.get("listen", "--listen", &flags.listen, "127.0.0.1:6443", socket),
             tls_sans: reader.get("tlsSans", "--tls-sans", &flags.tls_sans, "", list),
-            store: reader.get("store", "--store", &flags.store, "embedded", |s| match s {
-                "embedded" => Ok(StoreEngine::Embedded),
-                "memory" => Ok(StoreEngine::Memory),
-                "etcd" => Ok(StoreEngine::Etcd),
-                _ => Err("expected embedded, memory or etcd".into()),
-            }),
-            etcd_endpoints: reader.get(
-                "etcdEndpoints",
-                "--etcd-endpoints",
-                &flags.etcd_endpoints,
-                "",
-                list,
-            ),
+            etcd: Etcd::read(&mut reader, &flags.etcd, store == StoreEngine::Etcd),
+            store,
             service_cidr: reader.get(
                 "serviceCidr",
                 "--service-cidr",
@@ -438,9 +435,6 @@ impl Config {
                 "podCidr: {} overlaps serviceCidr {}",
                 config.pod_cidr, config.service_cidr
             ));
-        }
-        if config.store == StoreEngine::Etcd && config.etcd_endpoints.is_empty() {
-            mistakes.push("etcdEndpoints: needed with the store etcd, such as http://127.0.0.1:2379".into());
         }
         if mistakes.is_empty() {
             Ok(config)

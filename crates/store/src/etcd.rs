@@ -51,8 +51,8 @@ impl std::fmt::Debug for Credentials {
 /// PEM texts.
 #[derive(Clone)]
 pub struct Tls {
-    /// Who may have signed etcd's certificate.
-    pub ca: Vec<u8>,
+    /// Who may have signed etcd's certificate; `None`: the CAs that this machine believes.
+    pub ca: Option<Vec<u8>>,
     /// Our certificate and its key.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
@@ -90,27 +90,39 @@ impl EtcdStore {
         if let Some(Credentials { user, password }) = config.credentials {
             options = options.with_user(user, password);
         }
+        // With TLS 1.3 a server that wants a certificate and gets none ends the connection after the handshake, often
+        // without its reason reaching the client.
+        let is_anonymous = config.tls.as_ref().is_some_and(|tls| tls.identity.is_none());
         if let Some(tls) = config.tls {
-            let mut wanted = TlsOptions::new().ca_certificate(Certificate::from_pem(tls.ca));
+            let mut wanted = match tls.ca {
+                Some(ca) => TlsOptions::new().ca_certificate(Certificate::from_pem(ca)),
+                None => TlsOptions::new().with_native_roots(),
+            };
             if let Some((certificate, key)) = tls.identity {
                 wanted = wanted.identity(Identity::from_pem(certificate, key));
             }
             options = options.with_tls(wanted);
         }
-        let unreachable =
-            |error: String| Error::Unavailable(format!("etcd at {}: {error}", config.endpoints.join(", ")));
+        let unreachable = |error: String| {
+            let hint = if is_anonymous {
+                " (no client certificate was shown to it)"
+            } else {
+                ""
+            };
+            Error::Unavailable(format!("etcd at {}{hint}: {error}", config.endpoints.join(", ")))
+        };
         let connecting = Client::connect(&config.endpoints, Some(options));
-        let client = connecting.await.map_err(|error| unreachable(error.to_string()))?;
+        let client = connecting.await.map_err(|error| unreachable(explained(&error)))?;
         let store = EtcdStore {
             kv: client.kv_client().max_decoding_message_size(MAX_ANSWER_BYTES),
             watches: client.watch_client().max_decoding_message_size(MAX_ANSWER_BYTES),
             prefix: Bytes::from(config.prefix),
         };
         // Connecting is lazy; whoever opens a store wants to know now.
-        store
-            .revision()
-            .await
-            .map_err(|error| unreachable(error.to_string()))?;
+        store.revision().await.map_err(|error| match error {
+            Error::Unavailable(why) => unreachable(why),
+            error => unreachable(error.to_string()),
+        })?;
         Ok(store)
     }
 
@@ -195,6 +207,21 @@ impl EtcdStore {
             "etcd did not say which revision is the oldest".into(),
         ))
     }
+}
+
+/// An error with its causes: what etcd-client and tonic say by themselves is only that it did not work, and whether
+/// a certificate was not accepted stands below that.
+fn explained(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
 }
 
 fn revision_of(header: Option<&ResponseHeader>) -> Revision {
@@ -352,7 +379,7 @@ impl Store for EtcdStore {
         // Any linearizable read says it.
         let options = GetOptions::new().with_count_only();
         let read = self.kv.clone().get(self.key(b"\0"), Some(options)).await;
-        let read = read.map_err(|error| Error::Unavailable(error.to_string()))?;
+        let read = read.map_err(|error| Error::Unavailable(explained(&error)))?;
         Ok(revision_of(read.header()))
     }
 

@@ -348,10 +348,10 @@ async fn open_store(config: &Config) -> Result<Arc<dyn knarr_store::Store>, Fail
             dir: config.data_dir.join("store"),
         },
         StoreEngine::Etcd => knarr_store::Config::Etcd(EtcdConfig {
-            endpoints: config.etcd_endpoints.clone(),
+            endpoints: config.etcd.endpoints.clone(),
             prefix: ETCD_PREFIX.into(),
             credentials: None,
-            tls: None,
+            tls: config.etcd.tls.clone(),
         }),
     };
     knarr_store::open(engine)

@@ -118,7 +118,7 @@ impl Access {
             "",
             file,
         );
-        let encryption = reader.parsed(encryption, Encryption::parse).map(Arc::new);
+        let encryption = reader.parsed_secret(encryption, Encryption::parse).map(Arc::new);
         let policy = reader.get(
             "auditPolicyFile",
             "--audit-policy-file",
@@ -181,7 +181,7 @@ impl Access {
         );
         let pem = |text: &str| Ok::<_, Vec<String>>(text.to_string());
         let keys = KeyFiles {
-            signing: reader.parsed(signing, pem).unwrap_or_default(),
+            signing: reader.parsed_secret(signing, pem).unwrap_or_default(),
             verifying: verifying
                 .into_iter()
                 .filter_map(|path| reader.parsed(Some(PathBuf::from(path)), pem))
@@ -239,32 +239,6 @@ impl Access {
                     false => Err("expected a URL that begins with https://".into()),
                 },
             ),
-        }
-    }
-}
-
-impl Reader {
-    /// What a file holds, if one is named; what is wrong with it is collected.
-    fn parsed<T>(
-        &mut self,
-        path: Option<PathBuf>,
-        parse: impl FnOnce(&str) -> Result<T, Vec<String>>,
-    ) -> Option<T> {
-        let path = path?;
-        let shown = path.display();
-        match std::fs::read_to_string(&path) {
-            Err(e) => {
-                self.mistakes.push(format!("{shown}: cannot be read: {e}"));
-                None
-            }
-            Ok(text) => match parse(&text) {
-                Ok(value) => Some(value),
-                Err(mistakes) => {
-                    self.mistakes
-                        .extend(mistakes.iter().map(|m| format!("{shown}: {m}")));
-                    None
-                }
-            },
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What is encrypted and written down of a server that is told to by its flags.
 
+use std::os::unix::fs::PermissionsExt;
+
 use crate::cluster::{Cluster, eventually, has};
 use crate::{Alone, Outcome};
 
@@ -10,7 +12,7 @@ pub const SCENARIOS: &[Alone] = &[(
 
 fn files() -> Outcome {
     let cluster = Cluster::prepare("access")?;
-    let folder = cluster.data_dir().join("settings");
+    let folder = cluster.data_dir().with_file_name("settings");
     std::fs::create_dir_all(&folder)?;
     let (keys, policy, log) = (
         folder.join("keys.yaml"),
@@ -23,6 +25,7 @@ fn files() -> Outcome {
          - resources: [secrets]\n  providers:\n  - secretbox:\n      keys:\n\
          \x20     - {name: one, secret: MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=}\n  - identity: {}\n",
     )?;
+    std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(0o600))?;
     std::fs::write(
         &policy,
         "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n\

@@ -1,6 +1,7 @@
 //! What goes wrong before a cluster is up: each a clear error that names what to do.
 
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use crate::cluster::{Cluster, eventually, has, same, text};
@@ -33,6 +34,7 @@ fn bad_config() -> Outcome {
         "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n\
          - resources: [secrets]\n  providers: [{aesgcm: {keys: [{name: k, secret: c2hvcnQ=}]}}]\n",
     )?;
+    std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(0o644))?;
     let settings = format!(
         "listen: nowhere\nstore: floppy\ncolour: red\nencryptionProviderConfig: {}\n",
         keys.display()
@@ -42,7 +44,8 @@ fn bad_config() -> Outcome {
     same(&format!("{:?}", out.status.code()), "Some(2)")?;
     let said = text(&out);
     for part in [
-        "4 mistakes",
+        "5 mistakes",
+        "keys.yaml: its mode is 0644",
         "keys.yaml: resources[0].providers[0].aesgcm.keys[0].secret: Invalid value: \"REDACTED\": 5 bytes",
         "listen: \"nowhere\": expected an address with a port",
         "expected embedded, memory or etcd",

@@ -66,9 +66,15 @@ impl<'a> Cast<'a> {
             one: &fleet.server,
             two,
             members,
-            flags: ["--store", "etcd", "--etcd-endpoints", &urls]
-                .map(String::from)
-                .to_vec(),
+            flags: [
+                "--store",
+                "etcd",
+                "--etcd-endpoints",
+                &urls,
+                "--etcd-allow-plaintext",
+            ]
+            .map(String::from)
+            .to_vec(),
         })
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -50,6 +50,7 @@ pub(super) fn lock(dir: &Path) -> Result<DirLock, Error> {
         .create(true)
         .truncate(false)
         .write(true)
+        .mode(0o600)
         .open(&path);
     let file = file.map_err(|e| failed("cannot open", &path, e))?;
     match file.try_lock() {

@@ -57,7 +57,7 @@ fn write_certificates(dir: &Path) -> Tls {
     std::fs::write(dir.join("certificate.pem"), &certificate).unwrap();
     std::fs::write(dir.join("key.pem"), key.serialize_pem()).unwrap();
     Tls {
-        ca: ca_certificate.into(),
+        ca: Some(ca_certificate.into()),
         identity: Some((certificate.into(), key.serialize_pem().into())),
     }
 }
@@ -230,9 +230,23 @@ async fn tls_with_client_certificates() {
     let mut distrusting = etcd.config("/knarr/");
     let other = TempDir::new().unwrap();
     distrusting.tls.as_mut().unwrap().ca = write_certificates(other.path()).ca;
-    for refused in [anonymous, distrusting] {
+    // etcd's CA is none that machines believe.
+    let mut of_the_machine = etcd.config("/knarr/");
+    of_the_machine.tls.as_mut().unwrap().ca = None;
+    let mut in_plaintext = etcd.config("/knarr/");
+    in_plaintext.endpoints = vec![etcd.url.replace("https", "http")];
+    in_plaintext.tls = None;
+    for (refused, why) in [
+        (anonymous, "no client certificate was shown to it"),
+        (distrusting, "invalid peer certificate"),
+        (of_the_machine, "invalid peer certificate"),
+        (in_plaintext, ""),
+    ] {
         let error = open(Config::Etcd(refused)).await.map(|_| ()).unwrap_err();
-        assert!(matches!(error, Error::Unavailable(_)), "{error}");
+        assert!(
+            matches!(&error, Error::Unavailable(told) if told.contains(&etcd.url[5..]) && told.contains(why)),
+            "{why}: {error}"
+        );
     }
 }
 
