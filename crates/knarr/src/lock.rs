@@ -1,28 +1,32 @@
-//! One knarr for one data directory: a lock that the kernel drops with the process, however that ends.
+//! One knarr for one data directory: a lock that the kernel drops with the process, however that ends. Who takes it makes
+//! the directory, and closes it to other users ([`crate::private`]).
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::command::Failure;
+use crate::private;
 
 /// The held lock; the file carries the holder's process id.
 pub struct DataDir {
     _lock: Flock<File>,
 }
 
+/// The lock's file, by which a data directory is known.
+pub const FILE: &str = "knarr.pid";
+
 fn file(data_dir: &Path) -> PathBuf {
-    data_dir.join("knarr.pid")
+    data_dir.join(FILE)
 }
 
 impl DataDir {
     /// Takes the lock, or says who holds it.
     pub fn lock(data_dir: &Path) -> Result<DataDir, Failure> {
-        std::fs::create_dir_all(data_dir).map_err(|e| {
-            Failure::new(format!("cannot create the data directory {}", data_dir.display())).because(e)
-        })?;
+        private::make_data_dir(data_dir)?;
         let path = file(data_dir);
         let failed = |e| Failure::new(format!("cannot write {}", path.display())).because(e);
         let open = File::options()
@@ -30,6 +34,8 @@ impl DataDir {
             .truncate(false)
             .read(true)
             .write(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
             .map_err(failed)?;
         let mut lock = match Flock::lock(open, FlockArg::LockExclusiveNonblock) {
@@ -45,6 +51,8 @@ impl DataDir {
             }
             Err((_, e)) => return Err(failed(e.into())),
         };
+        // Only now: nobody else makes anything in it.
+        private::repair(data_dir)?;
         lock.set_len(0).and_then(|()| lock.rewind()).map_err(failed)?;
         writeln!(lock, "{}", std::process::id()).map_err(failed)?;
         Ok(DataDir { _lock: lock })

@@ -5,6 +5,7 @@ mod config;
 mod lock;
 mod logging;
 mod node_socket;
+mod private;
 mod program_pages;
 
 use std::process::ExitCode;
@@ -81,6 +82,15 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
+    let role = match &cli.command {
+        Command::Up | Command::Agent(_) | Command::Down(_) => private::Role::Node,
+        Command::Server => private::Role::Server,
+        _ => private::Role::Client,
+    };
+    // Before there are threads, which share it.
+    if let Err(failure) = private::close_process(role) {
+        return finish(Err(failure));
+    }
     let kubeconfig_named = cli.flags.kubeconfig.is_some();
     logging::start(&config);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {

@@ -16,7 +16,8 @@ use knarr_apiserver::tls::Tls;
 use knarr_client::{Api, WatchEvent, WatchOptions};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, cluster};
+use super::Failure;
+use crate::private;
 
 /// Before a watch that ended is begun again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -76,7 +77,7 @@ async fn watch(api: &dyn Api, tls: &Tls, file: &Path) {
 fn take(tls: &Tls, pem: &str, file: &Path) -> Result<(), Failure> {
     tls.trust_clients_of(pem).map_err(Failure::new)?;
     if kept(file)?.as_deref() != Some(pem) {
-        cluster::write_private(file, pem)?;
+        private::write(file, pem)?;
         tracing::info!("knows the CA of the kubelet's clients");
     }
     Ok(())

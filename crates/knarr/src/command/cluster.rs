@@ -43,6 +43,7 @@ use super::{Failure, git_version};
 use super::{client_ca, descriptors, join};
 use crate::config::{Config, StoreEngine};
 use crate::node_socket;
+use crate::private;
 
 /// Domain of the cluster's names.
 const CLUSTER_DOMAIN: &str = "cluster.local";
@@ -81,6 +82,7 @@ impl ControlPlane {
             .map_err(|e| Failure::new("no local address").because(e))?;
         let range = ServiceRange::parse(&config.service_cidr.to_string()).map_err(Failure::new)?;
         let failed = |e| Failure::new("the cluster's keys are not usable").because(e);
+        private::make(&config.data_dir, &["pki"])?;
         let pki = Pki::open(&config.data_dir.join("pki"), Timestamp::now()).map_err(failed)?;
         let names = certificate_names(config, &range);
         let serving = pki.server(&names).map_err(failed)?;
@@ -147,7 +149,7 @@ impl ControlPlane {
             "kubernetes-admin",
             &admin,
         );
-        write_private(&config.kubeconfig, &kubeconfig)?;
+        private::write(&config.kubeconfig, &kubeconfig)?;
         let control = control_config(config, &pki, reserved);
         let metrics = control.metrics.clone();
         server.show_metrics(move || metrics.text());
@@ -359,27 +361,6 @@ async fn open_store(config: &Config) -> Result<Arc<dyn knarr_store::Store>, Fail
         .map_err(|e| Failure::new("the store does not open").because(e))
 }
 
-/// A file that only its owner reads, written whole or not at all.
-pub fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
-    use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
-    let failed = |e| Failure::new(format!("cannot write {}", path.display())).because(e);
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(failed)?;
-    }
-    let part = path.with_extension("part");
-    let mut options = std::fs::OpenOptions::new();
-    let mut file = options
-        .create(true)
-        .truncate(true)
-        .write(true)
-        .mode(0o600)
-        .open(&part)
-        .map_err(failed)?;
-    file.write_all(text.as_bytes()).map_err(failed)?;
-    std::fs::rename(&part, path).map_err(failed)
-}
-
 /// knarr's containerd for this data directory.
 pub fn containerd_config(config: &Config) -> ContainerdConfig {
     ContainerdConfig {
@@ -424,6 +405,10 @@ impl PreparedNode {
             )));
         }
         check_cgroups(config)?;
+        private::make(
+            &config.data_dir,
+            &["cni", "containerd", "containers", "kubelet", "logs", "pki", "run"],
+        )?;
         let containerd = containerd_config(config);
         let network = PodNetwork {
             bridge: config.bridge.clone(),

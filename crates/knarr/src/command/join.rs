@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use http::Uri;
+use knarr_apiserver::authn::bootstrap_token;
 use knarr_apiserver::joining::JOINERS;
 use knarr_apiserver::pki;
 use knarr_client::SystemClock;
@@ -21,11 +22,14 @@ use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio::fs::File;
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Failure, cluster};
 use crate::config::Config;
+use crate::private;
 
 /// How long a server may be away when a node joins or starts, as kubeadm waits.
 const SERVER_LIMIT: Duration = Duration::from_secs(300);
@@ -40,8 +44,18 @@ pub struct JoinArgs {
     #[arg(long, value_name = "URL", env = "KNARR_SERVER", requires = "ca_cert_hash")]
     server: Option<String>,
     /// Bootstrap token, by which the node asks for its first certificate (`knarr token create` makes one).
-    #[arg(long, env = "KNARR_TOKEN", requires = "server")]
+    #[arg(long, env = "KNARR_TOKEN", requires = "server", hide_env_values = true)]
     token: Option<String>,
+    /// A file with the bootstrap token, `-` for standard input. Arguments are shown to every user of the machine; this
+    /// one's are not.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "KNARR_TOKEN_FILE",
+        requires = "server",
+        conflicts_with = "token"
+    )]
+    token_file: Option<PathBuf>,
     /// Pin of the cluster's CA, `sha256:` and 64 digits; several if any of them is right.
     #[arg(
         long,
@@ -60,6 +74,40 @@ pub struct JoinArgs {
         conflicts_with = "server"
     )]
     bootstrap_kubeconfig: Option<PathBuf>,
+}
+
+/// A token has 23 bytes and perhaps a line break.
+const TOKEN_FILE_BYTES_MAX: u64 = 1024;
+
+impl JoinArgs {
+    async fn token(&self) -> Result<Option<String>, Failure> {
+        let Some(path) = &self.token_file else {
+            return Ok(self.token.clone());
+        };
+        let mut text = String::new();
+        let read = match path.to_str() {
+            Some("-") => {
+                let mut input = tokio::io::stdin().take(TOKEN_FILE_BYTES_MAX);
+                input.read_to_string(&mut text).await
+            }
+            _ => match File::open(path).await {
+                Ok(file) => file.take(TOKEN_FILE_BYTES_MAX).read_to_string(&mut text).await,
+                Err(e) => Err(e),
+            },
+        };
+        read.map_err(|e| {
+            Failure::new(format!("--token-file {}: cannot be read", path.display())).because(e)
+        })?;
+        let token = text.trim();
+        // What the file holds is not shown.
+        if bootstrap_token::parts(token).is_none() {
+            return Err(Failure::new(format!(
+                "--token-file {}: expected a token as `knarr token create` prints it",
+                path.display()
+            )));
+        }
+        Ok(Some(token.to_string()))
+    }
 }
 
 /// Where the cluster is, and who may say so.
@@ -81,6 +129,7 @@ pub struct Joined {
 /// Uses what the node has, and asks for what it has not.
 pub async fn join(config: &Config, args: &JoinArgs) -> Result<Joined, Failure> {
     let kept = config.data_dir.join("kubelet.kubeconfig");
+    let token = args.token().await?;
     let rotation = open(
         config,
         certificates::client(&config.node_name),
@@ -94,8 +143,10 @@ pub async fn join(config: &Config, args: &JoinArgs) -> Result<Joined, Failure> {
         }
         (None, Some(server)) => {
             let cluster = pinned(server, &args.ca_cert_hash).await?;
-            let token = args.token.clone().map(Credential::Token);
-            let bootstrap = token.map(|t| reach(&cluster, &t).map(Arc::new)).transpose()?;
+            let credential = token.clone().map(Credential::Token);
+            let bootstrap = credential
+                .map(|t| reach(&cluster, &t).map(Arc::new))
+                .transpose()?;
             (cluster, bootstrap)
         }
         (None, None) if kept.exists() => (cluster_of(&cluster::remote(&kept).await?)?, None),
@@ -106,7 +157,7 @@ pub async fn join(config: &Config, args: &JoinArgs) -> Result<Joined, Failure> {
         }
     };
     if rotation.current().is_none() {
-        first_certificate(config, &mut rotation, bootstrap.as_deref(), args.token.as_deref()).await?;
+        first_certificate(config, &mut rotation, bootstrap.as_deref(), token.as_deref()).await?;
     }
     let Some(identity) = rotation.current() else {
         return Err(Failure::new(
@@ -335,7 +386,7 @@ users:
         cluster.server,
         STANDARD.encode(pem)
     );
-    cluster::write_private(path, &text)
+    private::write(path, &text)
 }
 
 #[cfg(test)]
@@ -399,6 +450,33 @@ mod tests {
                 (Ok(authority), None) => assert_eq!(authority, shown[1], "{what}"),
                 (Err(error), Some(part)) => assert!(error.contains(part), "{what}: {error}"),
                 (found, _) => panic!("{what}: {found:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a5_a_token_can_stand_in_a_file_and_is_not_shown() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let args = JoinArgs {
+            server: None,
+            token: None,
+            token_file: Some(file.path().to_path_buf()),
+            ca_cert_hash: Vec::new(),
+            bootstrap_kubeconfig: None,
+        };
+        for (text, good) in [
+            ("abcdef.0123456789abcdef", true),
+            (" abcdef.0123456789abcdef\n", true),
+            ("abcdef.0123456789abcdeg-secret", false),
+            ("", false),
+        ] {
+            std::fs::write(file.path(), text).unwrap();
+            match args.token().await {
+                Ok(token) => assert!(
+                    good && token.as_deref() == Some("abcdef.0123456789abcdef"),
+                    "{text}"
+                ),
+                Err(e) => assert!(!good && !e.to_string().contains("secret"), "{text}: {e}"),
             }
         }
     }

@@ -129,11 +129,16 @@ impl Cluster {
     /// The same with more flags.
     pub fn launch_server_with(&self, flags: &[&str]) -> Result<(), String> {
         let mut server = Command::new(env!("CARGO_BIN_EXE_knarr"));
+        server.stdin(Stdio::null());
+        self.launch_server_by(server, flags)
+    }
+
+    /// The same by a command that runs knarr with the arguments it is given.
+    pub fn launch_server_by(&self, mut server: Command, flags: &[&str]) -> Result<(), String> {
         server.arg("server").arg("--data-dir").arg(self.data_dir());
         server.arg("--kubeconfig").arg(self.kubeconfig());
         server.args(["--listen", &format!("127.0.0.1:{}", self.port)]);
         server.args(flags);
-        server.stdin(Stdio::null());
         self.spawn(server)
     }
 

@@ -70,6 +70,7 @@ fn main() -> ExitCode {
         .chain(security::certificates::SCENARIOS)
         .chain(security::bounds::SCENARIOS)
         .chain(security::files::SCENARIOS)
+        .chain(security::at_rest::SCENARIOS)
         .chain(operator::SCENARIOS);
     for (name, run) in scenarios {
         let cluster = shared.clone();
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
     }
     let alone = crash::SCENARIOS
         .iter()
+        .chain(security::at_rest::ALONE)
         .chain(access::SCENARIOS)
         .chain(disk::SCENARIOS)
         .chain(joining::SCENARIOS)

@@ -1,5 +1,6 @@
 //! What hostile pods, nodes and tenants try against a real cluster.
 
+pub mod at_rest;
 pub mod authorities;
 pub mod bounds;
 pub mod certificates;
