@@ -130,3 +130,40 @@ fn finish(result: Result<(), command::Failure>) -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// What the units start, for systemd's unit files have no other test of their flags.
+    #[test]
+    fn a5_the_units_start_commands_that_there_are() {
+        let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
+        let mut found = 0;
+        for entry in std::fs::read_dir(units).unwrap() {
+            let path = entry.unwrap().path();
+            let unit = std::fs::read_to_string(&path).unwrap();
+            for line in unit.lines().filter_map(|l| l.strip_prefix("ExecStart=")) {
+                let words: Vec<&str> = line.split_whitespace().collect();
+                assert_eq!(words.first(), Some(&"/usr/bin/knarr"), "{}", path.display());
+                let cli = Cli::try_parse_from(&words).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                Config::load(&cli.flags).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                found += 1;
+            }
+            for variable in unit
+                .split([' ', ',', '#', '\n'])
+                .filter(|w| w.starts_with("KNARR_"))
+            {
+                let mut command = <Cli as clap::CommandFactory>::command();
+                command.build();
+                let known = command
+                    .get_arguments()
+                    .chain(command.get_subcommands().flat_map(|c| c.get_arguments()))
+                    .any(|a| a.get_env().is_some_and(|e| e == variable));
+                assert!(known, "{}: {variable}", path.display());
+            }
+        }
+        assert_eq!(found, 3);
+    }
+}
