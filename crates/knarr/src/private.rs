@@ -100,7 +100,14 @@ pub fn make_data_dir(path: &Path) -> Result<(), Failure> {
     }
     let is_ours = path.join(lock::FILE).symlink_metadata().is_ok();
     let mut entries = std::fs::read_dir(path).map_err(|e| failed("read", e))?;
-    if !is_ours && entries.next().is_some() {
+    let is_foreign = |entry: io::Result<std::fs::DirEntry>| {
+        entry.map_or(true, |e| {
+            let name = e.file_name();
+            // A disk that was just formatted has one directory; servers of one etcd are given each other's keys.
+            name != "lost+found" && !DIRECTORIES.iter().chain(&FILES).any(|own| name == *own)
+        })
+    };
+    if !is_ours && entries.any(is_foreign) {
         return Err(Failure::new(format!(
             "the directory {} is open to other users (mode {:04o}), is not empty and was never a data directory: choose another with --data-dir, or close it (chmod 0700)",
             path.display(),

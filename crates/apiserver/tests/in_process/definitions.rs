@@ -229,38 +229,3 @@ async fn a6_definitions_that_are_deleted_are_freed() {
     let caches = following(&c);
     live_often(&c, &caches, LIVES, PROPERTIES).await;
 }
-
-/// Resident memory of this process, in bytes.
-fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .unwrap();
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
-    kib * 1024
-}
-
-/// 10 000 updates and 2 000 definitions with schemas of 100 KB: a gigabyte, if they stayed. The store keeps history for
-/// some rounds, and the caches the last changes of definitions: that is there after the first tenth.
-#[tokio::test(start_paused = true)]
-#[ignore = "takes many minutes"]
-async fn a6_memory_stays_flat() {
-    const MAY_GROW_BYTES: u64 = 100 << 20;
-    let c = cluster().await;
-    let caches = following(&c);
-    for (updates, lives) in [(1_000, 200), (10_000, 2_000)] {
-        let before = resident_bytes();
-        update_often(&c, &caches, updates, 800).await;
-        let between = resident_bytes();
-        live_often(&c, &caches, lives, 800).await;
-        let after = resident_bytes();
-        println!("{updates} updates, {lives} lives: {before} {between} {after} bytes");
-        if updates == 10_000 {
-            assert!(
-                after < before + MAY_GROW_BYTES,
-                "{before} bytes before, {after} after"
-            );
-        }
-    }
-}

@@ -79,6 +79,7 @@ fn a5_a_directory_that_is_somebody_elses_is_left_alone() {
     assert_eq!(mode(&home), 0o755);
     // An empty one was made for it, and a closed one harms nobody.
     std::fs::remove_file(home.join("letter")).unwrap();
+    std::fs::create_dir(home.join("lost+found")).unwrap();
     make_data_dir(&home).unwrap();
     assert_eq!(mode(&home), 0o700);
 }

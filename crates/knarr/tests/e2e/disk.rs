@@ -22,7 +22,7 @@ impl SmallDisk {
     fn mount(at: &Path) -> Result<SmallDisk, libtest_mimic::Failed> {
         std::fs::create_dir_all(at)?;
         let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &format!("size={SIZE}"), "tmpfs"]);
+        mount.args(["-t", "tmpfs", "-o", &format!("size={SIZE},mode=0700"), "tmpfs"]);
         let out = mount.arg(at).output()?;
         if out.status.success() {
             Ok(SmallDisk(at.to_path_buf()))

@@ -271,7 +271,7 @@ fn change(ns: &Namespace) -> Outcome {
         ])?,
         "924",
     )?;
-    let editor = ns.cluster.data_dir().join("editor");
+    let editor = ns.cluster.data_dir().with_file_name("editor");
     std::fs::write(&editor, "#!/bin/sh\nsed -i 's/a: \"9\"/a: \"8\"/' \"$1\"\n")?;
     std::fs::set_permissions(&editor, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let out = ns

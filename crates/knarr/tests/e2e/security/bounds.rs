@@ -212,7 +212,7 @@ fn impersonated(ns: &Namespace) -> Outcome {
 
 fn stalled_audit_log() -> Outcome {
     let cluster = Cluster::prepare("stalled")?;
-    let folder = cluster.data_dir().join("settings");
+    let folder = cluster.data_dir().with_file_name("settings");
     std::fs::create_dir_all(&folder)?;
     let (policy, log) = (folder.join("policy.yaml"), folder.join("log"));
     std::fs::write(

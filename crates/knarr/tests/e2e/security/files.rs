@@ -39,8 +39,15 @@ fn messages(ns: &Namespace) -> Outcome {
     let key = ns.cluster.data_dir().join("pki/ca.key");
     same(&format!("{}", key.exists()), "true")?;
     let hostile = [
-        ("link", format!("rm /all/f; ln -s {} /all/f", key.display())),
-        ("fifo", "rm /all/f; mkfifo /all/f".to_string()),
+        // The kernel lets nothing take the place of a file that is mounted; the tries must not end the container.
+        (
+            "link",
+            format!(
+                "rm /all/f; ln -s {} /all/f; mv /all/g /all/f; true",
+                key.display()
+            ),
+        ),
+        ("fifo", "rm /all/f; mkfifo /all/f; true".to_string()),
         ("words", "echo words > /tm".to_string()),
     ];
     for (name, command) in &hostile {
@@ -145,7 +152,7 @@ apiVersion: v1
 kind: Pod
 metadata: {{ name: {name} }}
 spec:
-  terminationGracePeriodSeconds: 0
+  terminationGracePeriodSeconds: 1
   volumes: [{{ name: v, configMap: {{ name: {name} }} }}, {{ name: e, emptyDir: {{}} }}]
   containers:
     - name: c
@@ -176,7 +183,7 @@ apiVersion: v1
 kind: Pod
 metadata: { name: out }
 spec:
-  terminationGracePeriodSeconds: 0
+  terminationGracePeriodSeconds: 1
   volumes: [{ name: v, emptyDir: {} }]
   initContainers:
     - name: i
@@ -193,7 +200,7 @@ apiVersion: v1
 kind: Pod
 metadata: { name: in }
 spec:
-  terminationGracePeriodSeconds: 0
+  terminationGracePeriodSeconds: 1
   volumes: [{ name: v, emptyDir: {} }]
   containers:
     - name: a
