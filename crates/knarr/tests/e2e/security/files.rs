@@ -48,7 +48,7 @@ fn messages(ns: &Namespace) -> Outcome {
             ),
         ),
         ("fifo", "rm /all/f; mkfifo /all/f; true".to_string()),
-        ("words", "echo words > /tm".to_string()),
+        ("words", "printf words > /tm".to_string()),
     ];
     for (name, command) in &hostile {
         ns.apply(&format!(
@@ -81,7 +81,32 @@ spec:
     same(&message(ns, "link")?, "")?;
     same(&message(ns, "fifo")?, "")?;
     // Its own file lies over what the pod mounts there.
-    same(&message(ns, "words")?, "words")
+    same(&message(ns, "words")?, "words")?;
+    // Where the pod mounts a directory there, its own file cannot; whatever comes of that, no link in it is followed.
+    ns.apply(&format!(
+        r#"
+apiVersion: v1
+kind: Pod
+metadata: {{ name: directory }}
+spec:
+  restartPolicy: Never
+  volumes: [{{ name: v, emptyDir: {{}} }}]
+  containers:
+    - name: c
+      image: localhost/knarr/busybox:1
+      terminationMessagePath: /tm
+      command: ["sh", "-c", "rmdir /all/f; ln -s {} /all/f"]
+      volumeMounts:
+        - {{ name: v, mountPath: /all }}
+        - {{ name: v, mountPath: /tm, subPath: f }}
+"#,
+        key.display()
+    ))?;
+    let state = "jsonpath={.status.containerStatuses[0].state}";
+    let state = ns.eventually_run(&["get", "pod", "directory", "-o", state], |out| {
+        out.contains("terminated") || out.contains("Error")
+    })?;
+    same(&format!("{}", state.contains("PRIVATE KEY")), "false")
 }
 
 fn read_only(ns: &Namespace) -> Outcome {
