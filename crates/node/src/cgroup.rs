@@ -4,10 +4,10 @@
 //! exists; a hierarchy that is not there is passed over. With the systemd driver the groups are slices, and only
 //! systemd makes and limits them.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::host_fs;
 use knarr_kubelet::cgroup::{CgroupDriver, Group, properties, weight};
 use knarr_kubelet::huge_pages::{self, kernel_name};
 use tokio::process::Command;
@@ -60,7 +60,7 @@ fn memory_usage_in(root: &Path, group: &str) -> Option<i64> {
     } else {
         root.join("memory").join(group).join("memory.usage_in_bytes")
     };
-    fs::read_to_string(file).ok()?.trim().parse().ok()
+    host_fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
 /// Whether this machine has version 2 of cgroups.
@@ -70,18 +70,18 @@ pub fn is_unified() -> bool {
 
 /// Whether slices can be made on this machine.
 pub fn has_systemd() -> bool {
-    Path::new(SYSTEMD).exists()
+    host_fs::exists(SYSTEMD)
 }
 
 fn unified(root: &Path) -> bool {
-    root.join("cgroup.controllers").exists()
+    host_fs::exists(root.join("cgroup.controllers"))
 }
 
 fn has_hugetlb(root: &Path) -> io::Result<bool> {
     if !unified(root) {
-        return Ok(root.join(HUGETLB).exists());
+        return Ok(host_fs::exists(root.join(HUGETLB)));
     }
-    let controllers = fs::read_to_string(root.join("cgroup.controllers"))?;
+    let controllers = host_fs::read_to_string(root.join("cgroup.controllers"))?;
     Ok(controllers.split_whitespace().any(|c| c == HUGETLB))
 }
 
@@ -91,7 +91,7 @@ fn directories(root: &Path, group: &str) -> Vec<PathBuf> {
     if unified(root) {
         return vec![root.join(group)];
     }
-    let Ok(entries) = fs::read_dir(root) else {
+    let Ok(entries) = host_fs::read_dir(root) else {
         return Vec::new();
     };
     let mut found: Vec<PathBuf> = entries
@@ -105,7 +105,7 @@ fn directories(root: &Path, group: &str) -> Vec<PathBuf> {
 }
 
 fn set(path: PathBuf, value: String) -> io::Result<()> {
-    match fs::write(&path, value) {
+    match host_fs::write(&path, value) {
         // This controller is not here.
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
@@ -173,11 +173,11 @@ fn ensure_in(root: &Path, group: &str, limits: &Limits) -> io::Result<()> {
         ("pids", vec![("pids.max", pids(limits))]),
     ] {
         let hierarchy = root.join(controller);
-        if !hierarchy.exists() {
+        if !host_fs::exists(&hierarchy) {
             continue;
         }
         let directory = hierarchy.join(group);
-        fs::create_dir_all(&directory)?;
+        host_fs::create_dir_all(&directory)?;
         for (file, value) in files.into_iter().filter(|(_, value)| *value > 0) {
             set(directory.join(file), value.to_string())?;
         }
@@ -195,7 +195,7 @@ fn limit_huge_pages_in(root: &Path, group: &str, amounts: &huge_pages::Amounts) 
     if amounts.is_empty() || !has_hugetlb(root)? {
         return Ok(());
     }
-    fs::create_dir_all(&directory)?;
+    host_fs::create_dir_all(&directory)?;
     for (page, bytes) in amounts {
         let page = kernel_name(*page);
         // What is used, and what is promised to mappings that do not use it yet; older kernels know the first only.
@@ -214,7 +214,7 @@ fn pids(limits: &Limits) -> i64 {
 }
 
 fn ensure_unified(root: &Path, group: &str, limits: &Limits) -> io::Result<()> {
-    let controllers = fs::read_to_string(root.join("cgroup.controllers"))?;
+    let controllers = host_fs::read_to_string(root.join("cgroup.controllers"))?;
     let wanted = ["cpu", "memory", "pids", "io", "cpuset", HUGETLB];
     let enable: Vec<String> = wanted
         .iter()
@@ -225,7 +225,7 @@ fn ensure_unified(root: &Path, group: &str, limits: &Limits) -> io::Result<()> {
     for part in group.split('/').filter(|p| !p.is_empty()) {
         set(at.join("cgroup.subtree_control"), enable.join(" "))?;
         at.push(part);
-        match fs::create_dir(&at) {
+        match host_fs::create_dir(&at) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
         }
@@ -262,17 +262,19 @@ pub async fn remove(driver: CgroupDriver, group: &Group) {
 fn remove_in(root: &Path, group: &str) {
     for directory in directories(root, group) {
         // Groups the runtime left behind are empty by now.
-        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+        for entry in host_fs::read_dir(&directory).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                let _ = fs::remove_dir(entry.path());
+                let _ = host_fs::remove_dir(entry.path());
             }
         }
-        let _ = fs::remove_dir(&directory);
+        let _ = host_fs::remove_dir(&directory);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn limits() -> Limits {

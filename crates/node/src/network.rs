@@ -27,7 +27,7 @@ impl PodNetwork {
 
     /// The network that was last configured here; `None` if none was.
     fn configured(cni_conf: &Path) -> io::Result<Option<PodNetwork>> {
-        let text = match std::fs::read(cni_conf.join(Self::FILE)) {
+        let text = match crate::host_fs::read(cni_conf.join(Self::FILE)) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e),
@@ -54,7 +54,7 @@ impl PodNetwork {
     /// The sandboxes that host-local has given an address.
     fn holders(&self) -> io::Result<BTreeSet<String>> {
         let mut holders = BTreeSet::new();
-        let leases = match std::fs::read_dir(self.ipam_dir.join(Self::NAME)) {
+        let leases = match crate::host_fs::read_dir(self.ipam_dir.join(Self::NAME)) {
             Ok(leases) => leases,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(holders),
             Err(e) => return Err(e),
@@ -62,7 +62,7 @@ impl PodNetwork {
         for lease in leases {
             let path = lease?.path();
             // Its file is named for the address and says whose it is in its first line; beside them lies a lock.
-            let text = match std::fs::read_to_string(&path) {
+            let text = match crate::host_fs::read_to_string(&path) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 text => text?,
             };
@@ -73,8 +73,8 @@ impl PodNetwork {
 
     /// Writes the configuration list; containerd picks it up by itself.
     pub fn write(&self) -> io::Result<()> {
-        std::fs::create_dir_all(&self.cni_conf)?;
-        std::fs::create_dir_all(&self.ipam_dir)?;
+        crate::host_fs::create_dir_all(&self.cni_conf)?;
+        crate::host_fs::create_dir_all(&self.ipam_dir)?;
         let text = serde_json::to_vec_pretty(&self.conflist())?;
         write_atomically(&self.cni_conf.join(Self::FILE), &text)
     }
@@ -105,13 +105,13 @@ impl PodNetwork {
 
 fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let part = path.with_extension("part");
-    std::fs::write(&part, bytes)?;
-    std::fs::rename(part, path)
+    crate::host_fs::write(&part, bytes)?;
+    crate::host_fs::rename(part, path)
 }
 
 /// Removes the bridge; it is gone already on most calls' second try, which is fine.
 pub async fn remove_bridge(bridge: &str) -> io::Result<()> {
-    if !Path::new("/sys/class/net").join(bridge).exists() {
+    if !crate::host_fs::exists(Path::new("/sys/class/net").join(bridge)) {
         return Ok(());
     }
     let done = tokio::process::Command::new("ip")

@@ -85,7 +85,7 @@ pub(crate) async fn remove_sandbox(runtime: &dyn Runtime, id: &str) -> RuntimeRe
 /// Frees what is left on the machine once no pod runs: mounts under `data_dir`, the bridge, rules, cgroups.
 pub async fn free_machine(data_dir: &Path, bridge: Option<&str>) -> Vec<String> {
     let mut faults = Vec::new();
-    match std::fs::read_to_string("/proc/self/mountinfo") {
+    match crate::host_fs::read_to_string("/proc/self/mountinfo") {
         Ok(mountinfo) => {
             for mount in mounts_under(&mountinfo, data_dir) {
                 if let Err(e) = umount2(&mount, MntFlags::MNT_DETACH) {
@@ -154,24 +154,24 @@ fn unescape(field: &str) -> PathBuf {
 fn cgroup_roots() -> Vec<PathBuf> {
     let base = Path::new("/sys/fs/cgroup");
     let mut roots = vec![base.to_path_buf()];
-    if !base.join("cgroup.controllers").exists() {
-        let entries = std::fs::read_dir(base).into_iter().flatten().flatten();
-        roots.extend(entries.map(|e| e.path()).filter(|p| p.is_dir()));
+    if !crate::host_fs::exists(base.join("cgroup.controllers")) {
+        let entries = crate::host_fs::read_dir(base).into_iter().flatten().flatten();
+        roots.extend(entries.map(|e| e.path()).filter(|p| crate::host_fs::is_dir(p)));
     }
     roots
 }
 
 /// Removes a cgroup and those below it, as far as nothing runs in them: another cluster may share the tree.
 fn remove_empty_cgroups(path: &Path) {
-    let below = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let below = crate::host_fs::read_dir(path).into_iter().flatten().flatten();
     let sorted: BTreeMap<_, _> = below
-        .filter(|e| e.path().is_dir())
+        .filter(|e| crate::host_fs::is_dir(e.path()))
         .map(|e| (e.path(), ()))
         .collect();
     for child in sorted.keys() {
         remove_empty_cgroups(child);
     }
-    if let Err(e) = std::fs::remove_dir(path)
+    if let Err(e) = crate::host_fs::remove_dir(path)
         && e.kind() != io::ErrorKind::NotFound
     {
         tracing::debug!(path = %path.display(), error = %e, "a cgroup stays");

@@ -1,7 +1,7 @@
 //! The file of a certificate: certificate and key one after the other in PEM, as kubelets have it; for its owner only,
 //! written whole or not at all, so that a certificate never stands beside another's key.
 
-use std::fs;
+use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use x509_parser::pem::{Pem, parse_x509_pem};
 use x509_parser::prelude::GeneralName;
 
 use super::Identity;
+use crate::host_fs;
 
 /// Why a certificate's file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -33,12 +34,14 @@ pub fn read(path: &Path, now: Timestamp) -> Result<Option<(Held, Identity)>, Fil
         path: path.to_path_buf(),
         source,
     };
-    let text = match fs::read_to_string(path) {
+    let text = match host_fs::read_to_string(path) {
         Ok(text) => text,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(failed(e)),
     };
-    let written = fs::metadata(path).and_then(|m| m.modified()).map_err(failed)?;
+    let written = host_fs::metadata(path)
+        .and_then(|m| m.modified())
+        .map_err(failed)?;
     let obtained = Timestamp::try_from(written).map_or(now, |t| t.min(now));
     let found = split(&text).and_then(|identity| Ok((describe(&identity, obtained)?, identity)));
     if let Err(error) = &found {
@@ -52,23 +55,20 @@ pub fn write(path: &Path, identity: &Identity) -> Result<(), FileError> {
     let temporary = path.with_extension("tmp");
     let attempt = || -> io::Result<()> {
         let directory = path.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(directory)?;
+        host_fs::create_dir_all(directory)?;
         // One that was left behind may have another mode.
-        match fs::remove_file(&temporary) {
+        match host_fs::remove_file(&temporary) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }
-        let mut options = fs::OpenOptions::new();
-        let mut file = options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&temporary)?;
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600);
+        let mut file = host_fs::open_with(&mut options, &temporary)?;
         file.write_all(identity.certificate_pem.as_bytes())?;
         file.write_all(identity.key_pem.as_bytes())?;
         file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        fs::File::open(directory)?.sync_all()
+        host_fs::rename(&temporary, path)?;
+        host_fs::open(directory)?.sync_all()
     };
     attempt().map_err(|source| FileError::Io {
         doing: "write",

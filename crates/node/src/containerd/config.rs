@@ -43,13 +43,14 @@ impl ContainerdConfig {
     /// For administrators; knarr itself looks in /proc.
     pub(super) fn note_pid(&self, pid: u32) -> Result<(), ContainerdError> {
         let path = self.run.join("containerd.pid");
-        std::fs::write(&path, pid.to_string()).map_err(|source| ContainerdError::Write { path, source })
+        crate::host_fs::write(&path, pid.to_string())
+            .map_err(|source| ContainerdError::Write { path, source })
     }
 
     /// Whether the file's text is what [`write`](Self::write) would write. It is written only while no containerd
     /// runs, so this is also what a running one has read.
     pub(super) fn is_written(&self) -> bool {
-        std::fs::read_to_string(self.file()).is_ok_and(|text| text == self.text())
+        crate::host_fs::read_to_string(self.file()).is_ok_and(|text| text == self.text())
     }
 
     pub(super) fn write(&self) -> Result<(), ContainerdError> {
@@ -60,10 +61,10 @@ impl ContainerdConfig {
             })
         };
         for dir in [&self.root, &self.run, &self.cni_conf] {
-            write(dir, std::fs::create_dir_all(dir))?;
+            write(dir, crate::host_fs::create_dir_all(dir))?;
         }
         let file = self.file();
-        write(&file, std::fs::write(&file, self.text()))
+        write(&file, crate::host_fs::write(&file, self.text()))
     }
 
     fn text(&self) -> String {
@@ -139,7 +140,7 @@ disabled_plugins = [
 
 /// Whether this process may lower an oom_score_adj (has CAP_SYS_RESOURCE). Unreadable counts as no.
 pub fn can_lower_oom_score() -> bool {
-    std::fs::read_to_string("/proc/self/status").is_ok_and(|s| has_capability(&s, CAP_SYS_RESOURCE))
+    crate::host_fs::read_to_string("/proc/self/status").is_ok_and(|s| has_capability(&s, CAP_SYS_RESOURCE))
 }
 
 fn has_capability(proc_status: &str, number: u32) -> bool {

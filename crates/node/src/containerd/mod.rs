@@ -195,10 +195,7 @@ async fn supervise(config: ContainerdConfig, mut process: Process, cancel: Cance
 /// Starts the process and waits until its socket takes a connection.
 async fn launch(config: &ContainerdConfig) -> Result<Process, ContainerdError> {
     let log_path = config.log();
-    let log = std::fs::File::options()
-        .create(true)
-        .append(true)
-        .open(&log_path)
+    let log = crate::host_fs::open_with(std::fs::File::options().create(true).append(true), &log_path)
         .map_err(|source| ContainerdError::Write {
             path: log_path.clone(),
             source,
@@ -306,7 +303,7 @@ async fn end_all(config: &ContainerdConfig, found: Vec<Earlier>) -> Result<(), C
         process.end().await?;
     }
     // A socket without a process behind it only confuses the next start.
-    match std::fs::remove_file(config.socket()) {
+    match crate::host_fs::remove_file(config.socket()) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(ContainerdError::Write {
             path: config.socket(),
             source,
@@ -318,7 +315,7 @@ async fn end_all(config: &ContainerdConfig, found: Vec<Earlier>) -> Result<(), C
 /// The last lines of a log, for an error message.
 fn tail(path: &Path) -> String {
     const LINES: usize = 8;
-    match std::fs::read_to_string(path) {
+    match crate::host_fs::read_to_string(path) {
         Ok(text) => {
             let lines: Vec<&str> = text.lines().collect();
             lines[lines.len().saturating_sub(LINES)..].join("\n")

@@ -15,7 +15,7 @@ pub(super) const DIRECTORY: &str = "/run/netns";
 
 /// Makes the directory a shared mount point, if nothing is in it that this would double.
 pub(super) fn share(directory: &Path) -> io::Result<()> {
-    std::fs::create_dir_all(directory)?;
+    crate::host_fs::create_dir_all(directory)?;
     let nothing = None::<&str>;
     let shared = || {
         let flags = MsFlags::MS_SHARED | MsFlags::MS_REC;
@@ -26,7 +26,7 @@ pub(super) fn share(directory: &Path) -> io::Result<()> {
         Err(Errno::EINVAL) => {}
         other => return other.map_err(io::Error::from),
     }
-    if std::fs::read_dir(directory)?.next().is_some() {
+    if crate::host_fs::read_dir(directory)?.next().is_some() {
         return Ok(());
     }
     let flags = MsFlags::MS_BIND | MsFlags::MS_REC;

@@ -106,7 +106,7 @@ impl Earlier {
 
     /// Whether it is what starting `program` would start now: the same file, not one of the same name.
     pub(super) fn is(&self, program: &Path) -> bool {
-        let file = |path: &Path| std::fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
+        let file = |path: &Path| crate::host_fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
         let runs = file(&proc_of(self.pid).join("exe"));
         runs.is_some() && runs == on_path(program).and_then(|path| file(&path))
     }
@@ -115,14 +115,14 @@ impl Earlier {
 /// Every process of the machine with its command line: arguments with a zero byte behind each.
 pub(super) fn processes() -> io::Result<Vec<(Pid, Vec<u8>)>> {
     let mut all = Vec::new();
-    for entry in std::fs::read_dir("/proc")? {
+    for entry in crate::host_fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let pid = name.to_str().and_then(|name| name.parse().ok());
         let Some(pid) = pid.and_then(Pid::from_raw) else {
             continue;
         };
         // It may end while it is looked at.
-        if let Ok(cmdline) = std::fs::read(proc_of(pid).join("cmdline")) {
+        if let Ok(cmdline) = crate::host_fs::read(proc_of(pid).join("cmdline")) {
             all.push((pid, cmdline));
         }
     }
@@ -147,18 +147,18 @@ fn on_path(program: &Path) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
         .map(|dir| dir.join(program))
-        .find(|file| file.is_file())
+        .find(|file| crate::host_fs::is_file(file))
 }
 
 /// The processes that were started with `--config FILE` as ours is. Not those of containers, who choose their command
 /// lines as they like: they have process ids of their own, unless they were given the machine's.
 fn runs_with(file: &Path) -> io::Result<Vec<Pid>> {
-    let here = std::fs::read_link("/proc/self/ns/pid")?;
+    let here = crate::host_fs::read_link("/proc/self/ns/pid")?;
     let mut found: Vec<Pid> = processes()?
         .into_iter()
         .filter(|(_, cmdline)| is_ours(cmdline, file))
         .map(|(pid, _)| pid)
-        .filter(|pid| std::fs::read_link(proc_of(*pid).join("ns/pid")).is_ok_and(|ns| ns == here))
+        .filter(|pid| crate::host_fs::read_link(proc_of(*pid).join("ns/pid")).is_ok_and(|ns| ns == here))
         .collect();
     // While it starts a shim there is, for a moment, a copy of it.
     let copies: Vec<Pid> = found
@@ -186,7 +186,7 @@ pub(super) fn start_ticks(pid: Pid) -> Option<u64> {
 }
 
 fn stat(pid: Pid) -> Option<String> {
-    std::fs::read_to_string(proc_of(pid).join("stat")).ok()
+    crate::host_fs::read_to_string(proc_of(pid).join("stat")).ok()
 }
 
 /// A field by its number in proc(5). The second, the name, stands in brackets and may hold anything.

@@ -43,7 +43,8 @@ async fn end_shims(config: &ContainerdConfig, runs: Option<(i32, &dyn Runtime)>)
     let known = known(runtime).await.map_err(io::Error::other)?;
     for (shim, id) in shims {
         // Deleted after the shim was ended, or when containerd forgot it.
-        let folder_deleted = std::fs::metadata(proc_of(shim).join("cwd")).is_ok_and(|dir| dir.nlink() == 0);
+        let folder_deleted =
+            crate::host_fs::metadata(proc_of(shim).join("cwd")).is_ok_and(|dir| dir.nlink() == 0);
         // containerd learns of what ran before it only when it starts. What it starts itself it may not list yet.
         let earlier = began.is_some_and(|began| start_ticks(shim).is_some_and(|shim| shim < began));
         if folder_deleted || (earlier && !known.contains(&id)) {

@@ -2,12 +2,12 @@
 //!
 //! A group that is not there, or a count that the kernel does not keep, is none.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use knarr_kubelet::stats::PsiStats;
 
 use super::pressure;
+use crate::host_fs;
 
 /// More than any machine has: the kernel's way to say that there is no limit.
 const UNLIMITED_BYTES: u64 = 1 << 62;
@@ -52,13 +52,13 @@ impl Cgroups {
     fn below(root: &Path, proc_dir: &Path) -> Self {
         Cgroups {
             root: root.into(),
-            unified: root.join("cgroup.controllers").exists(),
+            unified: host_fs::exists(root.join("cgroup.controllers")),
             proc_dir: proc_dir.into(),
         }
     }
 
     fn file(&self, controller: &str, group: &str, name: &str) -> Option<String> {
-        fs::read_to_string(self.directory(controller, group).join(name)).ok()
+        host_fs::read_to_string(self.directory(controller, group).join(name)).ok()
     }
 
     fn number(&self, controller: &str, group: &str, name: &str) -> Option<u64> {
@@ -138,7 +138,7 @@ impl Cgroups {
     }
 
     fn meminfo(&self, name: &str) -> Option<u64> {
-        let text = fs::read_to_string(self.proc_dir.join("meminfo")).ok()?;
+        let text = host_fs::read_to_string(self.proc_dir.join("meminfo")).ok()?;
         let line = text
             .lines()
             .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
@@ -149,7 +149,7 @@ impl Cgroups {
     /// Of the whole machine older kernels tell it in `/proc` only.
     fn pressure(&self, group: &str, of: &str) -> Option<PsiStats> {
         let text = self.file("", group, &format!("{of}.pressure"));
-        let machine = || fs::read_to_string(self.proc_dir.join("pressure").join(of)).ok();
+        let machine = || host_fs::read_to_string(self.proc_dir.join("pressure").join(of)).ok();
         let text = text.or_else(|| (group == "/").then(machine).flatten())?;
         pressure::parse(&text)
     }
@@ -170,11 +170,11 @@ impl Cgroups {
         while let Some(directory) = open.pop().filter(|_| looked_at < GROUPS_MAX) {
             looked_at += 1;
             // A group may go while it is looked at.
-            let Ok(text) = fs::read_to_string(directory.join("cgroup.procs")) else {
+            let Ok(text) = host_fs::read_to_string(directory.join("cgroup.procs")) else {
                 continue;
             };
             count = Some(count.unwrap_or(0) + text.lines().count() as u64);
-            let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
+            let entries = host_fs::read_dir(&directory).into_iter().flatten().flatten();
             open.extend(
                 entries
                     .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
@@ -186,7 +186,7 @@ impl Cgroups {
 
     /// The group of a process, if it has one to itself.
     pub fn own_group(&self, pid: u32) -> Option<String> {
-        let text = fs::read_to_string(self.proc_dir.join(pid.to_string()).join("cgroup")).ok()?;
+        let text = host_fs::read_to_string(self.proc_dir.join(pid.to_string()).join("cgroup")).ok()?;
         let of = |controller: &str| {
             text.lines().find_map(|line| {
                 let mut parts = line.splitn(3, ':').skip(1);
@@ -203,7 +203,7 @@ impl Cgroups {
                 "memory",
             ),
         };
-        let procs = fs::read_to_string(self.directory(controller, group).join("cgroup.procs")).ok()?;
+        let procs = host_fs::read_to_string(self.directory(controller, group).join("cgroup.procs")).ok()?;
         let alone = procs.lines().all(|line| line.trim() == pid.to_string());
         (group != "/" && alone).then(|| group.to_string())
     }
@@ -220,6 +220,8 @@ fn field(text: &str, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn write(root: &Path, files: &[(&str, &str)]) {

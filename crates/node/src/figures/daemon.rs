@@ -4,7 +4,6 @@
 //! with others, as a containerd does that knarr started, is measured as a process: a group's figures would be the
 //! others' too.
 
-use std::fs;
 use std::path::Path;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -16,6 +15,7 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use super::Measuring;
 use super::cgroup::Usage;
+use crate::host_fs;
 
 const PROC: &str = "/proc";
 
@@ -53,7 +53,7 @@ struct Process {
 
 impl Process {
     fn read(proc_dir: &Path, pid: u32) -> Option<Self> {
-        let file = |name: &str| fs::read_to_string(proc_dir.join(pid.to_string()).join(name)).ok();
+        let file = |name: &str| host_fs::read_to_string(proc_dir.join(pid.to_string()).join(name)).ok();
         let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten();
         Some(Process {
             stat: file("stat")?,

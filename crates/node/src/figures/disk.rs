@@ -1,12 +1,12 @@
 //! How full filesystems are, and how much of them a directory takes.
 
-use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::sys::statvfs::statvfs;
 use tracing::debug;
 
+use crate::host_fs;
 use crate::untrusted_fs;
 pub use crate::untrusted_fs::Usage as Taken;
 
@@ -23,8 +23,8 @@ pub struct Filesystem {
 
 /// The filesystem on which `path` lies, or would lie.
 pub fn filesystem(path: &Path) -> Option<Filesystem> {
-    let there = path.ancestors().find(|p| p.exists())?;
-    let device = fs::metadata(there).ok()?.dev();
+    let there = path.ancestors().find(|p| host_fs::exists(p))?;
+    let device = host_fs::metadata(there).ok()?.dev();
     let stat = statvfs(there).ok()?;
     let unit = stat.fragment_size();
     let capacity = stat.blocks().saturating_mul(unit);
@@ -40,7 +40,7 @@ pub fn filesystem(path: &Path) -> Option<Filesystem> {
 
 /// The filesystem whose directory `path` is; none where nothing is there.
 pub fn mounted(path: &Path) -> Option<Filesystem> {
-    fs::metadata(path).ok().filter(fs::Metadata::is_dir)?;
+    host_fs::metadata(path).ok().filter(std::fs::Metadata::is_dir)?;
     filesystem(path)
 }
 
@@ -57,6 +57,8 @@ pub fn taken(directory: &Path) -> Option<Taken> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -314,7 +314,7 @@ impl Measuring<'_> {
     }
 
     fn boot_time(&self) -> Option<Time> {
-        let text = std::fs::read_to_string("/proc/stat").ok()?;
+        let text = crate::host_fs::read_to_string("/proc/stat").ok()?;
         let line = text.lines().find_map(|l| l.strip_prefix("btime "))?;
         Some(Time(Timestamp::from_second(line.trim().parse().ok()?).ok()?))
     }
@@ -411,10 +411,11 @@ impl Measuring<'_> {
     }
 
     fn rlimit(&self) -> Option<RlimitStats> {
-        let number = |path: &str| -> Option<i64> { std::fs::read_to_string(path).ok()?.trim().parse().ok() };
+        let number =
+            |path: &str| -> Option<i64> { crate::host_fs::read_to_string(path).ok()?.trim().parse().ok() };
         let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
         let most = limits.into_iter().filter_map(number).min();
-        let load = std::fs::read_to_string("/proc/loadavg").ok()?;
+        let load = crate::host_fs::read_to_string("/proc/loadavg").ok()?;
         let running = load.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok();
         Some(RlimitStats {
             time: self.time(),

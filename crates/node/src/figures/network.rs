@@ -1,7 +1,6 @@
 //! Bytes received and sent, by the interfaces that a process sees.
 
-use std::fs;
-
+use crate::host_fs;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::stats::{InterfaceStats, NetworkStats};
@@ -11,7 +10,7 @@ const DEFAULT: &str = "eth0";
 
 /// Of the network namespace of `pid` (or of `self`).
 pub(super) fn of_process(pid: &str, time: Option<Time>) -> Option<NetworkStats> {
-    let text = fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
+    let text = host_fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
     let interfaces = parse(&text);
     let default = interfaces.iter().find(|i| i.name == DEFAULT);
     let default = default.cloned().unwrap_or_default();

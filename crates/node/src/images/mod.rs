@@ -48,7 +48,7 @@ pub fn pause() -> Result<Image, ImageError> {
 /// The demo image, under `name`.
 pub fn busybox(name: &str) -> Result<Image, ImageError> {
     let path = Path::new(BUSYBOX_PROGRAM);
-    let program = std::fs::read(path).map_err(|source| ImageError::NoBusybox {
+    let program = crate::host_fs::read(path).map_err(|source| ImageError::NoBusybox {
         path: path.to_path_buf(),
         source,
     })?;
@@ -221,14 +221,14 @@ pub async fn import(socket: &Path, work_dir: &Path, image: &Image) -> Result<(),
         path: file.clone(),
         source,
     };
-    std::fs::create_dir_all(work_dir).map_err(write)?;
-    std::fs::write(&file, image.archive().map_err(write)?).map_err(write)?;
+    crate::host_fs::create_dir_all(work_dir).map_err(write)?;
+    crate::host_fs::write(&file, image.archive().map_err(write)?).map_err(write)?;
     let done = ctr(socket)
         .args(["images", "import", "--no-unpack"])
         .arg(&file)
         .output()
         .await;
-    std::fs::remove_file(&file).map_err(write)?;
+    crate::host_fs::remove_file(&file).map_err(write)?;
     let done = done.map_err(|source| ImageError::Ctr { source })?;
     if done.status.success() {
         return Ok(());

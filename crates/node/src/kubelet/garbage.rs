@@ -219,7 +219,7 @@ async fn collect_remains(shared: &Shared) -> Result<()> {
 /// Uids that have a folder on this node; with its path, where it is a folder of logs.
 fn pod_folders(shared: &Shared) -> Vec<(String, Option<std::path::PathBuf>)> {
     let names = |path: &Path| -> Vec<String> {
-        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        let entries = crate::host_fs::read_dir(path).into_iter().flatten().flatten();
         entries.filter_map(|e| e.file_name().into_string().ok()).collect()
     };
     let mut found: Vec<_> = names(&shared.config.root_dir.join("pods"))

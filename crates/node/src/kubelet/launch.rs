@@ -281,7 +281,7 @@ async fn fetch<T: Registered + Clone>(
 
 fn hosts_text(shared: &Shared, pod: &core::Pod, place: &Place) -> std::io::Result<String> {
     let node = sandbox::host_network(pod)
-        .then(|| std::fs::read_to_string("/etc/hosts"))
+        .then(|| crate::host_fs::read_to_string("/etc/hosts"))
         .transpose()?;
     let fqdn = sandbox::fqdn(pod, &shared.config);
     Ok(container::hosts_file(

@@ -27,9 +27,9 @@ impl Machine {
 
     /// Whether its kernel can confine by AppArmor: nobody switches that while it runs.
     pub(crate) fn has_app_armor(self) -> bool {
-        let enabled = || std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
+        let enabled = || crate::host_fs::read_to_string("/sys/module/apparmor/parameters/enabled");
         self.is_host()
-            && Path::new("/sys/kernel/security/apparmor").exists()
+            && crate::host_fs::exists("/sys/kernel/security/apparmor")
             && enabled().is_ok_and(|text| text.starts_with('Y'))
     }
 
@@ -50,13 +50,13 @@ impl Machine {
 
 fn huge_pages_in(directory: &Path) -> io::Result<BTreeMap<i64, i64>> {
     let mut found = BTreeMap::new();
-    for entry in std::fs::read_dir(directory)? {
+    for entry in crate::host_fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name();
         let size = name.to_str().and_then(|name| name.strip_prefix("hugepages-"));
         let kibibytes = size.and_then(|size| size.strip_suffix("kB")?.parse::<i64>().ok());
         let Some(kibibytes) = kibibytes else { continue };
-        let count = std::fs::read_to_string(entry.path().join("nr_hugepages"))?;
+        let count = crate::host_fs::read_to_string(entry.path().join("nr_hugepages"))?;
         let count = count.trim().parse().map_err(io::Error::other)?;
         found.insert(kibibytes.saturating_mul(1024), count);
     }

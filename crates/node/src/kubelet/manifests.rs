@@ -17,6 +17,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
+use crate::host_fs;
 use crate::watch::{AddWatchFlags, InotifyEvent, Watch};
 
 /// A manifest is a page of text; what is larger is none.
@@ -95,11 +96,11 @@ impl Folder {
 
     /// All files but hidden ones; or the one file, where the path names one.
     fn manifests(&self) -> Vec<PathBuf> {
-        let is_file = |path: &PathBuf| path.is_file();
-        if self.path.is_file() {
+        let is_file = |path: &PathBuf| host_fs::is_file(path);
+        if host_fs::is_file(&self.path) {
             return vec![self.path.clone()];
         }
-        let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
+        let entries = host_fs::read_dir(&self.path).into_iter().flatten().flatten();
         let paths = entries.filter(|e| !is_hidden(&e.path())).map(|e| e.path());
         let mut paths: Vec<PathBuf> = paths.filter(is_file).collect();
         paths.sort();
@@ -107,11 +108,11 @@ impl Folder {
     }
 
     fn manifest(&self, path: &Path, now: Timestamp) -> Result<core::Pod, String> {
-        let bytes = std::fs::metadata(path).map_err(|e| e.to_string())?.len();
+        let bytes = host_fs::metadata(path).map_err(|e| e.to_string())?.len();
         if bytes > MANIFEST_BYTES_MAX {
             return Err(format!("{bytes} bytes are no manifest"));
         }
-        let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
+        let text = host_fs::read_to_string(path).map_err(|e| e.to_string())?;
         let document: Value = serde_saphyr::from_str(&text).map_err(|e| e.to_string())?;
         read(&document, &path.display().to_string(), &self.node_name, now)
     }
@@ -187,7 +188,7 @@ impl Folder {
     /// The folder; that of the file, where the path names one.
     fn watched(&self) -> PathBuf {
         match self.path.parent() {
-            Some(parent) if self.path.is_file() => parent.to_path_buf(),
+            Some(parent) if host_fs::is_file(&self.path) => parent.to_path_buf(),
             _ => self.path.clone(),
         }
     }

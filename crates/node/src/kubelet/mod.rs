@@ -164,7 +164,7 @@ impl Size {
     fn of(machine: Machine) -> Self {
         match machine {
             Machine::Host => {
-                let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+                let meminfo = crate::host_fs::read_to_string("/proc/meminfo").unwrap_or_default();
                 Size {
                     cpus: std::thread::available_parallelism().map_or(1, |n| n.get()),
                     memory_bytes: container::memory_bytes(&meminfo).unwrap_or(0),

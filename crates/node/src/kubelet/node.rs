@@ -496,7 +496,7 @@ fn node_info(config: &Config, runtime: &RuntimeStatus) -> core::NodeSystemInfo {
         };
     }
     let read = |path: &str| {
-        std::fs::read_to_string(path)
+        crate::host_fs::read_to_string(path)
             .unwrap_or_default()
             .trim()
             .to_string()

@@ -97,23 +97,18 @@ impl Trust {
 }
 
 fn written(file: &Path) -> Option<Duration> {
-    let text = std::fs::read_to_string(file).ok()?;
+    let text = crate::host_fs::read_to_string(file).ok()?;
     text.trim().parse().ok().map(Duration::from_millis)
 }
 
 /// Whole, or as it was before: always as many bytes, over those that were there, in one write. No boot outlives what it says,
 /// so that it need not be on the disk.
 fn note(file: &Path, at: Duration) -> std::io::Result<()> {
-    let open = || {
-        OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(file)
-    };
+    let open =
+        || crate::host_fs::open_with(OpenOptions::new().write(true).create(true).truncate(false), file);
     let open = match open() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            std::fs::create_dir_all(file.parent().unwrap_or(Path::new("/")))?;
+            crate::host_fs::create_dir_all(file.parent().unwrap_or(Path::new("/")))?;
             open()?
         }
         other => other?,

@@ -125,7 +125,7 @@ pub(super) fn with_memory(shared: &Shared, pod: &core::Pod) -> core::Pod {
 /// By their logs (`<container>/<run>.log`), how often containers ran: of a runtime that has forgotten them, as some do
 /// when a machine starts again, nothing else tells.
 fn logged_runs(logs: &Path) -> io::Result<BTreeMap<String, i32>> {
-    let entries = match std::fs::read_dir(logs) {
+    let entries = match crate::host_fs::read_dir(logs) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
         entries => entries?,
     };
@@ -136,7 +136,7 @@ fn logged_runs(logs: &Path) -> io::Result<BTreeMap<String, i32>> {
             continue;
         }
         let mut runs = 0;
-        for log in std::fs::read_dir(container.path())? {
+        for log in crate::host_fs::read_dir(container.path())? {
             let name = log?.file_name();
             // What was rotated has more behind it.
             let run = name.to_str().and_then(|name| name.split_once(".log"));

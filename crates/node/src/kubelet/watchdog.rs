@@ -56,7 +56,7 @@ impl Watchdog {
                 (2 * FEED).as_secs()
             ));
         }
-        let device = OpenOptions::new().write(true).open(path);
+        let device = crate::host_fs::open_with(OpenOptions::new().write(true), path);
         let device = device.map_err(|e| format!("cannot open watchdog {at}: {e}"))?;
         Ok(Watchdog { device })
     }
@@ -82,7 +82,7 @@ impl Drop for Watchdog {
 /// How long the device waits, as its driver says in sysfs.
 fn timeout_of(path: &Path) -> Result<Duration, String> {
     let at = path.display();
-    let meta = std::fs::metadata(path).map_err(|e| format!("cannot see watchdog {at}: {e}"))?;
+    let meta = crate::host_fs::metadata(path).map_err(|e| format!("cannot see watchdog {at}: {e}"))?;
     let number = meta.st_rdev();
     let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
     let sysfs = match (u32::try_from(major), u32::try_from(minor)) {
@@ -91,7 +91,7 @@ fn timeout_of(path: &Path) -> Result<Duration, String> {
         }
         _ => PathBuf::from(format!("/sys/dev/char/{major}:{minor}/timeout")),
     };
-    let text = std::fs::read_to_string(&sysfs)
+    let text = crate::host_fs::read_to_string(&sysfs)
         .map_err(|e| format!("{at} does not say how long it waits ({}): {e}", sysfs.display()))?;
     let seconds = text.trim().parse();
     seconds

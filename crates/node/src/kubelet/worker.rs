@@ -362,7 +362,7 @@ impl Doer {
         if let Some(config) = &self.sandbox {
             return config.clone();
         }
-        let text = std::fs::read_to_string(&self.shared.config.resolv_conf).unwrap_or_default();
+        let text = crate::host_fs::read_to_string(&self.shared.config.resolv_conf).unwrap_or_default();
         let node = sandbox::ResolvConf::parse(&text);
         let config = sandbox::config(
             self.machine.object(),

@@ -2,11 +2,10 @@
 //! `<pod>_<namespace>_<container>-<id>.log` in one folder beside the pods' own (`/var/log/containers` beside
 //! `/var/log/pods`, where they are kept there).
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use crate::host_fs;
 use knarr_kubelet::runtime::Container;
 
 /// The longest name of a file.
@@ -31,11 +30,11 @@ fn name(container: &Container) -> String {
 
 /// Links a container's log, if there is one.
 pub fn link(folder: &Path, container: &Container, log: &Path) -> io::Result<()> {
-    if !log.exists() {
+    if !host_fs::exists(log) {
         return Ok(());
     }
-    fs::create_dir_all(folder)?;
-    match symlink(log, folder.join(name(container))) {
+    host_fs::create_dir_all(folder)?;
+    match host_fs::symlink(log, folder.join(name(container))) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         done => done,
     }
@@ -43,7 +42,7 @@ pub fn link(folder: &Path, container: &Container, log: &Path) -> io::Result<()> 
 
 /// Takes a container's link away.
 pub fn unlink(folder: &Path, container: &Container) -> io::Result<()> {
-    match fs::remove_file(folder.join(name(container))) {
+    match host_fs::remove_file(folder.join(name(container))) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         done => done,
     }
@@ -52,15 +51,15 @@ pub fn unlink(folder: &Path, container: &Container) -> io::Result<()> {
 /// Takes the links away that lead below this folder, a pod's, which is gone. A log that is being rotated is not there
 /// for a moment; its link stays.
 pub fn unlink_all_below(folder: &Path, gone: &Path) -> io::Result<()> {
-    let entries = match fs::read_dir(folder) {
+    let entries = match host_fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
     for entry in entries {
         let path = entry?.path();
         // What is no link is not ours.
-        if fs::read_link(&path).is_ok_and(|log| log.starts_with(gone)) {
-            fs::remove_file(path)?;
+        if host_fs::read_link(&path).is_ok_and(|log| log.starts_with(gone)) {
+            host_fs::remove_file(path)?;
         }
     }
     Ok(())
@@ -68,6 +67,8 @@ pub fn unlink_all_below(folder: &Path, gone: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use k8s_openapi::jiff::Timestamp;
     use knarr_api::k8s_openapi;

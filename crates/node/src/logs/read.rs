@@ -163,7 +163,7 @@ impl Log {
 /// The file that has the log's name now, if it is another than `file`.
 async fn reopened(path: &Path, file: &File) -> io::Result<Option<File>> {
     let inode = file.metadata().await?.ino();
-    match tokio::fs::metadata(path).await {
+    match crate::host_fs::nonblocking::metadata(path).await {
         Ok(now) if now.ino() == inode => Ok(None),
         Ok(_) => match open(path).await {
             Ok(new) => Ok(Some(new)),

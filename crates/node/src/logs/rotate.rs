@@ -5,7 +5,6 @@
 //! a compressed copy takes its original's place only when it is whole.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use k8s_openapi::jiff::tz::TimeZone;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::configuration::ContainerLogs;
 
+use crate::host_fs;
 use crate::runtime::RuntimeError;
 use crate::server::{Clock, Containers};
 
@@ -119,7 +119,7 @@ pub async fn rotate_if_large(
     policy: Policy,
     now: Timestamp,
 ) -> Result<(), RotateError> {
-    match tokio::fs::metadata(log).await {
+    match host_fs::nonblocking::metadata(log).await {
         Ok(file) if file.len() < policy.max_bytes => return Ok(()),
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -133,12 +133,12 @@ pub async fn rotate_if_large(
         move || make_room(&log, policy)
     };
     tokio::task::spawn_blocking(make_room).await??;
-    tokio::fs::rename(log, &rotated)
+    host_fs::nonblocking::rename(log, &rotated)
         .await
         .map_err(at("rename", log))?;
     if let Err(error) = containers.reopen_log(id).await {
         // The runtime still writes to the renamed file: its name goes back, so that users find it.
-        tokio::fs::rename(&rotated, log)
+        host_fs::nonblocking::rename(&rotated, log)
             .await
             .map_err(at("rename back", &rotated))?;
         return Err(RotateError::Reopen(error));
@@ -161,7 +161,7 @@ fn make_room(log: &Path, policy: Policy) -> Result<(), RotateError> {
         let leftover = has_extension(path, TEMPORARY)
             || !has_extension(path, COMPRESSED) && rotated.contains(&with_extension(path, COMPRESSED));
         match leftover {
-            true => fs::remove_file(path).map_err(at("remove", path))?,
+            true => host_fs::remove_file(path).map_err(at("remove", path))?,
             false => kept.push(path),
         }
     }
@@ -169,7 +169,7 @@ fn make_room(log: &Path, policy: Policy) -> Result<(), RotateError> {
     let excess = kept.len().saturating_sub(policy.max_files.saturating_sub(2));
     for (n, path) in kept.into_iter().enumerate() {
         if n < excess {
-            fs::remove_file(path).map_err(at("remove", path))?;
+            host_fs::remove_file(path).map_err(at("remove", path))?;
         } else if !has_extension(path, COMPRESSED) {
             compress(path)?;
         }
@@ -179,11 +179,11 @@ fn make_room(log: &Path, policy: Policy) -> Result<(), RotateError> {
 
 /// Removes the log of a container that is gone, and what was rotated of it.
 pub fn remove(log: &Path) -> Result<(), RotateError> {
-    if !log.parent().is_some_and(Path::exists) {
+    if !log.parent().is_some_and(host_fs::exists) {
         return Ok(());
     }
     for path in rotated_files(log)?.iter().map(PathBuf::as_path).chain([log]) {
-        match fs::remove_file(path) {
+        match host_fs::remove_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             done => done.map_err(at("remove", path))?,
         }
@@ -197,7 +197,7 @@ fn rotated_files(log: &Path) -> Result<Vec<PathBuf>, RotateError> {
     let mut prefix = log.file_name().unwrap_or_default().as_encoded_bytes().to_vec();
     prefix.push(b'.');
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder).map_err(at("list", folder))? {
+    for entry in host_fs::read_dir(folder).map_err(at("list", folder))? {
         let entry = entry.map_err(at("list", folder))?;
         if entry.file_name().as_encoded_bytes().starts_with(&prefix) {
             files.push(entry.path());
@@ -209,17 +209,17 @@ fn rotated_files(log: &Path) -> Result<Vec<PathBuf>, RotateError> {
 
 fn compress(path: &Path) -> Result<(), RotateError> {
     let temporary = with_extension(path, TEMPORARY);
-    let mut from = File::open(path).map_err(at("open", path))?;
-    let to = File::create(&temporary).map_err(at("create", &temporary))?;
+    let mut from = crate::host_fs::open(path).map_err(at("open", path))?;
+    let to = crate::host_fs::create(&temporary).map_err(at("create", &temporary))?;
     let mut encoder = GzEncoder::new(to, Compression::default());
     let written = io::copy(&mut from, &mut encoder).and_then(|_| encoder.finish()?.sync_all());
     if let Err(error) = written {
         // Also removed before the next rotation.
-        let _ = fs::remove_file(&temporary);
+        let _ = host_fs::remove_file(&temporary);
         return Err(at("write", &temporary)(error));
     }
-    fs::rename(&temporary, with_extension(path, COMPRESSED)).map_err(at("rename", &temporary))?;
-    fs::remove_file(path).map_err(at("remove", path))
+    host_fs::rename(&temporary, with_extension(path, COMPRESSED)).map_err(at("rename", &temporary))?;
+    host_fs::remove_file(path).map_err(at("remove", path))
 }
 
 fn with_extension(path: &Path, extension: &str) -> PathBuf {

@@ -441,19 +441,19 @@ pub(super) struct Own {
 
 impl Own {
     pub fn read() -> Self {
-        let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+        let statm = crate::host_fs::read_to_string("/proc/self/statm").unwrap_or_default();
         let pages: f64 = statm
             .split_whitespace()
             .nth(1)
             .and_then(|n| n.parse().ok())
             .unwrap_or(0.0);
         // Nanoseconds on a processor, of all threads of the process.
-        let threads = std::fs::read_dir("/proc/self/task")
+        let threads = crate::host_fs::read_dir("/proc/self/task")
             .into_iter()
             .flatten()
             .flatten();
         let on_cpu = threads.filter_map(|t| {
-            let text = std::fs::read_to_string(t.path().join("schedstat")).ok()?;
+            let text = crate::host_fs::read_to_string(t.path().join("schedstat")).ok()?;
             text.split_whitespace().next()?.parse::<u64>().ok()
         });
         Own {

@@ -72,7 +72,7 @@ impl RuntimeContainers {
 
 /// Whether no process of this id runs: there is none, or only what its parent has not asked for yet.
 fn has_ended(pid: u32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+    let Ok(stat) = crate::host_fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return true;
     };
     // The state stands behind the name, which may have anything in it.

@@ -24,14 +24,16 @@ pub(super) async fn serve(path: &str) -> Result<Response<Body>, Refusal> {
 async fn serve_from(root: &Path, path: &str) -> Result<Response<Body>, Refusal> {
     let wanted = below(root, path)?;
     let gone = |_| Refusal::not_found("404 page not found");
-    let meta = tokio::fs::metadata(&wanted).await.map_err(gone)?;
+    let meta = crate::host_fs::nonblocking::metadata(&wanted)
+        .await
+        .map_err(gone)?;
     if meta.is_dir() {
         return folder(&wanted, path).await;
     }
     if !meta.is_file() {
         return Err(Refusal::not_found("404 page not found"));
     }
-    let file = tokio::fs::File::open(&wanted).await.map_err(gone)?;
+    let file = crate::host_fs::nonblocking::open(&wanted).await.map_err(gone)?;
     let pieces = stream::unfold(file, |mut file| async move {
         let mut piece = vec![0; PIECE_BYTES];
         match file.read(&mut piece).await {
@@ -76,7 +78,9 @@ async fn folder(folder: &Path, path: &str) -> Result<Response<Body>, Refusal> {
         return Ok(body(head, Bytes::new()));
     }
     let mut names = Vec::new();
-    let mut entries = tokio::fs::read_dir(folder).await.map_err(Refusal::internal)?;
+    let mut entries = crate::host_fs::nonblocking::read_dir(folder)
+        .await
+        .map_err(Refusal::internal)?;
     while let Some(entry) = entries.next_entry().await.map_err(Refusal::internal)? {
         let mut name = entry.file_name().to_string_lossy().into_owned();
         if entry.file_type().await.is_ok_and(|t| t.is_dir()) {

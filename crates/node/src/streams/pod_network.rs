@@ -3,7 +3,6 @@
 //! A socket belongs for ever to the namespace it was made in. So a thread of its own enters the namespace, makes the
 //! socket and ends; the connection is then driven from where everything else runs.
 
-use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -39,7 +38,7 @@ async fn socket_in(netns: PathBuf, ip: IpAddr) -> io::Result<TcpSocket> {
     // Not one of tokio's threads: this one's namespace is changed and never changed back.
     std::thread::Builder::new().name("netns".into()).spawn(move || {
         let make = || -> io::Result<OwnedFd> {
-            let namespace = File::open(&netns)?;
+            let namespace = crate::host_fs::open(&netns)?;
             setns(namespace, CloneFlags::CLONE_NEWNET)?;
             let family = if ip.is_ipv4() {
                 AddressFamily::Inet

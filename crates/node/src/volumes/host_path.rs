@@ -1,14 +1,15 @@
 //! `hostPath`: a path of the node, checked or made as its type says.
 
-use std::fs;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use crate::host_fs;
+use std::fs::{FileType, OpenOptions};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 /// Checks, in the words users know.
 pub(super) fn check(path: &str, kind: &str) -> Result<(), String> {
     let at = Path::new(path);
-    let there = fs::metadata(at).ok();
-    let is = |test: fn(&fs::FileType) -> bool| there.as_ref().is_some_and(|m| test(&m.file_type()));
+    let there = host_fs::metadata(at).ok();
+    let is = |test: fn(&FileType) -> bool| there.as_ref().is_some_and(|m| test(&m.file_type()));
     let mistake = |what: &str| Err(format!("hostPath type check failed: {path} is not {what}"));
     match kind {
         "" => {
@@ -19,17 +20,16 @@ pub(super) fn check(path: &str, kind: &str) -> Result<(), String> {
             Ok(())
         }
         "DirectoryOrCreate" if there.is_none() => make_directory(at),
-        "FileOrCreate" if there.is_none() => fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(at)
-            .map(drop)
-            .map_err(|e| format!("cannot make {path}: {e}")),
-        "Directory" | "DirectoryOrCreate" if !is(fs::FileType::is_dir) => mistake("a directory"),
-        "File" | "FileOrCreate" if !is(fs::FileType::is_file) => mistake("a file"),
-        "Socket" if !is(fs::FileType::is_socket) => mistake("a socket file"),
-        "CharDevice" if !is(fs::FileType::is_char_device) => mistake("a character device"),
-        "BlockDevice" if !is(fs::FileType::is_block_device) => mistake("a block device"),
+        "FileOrCreate" if there.is_none() => {
+            host_fs::open_with(OpenOptions::new().write(true).create_new(true), at)
+                .map(drop)
+                .map_err(|e| format!("cannot make {path}: {e}"))
+        }
+        "Directory" | "DirectoryOrCreate" if !is(FileType::is_dir) => mistake("a directory"),
+        "File" | "FileOrCreate" if !is(FileType::is_file) => mistake("a file"),
+        "Socket" if !is(FileType::is_socket) => mistake("a socket file"),
+        "CharDevice" if !is(FileType::is_char_device) => mistake("a character device"),
+        "BlockDevice" if !is(FileType::is_block_device) => mistake("a block device"),
         "Directory" | "DirectoryOrCreate" | "File" | "FileOrCreate" | "Socket" | "CharDevice"
         | "BlockDevice" => Ok(()),
         other => Err(format!("{other:?} is not a known type of hostPath")),
@@ -37,12 +37,13 @@ pub(super) fn check(path: &str, kind: &str) -> Result<(), String> {
 }
 
 fn make_directory(at: &Path) -> Result<(), String> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(at);
-    made.map_err(|e| format!("cannot make {}: {e}", at.display()))
+    host_fs::create_dir_all_with(at, 0o755).map_err(|e| format!("cannot make {}: {e}", at.display()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

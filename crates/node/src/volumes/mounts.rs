@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Everything mounted below a directory, the innermost first.
 pub(super) fn below(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let table = crate::host_fs::read_to_string("/proc/self/mountinfo")?;
     let mut found: Vec<PathBuf> = mount_points(&table)
         .filter(|path| path.starts_with(directory))
         .collect();
@@ -14,7 +14,7 @@ pub(super) fn below(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let table = crate::host_fs::read_to_string("/proc/self/mountinfo")?;
     Ok(mount_points(&table).any(|mounted| mounted == path))
 }
 

@@ -3,6 +3,10 @@
 //! Needs root, containerd, runc and the CNI plugins; where one is missing the tests say so and pass. Everything
 //! is private to one test (directories, bridge, subnet) and gone afterwards.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests make the files that they look at by name"
+)]
 // Helpers of tests fail by panicking, as tests do.
 #![allow(clippy::unwrap_used)]
 

@@ -1,6 +1,10 @@
 //! Logs, exec, attach and port-forward through the kubelet's server into real containers: a containerd of the test's
 //! own, one pod, clients that speak as kubectl does. Needs root, containerd, runc, CNI plugins and busybox-static.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests make the files that they look at by name"
+)]
 #![allow(clippy::unwrap_used)] // a test may stop where it stands; clippy knows that only inside test functions
 
 mod client;

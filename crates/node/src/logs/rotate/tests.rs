@@ -1,5 +1,6 @@
 //! Rotation on real files, with a runtime that does as it is told or does not.
 
+use std::fs::{self, File};
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 

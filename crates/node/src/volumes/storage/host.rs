@@ -92,12 +92,12 @@ impl Host for Machine {
 
     fn device(&self, by_path: &str) -> Option<PathBuf> {
         let (folder, pattern) = by_path.rsplit_once('/')?;
-        let mut names: Vec<_> = std::fs::read_dir(folder).ok()?.flatten().collect();
+        let mut names: Vec<_> = crate::host_fs::read_dir(folder).ok()?.flatten().collect();
         names.sort_by_key(std::fs::DirEntry::file_name);
         let found = names
             .into_iter()
             .find(|entry| matches(&entry.file_name().to_string_lossy(), pattern))?;
-        found.path().canonicalize().ok()
+        crate::host_fs::canonicalize(found.path()).ok()
     }
 
     fn since_boot(&self) -> Option<Duration> {
