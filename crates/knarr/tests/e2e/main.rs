@@ -87,6 +87,7 @@ fn main() -> ExitCode {
         .chain(joining::SCENARIOS)
         .chain(security::authorities::SCENARIOS)
         .chain(security::bounds::ALONE)
+        .chain(security::stalled_disk::ALONE)
         .chain(partitions::SCENARIOS)
         .chain(shutdown::SCENARIOS)
         .chain(steps::SCENARIOS)

@@ -7,3 +7,4 @@ pub mod certificates;
 pub mod files;
 pub mod identities;
 mod openssl;
+pub mod stalled_disk;
