@@ -4,6 +4,7 @@
 //! kube-apiserver asks for; the test asks for exactly those, is denied without any one of them, and gets through with
 //! those alone.
 
+mod acting;
 mod authorizer;
 mod creates;
 mod nodes;
