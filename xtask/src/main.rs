@@ -17,6 +17,12 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("knarr-scheduler", &["knarr-api"]),
     ("knarr-controllers", &["knarr-api"]),
     ("knarr-kubelet", &["knarr-api"]),
+    ("knarr-network", &["knarr-api"]),
+    ("knarr-nftables", &[]),
+    (
+        "knarr-node-network",
+        &["knarr-api", "knarr-client", "knarr-network", "knarr-nftables"],
+    ),
     ("knarr-apiserver", &["knarr-api", "knarr-store", "knarr-client"]),
     (
         "knarr-control",
@@ -48,6 +54,8 @@ const LAYERS: &[(&str, &[&str])] = &[
             "knarr-apiserver",
             "knarr-control",
             "knarr-node",
+            "knarr-network",
+            "knarr-node-network",
         ],
     ),
 ];
@@ -58,6 +66,7 @@ const PURE: &[&str] = &[
     "knarr-scheduler",
     "knarr-controllers",
     "knarr-kubelet",
+    "knarr-network",
 ];
 const IMPURE: &[&str] = &[
     "tokio",
@@ -81,6 +90,7 @@ const ACT_AS_COMPONENTS: &[&str] = &[
     "crates/control/src",
     "crates/knarr/src",
     "crates/node/src",
+    "crates/node-network/src",
 ];
 
 /// Nothing but their own tests may depend on these.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use knarr_api::registry::{self, Registered};
-use knarr_api::{Error, Kind, ObjectKey};
+use knarr_api::{Error, Kind, Object, ObjectKey};
 use parking_lot::Mutex;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
@@ -42,8 +42,38 @@ pub struct Scope {
     pub field_selector: String,
 }
 
+/// What an informer feeds: a [`Store`], or what keeps less of each object. Only one informer feeds it.
+pub trait Sink: Send + Sync + 'static {
+    /// The object is new or has changed.
+    fn apply(&self, object: &Arc<Object>);
+    /// The object is gone; `last` is its last state, where that is known.
+    fn remove(&self, key: &ObjectKey, last: Option<&Arc<Object>>);
+    /// A full list is complete: only these objects are left.
+    fn retain(&self, keys: &BTreeSet<ObjectKey>);
+    /// All changes up to this revision have been applied; called first when the first list is complete.
+    fn advance(&self, revision: u64);
+}
+
+impl Sink for Store {
+    fn apply(&self, object: &Arc<Object>) {
+        Store::apply(self, object);
+    }
+
+    fn remove(&self, key: &ObjectKey, last: Option<&Arc<Object>>) {
+        Store::remove(self, key, last);
+    }
+
+    fn retain(&self, keys: &BTreeSet<ObjectKey>) {
+        Store::retain(self, keys);
+    }
+
+    fn advance(&self, revision: u64) {
+        Store::advance(self, revision);
+    }
+}
+
 /// Follows the API until it is dropped.
-pub async fn run(api: Arc<dyn Api>, kind: Kind, scope: Scope, store: Arc<Store>) {
+pub async fn run(api: Arc<dyn Api>, kind: Kind, scope: Scope, store: Arc<impl Sink>) {
     let mut after = None;
     let mut failures = 0;
     loop {
@@ -55,7 +85,7 @@ pub async fn run(api: Arc<dyn Api>, kind: Kind, scope: Scope, store: Arc<Store>)
         };
         let ended = match api.watch(&kind, options).await {
             Ok(stream) => {
-                let heard = follow(stream, &store, &mut after).await;
+                let heard = follow(stream, &*store, &mut after).await;
                 if heard.progressed {
                     failures = 0;
                 }
@@ -84,7 +114,7 @@ struct Heard {
 }
 
 /// Takes one watch in until it ends. `after` is where to take it up again: `None` until a full picture was there.
-async fn follow(mut stream: WatchStream, store: &Store, after: &mut Option<u64>) -> Heard {
+async fn follow(mut stream: WatchStream, store: &impl Sink, after: &mut Option<u64>) -> Heard {
     // While a first picture is being told: what of it was seen.
     let mut seen = after.is_none().then(BTreeSet::new);
     let mut progressed = false;

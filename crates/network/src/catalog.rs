@@ -1,0 +1,238 @@
+//! Services and their endpoints, reduced to what proxy and DNS need of them: some hundred bytes a Service and some
+//! tens an endpoint, however large the objects are.
+
+mod endpoints;
+mod service;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use knarr_api::k8s_openapi;
+
+pub use endpoints::{Endpoint, Slice, SlicePort};
+pub use service::{Service, ServicePort, ServiceType, TrafficPolicy};
+
+/// The transport of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+impl Protocol {
+    /// As in `protocol` of ports; absent is TCP, what is unknown is `None`.
+    pub fn parse(text: Option<&str>) -> Option<Self> {
+        match text {
+            None | Some("TCP") => Some(Protocol::Tcp),
+            Some("UDP") => Some(Protocol::Udp),
+            Some("SCTP") => Some(Protocol::Sctp),
+            Some(_) => None,
+        }
+    }
+
+    /// IANA's number, as it stands in IP headers.
+    pub fn number(self) -> u8 {
+        match self {
+            Protocol::Tcp => 6,
+            Protocol::Udp => 17,
+            Protocol::Sctp => 132,
+        }
+    }
+
+    /// As it stands in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Protocol::Tcp => "TCP",
+            Protocol::Udp => "UDP",
+            Protocol::Sctp => "SCTP",
+        }
+    }
+}
+
+/// Namespace and name of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceKey {
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
+}
+
+impl ServiceKey {
+    pub fn new(namespace: &str, name: &str) -> Self {
+        ServiceKey {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+}
+
+impl std::fmt::Display for ServiceKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Strings that many endpoints share: names of nodes, zones, namespaces.
+#[derive(Default)]
+pub(crate) struct Interner(BTreeSet<Arc<str>>);
+
+impl Interner {
+    pub fn get(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.0.get(text) {
+            return known.clone();
+        }
+        let new: Arc<str> = text.into();
+        self.0.insert(new.clone());
+        new
+    }
+
+    fn shrink(&mut self) {
+        self.0.retain(|text| Arc::strong_count(text) > 1);
+    }
+}
+
+/// All Services and EndpointSlices of the cluster.
+#[derive(Default)]
+pub struct Catalog {
+    services: BTreeMap<ServiceKey, Service>,
+    /// By Service, then by the slice's name. Slices may be there before their Service and after it.
+    slices: BTreeMap<ServiceKey, BTreeMap<Box<str>, Slice>>,
+    /// Which Service a slice belongs to, by the slice's namespace and name.
+    owners: BTreeMap<(Arc<str>, Box<str>), ServiceKey>,
+    /// Services by their cluster IPs, for reverse look-ups.
+    by_cluster_ip: BTreeMap<IpAddr, ServiceKey>,
+    interner: Interner,
+    removals: usize,
+}
+
+/// After so many removals strings that nothing uses any more are let go.
+const SHRINK_AFTER_REMOVALS: usize = 1024;
+
+impl Catalog {
+    /// Takes a Service in. Its key, unless nothing that is kept of it has changed.
+    pub fn apply_service(&mut self, service: &core::Service) -> Option<ServiceKey> {
+        let key = self.key(
+            service.metadata.namespace.as_deref()?,
+            service.metadata.name.as_deref()?,
+        );
+        let new = Service::of(service, &mut self.interner);
+        if self.services.get(&key) == Some(&new) {
+            return None;
+        }
+        self.forget_addresses(&key);
+        for ip in &new.cluster_ips {
+            self.by_cluster_ip.insert(*ip, key.clone());
+        }
+        self.services.insert(key.clone(), new);
+        Some(key)
+    }
+
+    /// The Service is gone. Its key, if it was known.
+    pub fn remove_service(&mut self, namespace: &str, name: &str) -> Option<ServiceKey> {
+        let key = self.key(namespace, name);
+        self.forget_addresses(&key);
+        self.services.remove(&key)?;
+        self.removed();
+        Some(key)
+    }
+
+    /// Takes an EndpointSlice in. The Services it changes: usually one, two if its label names another one than before.
+    pub fn apply_slice(&mut self, slice: &EndpointSlice) -> Vec<ServiceKey> {
+        let (Some(namespace), Some(name)) = (
+            slice.metadata.namespace.as_deref(),
+            slice.metadata.name.as_deref(),
+        ) else {
+            return Vec::new();
+        };
+        let Some(service) = endpoints::service_name(slice) else {
+            return self.remove_slice(namespace, name).into_iter().collect();
+        };
+        let key = self.key(namespace, service);
+        let mut changed = Vec::new();
+        let owner = (key.namespace.clone(), Box::from(name));
+        if self.owners.get(&owner).is_some_and(|before| *before != key) {
+            changed.extend(self.remove_slice(namespace, name));
+        }
+        let new = Slice::of(slice, &mut self.interner);
+        let slices = self.slices.entry(key.clone()).or_default();
+        if slices.get(name) != Some(&new) {
+            slices.insert(name.into(), new);
+            self.owners.insert(owner, key.clone());
+            changed.push(key);
+        }
+        changed
+    }
+
+    /// The EndpointSlice is gone. The Service it belonged to, if it was known.
+    pub fn remove_slice(&mut self, namespace: &str, name: &str) -> Option<ServiceKey> {
+        let owner = (self.interner.get(namespace), Box::from(name));
+        let key = self.owners.remove(&owner)?;
+        if let Some(slices) = self.slices.get_mut(&key) {
+            slices.remove(name);
+            if slices.is_empty() {
+                self.slices.remove(&key);
+            }
+        }
+        self.removed();
+        Some(key)
+    }
+
+    pub fn service(&self, key: &ServiceKey) -> Option<&Service> {
+        self.services.get(key)
+    }
+
+    /// By namespace and name, without a key at hand.
+    pub fn service_named(&self, namespace: &str, name: &str) -> Option<(&ServiceKey, &Service)> {
+        self.services.get_key_value(&ServiceKey::new(namespace, name))
+    }
+
+    /// All Services, in the order of namespace and name.
+    pub fn services(&self) -> impl Iterator<Item = (&ServiceKey, &Service)> {
+        self.services.iter()
+    }
+
+    /// The slices of a Service, in the order of their names.
+    pub fn slices(&self, key: &ServiceKey) -> impl Iterator<Item = &Slice> {
+        self.slices.get(key).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// The Service that has this cluster IP.
+    pub fn by_cluster_ip(&self, ip: IpAddr) -> Option<&ServiceKey> {
+        self.by_cluster_ip.get(&ip)
+    }
+
+    /// Namespaces and names of all slices.
+    pub fn slice_names(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.owners
+            .keys()
+            .map(|(namespace, name)| (&**namespace, &**name))
+    }
+
+    fn key(&mut self, namespace: &str, name: &str) -> ServiceKey {
+        ServiceKey {
+            namespace: self.interner.get(namespace),
+            name: self.interner.get(name),
+        }
+    }
+
+    fn forget_addresses(&mut self, key: &ServiceKey) {
+        for ip in self.services.get(key).into_iter().flat_map(|s| &s.cluster_ips) {
+            if self.by_cluster_ip.get(ip) == Some(key) {
+                self.by_cluster_ip.remove(ip);
+            }
+        }
+    }
+
+    fn removed(&mut self) {
+        self.removals += 1;
+        if self.removals >= SHRINK_AFTER_REMOVALS {
+            self.removals = 0;
+            self.interner.shrink();
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! An EndpointSlice as proxy and DNS know it.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use knarr_api::k8s_openapi;
+
+use super::{Interner, Protocol};
+
+/// Label of the Service a slice belongs to.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// A port of all the slice's endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    pub name: Arc<str>,
+    pub protocol: Protocol,
+    /// `None` is "all ports", which proxies have no use for.
+    pub port: Option<u16>,
+}
+
+/// One address behind a Service, with its conditions as consumers shall read them (absent `ready` is true, absent
+/// `serving` is as `ready`, absent `terminating` is false).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The first of its addresses; the others stand for the same backend and are not used, as in kube-proxy.
+    pub address: IpAddr,
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+    pub hostname: Option<Box<str>>,
+    pub node: Option<Arc<str>>,
+    pub zone: Option<Arc<str>>,
+    /// `hints.forZones`.
+    pub zone_hints: Box<[Arc<str>]>,
+    /// `hints.forNodes`.
+    pub node_hints: Box<[Arc<str>]>,
+    /// The name of the Pod it targets.
+    pub pod: Option<Box<str>>,
+}
+
+/// The endpoints of one slice, all of one address family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    pub ports: Box<[SlicePort]>,
+    pub endpoints: Box<[Endpoint]>,
+}
+
+/// The Service that a slice names.
+pub(super) fn service_name(slice: &EndpointSlice) -> Option<&str> {
+    let labels = slice.metadata.labels.as_ref()?;
+    labels
+        .get(SERVICE_NAME)
+        .map(String::as_str)
+        .filter(|name| !name.is_empty())
+}
+
+impl Slice {
+    /// Slices of names (`addressType: FQDN`) have no endpoints here.
+    pub(super) fn of(slice: &EndpointSlice, interner: &mut Interner) -> Self {
+        let ports = slice.ports.iter().flatten().filter_map(|p| {
+            Some(SlicePort {
+                name: interner.get(p.name.as_deref().unwrap_or_default()),
+                protocol: Protocol::parse(p.protocol.as_deref())?,
+                port: p.port.and_then(|n| u16::try_from(n).ok()),
+            })
+        });
+        let ports = ports.collect();
+        let is_v6 = slice.address_type == "IPv6";
+        let endpoints = slice.endpoints.iter().flatten().filter_map(|endpoint| {
+            let address: IpAddr = endpoint.addresses.first()?.parse().ok()?;
+            if address.is_ipv6() != is_v6 {
+                return None;
+            }
+            let conditions = endpoint.conditions.as_ref();
+            let ready = conditions.and_then(|c| c.ready).unwrap_or(true);
+            let hints = endpoint.hints.as_ref();
+            let zones = hints.and_then(|h| h.for_zones.as_ref()).into_iter().flatten();
+            let nodes = hints.and_then(|h| h.for_nodes.as_ref()).into_iter().flatten();
+            let target = endpoint.target_ref.as_ref();
+            let pod = target.filter(|t| t.kind.as_deref() == Some("Pod"));
+            Some(Endpoint {
+                address,
+                ready,
+                serving: conditions.and_then(|c| c.serving).unwrap_or(ready),
+                terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
+                hostname: endpoint.hostname.as_deref().map(Into::into),
+                node: endpoint.node_name.as_deref().map(|n| interner.get(n)),
+                zone: endpoint.zone.as_deref().map(|z| interner.get(z)),
+                zone_hints: zones.map(|z| interner.get(&z.name)).collect(),
+                node_hints: nodes.map(|n| interner.get(&n.name)).collect(),
+                pod: pod.and_then(|t| t.name.as_deref()).map(Into::into),
+            })
+        });
+        Slice {
+            endpoints: match slice.address_type.as_str() {
+                "IPv4" | "IPv6" => endpoints.collect(),
+                _ => Box::default(),
+            },
+            ports,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn service(spec: Value) -> core::Service {
+    serde_json::from_value(json!({"metadata": {"namespace": "ns", "name": "web"}, "spec": spec})).unwrap()
+}
+
+fn slice(name: &str, service: &str, endpoints: Value) -> EndpointSlice {
+    serde_json::from_value(json!({
+        "metadata": {"namespace": "ns", "name": name, "labels": {"kubernetes.io/service-name": service}},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8080}],
+        "endpoints": endpoints,
+    }))
+    .unwrap()
+}
+
+#[test]
+fn n2_a_service_changes_only_by_what_is_kept_of_it() {
+    let mut catalog = Catalog::default();
+    let plain = json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1"], "ports": [{"port": 80, "nodePort": 30080}]});
+    let key = catalog.apply_service(&service(plain.clone())).unwrap();
+    assert_eq!(key.to_string(), "ns/web");
+    let mut same = service(plain);
+    same.metadata.annotations = Some([("a".to_string(), "b".to_string())].into());
+    assert_eq!(catalog.apply_service(&same), None);
+    assert_eq!(catalog.by_cluster_ip("10.0.0.1".parse().unwrap()), Some(&key));
+    let moved =
+        service(json!({"clusterIP": "10.0.0.2", "clusterIPs": ["10.0.0.2"], "ports": [{"port": 80}]}));
+    assert!(catalog.apply_service(&moved).is_some());
+    assert_eq!(catalog.by_cluster_ip("10.0.0.1".parse().unwrap()), None);
+    assert!(catalog.remove_service("ns", "web").is_some());
+    assert!(catalog.remove_service("ns", "web").is_none());
+    assert_eq!(catalog.by_cluster_ip("10.0.0.2".parse().unwrap()), None);
+}
+
+#[test]
+fn n2_conditions_that_are_absent_are_read_as_the_api_documents_them() {
+    for (conditions, ready, serving, terminating) in [
+        (json!(null), true, true, false),
+        (json!({"ready": false}), false, false, false),
+        (
+            json!({"ready": false, "serving": true, "terminating": true}),
+            false,
+            true,
+            true,
+        ),
+    ] {
+        let mut catalog = Catalog::default();
+        let endpoints = json!([{"addresses": ["10.1.0.1", "10.1.0.2"], "conditions": conditions}]);
+        let changed = catalog.apply_slice(&slice("web-1", "web", endpoints));
+        let kept: Vec<_> = catalog.slices(&changed[0]).flat_map(|s| &s.endpoints).collect();
+        assert_eq!(
+            kept.len(),
+            1,
+            "an endpoint is one backend however many addresses it has"
+        );
+        assert_eq!(
+            (kept[0].ready, kept[0].serving, kept[0].terminating),
+            (ready, serving, terminating)
+        );
+    }
+}
+
+#[test]
+fn n2_a_slice_follows_its_label_from_one_service_to_another() {
+    let mut catalog = Catalog::default();
+    let endpoints = json!([{"addresses": ["10.1.0.1"]}]);
+    assert_eq!(
+        catalog.apply_slice(&slice("s", "web", endpoints.clone())).len(),
+        1
+    );
+    assert_eq!(
+        catalog.apply_slice(&slice("s", "web", endpoints.clone())).len(),
+        0
+    );
+    let changed = catalog.apply_slice(&slice("s", "api", endpoints));
+    let names: Vec<_> = changed.iter().map(|k| &*k.name).collect();
+    assert_eq!(names, ["web", "api"]);
+    assert_eq!(catalog.slices(&changed[0]).count(), 0);
+    assert_eq!(catalog.slices(&changed[1]).count(), 1);
+    assert_eq!(
+        catalog.remove_slice("ns", "s").map(|k| k.name.to_string()),
+        Some("api".into())
+    );
+}
+
+#[test]
+fn n2_source_ranges_and_balancer_addresses_count_for_load_balancers_only() {
+    let mut catalog = Catalog::default();
+    let spec = |kind: &str| {
+        let mut service = service(json!({
+            "type": kind, "clusterIP": "10.0.0.1",
+            "loadBalancerSourceRanges": [" 10.9.1.7/8 "], "ports": [{"port": 80}],
+        }));
+        service.status = serde_json::from_value(json!({"loadBalancer": {"ingress": [
+            {"ip": "192.0.2.1"}, {"ip": "192.0.2.2", "ipMode": "Proxy"}, {"hostname": "x"},
+        ]}}))
+        .unwrap();
+        service
+    };
+    let key = catalog.apply_service(&spec("LoadBalancer")).unwrap();
+    let kept = catalog.service(&key).unwrap();
+    assert_eq!(kept.source_ranges, ["10.0.0.0/8".parse().unwrap()]);
+    assert_eq!(kept.load_balancer_ips, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
+    catalog.apply_service(&spec("NodePort"));
+    let kept = catalog.service(&key).unwrap();
+    assert!(kept.source_ranges.is_empty() && kept.load_balancer_ips.is_empty());
+}

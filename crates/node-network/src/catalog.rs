@@ -1,0 +1,268 @@
+//! Keeps a [`Catalog`] equal to the API's Services and EndpointSlices, for all that read it on this node.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use knarr_api::k8s_openapi;
+use knarr_api::registry::{ENDPOINT_SLICE, SERVICE};
+use knarr_api::{Kind, Object, ObjectKey};
+use knarr_client::Api;
+use knarr_client::informer::{self, Scope, Sink};
+use knarr_network::catalog::{Catalog, ServiceKey};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// What has changed since it was last asked, and up to which revisions the catalog shows the API.
+#[derive(Debug, Default)]
+pub struct Changes {
+    pub services: BTreeSet<ServiceKey>,
+    pub reached: Reached,
+}
+
+/// The revisions up to which the catalog shows everything; `None` until the first full list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reached {
+    pub services: Option<u64>,
+    pub slices: Option<u64>,
+}
+
+impl Reached {
+    /// Both first lists are there.
+    pub fn is_synced(&self) -> bool {
+        self.services.is_some() && self.slices.is_some()
+    }
+}
+
+/// One who follows the catalog. Changes gather until they are taken: many changes of one Service are one.
+pub struct Subscription {
+    gathered: Arc<Mutex<Changes>>,
+    bell: watch::Receiver<()>,
+}
+
+impl Subscription {
+    /// Waits until something has changed (or a revision was reached) and takes it; `None` when the catalog is gone.
+    pub async fn changes(&mut self) -> Option<Changes> {
+        self.bell.changed().await.ok()?;
+        let mut gathered = self.gathered.lock();
+        let reached = gathered.reached;
+        Some(std::mem::replace(
+            &mut *gathered,
+            Changes {
+                services: BTreeSet::new(),
+                reached,
+            },
+        ))
+    }
+}
+
+#[derive(Default)]
+struct State {
+    catalog: RwLock<Catalog>,
+    reached: Mutex<Reached>,
+    subscribers: Mutex<Vec<(Arc<Mutex<Changes>>, watch::Sender<()>)>>,
+}
+
+impl State {
+    fn report(&self, changed: impl IntoIterator<Item = ServiceKey>) {
+        let changed: Vec<ServiceKey> = changed.into_iter().collect();
+        let reached = *self.reached.lock();
+        // A subscriber that is gone has closed its bell.
+        self.subscribers.lock().retain(|(gathered, bell)| {
+            let mut gathered = gathered.lock();
+            gathered.services.extend(changed.iter().cloned());
+            gathered.reached = reached;
+            drop(gathered);
+            bell.send(()).is_ok()
+        });
+    }
+}
+
+/// The catalog of this node. Dropping it ends its watches.
+pub struct Shared {
+    state: Arc<State>,
+    _watches: JoinSet<()>,
+}
+
+impl Shared {
+    /// Begins to watch Services and EndpointSlices of all namespaces.
+    pub fn start(api: Arc<dyn Api>) -> Self {
+        let state = Arc::new(State::default());
+        let mut watches = JoinSet::new();
+        for kind in [&SERVICE, &ENDPOINT_SLICE] {
+            let sink = Arc::new(Feed {
+                state: state.clone(),
+                is_services: *kind == SERVICE,
+            });
+            watches.spawn(informer::run(
+                api.clone(),
+                Kind::clone(kind),
+                Scope::default(),
+                sink,
+            ));
+        }
+        Shared {
+            state,
+            _watches: watches,
+        }
+    }
+
+    /// Held while a question is answered, not longer: changes wait for it.
+    pub fn read(&self) -> RwLockReadGuard<'_, Catalog> {
+        self.state.catalog.read()
+    }
+
+    /// Everything there is counts as changed to a new subscriber.
+    pub fn subscribe(&self) -> Subscription {
+        let (bell, heard) = watch::channel(());
+        // Locked in the same order as by changes, so that none falls between.
+        let mut subscribers = self.state.subscribers.lock();
+        let catalog = self.state.catalog.read();
+        let gathered = Arc::new(Mutex::new(Changes {
+            services: catalog.services().map(|(key, _)| key.clone()).collect(),
+            reached: *self.state.reached.lock(),
+        }));
+        subscribers.push((gathered.clone(), bell));
+        let mut bell = heard;
+        bell.mark_changed();
+        Subscription { gathered, bell }
+    }
+}
+
+/// Takes in what one of the two watches hears.
+struct Feed {
+    state: Arc<State>,
+    is_services: bool,
+}
+
+impl Feed {
+    fn keep(&self, object: &Object) -> Vec<ServiceKey> {
+        if self.is_services {
+            let service = object.to_typed::<core::Service>();
+            let mut catalog = self.state.catalog.write();
+            return service
+                .and_then(|s| catalog.apply_service(&s))
+                .into_iter()
+                .collect();
+        }
+        let slice = object.to_typed::<EndpointSlice>();
+        let mut catalog = self.state.catalog.write();
+        slice.map(|s| catalog.apply_slice(&s)).unwrap_or_default()
+    }
+
+    fn forget(&self, namespace: &str, name: &str) -> Option<ServiceKey> {
+        let mut catalog = self.state.catalog.write();
+        if self.is_services {
+            catalog.remove_service(namespace, name)
+        } else {
+            catalog.remove_slice(namespace, name)
+        }
+    }
+}
+
+impl Sink for Feed {
+    fn apply(&self, object: &Arc<Object>) {
+        let changed = self.keep(object);
+        if !changed.is_empty() {
+            self.state.report(changed);
+        }
+    }
+
+    fn remove(&self, key: &ObjectKey, _: Option<&Arc<Object>>) {
+        let changed = self.forget(&key.namespace, &key.name);
+        if changed.is_some() {
+            self.state.report(changed);
+        }
+    }
+
+    fn retain(&self, keys: &BTreeSet<ObjectKey>) {
+        let known: Vec<ObjectKey> = {
+            let catalog = self.state.catalog.read();
+            if self.is_services {
+                let services = catalog.services();
+                services
+                    .map(|(k, _)| ObjectKey::new(&*k.namespace, &*k.name))
+                    .collect()
+            } else {
+                catalog
+                    .slice_names()
+                    .map(|(ns, name)| ObjectKey::new(ns, name))
+                    .collect()
+            }
+        };
+        for gone in known.iter().filter(|key| !keys.contains(key)) {
+            self.remove(gone, None);
+        }
+    }
+
+    fn advance(&self, revision: u64) {
+        {
+            let mut reached = self.state.reached.lock();
+            let field = match self.is_services {
+                true => &mut reached.services,
+                false => &mut reached.slices,
+            };
+            *field = Some(field.map_or(revision, |before| before.max(revision)));
+        }
+        self.state.report([]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::jiff::Timestamp;
+    use knarr_client::api::TypedApi;
+    use knarr_client::fake::FakeApi;
+    use knarr_client::{DeleteOptions, TokioClock};
+    use serde_json::json;
+
+    use super::*;
+
+    fn service(name: &str) -> core::Service {
+        let object =
+            json!({"metadata": {"namespace": "ns", "name": name}, "spec": {"clusterIP": "10.0.0.1"}});
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn n3_changes_gather_until_they_are_taken_and_a_relist_removes_what_is_gone() {
+        let api = Arc::new(FakeApi::new(Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH))));
+        for name in ["a", "b"] {
+            api.create_as(service(name)).await.unwrap();
+        }
+        let shared = Shared::start(api.clone());
+        let mut subscription = shared.subscribe();
+        let mut seen = BTreeSet::new();
+        while seen.len() < 2 || !subscription.gathered.lock().reached.is_synced() {
+            let changes = subscription.changes().await.unwrap();
+            seen.extend(changes.services.iter().map(ToString::to_string));
+        }
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), ["ns/a", "ns/b"]);
+        assert_eq!(
+            shared.subscribe().changes().await.unwrap().services.len(),
+            2,
+            "a late one, too"
+        );
+        api.break_watches(true);
+        api.delete(&SERVICE, "ns", "a", DeleteOptions::default())
+            .await
+            .unwrap();
+        let changes = loop {
+            let changes = subscription.changes().await.unwrap();
+            if !changes.services.is_empty() {
+                break changes;
+            }
+        };
+        assert_eq!(
+            changes
+                .services
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>(),
+            ["ns/a"]
+        );
+        assert!(shared.read().service_named("ns", "a").is_none());
+    }
+}

@@ -1,0 +1,1 @@
+//! Keeps the rules of NetworkPolicies in the kernel (SPEC N6).

@@ -1,0 +1,1 @@
+//! Routes, tunnels and encryption to the pods of other nodes (SPEC N7).
