@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use knarr_api::{AnyObject, Error, Kind, registry};
-use knarr_client::Component;
+use knarr_client::{Component, NETWORK_NAMESPACE};
 use serde_json::{Value, json};
 
 use crate::authz::default_roles::{self, Repair};
@@ -17,13 +17,14 @@ use crate::pipeline::{Ctx, Target};
 use crate::server::Server;
 use crate::user::User;
 
-/// Kubernetes' own, and the one whose Secrets fence agents are given (only those).
-const NAMESPACES: [&str; 5] = [
+/// Kubernetes' own, the one whose Secrets fence agents are given (only those), and the one of network agents' Leases.
+const NAMESPACES: [&str; 6] = [
     "default",
     "kube-system",
     "kube-public",
     "kube-node-lease",
     FENCING,
+    NETWORK_NAMESPACE,
 ];
 /// Unlike Kubernetes' own it can be deleted, and with it go the role by which its Secrets are read, and the binding.
 const FENCING: &str = "knarr-fencing";

@@ -1,5 +1,7 @@
 //! Who asks.
 
+use knarr_client::identity::{NETWORK_AGENT_PREFIX, NETWORK_AGENTS};
+
 /// An authenticated identity, as Kubernetes' `user.Info`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
@@ -48,6 +50,13 @@ impl User {
         self.name
             .strip_prefix("system:node:")
             .filter(|_| self.is_in(NODES))
+    }
+
+    /// The node whose network agent it is, for `system:knarr:network-agent:<node>` in the group of these.
+    pub fn network_agent(&self) -> Option<&str> {
+        self.name
+            .strip_prefix(NETWORK_AGENT_PREFIX)
+            .filter(|_| self.is_in(NETWORK_AGENTS))
     }
 
     /// The account it is: namespace and name.

@@ -26,7 +26,17 @@ pub enum Component {
     Controller(&'static str),
     /// `system:node:<name>`: a kubelet.
     Node(String),
+    /// `system:knarr:network-agent:<node>`: the service proxy, DNS server and policy enforcement of a node. They read what
+    /// no kubelet may: all Services, policies and the addresses of all pods.
+    NetworkAgent(String),
 }
+
+/// The group of all network agents.
+pub const NETWORK_AGENTS: &str = "system:knarr:network-agents";
+/// What their names begin with; the node's name follows.
+pub const NETWORK_AGENT_PREFIX: &str = "system:knarr:network-agent:";
+/// Where each network agent keeps a Lease of its node's name, in which it reports the endpoints its kernel has.
+pub const NETWORK_NAMESPACE: &str = "knarr-network";
 
 impl Component {
     /// The user's name.
@@ -37,6 +47,7 @@ impl Component {
             Component::Scheduler => "system:kube-scheduler".into(),
             Component::Controller(account) => format!("system:serviceaccount:{CONTROLLERS}:{account}"),
             Component::Node(name) => format!("system:node:{name}"),
+            Component::NetworkAgent(node) => format!("{NETWORK_AGENT_PREFIX}{node}"),
         }
     }
 
@@ -49,6 +60,7 @@ impl Component {
                 format!("system:serviceaccounts:{CONTROLLERS}"),
             ],
             Component::Node(_) => vec!["system:nodes".into()],
+            Component::NetworkAgent(_) => vec![NETWORK_AGENTS.into()],
         }
     }
 
@@ -57,7 +69,7 @@ impl Component {
         match self {
             Component::ControllerManager | Component::Controller(_) => Some("kube-controller-manager"),
             Component::Scheduler => Some("kube-scheduler"),
-            Component::ApiServer | Component::Node(_) => None,
+            Component::ApiServer | Component::Node(_) | Component::NetworkAgent(_) => None,
         }
     }
 }
@@ -96,6 +108,7 @@ mod tests {
             Component::Scheduler,
             Component::Controller("job-controller"),
             Component::Node("n1".into()),
+            Component::NetworkAgent("n1".into()),
         ];
         for component in all {
             assert!(

@@ -25,7 +25,7 @@ pub use api::{
 pub use cache::{Cache, Change, Store};
 pub use clock::{Clock, SteadyClock, SystemClock, TokioClock};
 pub use events::{EventRecorder, EventType};
-pub use identity::{Component, Identities};
+pub use identity::{Component, Identities, NETWORK_NAMESPACE};
 pub use informer::Caches;
 pub use knarr_api::{Error, Kind, Object, ObjectKey, Result, Shared};
 pub use node::{Conn, NodeDialer};

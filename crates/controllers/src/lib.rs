@@ -121,6 +121,9 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     }
     if let Some(authority) = &config.authority {
         all.push(Box::new(certificates::approver::Approver));
+        all.push(Box::new(
+            certificates::network_agent_approver::NetworkAgentApprover,
+        ));
         all.push(Box::new(certificates::serving_approver::ServingApprover {
             reserved: config.reserved.clone(),
         }));

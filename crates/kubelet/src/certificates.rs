@@ -9,6 +9,8 @@ use knarr_api::k8s_openapi;
 
 /// Signer of clients of the API server that are kubelets.
 pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+/// Signer of all other clients of the API server.
+pub const API_CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 /// Signer of kubelets' ports.
 pub const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 
@@ -39,6 +41,18 @@ pub fn client(node: &str) -> Wanted {
         usages: ["digital signature", "client auth"],
         common_name: format!("system:node:{node}"),
         organization: "system:nodes",
+        dns_names: Vec::new(),
+        ip_addresses: Vec::new(),
+    }
+}
+
+/// By which the API server knows the node's network agent, which reads what no kubelet may.
+pub fn network_agent(node: &str) -> Wanted {
+    Wanted {
+        signer: API_CLIENT_SIGNER,
+        usages: ["digital signature", "client auth"],
+        common_name: format!("system:knarr:network-agent:{node}"),
+        organization: "system:knarr:network-agents",
         dns_names: Vec::new(),
         ip_addresses: Vec::new(),
     }

@@ -11,6 +11,7 @@ pub(crate) mod extension;
 mod limit_ranger;
 mod mountable_secrets;
 mod namespace_lifecycle;
+mod network_agent;
 pub(crate) mod node_restriction;
 mod node_taint;
 mod persistent_volume_claim_resize;

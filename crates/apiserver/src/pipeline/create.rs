@@ -120,6 +120,7 @@ impl Server {
         }
         mistakes.extend(self.authorize_params(ctx, None, &*object));
         self.restrict_node_write(ctx, target, None, &*object)?;
+        self.restrict_network_agent(ctx, target, &name)?;
         self.check_escalation(ctx, target, None, &*object)?;
         for warning in kind.ops.early_warnings(&*object)? {
             ctx.warn(warning);

@@ -71,6 +71,7 @@ impl Server {
             let object = self.stored(ctx, target).await?;
             let object = object.ok_or_else(|| Error::not_found(target.about()))?;
             self.restrict_node_deletion(ctx, target, &object)?;
+            self.restrict_network_agent(ctx, target, object.name())?;
             check_preconditions(target.kind, &request.options.preconditions, &object)?;
             self.admit_deletion(target, &object)?;
             self.judge_deletion(ctx, target, &object).await?;

@@ -126,6 +126,7 @@ impl Server {
         mistakes.extend(self.authorize_claim_status(ctx, target, old, &*new));
         mistakes.extend(self.authorize_params(ctx, Some(old), &*new));
         self.restrict_node_write(ctx, target, Some(old), &*new)?;
+        self.restrict_network_agent(ctx, target, old.name())?;
         self.check_escalation(ctx, target, Some(old), &*new)?;
         if !mistakes.is_empty() {
             return Err(Error::invalid(served.about_kind(target.name), &mistakes));

@@ -6,6 +6,7 @@
 
 pub mod approver;
 pub mod cleaner;
+pub mod network_agent_approver;
 pub mod serving_approver;
 pub mod signer;
 
@@ -22,6 +23,9 @@ use crate::controller::Context;
 
 pub const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
 pub const KUBELET_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+/// The group and the names of nodes' network agents, as in `knarr_client::Component::NetworkAgent`.
+const NETWORK_AGENTS: &str = "system:knarr:network-agents";
+const NETWORK_AGENT_PREFIX: &str = "system:knarr:network-agent:";
 pub const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
 
 /// The CA that signs: a certificate of one is worth nothing where another's is asked for.
@@ -112,6 +116,11 @@ fn of_a_node(request: &CertificateRequest) -> Result<(), String> {
     if !request.organizations().eq(["system:nodes"]) {
         return Err("subject organization is not system:nodes".into());
     }
+    has_no_other_attribute(request)
+}
+
+/// The subject is a common name and organizations, nothing else.
+fn has_no_other_attribute(request: &CertificateRequest) -> Result<(), String> {
     let other = request
         .subject()
         .attributes()
@@ -147,6 +156,21 @@ fn kubelet_client(request: &CertificateRequest, usages: &[String]) -> Result<(),
         return Err(format!("{} subjectAltNames are not allowed", alt_name_kind(name)));
     }
     is_named_as_node(request)?;
+    usages_are(usages, "client auth")
+}
+
+/// What a node may ask for its network agent: a client certificate whose name ends with the node's.
+fn network_agent_client(request: &CertificateRequest, usages: &[String], node: &str) -> Result<(), String> {
+    if !request.organizations().eq([NETWORK_AGENTS]) {
+        return Err(format!("subject organization is not {NETWORK_AGENTS}"));
+    }
+    if request.common_name().strip_prefix(NETWORK_AGENT_PREFIX) != Some(node) {
+        return Err(format!("subject common name is not {NETWORK_AGENT_PREFIX}{node}"));
+    }
+    has_no_other_attribute(request)?;
+    if let Some(name) = request.alt_names().first() {
+        return Err(format!("{} subjectAltNames are not allowed", alt_name_kind(name)));
+    }
     usages_are(usages, "client auth")
 }
 

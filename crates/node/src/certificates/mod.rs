@@ -12,7 +12,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use knarr_client::{Api, Clock};
 use knarr_kubelet::certificates::{Held, Next, next};
-pub use knarr_kubelet::certificates::{Wanted, client, serving};
+pub use knarr_kubelet::certificates::{Wanted, client, network_agent, serving};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use tokio_util::sync::CancellationToken;

@@ -1,0 +1,29 @@
+//! What a node's network agent may write: of Leases only the one of its own node in `knarr-network`, so that no node can
+//! report in another's name which endpoints its kernel has.
+
+use knarr_api::{Error, registry};
+use knarr_client::NETWORK_NAMESPACE;
+
+use crate::pipeline::{Ctx, Target};
+use crate::server::Server;
+
+impl Server {
+    /// Rejects a network agent's write to a Lease that is not its node's. `name` is the object's.
+    pub(crate) fn restrict_network_agent(
+        &self,
+        ctx: &Ctx,
+        target: &Target<'_>,
+        name: &str,
+    ) -> Result<(), Error> {
+        let Some(node) = ctx.user.network_agent() else {
+            return Ok(());
+        };
+        if *target.kind != registry::LEASE || (target.namespace == NETWORK_NAMESPACE && name == node) {
+            return Ok(());
+        }
+        Err(Error::forbidden(
+            target.kind.about(name),
+            &format!("the network agent of node {node:?} can only write Lease {NETWORK_NAMESPACE}/{node}"),
+        ))
+    }
+}
