@@ -26,6 +26,7 @@ pub mod object;
 pub mod openapi;
 pub mod patch;
 pub mod pod_security;
+pub mod propagation;
 pub mod protobuf;
 pub mod quantity;
 pub mod quota;

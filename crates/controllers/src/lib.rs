@@ -15,6 +15,7 @@ pub mod csi_attach;
 pub mod daemonset;
 pub mod deployment;
 pub mod disruption;
+pub mod endpoint_propagation;
 pub mod endpoints;
 pub mod ephemeral_volume;
 pub mod fencing;
@@ -94,6 +95,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(daemonset::DaemonSets),
         Box::new(deployment::Deployments),
         Box::new(disruption::Disruptions),
+        Box::new(endpoint_propagation::EndpointPropagation),
         Box::new(endpoints::legacy::Endpoints),
         Box::new(endpoints::slices::EndpointSlices),
         Box::new(ephemeral_volume::EphemeralVolumes),

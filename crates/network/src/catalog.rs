@@ -107,6 +107,7 @@ pub struct Catalog {
     /// Services by their cluster IPs, for reverse look-ups.
     by_cluster_ip: BTreeMap<IpAddr, ServiceKey>,
     interner: Interner,
+    withdrawals: u64,
     removals: usize,
 }
 
@@ -160,7 +161,9 @@ impl Catalog {
         }
         let new = Slice::of(slice, &mut self.interner);
         let slices = self.slices.entry(key.clone()).or_default();
-        if slices.get(name) != Some(&new) {
+        let before = slices.get(name);
+        if before != Some(&new) {
+            self.withdrawals += u64::from(before.is_some_and(|before| before.withdraws(Some(&new))));
             slices.insert(name.into(), new);
             self.owners.insert(owner, key.clone());
             changed.push(key);
@@ -173,7 +176,8 @@ impl Catalog {
         let owner = (self.interner.get(namespace), Box::from(name));
         let key = self.owners.remove(&owner)?;
         if let Some(slices) = self.slices.get_mut(&key) {
-            slices.remove(name);
+            let before = slices.remove(name);
+            self.withdrawals += u64::from(before.is_some_and(|before| before.withdraws(None)));
             if slices.is_empty() {
                 self.slices.remove(&key);
             }
@@ -204,6 +208,24 @@ impl Catalog {
     /// The Service that has this cluster IP.
     pub fn by_cluster_ip(&self, ip: IpAddr) -> Option<&ServiceKey> {
         self.by_cluster_ip.get(&ip)
+    }
+
+    /// Grows with each change of a slice that takes away an endpoint to which new connections were sent.
+    pub fn withdrawals(&self) -> u64 {
+        self.withdrawals
+    }
+
+    /// Whether a Service of the namespace offers one of these addresses to new connections.
+    pub fn offers(&self, namespace: &str, addresses: &[IpAddr]) -> bool {
+        let first = ServiceKey::new(namespace, "");
+        let of_namespace = self
+            .slices
+            .range(first..)
+            .take_while(|(key, _)| &*key.namespace == namespace);
+        of_namespace
+            .flat_map(|(_, slices)| slices.values())
+            .flat_map(|slice| &slice.endpoints)
+            .any(|e| e.is_offered() && addresses.contains(&e.address))
     }
 
     /// Namespaces and names of all slices.

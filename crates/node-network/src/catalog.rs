@@ -27,6 +27,8 @@ pub struct Changes {
 pub struct Reached {
     pub services: Option<u64>,
     pub slices: Option<u64>,
+    /// Of the last slice that took away an endpoint to which new connections were sent; 0 if none has yet.
+    pub withdrawn: u64,
 }
 
 impl Reached {
@@ -62,6 +64,7 @@ impl Subscription {
 struct State {
     catalog: RwLock<Catalog>,
     reached: Mutex<Reached>,
+    moved: watch::Sender<()>,
     subscribers: Mutex<Vec<(Arc<Mutex<Changes>>, watch::Sender<()>)>>,
 }
 
@@ -69,6 +72,7 @@ impl State {
     fn report(&self, changed: impl IntoIterator<Item = ServiceKey>) {
         let changed: Vec<ServiceKey> = changed.into_iter().collect();
         let reached = *self.reached.lock();
+        self.moved.send_replace(());
         // A subscriber that is gone has closed its bell.
         self.subscribers.lock().retain(|(gathered, bell)| {
             let mut gathered = gathered.lock();
@@ -107,6 +111,16 @@ impl Shared {
             state,
             _watches: watches,
         }
+    }
+
+    /// Rings when something has changed or a revision was reached.
+    pub fn moved(&self) -> watch::Receiver<()> {
+        self.state.moved.subscribe()
+    }
+
+    /// The revisions up to which the catalog shows the API.
+    pub fn reached(&self) -> Reached {
+        *self.state.reached.lock()
     }
 
     /// Held while a question is answered, not longer: changes wait for it.
@@ -149,16 +163,28 @@ impl Feed {
         }
         let slice = object.to_typed::<EndpointSlice>();
         let mut catalog = self.state.catalog.write();
-        slice.map(|s| catalog.apply_slice(&s)).unwrap_or_default()
+        let before = catalog.withdrawals();
+        let changed = slice.map(|s| catalog.apply_slice(&s)).unwrap_or_default();
+        self.note_withdrawal(catalog.withdrawals() != before, object.revision());
+        changed
     }
 
-    fn forget(&self, namespace: &str, name: &str) -> Option<ServiceKey> {
+    fn note_withdrawal(&self, withdrawn: bool, revision: u64) {
+        if withdrawn {
+            let mut reached = self.state.reached.lock();
+            reached.withdrawn = reached.withdrawn.max(revision);
+        }
+    }
+
+    fn forget(&self, key: &ObjectKey, revision: u64) -> Option<ServiceKey> {
         let mut catalog = self.state.catalog.write();
         if self.is_services {
-            catalog.remove_service(namespace, name)
-        } else {
-            catalog.remove_slice(namespace, name)
+            return catalog.remove_service(&key.namespace, &key.name);
         }
+        let before = catalog.withdrawals();
+        let changed = catalog.remove_slice(&key.namespace, &key.name);
+        self.note_withdrawal(catalog.withdrawals() != before, revision);
+        changed
     }
 }
 
@@ -170,8 +196,11 @@ impl Sink for Feed {
         }
     }
 
-    fn remove(&self, key: &ObjectKey, _: Option<&Arc<Object>>) {
-        let changed = self.forget(&key.namespace, &key.name);
+    fn remove(&self, key: &ObjectKey, last: Option<&Arc<Object>>) {
+        // When a list does not name it any more it went some time after what was known before.
+        let known = self.state.reached.lock().slices.unwrap_or(0);
+        let revision = last.map_or(known, |object| object.revision());
+        let changed = self.forget(key, revision);
         if changed.is_some() {
             self.state.report(changed);
         }

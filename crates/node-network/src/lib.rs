@@ -6,5 +6,6 @@ pub mod catalog;
 pub mod dns;
 pub mod pods;
 pub mod policy;
+pub mod propagation;
 pub mod proxy;
 pub mod routes;

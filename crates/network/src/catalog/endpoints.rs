@@ -56,7 +56,26 @@ pub(super) fn service_name(slice: &EndpointSlice) -> Option<&str> {
         .filter(|name| !name.is_empty())
 }
 
+impl Endpoint {
+    /// Whether proxies send new connections to it while others like it are there.
+    pub fn is_offered(&self) -> bool {
+        self.ready && !self.terminating
+    }
+}
+
 impl Slice {
+    /// Whether an endpoint that was offered no longer is in what comes after this.
+    pub(super) fn withdraws(&self, after: Option<&Slice>) -> bool {
+        let is_offered = |address: IpAddr| {
+            let endpoints = after.iter().flat_map(|slice| slice.endpoints.iter());
+            endpoints
+                .into_iter()
+                .any(|e| e.address == address && e.is_offered())
+        };
+        let offered = self.endpoints.iter().filter(|e| e.is_offered());
+        offered.into_iter().any(|e| !is_offered(e.address))
+    }
+
     /// Slices of names (`addressType: FQDN`) have no endpoints here.
     pub(super) fn of(slice: &EndpointSlice, interner: &mut Interner) -> Self {
         let ports = slice.ports.iter().flatten().filter_map(|p| {

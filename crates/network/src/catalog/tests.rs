@@ -108,3 +108,46 @@ fn n2_source_ranges_and_balancer_addresses_count_for_load_balancers_only() {
     let kept = catalog.service(&key).unwrap();
     assert!(kept.source_ranges.is_empty() && kept.load_balancer_ips.is_empty());
 }
+
+#[test]
+fn b7_an_endpoint_is_withdrawn_when_new_connections_are_no_longer_sent_to_it() {
+    let ip: IpAddr = "10.1.0.1".parse().unwrap();
+    let endpoint = |conditions: Value| json!([{"addresses": ["10.1.0.1"], "conditions": conditions}]);
+    let ready = endpoint(json!({"ready": true}));
+    for (what, after, withdrawals, offered) in [
+        ("the same", ready.clone(), 0, true),
+        (
+            "another joins",
+            json!([{"addresses": ["10.1.0.1"]}, {"addresses": ["10.1.0.2"]}]),
+            0,
+            true,
+        ),
+        ("not ready", endpoint(json!({"ready": false})), 1, false),
+        (
+            "terminating",
+            endpoint(json!({"ready": false, "serving": true, "terminating": true})),
+            1,
+            false,
+        ),
+        (
+            "terminating, though published",
+            endpoint(json!({"ready": true, "terminating": true})),
+            1,
+            false,
+        ),
+        ("gone", json!([]), 1, false),
+    ] {
+        let mut catalog = Catalog::default();
+        catalog.apply_slice(&slice("s", "web", ready.clone()));
+        assert!(catalog.offers("ns", &[ip]) && !catalog.offers("n", &[ip]));
+        catalog.apply_slice(&slice("s", "web", after));
+        assert_eq!(
+            (catalog.withdrawals(), catalog.offers("ns", &[ip])),
+            (withdrawals, offered),
+            "{what}"
+        );
+        catalog.remove_slice("ns", "s");
+        assert_eq!(catalog.withdrawals(), 1, "{what}");
+        assert!(!catalog.offers("ns", &[ip]));
+    }
+}

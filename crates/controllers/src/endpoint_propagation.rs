@@ -1,0 +1,213 @@
+//! Up to which revision of EndpointSlices the kernels of all nodes have them (SPEC B7).
+//!
+//! The network agent of each node reports what its kernel has in a Lease in `knarr-network`. Here the reports of the nodes
+//! that are Ready come to one ConfigMap, `knarr-network/endpoint-propagation`, which is all that a kubelet must watch
+//! before it terminates a pod's processes: N reports are read once, not by every node. A node without a Lease runs no
+//! service proxy of knarr's and is not waited for.
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knarr_api::k8s_openapi;
+use knarr_api::propagation::{CONFIG_MAP, Propagation, REVISION};
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey};
+
+use crate::action::{Action, Create};
+use crate::controller::{Changed, Context, Controller, View};
+
+/// The namespace of the Leases and of the ConfigMap.
+const NAMESPACE: &str = "knarr-network";
+
+/// See the module. Its only key is the ConfigMap.
+pub struct EndpointPropagation;
+
+fn key() -> ObjectKey {
+    ObjectKey::new(NAMESPACE, CONFIG_MAP)
+}
+
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    conditions
+        .into_iter()
+        .any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+/// What is read of a node; everything else changes far more often.
+fn node_concerns(changed: &Changed<'_>) -> bool {
+    let ready = |object: Option<&knarr_api::Object>| object.map(|o| o.get().is_some_and(is_ready));
+    ready(changed.old) != ready(changed.new)
+}
+
+/// The revision that a Lease reports.
+fn revision(lease: &Lease) -> u64 {
+    let reported = lease.metadata.annotations.as_ref().and_then(|a| a.get(REVISION));
+    // What cannot be read is no evidence.
+    reported.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+fn propagation(view: &dyn View) -> Propagation {
+    let leases = view.list_as::<Lease>(NAMESPACE);
+    let counted = leases.iter().filter_map(|lease| {
+        let name = lease.object().name();
+        let node = view.get_as::<Node>("", name)?;
+        is_ready(&node).then(|| (revision(lease), name))
+    });
+    let mut all = Propagation::default();
+    let mut slowest: Option<(u64, &str)> = None;
+    for (revision, name) in counted {
+        all.nodes += 1;
+        if slowest.is_none_or(|(least, _)| revision < least) {
+            slowest = Some((revision, name));
+        }
+    }
+    if let Some((revision, name)) = slowest {
+        all.revision = revision;
+        all.slowest = name.to_string();
+    }
+    all
+}
+
+impl Controller for EndpointPropagation {
+    fn name(&self) -> &'static str {
+        "endpoint-propagation-controller"
+    }
+
+    fn account(&self) -> &'static str {
+        "knarr-endpoint-propagation"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::LEASE, &registry::NODE, &registry::CONFIG_MAP]
+    }
+
+    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        let Some(object) = changed.object() else {
+            return Vec::new();
+        };
+        let concerns = if changed.kind == &registry::LEASE {
+            object.namespace() == NAMESPACE
+        } else if changed.kind == &registry::NODE {
+            node_concerns(&changed)
+        } else {
+            ObjectKey::of(object) == key()
+        };
+        concerns.then(key).into_iter().collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let wanted = propagation(context.view).to_data();
+        let Some(old) = context.view.get_as::<ConfigMap>(NAMESPACE, CONFIG_MAP) else {
+            // Without a namespace there are no reports either.
+            if context.view.get(&registry::NAMESPACE, "", NAMESPACE).is_none() || context.failure.is_some() {
+                return Vec::new();
+            }
+            return vec![Action::Create(Create {
+                or_exists: true,
+                ..Create::new(ConfigMap {
+                    metadata: ObjectMeta {
+                        namespace: Some(NAMESPACE.into()),
+                        name: Some(CONFIG_MAP.into()),
+                        ..ObjectMeta::default()
+                    },
+                    data: Some(wanted),
+                    ..ConfigMap::default()
+                })
+            })];
+        };
+        if old.data.as_ref() == Some(&wanted) {
+            return Vec::new();
+        }
+        let mut new = (*old).clone();
+        new.data = Some(wanted);
+        vec![Action::update(new)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::world::{World, at, updated};
+
+    fn put_node(world: &mut World, name: &str, ready: &str) {
+        let node = json!({
+            "metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": ready}]},
+        });
+        world.put(serde_json::from_value::<Node>(node).unwrap());
+    }
+
+    fn put_report(world: &mut World, name: &str, revision: &str) {
+        let lease = json!({
+            "metadata": {"namespace": NAMESPACE, "name": name, "annotations": {REVISION: revision}},
+        });
+        world.put(serde_json::from_value::<Lease>(lease).unwrap());
+    }
+
+    fn put_map(world: &mut World) {
+        let map = json!({"metadata": {"namespace": NAMESPACE, "name": CONFIG_MAP}});
+        world.put(serde_json::from_value::<ConfigMap>(map).unwrap());
+    }
+
+    #[test]
+    fn b7_the_slowest_of_the_ready_nodes_counts() {
+        for (what, reports, nodes, revision, slowest) in [
+            ("no node", vec![], 0, 0, ""),
+            ("one", vec![("a", "True", "7")], 1, 7, "a"),
+            (
+                "the slower one",
+                vec![("a", "True", "9"), ("b", "True", "10")],
+                2,
+                9,
+                "a",
+            ),
+            (
+                "as numbers, not as text",
+                vec![("a", "True", "9"), ("b", "True", "100")],
+                2,
+                9,
+                "a",
+            ),
+            (
+                "not a lost one",
+                vec![("a", "True", "9"), ("b", "Unknown", "1")],
+                1,
+                9,
+                "a",
+            ),
+            (
+                "what cannot be read",
+                vec![("a", "True", "9"), ("b", "True", "x")],
+                2,
+                0,
+                "b",
+            ),
+        ] {
+            let mut world = World::default();
+            put_map(&mut world);
+            for (name, ready, revision) in reports {
+                put_node(&mut world, name, ready);
+                put_report(&mut world, name, revision);
+            }
+            // Another proxy's node, and a report whose node is gone.
+            put_node(&mut world, "foreign", "True");
+            put_report(&mut world, "gone", "1");
+            let actions = world.run(&EndpointPropagation, (NAMESPACE, CONFIG_MAP), at(0));
+            let map: ConfigMap = updated(&actions, "").unwrap();
+            let found = Propagation::of(&map).unwrap();
+            assert_eq!(
+                (found.nodes, found.revision, &*found.slowest),
+                (nodes, revision, slowest),
+                "{what}"
+            );
+            world.take(&actions);
+            assert!(
+                world
+                    .run(&EndpointPropagation, (NAMESPACE, CONFIG_MAP), at(0))
+                    .is_empty(),
+                "{what}"
+            );
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! When no proxy of the cluster sends new connections to a pod any more (SPEC B7): this node reports what its kernel has,
+//! and a kubelet that terminates a pod waits until every node has.
+//!
+//! A report is a write to the Lease of the node's network agent; it is made only when endpoints were taken away, and
+//! once for all that was taken away since. `endpoint-propagation-controller` sums the reports up.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use knarr_api::k8s_openapi;
+use knarr_api::propagation::{CONFIG_MAP, Propagation, REVISION};
+use knarr_api::registry;
+use knarr_api::{Error, Object, ObjectKey};
+use knarr_client::informer::{self, Scope, Sink};
+use knarr_client::{Api, Clock, NETWORK_NAMESPACE, TypedApi};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{debug, warn};
+
+use crate::catalog::{Reached, Shared};
+
+/// Between two reports of one node …
+const PACE: Duration = Duration::from_millis(5);
+/// … and for each node of the cluster: all of them together make a thousand reports a second at the most.
+const PACE_PER_NODE: Duration = Duration::from_millis(1);
+/// Before a report that failed is made again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The reports of this node and of all. Dropping it ends them.
+pub struct EndpointPropagation {
+    catalog: Arc<Shared>,
+    kernel: watch::Receiver<Reached>,
+    cluster: watch::Receiver<Propagation>,
+    _tasks: JoinSet<()>,
+}
+
+impl EndpointPropagation {
+    /// Begins to report what `kernel` says for the node of this name, which must exist.
+    pub fn start(
+        api: Arc<dyn Api>,
+        node_name: &str,
+        catalog: Arc<Shared>,
+        kernel: watch::Receiver<Reached>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let (heard, cluster) = watch::channel(Propagation::default());
+        let mut tasks = JoinSet::new();
+        let scope = Scope {
+            namespace: NETWORK_NAMESPACE.into(),
+            field_selector: format!("metadata.name={CONFIG_MAP}"),
+            ..Scope::default()
+        };
+        tasks.spawn(informer::run(
+            api.clone(),
+            registry::CONFIG_MAP.clone(),
+            scope,
+            Arc::new(Summary(heard)),
+        ));
+        let reporter = Reporter {
+            lease: None,
+            api,
+            node_name: node_name.into(),
+            kernel: kernel.clone(),
+            cluster: cluster.clone(),
+            clock,
+        };
+        tasks.spawn(reporter.run());
+        EndpointPropagation {
+            catalog,
+            kernel,
+            cluster,
+            _tasks: tasks,
+        }
+    }
+
+    /// Returns when no Service offers these addresses of a pod and every node's kernel has that; at once if none offers
+    /// them. The caller bounds the wait.
+    pub async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]) {
+        let offers = || self.catalog.read().offers(namespace, addresses);
+        let mut changes = self.catalog.moved();
+        let mut was_offered = false;
+        loop {
+            changes.mark_unchanged();
+            if !offers() {
+                break;
+            }
+            was_offered = true;
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+        if !was_offered {
+            return;
+        }
+        let withdrawn = self.catalog.reached().withdrawn;
+        let (mut kernel, mut cluster) = (self.kernel.clone(), self.cluster.clone());
+        let in_kernel = |reached: &Reached| reached.slices.is_some_and(|slices| slices >= withdrawn);
+        if kernel.wait_for(in_kernel).await.is_err() {
+            return;
+        }
+        // The only node knows by itself.
+        let everywhere = |all: &Propagation| all.nodes <= 1 || all.revision >= withdrawn;
+        // An error is the end of the agent, at which there is nothing to wait for.
+        let _ = cluster.wait_for(everywhere).await;
+    }
+}
+
+/// Hands on what the ConfigMap says.
+struct Summary(watch::Sender<Propagation>);
+
+impl Sink for Summary {
+    fn apply(&self, object: &Arc<Object>) {
+        let map = object.to_typed::<ConfigMap>();
+        if let Some(said) = map.and_then(|map| Propagation::of(&map)) {
+            self.0.send_replace(said);
+        }
+    }
+
+    fn remove(&self, _: &ObjectKey, _: Option<&Arc<Object>>) {}
+
+    fn retain(&self, _: &BTreeSet<ObjectKey>) {}
+
+    fn advance(&self, _: u64) {}
+}
+
+struct Reporter {
+    /// As it was last written.
+    lease: Option<Lease>,
+    api: Arc<dyn Api>,
+    node_name: String,
+    kernel: watch::Receiver<Reached>,
+    cluster: watch::Receiver<Propagation>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Reporter {
+    async fn run(mut self) {
+        // Of the last withdrawal that was reported; the first report is made as soon as the kernel has everything.
+        let mut reported = None;
+        let mut not_before = Instant::now();
+        loop {
+            let reached = {
+                let due = |reached: &Reached| {
+                    reached.is_synced() && reported.is_none_or(|before| reached.withdrawn > before)
+                };
+                match self.kernel.wait_for(due).await {
+                    Ok(reached) => *reached,
+                    Err(_) => return,
+                }
+            };
+            sleep_until(not_before).await;
+            let reached = match self.kernel.has_changed() {
+                Ok(true) => *self.kernel.borrow_and_update(),
+                _ => reached,
+            };
+            match self.report(reached.slices.unwrap_or(0)).await {
+                Ok(()) => {
+                    reported = Some(reached.withdrawn);
+                    let nodes = u32::try_from(self.cluster.borrow().nodes).unwrap_or(u32::MAX);
+                    not_before = Instant::now() + PACE + PACE_PER_NODE.saturating_mul(nodes);
+                }
+                Err(error) => {
+                    self.lease = None;
+                    if error.is_not_found() {
+                        debug!(%error, "this node is not registered yet");
+                    } else {
+                        warn!(%error, "cannot report the endpoints that this node's kernel has");
+                    }
+                    sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn report(&mut self, revision: u64) -> Result<(), Error> {
+        let mut lease = match self.lease.take() {
+            Some(lease) => lease,
+            None => match self.api.get_as::<Lease>(NETWORK_NAMESPACE, &self.node_name).await {
+                Ok(lease) => (*lease).clone(),
+                Err(error) if error.is_not_found() => self.new_lease().await?,
+                Err(error) => return Err(error),
+            },
+        };
+        let annotations = lease.metadata.annotations.get_or_insert_default();
+        annotations.insert(REVISION.into(), revision.to_string());
+        lease.spec.get_or_insert_default().renew_time = Some(MicroTime(self.clock.now()));
+        let written = match lease.metadata.resource_version {
+            None => self.api.create_as(lease).await?,
+            Some(_) => self.api.update_as(lease).await?,
+        };
+        self.lease = Some((*written).clone());
+        Ok(())
+    }
+
+    /// It goes with its Node, as the kubelet's own Lease does.
+    async fn new_lease(&self) -> Result<Lease, Error> {
+        let scope = knarr_client::ListOptions {
+            field_selector: format!("metadata.name={}", self.node_name),
+            ..knarr_client::ListOptions::default()
+        };
+        let nodes = self.api.list(&registry::NODE, scope).await?;
+        let node = nodes.items.iter().find(|node| node.name() == self.node_name);
+        let node = node.ok_or_else(|| Error::not_found(registry::NODE.about(&self.node_name)))?;
+        Ok(Lease {
+            metadata: ObjectMeta {
+                namespace: Some(NETWORK_NAMESPACE.into()),
+                name: Some(self.node_name.clone()),
+                owner_references: Some(vec![OwnerReference {
+                    api_version: "v1".into(),
+                    kind: "Node".into(),
+                    name: self.node_name.clone(),
+                    uid: node.uid().to_string(),
+                    ..OwnerReference::default()
+                }]),
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(self.node_name.clone()),
+                ..LeaseSpec::default()
+            }),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Node;
+    use k8s_openapi::api::discovery::v1::EndpointSlice;
+    use k8s_openapi::jiff::Timestamp;
+    use knarr_client::TokioClock;
+    use knarr_client::fake::FakeApi;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const POD: &str = "10.1.0.1";
+
+    fn slice(ready: bool) -> EndpointSlice {
+        let slice = json!({
+            "metadata": {"namespace": "ns", "name": "s", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [POD], "conditions": {"ready": ready}}],
+        });
+        serde_json::from_value(slice).unwrap()
+    }
+
+    fn summary(revision: u64, nodes: usize) -> ConfigMap {
+        let data = Propagation {
+            revision,
+            nodes,
+            slowest: "m".into(),
+        }
+        .to_data();
+        let map = json!({"metadata": {"namespace": NETWORK_NAMESPACE, "name": CONFIG_MAP}, "data": data});
+        serde_json::from_value(map).unwrap()
+    }
+
+    /// A cluster with one offered pod on node `n`, and who waits for its withdrawal.
+    struct Cluster {
+        api: Arc<FakeApi>,
+        kernel: watch::Sender<Reached>,
+        propagation: Arc<EndpointPropagation>,
+    }
+
+    impl Cluster {
+        async fn of(nodes: usize) -> Self {
+            let clock = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
+            let api = Arc::new(FakeApi::new(clock.clone()));
+            let node: Value = json!({"metadata": {"name": "n"}});
+            api.create_as(serde_json::from_value::<Node>(node).unwrap())
+                .await
+                .unwrap();
+            api.create_as(slice(true)).await.unwrap();
+            api.create_as(summary(0, nodes)).await.unwrap();
+            let catalog = Arc::new(Shared::start(api.clone()));
+            let mut moved = catalog.moved();
+            while !catalog.reached().is_synced() {
+                moved.changed().await.unwrap();
+            }
+            let (kernel, reached) = watch::channel(Reached::default());
+            let propagation = EndpointPropagation::start(api.clone(), "n", catalog, reached, clock);
+            let mut cluster = propagation.cluster.clone();
+            cluster.wait_for(|all| all.nodes == nodes).await.unwrap();
+            Cluster {
+                api,
+                kernel,
+                propagation: Arc::new(propagation),
+            }
+        }
+
+        fn wait(&self) -> tokio::task::JoinHandle<()> {
+            let propagation = self.propagation.clone();
+            tokio::spawn(async move { propagation.withdrawn("ns", &[POD.parse().unwrap()]).await })
+        }
+
+        /// The revision of the slice that takes the pod away.
+        async fn withdraw(&self) -> u64 {
+            let edited = self.api.edit::<EndpointSlice>("ns", "s", "", |s| {
+                *s = EndpointSlice {
+                    metadata: s.metadata.clone(),
+                    ..slice(false)
+                }
+            });
+            edited.await.unwrap();
+            let slice = self.api.get_as::<EndpointSlice>("ns", "s").await.unwrap();
+            slice.object().revision()
+        }
+
+        fn commit(&self, slices: u64, withdrawn: u64) {
+            self.kernel.send_replace(Reached {
+                services: Some(1),
+                slices: Some(slices),
+                withdrawn,
+            });
+        }
+
+        async fn reported(&self) -> Option<String> {
+            let lease = self.api.get_as::<Lease>(NETWORK_NAMESPACE, "n").await.ok()?;
+            lease.metadata.annotations.as_ref()?.get(REVISION).cloned()
+        }
+    }
+
+    /// Long enough for whatever is not waiting for another event.
+    async fn settle() {
+        sleep(Duration::from_secs(5)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b7_a_wait_ends_with_the_kernels_of_all_nodes_and_not_before() {
+        let cluster = Cluster::of(2).await;
+        let wait = cluster.wait();
+        settle().await;
+        assert!(!wait.is_finished(), "the pod is offered");
+        let withdrawn = cluster.withdraw().await;
+        settle().await;
+        assert!(!wait.is_finished(), "this node's kernel still offers it");
+        cluster.commit(withdrawn, withdrawn);
+        settle().await;
+        assert_eq!(cluster.reported().await, Some(withdrawn.to_string()));
+        assert!(!wait.is_finished(), "another node's kernel still offers it");
+        cluster.api.update_as(summary(withdrawn - 1, 2)).await.unwrap();
+        settle().await;
+        assert!(!wait.is_finished());
+        cluster.api.update_as(summary(withdrawn, 2)).await.unwrap();
+        wait.await.unwrap();
+        // What is offered no longer is not waited for.
+        cluster.wait().await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b7_the_only_node_waits_for_its_own_kernel() {
+        let cluster = Cluster::of(1).await;
+        let wait = cluster.wait();
+        settle().await;
+        let withdrawn = cluster.withdraw().await;
+        settle().await;
+        assert!(!wait.is_finished());
+        cluster.commit(withdrawn, withdrawn);
+        wait.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b7_reports_are_made_for_withdrawals_only_and_again_after_an_error() {
+        let cluster = Cluster::of(2).await;
+        cluster.commit(5, 0);
+        settle().await;
+        assert_eq!(
+            cluster.reported().await.as_deref(),
+            Some("5"),
+            "what a new agent has"
+        );
+        cluster.commit(6, 0);
+        settle().await;
+        assert_eq!(
+            cluster.reported().await.as_deref(),
+            Some("5"),
+            "nothing was withdrawn"
+        );
+        cluster
+            .api
+            .edit::<Lease>(NETWORK_NAMESPACE, "n", "", |lease| lease.spec = None)
+            .await
+            .unwrap();
+        cluster.commit(8, 7);
+        settle().await;
+        assert_eq!(cluster.reported().await.as_deref(), Some("8"), "after a conflict");
+    }
+}
