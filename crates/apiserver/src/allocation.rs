@@ -17,22 +17,44 @@ use crate::cache::Cache;
 use crate::cache::change::Filter;
 use crate::seams::Entropy;
 
-/// The range that services get addresses from.
+/// The ranges that Services get addresses from: one, or one of each family (dual stack), the primary first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServiceRange(Cidr);
+pub struct ServiceRange {
+    primary: Cidr,
+    secondary: Option<Cidr>,
+}
 
 impl ServiceRange {
-    /// From `10.96.0.0/12`.
+    /// From `10.96.0.0/12`, or `10.96.0.0/12,fd00:96::/108`.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let range = Cidr::parse(text).filter(|r| r.next_free(|_| false, 0).is_some());
-        range.map(|r| ServiceRange(r.masked())).ok_or_else(|| {
-            format!("{text:?} is no address range with room for services, such as \"10.96.0.0/12\"")
-        })
+        let mut ranges = Vec::new();
+        for part in text.split(',') {
+            let range = Cidr::parse(part).filter(|r| r.next_free(|_| false, 0).is_some());
+            ranges.push(range.map(|r| r.masked()).ok_or_else(|| {
+                format!("{part:?} is no address range with room for services, such as \"10.96.0.0/12\"")
+            })?);
+        }
+        match ranges.as_slice() {
+            [primary] => Ok(ServiceRange {
+                primary: *primary,
+                secondary: None,
+            }),
+            [primary, secondary] if primary.is_ipv6() != secondary.is_ipv6() => Ok(ServiceRange {
+                primary: *primary,
+                secondary: Some(*secondary),
+            }),
+            _ => Err(format!("{text:?}: expected one range, or one of each IP family")),
+        }
+    }
+
+    /// The primary range, then that of the other family.
+    pub fn ranges(&self) -> Vec<Cidr> {
+        [self.primary].into_iter().chain(self.secondary).collect()
     }
 
     /// The address of the `kubernetes` Service.
     pub fn first(&self) -> IpAddr {
-        let text = self.0.to_string();
+        let text = self.primary.to_string();
         let base = text.split('/').next().and_then(|a| a.parse().ok());
         match base {
             Some(IpAddr::V4(a)) => IpAddr::V4((u32::from(a) + 1).into()),
@@ -44,7 +66,11 @@ impl ServiceRange {
 
 impl std::fmt::Display for ServiceRange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
+        self.primary.fmt(f)?;
+        match self.secondary {
+            None => Ok(()),
+            Some(secondary) => write!(f, ",{secondary}"),
+        }
     }
 }
 
@@ -153,7 +179,7 @@ impl Allocations {
         let mut chance = [0; 8];
         self.entropy.fill(&mut chance);
         let pool = Pool {
-            ranges: &[self.range.0],
+            ranges: &self.range.ranges(),
             node_ports: NodePorts::default(),
             ip_is_used: &|ip| taken.addresses.contains(&ip),
             port_is_used: &|port| taken.ports.contains(&port),
@@ -181,7 +207,15 @@ mod tests {
             (range.to_string().as_str(), range.first().to_string().as_str()),
             ("10.97.0.0/16", "10.97.0.1")
         );
-        for wrong in ["10.0.0.0", "10.0.0.0/33", "10.0.0.0/32"] {
+        let dual = ServiceRange::parse("10.97.0.0/16,fd00:97::/108").unwrap();
+        assert_eq!(dual.to_string(), "10.97.0.0/16,fd00:97::/108");
+        assert_eq!(dual.first().to_string(), "10.97.0.1");
+        for wrong in [
+            "10.0.0.0",
+            "10.0.0.0/33",
+            "10.0.0.0/32",
+            "10.1.0.0/16,10.2.0.0/16",
+        ] {
             assert!(ServiceRange::parse(wrong).is_err(), "{wrong}");
         }
     }

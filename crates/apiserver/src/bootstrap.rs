@@ -84,7 +84,14 @@ impl Server {
     /// The range of addresses of Services, as an object; ready, unless somebody has said otherwise.
     async fn default_service_cidr(&self) -> Result<(), Error> {
         let (kind, name) = (&registry::SERVICE_CIDR, "kubernetes");
-        let cidrs = json!([self.allocations.range().to_string()]);
+        let cidrs = json!(
+            self.allocations
+                .range()
+                .ranges()
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        );
         let wanted = json!({"metadata": {"name": name}, "spec": {"cidrs": cidrs}});
         self.ensure(kind, wanted).await?;
         let Some(there) = self.cache.get(kind, "", name) else {

@@ -18,11 +18,13 @@ mod cidr;
 mod components;
 mod etcd;
 mod files;
+mod network;
 mod reader;
 
 pub use access::{Access, AccessFlags};
-pub use cidr::Cidr;
+pub use cidr::Cidrs;
 pub use etcd::{Etcd, EtcdFlags};
+pub use network::{Network, NetworkFlags, Part};
 use reader::{Reader, absolute, list, socket};
 
 /// What can be set by flag or environment. The same names stand in the file, in camelCase.
@@ -48,12 +50,8 @@ pub struct Flags {
     pub store: Option<String>,
     #[command(flatten)]
     pub etcd: EtcdFlags,
-    /// Addresses of Services [default: 10.96.0.0/16].
-    #[arg(long, env = "KNARR_SERVICE_CIDR", value_name = "CIDR", global = true)]
-    pub service_cidr: Option<String>,
-    /// This node's addresses for pods [default: 10.244.0.0/24].
-    #[arg(long, env = "KNARR_POD_CIDR", value_name = "CIDR", global = true)]
-    pub pod_cidr: Option<String>,
+    #[command(flatten)]
+    pub network: NetworkFlags,
     /// This node's name [default: the host name].
     #[arg(long, env = "KNARR_NODE_NAME", value_name = "NAME", global = true)]
     pub node_name: Option<String>,
@@ -66,9 +64,6 @@ pub struct Flags {
     /// Folder of the CNI plugins [default: /usr/lib/cni, else /opt/cni/bin].
     #[arg(long, env = "KNARR_CNI_BIN_DIR", value_name = "DIR", global = true)]
     pub cni_bin_dir: Option<String>,
-    /// Name of the pods' bridge, 15 bytes at the most [default: knarr0].
-    #[arg(long, env = "KNARR_BRIDGE", value_name = "NAME", global = true)]
-    pub bridge: Option<String>,
     /// Sandbox image; knarr makes its own unless another is named.
     #[arg(long, env = "KNARR_SANDBOX_IMAGE", value_name = "IMAGE", global = true)]
     pub sandbox_image: Option<String>,
@@ -204,13 +199,11 @@ pub struct Config {
     pub tls_sans: Vec<String>,
     pub store: StoreEngine,
     pub etcd: Etcd,
-    pub service_cidr: Cidr,
-    pub pod_cidr: Cidr,
+    pub network: Network,
     pub node_name: String,
     pub kubelet_listen: SocketAddr,
     pub containerd: PathBuf,
     pub cni_bin_dir: PathBuf,
-    pub bridge: String,
     /// `None`: knarr's own.
     pub sandbox_image: Option<String>,
     pub termination_resume: TerminationResume,
@@ -289,20 +282,7 @@ impl Config {
             tls_sans: reader.get("tlsSans", "--tls-sans", &flags.tls_sans, "", list),
             etcd: Etcd::read(&mut reader, &flags.etcd, store == StoreEngine::Etcd),
             store,
-            service_cidr: reader.get(
-                "serviceCidr",
-                "--service-cidr",
-                &flags.service_cidr,
-                "10.96.0.0/16",
-                str::parse,
-            ),
-            pod_cidr: reader.get(
-                "podCidr",
-                "--pod-cidr",
-                &flags.pod_cidr,
-                "10.244.0.0/24",
-                str::parse,
-            ),
+            network: Network::read(&mut reader, &flags.network, &data_dir),
             node_name: reader.get("nodeName", "--node-name", &flags.node_name, &host_name(), |s| {
                 match knarr_api::names::dns1123_subdomain(s).first() {
                     None => Ok(s.to_string()),
@@ -330,16 +310,6 @@ impl Config {
                 default_cni,
                 absolute,
             ),
-            bridge: reader.get("bridge", "--bridge", &flags.bridge, "knarr0", |s| {
-                let ok = (1..=15).contains(&s.len())
-                    && s.bytes()
-                        .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
-                if ok {
-                    Ok(s.to_string())
-                } else {
-                    Err("expected an interface name of 1 to 15 letters, digits, - _ .".into())
-                }
-            }),
             sandbox_image: reader.get("sandboxImage", "--sandbox-image", &flags.sandbox_image, "", |s| {
                 Ok((!s.is_empty()).then(|| s.to_string()))
             }),
@@ -430,11 +400,8 @@ impl Config {
         };
         let mut mistakes = reader.finish();
         // What could not be read has been named; it is not compared.
-        if mistakes.is_empty() && config.service_cidr.overlaps(config.pod_cidr) {
-            mistakes.push(format!(
-                "podCidr: {} overlaps serviceCidr {}",
-                config.pod_cidr, config.service_cidr
-            ));
+        if mistakes.is_empty() {
+            mistakes.extend(config.network.check());
         }
         if mistakes.is_empty() {
             Ok(config)
@@ -471,22 +438,25 @@ mod tests {
 
     #[test]
     fn flags_outweigh_the_file_and_the_file_the_defaults() {
-        let file = "listen: 127.0.0.1:7000\nbridge: br9\n";
+        let file = "listen: 127.0.0.1:7000\ncontainerd: c9\n";
         let set = Flags {
             listen: Some("127.0.0.1:8000".into()),
             ..flags()
         };
         let config = Config::parse(&set, file).unwrap();
         assert_eq!(config.listen.port(), 8000);
-        assert_eq!(config.bridge, "br9");
-        assert_eq!(config.service_cidr.to_string(), "10.96.0.0/16");
+        assert_eq!(config.containerd, Path::new("c9"));
+        assert_eq!(config.network.service_cidrs.to_string(), "10.96.0.0/16");
     }
 
     #[test]
     fn every_mistake_is_reported_with_its_place() {
         let file = "listen: here\nstore: floppy\ncolour: red\nserviceCidr: 10.96.0.1/16\n";
         let set = Flags {
-            pod_cidr: Some("10.244/24".into()),
+            network: NetworkFlags {
+                pod_cidr: Some("10.244/24".into()),
+                ..NetworkFlags::default()
+            },
             ..flags()
         };
         let text = Config::parse(&set, file).unwrap_err().to_string();
@@ -496,7 +466,7 @@ mod tests {
             "k.yaml: store: \"floppy\": expected embedded",
             "k.yaml: colour: there is no such setting",
             "host bits are set; the network is 10.96.0.0/16",
-            "--pod-cidr: \"10.244/24\": \"10.244\" is not an IPv4 address",
+            "--pod-cidr: \"10.244/24\": \"10.244\" is not an IP address",
         ] {
             assert!(text.contains(part), "{part:?} is missing in:\n{text}");
         }
@@ -596,19 +566,5 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is missing in:\n{text}");
         }
-    }
-
-    #[test]
-    fn networks_that_overlap_are_refused() {
-        let set = Flags {
-            pod_cidr: Some("10.96.4.0/24".into()),
-            ..flags()
-        };
-        assert!(
-            Config::parse(&set, "")
-                .unwrap_err()
-                .to_string()
-                .contains("overlaps")
-        );
     }
 }

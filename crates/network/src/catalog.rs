@@ -228,6 +228,13 @@ impl Catalog {
             .any(|e| e.is_offered() && addresses.contains(&e.address))
     }
 
+    /// All addresses that are offered to new connections, of all Services.
+    pub fn offered(&self) -> BTreeSet<IpAddr> {
+        let slices = self.slices.values().flat_map(BTreeMap::values);
+        let endpoints = slices.flat_map(|slice| &slice.endpoints);
+        endpoints.filter(|e| e.is_offered()).map(|e| e.address).collect()
+    }
+
     /// Namespaces and names of all slices.
     pub fn slice_names(&self) -> impl Iterator<Item = (&str, &str)> {
         self.owners

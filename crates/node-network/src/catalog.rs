@@ -15,6 +15,8 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::signal::Signal;
+
 /// What has changed since it was last asked, and up to which revisions the catalog shows the API.
 #[derive(Debug, Default)]
 pub struct Changes {
@@ -64,7 +66,8 @@ impl Subscription {
 struct State {
     catalog: RwLock<Catalog>,
     reached: Mutex<Reached>,
-    moved: watch::Sender<()>,
+    /// Counts reports.
+    moved: Signal<u64>,
     subscribers: Mutex<Vec<(Arc<Mutex<Changes>>, watch::Sender<()>)>>,
 }
 
@@ -72,7 +75,7 @@ impl State {
     fn report(&self, changed: impl IntoIterator<Item = ServiceKey>) {
         let changed: Vec<ServiceKey> = changed.into_iter().collect();
         let reached = *self.reached.lock();
-        self.moved.send_replace(());
+        self.moved.update(|count| *count += 1);
         // A subscriber that is gone has closed its bell.
         self.subscribers.lock().retain(|(gathered, bell)| {
             let mut gathered = gathered.lock();
@@ -113,9 +116,13 @@ impl Shared {
         }
     }
 
-    /// Rings when something has changed or a revision was reached.
-    pub fn moved(&self) -> watch::Receiver<()> {
-        self.state.moved.subscribe()
+    /// Returns as soon as this is true of the catalog and of the revisions it shows.
+    pub async fn wait_for(&self, mut holds: impl FnMut(&Catalog, Reached) -> bool) {
+        let now = |_: &u64| {
+            let reached = self.reached();
+            holds(&self.read(), reached)
+        };
+        self.state.moved.wait_for(now).await;
     }
 
     /// The revisions up to which the catalog shows the API.

@@ -9,3 +9,4 @@ pub mod policy;
 pub mod propagation;
 pub mod proxy;
 pub mod routes;
+pub mod signal;

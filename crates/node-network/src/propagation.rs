@@ -18,12 +18,13 @@ use knarr_api::registry;
 use knarr_api::{Error, Object, ObjectKey};
 use knarr_client::informer::{self, Scope, Sink};
 use knarr_client::{Api, Clock, NETWORK_NAMESPACE, TypedApi};
-use tokio::sync::watch;
+use knarr_network::catalog::Catalog;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
 
 use crate::catalog::{Reached, Shared};
+use crate::signal::Signal;
 
 /// Between two reports of one node …
 const PACE: Duration = Duration::from_millis(5);
@@ -35,8 +36,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The reports of this node and of all. Dropping it ends them.
 pub struct EndpointPropagation {
     catalog: Arc<Shared>,
-    kernel: watch::Receiver<Reached>,
-    cluster: watch::Receiver<Propagation>,
+    kernel: Arc<Signal<Reached>>,
+    cluster: Arc<Signal<Propagation>>,
     _tasks: JoinSet<()>,
 }
 
@@ -46,10 +47,10 @@ impl EndpointPropagation {
         api: Arc<dyn Api>,
         node_name: &str,
         catalog: Arc<Shared>,
-        kernel: watch::Receiver<Reached>,
+        kernel: Arc<Signal<Reached>>,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let (heard, cluster) = watch::channel(Propagation::default());
+        let cluster = Arc::new(Signal::new(Propagation::default()));
         let mut tasks = JoinSet::new();
         let scope = Scope {
             namespace: NETWORK_NAMESPACE.into(),
@@ -60,7 +61,7 @@ impl EndpointPropagation {
             api.clone(),
             registry::CONFIG_MAP.clone(),
             scope,
-            Arc::new(Summary(heard)),
+            Arc::new(Summary(cluster.clone())),
         ));
         let reporter = Reporter {
             lease: None,
@@ -82,43 +83,31 @@ impl EndpointPropagation {
     /// Returns when no Service offers these addresses of a pod and every node's kernel has that; at once if none offers
     /// them. The caller bounds the wait.
     pub async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]) {
-        let offers = || self.catalog.read().offers(namespace, addresses);
-        let mut changes = self.catalog.moved();
-        let mut was_offered = false;
-        loop {
-            changes.mark_unchanged();
-            if !offers() {
-                break;
-            }
-            was_offered = true;
-            if changes.changed().await.is_err() {
-                return;
-            }
-        }
-        if !was_offered {
+        if !self.catalog.read().offers(namespace, addresses) {
             return;
         }
-        let withdrawn = self.catalog.reached().withdrawn;
-        let (mut kernel, mut cluster) = (self.kernel.clone(), self.cluster.clone());
+        let mut withdrawn = 0;
+        let dropped = |catalog: &Catalog, reached: Reached| {
+            withdrawn = reached.withdrawn;
+            !catalog.offers(namespace, addresses)
+        };
+        self.catalog.wait_for(dropped).await;
         let in_kernel = |reached: &Reached| reached.slices.is_some_and(|slices| slices >= withdrawn);
-        if kernel.wait_for(in_kernel).await.is_err() {
-            return;
-        }
+        self.kernel.wait_for(in_kernel).await;
         // The only node knows by itself.
         let everywhere = |all: &Propagation| all.nodes <= 1 || all.revision >= withdrawn;
-        // An error is the end of the agent, at which there is nothing to wait for.
-        let _ = cluster.wait_for(everywhere).await;
+        self.cluster.wait_for(everywhere).await;
     }
 }
 
 /// Hands on what the ConfigMap says.
-struct Summary(watch::Sender<Propagation>);
+struct Summary(Arc<Signal<Propagation>>);
 
 impl Sink for Summary {
     fn apply(&self, object: &Arc<Object>) {
         let map = object.to_typed::<ConfigMap>();
         if let Some(said) = map.and_then(|map| Propagation::of(&map)) {
-            self.0.send_replace(said);
+            self.0.set(said);
         }
     }
 
@@ -134,8 +123,8 @@ struct Reporter {
     lease: Option<Lease>,
     api: Arc<dyn Api>,
     node_name: String,
-    kernel: watch::Receiver<Reached>,
-    cluster: watch::Receiver<Propagation>,
+    kernel: Arc<Signal<Reached>>,
+    cluster: Arc<Signal<Propagation>>,
     clock: Arc<dyn Clock>,
 }
 
@@ -145,24 +134,16 @@ impl Reporter {
         let mut reported = None;
         let mut not_before = Instant::now();
         loop {
-            let reached = {
-                let due = |reached: &Reached| {
-                    reached.is_synced() && reported.is_none_or(|before| reached.withdrawn > before)
-                };
-                match self.kernel.wait_for(due).await {
-                    Ok(reached) => *reached,
-                    Err(_) => return,
-                }
+            let due = |reached: &Reached| {
+                reached.is_synced() && reported.is_none_or(|before| reached.withdrawn > before)
             };
+            self.kernel.wait_for(due).await;
             sleep_until(not_before).await;
-            let reached = match self.kernel.has_changed() {
-                Ok(true) => *self.kernel.borrow_and_update(),
-                _ => reached,
-            };
+            let reached = self.kernel.get();
             match self.report(reached.slices.unwrap_or(0)).await {
                 Ok(()) => {
                     reported = Some(reached.withdrawn);
-                    let nodes = u32::try_from(self.cluster.borrow().nodes).unwrap_or(u32::MAX);
+                    let nodes = u32::try_from(self.cluster.get().nodes).unwrap_or(u32::MAX);
                     not_before = Instant::now() + PACE + PACE_PER_NODE.saturating_mul(nodes);
                 }
                 Err(error) => {
@@ -264,7 +245,7 @@ mod tests {
     /// A cluster with one offered pod on node `n`, and who waits for its withdrawal.
     struct Cluster {
         api: Arc<FakeApi>,
-        kernel: watch::Sender<Reached>,
+        kernel: Arc<Signal<Reached>>,
         propagation: Arc<EndpointPropagation>,
     }
 
@@ -279,14 +260,10 @@ mod tests {
             api.create_as(slice(true)).await.unwrap();
             api.create_as(summary(0, nodes)).await.unwrap();
             let catalog = Arc::new(Shared::start(api.clone()));
-            let mut moved = catalog.moved();
-            while !catalog.reached().is_synced() {
-                moved.changed().await.unwrap();
-            }
-            let (kernel, reached) = watch::channel(Reached::default());
-            let propagation = EndpointPropagation::start(api.clone(), "n", catalog, reached, clock);
-            let mut cluster = propagation.cluster.clone();
-            cluster.wait_for(|all| all.nodes == nodes).await.unwrap();
+            catalog.wait_for(|_, reached| reached.is_synced()).await;
+            let kernel = Arc::new(Signal::new(Reached::default()));
+            let propagation = EndpointPropagation::start(api.clone(), "n", catalog, kernel.clone(), clock);
+            propagation.cluster.wait_for(|all| all.nodes == nodes).await;
             Cluster {
                 api,
                 kernel,
@@ -313,7 +290,7 @@ mod tests {
         }
 
         fn commit(&self, slices: u64, withdrawn: u64) {
-            self.kernel.send_replace(Reached {
+            self.kernel.set(Reached {
                 services: Some(1),
                 slices: Some(slices),
                 withdrawn,

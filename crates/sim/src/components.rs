@@ -21,8 +21,10 @@ use crate::clocks::DriftingClock;
 use crate::disks;
 use crate::fence_agents;
 use crate::network::{Identity, Network, Wire};
+use crate::network_agent::{self, NetworkAgent};
 use crate::observer::Observer;
 use crate::random::{Stream, stream};
+use crate::rules::b7_endpoints;
 use crate::runtime::{Condition, Line};
 use crate::servers::ApiServer;
 
@@ -43,6 +45,8 @@ pub(crate) struct Ground {
     pub fence_agents: fence_agents::Handle,
     /// Which pods nodes end by themselves.
     pub self_fencing: SelfFencing,
+    /// Services are proxied: each node has a network agent.
+    pub proxied: bool,
 }
 
 impl Ground {
@@ -87,6 +91,9 @@ impl Node {
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
         let clock = ground.clock_of(&name);
         let runtime = Arc::new(FakeRuntime::new(clock.clone(), &images));
+        if ground.proxied {
+            runtime.set_subnet(u8::try_from(number).unwrap_or(u8::MAX));
+        }
         for (container, manners) in [
             ("lingers", Manners::Lingers(std::time::Duration::from_secs(3))),
             ("ignores", Manners::Ignores),
@@ -151,7 +158,7 @@ impl Node {
             .note(&format!("kubelet of {} starts", self.name));
         let directory = self.ground.directory.join(&self.name);
         let dead = CancellationToken::new();
-        let config = Config {
+        let mut config = Config {
             node_name: self.name.clone(),
             root_dir: directory.join("kubelet"),
             log_dir: directory.join("logs"),
@@ -165,6 +172,19 @@ impl Node {
             self_fencing: self.ground.self_fencing,
             ..Config::default()
         };
+        if self.ground.proxied {
+            let agent = Identity::Component(Component::NetworkAgent(self.name.clone()));
+            config.endpoint_barrier = b7_endpoints::BOUND.unsigned_abs();
+            config.network = Some(NetworkAgent::start(network_agent::Parts {
+                node: self.name.clone(),
+                api: self.ground.wire(agent, &self.network, &dead),
+                clock: self.clock.clone(),
+                observer: self.ground.observer.clone(),
+                chance: stream(self.ground.seed, &format!("kernel/{}", self.name)),
+                mutation: self.ground.mutation,
+                dead: dead.clone(),
+            }));
+        }
         let identity = Identity::Component(Component::Node(self.name.clone()));
         let line = Line {
             node: self.name.clone(),
@@ -203,6 +223,7 @@ impl Node {
         self.condition.rebooted();
         self.runtime.wipe();
         self.machine.rebooted();
+        self.forget_rules();
         match std::fs::remove_dir_all(self.ground.directory.join(&self.name)) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
@@ -215,6 +236,14 @@ impl Node {
         self.condition.rebooted();
         self.runtime.reboot();
         self.machine.rebooted();
+        self.forget_rules();
+    }
+
+    /// A kernel that was started anew sends nothing anywhere.
+    fn forget_rules(&self) {
+        if self.ground.proxied {
+            self.ground.observer.programmed(&self.name, Default::default());
+        }
     }
 
     pub fn is_off(&self) -> bool {

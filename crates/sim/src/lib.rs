@@ -17,6 +17,7 @@ mod fence_agents;
 mod history;
 mod mutation;
 mod network;
+mod network_agent;
 mod observer;
 mod random;
 mod rules;

@@ -25,12 +25,13 @@ pub enum Mutation {
     MountWithoutAttach,
     BelieveTheAgent,
     FenceItselfLate,
+    ReportBeforeCommit,
 }
 
 use Mutation::*;
 
 impl Mutation {
-    pub const ALL: [Mutation; 17] = [
+    pub const ALL: [Mutation; 18] = [
         DeleteBeforeTheEnd,
         DeleteBeforeProcessesAreGone,
         StartTwice,
@@ -48,6 +49,7 @@ impl Mutation {
         MountWithoutAttach,
         BelieveTheAgent,
         FenceItselfLate,
+        ReportBeforeCommit,
     ];
 
     /// As it is called on the command line.
@@ -70,6 +72,7 @@ impl Mutation {
             MountWithoutAttach => "mount-without-attach",
             BelieveTheAgent => "believe-the-agent",
             FenceItselfLate => "fence-itself-late",
+            ReportBeforeCommit => "report-before-commit",
         }
     }
 
@@ -96,6 +99,7 @@ impl Mutation {
             BelieveTheAgent => {
                 "a fence agent that says that it has switched a node off is not asked whether it is"
             }
+            ReportBeforeCommit => "network agents report endpoints before their kernel has them",
             FenceItselfLate => "cut-off kubelets count the time since they were last heard at half its pace",
         }
     }
@@ -111,6 +115,7 @@ impl Mutation {
             KeepReleased => "S5",
             BelieveTheAgent => "S6",
             FenceItselfLate => "B4",
+            ReportBeforeCommit => "B7",
             DetachByTimer | MountWithoutAttach => "S7",
             // S8 sees it too, in one history of some dozens; that Jobs' pods then never go, in one of three.
             IgnoreTerminating | LoseLastStep => "S9",

@@ -4,6 +4,7 @@
 //! acts between a thing and its judgement.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -327,6 +328,15 @@ impl Observer {
         inner.judge(&Seen::DeleteAsked { by, name, options });
     }
 
+    /// A node's kernel sends new connections to these addresses, and to no others.
+    pub fn programmed(&self, node: &str, offered: BTreeSet<IpAddr>) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        let line = format!("kernel of {node} offers {} addresses", offered.len());
+        inner.history.add(now, &line, b"");
+        inner.world.kernels.insert(node.into(), offered);
+    }
+
     /// A machine's power goes off or on.
     pub fn switched(&self, node: &str, off: bool) {
         let mut inner = self.lock();
@@ -397,8 +407,11 @@ impl Observer {
                 inner.judge(&Seen::Started(&process));
             }
             Happening::Asked => {
-                if let Some(process) = inner.world.processes.get_mut(&key) {
-                    process.asked.get_or_insert(now);
+                let process = inner.world.processes.get_mut(&key);
+                if let Some(process) = process.filter(|process| process.asked.is_none()) {
+                    process.asked = Some(now);
+                    let process = process.clone();
+                    inner.judge(&Seen::Asked(&process));
                 }
             }
             Happening::Ended(end) => {
@@ -490,6 +503,7 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
             let life = Life {
                 pod: pod.clone(),
                 first_seen: inner.world.now,
+                deleted_at: None,
                 removed_at: None,
                 released: false,
                 given_up: false,
@@ -509,6 +523,9 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
         .get(node_of(&pod))
         .is_some_and(is_out_of_service);
     if let Some(life) = inner.world.pods.get_mut(&uid) {
+        if pod.metadata.deletion_timestamp.is_some() {
+            life.deleted_at.get_or_insert(inner.world.now);
+        }
         life.released |= orphan || vouched;
         life.given_up |= orphan || vouched;
         life.vouched |= vouched;

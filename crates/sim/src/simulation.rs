@@ -36,6 +36,8 @@ const WITH_FENCING_PER_MILLE: u32 = 150;
 const AT_MOST_ONE_PER_MILLE: u32 = 250;
 /// Histories in which users ask for at most one of some pods.
 const CAREFUL_PER_MILLE: u32 = 350;
+/// Histories with Services and proxies.
+const PROXIED_PER_MILLE: u32 = 300;
 /// When every history begins.
 const EPOCH: &str = "2026-01-01T00:00:00Z";
 /// How long after the last fault everything has to be as it was wanted: twice the longest back-off (300 s), and the
@@ -224,6 +226,8 @@ impl Simulation {
         };
         observer.note(&format!("nodes end by themselves: {self_fencing:?}"));
         observer.set_self_fencing(self_fencing);
+        // A mistake about disks, fencing or Services shows only where there are some.
+        let sought = |rule| self.mutation.is_some_and(|m| m.rule() == rule);
         let mut ground = Ground {
             seed: self.seed,
             servers: Arc::default(),
@@ -234,6 +238,7 @@ impl Simulation {
             mutation: self.mutation,
             fence_agents: fence_agents::Handle(agents.clone()),
             self_fencing,
+            proxied: stream(self.seed, "services").per_mille(PROXIED_PER_MILLE) || sought("B7"),
         };
         ground.servers = Arc::new(start_servers(&ground, shape.servers).await?);
         let controls: Vec<_> = shape
@@ -262,8 +267,6 @@ impl Simulation {
         let failed = |e: knarr_client::Error| std::io::Error::other(format!("a user was refused: {e}"));
         // Of their own: what not every history has shifts nothing else's draws.
         let mut storing = stream(self.seed, "disks");
-        // A mistake about disks or fencing shows only where there are some.
-        let sought = |rule| self.mutation.is_some_and(|m| m.rule() == rule);
         let disks = storing.per_mille(DISKS_PER_MILLE) || sought("S7");
         let mut caring = stream(self.seed, "at most one");
         if caring.per_mille(CAREFUL_PER_MILLE) || sought("B4") {
@@ -272,6 +275,9 @@ impl Simulation {
         let mut guarding = stream(self.seed, "fencing");
         let fencing = guarding.per_mille(FENCING_PER_MILLE) || sought("S6");
         let mut policy = !fencing;
+        if ground.proxied {
+            users.create_services().await.map_err(failed)?;
+        }
         if disks {
             users.bring_disks().await.map_err(failed)?;
         }

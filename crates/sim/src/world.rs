@@ -2,6 +2,7 @@
 //! on every node, at one moment.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -40,6 +41,8 @@ pub(crate) struct Process {
 pub(crate) struct Life {
     pub pod: Arc<Pod>,
     pub first_seen: Timestamp,
+    /// When its deletion was written.
+    pub deleted_at: Option<Timestamp>,
     /// When it left the store.
     pub removed_at: Option<Timestamp>,
     /// Somebody has said that this node's word is not waited for: a user's force, or the deletion of its node.
@@ -117,6 +120,8 @@ pub(crate) struct World {
     pub fencings: BTreeMap<String, Timestamp>,
     /// Which pods nodes end by themselves.
     pub self_fencing: SelfFencing,
+    /// The addresses that each node's kernel sends new connections to.
+    pub kernels: BTreeMap<String, BTreeSet<IpAddr>>,
     /// By node and container id.
     pub processes: BTreeMap<(String, String), Process>,
 }
@@ -193,6 +198,8 @@ pub(crate) enum Seen<'a> {
         last: &'a Pod,
     },
     Started(&'a Process),
+    /// TERM is sent, the first time.
+    Asked(&'a Process),
     Ended(&'a Process, End),
     /// This fencing of a node is said to have succeeded.
     Fenced {

@@ -21,6 +21,9 @@ const SHOWN: usize = 3;
 
 impl Strategy for EndpointSlice {
     fn set_defaults(&mut self) {
+        // As it reads back: an empty list is written as null.
+        self.endpoints.take_if(|endpoints| endpoints.is_empty());
+        self.ports.take_if(|ports| ports.is_empty());
         for port in self.ports.iter_mut().flatten() {
             port.name.get_or_insert_default();
             port.protocol.get_or_insert_with(|| "TCP".into());

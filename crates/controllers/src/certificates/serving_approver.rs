@@ -34,7 +34,7 @@ pub struct Reserved {
     /// The names and addresses in the API server's own certificate.
     pub api_server: BTreeSet<String>,
     /// The addresses of Services.
-    pub service_range: Option<Cidr>,
+    pub service_ranges: Vec<Cidr>,
 }
 
 /// See the module. Its keys are requests.
@@ -153,8 +153,9 @@ impl ServingApprover {
     fn is_of_services(&self, request: &CertificateRequest, view: &dyn View) -> bool {
         let in_range = |ip| {
             self.reserved
-                .service_range
-                .is_some_and(|range| range.contains(ip))
+                .service_ranges
+                .iter()
+                .any(|range| range.contains(ip))
         };
         if request.ip_addresses().any(in_range) {
             return true;

@@ -88,7 +88,7 @@ impl ControlPlane {
         let serving = pki.server(&names).map_err(failed)?;
         let reserved = Reserved {
             api_server: names.into_iter().collect(),
-            service_range: Cidr::parse(&range.to_string()),
+            service_ranges: range.ranges(),
         };
         // The CA goes along, for those who know no more of it than its pin.
         let shown = pki::Identity {

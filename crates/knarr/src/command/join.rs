@@ -26,6 +26,7 @@ use tokio::fs::File;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::{Failure, cluster};
 use crate::config::Config;
@@ -175,6 +176,43 @@ pub async fn join(config: &Config, args: &JoinArgs) -> Result<Joined, Failure> {
         bootstrap,
         rotation,
     })
+}
+
+/// The cluster as the network agent of this node sees it: with a certificate of its own, which the node asks for and
+/// renews.
+pub async fn network_agent(
+    config: &Config,
+    node: &Arc<Remote>,
+    cancel: &CancellationToken,
+) -> Result<Arc<Remote>, Failure> {
+    let wanted = certificates::network_agent(&config.node_name);
+    let mut rotation = open(config, wanted, "network-agent-client-current.pem")?;
+    let begin = Instant::now();
+    let identity = loop {
+        if let Some(identity) = rotation.current() {
+            break identity;
+        }
+        match rotation.ask(&**node).await {
+            Ok(_) => {}
+            Err(error) if begin.elapsed() < SERVER_LIMIT => {
+                tracing::warn!(%error, "the node's network agent has no certificate yet");
+                sleep(PAUSE).await;
+            }
+            Err(error) => {
+                return Err(Failure::new("the node's network agent gets no certificate").because(error));
+            }
+        }
+    };
+    let agent = Arc::new(reach(&cluster_of(node)?, &credential(identity))?);
+    let shown = agent.clone();
+    let renewal = rotation.run(
+        node.clone(),
+        None,
+        move |identity| shown.show(&credential(identity)).map_err(|e| e.to_string()),
+        cancel.clone(),
+    );
+    tokio::spawn(renewal);
+    Ok(agent)
 }
 
 fn pki_dir(config: &Config) -> PathBuf {

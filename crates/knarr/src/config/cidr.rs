@@ -1,56 +1,109 @@
-//! IPv4 networks, as flags and the configuration file name them.
+//! IP networks, as flags and the configuration file name them: one, or one of each family (dual stack).
 
 use std::fmt::Display;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::str::FromStr;
 
-/// An IPv4 network, such as `10.96.0.0/16`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cidr {
-    pub base: Ipv4Addr,
-    pub prefix: u8,
-}
+use ipnet::IpNet;
 
-impl Cidr {
-    fn bits(self) -> (u32, u32) {
-        let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0);
-        (u32::from(self.base) & mask, mask)
+/// At most one network of each family, the primary first, such as `10.96.0.0/16` or `10.96.0.0/16,fd00:96::/108`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cidrs(Vec<IpNet>);
+
+impl Cidrs {
+    pub fn nets(&self) -> &[IpNet] {
+        &self.0
     }
 
-    pub fn overlaps(self, other: Cidr) -> bool {
-        let ((a, mask_a), (b, mask_b)) = (self.bits(), other.bits());
-        let mask = mask_a & mask_b;
-        a & mask == b & mask
+    /// The first pair of networks, one of each, that have addresses in common.
+    pub fn overlap(&self, other: &Cidrs) -> Option<(IpNet, IpNet)> {
+        let pairs = self.0.iter().flat_map(|a| other.0.iter().map(move |b| (*a, *b)));
+        pairs
+            .into_iter()
+            .find(|(a, b)| a.contains(&b.network()) || b.contains(&a.network()))
     }
 }
 
-impl FromStr for Cidr {
+/// One network without host bits.
+fn network(text: &str) -> Result<IpNet, String> {
+    let (base, prefix) = text
+        .split_once('/')
+        .ok_or("expected a network such as 10.96.0.0/16 or fd00:96::/108")?;
+    let base: IpAddr = base
+        .parse()
+        .map_err(|_| format!("{base:?} is not an IP address"))?;
+    let (shortest, longest) = if base.is_ipv4() { (8, 30) } else { (8, 126) };
+    let prefix = prefix
+        .parse()
+        .ok()
+        .filter(|prefix: &u8| (shortest..=longest).contains(prefix))
+        .ok_or_else(|| format!("expected a prefix length from {shortest} to {longest}"))?;
+    let net = IpNet::new(base, prefix).map_err(|e| e.to_string())?;
+    if net.trunc() != net {
+        return Err(format!("host bits are set; the network is {}", net.trunc()));
+    }
+    Ok(net)
+}
+
+impl FromStr for Cidrs {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        let (base, prefix) = s
-            .split_once('/')
-            .ok_or("expected an IPv4 network such as 10.96.0.0/16")?;
-        let base = base
-            .parse()
-            .map_err(|_| format!("{base:?} is not an IPv4 address"))?;
-        let prefix = prefix
-            .parse()
-            .ok()
-            .filter(|p| (8..=30).contains(p))
-            .ok_or("expected a prefix length from 8 to 30")?;
-        let cidr = Cidr { base, prefix };
-        if cidr.bits().0 != u32::from(base) {
-            return Err(format!(
-                "host bits are set; the network is {}/{prefix}",
-                Ipv4Addr::from(cidr.bits().0)
-            ));
+        let nets = s
+            .split(',')
+            .map(str::trim)
+            .filter(|part| !part.is_empty())
+            .map(network)
+            .collect::<Result<Vec<_>, _>>()?;
+        let is_v6 = |net: &IpNet| net.network().is_ipv6();
+        match nets.as_slice() {
+            [] | [_] => Ok(Cidrs(nets)),
+            [a, b] if is_v6(a) != is_v6(b) => Ok(Cidrs(nets)),
+            _ => Err("expected one network, or one of each IP family".into()),
         }
-        Ok(cidr)
     }
 }
 
-impl Display for Cidr {
+impl Display for Cidrs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.base, self.prefix)
+        for (i, net) in self.0.iter().enumerate() {
+            write!(f, "{}{net}", if i == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn n1_networks_are_one_or_one_of_each_family() {
+        for (text, expected) in [
+            ("10.96.0.0/16", Ok("10.96.0.0/16")),
+            ("10.96.0.0/16, fd00::/108", Ok("10.96.0.0/16,fd00::/108")),
+            ("fd00::/108,10.96.0.0/16", Ok("fd00::/108,10.96.0.0/16")),
+            ("", Ok("")),
+            ("10.96.0.0", Err("expected a network")),
+            ("10.96/16", Err("is not an IP address")),
+            (
+                "10.96.0.1/16",
+                Err("host bits are set; the network is 10.96.0.0/16"),
+            ),
+            ("10.96.0.0/31", Err("from 8 to 30")),
+            ("10.1.0.0/16,10.2.0.0/16", Err("one of each IP family")),
+        ] {
+            match (text.parse::<Cidrs>(), expected) {
+                (Ok(found), Ok(expected)) => assert_eq!(found.to_string(), expected),
+                (Err(found), Err(part)) => assert!(found.contains(part), "{text}: {found}"),
+                (found, _) => panic!("{text}: {found:?}"),
+            }
+        }
+        let cidrs = |text: &str| text.parse::<Cidrs>().unwrap();
+        assert!(
+            cidrs("10.0.0.0/8")
+                .overlap(&cidrs("fd00::/64,10.96.0.0/16"))
+                .is_some()
+        );
+        assert!(cidrs("10.1.0.0/16").overlap(&cidrs("10.2.0.0/16")).is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! One setting after another out of flags and file, where flags outweigh the file and the file the defaults; all mistakes
 //! are collected, so that they are told at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use knarr_api::k8s_openapi::jiff::SignedDuration;
 use knarr_node::kubelet::{SelfFencing, TerminationResume};
 use serde_json::Value;
 
-use super::{Cidr, Flags, LogFormat, StoreEngine};
+use super::{Cidrs, Flags, LogFormat, Part, StoreEngine};
 
 /// A value and where it was given, for errors.
 struct Given {
@@ -147,7 +147,10 @@ fallback! {
     BTreeMap<String, String> => BTreeMap::new(),
     Option<String> => None,
     SocketAddr => SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0),
-    Cidr => Cidr { base: [0, 0, 0, 0].into(), prefix: 32 },
+    Cidrs => Cidrs::default(),
+    BTreeSet<Part> => BTreeSet::new(),
+    Vec<IpAddr> => Vec::new(),
+    u8 => 0,
     StoreEngine => StoreEngine::Memory,
     i64 => 0,
     f64 => 0.0,

@@ -9,6 +9,7 @@ use knarr_kubelet::pod::TerminationResume;
 use knarr_kubelet::self_fencing::SelfFencing;
 
 use super::machine::Machine;
+use super::network::NodeNetwork;
 use crate::volumes::Host;
 
 /// One node's settings.
@@ -19,7 +20,8 @@ pub struct Config {
     pub root_dir: PathBuf,
     /// Containers' logs are below it: `<namespace>_<pod>_<uid>/<container>/<n>.log`.
     pub log_dir: PathBuf,
-    pub pod_cidr: String,
+    /// What the node registers with; empty where the cluster allocates them.
+    pub pod_cidrs: Vec<String>,
     pub cluster_dns: Vec<String>,
     pub cluster_domain: String,
     /// The node's addresses, the first being the one.
@@ -42,6 +44,8 @@ pub struct Config {
     pub self_fencing: SelfFencing,
     /// Resets the machine if it is not fed.
     pub watchdog_device: Option<PathBuf>,
+    /// Who does the network of this node; `None`: not knarr.
+    pub network: Option<Arc<dyn NodeNetwork>>,
     pub machine: Machine,
     /// Who plays what storage and self-fencing need of the machine; `None`: it is what `machine` says.
     pub played: Option<Arc<dyn Host>>,
@@ -53,7 +57,7 @@ impl Default for Config {
             node_name: String::new(),
             root_dir: "/var/lib/knarr/kubelet".into(),
             log_dir: "/var/lib/knarr/pods".into(),
-            pod_cidr: String::new(),
+            pod_cidrs: Vec::new(),
             cluster_dns: Vec::new(),
             cluster_domain: "cluster.local".into(),
             node_ips: Vec::new(),
@@ -66,6 +70,7 @@ impl Default for Config {
             termination_resume: TerminationResume::Full,
             self_fencing: SelfFencing::default(),
             watchdog_device: None,
+            network: None,
             machine: Machine::default(),
             played: None,
         }

@@ -90,6 +90,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         tokio::select! {
             () = sleep_until(next_status.min(next_lease)) => {}
             () = shared.conditions_changed.notified() => next_status = Instant::now(),
+            () = network_changed(&shared) => next_status = Instant::now(),
         }
         if next_status <= Instant::now() {
             match node.update(&shared).await {
@@ -212,15 +213,14 @@ impl NodeState {
         }
         let spec = node.spec.get_or_insert_default();
         let wanted = wanted.spec.unwrap_or_default();
-        let cidr = wanted.pod_cidr;
         // The cloud's name of the node is told once, and stays.
         if spec.provider_id.is_none() && wanted.provider_id.is_some() {
             spec.provider_id = wanted.provider_id;
             changed = true;
         }
-        if spec.pod_cidr.is_none() && cidr.is_some() {
-            spec.pod_cidrs = cidr.clone().map(|c| vec![c]);
-            spec.pod_cidr = cidr;
+        if spec.pod_cidr.is_none() && wanted.pod_cidr.is_some() {
+            spec.pod_cidrs = wanted.pod_cidrs;
+            spec.pod_cidr = wanted.pod_cidr;
             changed = true;
         }
         if !changed {
@@ -265,7 +265,6 @@ fn fresh(config: &Config) -> core::Node {
         let place = local_root(&config.root_dir).display().to_string();
         annotations.insert(LOCAL_PATH.into(), place);
     }
-    let cidr = Some(config.pod_cidr.clone()).filter(|c| !c.is_empty());
     core::Node {
         metadata: ObjectMeta {
             name: Some(config.node_name.clone()),
@@ -274,8 +273,8 @@ fn fresh(config: &Config) -> core::Node {
             ..ObjectMeta::default()
         },
         spec: Some(core::NodeSpec {
-            pod_cidrs: cidr.clone().map(|c| vec![c]),
-            pod_cidr: cidr,
+            pod_cidr: config.pod_cidrs.first().cloned(),
+            pod_cidrs: Some(config.pod_cidrs.clone()).filter(|cidrs| !cidrs.is_empty()),
             provider_id: Some(config.configuration.provider_id.clone()).filter(|id| !id.is_empty()),
             taints: Some(config.configuration.register_with_taints.clone()).filter(|t| !t.is_empty()),
             ..core::NodeSpec::default()
@@ -439,6 +438,25 @@ fn why_not_ready(runtime: &RuntimeStatus, shutting_down: bool) -> Option<String>
     }
 }
 
+/// Whether other nodes reach the pods of this one, if knarr's own network says so.
+fn network_unavailable(shared: &Shared) -> Option<(&'static str, bool, &'static str, String)> {
+    let network = shared.config.network.as_ref()?.availability()?;
+    Some((
+        "NetworkUnavailable",
+        !network.is_available,
+        network.reason,
+        network.message,
+    ))
+}
+
+/// Returns when that has changed.
+async fn network_changed(shared: &Shared) {
+    match &shared.config.network {
+        Some(network) => network.availability_changed().await,
+        None => std::future::pending().await,
+    }
+}
+
 fn conditions(
     runtime: &RuntimeStatus,
     shared: &Shared,
@@ -458,7 +476,8 @@ fn conditions(
     let wanted = pressures
         .into_iter()
         .map(|(pressure, holds, reason, message)| (pressure.condition(), holds, reason, message.to_string()))
-        .chain([ready]);
+        .chain([ready])
+        .chain(network_unavailable(shared));
     let old = before.conditions.clone().unwrap_or_default();
     let mut conditions: Vec<NodeCondition> = Vec::new();
     for (type_, holds, reason, message) in wanted {

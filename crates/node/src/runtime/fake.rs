@@ -66,6 +66,8 @@ struct Record {
 #[derive(Default)]
 struct State {
     made: u64,
+    /// The second number of pods' addresses; the last two count.
+    subnet: u8,
     sandboxes: BTreeMap<String, Sandbox>,
     containers: BTreeMap<String, Record>,
     images: BTreeSet<String>,
@@ -96,6 +98,11 @@ impl FakeRuntime {
             clock,
             state: Arc::new(Mutex::new(state)),
         }
+    }
+
+    /// Pods get addresses of `10.<subnet>.0.0/16` from now on, so that nodes have different ones.
+    pub fn set_subnet(&self, subnet: u8) {
+        self.state.lock().subnet = subnet;
     }
 
     /// Containers of this name do not listen to TERM from now on.
@@ -345,7 +352,12 @@ impl Runtime for FakeRuntime {
             attempt,
             ready: true,
             created_at: self.clock.now(),
-            ips: vec![format!("10.0.{}.{}", number / 256 % 256, number % 256)],
+            ips: vec![format!(
+                "10.{}.{}.{}",
+                state.subnet,
+                number / 256 % 256,
+                number % 256
+            )],
         };
         state.sandboxes.insert(id.clone(), sandbox);
         Ok(id)

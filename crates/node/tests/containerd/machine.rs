@@ -96,7 +96,7 @@ impl Machine {
         let at = |name: &str| self.dir.path().join(name);
         let network = PodNetwork {
             bridge: self.bridge.clone(),
-            pod_cidr: self.subnet.clone(),
+            pod_cidrs: vec![self.subnet.clone()],
             cni_conf: at("cni"),
             ipam_dir: at("ipam"),
         };
@@ -132,7 +132,7 @@ impl Machine {
             node_name: "n1".into(),
             root_dir: self.dir.path().join("kubelet"),
             log_dir: self.dir.path().join("logs"),
-            pod_cidr: self.subnet.clone(),
+            pod_cidrs: vec![self.subnet.clone()],
             node_ips: vec!["127.0.0.1".into()],
             // How full this machine is must not decide what a test comes to.
             configuration: KubeletConfiguration {

@@ -2,6 +2,7 @@
 //! then, and says in words what is broken.
 
 pub(crate) mod b4_self_fencing;
+pub(crate) mod b7_endpoints;
 mod l1_phases;
 mod l2_one_life;
 mod s1_at_most_one;
@@ -25,7 +26,7 @@ use crate::world::{Seen, World};
 pub(crate) type Rule = fn(&Seen<'_>, &World) -> Result<(), String>;
 
 /// With their SPEC numbers.
-pub(crate) const ALL: [(&str, Rule); 16] = [
+pub(crate) const ALL: [(&str, Rule); 17] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),
     ("T1", t1_deletion::check),
@@ -42,4 +43,5 @@ pub(crate) const ALL: [(&str, Rule); 16] = [
     ("S8", s8_one_a_node::check),
     ("S9", s9_at_rest::check),
     ("B4", b4_self_fencing::check),
+    ("B7", b7_endpoints::check),
 ];

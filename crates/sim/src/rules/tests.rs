@@ -97,6 +97,7 @@ fn s3_what_starts_out_of_turn_is_seen() {
         let life = Life {
             pod: Arc::new(pod("Pending", "n1", None)),
             first_seen: Timestamp::UNIX_EPOCH,
+            deleted_at: None,
             removed_at: removed.then_some(Timestamp::UNIX_EPOCH),
             released: false,
             given_up: false,

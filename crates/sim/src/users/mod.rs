@@ -59,6 +59,22 @@ impl Users {
         }
     }
 
+    /// A Service for each name that workloads with labels have.
+    pub async fn create_services(&mut self) -> Result<(), Error> {
+        for (prefix, cluster_ip) in [("web", None), ("db", Some("None"))] {
+            for number in 1..=workloads::NAMES {
+                let name = format!("{prefix}{number}");
+                self.note(format!("create services {name}"));
+                let service = json!({
+                    "metadata": {"namespace": NAMESPACE, "name": name},
+                    "spec": {"selector": {"app": name}, "ports": [{"port": 80}], "clusterIP": cluster_ip},
+                });
+                self.create(&registry::SERVICE, service).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// One thing that one of them does.
     pub async fn act(&mut self) -> Result<(), Error> {
         let done = match self.chance.between(0, 99) {

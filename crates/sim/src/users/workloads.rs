@@ -7,7 +7,7 @@ use super::NAMESPACE;
 use crate::random::Stream;
 
 /// So many at most of each, that they meet.
-const NAMES: u64 = 3;
+pub(super) const NAMES: u64 = 3;
 const BARE_PODS: u64 = 4;
 pub(super) const REPLICAS: u64 = 4;
 

@@ -42,7 +42,7 @@ fn approver() -> ServingApprover {
     ServingApprover {
         reserved: Reserved {
             api_server: names.map(str::to_string).into(),
-            service_range: Cidr::parse("10.96.0.0/16"),
+            service_ranges: Cidr::parse("10.96.0.0/16").into_iter().collect(),
         },
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use knarr_api::AnyObject;
 use knarr_client::events::{EventType, reference_to};
 use knarr_kubelet::pod::{Action, Event, Hook, find_spec};
-use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use super::{Doer, Msg, Origin, tell, until_done};
 use crate::cgroup;
 use crate::kubelet::launch::{create_container, create_sandbox, start_container};
+use crate::kubelet::network::endpoints_dropped;
 use crate::kubelet::remove::remove_container;
 use crate::kubelet::resize::resize;
 use crate::kubelet::status::Write;
@@ -30,10 +30,7 @@ impl Doer {
             Action::AwaitEndpoints => {
                 tokio::spawn(async move {
                     let bound = shared.config.endpoint_barrier;
-                    if timeout(bound, shared.endpoints.dropped(&shared.api, &pod))
-                        .await
-                        .is_ok()
-                    {
+                    if endpoints_dropped(&shared, &pod, bound).await {
                         tell(&inbox, Event::EndpointsDropped);
                     }
                 });

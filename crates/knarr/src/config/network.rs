@@ -1,0 +1,326 @@
+//! Settings of the network: addresses of pods, nodes and Services, and which parts of it knarr leaves to others.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use sha2::{Digest, Sha256};
+
+use super::Cidrs;
+use super::reader::Reader;
+
+/// As kube-controller-manager, kubelet and k3s call them.
+#[derive(Args, Clone, Debug, Default)]
+pub struct NetworkFlags {
+    /// Addresses of Services, of one family or, separated by a comma, of both [default: 10.96.0.0/16].
+    #[arg(long, env = "KNARR_SERVICE_CIDR", value_name = "CIDR[,CIDR]", global = true)]
+    pub service_cidr: Option<String>,
+    /// Addresses of pods in the whole cluster, of one family or of both; each node is allocated a part
+    /// [default: 10.244.0.0/16].
+    #[arg(long, env = "KNARR_CLUSTER_CIDR", value_name = "CIDR[,CIDR]", global = true)]
+    pub cluster_cidr: Option<String>,
+    /// Prefix length of the part of a node, IPv4 [default: 24].
+    #[arg(
+        long,
+        env = "KNARR_NODE_CIDR_MASK_SIZE_IPV4",
+        value_name = "BITS",
+        global = true
+    )]
+    pub node_cidr_mask_size_ipv4: Option<String>,
+    /// Prefix length of the part of a node, IPv6 [default: 64].
+    #[arg(
+        long,
+        env = "KNARR_NODE_CIDR_MASK_SIZE_IPV6",
+        value_name = "BITS",
+        global = true
+    )]
+    pub node_cidr_mask_size_ipv6: Option<String>,
+    /// Addresses of this node's pods, instead of those that the cluster would allocate.
+    #[arg(long, env = "KNARR_POD_CIDR", value_name = "CIDR[,CIDR]", global = true)]
+    pub pod_cidr: Option<String>,
+    /// Addresses of this node, one of each family at the most [default: that of the kubelet's port; where that is a
+    /// loopback address and other nodes may join, the default route's].
+    #[arg(long, env = "KNARR_NODE_IP", value_name = "IP[,IP]", global = true)]
+    pub node_ip: Option<String>,
+    /// Parts left to others, separated by commas: proxy, dns, network, policy, load-balancer [default: none].
+    #[arg(long, env = "KNARR_DISABLE", value_name = "PARTS", global = true)]
+    pub disable: Option<String>,
+    /// Directory of CNI configurations of another pod network, such as /etc/cni/net.d; knarr's own is then not used
+    /// [default: none].
+    #[arg(long, env = "KNARR_CNI_CONF_DIR", value_name = "DIR", global = true)]
+    pub cni_conf_dir: Option<String>,
+    /// Encrypts what pods of different nodes send to each other with WireGuard; every node needs the flag
+    /// [default: false].
+    #[arg(
+        long,
+        env = "KNARR_ENCRYPT_POD_TRAFFIC",
+        value_name = "BOOL",
+        global = true,
+        num_args = 0..=1,
+        default_missing_value = "true"
+    )]
+    pub encrypt_pod_traffic: Option<String>,
+}
+
+/// A part of the network that can be left to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// Services' addresses.
+    Proxy,
+    /// The cluster DNS server of each node.
+    Dns,
+    /// Pods' interfaces and addresses, and routes between nodes.
+    Network,
+    /// NetworkPolicies.
+    Policy,
+    /// Addresses of Services of type LoadBalancer.
+    LoadBalancer,
+}
+
+const PARTS: [(&str, Part); 5] = [
+    ("proxy", Part::Proxy),
+    ("dns", Part::Dns),
+    ("network", Part::Network),
+    ("policy", Part::Policy),
+    ("load-balancer", Part::LoadBalancer),
+];
+
+/// See the flags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Network {
+    pub service_cidrs: Cidrs,
+    pub cluster_cidrs: Cidrs,
+    pub node_mask_ipv4: u8,
+    pub node_mask_ipv6: u8,
+    /// Empty: what the cluster allocates.
+    pub pod_cidrs: Cidrs,
+    /// Empty: worked out.
+    pub node_ips: Vec<IpAddr>,
+    disabled: BTreeSet<Part>,
+    /// Another pod network's.
+    pub cni_conf_dir: Option<PathBuf>,
+    pub encrypt: bool,
+    /// What the names of nftables tables and devices end with; empty for the default data directory. So several clusters
+    /// can share a machine.
+    pub instance: String,
+}
+
+impl Network {
+    pub(super) fn read(reader: &mut Reader, flags: &NetworkFlags, data_dir: &Path) -> Self {
+        Network {
+            service_cidrs: reader.get(
+                "serviceCidr",
+                "--service-cidr",
+                &flags.service_cidr,
+                "10.96.0.0/16",
+                present,
+            ),
+            cluster_cidrs: reader.get(
+                "clusterCidr",
+                "--cluster-cidr",
+                &flags.cluster_cidr,
+                "10.244.0.0/16",
+                present,
+            ),
+            node_mask_ipv4: reader.get(
+                "nodeCidrMaskSizeIpv4",
+                "--node-cidr-mask-size-ipv4",
+                &flags.node_cidr_mask_size_ipv4,
+                "24",
+                |s| mask(s, 30),
+            ),
+            node_mask_ipv6: reader.get(
+                "nodeCidrMaskSizeIpv6",
+                "--node-cidr-mask-size-ipv6",
+                &flags.node_cidr_mask_size_ipv6,
+                "64",
+                |s| mask(s, 126),
+            ),
+            pod_cidrs: reader.get("podCidr", "--pod-cidr", &flags.pod_cidr, "", str::parse),
+            node_ips: reader.get("nodeIp", "--node-ip", &flags.node_ip, "", addresses),
+            disabled: reader.get("disable", "--disable", &flags.disable, "", parts),
+            cni_conf_dir: reader.get(
+                "cniConfDir",
+                "--cni-conf-dir",
+                &flags.cni_conf_dir,
+                "",
+                |s| match s.is_empty() || s.starts_with('/') {
+                    true => Ok((!s.is_empty()).then(|| PathBuf::from(s))),
+                    false => Err("expected the path of a directory, such as /etc/cni/net.d".into()),
+                },
+            ),
+            encrypt: reader.get(
+                "encryptPodTraffic",
+                "--encrypt-pod-traffic",
+                &flags.encrypt_pod_traffic,
+                "false",
+                |s| s.parse().map_err(|_| "expected true or false".into()),
+            ),
+            instance: instance(data_dir),
+        }
+    }
+
+    /// What is wrong in how the settings go together.
+    pub(super) fn check(&self) -> Vec<String> {
+        let mut errors = Vec::new();
+        let service = &self.service_cidrs;
+        for (name, pods) in [("clusterCidr", &self.cluster_cidrs), ("podCidr", &self.pod_cidrs)] {
+            if let Some((pods, services)) = pods.overlap(service) {
+                errors.push(format!("{name}: {pods} overlaps serviceCidr {services}"));
+            }
+        }
+        for cidr in self.cluster_cidrs.nets() {
+            let (key, mask) = match cidr.network() {
+                IpAddr::V4(_) => ("nodeCidrMaskSizeIpv4", self.node_mask_ipv4),
+                IpAddr::V6(_) => ("nodeCidrMaskSizeIpv6", self.node_mask_ipv6),
+            };
+            // As kube-controller-manager bounds it: 65 536 parts.
+            let bits = mask.checked_sub(cidr.prefix_len());
+            if bits.is_none_or(|bits| bits > 16) {
+                errors.push(format!(
+                    "{key}: {mask}: expected from {} to {}, for clusterCidr {cidr}",
+                    cidr.prefix_len(),
+                    cidr.prefix_len().saturating_add(16)
+                ));
+            }
+        }
+        let has_v6 = |nets: &Cidrs| nets.nets().iter().any(|net| net.network().is_ipv6());
+        if has_v6(service) && !has_v6(&self.cluster_cidrs) {
+            errors.push(format!(
+                "serviceCidr: {service} has IPv6, but clusterCidr {} has not",
+                self.cluster_cidrs
+            ));
+        }
+        errors
+    }
+
+    /// Whether knarr does this part.
+    pub fn has(&self, part: Part) -> bool {
+        let is_foreign = self.cni_conf_dir.is_some() && matches!(part, Part::Network | Part::Policy);
+        !self.disabled.contains(&part) && !is_foreign
+    }
+
+    /// The cluster DNS server's addresses: the tenth of each Service range, as kubeadm has it.
+    pub fn dns_addresses(&self) -> Vec<IpAddr> {
+        const TENTH: u32 = 10;
+        let nets = self.service_cidrs.nets().iter();
+        nets.map(|net| match net.network() {
+            IpAddr::V4(base) => IpAddr::V4((u32::from(base) + TENTH).into()),
+            IpAddr::V6(base) => IpAddr::V6((u128::from(base) + u128::from(TENTH)).into()),
+        })
+        .collect()
+    }
+}
+
+fn present(text: &str) -> Result<Cidrs, String> {
+    let cidrs: Cidrs = text.parse()?;
+    if cidrs.nets().is_empty() {
+        return Err("expected a network such as 10.96.0.0/16".into());
+    }
+    Ok(cidrs)
+}
+
+fn mask(text: &str, longest: u8) -> Result<u8, String> {
+    let bits = text.parse().ok().filter(|bits| (8..=longest).contains(bits));
+    bits.ok_or_else(|| format!("expected a prefix length from 8 to {longest}"))
+}
+
+fn addresses(text: &str) -> Result<Vec<IpAddr>, String> {
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let all = parts
+        .map(|part| part.parse().map_err(|_| format!("{part:?} is not an IP address")))
+        .collect::<Result<Vec<IpAddr>, String>>()?;
+    match all.as_slice() {
+        [] | [_] => Ok(all),
+        [a, b] if a.is_ipv6() != b.is_ipv6() => Ok(all),
+        _ => Err("expected one address, or one of each IP family".into()),
+    }
+}
+
+fn parts(text: &str) -> Result<BTreeSet<Part>, String> {
+    let names = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    names
+        .map(|name| {
+            let known = PARTS.iter().find(|(known, _)| *known == name);
+            known.map(|(_, part)| *part).ok_or_else(|| {
+                let all: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();
+                format!("{name:?}: expected some of {}", all.join(", "))
+            })
+        })
+        .collect()
+}
+
+/// Four hexadecimal digits of the data directory's name.
+fn instance(data_dir: &Path) -> String {
+    if data_dir == Path::new("/var/lib/knarr") {
+        return String::new();
+    }
+    let hash = Sha256::digest(data_dir.as_os_str().as_encoded_bytes());
+    hash.iter().take(2).map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn network(file: &str) -> (Network, Vec<String>) {
+        let mut reader = Reader::new(&super::super::Flags::default(), file);
+        let network = Network::read(&mut reader, &NetworkFlags::default(), Path::new("/d"));
+        (network, reader.finish())
+    }
+
+    #[test]
+    fn n1_defaults_hold_together_and_parts_can_be_left_to_others() {
+        let (network, errors) = network("disable: dns, load-balancer\n");
+        assert_eq!(errors, Vec::<String>::new());
+        assert_eq!(network.check(), Vec::<String>::new());
+        assert!(network.has(Part::Proxy) && network.has(Part::Network) && network.has(Part::Policy));
+        assert!(!network.has(Part::Dns) && !network.has(Part::LoadBalancer));
+        assert_eq!(network.dns_addresses(), ["10.96.0.10".parse::<IpAddr>().unwrap()]);
+        assert_eq!(network.instance.len(), 4);
+        assert_eq!(instance(Path::new("/var/lib/knarr")), "");
+        let (foreign, _) = self::network("cniConfDir: /etc/cni/net.d\n");
+        assert!(!foreign.has(Part::Network) && !foreign.has(Part::Policy) && foreign.has(Part::Proxy));
+    }
+
+    #[test]
+    fn n1_settings_that_contradict_each_other_are_named() {
+        for (file, part) in [
+            (
+                "podCidr: 10.96.4.0/24\n",
+                "podCidr: 10.96.4.0/24 overlaps serviceCidr 10.96.0.0/16",
+            ),
+            ("clusterCidr: 10.0.0.0/8\n", "overlaps"),
+            (
+                "clusterCidr: 10.244.0.0/25\n",
+                "nodeCidrMaskSizeIpv4: 24: expected from 25 to 41",
+            ),
+            (
+                "serviceCidr: '10.96.0.0/16,fd00::/108'\n",
+                "clusterCidr 10.244.0.0/16 has not",
+            ),
+            (
+                "clusterCidr: '10.244.0.0/16,fd01::/40'\n",
+                "nodeCidrMaskSizeIpv6: 64",
+            ),
+        ] {
+            let (network, errors) = network(file);
+            assert_eq!(errors, Vec::<String>::new());
+            let found = network.check();
+            assert!(found.iter().any(|e| e.contains(part)), "{file}: {found:?}");
+        }
+        for (file, part) in [
+            (
+                "disable: prxy\n",
+                "expected some of proxy, dns, network, policy, load-balancer",
+            ),
+            ("nodeIp: 10.0.0.1,10.0.0.2\n", "one of each IP family"),
+            ("nodeCidrMaskSizeIpv4: 64\n", "from 8 to 30"),
+            ("encryptPodTraffic: maybe\n", "expected true or false"),
+        ] {
+            let (_, errors) = network(file);
+            assert!(errors.iter().any(|e| e.contains(part)), "{file}: {errors:?}");
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What the kubelet asks of the network of its node, where knarr does it.
+
+use std::fmt::Debug;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1 as core;
+use knarr_api::k8s_openapi;
+use tokio::time::timeout;
+
+use super::Shared;
+
+/// The agent of the node's network.
+#[async_trait]
+pub trait NodeNetwork: Debug + Send + Sync + 'static {
+    /// Returns when no service proxy of the cluster sends new connections to these addresses of a pod (SPEC B7); at once
+    /// if no Service offers them. The caller bounds the wait.
+    async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]);
+
+    /// Whether pods of this node can be reached from other nodes; `None` where another network says so.
+    fn availability(&self) -> Option<Availability>;
+
+    /// Returns when [`NodeNetwork::availability`] has changed since it was last asked.
+    async fn availability_changed(&self);
+}
+
+/// What the node's condition `NetworkUnavailable` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Availability {
+    pub is_available: bool,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// Waits until proxies have dropped the pod, at most for `bound`; whether they have.
+pub(super) async fn endpoints_dropped(shared: &Shared, pod: &core::Pod, bound: Duration) -> bool {
+    let dropped = async {
+        match &shared.config.network {
+            Some(network) => {
+                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+                network.withdrawn(namespace, &addresses(pod)).await;
+            }
+            None => shared.endpoints.dropped(&shared.api, pod).await,
+        }
+    };
+    timeout(bound, dropped).await.is_ok()
+}
+
+fn addresses(pod: &core::Pod) -> Vec<IpAddr> {
+    let ips = pod.status.iter().flat_map(|s| s.pod_ips.iter().flatten());
+    ips.filter_map(|ip| ip.ip.parse().ok()).collect()
+}
