@@ -55,7 +55,7 @@ pub struct Flags {
     /// This node's name [default: the host name].
     #[arg(long, env = "KNARR_NODE_NAME", value_name = "NAME", global = true)]
     pub node_name: Option<String>,
-    /// Address of the kubelet's port [default: 127.0.0.1:10250].
+    /// Address of the kubelet's port [default: port 10250 of the node's address; with `up`, 127.0.0.1:10250].
     #[arg(long, env = "KNARR_KUBELET_LISTEN", value_name = "IP:PORT", global = true)]
     pub kubelet_listen: Option<String>,
     /// The containerd program knarr starts and watches [default: containerd].
@@ -201,7 +201,8 @@ pub struct Config {
     pub etcd: Etcd,
     pub network: Network,
     pub node_name: String,
-    pub kubelet_listen: SocketAddr,
+    /// `None`: the node's address, or loopback where the API server is in the same process.
+    pub kubelet_listen: Option<SocketAddr>,
     pub containerd: PathBuf,
     pub cni_bin_dir: PathBuf,
     /// `None`: knarr's own.
@@ -293,8 +294,11 @@ impl Config {
                 "kubeletListen",
                 "--kubelet-listen",
                 &flags.kubelet_listen,
-                "127.0.0.1:10250",
-                socket,
+                "",
+                |s| match s {
+                    "" => Ok(None),
+                    _ => socket(s).map(Some),
+                },
             ),
             containerd: reader.get(
                 "containerd",

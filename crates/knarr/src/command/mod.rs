@@ -10,6 +10,7 @@ pub mod fence;
 pub mod join;
 pub mod kubelet_port;
 pub mod node;
+mod node_address;
 pub mod server;
 mod snapshot;
 pub mod status;

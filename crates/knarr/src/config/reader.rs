@@ -146,6 +146,7 @@ fallback! {
     Vec<Taint> => Vec::new(),
     BTreeMap<String, String> => BTreeMap::new(),
     Option<String> => None,
+    Option<SocketAddr> => None,
     SocketAddr => SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0),
     Cidrs => Cidrs::default(),
     BTreeSet<Part> => BTreeSet::new(),
