@@ -56,10 +56,10 @@ impl Knarr {
             &format!("127.0.0.1:{port}"),
             "--kubelet-listen",
             &format!("127.0.0.1:{kubelet}"),
-            "--bridge",
-            &format!("knb{port}"),
-            "--pod-cidr",
+            "--cluster-cidr",
             "10.199.0.0/24",
+            "--service-cidr",
+            "10.198.0.0/24",
             "--node-name",
             "bench",
             // How full this machine's disk is decides nothing.

@@ -26,7 +26,6 @@ use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::images;
 use knarr_node::kubelet::configuration::{CgroupDriver, KubeletConfiguration, Place};
 use knarr_node::kubelet::{self, Kubelet};
-use knarr_node::network::PodNetwork;
 use knarr_node::runtime::Runtime;
 use knarr_node::runtime::cri::Cri;
 use knarr_node::server::{InProcess, Offers, RuntimeContainers};
@@ -41,14 +40,12 @@ use tokio_util::task::TaskTracker;
 use super::kubelet_port::{KubeletPort, RemoteNodes};
 use super::{Failure, git_version};
 use super::{client_ca, descriptors, join};
-use crate::config::{Config, StoreEngine};
+use crate::config::{Config, Part, StoreEngine};
 use crate::node_socket;
 use crate::private;
 
 /// Domain of the cluster's names.
 const CLUSTER_DOMAIN: &str = "cluster.local";
-/// Which of the service addresses is DNS', as kubeadm has it.
-const DNS_ADDRESS_OFFSET: u32 = 10;
 /// Prefix of keys in a shared etcd.
 const ETCD_PREFIX: &str = "/knarr";
 
@@ -80,7 +77,7 @@ impl ControlPlane {
         let listen = listener
             .local_addr()
             .map_err(|e| Failure::new("no local address").because(e))?;
-        let range = ServiceRange::parse(&config.service_cidr.to_string()).map_err(Failure::new)?;
+        let range = ServiceRange::parse(&config.network.service_cidrs.to_string()).map_err(Failure::new)?;
         let failed = |e| Failure::new("the cluster's keys are not usable").because(e);
         private::make(&config.data_dir, &["pki"])?;
         let pki = Pki::open(&config.data_dir.join("pki"), Timestamp::now()).map_err(failed)?;
@@ -367,8 +364,15 @@ pub fn containerd_config(config: &Config) -> ContainerdConfig {
         program: config.containerd.clone(),
         root: config.data_dir.join("containerd"),
         run: config.data_dir.join("run"),
-        cni_bin: config.cni_bin_dir.clone(),
-        cni_conf: config.data_dir.join("cni/net.d"),
+        cni_bin: match config.network.has(Part::Network) {
+            true => config.data_dir.join("cni/bin"),
+            false => config.cni_bin_dir.clone(),
+        },
+        cni_conf: match (&config.network.cni_conf_dir, config.network.has(Part::Network)) {
+            (Some(directory), _) => directory.clone(),
+            (None, true) => config.data_dir.join("cni/net.d"),
+            (None, false) => "/etc/cni/net.d".into(),
+        },
         sandbox_image: config
             .sandbox_image
             .clone()
@@ -398,27 +402,12 @@ impl PreparedNode {
                 "a node runs containers, for which it must be root; `knarr server` runs without",
             ));
         }
-        if !config.cni_bin_dir.join("bridge").exists() {
-            return Err(Failure::new(format!(
-                "there is no CNI plugin {}: install them (Debian: apt-get install containernetworking-plugins) or name their folder with --cni-bin-dir",
-                config.cni_bin_dir.join("bridge").display()
-            )));
-        }
         check_cgroups(config)?;
         private::make(
             &config.data_dir,
             &["cni", "containerd", "containers", "kubelet", "logs", "pki", "run"],
         )?;
         let containerd = containerd_config(config);
-        let network = PodNetwork {
-            bridge: config.bridge.clone(),
-            pod_cidr: config.pod_cidr.to_string(),
-            cni_conf: containerd.cni_conf.clone(),
-            ipam_dir: config.data_dir.join("cni/ipam"),
-        };
-        network
-            .write()
-            .map_err(|e| Failure::new("cannot configure the pod network").because(e))?;
         let failed = |e| Failure::new("containerd does not start").because(e);
         let running = Containerd::start(containerd, cancel.clone())
             .await
@@ -442,8 +431,8 @@ impl PreparedNode {
     ) -> Result<RunningNode, Failure> {
         knarr_node::untrusted_fs::check_kernel()
             .map_err(|e| Failure::new("this machine cannot run pods").because(e))?;
-        let node_ips = vec![config.kubelet_listen.ip().to_string()];
-        let wanted = certificates::serving(&config.node_name, &node_ips);
+        let listen = kubelet_port(config, &node_ips, &network);
+        let wanted = certificates::serving(&config.node_name, &[listen.ip().to_string()]);
         let mut rotation = join::open(config, wanted, "kubelet-server-current.pem")?;
         // In earlier versions the CA of the API server signed it, by which the API server knows no kubelet any more.
         if let Some(kept) = rotation.current()
@@ -462,7 +451,7 @@ impl PreparedNode {
                 .map_err(|e| Failure::new("the kubelet's certificate cannot be made").because(e))?,
         };
         let port = KubeletPort::bind(
-            config.kubelet_listen,
+            listen,
             &config.node_name,
             client_ca_pem.as_deref(),
             &identity,
@@ -486,9 +475,20 @@ impl PreparedNode {
                 Some(said) => said.into(),
                 None => config.data_dir.join("logs"),
             },
-            pod_cidr: config.pod_cidr.to_string(),
+            pod_cidrs: config
+                .network
+                .pod_cidrs
+                .nets()
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
             cluster_dns: match config.kubelet.cluster_dns.as_slice() {
-                [] => vec![dns_address(config).to_string()],
+                [] => config
+                    .network
+                    .dns_addresses()
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect(),
                 said => said.to_vec(),
             },
             cluster_domain: match config.kubelet.cluster_domain.as_str() {
@@ -502,7 +502,7 @@ impl PreparedNode {
                 .unwrap_or("/etc/resolv.conf")
                 .into(),
             node_ips,
-            port: config.kubelet_listen.port(),
+            port: listen.port(),
             version: git_version(),
             termination_resume: config.termination_resume,
             endpoint_barrier: config.endpoint_barrier,
@@ -520,8 +520,8 @@ impl PreparedNode {
         };
         let clock = Arc::new(SystemClock);
         let shown = configuration_in_force(&kubelet_config).shown(Place {
-            address: &config.kubelet_listen.ip().to_string(),
-            port: config.kubelet_listen.port(),
+            address: &listen.ip().to_string(),
+            port: listen.port(),
             runtime_endpoint: &format!("unix://{}", self.containerd.socket().display()),
         });
         let kubelet = Kubelet::start(kubelet_config, api, self.runtime.clone(), clock, cancel.clone());
@@ -624,10 +624,6 @@ async fn bring_images(config: &Config, containerd: &Containerd, runtime: &Cri) -
         }
     }
     Ok(())
-}
-
-fn dns_address(config: &Config) -> std::net::Ipv4Addr {
-    std::net::Ipv4Addr::from(u32::from(config.service_cidr.base) + DNS_ADDRESS_OFFSET)
 }
 
 /// The cluster of this configuration as its admin sees it, over HTTPS, and the API's address.

@@ -1,4 +1,4 @@
-//! A cluster of its own for tests: temporary directory, own ports, own bridge; ended by process id.
+//! A cluster of its own for tests: temporary directory, own ports, own pod network; ended by process id.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
+use sha2::{Digest, Sha256};
 
 use crate::Outcome;
 
@@ -21,8 +22,9 @@ pub type Scenario = fn(&Namespace) -> Outcome;
 /// A running `knarr up`.
 pub struct Cluster {
     dir: tempfile::TempDir,
-    bridge: String,
-    pod_cidr: String,
+    /// One node's share.
+    cluster_cidr: String,
+    service_cidr: String,
     port: u16,
     kubelet_port: u16,
     child: std::sync::Mutex<Option<Child>>,
@@ -61,8 +63,8 @@ impl Cluster {
         let unique = port % 250;
         let cluster = Cluster {
             dir,
-            bridge: format!("knt{port}"),
-            pod_cidr: format!("10.{}.{unique}.0/24", 200 + port % 50),
+            cluster_cidr: format!("10.{}.{unique}.0/24", 200 + port % 50),
+            service_cidr: format!("172.{}.{unique}.0/24", 16 + port % 16),
             port,
             kubelet_port,
             child: std::sync::Mutex::new(None),
@@ -82,10 +84,10 @@ impl Cluster {
         knarr.args(["--listen", &format!("127.0.0.1:{}", self.port)]);
         knarr.args(["--kubelet-listen", &format!("127.0.0.1:{}", self.kubelet_port)]);
         knarr.args([
-            "--bridge",
-            &self.bridge,
-            "--pod-cidr",
-            &self.pod_cidr,
+            "--cluster-cidr",
+            &self.cluster_cidr,
+            "--service-cidr",
+            &self.service_cidr,
             "--node-name",
             "node1",
         ]);
@@ -231,9 +233,6 @@ impl Cluster {
                 .filter(|l| l.contains(&dir))
                 .map(|l| format!("mount {l}")),
         );
-        if Path::new("/sys/class/net").join(&self.bridge).exists() {
-            left.push(format!("bridge {}", self.bridge));
-        }
         for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
             let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
             let cmdline = String::from_utf8_lossy(&cmdline).replace('\0', " ");
@@ -241,18 +240,33 @@ impl Cluster {
                 left.push(format!("process {cmdline}"));
             }
         }
-        let subnet = self.pod_cidr.trim_end_matches("0/24");
-        let rules = Command::new("iptables-save")
-            .output()
-            .map(|o| text(&o))
-            .unwrap_or_default();
-        left.extend(
-            rules
-                .lines()
-                .filter(|l| l.contains(subnet))
-                .map(|l| format!("rule {l}")),
-        );
+        left.extend(self.pod_routes().into_iter().map(|route| format!("route {route}")));
+        left.extend(self.nft_tables().into_iter().map(|table| format!("nftables {table}")));
         left
+    }
+
+    /// Routes to this cluster's pods.
+    pub fn pod_routes(&self) -> Vec<String> {
+        let subnet = self.cluster_cidr.trim_end_matches("0/24");
+        let routes = Command::new("ip").args(["-4", "route", "show"]).output();
+        let routes = routes.map(|o| text(&o)).unwrap_or_default();
+        let to_pods = routes.lines().filter(|route| {
+            let destination = route.split(' ').find(|word| word.contains('.'));
+            destination.is_some_and(|d| d.starts_with(subnet))
+        });
+        to_pods.map(str::to_string).collect()
+    }
+
+    /// The nftables tables of this cluster's node, by the suffix that its data directory gives them.
+    fn nft_tables(&self) -> Vec<String> {
+        let hash = Sha256::digest(self.data_dir().as_os_str().as_encoded_bytes());
+        let suffix: String = hash.iter().take(2).map(|byte| format!("{byte:02x}")).collect();
+        let tables = Command::new("nft").args(["list", "tables"]).output();
+        let tables = tables.map(|o| text(&o)).unwrap_or_default();
+        let own = tables
+            .lines()
+            .filter(|table| table.contains("knarr") && table.ends_with(&suffix));
+        own.map(str::to_string).collect()
     }
 
     /// The API's address.
@@ -276,11 +290,6 @@ impl Cluster {
 
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.path().join("kubeconfig")
-    }
-
-    /// A folder with an entry for each interface in the pod network.
-    pub fn bridge_ports(&self) -> PathBuf {
-        Path::new("/sys/class/net").join(&self.bridge).join("brif")
     }
 
     pub fn containerd_socket(&self) -> PathBuf {

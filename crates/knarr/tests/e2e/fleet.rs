@@ -282,10 +282,8 @@ impl Fleet {
     /// What an agent is started by, with the join command's words (`--server …`).
     pub fn agent(&self, agent: &Machine, join: &[&str]) -> Command {
         let mut knarr = agent.knarr("agent");
-        let last = agent.address.octets()[3];
         knarr.args(["--node-name", &agent.name]);
         knarr.args(["--kubelet-listen", &format!("{}:{KUBELET_PORT}", agent.address)]);
-        knarr.args(["--pod-cidr", &format!("10.244.{last}.0/24")]);
         knarr.arg("--kubelet-config").arg(agent.dir.join("kubelet.yaml"));
         knarr.args(join);
         knarr

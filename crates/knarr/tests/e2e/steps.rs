@@ -307,18 +307,9 @@ fn nothing_left(cluster: &Cluster) -> Outcome {
     if let Some(mount) = mounts.lines().find(|l| l.contains(&pods)) {
         return Err(format!("still mounted: {mount}").into());
     }
-    let ipam = cluster.data_dir().join("cni/ipam");
-    let addresses: Vec<PathBuf> = listed(&ipam)
-        .iter()
-        .flat_map(|network| listed(network))
-        .filter(|file| {
-            let name = file.file_name().and_then(|n| n.to_str()).unwrap_or("");
-            name.parse::<std::net::Ipv4Addr>().is_ok()
-        })
-        .collect();
-    let ports = listed(&cluster.bridge_ports());
-    if !addresses.is_empty() || !ports.is_empty() {
-        return Err(format!("addresses {addresses:?} and interfaces {ports:?} are still taken").into());
+    let to_one_pod = |route: &String| route.contains(" dev knarr");
+    if let Some(route) = cluster.pod_routes().iter().find(|route| to_one_pod(route)) {
+        return Err(format!("a pod's address is still routed: {route}").into());
     }
     Ok(())
 }
