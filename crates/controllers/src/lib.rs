@@ -97,6 +97,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(disruption::Disruptions),
         Box::new(endpoint_propagation::EndpointPropagation),
         Box::new(endpoints::legacy::Endpoints),
+        Box::new(endpoints::mirroring::EndpointSliceMirroring),
         Box::new(endpoints::slices::EndpointSlices),
         Box::new(ephemeral_volume::EphemeralVolumes),
         Box::new(job::Jobs),

@@ -4,6 +4,7 @@
 //! more (SPEC T7); slices go on to show it as `terminating`, with `serving` as its readiness is.
 
 pub mod legacy;
+pub mod mirroring;
 pub mod slices;
 
 use std::collections::BTreeMap;
