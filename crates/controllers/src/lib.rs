@@ -24,6 +24,7 @@ pub mod history;
 pub mod job;
 pub mod namespace;
 pub mod node;
+pub mod nodeipam;
 pub mod owner;
 pub mod persistentvolume;
 pub mod pod;
@@ -59,6 +60,8 @@ pub struct Config {
     pub terminated_pod_gc_threshold: usize,
     /// When a node counts as lost, and how fast its pods are evicted then.
     pub node_lifecycle: node::health::Lifecycle,
+    /// Allocates nodes' ranges of pod addresses; without it nodes bring their own, or another allocates them.
+    pub node_ipam: Option<nodeipam::Config>,
     /// Looks a time zone up by its IANA name, for CronJobs; the database is the driver's.
     pub time_zone: fn(&str) -> Option<TimeZone>,
     /// Signs certificates; without it no CertificateSigningRequest is looked at.
@@ -73,6 +76,7 @@ impl Default for Config {
             root_ca: None,
             terminated_pod_gc_threshold: 12_500,
             node_lifecycle: node::health::Lifecycle::default(),
+            node_ipam: None,
             time_zone: |name| (name == "UTC").then_some(TimeZone::UTC),
             authority: None,
             reserved: Default::default(),
@@ -121,6 +125,9 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     ];
     if let Some(bundle) = config.root_ca.clone() {
         all.push(Box::new(root_ca::RootCa { bundle }));
+    }
+    if let Some(config) = config.node_ipam.clone() {
+        all.push(Box::new(nodeipam::NodeIpam { config }));
     }
     if let Some(authority) = &config.authority {
         all.push(Box::new(certificates::approver::Approver));

@@ -84,6 +84,48 @@ impl Cidr {
             && Self::bits(address) & !self.host_mask() == Self::bits(self.address) & !self.host_mask()
     }
 
+    pub fn prefix_len(&self) -> u8 {
+        self.prefix_len
+    }
+
+    /// Whether some address is in both ranges.
+    pub fn overlaps(&self, other: &Cidr) -> bool {
+        self.contains(other.address) || other.contains(self.address)
+    }
+
+    /// The range of this prefix length that begins `index` such ranges into this one; `None` beyond the end.
+    pub fn subrange(&self, prefix_len: u8, index: u128) -> Option<Cidr> {
+        if prefix_len < self.prefix_len || u32::from(prefix_len) > self.width() {
+            return None;
+        }
+        let inner = Cidr {
+            prefix_len,
+            ..self.masked()
+        };
+        let offset = index.checked_mul(inner.host_mask().checked_add(1)?)?;
+        (offset <= self.host_mask()).then(|| Cidr {
+            address: self.address_at(Self::bits(inner.address) | offset),
+            ..inner
+        })
+    }
+
+    /// The indexes of the [`subrange`](Cidr::subrange)s of this prefix length that overlap `other`; `None` if none does.
+    pub fn subranges_overlapping(
+        &self,
+        prefix_len: u8,
+        other: &Cidr,
+    ) -> Option<std::ops::RangeInclusive<u128>> {
+        if !self.overlaps(other) || prefix_len < self.prefix_len || u32::from(prefix_len) > self.width() {
+            return None;
+        }
+        let shift = self.width() - u32::from(prefix_len);
+        let base = Self::bits(self.masked().address);
+        let index = |bits: u128| (bits - base).checked_shr(shift).unwrap_or(0);
+        let first = Self::bits(other.masked().address).max(base);
+        let last = (Self::bits(other.masked().address) | other.host_mask()).min(base | self.host_mask());
+        Some(index(first)..=index(last))
+    }
+
     /// Whether `other` is a proper part of this range.
     pub fn strictly_contains(&self, other: &Cidr) -> bool {
         self.contains(other.address) && self.prefix_len < other.prefix_len

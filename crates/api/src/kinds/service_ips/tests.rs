@@ -166,3 +166,27 @@ fn headless_services_have_no_address_but_families() {
     assert_eq!(spec["ipFamilies"], json!(["IPv4", "IPv6"]));
     assert_eq!(spec["ipFamilyPolicy"], "RequireDualStack");
 }
+
+#[test]
+fn ranges_are_cut_into_smaller_ones() {
+    let whole = range("10.244.0.0/16");
+    let cut = |prefix_len, index| whole.subrange(prefix_len, index).map(|r| r.to_string());
+    assert_eq!(cut(24, 0).as_deref(), Some("10.244.0.0/24"));
+    assert_eq!(cut(24, 255).as_deref(), Some("10.244.255.0/24"));
+    assert_eq!(cut(24, 256), None);
+    assert_eq!(cut(32, 65_535).as_deref(), Some("10.244.255.255/32"));
+    assert_eq!(cut(15, 0), None);
+    assert_eq!(cut(33, 0), None);
+    let v6 = range("fd00::/48").subrange(64, 65_535).map(|r| r.to_string());
+    assert_eq!(v6.as_deref(), Some("fd00:0:0:ffff::/64"));
+    // A range of 2^128 addresses is not counted in.
+    assert_eq!(range("::/0").subrange(0, 0), None);
+
+    let overlapping = |other: &str| whole.subranges_overlapping(24, &range(other));
+    assert_eq!(overlapping("10.244.3.0/24"), Some(3..=3));
+    assert_eq!(overlapping("10.244.3.7/32"), Some(3..=3));
+    assert_eq!(overlapping("10.244.2.0/23"), Some(2..=3));
+    assert_eq!(overlapping("10.0.0.0/8"), Some(0..=255));
+    assert_eq!(overlapping("10.245.0.0/16"), None);
+    assert_eq!(overlapping("fd00::/48"), None);
+}

@@ -1,0 +1,184 @@
+//! The cluster CIDRs, and what of them is free.
+
+use k8s_openapi::jiff::SignedDuration;
+use knarr_api::k8s_openapi;
+use knarr_api::kinds::service_ips::Cidr;
+
+use super::Ledger;
+
+/// How long the ranges of a deleted node stay allocated. A node that is cut off ends what must run at most once within
+/// its grace; what else runs there is given up on after this time.
+pub const QUARANTINE: SignedDuration = SignedDuration::from_mins(10);
+/// The largest difference of a cluster CIDR's and its nodes' prefix lengths, as in Kubernetes: 65 536 nodes.
+const MAX_DIFFERENCE: u8 = 16;
+
+/// A cluster CIDR, and how long the prefix of a node's part of it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ClusterCidr {
+    cidr: Cidr,
+    node_prefix: u8,
+}
+
+/// What nodes get addresses from.
+#[derive(Clone, Debug)]
+pub struct Config {
+    cluster: Vec<ClusterCidr>,
+    service: Vec<Cidr>,
+    /// How long the ranges of a deleted node stay allocated ([`QUARANTINE`]).
+    pub quarantine: SignedDuration,
+}
+
+/// As kube-controller-manager's flags name it.
+#[derive(Clone, Debug)]
+pub struct Flags {
+    /// `--cluster-cidr`: one range, or one of each family, the primary first.
+    pub cluster_cidrs: Vec<String>,
+    /// `--node-cidr-mask-size-ipv4`.
+    pub node_cidr_mask_size_ipv4: u8,
+    /// `--node-cidr-mask-size-ipv6`.
+    pub node_cidr_mask_size_ipv6: u8,
+    /// `--service-cluster-ip-range`: no node gets any of these.
+    pub service_cidrs: Vec<String>,
+}
+
+impl Default for Flags {
+    fn default() -> Self {
+        Flags {
+            cluster_cidrs: Vec::new(),
+            node_cidr_mask_size_ipv4: 24,
+            node_cidr_mask_size_ipv6: 64,
+            service_cidrs: Vec::new(),
+        }
+    }
+}
+
+impl TryFrom<&Flags> for Config {
+    /// Every mistake, named by its flag.
+    type Error = Vec<String>;
+
+    fn try_from(flags: &Flags) -> Result<Self, Vec<String>> {
+        let mut mistakes = Vec::new();
+        let mut cluster: Vec<ClusterCidr> = Vec::new();
+        for text in &flags.cluster_cidrs {
+            let Some(cidr) = Cidr::parse(text).map(|c| c.masked()) else {
+                mistakes.push(format!("--cluster-cidr: {text:?} is not an address range"));
+                continue;
+            };
+            let (flag, node_prefix) = if cidr.is_ipv6() {
+                ("--node-cidr-mask-size-ipv6", flags.node_cidr_mask_size_ipv6)
+            } else {
+                ("--node-cidr-mask-size-ipv4", flags.node_cidr_mask_size_ipv4)
+            };
+            let from = cidr.prefix_len();
+            let to = (from + MAX_DIFFERENCE).min(if cidr.is_ipv6() { 128 } else { 32 });
+            if !(from..=to).contains(&node_prefix) {
+                mistakes.push(format!(
+                    "{flag}: {node_prefix} must be from {from} to {to} for --cluster-cidr {cidr}"
+                ));
+            }
+            cluster.push(ClusterCidr { cidr, node_prefix });
+        }
+        let v6 = cluster.iter().filter(|c| c.cidr.is_ipv6()).count();
+        if cluster.is_empty() || v6 > 1 || cluster.len() - v6 > 1 {
+            mistakes.push("--cluster-cidr: one range, or one of each family, is needed".into());
+        }
+        let mut service = Vec::new();
+        for text in &flags.service_cidrs {
+            match Cidr::parse(text) {
+                Some(cidr) => service.push(cidr.masked()),
+                None => mistakes.push(format!("--service-cidr: {text:?} is not an address range")),
+            }
+        }
+        if !mistakes.is_empty() {
+            return Err(mistakes);
+        }
+        Ok(Config {
+            cluster,
+            service,
+            quarantine: QUARANTINE,
+        })
+    }
+}
+
+impl Config {
+    /// Whether this range is within the cluster CIDR of its family.
+    pub(super) fn contains(&self, cidr: &Cidr) -> bool {
+        let mut cluster = self.cluster.iter();
+        cluster.any(|c| c.cidr == *cidr || c.cidr.strictly_contains(cidr))
+    }
+
+    /// Whether a node's ranges are as they would be allocated.
+    pub(super) fn fits(&self, cidrs: &[Cidr]) -> bool {
+        cidrs.len() == self.cluster.len()
+            && cidrs.iter().zip(&self.cluster).all(|(has, of)| {
+                self.contains(has)
+                    && has.is_ipv6() == of.cidr.is_ipv6()
+                    && has.prefix_len() == of.node_prefix
+                    && !self.service.iter().any(|s| s.overlaps(has))
+            })
+    }
+
+    pub(super) fn shown(&self) -> String {
+        let shown: Vec<String> = self.cluster.iter().map(|c| c.cidr.to_string()).collect();
+        shown.join(",")
+    }
+
+    /// What is left beside services' ranges and what nodes have, for each cluster CIDR.
+    pub(super) fn free(&self, ledger: &Ledger) -> Vec<Free<'_>> {
+        let mut free: Vec<Free<'_>> = self.cluster.iter().map(Free::new).collect();
+        let taken = ledger.0.values().flat_map(|entry| &entry.cidrs);
+        for cidr in self.service.iter().chain(taken) {
+            free.iter_mut().for_each(|f| f.take(cidr));
+        }
+        free
+    }
+}
+
+/// The parts of one cluster CIDR that nobody has.
+pub(super) struct Free<'a> {
+    of: &'a ClusterCidr,
+    taken: Vec<bool>,
+    /// Everything before this is taken.
+    next: usize,
+}
+
+impl<'a> Free<'a> {
+    fn new(of: &'a ClusterCidr) -> Self {
+        // At most 65 536, by MAX_DIFFERENCE.
+        let parts = 1usize << (of.node_prefix - of.cidr.prefix_len());
+        Free {
+            of,
+            taken: vec![false; parts],
+            next: 0,
+        }
+    }
+
+    fn take(&mut self, cidr: &Cidr) {
+        let Some(parts) = self.of.cidr.subranges_overlapping(self.of.node_prefix, cidr) else {
+            return;
+        };
+        let last = self.taken.len() - 1;
+        let index = |n: u128| usize::try_from(n).unwrap_or(last).min(last);
+        self.taken[index(*parts.start())..=index(*parts.end())].fill(true);
+    }
+
+    /// The next range, which is taken from now on.
+    pub(super) fn next(&mut self) -> Result<Cidr, String> {
+        let none = || {
+            format!(
+                "no /{} of the cluster CIDR {} is left",
+                self.of.node_prefix, self.of.cidr
+            )
+        };
+        let found = self.taken.iter().skip(self.next).position(|taken| !taken);
+        let at = found.map(|n| self.next + n).ok_or_else(none)?;
+        let cidr = self
+            .of
+            .cidr
+            .subrange(self.of.node_prefix, at as u128)
+            .ok_or_else(none)?;
+        self.taken[at] = true;
+        self.next = at + 1;
+        Ok(cidr)
+    }
+}
