@@ -134,12 +134,18 @@ impl Reporter {
         let mut reported = None;
         let mut not_before = Instant::now();
         loop {
+            // A withdrawal is known a moment before the revision that it was made by is reached.
+            let is_complete =
+                |reached: &Reached| reached.is_synced() && reached.slices >= Some(reached.withdrawn);
             let due = |reached: &Reached| {
-                reached.is_synced() && reported.is_none_or(|before| reached.withdrawn > before)
+                is_complete(reached) && reported.is_none_or(|before| reached.withdrawn > before)
             };
             self.kernel.wait_for(due).await;
             sleep_until(not_before).await;
             let reached = self.kernel.get();
+            if !is_complete(&reached) {
+                continue;
+            }
             match self.report(reached.slices.unwrap_or(0)).await {
                 Ok(()) => {
                     reported = Some(reached.withdrawn);
@@ -358,6 +364,13 @@ mod tests {
             cluster.reported().await.as_deref(),
             Some("5"),
             "nothing was withdrawn"
+        );
+        cluster.commit(6, 7);
+        settle().await;
+        assert_eq!(
+            cluster.reported().await.as_deref(),
+            Some("5"),
+            "of the revision that withdraws an endpoint not everything is in the kernel yet"
         );
         cluster
             .api
