@@ -85,6 +85,18 @@ impl Batch {
         self.writer.end_message(message);
     }
 
+    /// Appends what another batch does.
+    pub fn append(&mut self, other: &Batch) {
+        self.end_growing();
+        let start = self.writer.buffer.len();
+        self.writer.buffer.extend_from_slice(&other.writer.buffer);
+        self.parts.extend(other.parts.iter().map(|part| Part {
+            start: start + part.start,
+            ..part.clone()
+        }));
+        self.elements += other.elements;
+    }
+
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }

@@ -266,6 +266,11 @@ impl Elements {
         self.kept.iter().map(|kept| self.element(kept))
     }
 
+    /// One of them, in the order of [`Elements::iter`].
+    pub fn get(&self, index: usize) -> Option<Element<'_>> {
+        self.kept.get(index).map(|kept| self.element(kept))
+    }
+
     fn element(&self, kept: &Kept) -> Element<'_> {
         let bytes = self.bytes.get(kept.start as usize..).unwrap_or_default();
         let (key, rest) = split(bytes, self.key_length);

@@ -10,3 +10,4 @@ pub mod propagation;
 pub mod proxy;
 pub mod routes;
 pub mod signal;
+pub mod table;
