@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use knarr_control::nodeipam;
 use sha2::{Digest, Sha256};
 
 use super::Cidrs;
@@ -165,25 +166,11 @@ impl Network {
     pub(super) fn check(&self) -> Vec<String> {
         let mut errors = Vec::new();
         let service = &self.service_cidrs;
-        for (name, pods) in [("clusterCidr", &self.cluster_cidrs), ("podCidr", &self.pod_cidrs)] {
-            if let Some((pods, services)) = pods.overlap(service) {
-                errors.push(format!("{name}: {pods} overlaps serviceCidr {services}"));
-            }
+        if let Some((pods, services)) = self.pod_cidrs.overlap(service) {
+            errors.push(format!("podCidr: {pods} overlaps serviceCidr {services}"));
         }
-        for cidr in self.cluster_cidrs.nets() {
-            let (key, mask) = match cidr.network() {
-                IpAddr::V4(_) => ("nodeCidrMaskSizeIpv4", self.node_mask_ipv4),
-                IpAddr::V6(_) => ("nodeCidrMaskSizeIpv6", self.node_mask_ipv6),
-            };
-            // As kube-controller-manager bounds it: 65 536 parts.
-            let bits = mask.checked_sub(cidr.prefix_len());
-            if bits.is_none_or(|bits| bits > 16) {
-                errors.push(format!(
-                    "{key}: {mask}: expected from {} to {}, for clusterCidr {cidr}",
-                    cidr.prefix_len(),
-                    cidr.prefix_len().saturating_add(16)
-                ));
-            }
+        if let Err(of_flags) = self.node_ipam() {
+            errors.extend(of_flags);
         }
         let has_v6 = |nets: &Cidrs| nets.nets().iter().any(|net| net.network().is_ipv6());
         if has_v6(service) && !has_v6(&self.cluster_cidrs) {
@@ -193,6 +180,17 @@ impl Network {
             ));
         }
         errors
+    }
+
+    /// How nodes' parts of the cluster's pod addresses are allocated.
+    pub fn node_ipam(&self) -> Result<nodeipam::Config, Vec<String>> {
+        let text = |cidrs: &Cidrs| cidrs.nets().iter().map(ToString::to_string).collect();
+        nodeipam::Config::try_from(&nodeipam::Flags {
+            cluster_cidrs: text(&self.cluster_cidrs),
+            node_cidr_mask_size_ipv4: self.node_mask_ipv4,
+            node_cidr_mask_size_ipv6: self.node_mask_ipv6,
+            service_cidrs: text(&self.service_cidrs),
+        })
     }
 
     /// Whether knarr does this part.

@@ -19,6 +19,7 @@ mod kube_rs;
 mod kubectl;
 mod kubectl_streams;
 mod mistakes;
+mod network;
 mod node;
 mod operator;
 mod partitions;
@@ -85,6 +86,7 @@ fn main() -> ExitCode {
         .chain(access::SCENARIOS)
         .chain(disk::SCENARIOS)
         .chain(joining::SCENARIOS)
+        .chain(network::SCENARIOS)
         .chain(security::authorities::SCENARIOS)
         .chain(security::bounds::ALONE)
         .chain(security::stalled_disk::ALONE)

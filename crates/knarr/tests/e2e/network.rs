@@ -1,0 +1,325 @@
+//! The network of several machines as its users meet it: Services, names, policies, and updates under load.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Failed;
+
+use crate::fleet::Fleet;
+use crate::{Alone, Outcome};
+
+pub const SCENARIOS: &[Alone] = &[
+    ("n1_n2_n5_n6_three_tiers_on_three_machines", three_tiers),
+    ("b7_n4_updates_under_load_refuse_no_connection", updates_under_load),
+];
+
+const NODE_PORT: u16 = 30080;
+/// How long one connection may take; a proxy that drops packets shows.
+const CONNECTION: Duration = Duration::from_secs(2);
+
+/// A web tier on every node, which asks an API tier, which alone may ask the store.
+const TIERS: &str = r#"
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: { name: web }
+spec:
+  selector: { matchLabels: { app: web } }
+  template:
+    metadata: { labels: { app: web } }
+    spec:
+      terminationGracePeriodSeconds: 5
+      containers:
+        - name: web
+          image: localhost/knarr/busybox:1
+          env: [{ name: NODE, valueFrom: { fieldRef: { fieldPath: spec.nodeName } } }]
+          command: ["sh", "-c", "mkdir -p /tmp/www; echo web on $NODE > /tmp/www/index.html; trap 'exit 0' TERM; httpd -f -p 8080 -h /tmp/www & wait"]
+          readinessProbe: { httpGet: { path: /, port: 8080 }, periodSeconds: 1 }
+---
+apiVersion: v1
+kind: Service
+metadata: { name: web }
+spec:
+  type: NodePort
+  selector: { app: web }
+  ports: [{ name: http, port: 80, targetPort: 8080, nodePort: 30080 }]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: { name: api }
+spec:
+  replicas: 2
+  selector: { matchLabels: { app: api } }
+  template:
+    metadata: { labels: { app: api } }
+    spec:
+      terminationGracePeriodSeconds: 5
+      containers:
+        - name: api
+          image: localhost/knarr/busybox:1
+          command: ["sh", "-c", "mkdir -p /tmp/www; echo api > /tmp/www/index.html; trap 'exit 0' TERM; httpd -f -p 9000 -h /tmp/www & wait"]
+          ports: [{ name: rest, containerPort: 9000 }]
+---
+apiVersion: v1
+kind: Service
+metadata: { name: api }
+spec:
+  selector: { app: api }
+  ports: [{ name: rest, port: 80, targetPort: rest }]
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: { name: store }
+spec:
+  serviceName: store
+  replicas: 2
+  podManagementPolicy: Parallel
+  selector: { matchLabels: { app: store } }
+  template:
+    metadata: { labels: { app: store } }
+    spec:
+      terminationGracePeriodSeconds: 5
+      containers:
+        - name: store
+          image: localhost/knarr/busybox:1
+          command: ["sh", "-c", "mkdir -p /tmp/www; hostname > /tmp/www/index.html; trap 'exit 0' TERM; httpd -f -p 7000 -h /tmp/www & wait"]
+---
+apiVersion: v1
+kind: Service
+metadata: { name: store }
+spec:
+  clusterIP: None
+  selector: { app: store }
+  ports: [{ name: data, port: 7000 }]
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: { name: store }
+spec:
+  podSelector: { matchLabels: { app: store } }
+  ingress:
+    - from: [{ podSelector: { matchLabels: { app: api } } }]
+      ports: [{ port: 7000 }]
+---
+apiVersion: v1
+kind: Service
+metadata: { name: nothing }
+spec:
+  selector: { app: nothing }
+  ports: [{ port: 80 }]
+"#;
+
+fn start(agents: u8) -> Result<Fleet, Failed> {
+    let fleet = Fleet::start(agents, &[])?;
+    let joined = || -> Outcome {
+        let words = fleet.join_words()?;
+        let join: Vec<&str> = words.iter().map(String::as_str).collect();
+        for agent in &fleet.agents {
+            agent.launch(fleet.agent(agent, &join))?;
+        }
+        fleet.run(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=0"]).ok();
+        let ready = usize::from(agents);
+        fleet.eventually(&["get", "nodes"], |nodes| nodes.matches(" Ready ").count() == ready)?;
+        Ok(())
+    };
+    match joined() {
+        Ok(()) => Ok(fleet),
+        Err(e) => Err(fleet.told(e)),
+    }
+}
+
+fn three_tiers() -> Outcome {
+    let fleet = start(3)?;
+    use_tiers(&fleet).map_err(|e| fleet.told(e))?;
+    fleet.end()
+}
+
+fn use_tiers(fleet: &Fleet) -> Outcome {
+    fleet.apply(TIERS)?;
+    for workload in ["daemonset/web", "deployment/api", "statefulset/store"] {
+        fleet.run(&["rollout", "status", workload, "--timeout=120s"])?;
+    }
+    // What a pod of an app gets from a URL.
+    let fetch = |from: &str, url: &str| fleet.kubectl(&["exec", from, "--", "wget", "-qO-", url]);
+    for (from, url, expected) in [
+        ("daemonset/web", "http://api", "api"),
+        ("daemonset/web", "http://api.default.svc.cluster.local", "api"),
+        ("daemonset/web", "http://web", "web on node"),
+        ("deployment/api", "http://store-0.store:7000", "store-0"),
+        ("deployment/api", "http://store-1.store.default.svc.cluster.local:7000", "store-1"),
+    ] {
+        let got = fetch(from, url).map_err(|e| format!("{from} cannot fetch {url}: {e}"))?;
+        if !got.contains(expected) {
+            return Err(format!("{from} got {got:?} from {url}, expected {expected:?}").into());
+        }
+    }
+    // Every node answers on the node port, with pods of every node.
+    for agent in &fleet.agents {
+        let mut seen = std::collections::BTreeSet::new();
+        fleet.waits(&format!("all pods behind the node port of {}", agent.name), || {
+            seen.extend(get(agent.address, NODE_PORT).ok());
+            seen.len() == fleet.agents.len()
+        })?;
+    }
+    let refused = Instant::now();
+    if fetch("daemonset/web", "http://nothing").is_ok() || refused.elapsed() > Duration::from_secs(5) {
+        return Err(format!("a Service without endpoints took {:?} to refuse", refused.elapsed()).into());
+    }
+    let store = fleet.run(&["get", "pod", "store-0", "-o", "jsonpath={.status.podIP}"])?;
+    let denied = fleet.kubectl(&[
+        "exec",
+        "daemonset/web",
+        "--",
+        "timeout",
+        "3",
+        "wget",
+        "-qO-",
+        &format!("http://{store}:7000"),
+    ]);
+    if let Ok(got) = denied {
+        return Err(format!("the policy should deny web the store, which said {got:?}").into());
+    }
+    // Without the policy it may.
+    fleet.run(&["delete", "networkpolicy", "store"])?;
+    fleet.waits("the store without a policy", || {
+        fetch("daemonset/web", &format!("http://{store}:7000")).is_ok()
+    })
+}
+
+/// The body of a GET over a new connection.
+fn get(address: Ipv4Addr, port: u16) -> Result<String, String> {
+    let text = |e: std::io::Error| e.to_string();
+    let mut stream =
+        TcpStream::connect_timeout(&SocketAddr::from((address, port)), CONNECTION).map_err(text)?;
+    stream.set_read_timeout(Some(CONNECTION)).map_err(text)?;
+    stream
+        .write_all(b"GET / HTTP/1.0\r\nHost: test\r\n\r\n")
+        .map_err(text)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).map_err(text)?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or("an answer without an end")?;
+    if !head.contains(" 200 ") {
+        return Err(format!("answered {head:?}"));
+    }
+    Ok(body.trim().to_string())
+}
+
+const LOADED: &str = r#"
+apiVersion: apps/v1
+kind: Deployment
+metadata: { name: web }
+spec:
+  replicas: 4
+  strategy: { rollingUpdate: { maxSurge: 1, maxUnavailable: 1 } }
+  selector: { matchLabels: { app: web } }
+  template:
+    metadata: { labels: { app: web } }
+    spec:
+      terminationGracePeriodSeconds: 10
+      containers:
+        - name: web
+          image: localhost/knarr/busybox:1
+          command: ["sh", "-c", "mkdir -p /tmp/www; hostname > /tmp/www/index.html; trap 'exit 0' TERM; httpd -f -p 8080 -h /tmp/www & wait"]
+          readinessProbe: { httpGet: { path: /, port: 8080 }, periodSeconds: 1 }
+---
+apiVersion: v1
+kind: Service
+metadata: { name: web }
+spec:
+  type: NodePort
+  selector: { app: web }
+  ports: [{ port: 80, targetPort: 8080, nodePort: 30080 }]
+"#;
+
+/// New connections from several threads, all the time.
+struct Load {
+    ended: Arc<AtomicBool>,
+    made: Arc<AtomicUsize>,
+    failed: Arc<Mutex<Vec<String>>>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Load {
+    fn begin(addresses: Vec<Ipv4Addr>) -> Self {
+        let (ended, made, failed) = <(Arc<AtomicBool>, Arc<AtomicUsize>, Arc<Mutex<Vec<String>>>)>::default();
+        let threads = addresses.into_iter().map(|address| {
+            let (ended, made, failed) = (ended.clone(), made.clone(), failed.clone());
+            std::thread::spawn(move || {
+                while !ended.load(Ordering::Relaxed) {
+                    match get(address, NODE_PORT) {
+                        Ok(_) => drop(made.fetch_add(1, Ordering::Relaxed)),
+                        Err(e) => failed.lock().unwrap_or_else(|e| e.into_inner()).push(e),
+                    }
+                    // Some hundred connections a second are enough to meet each change.
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            })
+        });
+        Load {
+            threads: threads.collect(),
+            ended,
+            made,
+            failed,
+        }
+    }
+
+    fn made(&self) -> usize {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    fn failures(&self) -> Vec<String> {
+        self.failed.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has failed the test by its silence.
+            drop(thread.join());
+        }
+    }
+}
+
+fn updates_under_load() -> Outcome {
+    let fleet = start(2)?;
+    update(&fleet).map_err(|e| fleet.told(e))?;
+    fleet.end()
+}
+
+fn update(fleet: &Fleet) -> Outcome {
+    fleet.apply(LOADED)?;
+    fleet.run(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
+    let first = fleet.agents[0].address;
+    fleet.waits("the node ports", || fleet.agents.iter().all(|a| get(a.address, NODE_PORT).is_ok()))?;
+    let load = Load::begin(fleet.agents.iter().map(|a| a.address).cycle().take(4).collect());
+    let calm = |what: &str| -> Outcome {
+        let failed = load.failures();
+        match failed.as_slice() {
+            [] => Ok(()),
+            [first, ..] => {
+                let (failed, made) = (failed.len(), load.made());
+                Err(format!("{what}: {failed} of {made} connections failed, first: {first}").into())
+            }
+        }
+    };
+    fleet.run(&["rollout", "restart", "deployment/web"])?;
+    fleet.run(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
+    calm("a rolling update")?;
+    for replicas in ["1", "4"] {
+        fleet.run(&["scale", "deployment/web", &format!("--replicas={replicas}")])?;
+        fleet.eventually(&["get", "pods", "-l", "app=web", "--no-headers"], |pods| {
+            pods.matches(" 1/1 ").count().to_string() == replicas && !pods.contains("Terminating")
+        })?;
+        calm(&format!("scaled to {replicas}"))?;
+    }
+    fleet.run(&["drain", "node2", "--ignore-daemonsets", "--timeout=90s"])?;
+    calm("a drain")?;
+    if load.made() < 100 {
+        return Err(format!("only {} connections to {first} were made", load.made()).into());
+    }
+    Ok(())
+}
