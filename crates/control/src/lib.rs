@@ -32,7 +32,6 @@ pub use knarr_controllers::Config as ControllersConfig;
 pub use knarr_controllers::certificates;
 pub use knarr_controllers::fencing::kinds as fencing_kinds;
 pub use knarr_controllers::nodeipam;
-pub use knarr_controllers::nodeipam;
 /// When a node is lost, and what follows how fast.
 pub mod node_lifecycle {
     pub use knarr_controllers::node::health::{LEASE_SECONDS, Lifecycle};

@@ -107,7 +107,7 @@ pub struct Catalog {
     /// Services by their cluster IPs, for reverse look-ups.
     by_cluster_ip: BTreeMap<IpAddr, ServiceKey>,
     interner: Interner,
-    withdrawals: u64,
+    withdrawn: Vec<IpAddr>,
     removals: usize,
 }
 
@@ -163,7 +163,8 @@ impl Catalog {
         let slices = self.slices.entry(key.clone()).or_default();
         let before = slices.get(name);
         if before != Some(&new) {
-            self.withdrawals += u64::from(before.is_some_and(|before| before.withdraws(Some(&new))));
+            self.withdrawn
+                .extend(before.iter().flat_map(|before| before.withdrawn(Some(&new))));
             slices.insert(name.into(), new);
             self.owners.insert(owner, key.clone());
             changed.push(key);
@@ -177,7 +178,8 @@ impl Catalog {
         let key = self.owners.remove(&owner)?;
         if let Some(slices) = self.slices.get_mut(&key) {
             let before = slices.remove(name);
-            self.withdrawals += u64::from(before.is_some_and(|before| before.withdraws(None)));
+            self.withdrawn
+                .extend(before.iter().flat_map(|before| before.withdrawn(None)));
             if slices.is_empty() {
                 self.slices.remove(&key);
             }
@@ -210,9 +212,9 @@ impl Catalog {
         self.by_cluster_ip.get(&ip)
     }
 
-    /// Grows with each change of a slice that takes away an endpoint to which new connections were sent.
-    pub fn withdrawals(&self) -> u64 {
-        self.withdrawals
+    /// The addresses that changes of slices have taken from new connections since this was last called.
+    pub fn take_withdrawn(&mut self) -> Vec<IpAddr> {
+        std::mem::take(&mut self.withdrawn)
     }
 
     /// Whether a Service of the namespace offers one of these addresses to new connections.

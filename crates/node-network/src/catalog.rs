@@ -1,6 +1,7 @@
 //! Keeps a [`Catalog`] equal to the API's Services and EndpointSlices, for all that read it on this node.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
@@ -16,6 +17,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::signal::Signal;
+
+/// Withdrawals that are remembered: of far more pods than terminate on one node at a time.
+const WITHDRAWN_KEPT: usize = 16 << 10;
 
 /// What has changed since it was last asked, and up to which revisions the catalog shows the API.
 #[derive(Debug, Default)]
@@ -66,6 +70,8 @@ impl Subscription {
 struct State {
     catalog: RwLock<Catalog>,
     reached: Mutex<Reached>,
+    /// The revisions at which addresses were last withdrawn, of those that were.
+    withdrawn: Mutex<BTreeMap<IpAddr, u64>>,
     /// Counts reports.
     moved: Signal<u64>,
     subscribers: Mutex<Vec<(Arc<Mutex<Changes>>, watch::Sender<()>)>>,
@@ -114,6 +120,15 @@ impl Shared {
             state,
             _watches: watches,
         }
+    }
+
+    /// The revision at which one of these addresses was last taken from new connections; `None` if none was, or long ago.
+    pub fn withdrawn(&self, addresses: &[IpAddr]) -> Option<u64> {
+        let withdrawn = self.state.withdrawn.lock();
+        addresses
+            .iter()
+            .filter_map(|address| withdrawn.get(address).copied())
+            .max()
     }
 
     /// Returns as soon as this is true of the catalog and of the revisions it shows.
@@ -170,17 +185,27 @@ impl Feed {
         }
         let slice = object.to_typed::<EndpointSlice>();
         let mut catalog = self.state.catalog.write();
-        let before = catalog.withdrawals();
         let changed = slice.map(|s| catalog.apply_slice(&s)).unwrap_or_default();
-        self.note_withdrawal(catalog.withdrawals() != before, object.revision());
+        self.note_withdrawals(catalog.take_withdrawn(), object.revision());
         changed
     }
 
-    fn note_withdrawal(&self, withdrawn: bool, revision: u64) {
-        if withdrawn {
-            let mut reached = self.state.reached.lock();
-            reached.withdrawn = reached.withdrawn.max(revision);
+    /// Noted while the catalog is locked: who sees that an address is not offered any more sees this, too.
+    fn note_withdrawals(&self, addresses: Vec<IpAddr>, revision: u64) {
+        if addresses.is_empty() {
+            return;
         }
+        let mut withdrawn = self.state.withdrawn.lock();
+        withdrawn.extend(addresses.into_iter().map(|address| (address, revision)));
+        if withdrawn.len() > WITHDRAWN_KEPT {
+            let mut revisions: Vec<u64> = withdrawn.values().copied().collect();
+            revisions.sort_unstable();
+            let oldest = revisions[revisions.len() / 2];
+            withdrawn.retain(|_, at| *at >= oldest);
+        }
+        drop(withdrawn);
+        let mut reached = self.state.reached.lock();
+        reached.withdrawn = reached.withdrawn.max(revision);
     }
 
     fn forget(&self, key: &ObjectKey, revision: u64) -> Option<ServiceKey> {
@@ -188,9 +213,8 @@ impl Feed {
         if self.is_services {
             return catalog.remove_service(&key.namespace, &key.name);
         }
-        let before = catalog.withdrawals();
         let changed = catalog.remove_slice(&key.namespace, &key.name);
-        self.note_withdrawal(catalog.withdrawals() != before, revision);
+        self.note_withdrawals(catalog.take_withdrawn(), revision);
         changed
     }
 }

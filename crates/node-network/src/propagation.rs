@@ -18,7 +18,6 @@ use knarr_api::registry;
 use knarr_api::{Error, Object, ObjectKey};
 use knarr_client::informer::{self, Scope, Sink};
 use knarr_client::{Api, Clock, NETWORK_NAMESPACE, TypedApi};
-use knarr_network::catalog::Catalog;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
@@ -80,18 +79,16 @@ impl EndpointPropagation {
         }
     }
 
-    /// Returns when no Service offers these addresses of a pod and every node's kernel has that; at once if none offers
-    /// them. The caller bounds the wait.
+    /// Returns when no Service offers these addresses of a pod and every node's kernel has that; at once if none has
+    /// offered them. The caller bounds the wait.
     pub async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]) {
-        if !self.catalog.read().offers(namespace, addresses) {
+        self.catalog
+            .wait_for(|catalog, _| !catalog.offers(namespace, addresses))
+            .await;
+        // That this node has heard of it says nothing of any kernel.
+        let Some(withdrawn) = self.catalog.withdrawn(addresses) else {
             return;
-        }
-        let mut withdrawn = 0;
-        let dropped = |catalog: &Catalog, reached: Reached| {
-            withdrawn = reached.withdrawn;
-            !catalog.offers(namespace, addresses)
         };
-        self.catalog.wait_for(dropped).await;
         let in_kernel = |reached: &Reached| reached.slices.is_some_and(|slices| slices >= withdrawn);
         self.kernel.wait_for(in_kernel).await;
         // The only node knows by itself.

@@ -240,8 +240,16 @@ impl Cluster {
                 left.push(format!("process {cmdline}"));
             }
         }
-        left.extend(self.pod_routes().into_iter().map(|route| format!("route {route}")));
-        left.extend(self.nft_tables().into_iter().map(|table| format!("nftables {table}")));
+        left.extend(
+            self.pod_routes()
+                .into_iter()
+                .map(|route| format!("route {route}")),
+        );
+        left.extend(
+            self.nft_tables()
+                .into_iter()
+                .map(|table| format!("nftables {table}")),
+        );
         left
     }
 

@@ -13,7 +13,10 @@ use crate::{Alone, Outcome};
 
 pub const SCENARIOS: &[Alone] = &[
     ("n1_n2_n5_n6_three_tiers_on_three_machines", three_tiers),
-    ("b7_n4_updates_under_load_refuse_no_connection", updates_under_load),
+    (
+        "b7_n4_updates_under_load_refuse_no_connection",
+        updates_under_load,
+    ),
 ];
 
 const NODE_PORT: u16 = 30080;
@@ -119,9 +122,13 @@ fn start(agents: u8) -> Result<Fleet, Failed> {
         for agent in &fleet.agents {
             agent.launch(fleet.agent(agent, &join))?;
         }
-        fleet.run(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=0"]).ok();
+        fleet
+            .run(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=0"])
+            .ok();
         let ready = usize::from(agents);
-        fleet.eventually(&["get", "nodes"], |nodes| nodes.matches(" Ready ").count() == ready)?;
+        fleet.eventually(&["get", "nodes"], |nodes| {
+            nodes.matches(" Ready ").count() == ready
+        })?;
         Ok(())
     };
     match joined() {
@@ -148,7 +155,11 @@ fn use_tiers(fleet: &Fleet) -> Outcome {
         ("daemonset/web", "http://api.default.svc.cluster.local", "api"),
         ("daemonset/web", "http://web", "web on node"),
         ("deployment/api", "http://store-0.store:7000", "store-0"),
-        ("deployment/api", "http://store-1.store.default.svc.cluster.local:7000", "store-1"),
+        (
+            "deployment/api",
+            "http://store-1.store.default.svc.cluster.local:7000",
+            "store-1",
+        ),
     ] {
         let got = fetch(from, url).map_err(|e| format!("{from} cannot fetch {url}: {e}"))?;
         if !got.contains(expected) {
@@ -158,14 +169,21 @@ fn use_tiers(fleet: &Fleet) -> Outcome {
     // Every node answers on the node port, with pods of every node.
     for agent in &fleet.agents {
         let mut seen = std::collections::BTreeSet::new();
-        fleet.waits(&format!("all pods behind the node port of {}", agent.name), || {
-            seen.extend(get(agent.address, NODE_PORT).ok());
-            seen.len() == fleet.agents.len()
-        })?;
+        fleet.waits(
+            &format!("all pods behind the node port of {}", agent.name),
+            || {
+                seen.extend(get(agent.address, NODE_PORT).ok());
+                seen.len() == fleet.agents.len()
+            },
+        )?;
     }
     let refused = Instant::now();
     if fetch("daemonset/web", "http://nothing").is_ok() || refused.elapsed() > Duration::from_secs(5) {
-        return Err(format!("a Service without endpoints took {:?} to refuse", refused.elapsed()).into());
+        return Err(format!(
+            "a Service without endpoints took {:?} to refuse",
+            refused.elapsed()
+        )
+        .into());
     }
     let store = fleet.run(&["get", "pod", "store-0", "-o", "jsonpath={.status.podIP}"])?;
     let denied = fleet.kubectl(&[
@@ -294,7 +312,9 @@ fn update(fleet: &Fleet) -> Outcome {
     fleet.apply(LOADED)?;
     fleet.run(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
     let first = fleet.agents[0].address;
-    fleet.waits("the node ports", || fleet.agents.iter().all(|a| get(a.address, NODE_PORT).is_ok()))?;
+    fleet.waits("the node ports", || {
+        fleet.agents.iter().all(|a| get(a.address, NODE_PORT).is_ok())
+    })?;
     let load = Load::begin(fleet.agents.iter().map(|a| a.address).cycle().take(4).collect());
     let calm = |what: &str| -> Outcome {
         let failed = load.failures();

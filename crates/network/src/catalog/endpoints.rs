@@ -64,16 +64,15 @@ impl Endpoint {
 }
 
 impl Slice {
-    /// Whether an endpoint that was offered no longer is in what comes after this.
-    pub(super) fn withdraws(&self, after: Option<&Slice>) -> bool {
-        let is_offered = |address: IpAddr| {
-            let endpoints = after.iter().flat_map(|slice| slice.endpoints.iter());
-            endpoints
-                .into_iter()
-                .any(|e| e.address == address && e.is_offered())
+    /// The addresses that were offered and no longer are in what comes after this.
+    pub(super) fn withdrawn(&self, after: Option<&Slice>) -> Vec<IpAddr> {
+        let offered_after = |address: IpAddr| {
+            let mut endpoints = after.into_iter().flat_map(|slice| slice.endpoints.iter());
+            endpoints.any(|e| e.address == address && e.is_offered())
         };
         let offered = self.endpoints.iter().filter(|e| e.is_offered());
-        offered.into_iter().any(|e| !is_offered(e.address))
+        let addresses = offered.map(|e| e.address);
+        addresses.filter(|address| !offered_after(*address)).collect()
     }
 
     /// Slices of names (`addressType: FQDN`) have no endpoints here.
