@@ -13,11 +13,11 @@ use crate::world::{World, at, lines, updated};
 
 const KEY: (&str, &str) = ("default", "web");
 
-fn from<T: Registered>(value: Value) -> T {
+pub(super) fn from<T: Registered>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-fn service(with: Value) -> Service {
+pub(super) fn service(with: Value) -> Service {
     let mut spec = json!({
         "clusterIP": "10.96.0.1",
         "ipFamilies": ["IPv4"],
@@ -31,7 +31,7 @@ fn service(with: Value) -> Service {
     from(json!({"metadata": {"namespace": "default", "name": "web", "labels": labels}, "spec": spec}))
 }
 
-fn pod_at(n: usize, ready: bool) -> Pod {
+pub(super) fn pod_at(n: usize, ready: bool) -> Pod {
     let status = if ready { "True" } else { "False" };
     from(json!({
         "metadata": {"namespace": "default", "name": format!("p{n:03}"), "labels": {"app": "web"}},
@@ -48,7 +48,7 @@ fn pod_at(n: usize, ready: bool) -> Pod {
     }))
 }
 
-fn world(service: Service) -> World {
+pub(super) fn world(service: Service) -> World {
     let mut world = World::default();
     world.put(service);
     world.put::<Node>(from(
@@ -58,37 +58,25 @@ fn world(service: Service) -> World {
 }
 
 /// Runs the slices' controller until nothing is left to do; how many writes it took.
-fn settle(world: &mut World) -> usize {
+pub(super) fn settle(world: &mut World) -> usize {
     let mut writes = 0;
-    for round in 0..5 {
+    for _ in 0..5 {
         let actions = world.run(&EndpointSlices, KEY, at(0));
         if actions.is_empty() {
             return writes;
         }
         writes += actions.len();
-        world.take_updates(&actions);
-        for (n, action) in actions.iter().enumerate() {
-            match action {
-                Action::Create(c) => {
-                    let mut slice: EndpointSlice =
-                        c.object.as_any().downcast_ref::<EndpointSlice>().unwrap().clone();
-                    slice.metadata.name = Some(format!("web-{round}-{n}"));
-                    world.put(slice);
-                }
-                Action::Delete(d) => world.remove(&d.kind, &d.key.namespace, &d.key.name),
-                _ => {}
-            }
-        }
+        world.take(&actions);
     }
     panic!("it never settles");
 }
 
-fn slices(world: &World) -> Vec<Shared<EndpointSlice>> {
+pub(super) fn slices(world: &World) -> Vec<Shared<EndpointSlice>> {
     let view: &dyn View = world;
     view.list_as::<EndpointSlice>("default")
 }
 
-fn sizes(world: &World) -> Vec<usize> {
+pub(super) fn sizes(world: &World) -> Vec<usize> {
     let mut sizes: Vec<usize> = slices(world)
         .iter()
         .map(|s| s.endpoints.iter().flatten().count())

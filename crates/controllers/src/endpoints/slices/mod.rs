@@ -1,0 +1,407 @@
+//! EndpointSlices: a Service's endpoints in pieces of at most 100, which change as little as can be.
+//!
+//! Which endpoint stands in which slice is decided in [`plan`], which zones and nodes an endpoint is for in [`hints`].
+//! A slice says since when its latest change has been waited for (`endpoints.kubernetes.io/last-change-trigger-time`).
+
+mod hints;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{Kind, Object, ObjectKey, Shared};
+
+use self::hints::{Hints, Preference};
+use self::plan::{Desired, Draft, plan};
+use super::{
+    HEADLESS, Port, hostname, is_addressable, is_headless, ports, publishes_not_ready, selector, selects,
+    target,
+};
+use crate::action::{Action, Create, Delete, reference};
+use crate::controller::{Changed, Context, Controller, View};
+use crate::owner::controller_reference;
+use crate::pod;
+
+/// Endpoints in one slice (kube-controller-manager's usual number).
+pub const MAX_ENDPOINTS: usize = 100;
+const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+const MANAGER: &str = "endpointslice-controller.k8s.io";
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+const ZONE: &str = "topology.kubernetes.io/zone";
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+/// See the module. Its keys are Services.
+pub struct EndpointSlices;
+
+impl Controller for EndpointSlices {
+    fn name(&self) -> &'static str {
+        "endpoint-slice-controller"
+    }
+
+    fn account(&self) -> &'static str {
+        "endpointslice-controller"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![
+            &registry::SERVICE,
+            &registry::POD,
+            &registry::NODE,
+            &registry::ENDPOINT_SLICE,
+        ]
+    }
+
+    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        if let Some(key) = changed.key_of(&registry::SERVICE) {
+            return vec![key];
+        }
+        if changed.kind == &registry::POD {
+            return super::services_of(view, changed);
+        }
+        if changed.kind == &registry::NODE {
+            return node_keys(view, changed);
+        }
+        // Somebody else has touched a slice of ours: put it right.
+        let object = changed.object().filter(|o| is_ours(o.metadata()));
+        let labels = object.and_then(|o| o.metadata().labels.as_ref());
+        let service = labels.and_then(|l| l.get(SERVICE_NAME));
+        let key = object
+            .zip(service)
+            .map(|(o, name)| ObjectKey::new(o.namespace(), name));
+        key.into_iter().collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let key = context.key;
+        // A Service that has gone takes its slices along: it owns them.
+        let Some(service) = context.view.get_as::<Service>(&key.namespace, &key.name) else {
+            return Vec::new();
+        };
+        let Some(selector) = selector(&service) else {
+            return Vec::new();
+        };
+        if service.metadata.deletion_timestamp.is_some() || context.failure.is_some() {
+            return Vec::new();
+        }
+        let pods: Vec<Shared<Pod>> = context.view.list_as(&key.namespace);
+        let pods: Vec<_> = pods
+            .into_iter()
+            .filter(|p| selects(selector, p) && is_addressable(p))
+            .collect();
+        let existing: Vec<Shared<EndpointSlice>> = context.view.controlled_by_as(service.object().uid());
+        let existing: Vec<_> = existing
+            .into_iter()
+            .filter(|s| is_ours(&s.metadata) && s.metadata.deletion_timestamp.is_none())
+            .collect();
+
+        let families = families(&service);
+        let hints = Hints::of(&service, context.view);
+        let trigger = Trigger::new(&service, &existing);
+        let mut actions = Vec::new();
+        for slice in existing
+            .iter()
+            .filter(|s| !families.contains(&s.address_type.as_str()))
+        {
+            actions.push(Action::Delete(Delete::of(slice.object())));
+        }
+        let mut written = Written {
+            service: &service,
+            trigger,
+            hints: &hints,
+            events: Vec::new(),
+            writes: Vec::new(),
+            deletes: Vec::new(),
+        };
+        for family in families {
+            let of_family: Vec<_> = existing.iter().filter(|s| s.address_type == family).collect();
+            let desired = desired(context.view, &service, &pods, family, &hints);
+            written.family(family, of_family, desired, &pods);
+        }
+        // First what is new, then what goes: no endpoint is without a slice in between.
+        actions.extend(written.writes);
+        actions.extend(written.deletes);
+        actions.extend(written.events);
+        actions
+    }
+}
+
+/// The Services that a node's change concerns: those with pods there, if its zone is another; and those whose endpoints
+/// are shared out by the size of zones, if it counts for that.
+fn node_keys(view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    let node = |o: Option<&Object>| o.and_then(|o| o.get::<Node>()).cloned();
+    let (old, new) = (node(changed.old), node(changed.new));
+    let mut keys = Vec::new();
+    let zone = |n: &Option<Node>| n.as_ref().map(|n| zone_of(n).map(str::to_string));
+    if old.is_none() || new.is_none() || zone(&old) != zone(&new) {
+        let name = changed.object().map(|n| n.name()).unwrap_or("");
+        keys = super::services_on(view, name);
+    }
+    if hints::capacity(old.as_ref()) != hints::capacity(new.as_ref()) {
+        let services = view.list_as::<Service>("").into_iter();
+        let by_zone = services.filter(|s| hints::preference(s) == Preference::Proportional);
+        keys.extend(by_zone.map(|s| ObjectKey::of(s.object())));
+        keys.sort();
+        keys.dedup();
+    }
+    keys
+}
+
+fn zone_of(node: &Node) -> Option<&str> {
+    let zone = node.metadata.labels.as_ref()?.get(ZONE)?;
+    Some(zone.as_str()).filter(|z| !z.is_empty())
+}
+
+fn is_ours(meta: &ObjectMeta) -> bool {
+    let manager = meta.labels.as_ref().and_then(|l| l.get(MANAGED_BY));
+    manager.map(String::as_str) == Some(MANAGER)
+}
+
+/// The address types of a Service.
+fn families(service: &Service) -> Vec<&'static str> {
+    let spec = service.spec.clone().unwrap_or_default();
+    let mut families: Vec<&str> = Vec::new();
+    for family in spec.ip_families.iter().flatten() {
+        match family.as_str() {
+            "IPv4" => families.push("IPv4"),
+            "IPv6" => families.push("IPv6"),
+            _ => {}
+        }
+    }
+    if families.is_empty() {
+        let v6 = spec.cluster_ip.is_some_and(|ip| ip.contains(':'));
+        families.push(if v6 { "IPv6" } else { "IPv4" });
+    }
+    families
+}
+
+fn desired(view: &dyn View, service: &Service, pods: &[Shared<Pod>], family: &str, hints: &Hints) -> Desired {
+    let mut desired = Desired::new();
+    let publish = publishes_not_ready(service);
+    for pod in pods {
+        let of_family = |ip: &&str| {
+            let v6 = matches!(ip.parse(), Ok(IpAddr::V6(_)));
+            v6 == (family == "IPv6")
+        };
+        let addresses: Vec<String> = super::addresses(pod)
+            .into_iter()
+            .filter(of_family)
+            .map(String::from)
+            .collect();
+        if addresses.is_empty() {
+            continue;
+        }
+        let node_name = pod::node_name(pod);
+        let node = view.get_as::<Node>("", node_name);
+        // A pod whose node has gone is as good as gone; if the node comes, its pods' Services are looked at again.
+        if node.is_none() && !publish {
+            continue;
+        }
+        let (serving, terminating) = (pod::is_ready(pod), pod::is_deleting(pod));
+        let mut endpoint = Endpoint {
+            addresses,
+            conditions: Some(EndpointConditions {
+                ready: Some(publish || (serving && !terminating)),
+                serving: Some(serving),
+                terminating: Some(terminating),
+            }),
+            target_ref: Some(target(pod)),
+            node_name: (!node_name.is_empty()).then(|| node_name.to_string()),
+            zone: node.as_ref().and_then(|n| zone_of(n)).map(String::from),
+            hostname: hostname(service, pod),
+            ..Endpoint::default()
+        };
+        endpoint.hints = hints.of_endpoint(&endpoint);
+        let of_ports = desired.entry(ports(service, pod)).or_default();
+        of_ports.insert(pod.object().uid().to_string(), endpoint);
+    }
+    desired
+}
+
+fn endpoint_ports(ports: &[Port]) -> Option<Vec<EndpointPort>> {
+    let ports: Vec<EndpointPort> = ports
+        .iter()
+        .map(|p| EndpointPort {
+            name: Some(p.name.clone()),
+            port: Some(p.number),
+            protocol: Some(p.protocol.clone()),
+            app_protocol: p.app_protocol.clone(),
+        })
+        .collect();
+    (!ports.is_empty()).then_some(ports)
+}
+
+fn labels(service: &Service) -> BTreeMap<String, String> {
+    let mut labels = service.metadata.labels.clone().unwrap_or_default();
+    labels.remove(HEADLESS);
+    if is_headless(service) {
+        labels.insert(HEADLESS.into(), String::new());
+    }
+    labels.insert(
+        SERVICE_NAME.into(),
+        service.metadata.name.clone().unwrap_or_default(),
+    );
+    labels.insert(MANAGED_BY.into(), MANAGER.into());
+    labels
+}
+
+/// The pod that an endpoint stands for.
+fn pod_uid(endpoint: &Endpoint) -> &str {
+    let target = endpoint.target_ref.as_ref();
+    target.and_then(|t| t.uid.as_deref()).unwrap_or("")
+}
+
+/// Since when a change has been waited for: the earliest change of readiness among the pods that are shown differently
+/// from before, or the Service's creation if nothing has been shown yet (KEP-2594's and kube-proxy's latency figures).
+enum Trigger {
+    Created(Option<Time>),
+    /// What has been shown of pods, by address family and uid.
+    Changed(BTreeMap<(String, String), Endpoint>),
+}
+
+impl Trigger {
+    fn new(service: &Service, existing: &[Shared<EndpointSlice>]) -> Self {
+        if existing.is_empty() {
+            return Trigger::Created(service.metadata.creation_timestamp.clone());
+        }
+        let shown = existing.iter().flat_map(|slice| {
+            let endpoints = slice.endpoints.iter().flatten();
+            endpoints.map(|e| {
+                let key = (slice.address_type.clone(), pod_uid(e).to_string());
+                (key, without_hints(e))
+            })
+        });
+        Trigger::Changed(shown.collect())
+    }
+
+    fn time(&self, family: &str, desired: &Desired, pods: &[Shared<Pod>]) -> Option<Timestamp> {
+        let shown = match self {
+            Trigger::Created(at) => return at.as_ref().map(|at| at.0),
+            Trigger::Changed(shown) => shown,
+        };
+        let changes = pods.iter().filter(|pod| {
+            let uid = pod.object().uid();
+            let before = shown.get(&(family.to_string(), uid.to_string()));
+            let mut now = desired.values().filter_map(|group| group.get(uid));
+            now.any(|e| before != Some(&without_hints(e)))
+        });
+        let times = changes.filter_map(|pod| pod::condition(pod, "Ready")?.last_transition_time.clone());
+        times.map(|at| at.0).min()
+    }
+}
+
+fn without_hints(endpoint: &Endpoint) -> Endpoint {
+    Endpoint {
+        hints: None,
+        ..endpoint.clone()
+    }
+}
+
+/// What is to be done about a Service's slices.
+struct Written<'a> {
+    service: &'a Shared<Service>,
+    trigger: Trigger,
+    hints: &'a Hints,
+    writes: Vec<Action>,
+    deletes: Vec<Action>,
+    events: Vec<Action>,
+}
+
+impl Written<'_> {
+    fn family(
+        &mut self,
+        family: &'static str,
+        existing: Vec<&Shared<EndpointSlice>>,
+        desired: Desired,
+        pods: &[Shared<Pod>],
+    ) {
+        let trigger = self.trigger.time(family, &desired, pods);
+        let had_hints = existing.iter().any(|s| {
+            let mut endpoints = s.endpoints.iter().flatten();
+            endpoints.any(|e| e.hints.is_some())
+        });
+        let labels = labels(self.service);
+        let mut drafts = plan(existing, desired, &labels, self.hints.are_kept());
+        let report = self.hints.share_out(&mut drafts, had_hints);
+        if let Some(report) = report {
+            let about = reference(self.service.object());
+            let message = format!("{}, addressType: {family}", report.message);
+            self.events.push(match report.warning {
+                true => Action::warning(&about, report.reason, message),
+                false => Action::event(&about, report.reason, message),
+            });
+        }
+        for draft in drafts {
+            match (draft.before, draft.stays()) {
+                (Some(before), false) => self.deletes.push(Action::Delete(Delete::of(before.object()))),
+                (Some(before), true) => {
+                    let updated = updated(before, draft, &labels, trigger);
+                    self.writes.extend(updated.map(Action::update));
+                }
+                (None, _) => {
+                    let created = created(self.service, family, draft, &labels, trigger);
+                    self.writes.push(Action::Create(Create::new(created)));
+                }
+            }
+        }
+    }
+}
+
+fn created(
+    service: &Shared<Service>,
+    family: &str,
+    draft: Draft<'_>,
+    labels: &BTreeMap<String, String>,
+    trigger: Option<Timestamp>,
+) -> EndpointSlice {
+    EndpointSlice {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{}-", service.object().name())),
+            namespace: Some(service.object().namespace().to_string()),
+            labels: Some(labels.clone()),
+            annotations: trigger.map(|at| [(TRIGGER_TIME.to_string(), at.to_string())].into()),
+            owner_references: Some(vec![controller_reference(service.object())]),
+            ..ObjectMeta::default()
+        },
+        address_type: family.to_string(),
+        ports: endpoint_ports(&draft.ports),
+        endpoints: Some(draft.endpoints),
+    }
+}
+
+/// The slice as it should be, if it is not so already.
+fn updated(
+    before: &Shared<EndpointSlice>,
+    draft: Draft<'_>,
+    labels: &BTreeMap<String, String>,
+    trigger: Option<Timestamp>,
+) -> Option<EndpointSlice> {
+    if !draft.differs(labels) {
+        return None;
+    }
+    let mut after = (**before).clone();
+    if !draft.has_ports_of(before) {
+        after.ports = endpoint_ports(&draft.ports);
+    }
+    after.endpoints = Some(draft.endpoints);
+    after.metadata.labels = Some(labels.clone());
+    match trigger {
+        Some(at) => {
+            let annotations = after.metadata.annotations.get_or_insert_default();
+            annotations.insert(TRIGGER_TIME.into(), at.to_string());
+        }
+        None => {
+            if let Some(annotations) = &mut after.metadata.annotations {
+                annotations.remove(TRIGGER_TIME);
+            }
+        }
+    }
+    Some(after)
+}
