@@ -35,6 +35,7 @@ pub mod replicationcontroller;
 pub mod resourcequota;
 pub mod root_ca;
 pub mod serviceaccount;
+pub mod servicelb;
 pub mod statefulset;
 pub mod sweep;
 pub mod ttlafterfinished;
@@ -62,6 +63,8 @@ pub struct Config {
     pub node_lifecycle: node::health::Lifecycle,
     /// Allocates nodes' ranges of pod addresses; without it nodes bring their own, or another allocates them.
     pub node_ipam: Option<nodeipam::Config>,
+    /// Gives Services of type LoadBalancer the nodes' addresses; without it another load balancer has to see to them.
+    pub service_load_balancer: Option<servicelb::Config>,
     /// Looks a time zone up by its IANA name, for CronJobs; the database is the driver's.
     pub time_zone: fn(&str) -> Option<TimeZone>,
     /// Signs certificates; without it no CertificateSigningRequest is looked at.
@@ -77,6 +80,7 @@ impl Default for Config {
             terminated_pod_gc_threshold: 12_500,
             node_lifecycle: node::health::Lifecycle::default(),
             node_ipam: None,
+            service_load_balancer: None,
             time_zone: |name| (name == "UTC").then_some(TimeZone::UTC),
             authority: None,
             reserved: Default::default(),
@@ -128,6 +132,9 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     }
     if let Some(config) = config.node_ipam.clone() {
         all.push(Box::new(nodeipam::NodeIpam { config }));
+    }
+    if let Some(config) = config.service_load_balancer.clone() {
+        all.push(Box::new(servicelb::ServiceLoadBalancer { config }));
     }
     if let Some(authority) = &config.authority {
         all.push(Box::new(certificates::approver::Approver));

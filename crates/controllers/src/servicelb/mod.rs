@@ -1,0 +1,343 @@
+//! A load balancer without a cloud: a Service of type LoadBalancer gets the addresses of the nodes (as k3s' servicelb).
+//!
+//! It concerns Services without `loadBalancerClass`, and those with [`CLASS`]. Their `status.loadBalancer.ingress` names
+//! addresses of nodes that are ready, are not excluded by `node.kubernetes.io/exclude-from-external-load-balancers`, and
+//! are among those that [`nodes::ENABLED`] and [`nodes::POOL`] leave; with `externalTrafficPolicy: Local` only nodes with
+//! a ready endpoint. ExternalIPs are taken if there are any, InternalIPs otherwise, in the order of the Service's families.
+//! Every node's service proxy serves these addresses.
+//!
+//! Two Services cannot have one port of one address. The one that has it keeps it, among new ones the oldest gets it, and
+//! the other waits with the condition [`CONDITION`] and an event that name the first. The same holds for node ports of
+//! other Services, and for [`Config::reserved_ports`], by which nodes themselves are reached.
+//!
+//! When no node at all is ready, addresses stay as they are: more likely it is this controller's view that is wrong.
+
+mod nodes;
+mod ports;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, Service, ServiceSpec};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::time::seconds;
+use knarr_api::{Kind, Object, ObjectKey, Shared};
+
+use self::nodes::{Candidate, candidate};
+use self::ports::Holders;
+pub use self::ports::Port;
+use crate::action::{Action, reference};
+use crate::controller::{Changed, Context, Controller, View};
+
+/// The `loadBalancerClass` of Services that are to have nodes' addresses although another load balancer is the default.
+pub const CLASS: &str = "knarr.io/node-addresses";
+/// Whether a Service has its addresses, and if not, why.
+pub const CONDITION: &str = "knarr.io/LoadBalancerReady";
+/// Addresses of one Service at most: more than a client tries, and a status that stays small in a large cluster.
+pub const MAX_ADDRESSES: usize = 128;
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// What the load balancer has to leave alone.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Ports of nodes' own addresses that no Service gets: those of the API server, of kubelets, of etcd, …
+    pub reserved_ports: BTreeSet<Port>,
+}
+
+impl Default for Config {
+    /// The kubelet's port.
+    fn default() -> Self {
+        Config {
+            reserved_ports: [Port::tcp(10250)].into(),
+        }
+    }
+}
+
+/// See the module. It has one key, for every Service's addresses depend on every other's.
+pub struct ServiceLoadBalancer {
+    pub config: Config,
+}
+
+impl Controller for ServiceLoadBalancer {
+    fn name(&self) -> &'static str {
+        "knarr-service-lb"
+    }
+
+    fn account(&self) -> &'static str {
+        "knarr-service-lb"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::SERVICE, &registry::NODE, &registry::ENDPOINT_SLICE]
+    }
+
+    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        let concerns = match changed.kind {
+            kind if kind == &registry::SERVICE => changed
+                .states()
+                .filter_map(|o| o.get::<Service>())
+                .any(|s| is_balanced(s) || has_node_ports(s) || condition(s).is_some()),
+            kind if kind == &registry::NODE => {
+                let node = |o: Option<&Object>| o.and_then(|o| o.get::<Node>()).cloned();
+                let (old, new) = (node(changed.old), node(changed.new));
+                old.as_ref().and_then(candidate) != new.as_ref().and_then(candidate)
+            }
+            _ => slice_concerns(view, changed),
+        };
+        concerns
+            .then(|| ObjectKey::new("", "nodes"))
+            .into_iter()
+            .collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        if context.failure.is_some() {
+            return Vec::new();
+        }
+        let view = context.view;
+        let services: Vec<Shared<Service>> = view.list_as("");
+        let mut ours: Vec<&Shared<Service>> = services.iter().filter(|s| is_balanced(s)).collect();
+        // Whoever has addresses keeps them; then the oldest first.
+        ours.sort_by_cached_key(|s| {
+            let created = s.metadata.creation_timestamp.as_ref().map(|t| t.0);
+            (ingress(s).is_empty(), created, ObjectKey::of(s.object()))
+        });
+        let nodes: Vec<Shared<Node>> = view.list_as("");
+        let candidates: Vec<Candidate<'_>> = nodes.iter().filter_map(|n| candidate(n)).collect();
+        let candidates = nodes::enabled(candidates);
+        let mut holders = Holders::new(&self.config.reserved_ports, &services);
+
+        let mut statuses = Vec::new();
+        let mut events = Vec::new();
+        for service in ours {
+            let decision = if candidates.is_empty() && !ingress(service).is_empty() {
+                Ok(addresses_of(service))
+            } else {
+                decide(view, service, &candidates)
+            };
+            let decision = decision.and_then(|addresses| {
+                let key = ObjectKey::of(service.object());
+                holders.take(&key, spec(service), addresses)
+            });
+            let (status, event) = report(service, decision, context.now);
+            statuses.extend(status);
+            events.extend(event);
+        }
+        for service in services.iter().filter(|s| !is_balanced(s)) {
+            statuses.extend(without_condition(service));
+        }
+        let mut actions = Vec::new();
+        if !statuses.is_empty() {
+            actions.push(Action::update_many(statuses.into_iter(), "status"));
+        }
+        actions.extend(events);
+        actions
+    }
+}
+
+/// Why a Service has no addresses: a reason for the condition, and a sentence.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Pending {
+    reason: &'static str,
+    message: String,
+}
+
+fn spec(service: &Service) -> &ServiceSpec {
+    static NONE: std::sync::OnceLock<ServiceSpec> = std::sync::OnceLock::new();
+    service
+        .spec
+        .as_ref()
+        .unwrap_or_else(|| NONE.get_or_init(ServiceSpec::default))
+}
+
+fn is_balanced(service: &Service) -> bool {
+    let spec = spec(service);
+    spec.type_.as_deref() == Some("LoadBalancer")
+        && spec
+            .load_balancer_class
+            .as_deref()
+            .is_none_or(|class| class == CLASS)
+        && service.metadata.deletion_timestamp.is_none()
+}
+
+fn has_node_ports(service: &Service) -> bool {
+    let mut ports = spec(service).ports.iter().flatten();
+    ports.any(|p| p.node_port.is_some_and(|port| port != 0))
+}
+
+fn is_local(service: &Service) -> bool {
+    spec(service).external_traffic_policy.as_deref() == Some("Local")
+}
+
+fn ingress(service: &Service) -> &[LoadBalancerIngress] {
+    let status = service.status.as_ref().and_then(|s| s.load_balancer.as_ref());
+    status.and_then(|b| b.ingress.as_deref()).unwrap_or_default()
+}
+
+fn addresses_of(service: &Service) -> Vec<IpAddr> {
+    let all = ingress(service).iter();
+    all.filter_map(|i| i.ip.as_ref()?.parse().ok()).collect()
+}
+
+fn condition(service: &Service) -> Option<&Condition> {
+    let conditions = service.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|c| c.type_ == CONDITION)
+}
+
+/// Whether a slice is of a Service that goes by where its endpoints are, and shows them somewhere else.
+fn slice_concerns(view: &dyn View, changed: Changed<'_>) -> bool {
+    let slice = |o: Option<&Object>| {
+        o.and_then(|o| o.get::<EndpointSlice>())
+            .map(ready_nodes)
+            .unwrap_or_default()
+    };
+    if slice(changed.old) == slice(changed.new) {
+        return false;
+    }
+    let mut services = changed.states().filter_map(|o| {
+        let name = o.metadata().labels.as_ref()?.get(SERVICE_NAME)?;
+        view.get_as::<Service>(o.namespace(), name)
+    });
+    services.any(|s| is_balanced(&s) && is_local(&s))
+}
+
+fn ready_nodes(slice: &EndpointSlice) -> BTreeSet<String> {
+    let endpoints = slice.endpoints.iter().flatten();
+    let ready = endpoints.filter(|e| e.conditions.as_ref().and_then(|c| c.ready) != Some(false));
+    ready.filter_map(|e| e.node_name.clone()).collect()
+}
+
+/// The addresses that a Service is to have, as far as other Services leave them.
+fn decide(
+    view: &dyn View,
+    service: &Shared<Service>,
+    candidates: &[Candidate<'_>],
+) -> Result<Vec<IpAddr>, Pending> {
+    let mut serving: Vec<&Candidate<'_>> = candidates.iter().filter(|c| c.is_in_pool_of(service)).collect();
+    let none = |message: &str| Pending {
+        reason: "NoNodes",
+        message: message.to_string(),
+    };
+    if serving.is_empty() {
+        return Err(none("there are no available nodes for the load balancer"));
+    }
+    if is_local(service) {
+        let (namespace, name) = (service.object().namespace(), service.object().name());
+        let slices = view.list_as::<EndpointSlice>(namespace).into_iter();
+        let own = slices.filter(|s| {
+            let labels = s.metadata.labels.as_ref();
+            labels.and_then(|l| l.get(SERVICE_NAME)).map(String::as_str) == Some(name)
+        });
+        let local: BTreeSet<String> = own.flat_map(|s| ready_nodes(&s)).collect();
+        serving.retain(|c| local.contains(c.name));
+        if serving.is_empty() {
+            return Err(none(
+                "externalTrafficPolicy is Local, and no available node has a ready endpoint",
+            ));
+        }
+    }
+    let mut addresses = nodes::addresses(&serving, spec(service).ip_families.as_deref());
+    if let Some(wanted) = spec(service)
+        .load_balancer_ip
+        .as_deref()
+        .filter(|ip| !ip.is_empty())
+    {
+        addresses.retain(|a| wanted.parse() == Ok(*a));
+        if addresses.is_empty() {
+            return Err(Pending {
+                reason: "AddressNotAvailable",
+                message: format!("loadBalancerIP {wanted} is no address of an available node"),
+            });
+        }
+    }
+    if addresses.is_empty() {
+        return Err(none(
+            "no available node has an address of the Service's IP families",
+        ));
+    }
+    addresses.truncate(MAX_ADDRESSES);
+    Ok(addresses)
+}
+
+/// The Service with the status that it should have, if it has another, and the event that says so.
+fn report(
+    service: &Shared<Service>,
+    decision: Result<Vec<IpAddr>, Pending>,
+    now: Timestamp,
+) -> (Option<Service>, Vec<Action>) {
+    let about = reference(service.object());
+    let (had, was) = (ingress(service), condition(service));
+    let (addresses, status, reason, message) = match decision {
+        Ok(addresses) => (addresses, "True", "Ensured", String::new()),
+        Err(pending) => (Vec::new(), "False", pending.reason, pending.message),
+    };
+    let wanted: Vec<LoadBalancerIngress> = addresses
+        .iter()
+        .map(|address| LoadBalancerIngress {
+            ip: Some(address.to_string()),
+            ip_mode: Some("VIP".into()),
+            ..LoadBalancerIngress::default()
+        })
+        .collect();
+    let same_condition =
+        was.is_some_and(|c| c.status == status && c.reason == reason && c.message == message);
+    let same_ingress = had == wanted;
+    if same_condition && same_ingress {
+        return (None, Vec::new());
+    }
+    let events = match (had.is_empty(), wanted.is_empty()) {
+        (true, false) => vec![
+            Action::event(&about, "EnsuringLoadBalancer", "Ensuring load balancer"),
+            Action::event(&about, "EnsuredLoadBalancer", "Ensured load balancer"),
+        ],
+        (false, false) if !same_ingress => vec![Action::event(
+            &about,
+            "UpdatedLoadBalancer",
+            "Updated load balancer with new hosts",
+        )],
+        (_, false) => Vec::new(),
+        (_, true) if reason == "NoNodes" => vec![Action::warning(
+            &about,
+            "UnAvailableLoadBalancer",
+            message.clone(),
+        )],
+        (_, true) => vec![Action::warning(
+            &about,
+            "SyncLoadBalancerFailed",
+            format!("Error syncing load balancer: {message}"),
+        )],
+    };
+    let mut changed = (**service).clone();
+    let generation = changed.metadata.generation;
+    let current = changed.status.get_or_insert_default();
+    current.load_balancer.get_or_insert_default().ingress = Some(wanted).filter(|w| !w.is_empty());
+    let since = was
+        .filter(|c| c.status == status)
+        .map(|c| c.last_transition_time.clone());
+    let conditions = current.conditions.get_or_insert_default();
+    conditions.retain(|c| c.type_ != CONDITION);
+    conditions.push(Condition {
+        type_: CONDITION.into(),
+        status: status.into(),
+        reason: reason.into(),
+        message,
+        observed_generation: generation,
+        last_transition_time: since.unwrap_or_else(|| seconds(now)),
+    });
+    (Some(changed), events)
+}
+
+/// A Service that is this controller's no more, without its condition. Addresses go with the type, at the API.
+fn without_condition(service: &Shared<Service>) -> Option<Service> {
+    condition(service)?;
+    let mut changed = (**service).clone();
+    let conditions = changed.status.as_mut()?.conditions.as_mut()?;
+    conditions.retain(|c| c.type_ != CONDITION);
+    Some(changed)
+}
