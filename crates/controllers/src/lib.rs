@@ -8,6 +8,7 @@ pub mod action;
 pub mod attachdetach;
 pub mod bootstrap_token;
 pub mod certificates;
+pub mod cluster_dns;
 pub mod clusterrole_aggregation;
 pub mod controller;
 pub mod cronjob;
@@ -65,6 +66,8 @@ pub struct Config {
     pub node_ipam: Option<nodeipam::Config>,
     /// Gives Services of type LoadBalancer the nodes' addresses; without it another load balancer has to see to them.
     pub service_load_balancer: Option<servicelb::Config>,
+    /// The addresses of the Service `kube-system/kube-dns`, the primary first; none where DNS is disabled.
+    pub cluster_dns: Vec<std::net::IpAddr>,
     /// Looks a time zone up by its IANA name, for CronJobs; the database is the driver's.
     pub time_zone: fn(&str) -> Option<TimeZone>,
     /// Signs certificates; without it no CertificateSigningRequest is looked at.
@@ -81,6 +84,7 @@ impl Default for Config {
             node_lifecycle: node::health::Lifecycle::default(),
             node_ipam: None,
             service_load_balancer: None,
+            cluster_dns: Vec::new(),
             time_zone: |name| (name == "UTC").then_some(TimeZone::UTC),
             authority: None,
             reserved: Default::default(),
@@ -132,6 +136,11 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     }
     if let Some(config) = config.node_ipam.clone() {
         all.push(Box::new(nodeipam::NodeIpam { config }));
+    }
+    if !config.cluster_dns.is_empty() {
+        all.push(Box::new(cluster_dns::ClusterDns {
+            addresses: config.cluster_dns.clone(),
+        }));
     }
     if let Some(config) = config.service_load_balancer.clone() {
         all.push(Box::new(servicelb::ServiceLoadBalancer { config }));

@@ -42,6 +42,13 @@ fn accounts() -> BTreeSet<&'static str> {
     knarr_control::accounts(&ControllersConfig {
         root_ca: Some("PEM".into()),
         authority: Some(Arc::new(NoAuthority)),
+        node_ipam: knarr_control::nodeipam::Config::try_from(&knarr_control::nodeipam::Flags {
+            cluster_cidrs: vec!["10.244.0.0/16".into()],
+            ..Default::default()
+        })
+        .ok(),
+        service_load_balancer: Some(Default::default()),
+        cluster_dns: vec!["10.96.0.10".parse().unwrap()],
         ..ControllersConfig::default()
     })
 }
