@@ -1,1 +1,171 @@
-//! How the pods of other nodes are reached: a plain route, VXLAN or WireGuard for each node (SPEC N7).
+//! How the pods of other nodes are reached: by a plain route where the node is on a network of ours, through VXLAN
+//! otherwise (SPEC N7).
+//!
+//! One [`Route`] a range of pod addresses. For VXLAN it leads to the node's [`gateway`] on the tunnel, the first address of
+//! its first range of that family, which no pod has; a permanent neighbour entry says its MAC address and a forwarding
+//! entry the machine behind that: three messages for a node that joins or goes. MAC addresses follow from nodes' names, so
+//! that nothing has to be agreed upon.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+/// The VXLAN network identifier; the port is IANA's.
+pub const VNI: u32 = 4097;
+pub const PORT: u16 = 4789;
+/// What VXLAN adds to a packet: Ethernet, VXLAN and UDP headers (30 bytes) and the outer IP header.
+const OVERHEAD_V4: u32 = 50;
+const OVERHEAD_V6: u32 = 70;
+
+/// A node of the cluster, as its Node object says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Of type InternalIP, the primary first.
+    pub addresses: Vec<IpAddr>,
+    pub pod_cidrs: Vec<IpNet>,
+}
+
+/// A network that a link of this machine is on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subnet {
+    pub link: u32,
+    /// With this machine's address in it.
+    pub net: IpNet,
+}
+
+/// Where a range's packets go next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hop {
+    /// The node itself, on this link.
+    Direct { via: IpAddr, link: u32 },
+    /// The node's end of the tunnel.
+    Tunnel { gateway: IpAddr },
+}
+
+/// The node behind an address of the tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tunnel {
+    pub mac: [u8; 6],
+    pub remote: IpAddr,
+}
+
+/// Why a range of a node is not routed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    pub node: String,
+    pub cidr: IpNet,
+    pub message: String,
+}
+
+/// What the kernel of this node should have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Routes {
+    pub routes: BTreeMap<IpNet, Hop>,
+    /// By the gateways of [`Hop::Tunnel`].
+    pub tunnels: BTreeMap<IpAddr, Tunnel>,
+    pub conflicts: Vec<Conflict>,
+}
+
+/// The address of a node's end of the tunnel, by its range of that family.
+pub fn gateway(cidr: &IpNet) -> IpAddr {
+    cidr.network()
+}
+
+/// A locally administered MAC address that follows from the node's name.
+pub fn mac(node: &str) -> [u8; 6] {
+    // FNV-1a: the same in every version and on every node.
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in node.bytes() {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    let [a, b, c, d, e, ..] = hash.to_be_bytes();
+    [0x0a, a, b, c, d, e]
+}
+
+/// The largest packet through the tunnel, over a link that takes `mtu`.
+pub fn tunnel_mtu(mtu: u32, underlay: IpAddr) -> u32 {
+    let overhead = if underlay.is_ipv6() { OVERHEAD_V6 } else { OVERHEAD_V4 };
+    mtu.saturating_sub(overhead)
+}
+
+fn overlap(a: &IpNet, b: &IpNet) -> bool {
+    a.contains(&b.network()) || b.contains(&a.network())
+}
+
+/// What leads to the pods of all nodes but `own`. `nodes` holds this node, too.
+///
+/// Of ranges that overlap the first node's, in the order of names, is routed: a second one would send its pods' packets
+/// elsewhere. Nor is a range that holds a node's address, or one of this machine's networks.
+pub fn routes(own: &str, nodes: &BTreeMap<String, Node>, subnets: &[Subnet]) -> Routes {
+    let mut all = Routes::default();
+    let of_own = nodes.get(own).cloned().unwrap_or_default();
+    let Some(underlay) = of_own.addresses.first() else {
+        return all;
+    };
+    let mut taken: Vec<(&str, IpNet)> = of_own.pod_cidrs.iter().map(|cidr| (own, *cidr)).collect();
+    let addresses: Vec<(&str, IpAddr)> = nodes
+        .iter()
+        .flat_map(|(name, node)| node.addresses.iter().map(move |address| (name.as_str(), *address)))
+        .collect();
+    for (name, node) in nodes.iter().filter(|(name, _)| *name != own) {
+        let is_of_underlay = |address: &&IpAddr| address.is_ipv6() == underlay.is_ipv6();
+        let remote = node.addresses.iter().find(is_of_underlay);
+        for cidr in &node.pod_cidrs {
+            let conflict = |message: String| Conflict {
+                node: name.clone(),
+                cidr: *cidr,
+                message,
+            };
+            if let Some((other, theirs)) = taken.iter().find(|(_, theirs)| overlap(cidr, theirs)) {
+                all.conflicts
+                    .push(conflict(format!("it overlaps {theirs} of node {other}")));
+                continue;
+            }
+            if let Some((other, address)) = addresses.iter().find(|(_, a)| cidr.contains(a)) {
+                all.conflicts
+                    .push(conflict(format!("it contains the address {address} of node {other}")));
+                continue;
+            }
+            if let Some(subnet) = subnets.iter().find(|s| overlap(cidr, &s.net.trunc())) {
+                all.conflicts.push(conflict(format!(
+                    "it overlaps {}, a network of this machine",
+                    subnet.net.trunc()
+                )));
+                continue;
+            }
+            taken.push((name, *cidr));
+            let of_family = |a: &&IpAddr| a.is_ipv6() == cidr.network().is_ipv6();
+            let direct = node.addresses.iter().filter(of_family).find_map(|via| {
+                let subnet = subnets.iter().find(|s| s.net.contains(via))?;
+                Some(Hop::Direct {
+                    via: *via,
+                    link: subnet.link,
+                })
+            });
+            let hop = match (direct, remote) {
+                (Some(direct), _) => direct,
+                (None, Some(remote)) => {
+                    let gateway = gateway(cidr);
+                    let tunnel = Tunnel {
+                        mac: mac(name),
+                        remote: *remote,
+                    };
+                    all.tunnels.insert(gateway, tunnel);
+                    Hop::Tunnel { gateway }
+                }
+                (None, None) => {
+                    let family = if underlay.is_ipv6() { "IPv6" } else { "IPv4" };
+                    all.conflicts
+                        .push(conflict(format!("the node has no {family} address")));
+                    continue;
+                }
+            };
+            all.routes.insert(*cidr, hop);
+        }
+    }
+    all
+}

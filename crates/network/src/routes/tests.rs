@@ -1,0 +1,119 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn node(addresses: &[&str], cidrs: &[&str]) -> Node {
+    Node {
+        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        pod_cidrs: cidrs.iter().map(|c| c.parse().unwrap()).collect(),
+    }
+}
+
+fn cluster(nodes: &[(&str, Node)]) -> BTreeMap<String, Node> {
+    nodes.iter().map(|(name, node)| (name.to_string(), node.clone())).collect()
+}
+
+fn subnets() -> Vec<Subnet> {
+    ["10.0.0.1/24", "fd00::1/64"]
+        .map(|net| Subnet {
+            link: 2,
+            net: net.parse().unwrap(),
+        })
+        .to_vec()
+}
+
+fn own() -> (&'static str, Node) {
+    ("a", node(&["10.0.0.1", "fd00::1"], &["10.244.0.0/24", "fd01::/64"]))
+}
+
+#[test]
+fn n7_nodes_on_a_network_of_ours_are_routed_and_others_tunnelled() {
+    let nodes = cluster(&[
+        own(),
+        ("b", node(&["10.0.0.2", "fd00::2"], &["10.244.1.0/24", "fd01:0:0:1::/64"])),
+        ("c", node(&["10.9.0.3"], &["10.244.2.0/24", "fd01:0:0:2::/64"])),
+    ]);
+    let all = routes("a", &nodes, &subnets());
+    let hop = |cidr: &str| all.routes[&cidr.parse::<IpNet>().unwrap()];
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    assert_eq!(hop("10.244.1.0/24"), Hop::Direct { via: ip("10.0.0.2"), link: 2 });
+    assert_eq!(hop("fd01:0:0:1::/64"), Hop::Direct { via: ip("fd00::2"), link: 2 });
+    assert_eq!(hop("10.244.2.0/24"), Hop::Tunnel { gateway: ip("10.244.2.0") });
+    // Both families go through a tunnel over the underlay's.
+    assert_eq!(hop("fd01:0:0:2::/64"), Hop::Tunnel { gateway: ip("fd01:0:0:2::") });
+    for gateway in ["10.244.2.0", "fd01:0:0:2::"] {
+        assert_eq!(all.tunnels[&ip(gateway)], Tunnel { mac: mac("c"), remote: ip("10.9.0.3") });
+    }
+    assert_eq!((all.routes.len(), all.tunnels.len(), all.conflicts.len()), (4, 2, 0));
+}
+
+#[test]
+fn n7_a_range_that_cannot_be_routed_is_named_and_harms_no_other() {
+    for (what, cidr, message) in [
+        ("own", "10.244.0.128/25", "it overlaps 10.244.0.0/24 of node a"),
+        ("another's", "10.244.1.0/25", "it overlaps 10.244.1.0/24 of node b"),
+        ("a node's address", "10.7.0.0/16", "it contains the address 10.7.0.9 of node z"),
+        ("a network of ours", "10.0.0.128/25", "it overlaps 10.0.0.0/24, a network of this machine"),
+    ] {
+        let nodes = cluster(&[
+            own(),
+            ("b", node(&["10.0.0.2"], &["10.244.1.0/24"])),
+            ("c", node(&["10.0.0.3"], &[cidr, "10.244.9.0/24"])),
+            ("z", node(&["10.7.0.9"], &[])),
+        ]);
+        let all = routes("a", &nodes, &subnets());
+        assert_eq!(all.conflicts.len(), 1, "{what}");
+        assert_eq!((&*all.conflicts[0].node, &*all.conflicts[0].message), ("c", message), "{what}");
+        assert_eq!(all.routes.len(), 2, "{what}");
+    }
+    let without = cluster(&[own(), ("v6", node(&["fd99::1"], &["10.244.3.0/24"]))]);
+    let all = routes("a", &without, &subnets());
+    assert_eq!(all.conflicts[0].message, "the node has no IPv4 address");
+    assert!(routes("nobody", &without, &subnets()).routes.is_empty(), "before this node is known");
+}
+
+#[test]
+fn n7_the_tunnel_takes_what_the_link_takes_less_its_headers() {
+    assert_eq!(tunnel_mtu(1500, "10.0.0.1".parse().unwrap()), 1450);
+    assert_eq!(tunnel_mtu(1500, "fd00::1".parse().unwrap()), 1430);
+    assert_eq!(mac("node1")[0] & 0b11, 0b10, "locally administered, of one machine");
+    assert_ne!(mac("node1"), mac("node2"));
+}
+
+proptest! {
+    /// Whatever nodes say, no address is routed to two of them, none of our own is routed away, and each tunnel has its end.
+    #[test]
+    fn n7_no_address_has_two_ways(
+        nodes in proptest::collection::btree_map(
+            "[b-f]",
+            (0u8..4, proptest::collection::vec((0u8..6, 22u8..27), 0..3)),
+            0..5,
+        ),
+    ) {
+        let mut all = cluster(&[own()]);
+        for (name, (net, cidrs)) in nodes {
+            let cidrs = cidrs.iter().map(|(third, prefix)| {
+                let net: IpNet = format!("10.244.{third}.0/{prefix}").parse().unwrap();
+                net.trunc()
+            });
+            let last = name.as_bytes()[0];
+            all.insert(name, Node {
+                addresses: vec![format!("10.{net}.0.{last}").parse().unwrap()],
+                pod_cidrs: cidrs.collect(),
+            });
+        }
+        let found = routes("a", &all, &subnets());
+        let cidrs: Vec<&IpNet> = found.routes.keys().collect();
+        for (i, a) in cidrs.iter().enumerate() {
+            prop_assert!(!overlap(a, &"10.244.0.0/24".parse().unwrap()));
+            for b in &cidrs[i + 1..] {
+                prop_assert!(!overlap(a, b));
+            }
+        }
+        for hop in found.routes.values() {
+            if let Hop::Tunnel { gateway } = hop {
+                prop_assert!(found.tunnels.contains_key(gateway));
+            }
+        }
+    }
+}
