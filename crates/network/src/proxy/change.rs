@@ -1,0 +1,97 @@
+//! What a decision asks of the kernel.
+
+use std::net::IpAddr;
+
+use crate::nft::{Data, Key};
+
+/// The families of nftables that have a table each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub const ALL: [Family; 2] = [Family::V4, Family::V6];
+
+    pub fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Family::V4,
+            IpAddr::V6(_) => Family::V6,
+        }
+    }
+
+    /// As `nft` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::V4 => "ip",
+            Family::V6 => "ip6",
+        }
+    }
+}
+
+/// An element of one of the sets and maps in [`layout`](super::layout).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Element {
+    pub set: &'static str,
+    pub key: Key,
+    /// `None` in sets, and in removals, which need the key alone.
+    pub data: Option<Data>,
+}
+
+/// What becomes of the table of one family: one transaction, removals first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableChange {
+    pub remove: Vec<Element>,
+    pub add: Vec<Element>,
+}
+
+impl TableChange {
+    pub fn is_empty(&self) -> bool {
+        self.remove.is_empty() && self.add.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.remove.len() + self.add.len()
+    }
+}
+
+/// Conntrack entries that would keep UDP clients with endpoints that are gone: all of `protocol` UDP whose original
+/// destination is the frontend and whose reply source is none of `keep`. Delete them after the commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StaleUdp {
+    pub family: Family,
+    /// `None` is a node port: any of the node's addresses.
+    pub address: Option<IpAddr>,
+    pub port: u16,
+    /// Endpoints that serve, whether new connections reach them or not.
+    pub keep: Vec<(IpAddr, u16)>,
+}
+
+/// What the change of one Service comes to on this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    pub v4: TableChange,
+    pub v6: TableChange,
+    pub stale_udp: Vec<StaleUdp>,
+}
+
+impl Change {
+    pub fn is_empty(&self) -> bool {
+        self.v4.is_empty() && self.v6.is_empty() && self.stale_udp.is_empty()
+    }
+
+    pub fn table(&self, family: Family) -> &TableChange {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+
+    pub fn table_mut(&mut self, family: Family) -> &mut TableChange {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+}

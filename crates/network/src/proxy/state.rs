@@ -1,0 +1,247 @@
+//! What this node's table has, by Service, and what a change of a Service changes of it.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::frontend::{Frontend, Reader};
+use super::program::{Program, SharedElement, Slots};
+use super::slots::LOCAL_OFFSET;
+use super::{Change, Config, Element, Family, NodeFacts, TableChange};
+use crate::catalog::{Catalog, ServiceKey};
+use crate::nft::{Data, Elements};
+
+/// Facts for the server on a `healthCheckNodePort`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    pub port: u16,
+    /// Ready endpoints on this node, counted by address, of either family, as each has a server in kube-proxy.
+    pub local_v4: usize,
+    pub local_v6: usize,
+}
+
+/// A Service's claim on a frontend. The first in order has it.
+type Claim = (Frontend, u8, ServiceKey);
+
+/// The service proxy's state: what the catalog's Services come to on this node, compactly.
+pub struct Proxy {
+    config: Config,
+    node: NodeFacts,
+    programs: BTreeMap<ServiceKey, Program>,
+    claims: BTreeSet<Claim>,
+    shared: BTreeMap<SharedElement, u32>,
+    /// Slots that endpoints had in the kernel, by the bytes of the frontend; with addresses and of node ports.
+    adopted: BTreeMap<(Family, Box<[u8]>), Vec<(u32, IpAddr, u16)>>,
+}
+
+impl Proxy {
+    pub fn new(config: Config, node: NodeFacts) -> Self {
+        Proxy {
+            config,
+            node,
+            programs: BTreeMap::new(),
+            claims: BTreeSet::new(),
+            shared: BTreeMap::new(),
+            adopted: BTreeMap::new(),
+        }
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub fn node(&self) -> &NodeFacts {
+        &self.node
+    }
+
+    /// Whether every Service has to be applied again.
+    #[must_use]
+    pub fn set_node(&mut self, node: NodeFacts) -> bool {
+        let changed = self.node != node;
+        self.node = node;
+        changed
+    }
+
+    /// Whether anything has changed: the skeleton has to be run then, and every Service to be applied again.
+    #[must_use]
+    pub fn set_config(&mut self, config: Config) -> bool {
+        let changed = self.config != config;
+        self.config = config;
+        changed
+    }
+
+    /// Takes the slots over that endpoints have in the kernel: the elements of [`ENDPOINTS`](super::layout::ENDPOINTS) and
+    /// [`NODE_PORT_ENDPOINTS`](super::layout::NODE_PORT_ENDPOINTS). Before Services are applied for the first time; what
+    /// cannot be read is passed over.
+    pub fn adopt(&mut self, family: Family, endpoints: &Elements, node_port_endpoints: &Elements) {
+        for (key, data) in endpoints.iter().chain(node_port_endpoints) {
+            let Some((frontend, slot)) = key.start.split_last_chunk::<4>() else {
+                continue;
+            };
+            let Some(Data::Value(value)) = data else { continue };
+            let mut reader = Reader::new(value);
+            if let (Some(address), Some(port)) = (reader.address(family), reader.port()) {
+                let slots = self.adopted.entry((family, frontend.into())).or_default();
+                slots.push((u32::from_ne_bytes(*slot), address, port));
+            }
+        }
+        for slots in self.adopted.values_mut() {
+            slots.sort_unstable();
+        }
+    }
+
+    /// Lets go of what [`Proxy::adopt`] took over and no Service has used. After all were applied.
+    pub fn finish_adoption(&mut self) {
+        self.adopted = BTreeMap::new();
+    }
+
+    /// Brings one Service to what the catalog has of it (nothing, if it is gone). The change for the kernel; empty when
+    /// nothing is different.
+    pub fn apply(&mut self, catalog: &Catalog, key: &ServiceKey) -> Change {
+        let old = self.programs.remove(key).unwrap_or_default();
+        let adopted = &self.adopted;
+        let before = |frontend: &Frontend| old.slots(frontend).or_else(|| adopted_slots(adopted, frontend));
+        let new = Program::of(catalog, key, &self.config, &self.node, &before);
+        let mut change = Change::default();
+        if old != new {
+            change.stale_udp = new.stale_udp(&old);
+            self.replace(key, &old, &new, &mut change);
+        }
+        if !new.is_empty() {
+            self.programs.insert(key.clone(), new);
+        }
+        change
+    }
+
+    /// All elements that a family's table shall have, in no order, each once.
+    pub fn visit(&self, family: Family, visitor: &mut dyn FnMut(Element)) {
+        let mut elements = Vec::new();
+        let mut last = None;
+        for (frontend, _, owner) in &self.claims {
+            // The claims on one frontend follow each other.
+            if frontend.family == family && last.replace(frontend) != Some(frontend) {
+                if let Some(program) = self.programs.get(owner) {
+                    program.render(frontend, &mut elements);
+                }
+                elements.drain(..).for_each(&mut *visitor);
+            }
+        }
+        for shared in self.shared.keys().filter(|shared| shared.family() == family) {
+            visitor(shared.element());
+        }
+    }
+
+    /// Services with a `healthCheckNodePort`.
+    pub fn health_checks(&self) -> impl Iterator<Item = (&ServiceKey, HealthCheck)> {
+        let programs = self.programs.iter();
+        programs.filter_map(|(key, program)| Some((key, program.health?)))
+    }
+
+    /// As [`Proxy::health_checks`], of one Service.
+    pub fn health_check(&self, key: &ServiceKey) -> Option<HealthCheck> {
+        self.programs.get(key)?.health
+    }
+
+    /// The Service that connections to a frontend are sent to: of several that claim it, the one whose cluster IP it is,
+    /// else the first by namespace and name.
+    pub fn owner(&self, frontend: &Frontend) -> Option<&ServiceKey> {
+        let nobody = ServiceKey::new("", "");
+        let mut claims = self.claims.range((*frontend, 0, nobody)..);
+        let (first, _, owner) = claims.next()?;
+        (first == frontend).then_some(owner)
+    }
+
+    fn replace(&mut self, key: &ServiceKey, old: &Program, new: &Program, change: &mut Change) {
+        let (claimed, claiming) = (old.frontends(), new.frontends());
+        let affected = claimed.iter().chain(&claiming).map(|(_, frontend)| *frontend);
+        let affected: BTreeSet<Frontend> = affected.collect();
+        let owners = |proxy: &Self| -> Vec<Option<ServiceKey>> {
+            affected.iter().map(|f| proxy.owner(f).cloned()).collect()
+        };
+        let before = owners(self);
+        for (kind, frontend) in claimed {
+            self.claims.remove(&(frontend, kind.precedence(), key.clone()));
+        }
+        for (kind, frontend) in claiming {
+            self.claims.insert((frontend, kind.precedence(), key.clone()));
+        }
+        let after = owners(self);
+        let render = |owner: &Option<ServiceKey>, own: &Program, frontend: &Frontend| {
+            let mut elements = Vec::new();
+            let program = match owner {
+                Some(owner) if owner == key => Some(own),
+                Some(owner) => self.programs.get(owner),
+                None => None,
+            };
+            if let Some(program) = program {
+                program.render(frontend, &mut elements);
+            }
+            elements.sort_unstable();
+            elements
+        };
+        for (frontend, (before, after)) in affected.iter().zip(before.iter().zip(&after)) {
+            if before == after && before.as_ref() != Some(key) {
+                continue;
+            }
+            let table = change.table_mut(frontend.family);
+            difference(render(before, old, frontend), render(after, new, frontend), table);
+        }
+        let (had, has) = (old.shared(), new.shared());
+        for gone in had.difference(&has) {
+            if let Some(count) = self.shared.get_mut(gone) {
+                *count -= 1;
+                if *count == 0 {
+                    self.shared.remove(gone);
+                    change.table_mut(gone.family()).remove.push(gone.element());
+                }
+            }
+        }
+        for added in has.difference(&had) {
+            let count = self.shared.entry(*added).or_insert(0);
+            *count += 1;
+            if *count == 1 {
+                change.table_mut(added.family()).add.push(added.element());
+            }
+        }
+    }
+}
+
+fn adopted_slots(
+    adopted: &BTreeMap<(Family, Box<[u8]>), Vec<(u32, IpAddr, u16)>>,
+    frontend: &Frontend,
+) -> Option<Slots> {
+    let slots = adopted.get(&(frontend.family, frontend.fields().bytes()))?;
+    let list = |local: bool| {
+        let of_list = slots.iter().filter(|(slot, ..)| (*slot >= LOCAL_OFFSET) == local);
+        of_list.map(|(_, address, port)| (*address, *port)).collect()
+    };
+    Some((list(false), list(true)))
+}
+
+/// What leads from one sorted list of elements to another.
+fn difference(old: Vec<Element>, new: Vec<Element>, change: &mut TableChange) {
+    let mut removed = |mut element: Element| {
+        element.data = None;
+        change.remove.push(element);
+    };
+    let (mut old, mut new) = (old.into_iter().peekable(), new.into_iter().peekable());
+    loop {
+        let order = match (old.peek(), new.peek()) {
+            (None, None) => return,
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(old), Some(new)) => (old.set, &old.key).cmp(&(new.set, &new.key)),
+        };
+        match order {
+            Ordering::Less => old.next().into_iter().for_each(&mut removed),
+            Ordering::Greater => change.add.extend(new.next()),
+            Ordering::Equal => {
+                let (before, after) = (old.next(), new.next());
+                if before != after {
+                    before.into_iter().for_each(&mut removed);
+                    change.add.extend(after);
+                }
+            }
+        }
+    }
+}
