@@ -1,0 +1,8 @@
+//! The service proxy's rules in a real kernel: a node, a client, two pods and an endpoint elsewhere, each a network
+//! namespace, and packets between them (SPEC N2, N4). Needs root and `nft`.
+
+mod affinity;
+mod cluster_ip;
+mod external;
+mod text;
+mod world;
