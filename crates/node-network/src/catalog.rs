@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{ENDPOINT_SLICE, SERVICE};
 use knarr_api::{Kind, Object, ObjectKey};
@@ -26,6 +27,40 @@ const WITHDRAWN_KEPT: usize = 16 << 10;
 pub struct Changes {
     pub services: BTreeSet<ServiceKey>,
     pub reached: Reached,
+    /// Changes of Services, and of slices, that this comes from.
+    pub service_changes: usize,
+    pub slice_changes: usize,
+    /// When what the changed slices say came to be, as far as their controller wrote it; [`MAX_TRIGGERS`] at the most.
+    pub triggered: Vec<Timestamp>,
+}
+
+/// Of changes that nobody takes.
+const MAX_TRIGGERS: usize = 1024;
+/// By the controller: when the Pod or Service changed that a slice was written for.
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+impl Changes {
+    fn add(&mut self, from: &Source, changed: &[ServiceKey], reached: Reached) {
+        self.services.extend(changed.iter().cloned());
+        self.reached = reached;
+        if changed.is_empty() {
+            return;
+        }
+        match from {
+            Source::Service => self.service_changes += 1,
+            Source::Slice { triggered } => {
+                self.slice_changes += 1;
+                let has_room = self.triggered.len() < MAX_TRIGGERS;
+                self.triggered.extend(triggered.filter(|_| has_room));
+            }
+        }
+    }
+}
+
+/// What a change comes from.
+enum Source {
+    Service,
+    Slice { triggered: Option<Timestamp> },
 }
 
 /// The revisions up to which the catalog shows everything; `None` until the first full list.
@@ -55,14 +90,11 @@ impl Subscription {
     pub async fn changes(&mut self) -> Option<Changes> {
         self.bell.changed().await.ok()?;
         let mut gathered = self.gathered.lock();
-        let reached = gathered.reached;
-        Some(std::mem::replace(
-            &mut *gathered,
-            Changes {
-                services: BTreeSet::new(),
-                reached,
-            },
-        ))
+        let next = Changes {
+            reached: gathered.reached,
+            ..Changes::default()
+        };
+        Some(std::mem::replace(&mut *gathered, next))
     }
 }
 
@@ -74,21 +106,22 @@ struct State {
     withdrawn: Mutex<BTreeMap<IpAddr, u64>>,
     /// Counts reports.
     moved: Signal<u64>,
-    subscribers: Mutex<Vec<(Arc<Mutex<Changes>>, watch::Sender<()>)>>,
+    subscribers: Mutex<Vec<Subscriber>>,
+}
+
+struct Subscriber {
+    gathered: Arc<Mutex<Changes>>,
+    bell: watch::Sender<()>,
 }
 
 impl State {
-    fn report(&self, changed: impl IntoIterator<Item = ServiceKey>) {
-        let changed: Vec<ServiceKey> = changed.into_iter().collect();
+    fn report(&self, from: &Source, changed: &[ServiceKey]) {
         let reached = *self.reached.lock();
         self.moved.update(|count| *count += 1);
         // A subscriber that is gone has closed its bell.
-        self.subscribers.lock().retain(|(gathered, bell)| {
-            let mut gathered = gathered.lock();
-            gathered.services.extend(changed.iter().cloned());
-            gathered.reached = reached;
-            drop(gathered);
-            bell.send(()).is_ok()
+        self.subscribers.lock().retain(|subscriber| {
+            subscriber.gathered.lock().add(from, changed, reached);
+            subscriber.bell.send(()).is_ok()
         });
     }
 }
@@ -159,8 +192,12 @@ impl Shared {
         let gathered = Arc::new(Mutex::new(Changes {
             services: catalog.services().map(|(key, _)| key.clone()).collect(),
             reached: *self.state.reached.lock(),
+            ..Changes::default()
         }));
-        subscribers.push((gathered.clone(), bell));
+        subscribers.push(Subscriber {
+            gathered: gathered.clone(),
+            bell,
+        });
         let mut bell = heard;
         bell.mark_changed();
         Subscription { gathered, bell }
@@ -174,6 +211,13 @@ struct Feed {
 }
 
 impl Feed {
+    fn source(&self, triggered: Option<Timestamp>) -> Source {
+        match self.is_services {
+            true => Source::Service,
+            false => Source::Slice { triggered },
+        }
+    }
+
     fn keep(&self, object: &Object) -> Vec<ServiceKey> {
         if self.is_services {
             let service = object.to_typed::<core::Service>();
@@ -223,7 +267,11 @@ impl Sink for Feed {
     fn apply(&self, object: &Arc<Object>) {
         let changed = self.keep(object);
         if !changed.is_empty() {
-            self.state.report(changed);
+            let annotations = object.metadata().annotations.as_ref();
+            let triggered = annotations
+                .and_then(|all| all.get(TRIGGER_TIME))
+                .and_then(|time| time.parse().ok());
+            self.state.report(&self.source(triggered), &changed);
         }
     }
 
@@ -232,8 +280,8 @@ impl Sink for Feed {
         let known = self.state.reached.lock().slices.unwrap_or(0);
         let revision = last.map_or(known, |object| object.revision());
         let changed = self.forget(key, revision);
-        if changed.is_some() {
-            self.state.report(changed);
+        if let Some(changed) = changed {
+            self.state.report(&self.source(None), &[changed]);
         }
     }
 
@@ -266,13 +314,12 @@ impl Sink for Feed {
             };
             *field = Some(field.map_or(revision, |before| before.max(revision)));
         }
-        self.state.report([]);
+        self.state.report(&self.source(None), &[]);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::jiff::Timestamp;
     use knarr_client::api::TypedApi;
     use knarr_client::fake::FakeApi;
     use knarr_client::{DeleteOptions, TokioClock};
