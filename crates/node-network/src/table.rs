@@ -19,10 +19,20 @@ pub enum TableError {
     },
 }
 
+impl TableError {
+    /// A table, a set or an element that should be there is not.
+    pub fn is_not_found(&self) -> bool {
+        match self {
+            TableError::Nftables(error) => error.is_not_found(),
+            TableError::NoSet { .. } => true,
+        }
+    }
+}
+
 type Result<T> = std::result::Result<T, TableError>;
 
 /// The sets and maps of one table, as they were declared when it was read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     family: Family,
     name: String,
@@ -60,6 +70,17 @@ impl Table {
             .map(|e| (key_of(&e), e.data.map(data_of)))
             .collect())
     }
+}
+
+/// Removes the tables of every family whose names `is_ours`, all of them or none.
+pub fn remove(nftables: &mut Nftables, is_ours: &dyn Fn(&str) -> bool) -> Result<()> {
+    let mut batch = Batch::new();
+    for (family, name) in nftables.tables()? {
+        if is_ours(&name) {
+            batch.delete_table(family, &name);
+        }
+    }
+    Ok(nftables.commit(&batch)?)
 }
 
 /// An element as it is written, without a copy.

@@ -1,0 +1,267 @@
+//! Brings the kernel's tables to what was decided. Everything here blocks; the driver calls it off the async workers.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use knarr_network::catalog::ServiceKey;
+use knarr_network::proxy::{self, Family, HealthCheck, NodeFacts, Proxy, StaleUdp, layout};
+use knarr_nftables::{Batch, Nftables, script};
+use tracing::{info, warn};
+
+use super::sysctl;
+use super::transaction::{FAMILIES, Tables, Transaction, nft_family};
+use crate::catalog::Shared;
+use crate::table::{Comparison, Table, TableError};
+
+/// What is to be done.
+#[derive(Debug)]
+pub(super) enum Work {
+    /// These Services have changed, or the facts of the node have.
+    Changes {
+        services: BTreeSet<ServiceKey>,
+        node: NodeFacts,
+    },
+    /// See whether somebody else has changed the tables' declarations.
+    Glance,
+    /// See whether somebody else has changed anything.
+    Check,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    /// Flows that led to endpoints that are gone.
+    pub stale_udp: Vec<StaleUdp>,
+    pub health_checks: Vec<(ServiceKey, HealthCheck)>,
+    /// Whether everything was compared.
+    pub is_full: bool,
+}
+
+/// The tables, as they were last read.
+struct Open {
+    nftables: Nftables,
+    tables: Tables,
+    /// The ruleset's number after our last commit, unless somebody else has committed since we last compared.
+    generation: Option<u32>,
+    /// The ruleset's number when the tables were last seen.
+    glanced: u32,
+}
+
+/// The proxy's state and what the kernel has of it.
+pub(super) struct Kernel {
+    config: proxy::Config,
+    catalog: Arc<Shared>,
+    proxy: Proxy,
+    /// Nothing was ever applied: the kernel's slots are adopted first.
+    is_new: bool,
+    /// Services that the proxy has not been asked about since they changed.
+    unapplied: BTreeSet<ServiceKey>,
+    /// `None` before the first comparison, and after an error.
+    open: Option<Open>,
+}
+
+impl Kernel {
+    pub fn new(config: proxy::Config, catalog: Arc<Shared>) -> Self {
+        Kernel {
+            proxy: Proxy::new(config.clone(), NodeFacts::default()),
+            config,
+            catalog,
+            is_new: true,
+            unapplied: BTreeSet::new(),
+            open: None,
+        }
+    }
+
+    /// After an error the kernel has all of a transaction or nothing; the next call compares everything.
+    pub fn carry_out(&mut self, work: Work) -> Result<Done, TableError> {
+        let mut done = Done::default();
+        let result = self.try_to(work, &mut done);
+        match result {
+            Ok(()) => {
+                let checks = self.proxy.health_checks();
+                done.health_checks = checks.map(|(key, check)| (key.clone(), check)).collect();
+                Ok(done)
+            }
+            Err(error) => {
+                self.open = None;
+                Err(error)
+            }
+        }
+    }
+
+    fn try_to(&mut self, work: Work, done: &mut Done) -> Result<(), TableError> {
+        let is_due = match work {
+            Work::Changes { services, node } => {
+                self.unapplied.extend(services);
+                if self.proxy.set_node(node) || self.is_new {
+                    let catalog = self.catalog.read();
+                    self.unapplied
+                        .extend(catalog.services().map(|(key, _)| key.clone()));
+                }
+                false
+            }
+            Work::Glance => !self.is_intact()?,
+            Work::Check => !self.is_untouched()?,
+        };
+        match self.open.take().filter(|_| !is_due) {
+            Some(mut open) => {
+                self.apply(&mut open, done)?;
+                self.open = Some(open);
+            }
+            None => {
+                let open = self.compare(done)?;
+                self.open = Some(open);
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits the changes of Services. Each Service's are in one transaction.
+    fn apply(&mut self, open: &mut Open, done: &mut Done) -> Result<(), TableError> {
+        let mut transaction = Transaction::default();
+        while let Some(key) = self.unapplied.pop_first() {
+            let change = self.proxy.apply(&self.catalog.read(), &key);
+            transaction.put(&open.tables, &change)?;
+            done.stale_udp.extend(change.stale_udp);
+            if transaction.is_full() {
+                open.commit(&transaction.take())?;
+            }
+        }
+        open.commit(&transaction.take())?;
+        Ok(())
+    }
+
+    /// Reads everything, and commits what is different at one moment. Into empty tables Services go one after the other.
+    fn compare(&mut self, done: &mut Done) -> Result<Open, TableError> {
+        done.is_full = true;
+        let mut nftables = Nftables::open()?;
+        self.declare(&mut nftables)?;
+        sysctl::set(&proxy::sysctls(&self.config));
+        let generation = nftables.generation()?;
+        let tables = self.read_tables(&mut nftables)?;
+        let mut compared = Vec::new();
+        for family in FAMILIES {
+            compared.push((
+                family,
+                Comparison::read(&mut nftables, tables.of(family), &layout::ALL)?,
+            ));
+        }
+        let mut open = Open {
+            nftables,
+            tables,
+            generation: Some(generation),
+            glanced: generation,
+        };
+        let is_empty = compared.iter().all(|(_, comparison)| comparison.elements() == 0);
+        if is_empty && self.is_new {
+            self.is_new = false;
+            self.apply(&mut open, done)?;
+            return Ok(open);
+        }
+        if self.is_new {
+            for (family, comparison) in &compared {
+                let endpoints = comparison.of_set(layout::ENDPOINTS);
+                let node_port_endpoints = comparison.of_set(layout::NODE_PORT_ENDPOINTS);
+                self.proxy.adopt(*family, &endpoints, &node_port_endpoints);
+            }
+            self.is_new = false;
+        }
+        while let Some(key) = self.unapplied.pop_first() {
+            let change = self.proxy.apply(&self.catalog.read(), &key);
+            done.stale_udp.extend(change.stale_udp);
+        }
+        self.proxy.finish_adoption();
+        let mut batch = Batch::new();
+        for (family, mut comparison) in compared {
+            let mut result = Ok(());
+            self.proxy.visit(family, &mut |element| {
+                if result.is_ok() {
+                    result = comparison.want(element.set, &element.key, element.data.as_ref());
+                }
+            });
+            result?;
+            batch.append(&comparison.batch()?);
+        }
+        open.commit(&batch)?;
+        Ok(open)
+    }
+
+    /// Chains, rules and empty sets. Tables of another version of knarr, whose sets are different, are replaced.
+    fn declare(&self, nftables: &mut Nftables) -> Result<(), TableError> {
+        let text: String = FAMILIES
+            .map(|family| proxy::skeleton(&self.config, family))
+            .concat();
+        let Err(error) = script::run(&text) else {
+            return Ok(());
+        };
+        let mut removal = String::new();
+        for family in FAMILIES.map(nft_family) {
+            if !nftables.sets(family, &self.config.table)?.is_empty() {
+                removal.push_str(&format!("delete table {family} {}\n", self.config.table));
+            }
+        }
+        if removal.is_empty() {
+            return Err(error.into());
+        }
+        warn!(%error, table = %self.config.table, "the tables are of another version and are replaced");
+        // In one transaction: from nothing that works to nothing at all would be a longer gap.
+        script::run(&(removal + &text))?;
+        Ok(())
+    }
+
+    fn read_tables(&self, nftables: &mut Nftables) -> Result<Tables, TableError> {
+        let mut read = |family| Table::read(nftables, nft_family(family), &self.config.table);
+        Ok(Tables {
+            v4: read(Family::V4)?,
+            v6: read(Family::V6)?,
+        })
+    }
+
+    /// Whether the tables are there and declared as they were. Costs a question to the kernel while nobody commits.
+    fn is_intact(&mut self) -> Result<bool, TableError> {
+        let Some(open) = &mut self.open else {
+            return Ok(false);
+        };
+        let generation = open.nftables.generation()?;
+        if generation == open.glanced {
+            return Ok(true);
+        }
+        open.glanced = generation;
+        for family in FAMILIES {
+            let now = Table::read(&mut open.nftables, nft_family(family), &self.config.table)?;
+            if now != *open.tables.of(family) {
+                info!(
+                    family = family.name(),
+                    "somebody else has changed the table, it is made again"
+                );
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether nobody else can have changed anything since our last commit.
+    fn is_untouched(&mut self) -> Result<bool, TableError> {
+        match &mut self.open {
+            Some(open) => Ok(open.generation == Some(open.nftables.generation()?)),
+            None => Ok(false),
+        }
+    }
+}
+
+impl Open {
+    fn commit(&mut self, batch: &Batch) -> Result<(), TableError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let before = self.nftables.generation()?;
+        self.nftables.commit(batch)?;
+        let after = self.nftables.generation()?;
+        let is_ours = self.generation == Some(before) && after == before.wrapping_add(1);
+        if self.glanced == before && after == before.wrapping_add(1) {
+            self.glanced = after;
+        }
+        self.generation = is_ours.then_some(after);
+        Ok(())
+    }
+}
