@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use knarr_api::kinds::service_ips::{Cidr, NodePorts, Pool, allocate, held};
 use knarr_api::strategy::Part;
 use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi, registry};
@@ -178,8 +179,10 @@ impl Allocations {
         }
         let mut chance = [0; 8];
         self.entropy.fill(&mut chance);
+        let ranges = self.range.ranges();
         let pool = Pool {
-            ranges: &self.range.ranges(),
+            ranges: &ranges,
+            further: &further_ranges(cache, &ranges)?,
             node_ports: NodePorts::default(),
             ip_is_used: &|ip| taken.addresses.contains(&ip),
             port_is_used: &|port| taken.ports.contains(&port),
@@ -194,6 +197,27 @@ impl Allocations {
         drop(on_their_way);
         Ok(Reserved(Some((service.clone(), self.on_their_way.clone()))))
     }
+}
+
+/// The ranges of ServiceCIDRs that are ready and not on their way out, beside those of the configuration. One that overlaps
+/// another is as good as its part: an address is given once, whatever range it comes from.
+fn further_ranges(cache: &Cache, configured: &[Cidr]) -> Result<Vec<Cidr>, Error> {
+    let kind = &registry::SERVICE_CIDR;
+    let mut further = Vec::new();
+    for object in cache.of(kind)?.list(&Filter::everything(kind, "")) {
+        let Some(cidr) = object.get::<ServiceCIDR>() else {
+            continue;
+        };
+        let conditions = cidr.status.as_ref().and_then(|s| s.conditions.as_ref());
+        let ready = conditions.is_some_and(|c| c.iter().any(|c| c.type_ == "Ready" && c.status == "True"));
+        if !ready || cidr.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        let texts = cidr.spec.iter().flat_map(|s| s.cidrs.iter().flatten());
+        let ranges = texts.filter_map(|text| Cidr::parse(text)).map(|c| c.masked());
+        further.extend(ranges.filter(|c| !configured.contains(c)));
+    }
+    Ok(further)
 }
 
 #[cfg(test)]

@@ -36,6 +36,7 @@ pub mod replicationcontroller;
 pub mod resourcequota;
 pub mod root_ca;
 pub mod serviceaccount;
+pub mod servicecidrs;
 pub mod servicelb;
 pub mod statefulset;
 pub mod sweep;
@@ -126,6 +127,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(replicationcontroller::ReplicationControllers),
         Box::new(resourcequota::ResourceQuotas),
         Box::new(serviceaccount::ServiceAccounts),
+        Box::new(servicecidrs::ServiceCidrs),
         Box::new(statefulset::StatefulSets),
         Box::new(ttlafterfinished::TtlAfterFinished),
         Box::new(vac_protection::VacProtection),

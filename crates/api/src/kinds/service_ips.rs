@@ -231,6 +231,8 @@ impl NodePorts {
 pub struct Pool<'a> {
     /// One range a family, the default family first.
     pub ranges: &'a [Cidr],
+    /// Further ranges (ServiceCIDRs that users made), from which addresses come when the first is full or they are asked for.
+    pub further: &'a [Cidr],
     pub node_ports: NodePorts,
     pub ip_is_used: &'a dyn Fn(IpAddr) -> bool,
     /// Port and protocol: the two protocols of one port may belong to one service only.
@@ -456,12 +458,16 @@ fn cluster_ips(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) ->
         let Some(range) = pool.ranges.iter().find(|r| r.family() == family) else {
             continue;
         };
+        let all = || {
+            let further = pool.further.iter().filter(|r| r.family() == family);
+            [range].into_iter().chain(further)
+        };
         match asked.get(i) {
             Some(ip) if held.contains(ip) => given.push(ip.clone()),
             Some(ip) => {
                 let why = match ip.parse::<IpAddr>() {
                     Err(_) => Some("provided IP is not valid".to_string()),
-                    Ok(a) if !range.is_usable(a) => Some(format!(
+                    Ok(a) if !all().any(|r| r.is_usable(a)) => Some(format!(
                         "the provided network does not match the current range: the provided IP ({ip}) is not in the \
                          valid range. The range of valid IPs is {range}"
                     )),
@@ -479,7 +485,7 @@ fn cluster_ips(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) ->
                     }
                 }
             }
-            None => match range.next_free(pool.ip_is_used, pool.chance) {
+            None => match all().find_map(|r| r.next_free(pool.ip_is_used, pool.chance)) {
                 Some(free) => given.push(free.to_string()),
                 None => errors.invalid(
                     &path,

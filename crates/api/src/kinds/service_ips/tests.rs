@@ -22,6 +22,7 @@ fn allocated(service: Value, old: Option<Value>, used: &[&str], ports: &[i32]) -
     let used: BTreeSet<IpAddr> = used.iter().map(|a| a.parse().expect("an address")).collect();
     let pool = Pool {
         ranges: &[range("10.0.0.0/28")],
+        further: &[],
         node_ports: NodePorts::default(),
         ip_is_used: &|a| used.contains(&a),
         port_is_used: &|p| ports.contains(&p),
@@ -189,4 +190,31 @@ fn ranges_are_cut_into_smaller_ones() {
     assert_eq!(overlapping("10.0.0.0/8"), Some(0..=255));
     assert_eq!(overlapping("10.245.0.0/16"), None);
     assert_eq!(overlapping("fd00::/48"), None);
+}
+
+#[test]
+fn further_ranges_serve_when_the_first_is_full_or_they_are_asked_for() {
+    let allocated = |spec: Value, full: bool| {
+        let mut service: Service = serde_json::from_value(json!({"spec": spec})).expect("a service");
+        service.set_defaults();
+        let first = range("10.0.0.0/28");
+        let pool = Pool {
+            ranges: &[first],
+            further: &[range("10.9.0.0/30"), range("fd00::/112")],
+            node_ports: NodePorts::default(),
+            ip_is_used: &|a| full && first.contains(a),
+            port_is_used: &|_| false,
+            chance: 0,
+        };
+        let errors = allocate(&mut service, None, &pool);
+        let address = service.spec.and_then(|s| s.cluster_ip);
+        address.filter(|_| errors.is_empty())
+    };
+    let ports = json!([{"port": 80}]);
+    let any = json!({"ports": ports});
+    assert_eq!(allocated(any.clone(), true).as_deref(), Some("10.9.0.1"));
+    assert!(allocated(any, false).is_some_and(|a| a.starts_with("10.0.0.")));
+    let asked = |ip: &str| allocated(json!({"ports": ports, "clusterIP": ip}), false);
+    assert_eq!(asked("10.9.0.2").as_deref(), Some("10.9.0.2"));
+    assert_eq!(asked("10.9.0.4"), None);
 }
