@@ -11,6 +11,7 @@ use knarr_client::{Component, NETWORK_NAMESPACE};
 use serde_json::{Value, json};
 
 use crate::authz::default_roles::{self, Repair};
+use crate::endpoint_leases::RENEW;
 use crate::flow_control;
 use crate::pipeline::delete::DeleteRequest;
 use crate::pipeline::{Ctx, Target};
@@ -61,14 +62,7 @@ impl Server {
             }
         }
         self.kubernetes_service().await?;
-        let endpoints = self.kubernetes_endpoints();
-        if endpoints.is_empty() {
-            let address = self.config.address;
-            tracing::info!("pods cannot reach this server: it is on the loopback address {address}");
-        }
-        for (kind, document) in endpoints {
-            self.replace(kind, document).await?;
-        }
+        self.reconcile_endpoints().await?;
         self.default_service_cidr().await?;
         self.settle_api_services().await
     }
@@ -143,45 +137,12 @@ impl Server {
         .await
     }
 
-    /// Where that Service leads to, in both forms; none for a server that pods cannot reach.
-    fn kubernetes_endpoints(&self) -> Vec<(&'static Kind, Value)> {
-        let address = self.config.address;
-        if address.is_loopback() {
-            return Vec::new();
-        }
-        let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
-        let address = address.to_string();
-        let ports = json!([{"name": "https", "port": self.config.port, "protocol": "TCP"}]);
-        let endpoints = json!({
-            "metadata": {
-                "name": "kubernetes", "namespace": "default",
-                "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
-            },
-            "subsets": [{"addresses": [{"ip": address}], "ports": ports}],
-        });
-        let slice = json!({
-            "metadata": {
-                "name": "kubernetes", "namespace": "default",
-                "labels": {"kubernetes.io/service-name": "kubernetes"},
-            },
-            "addressType": family,
-            "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
-            "ports": ports,
-        });
-        vec![
-            (&registry::ENDPOINTS, endpoints),
-            (&registry::ENDPOINT_SLICE, slice),
-        ]
-    }
-
     /// Makes again what users have deleted and Kubernetes makes again while it runs.
     async fn make_missing(&self) -> Result<(), Error> {
         self.namespaces().await?;
         self.fencing_role().await?;
         self.kubernetes_service().await?;
-        for (kind, document) in self.kubernetes_endpoints() {
-            self.ensure(kind, document).await?;
-        }
+        self.reconcile_endpoints().await?;
         match self.cache.get(&registry::SERVICE_CIDR, "", "kubernetes") {
             Some(_) => Ok(()),
             None => self.default_service_cidr().await,
@@ -270,8 +231,9 @@ impl Server {
     }
 }
 
-/// How often is looked whether something is missing that every cluster has, as kube-apiserver does.
-const LOOKS_EVERY: Duration = Duration::from_secs(10);
+/// How often is looked whether something is missing that every cluster has, as kube-apiserver does; with it this server's
+/// endpoint is renewed.
+const LOOKS_EVERY: Duration = RENEW;
 
 /// Sees to it that what every cluster has is there again when somebody has deleted it.
 pub(crate) async fn look_after_basics(server: Weak<Server>) {

@@ -18,6 +18,7 @@ pub mod cache;
 pub mod cluster_authentication;
 mod custom;
 pub mod encryption;
+pub mod endpoint_leases;
 mod flow_control;
 pub mod http;
 mod in_process;

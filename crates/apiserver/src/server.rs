@@ -22,6 +22,7 @@ use crate::bootstrap::look_after_basics;
 use crate::cache::{Cache, Decoded};
 use crate::custom::look_after_definitions;
 use crate::encryption::{AtRest, Encryption};
+use crate::endpoint_leases::Leases;
 use crate::flow_control::{self, FlowControl, look_after_flows};
 use crate::http::connections::Limits;
 use crate::http::{Document, Patience};
@@ -69,7 +70,7 @@ async fn slim(server: Weak<Server>) {
 pub struct Config {
     /// Where clients reach it: `host:port`.
     pub advertised: String,
-    /// Its address for the `kubernetes` Service's endpoints.
+    /// Where it listens; see [`Options::advertise`] for what the `kubernetes` Service leads to.
     pub address: std::net::IpAddr,
     pub port: u16,
     pub service_range: ServiceRange,
@@ -89,6 +90,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Options {
     /// Whether who shows no credential is `system:anonymous`; else he is refused.
     pub anonymous: bool,
+    /// Where in-cluster clients and other servers reach it (kube-apiserver's `--advertise-address`), for the endpoints
+    /// of the Service `kubernetes`; `None`: where it listens, or the address of the machine's default route if it listens
+    /// everywhere. Port 0 is the one it listens on.
+    pub advertise: Option<std::net::SocketAddr>,
     /// Further issuers whose tokens are taken.
     pub other_issuers: Vec<String>,
     /// What service-account tokens are good for; empty: the issuer.
@@ -118,6 +123,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             anonymous: true,
+            advertise: None,
             other_issuers: Vec::new(),
             audiences: Vec::new(),
             jwks_uri: None,
@@ -166,6 +172,7 @@ pub struct Server {
     pub(crate) static_tokens: StaticTokens,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) flows: FlowControl,
+    pub(crate) leases: Leases,
     pub(crate) policies: crate::admission::extension::Policies,
     /// Kept as long as what is served does not change, which the number counts.
     pub(crate) documents: Mutex<(u64, HashMap<String, Arc<Document>>)>,
@@ -217,6 +224,7 @@ impl Server {
             static_tokens,
             metrics,
             flows,
+            leases: Leases::default(),
             policies: Default::default(),
             documents: Mutex::default(),
             _feed: feed,

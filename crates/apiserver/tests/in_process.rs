@@ -28,7 +28,10 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::registry::{CONFIG_MAP, JOB, NAMESPACE, POD, POD_DISRUPTION_BUDGET, SERVICE, SERVICE_ACCOUNT};
+use knarr_api::registry::{
+    CONFIG_MAP, ENDPOINT_SLICE, ENDPOINTS, JOB, NAMESPACE, POD, POD_DISRUPTION_BUDGET, SERVICE,
+    SERVICE_ACCOUNT,
+};
 use knarr_api::{Error, Object};
 use knarr_apiserver::seams::{Clock, Entropy};
 use knarr_apiserver::{Config, ISSUER, Seams, Server, ServiceRange};
@@ -37,7 +40,7 @@ use knarr_client::{
     WatchEvent, WatchOptions,
 };
 use knarr_store::Store;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Noon of some day; moved by hand.
 struct TestClock(AtomicI64);

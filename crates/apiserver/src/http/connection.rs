@@ -175,6 +175,7 @@ impl Server {
             });
         }
         connections.close();
+        self.withdraw_endpoints().await;
         if tokio::time::timeout(DRAIN_TIMEOUT, connections.wait())
             .await
             .is_err()

@@ -202,3 +202,71 @@ async fn s1_what_a_deposed_leader_writes_late_is_refused_by_every_server() {
     let now = first.api.get(&CONFIG_MAP, "default", "more").await;
     assert!(now.unwrap_err().is_not_found());
 }
+
+/// Where the Service `kubernetes` leads to at this server: as Endpoints and as EndpointSlice, which agree.
+async fn leads_to(at: &Cluster) -> Vec<String> {
+    let endpoints = at.api.get(&ENDPOINTS, "default", "kubernetes").await.unwrap();
+    let endpoints: Value = serde_json::from_slice(endpoints.json()).unwrap();
+    let addresses = endpoints["subsets"][0]["addresses"].as_array().unwrap();
+    let addresses: Vec<String> = addresses
+        .iter()
+        .map(|a| a["ip"].as_str().unwrap().to_string())
+        .collect();
+    let slice = at
+        .api
+        .get(&ENDPOINT_SLICE, "default", "kubernetes")
+        .await
+        .unwrap();
+    let slice: Value = serde_json::from_slice(slice.json()).unwrap();
+    let of_slice = slice["endpoints"].as_array().unwrap();
+    let of_slice: Vec<String> = of_slice
+        .iter()
+        .map(|e| e["addresses"][0].as_str().unwrap().to_string())
+        .collect();
+    assert_eq!(addresses, of_slice);
+    addresses
+}
+
+#[tokio::test(start_paused = true)]
+async fn n2_the_service_of_the_api_leads_to_the_servers_that_run() {
+    let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
+    let server = async |address: &str| {
+        let (_, held) = watch::channel(false);
+        let shared = Late {
+            inner: store.clone(),
+            held,
+            way: Duration::ZERO,
+        };
+        let options = knarr_apiserver::Options {
+            advertise: Some(address.parse().unwrap()),
+            ..knarr_apiserver::Options::default()
+        };
+        server_with(Arc::new(shared), options).await
+    };
+    let until = async |at: &Cluster, expected: &[&str]| {
+        let found = async {
+            while leads_to(at).await != expected {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        let found = tokio::time::timeout(Duration::from_secs(60), found).await;
+        assert!(found.is_ok(), "{expected:?}, not {:?}", leads_to(at).await);
+    };
+    let first = server("192.0.2.1:6443").await;
+    assert_eq!(leads_to(&first).await, ["192.0.2.1"]);
+    let second = server("192.0.2.2:6443").await;
+    until(&first, &["192.0.2.1", "192.0.2.2"]).await;
+    let third = server("192.0.2.3:6443").await;
+    until(&first, &["192.0.2.1", "192.0.2.2", "192.0.2.3"]).await;
+    // One stops, and says so: at once.
+    second.server.withdraw_endpoints().await;
+    assert_eq!(leads_to(&third).await, ["192.0.2.1", "192.0.2.3"]);
+    // One is killed: when its key has stood still for long enough.
+    let before = tokio::time::Instant::now();
+    drop(third);
+    until(&first, &["192.0.2.1"]).await;
+    assert!(before.elapsed() >= Duration::from_secs(10));
+    // The last one that stops stays.
+    first.server.withdraw_endpoints().await;
+    assert_eq!(leads_to(&first).await, ["192.0.2.1"]);
+}
