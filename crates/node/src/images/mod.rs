@@ -3,6 +3,7 @@
 
 mod archive;
 mod pause;
+mod wget;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -45,10 +46,10 @@ pub fn pause() -> Result<Image, ImageError> {
     })
 }
 
-/// The demo image, under `name`.
+/// The demo image, under `name`. Its `wget` takes `-T` whatever busybox it is ([`wget`]).
 pub fn busybox(name: &str) -> Result<Image, ImageError> {
     let path = Path::new(BUSYBOX_PROGRAM);
-    let program = crate::host_fs::read(path).map_err(|source| ImageError::NoBusybox {
+    let mut program = crate::host_fs::read(path).map_err(|source| ImageError::NoBusybox {
         path: path.to_path_buf(),
         source,
     })?;
@@ -57,12 +58,12 @@ pub fn busybox(name: &str) -> Result<Image, ImageError> {
             path: path.to_path_buf(),
         });
     }
+    let wget = wget::rename_applet(&mut program);
     let mut files = vec![ImageFile::program("bin/busybox", program)];
-    files.extend(
-        APPLETS
-            .iter()
-            .map(|applet| ImageFile::link(&format!("bin/{applet}"), "busybox")),
-    );
+    files.extend(APPLETS.iter().map(|applet| match *applet {
+        "wget" if wget => ImageFile::program("bin/wget", wget::SCRIPT.into()),
+        applet => ImageFile::link(&format!("bin/{applet}"), "busybox"),
+    }));
     files.push(ImageFile::text(
         "etc/passwd",
         "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
