@@ -78,7 +78,7 @@ impl std::fmt::Display for ServiceKey {
 }
 
 /// Strings that many endpoints share: names of nodes, zones, namespaces.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Interner(BTreeSet<Arc<str>>);
 
 impl Interner {
@@ -91,7 +91,7 @@ impl Interner {
         new
     }
 
-    fn shrink(&mut self) {
+    pub fn shrink(&mut self) {
         self.0.retain(|text| Arc::strong_count(text) > 1);
     }
 }

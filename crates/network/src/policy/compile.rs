@@ -1,0 +1,241 @@
+//! From the policies that select a pod to the rules of its group.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::addresses::Ranges;
+use super::limits::{
+    MAX_PEERS_PER_GROUP, MAX_PORT_RANGES_PER_GROUP, MAX_PORT_SETS_PER_GROUP, MAX_SETS_PER_PORT_SET,
+};
+use super::peers::{PodSelector, SetKey, Whose};
+use super::pod::NamedPort;
+use super::ports::{PortRange, PortSet};
+use super::spec::{Direction, Peer, Policy, Rule};
+use crate::catalog::Protocol;
+
+/// Allows what it matches.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct GroupRule {
+    /// `None`: any peer.
+    pub peers: Option<SetKey>,
+    /// [`PortSet::All`] with sets of named ports, which contain the ports.
+    pub ports: PortSet,
+}
+
+/// What policies come to for a pod in one direction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Compiled {
+    /// No policy isolates it, or everything is allowed.
+    Open,
+    /// What no rule allows is denied.
+    Rules(Arc<[GroupRule]>),
+}
+
+/// Why a rule of a policy does not allow all that it says.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Shortfall {
+    NoSuchPort { protocol: Protocol, name: Box<str> },
+    TooMany,
+}
+
+type Selected<'a> = (&'a Arc<str>, &'a Policy);
+
+#[derive(Default)]
+struct Ranged {
+    is_all: bool,
+    ranges: Vec<PortRange>,
+}
+
+/// What rules allow, by peer.
+#[derive(Default)]
+struct Gathered<'a> {
+    numbers: BTreeMap<&'a Peer, Ranged>,
+    named: BTreeMap<(Protocol, &'a str), BTreeSet<&'a Peer>>,
+    pairs: usize,
+}
+
+impl<'a> Gathered<'a> {
+    /// `false` if the rule does not fit any more.
+    fn take(&mut self, rule: &'a Rule, ranges: &[PortRange], named: &[(Protocol, &'a str)]) -> bool {
+        let is_all = rule.ports.numbers == PortSet::All;
+        let ports = usize::from(is_all) + ranges.len() + named.len();
+        let pairs = rule.peers.len().saturating_mul(ports.max(1));
+        self.pairs = self.pairs.saturating_add(pairs);
+        if self.pairs > MAX_PEERS_PER_GROUP {
+            return false;
+        }
+        for peer in &rule.peers {
+            let ranged = self.numbers.entry(peer).or_default();
+            ranged.is_all |= is_all;
+            ranged.ranges.extend(ranges);
+            for port in named {
+                self.named.entry(*port).or_default().insert(peer);
+            }
+        }
+        true
+    }
+}
+
+/// `policies` are those that select the pod and isolate it in this direction, by name; `ports` are the pod's.
+pub(super) fn compile<'a>(
+    direction: Direction,
+    policies: impl IntoIterator<Item = Selected<'a>>,
+    ports: &[NamedPort],
+    shortfalls: &mut BTreeSet<(Arc<str>, Shortfall)>,
+) -> Compiled {
+    let mut gathered = Gathered::default();
+    let mut isolates = false;
+    'policies: for (name, policy) in policies {
+        let Some(rules) = policy.rules(direction) else {
+            continue;
+        };
+        isolates = true;
+        for rule in rules {
+            let mut ranges = match &rule.ports.numbers {
+                PortSet::All => Vec::new(),
+                PortSet::Ranges(ranges) => ranges.clone(),
+            };
+            let mut named = Vec::new();
+            for (protocol, port) in &rule.ports.named {
+                if direction == Direction::Egress {
+                    named.push((*protocol, &**port));
+                    continue;
+                }
+                let own = ports
+                    .iter()
+                    .find(|own| own.protocol == *protocol && own.name == *port);
+                match own {
+                    Some(own) => ranges.push(PortRange {
+                        protocol: *protocol,
+                        first: own.number,
+                        last: own.number,
+                    }),
+                    None => {
+                        let shortfall = Shortfall::NoSuchPort {
+                            protocol: *protocol,
+                            name: port.clone(),
+                        };
+                        shortfalls.insert((name.clone(), shortfall));
+                    }
+                }
+            }
+            if !gathered.take(rule, &ranges, &named) {
+                shortfalls.insert((name.clone(), Shortfall::TooMany));
+                break 'policies;
+            }
+        }
+    }
+    if !isolates {
+        return Compiled::Open;
+    }
+    let Some((rules, is_complete)) = group(gathered) else {
+        return Compiled::Open;
+    };
+    if !is_complete {
+        shortfalls.insert(("".into(), Shortfall::TooMany));
+    }
+    Compiled::Rules(rules.into())
+}
+
+/// Peers with the same ports.
+#[derive(Default)]
+struct SamePorts<'a> {
+    everyone: bool,
+    selectors: Vec<&'a Arc<PodSelector>>,
+    blocks: Vec<&'a Ranges>,
+}
+
+impl<'a> SamePorts<'a> {
+    fn add(&mut self, peer: &'a Peer) {
+        match peer {
+            Peer::Everyone => self.everyone = true,
+            Peer::Pods(selector) => self.selectors.push(selector),
+            Peer::Block(ranges) => self.blocks.push(ranges),
+        }
+    }
+
+    fn selectors(&self) -> Box<[Arc<PodSelector>]> {
+        self.selectors.iter().map(|s| Arc::clone(s)).collect()
+    }
+
+    fn blocks(&self) -> Option<Arc<Ranges>> {
+        let union = Ranges::union(self.blocks.iter().copied());
+        (union.len() > 0).then(|| Arc::new(union))
+    }
+}
+
+/// The rules and whether they are all; `None` if everything is allowed.
+fn group(gathered: Gathered<'_>) -> Option<(Vec<GroupRule>, bool)> {
+    let mut by_ports: BTreeMap<PortSet, SamePorts<'_>> = BTreeMap::new();
+    for (peer, ranged) in gathered.numbers {
+        let ports = match ranged.is_all {
+            true => PortSet::All,
+            false => PortSet::of(ranged.ranges),
+        };
+        if !ports.is_empty() {
+            by_ports.entry(ports).or_default().add(peer);
+        }
+    }
+    if by_ports.get(&PortSet::All).is_some_and(|same| same.everyone) {
+        return None;
+    }
+    let mut rules = Vec::new();
+    let mut is_complete = true;
+    let mut range_count = 0;
+    for (index, (ports, same)) in by_ports.into_iter().enumerate() {
+        range_count += ports.len();
+        if index >= MAX_PORT_SETS_PER_GROUP || range_count > MAX_PORT_RANGES_PER_GROUP {
+            is_complete = false;
+            break;
+        }
+        let mut allow = |peers| {
+            rules.push(GroupRule {
+                peers,
+                ports: ports.clone(),
+            });
+        };
+        if same.everyone {
+            allow(None);
+            continue;
+        }
+        if same.selectors.len() <= MAX_SETS_PER_PORT_SET {
+            for selector in &same.selectors {
+                allow(Some(SetKey::Pods([Arc::clone(selector)].into())));
+            }
+        } else {
+            allow(Some(SetKey::Pods(same.selectors())));
+        }
+        if let Some(blocks) = same.blocks() {
+            allow(Some(SetKey::Blocks(blocks)));
+        }
+    }
+    for (index, ((protocol, name), peers)) in gathered.named.into_iter().enumerate() {
+        if index >= MAX_PORT_SETS_PER_GROUP {
+            is_complete = false;
+            break;
+        }
+        let mut same = SamePorts::default();
+        peers.into_iter().for_each(|peer| same.add(peer));
+        let mut allow = |whose| {
+            rules.push(GroupRule {
+                peers: Some(SetKey::NamedPort {
+                    whose,
+                    protocol,
+                    name: name.into(),
+                }),
+                ports: PortSet::All,
+            });
+        };
+        if same.everyone {
+            allow(Whose::Everyone);
+            continue;
+        }
+        if !same.selectors.is_empty() {
+            allow(Whose::Pods(same.selectors()));
+        }
+        if let Some(blocks) = same.blocks() {
+            allow(Whose::Blocks(blocks));
+        }
+    }
+    Some((rules, is_complete))
+}
