@@ -1,0 +1,35 @@
+//! The bandwidth of a pod (the annotations `kubernetes.io/ingress-bandwidth` and `egress-bandwidth`).
+
+use super::kernel::links;
+use super::kernel::netlink::{Error, Netlink};
+use super::kernel::shaping::{Limit, limit_egress, redirect_ingress};
+use super::sandbox::{Bandwidth, SandboxId};
+
+/// Sets the limits on the host's side of the pod's link.
+pub fn apply(
+    netlink: &mut Netlink,
+    sandbox: &SandboxId,
+    host_index: u32,
+    alias: &str,
+    mtu: u32,
+    bandwidth: Bandwidth,
+) -> Result<(), Error> {
+    if let Some(limit) = Limit::from_bits(bandwidth.ingress_rate, bandwidth.ingress_burst) {
+        limit_egress(netlink, host_index, limit)?;
+    }
+    if let Some(limit) = Limit::from_bits(bandwidth.egress_rate, bandwidth.egress_burst) {
+        remove(netlink, sandbox, alias)?;
+        let ifb = links::create_ifb(netlink, &sandbox.ifb(), alias, mtu)?;
+        limit_egress(netlink, ifb.index, limit)?;
+        redirect_ingress(netlink, host_index, ifb.index)?;
+    }
+    Ok(())
+}
+
+/// Removes the pod's device; the rest goes with the link.
+pub fn remove(netlink: &mut Netlink, sandbox: &SandboxId, alias: &str) -> Result<(), Error> {
+    match links::find(netlink, &sandbox.ifb())? {
+        Some(link) if link.alias == alias => links::delete(netlink, link.index),
+        _ => Ok(()),
+    }
+}
