@@ -71,6 +71,10 @@ enum Command {
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    // containerd runs this program for every pod, under the name of a CNI plugin.
+    if let Some(code) = knarr_node_network::pods::cni::run_if_called() {
+        return code;
+    }
     let cli = Cli::parse();
     if let Command::Version(args) = &cli.command {
         return finish(command::version::run(args));

@@ -83,7 +83,7 @@ pub(crate) async fn remove_sandbox(runtime: &dyn Runtime, id: &str) -> RuntimeRe
 }
 
 /// Frees what is left on the machine once no pod runs: mounts under `data_dir`, the bridge, rules, cgroups.
-pub async fn free_machine(data_dir: &Path, bridge: Option<&str>) -> Vec<String> {
+pub async fn free_machine(data_dir: &Path) -> Vec<String> {
     let mut faults = Vec::new();
     match crate::host_fs::read_to_string("/proc/self/mountinfo") {
         Ok(mountinfo) => {
@@ -94,11 +94,6 @@ pub async fn free_machine(data_dir: &Path, bridge: Option<&str>) -> Vec<String> 
             }
         }
         Err(e) => faults.push(format!("the mounts cannot be read: {e}")),
-    }
-    if let Some(bridge) = bridge
-        && let Err(e) = network::remove_bridge(bridge).await
-    {
-        faults.push(format!("bridge {bridge}: {e}"));
     }
     if let Err(e) = network::remove_unused_chains().await {
         faults.push(format!("packet filter rules: {e}"));

@@ -94,6 +94,10 @@ impl NodeNetwork for NetworkAgent {
         self.0.0.withdrawn(namespace, addresses).await;
     }
 
+    fn reports_endpoints(&self) -> bool {
+        true
+    }
+
     fn availability(&self) -> Option<Availability> {
         None
     }

@@ -6,7 +6,7 @@ use rustls::pki_types::CertificateDer;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::PreparedNode;
+use super::cluster::{NodeApis, PreparedNode};
 use super::join::{self, JoinArgs, Joined};
 use super::{Failure, asked_to_end};
 use crate::config::Config;
@@ -42,9 +42,15 @@ pub async fn run(config: Config, args: AgentArgs) -> Result<(), Failure> {
         cancel.clone(),
     );
     tokio::spawn(renewal);
+    let network_agent = join::network_agent(&config, &api, &cancel).await?;
+    let apis = NodeApis {
+        kubelet: api,
+        network_agent,
+        is_in_process: false,
+    };
     let node = PreparedNode::start(&config, &cancel)
         .await?
-        .join(&config, api, &authorities, &cancel)
+        .join(&config, apis, &authorities, &cancel)
         .await?;
     tracing::info!(%server, node = config.node_name, "joined");
     asked_to_end().await?;

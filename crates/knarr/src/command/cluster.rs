@@ -1,14 +1,13 @@
 //! The roles put together: what `up`, `server` and `agent` start, from the same parts.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use knarr_api::certificates::CertificateRequest;
 use knarr_api::k8s_openapi::jiff::Timestamp;
-use knarr_api::kinds::service_ips::Cidr;
 use knarr_apiserver::audit::{self, Audit};
 use knarr_apiserver::authn::StaticTokens;
 use knarr_apiserver::authn::token_key::KeyFiles;
@@ -39,11 +38,13 @@ use tokio_util::task::TaskTracker;
 
 use super::kubelet_port::{KubeletPort, RemoteNodes};
 use super::{Failure, git_version};
-use super::{client_ca, descriptors, join};
+use super::{client_ca, descriptors, join, network, node_address};
 use crate::config::{Config, Part, StoreEngine};
 use crate::node_socket;
 use crate::private;
 
+/// The kubelet's port, unless another is named.
+const KUBELET_PORT: u16 = 10250;
 /// Domain of the cluster's names.
 const CLUSTER_DOMAIN: &str = "cluster.local";
 /// Prefix of keys in a shared etcd.
@@ -230,6 +231,19 @@ fn control_config(config: &Config, pki: &Pki, reserved: Reserved) -> knarr_contr
             })),
             reserved,
             node_lifecycle: config.node_lifecycle,
+            node_ipam: match config.network.has(Part::Network) {
+                // Checked with the configuration.
+                true => config.network.node_ipam().ok(),
+                false => None,
+            },
+            service_load_balancer: config
+                .network
+                .has(Part::LoadBalancer)
+                .then(knarr_control::servicelb::Config::default),
+            cluster_dns: match config.network.has(Part::Dns) {
+                true => config.network.dns_addresses(),
+                false => Vec::new(),
+            },
             ..ControllersConfig::default()
         },
         fence_agents: Some(Arc::new(knarr_control::fencing::Programs(
@@ -385,8 +399,17 @@ pub fn containerd_config(config: &Config) -> ContainerdConfig {
 pub struct RunningNode {
     containerd: Containerd,
     kubelet: Kubelet,
+    _network: Arc<network::Running>,
     /// Logs, exec, attach and port-forward on this node.
     pub server: knarr_node::server::Server,
+}
+
+/// The cluster as the parts of a node see it.
+pub struct NodeApis {
+    pub kubelet: Arc<dyn Api>,
+    pub network_agent: Arc<dyn Api>,
+    /// The API server is in this process: it reaches the kubelet through a pipe.
+    pub is_in_process: bool,
 }
 
 /// containerd up, images in, network configured: what a node needs before it knows of any API.
@@ -421,17 +444,33 @@ impl PreparedNode {
         })
     }
 
-    /// Joins the cluster behind `api`, whose certificate these CAs sign.
+    /// Joins the cluster behind these APIs, whose certificate these CAs sign.
     pub async fn join(
         self,
         config: &Config,
-        api: Arc<dyn Api>,
+        apis: NodeApis,
         authorities: &[CertificateDer<'_>],
         cancel: &CancellationToken,
     ) -> Result<RunningNode, Failure> {
+        let api = apis.kubelet;
         knarr_node::untrusted_fs::check_kernel()
             .map_err(|e| Failure::new("this machine cannot run pods").because(e))?;
-        let listen = kubelet_port(config, &node_ips, &network);
+        let node_ips = node_address::node_ips(config);
+        let listen = config
+            .kubelet_listen
+            .unwrap_or_else(|| match (apis.is_in_process, node_ips.first()) {
+                (false, Some(ip)) => SocketAddr::new(*ip, KUBELET_PORT),
+                _ => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), KUBELET_PORT),
+            });
+        let clock = Arc::new(SystemClock);
+        let network = network::start(
+            config,
+            apis.network_agent,
+            self.runtime.clone(),
+            &node_ips,
+            clock.clone(),
+        )
+        .await?;
         let wanted = certificates::serving(&config.node_name, &[listen.ip().to_string()]);
         let mut rotation = join::open(config, wanted, "kubelet-server-current.pem")?;
         // In earlier versions the CA of the API server signed it, by which the API server knows no kubelet any more.
@@ -501,7 +540,8 @@ impl PreparedNode {
                 .as_deref()
                 .unwrap_or("/etc/resolv.conf")
                 .into(),
-            node_ips,
+            node_ips: node_ips.iter().map(ToString::to_string).collect(),
+            network: Some(network.clone()),
             port: listen.port(),
             version: git_version(),
             termination_resume: config.termination_resume,
@@ -518,7 +558,6 @@ impl PreparedNode {
             watchdog_device: config.watchdog_device.clone(),
             ..kubelet::Config::default()
         };
-        let clock = Arc::new(SystemClock);
         let shown = configuration_in_force(&kubelet_config).shown(Place {
             address: &listen.ip().to_string(),
             port: listen.port(),
@@ -550,6 +589,7 @@ impl PreparedNode {
         Ok(RunningNode {
             containerd: self.containerd,
             kubelet,
+            _network: network,
             server,
         })
     }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use clap::Args;
 use knarr_node::containerd::{Containerd, end_leftover};
-use knarr_node::network::PodNetwork;
 use knarr_node::runtime::cri::Cri;
 use knarr_node::teardown;
 use nix::sys::signal::{Signal, kill};
@@ -12,7 +11,7 @@ use nix::unistd::Pid;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, cluster};
+use super::{Failure, cluster, network};
 use crate::config::Config;
 use crate::lock::{self, DataDir};
 
@@ -55,10 +54,8 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
             .await
             .map_err(|e| Failure::new("containerd does not end").because(e))?;
     }
-    // As it was set up, whatever the flags say now.
-    let bridge = PodNetwork::configured_bridge(&containerd.cni_conf)
-        .map_err(|e| Failure::new("cannot read the pod network's configuration").because(e))?;
-    faults.extend(teardown::free_machine(&config.data_dir, bridge.as_deref()).await);
+    faults.extend(network::remove(&config).await);
+    faults.extend(teardown::free_machine(&config.data_dir).await);
     // What is left can only be freed with what is known of it: it stays until all is.
     if args.wipe && faults.is_empty() {
         let remove = std::fs::remove_dir_all(&config.data_dir);

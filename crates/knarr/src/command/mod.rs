@@ -9,6 +9,7 @@ pub mod down;
 pub mod fence;
 pub mod join;
 pub mod kubelet_port;
+mod network;
 pub mod node;
 mod node_address;
 pub mod server;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use knarr_client::Component;
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{ControlPlane, LocalNode, PreparedNode};
+use super::cluster::{ControlPlane, LocalNode, NodeApis, PreparedNode};
 use super::{Failure, asked_to_end};
 use crate::config::Config;
 use crate::lock::DataDir;
@@ -20,9 +20,15 @@ pub async fn run(config: Config) -> Result<(), Failure> {
         ControlPlane::start(&config, local.clone(), &cancel),
         PreparedNode::start(&config, &cancel),
     )?;
-    let api = plane.server.api(&Component::Node(config.node_name.clone()));
+    let apis = NodeApis {
+        kubelet: plane.server.api(&Component::Node(config.node_name.clone())),
+        network_agent: plane
+            .server
+            .api(&Component::NetworkAgent(config.node_name.clone())),
+        is_in_process: true,
+    };
     let node = prepared
-        .join(&config, api, std::slice::from_ref(&plane.authority), &cancel)
+        .join(&config, apis, std::slice::from_ref(&plane.authority), &cancel)
         .await?;
     local.set(&config, node.server.clone());
     asked_to_end().await?;

@@ -88,7 +88,11 @@ pub fn mac(node: &str) -> [u8; 6] {
 
 /// The largest packet through the tunnel, over a link that takes `mtu`.
 pub fn tunnel_mtu(mtu: u32, underlay: IpAddr) -> u32 {
-    let overhead = if underlay.is_ipv6() { OVERHEAD_V6 } else { OVERHEAD_V4 };
+    let overhead = if underlay.is_ipv6() {
+        OVERHEAD_V6
+    } else {
+        OVERHEAD_V4
+    };
     mtu.saturating_sub(overhead)
 }
 
@@ -109,7 +113,11 @@ pub fn routes(own: &str, nodes: &BTreeMap<String, Node>, subnets: &[Subnet]) -> 
     let mut taken: Vec<(&str, IpNet)> = of_own.pod_cidrs.iter().map(|cidr| (own, *cidr)).collect();
     let addresses: Vec<(&str, IpAddr)> = nodes
         .iter()
-        .flat_map(|(name, node)| node.addresses.iter().map(move |address| (name.as_str(), *address)))
+        .flat_map(|(name, node)| {
+            node.addresses
+                .iter()
+                .map(move |address| (name.as_str(), *address))
+        })
         .collect();
     for (name, node) in nodes.iter().filter(|(name, _)| *name != own) {
         let is_of_underlay = |address: &&IpAddr| address.is_ipv6() == underlay.is_ipv6();
@@ -126,8 +134,9 @@ pub fn routes(own: &str, nodes: &BTreeMap<String, Node>, subnets: &[Subnet]) -> 
                 continue;
             }
             if let Some((other, address)) = addresses.iter().find(|(_, a)| cidr.contains(a)) {
-                all.conflicts
-                    .push(conflict(format!("it contains the address {address} of node {other}")));
+                all.conflicts.push(conflict(format!(
+                    "it contains the address {address} of node {other}"
+                )));
                 continue;
             }
             if let Some(subnet) = subnets.iter().find(|s| overlap(cidr, &s.net.trunc())) {

@@ -10,7 +10,10 @@ fn node(addresses: &[&str], cidrs: &[&str]) -> Node {
 }
 
 fn cluster(nodes: &[(&str, Node)]) -> BTreeMap<String, Node> {
-    nodes.iter().map(|(name, node)| (name.to_string(), node.clone())).collect()
+    nodes
+        .iter()
+        .map(|(name, node)| (name.to_string(), node.clone()))
+        .collect()
 }
 
 fn subnets() -> Vec<Subnet> {
@@ -23,37 +26,86 @@ fn subnets() -> Vec<Subnet> {
 }
 
 fn own() -> (&'static str, Node) {
-    ("a", node(&["10.0.0.1", "fd00::1"], &["10.244.0.0/24", "fd01::/64"]))
+    (
+        "a",
+        node(&["10.0.0.1", "fd00::1"], &["10.244.0.0/24", "fd01::/64"]),
+    )
 }
 
 #[test]
 fn n7_nodes_on_a_network_of_ours_are_routed_and_others_tunnelled() {
     let nodes = cluster(&[
         own(),
-        ("b", node(&["10.0.0.2", "fd00::2"], &["10.244.1.0/24", "fd01:0:0:1::/64"])),
+        (
+            "b",
+            node(&["10.0.0.2", "fd00::2"], &["10.244.1.0/24", "fd01:0:0:1::/64"]),
+        ),
         ("c", node(&["10.9.0.3"], &["10.244.2.0/24", "fd01:0:0:2::/64"])),
     ]);
     let all = routes("a", &nodes, &subnets());
     let hop = |cidr: &str| all.routes[&cidr.parse::<IpNet>().unwrap()];
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-    assert_eq!(hop("10.244.1.0/24"), Hop::Direct { via: ip("10.0.0.2"), link: 2 });
-    assert_eq!(hop("fd01:0:0:1::/64"), Hop::Direct { via: ip("fd00::2"), link: 2 });
-    assert_eq!(hop("10.244.2.0/24"), Hop::Tunnel { gateway: ip("10.244.2.0") });
+    assert_eq!(
+        hop("10.244.1.0/24"),
+        Hop::Direct {
+            via: ip("10.0.0.2"),
+            link: 2
+        }
+    );
+    assert_eq!(
+        hop("fd01:0:0:1::/64"),
+        Hop::Direct {
+            via: ip("fd00::2"),
+            link: 2
+        }
+    );
+    assert_eq!(
+        hop("10.244.2.0/24"),
+        Hop::Tunnel {
+            gateway: ip("10.244.2.0")
+        }
+    );
     // Both families go through a tunnel over the underlay's.
-    assert_eq!(hop("fd01:0:0:2::/64"), Hop::Tunnel { gateway: ip("fd01:0:0:2::") });
+    assert_eq!(
+        hop("fd01:0:0:2::/64"),
+        Hop::Tunnel {
+            gateway: ip("fd01:0:0:2::")
+        }
+    );
     for gateway in ["10.244.2.0", "fd01:0:0:2::"] {
-        assert_eq!(all.tunnels[&ip(gateway)], Tunnel { mac: mac("c"), remote: ip("10.9.0.3") });
+        assert_eq!(
+            all.tunnels[&ip(gateway)],
+            Tunnel {
+                mac: mac("c"),
+                remote: ip("10.9.0.3")
+            }
+        );
     }
-    assert_eq!((all.routes.len(), all.tunnels.len(), all.conflicts.len()), (4, 2, 0));
+    assert_eq!(
+        (all.routes.len(), all.tunnels.len(), all.conflicts.len()),
+        (4, 2, 0)
+    );
 }
 
 #[test]
 fn n7_a_range_that_cannot_be_routed_is_named_and_harms_no_other() {
     for (what, cidr, message) in [
         ("own", "10.244.0.128/25", "it overlaps 10.244.0.0/24 of node a"),
-        ("another's", "10.244.1.0/25", "it overlaps 10.244.1.0/24 of node b"),
-        ("a node's address", "10.7.0.0/16", "it contains the address 10.7.0.9 of node z"),
-        ("a network of ours", "10.0.0.128/25", "it overlaps 10.0.0.0/24, a network of this machine"),
+        (
+            "another's",
+            "10.244.1.0/25",
+            "it overlaps 10.244.1.0/24 of node b",
+        ),
+        (
+            "a node's address",
+            "10.7.0.0/16",
+            "it contains the address 10.7.0.9 of node z",
+        ),
+        (
+            "a network of ours",
+            "10.0.0.128/25",
+            "it overlaps 10.0.0.0/24, a network of this machine",
+        ),
     ] {
         let nodes = cluster(&[
             own(),
@@ -63,20 +115,31 @@ fn n7_a_range_that_cannot_be_routed_is_named_and_harms_no_other() {
         ]);
         let all = routes("a", &nodes, &subnets());
         assert_eq!(all.conflicts.len(), 1, "{what}");
-        assert_eq!((&*all.conflicts[0].node, &*all.conflicts[0].message), ("c", message), "{what}");
+        assert_eq!(
+            (&*all.conflicts[0].node, &*all.conflicts[0].message),
+            ("c", message),
+            "{what}"
+        );
         assert_eq!(all.routes.len(), 2, "{what}");
     }
     let without = cluster(&[own(), ("v6", node(&["fd99::1"], &["10.244.3.0/24"]))]);
     let all = routes("a", &without, &subnets());
     assert_eq!(all.conflicts[0].message, "the node has no IPv4 address");
-    assert!(routes("nobody", &without, &subnets()).routes.is_empty(), "before this node is known");
+    assert!(
+        routes("nobody", &without, &subnets()).routes.is_empty(),
+        "before this node is known"
+    );
 }
 
 #[test]
 fn n7_the_tunnel_takes_what_the_link_takes_less_its_headers() {
     assert_eq!(tunnel_mtu(1500, "10.0.0.1".parse().unwrap()), 1450);
     assert_eq!(tunnel_mtu(1500, "fd00::1".parse().unwrap()), 1430);
-    assert_eq!(mac("node1")[0] & 0b11, 0b10, "locally administered, of one machine");
+    assert_eq!(
+        mac("node1")[0] & 0b11,
+        0b10,
+        "locally administered, of one machine"
+    );
     assert_ne!(mac("node1"), mac("node2"));
 }
 

@@ -55,13 +55,15 @@ impl Addresses {
                 .iter()
                 .find_map(|cidr| self.next(*cidr).map(|address| (*cidr, address)));
             let names: Vec<String> = of_family.iter().map(ToString::to_string).collect();
-            found.push(next.ok_or_else(|| Exhausted {
-                cidrs: names.join(", "),
-                used: self
-                    .used
-                    .keys()
-                    .filter(|address| of_family.iter().any(|cidr| cidr.contains(*address)))
-                    .count(),
+            found.push(next.ok_or_else(|| {
+                Exhausted {
+                    cidrs: names.join(", "),
+                    used: self
+                        .used
+                        .keys()
+                        .filter(|address| of_family.iter().any(|cidr| cidr.contains(*address)))
+                        .count(),
+                }
             })?);
         }
         for (cidr, address) in &found {
@@ -184,7 +186,11 @@ mod tests {
         assert!(addresses.allocate(&both, &id(2)).is_err());
         addresses.release(&id(1));
         let got = addresses.allocate(&both, &id(3)).unwrap();
-        assert_eq!(got[1].to_string(), "fd00:1::3", "the failed attempt used nothing up");
+        assert_eq!(
+            got[1].to_string(),
+            "fd00:1::3",
+            "the failed attempt used nothing up"
+        );
     }
 
     #[test]

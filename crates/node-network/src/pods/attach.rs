@@ -243,9 +243,8 @@ impl Inner {
     }
 
     fn delete_now(&self, sandbox: &SandboxId) -> Result<(), Failure> {
-        let failed = |error: &dyn Error| {
-            Failure::new(Code::Kernel, "cannot remove the pod's network").because(error)
-        };
+        let failed =
+            |error: &dyn Error| Failure::new(Code::Kernel, "cannot remove the pod's network").because(error);
         let record = {
             let mut state = self.state.lock();
             let record = state.records.get_mut(sandbox);
@@ -333,10 +332,7 @@ impl Inner {
         let routes = links::pod_routes(&mut netlink).map_err(|error| failed(&error))?;
         for address in &record.addresses {
             if !routes.contains(&(*address, link.index)) {
-                return differs(format!(
-                    "there is no route to {address} through {}",
-                    link.name
-                ));
+                return differs(format!("there is no route to {address} through {}", link.name));
             }
         }
         let Some(netns) = netns else {
@@ -375,10 +371,6 @@ fn added(record: &Record, netns: PathBuf) -> Added {
         pod_mac: mac_text(&pod_mac(&record.addresses)),
         netns,
         addresses: record.addresses.clone(),
-        gateways: record
-            .addresses
-            .iter()
-            .map(|address| gateway(*address))
-            .collect(),
+        gateways: record.addresses.iter().map(|address| gateway(*address)).collect(),
     }
 }

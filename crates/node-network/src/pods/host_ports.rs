@@ -276,10 +276,7 @@ mod tests {
             "host port 192.0.2.1 80/UDP is used by sandbox b"
         );
         assert!(conflict(&[(Tcp, None, 81)]).is_some());
-        assert!(
-            check(&others[0], others.iter()).is_ok(),
-            "its own is no conflict"
-        );
+        assert!(check(&others[0], others.iter()).is_ok(), "its own is no conflict");
     }
 
     #[test]

@@ -44,4 +44,4 @@ pub use records::Error as RecordError;
 pub use registry::{Attachment, Pods};
 pub use remove::{RemoveError, remove_all};
 pub use sandbox::{HostPort, PodName, Protocol, SandboxId};
-pub use server::{BeforeUp, Config, Earlier, NodeNetwork, NoHook, Server, StartError};
+pub use server::{BeforeUp, Config, Earlier, NoHook, NodeNetwork, Server, StartError};

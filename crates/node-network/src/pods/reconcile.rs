@@ -135,7 +135,12 @@ impl Inner {
     }
 
     /// A link without a record: its routes say which addresses it has. One without routes was never opened.
-    fn adopt_link(&self, link: &Link, sandbox: SandboxId, routes: &[(IpAddr, u32)]) -> Result<(), StartError> {
+    fn adopt_link(
+        &self,
+        link: &Link,
+        sandbox: SandboxId,
+        routes: &[(IpAddr, u32)],
+    ) -> Result<(), StartError> {
         let mut addresses: Vec<IpAddr> = routes
             .iter()
             .filter(|(_, index)| *index == link.index)
@@ -194,12 +199,10 @@ impl Inner {
             let learned = {
                 let mut state = self.state.lock();
                 let record = state.records.get_mut(&id);
-                record
-                    .filter(|record| record.pod.is_none())
-                    .map(|record| {
-                        record.pod = Some(pod.clone());
-                        record.clone()
-                    })
+                record.filter(|record| record.pod.is_none()).map(|record| {
+                    record.pod = Some(pod.clone());
+                    record.clone()
+                })
             };
             let Some(record) = learned else { continue };
             if let Err(error) = self.records.write(&record) {

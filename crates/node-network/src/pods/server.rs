@@ -177,10 +177,7 @@ impl Server {
         let mut tasks = JoinSet::new();
         tasks.spawn(maintain(inner.clone(), installed));
         tasks.spawn(serve(inner.clone(), listener));
-        Ok(Server {
-            inner,
-            _tasks: tasks,
-        })
+        Ok(Server { inner, _tasks: tasks })
     }
 }
 
@@ -386,10 +383,7 @@ impl Inner {
     fn status(&self) -> Result<(), Failure> {
         match self.network.borrow().as_ref() {
             Some(network) if !network.pod_cidrs.is_empty() => Ok(()),
-            _ => Err(Failure::new(
-                Code::NotAvailable,
-                "the node has no pod CIDR yet",
-            )),
+            _ => Err(Failure::new(Code::NotAvailable, "the node has no pod CIDR yet")),
         }
     }
 

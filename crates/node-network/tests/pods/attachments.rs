@@ -20,18 +20,9 @@ pub const CASES: &[Case] = &[
         "n1_pods_reach_each_other_the_node_and_are_reached_in_both_families",
         pods_reach_each_other,
     ),
-    (
-        "n1_200_parallel_adds_give_200_addresses",
-        parallel_adds,
-    ),
-    (
-        "n1_an_exhausted_range_is_a_clear_error_and_recovers",
-        exhausted,
-    ),
-    (
-        "n1_pods_leave_the_cluster_with_the_nodes_address",
-        masquerade,
-    ),
+    ("n1_200_parallel_adds_give_200_addresses", parallel_adds),
+    ("n1_an_exhausted_range_is_a_clear_error_and_recovers", exhausted),
+    ("n1_pods_leave_the_cluster_with_the_nodes_address", masquerade),
     (
         "n1_before_the_node_has_a_cidr_add_is_to_be_tried_again",
         no_cidr_yet,
@@ -60,7 +51,11 @@ fn pods_reach_each_other() {
     let of_a = node.add(&a).addresses();
     let of_b = node.add(&b).addresses();
     assert_eq!(of_a, [ip("10.244.1.2"), ip("fd00:244:0:1::2")]);
-    for (namespace, name) in [(&a.namespace, "a"), (&b.namespace, "b"), (&node.namespace, "node")] {
+    for (namespace, name) in [
+        (&a.namespace, "a"),
+        (&b.namespace, "b"),
+        (&node.namespace, "node"),
+    ] {
         serve(namespace, name, 80);
     }
     for family in 0..2 {
@@ -254,12 +249,10 @@ fn earlier_network() {
     node.namespace.command(&format!(
         "ip link add vethold type veth peer name eth0 netns {thread}"
     ));
-    node.namespace
-        .command("ip link set vethold master cni-old up");
+    node.namespace.command("ip link set vethold master cni-old up");
     old.namespace.command("ip address add 10.244.1.2/29 dev eth0");
     old.namespace.command("ip link set eth0 up");
-    old.namespace
-        .command("ip route add default via 10.244.1.1");
+    old.namespace.command("ip route add default via 10.244.1.1");
     node.earlier = Some(Earlier {
         bridge: "cni-old".into(),
         leases: leases.clone(),
@@ -269,8 +262,14 @@ fn earlier_network() {
     assert_eq!(node.add(&new).addresses(), [ip("10.244.1.3")]);
     serve(&old.namespace, "old", 80);
     serve(&new.namespace, "new", 80);
-    assert_eq!(tcp(&new.namespace, ip("10.244.1.2"), 80).unwrap(), "old 10.244.1.3");
-    assert_eq!(tcp(&old.namespace, ip("10.244.1.3"), 80).unwrap(), "new 10.244.1.2");
+    assert_eq!(
+        tcp(&new.namespace, ip("10.244.1.2"), 80).unwrap(),
+        "old 10.244.1.3"
+    );
+    assert_eq!(
+        tcp(&old.namespace, ip("10.244.1.3"), 80).unwrap(),
+        "new 10.244.1.2"
+    );
     node.delete(&old).done();
     assert!(!leases.join("10.244.1.2").exists());
     let all: Vec<IpAddr> = (2..6).flat_map(|n| node.add(&Pod::new(n)).addresses()).collect();
@@ -281,11 +280,7 @@ fn loopback() {
     let node = Node::started();
     let pod = Pod::new(1);
     let config = json!({ "cniVersion": "0.3.1", "name": "cni-loopback", "type": "loopback" });
-    assert!(
-        !node
-            .plugin("loopback", "CHECK", &pod, &config)
-            .is_success
-    );
+    assert!(!node.plugin("loopback", "CHECK", &pod, &config).is_success);
     let answer = node.plugin("loopback", "ADD", &pod, &config);
     answer.done();
     assert_eq!(answer.json["ips"][0]["address"], "127.0.0.1/8");
@@ -293,7 +288,10 @@ fn loopback() {
     node.plugin("loopback", "CHECK", &pod, &config).done();
     node.plugin("loopback", "DEL", &pod, &config).done();
     serve(&pod.namespace, "self", 80);
-    assert_eq!(tcp(&pod.namespace, ip("127.0.0.1"), 80).unwrap(), "self 127.0.0.1");
+    assert_eq!(
+        tcp(&pod.namespace, ip("127.0.0.1"), 80).unwrap(),
+        "self 127.0.0.1"
+    );
     assert_eq!(tcp(&pod.namespace, ip("::1"), 80).unwrap(), "self ::1");
 }
 

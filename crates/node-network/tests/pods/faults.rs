@@ -23,26 +23,17 @@ pub const CASES: &[Case] = &[
         "n1_a_link_without_a_record_keeps_its_address",
         link_without_record,
     ),
-    (
-        "n1_an_add_that_was_broken_off_is_made_anew",
-        broken_off,
-    ),
+    ("n1_an_add_that_was_broken_off_is_made_anew", broken_off),
     (
         "n1_routes_and_table_that_others_removed_come_back",
         removed_by_others,
     ),
-    (
-        "n1_malformed_requests_have_cni_errors",
-        malformed,
-    ),
+    ("n1_malformed_requests_have_cni_errors", malformed),
     (
         "n1_gc_releases_what_the_runtime_does_not_have",
         garbage_collection,
     ),
-    (
-        "n1_del_works_when_the_namespace_is_gone",
-        namespace_gone,
-    ),
+    ("n1_del_works_when_the_namespace_is_gone", namespace_gone),
 ];
 
 fn ip(text: &str) -> IpAddr {
@@ -206,7 +197,10 @@ fn malformed() {
     assert_eq!(environment("a", "eth0", "/dev/null").0, 103);
     let own = node.namespace.path();
     let (code, message) = environment("a", "eth0", own.to_str().unwrap());
-    assert!(code == 103 && message.contains("own network namespace"), "{message}");
+    assert!(
+        code == 103 && message.contains("own network namespace"),
+        "{message}"
+    );
     for text in ["", "{", "[]", "{\"cniVersion\":\"1.0.0\"}"] {
         let variables = [("CNI_COMMAND", "ADD")];
         let answer = node.run_plugin("knarr-cni", &variables, text);

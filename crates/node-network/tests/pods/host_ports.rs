@@ -17,18 +17,12 @@ pub const CASES: &[Case] = &[
         "n8_pods_share_a_port_number_by_protocol_and_address",
         shared_numbers,
     ),
-    (
-        "n8_a_udp_flow_follows_a_host_port_that_comes_and_goes",
-        udp_flows,
-    ),
+    ("n8_a_udp_flow_follows_a_host_port_that_comes_and_goes", udp_flows),
     (
         "n8_host_ports_survive_a_restart_and_are_never_on_the_dns_address",
         restart,
     ),
-    (
-        "n8_a_host_port_that_is_in_use_is_an_error_and_undone",
-        in_use,
-    ),
+    ("n8_a_host_port_that_is_in_use_is_an_error_and_undone", in_use),
 ];
 
 fn ip(text: &str) -> IpAddr {
@@ -56,14 +50,8 @@ fn from_everywhere() {
     for (family, (address, client)) in [(NODE, OUTSIDE), (NODE_V6, OUTSIDE_V6)].into_iter().enumerate() {
         let address = ip(address);
         // From another machine, whose address is kept.
-        assert_eq!(
-            tcp(&outside, address, 8080).unwrap(),
-            format!("pod {client}")
-        );
-        assert_eq!(
-            udp(&outside, address, 8080, 0).unwrap(),
-            format!("pod {client}")
-        );
+        assert_eq!(tcp(&outside, address, 8080).unwrap(), format!("pod {client}"));
+        assert_eq!(udp(&outside, address, 8080, 0).unwrap(), format!("pod {client}"));
         // From the node itself and from another pod.
         assert_eq!(
             tcp(&node.namespace, address, 8080).unwrap(),
@@ -98,11 +86,10 @@ fn shared_numbers() {
     let outside = node.outside();
     node.namespace.command("ip address add 192.0.2.77/24 dev up0");
     let pods: Vec<Pod> = (1..4).map(Pod::new).collect();
-    for (pod, mapping) in pods.iter().zip([
-        ("tcp", 53, ""),
-        ("udp", 53, "0.0.0.0"),
-        ("tcp", 53, "192.0.2.77"),
-    ]) {
+    for (pod, mapping) in
+        pods.iter()
+            .zip([("tcp", 53, ""), ("udp", 53, "0.0.0.0"), ("tcp", 53, "192.0.2.77")])
+    {
         node.add_with(pod, ports(&[mapping])).done();
         serve(&pod.namespace, &pod.name, 80);
     }
@@ -139,8 +126,7 @@ fn restart() {
     node.reserved = vec![ip(dns)];
     node.kill();
     node.start();
-    node.namespace
-        .command(&format!("ip address add {dns}/32 dev lo"));
+    node.namespace.command(&format!("ip address add {dns}/32 dev lo"));
     let outside = node.outside();
     outside.command(&format!("ip route add {dns}/32 via {NODE}"));
     let pod = Pod::new(1);
@@ -148,8 +134,7 @@ fn restart() {
     serve(&pod.namespace, "pod", 80);
     serve(&node.namespace, "node", 53);
     node.kill();
-    node.namespace
-        .command("nft flush map inet knarr-pods any4");
+    node.namespace.command("nft flush map inet knarr-pods any4");
     node.namespace
         .command("nft add element inet knarr-pods any4 { tcp . 99 : 10.244.1.9 . 99 }");
     node.start();

@@ -14,14 +14,8 @@ pub const CASES: &[Case] = &[
         "n1_a_pod_cannot_send_from_an_address_that_is_not_its_own",
         spoofing,
     ),
-    (
-        "n1_a_pod_does_not_reach_the_nodes_loopback",
-        loopback_of_the_node,
-    ),
-    (
-        "n8_bandwidth_is_limited_in_both_directions",
-        bandwidth,
-    ),
+    ("n1_a_pod_does_not_reach_the_nodes_loopback", loopback_of_the_node),
+    ("n8_bandwidth_is_limited_in_both_directions", bandwidth),
 ];
 
 fn ip(text: &str) -> IpAddr {
@@ -76,9 +70,7 @@ fn loopback_of_the_node() {
         .namespace
         .command(&format!("sysctl -n net.ipv4.conf.{name}.route_localnet"));
     assert_eq!(routed.trim(), "1");
-    let listener = node
-        .namespace
-        .run(|| UdpSocket::bind(("127.0.0.1", 0)).unwrap());
+    let listener = node.namespace.run(|| UdpSocket::bind(("127.0.0.1", 0)).unwrap());
     listener
         .set_read_timeout(Some(Duration::from_millis(300)))
         .unwrap();

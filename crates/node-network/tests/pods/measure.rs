@@ -39,12 +39,7 @@ fn reference(node: &Node, pod: &Pod, plugin: &str, command: &str, config: &Value
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(config.as_bytes())
-            .unwrap();
+        child.stdin.take().unwrap().write_all(config.as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{text}");

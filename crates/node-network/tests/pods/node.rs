@@ -183,9 +183,8 @@ impl Node {
     pub fn outside(&self) -> Namespace {
         let outside = Namespace::new();
         let thread = outside.thread;
-        self.namespace.command(&format!(
-            "ip link add up0 type veth peer name up0 netns {thread}"
-        ));
+        self.namespace
+            .command(&format!("ip link add up0 type veth peer name up0 netns {thread}"));
         for (namespace, v4, v6) in [(&self.namespace, NODE, NODE_V6), (&outside, OUTSIDE, OUTSIDE_V6)] {
             namespace.command("ip link set lo up");
             namespace.command(&format!("ip address add {v4}/24 dev up0"));
@@ -252,12 +251,7 @@ impl Node {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(config.as_bytes())
-            .unwrap();
+        child.stdin.take().unwrap().write_all(config.as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
         Answer {
             is_success: output.status.success(),

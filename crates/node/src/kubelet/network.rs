@@ -18,6 +18,9 @@ pub trait NodeNetwork: Debug + Send + Sync + 'static {
     /// if no Service offers them. The caller bounds the wait.
     async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]);
 
+    /// Whether [`NodeNetwork::withdrawn`] knows: the service proxy is knarr's. Else the kubelet looks at EndpointSlices.
+    fn reports_endpoints(&self) -> bool;
+
     /// Whether pods of this node can be reached from other nodes; `None` where another network says so.
     fn availability(&self) -> Option<Availability>;
 
@@ -36,7 +39,7 @@ pub struct Availability {
 /// Waits until proxies have dropped the pod, at most for `bound`; whether they have.
 pub(super) async fn endpoints_dropped(shared: &Shared, pod: &core::Pod, bound: Duration) -> bool {
     let dropped = async {
-        match &shared.config.network {
+        match shared.config.network.as_ref().filter(|n| n.reports_endpoints()) {
             Some(network) => {
                 let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
                 network.withdrawn(namespace, &addresses(pod)).await;

@@ -16,10 +16,7 @@ use super::{COMMAND, Environment};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub fn run(environment: &Environment, config: &[u8]) -> Result<String, Failure> {
-    let command = environment
-        .get(COMMAND)
-        .map(String::as_str)
-        .unwrap_or_default();
+    let command = environment.get(COMMAND).map(String::as_str).unwrap_or_default();
     let version = version_of(config);
     if command == "VERSION" {
         let versions = serde_json::json!({ "cniVersion": version, "supportedVersions": VERSIONS });

@@ -15,10 +15,7 @@ const LO: &str = "lo";
 
 pub fn run(environment: &Environment, config: &[u8]) -> Result<String, Failure> {
     let version = version_of(config);
-    let command = environment
-        .get(COMMAND)
-        .map(String::as_str)
-        .unwrap_or_default();
+    let command = environment.get(COMMAND).map(String::as_str).unwrap_or_default();
     if command == "VERSION" {
         let versions = serde_json::json!({ "cniVersion": version, "supportedVersions": VERSIONS });
         return Ok(versions.to_string());
@@ -41,10 +38,7 @@ pub fn run(environment: &Environment, config: &[u8]) -> Result<String, Failure> 
         ("CHECK", Some(netns)) => check(netns).map(|()| String::new()),
         // `lo` goes with its namespace.
         ("DEL" | "GC" | "STATUS", _) => Ok(String::new()),
-        ("ADD" | "CHECK", None) => Err(Failure::new(
-            Code::InvalidEnvironment,
-            "CNI_NETNS is not set",
-        )),
+        ("ADD" | "CHECK", None) => Err(Failure::new(Code::InvalidEnvironment, "CNI_NETNS is not set")),
         (other, _) => Err(Failure::new(
             Code::InvalidEnvironment,
             format!("CNI_COMMAND is {other:?}"),
@@ -99,7 +93,9 @@ fn result(version: &str, netns: &Path, addresses: &[IpAddr]) -> String {
     let is_old = version.starts_with("0.");
     let ips: Vec<serde_json::Value> = addresses
         .iter()
-        .filter(|address| [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)].contains(address))
+        .filter(|address| {
+            [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)].contains(address)
+        })
         .map(|address| {
             let (family, prefix) = if address.is_ipv4() { ("4", 8) } else { ("6", 128) };
             let mut ip = serde_json::json!({ "interface": 0, "address": format!("{address}/{prefix}") });

@@ -243,7 +243,10 @@ pub fn version_of(config: &[u8]) -> String {
 
 /// The parameters of `CNI_ARGS`: `A=b;C=d`.
 pub fn arguments(environment: &Environment) -> BTreeMap<&str, &str> {
-    let all = environment.get("CNI_ARGS").map(String::as_str).unwrap_or_default();
+    let all = environment
+        .get("CNI_ARGS")
+        .map(String::as_str)
+        .unwrap_or_default();
     all.split(';').filter_map(|pair| pair.split_once('=')).collect()
 }
 

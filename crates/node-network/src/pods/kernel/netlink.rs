@@ -237,9 +237,7 @@ impl Netlink {
                 NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest).map_err(Error::Malformed)?;
             let (header, payload) = message.into_parts();
             take(header, payload);
-            rest = rest
-                .get(length.next_multiple_of(ALIGNMENT)..)
-                .unwrap_or_default();
+            rest = rest.get(length.next_multiple_of(ALIGNMENT)..).unwrap_or_default();
         }
         Ok(())
     }

@@ -157,7 +157,10 @@ mod tests {
     fn n8_a_burst_that_nobody_chose_is_a_tenth_of_a_second() {
         assert_eq!(Limit::from_bits(0, 5), None);
         let limit = Limit::from_bits(80_000_000, u64::from(u32::MAX)).unwrap();
-        assert_eq!((limit.bytes_per_second, limit.burst_bytes), (10_000_000, 1_000_000));
+        assert_eq!(
+            (limit.bytes_per_second, limit.burst_bytes),
+            (10_000_000, 1_000_000)
+        );
         assert_eq!(
             Limit::from_bits(80_000_000, 8_000_000).unwrap().burst_bytes,
             1_000_000

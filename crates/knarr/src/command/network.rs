@@ -1,0 +1,340 @@
+//! The network of this machine's node, put together: pods' interfaces, routes to other nodes, the service proxy, and what
+//! the kubelet asks of them.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use knarr_client::{Api, Clock};
+use knarr_network::proxy;
+use knarr_node::kubelet::{Availability, NodeNetwork};
+use knarr_node::network::PodNetwork;
+use knarr_node::runtime::Runtime;
+use knarr_node_network::catalog::Shared;
+use knarr_node_network::own_node::{self, OwnNode};
+use knarr_node_network::pods::cni::Install;
+use knarr_node_network::pods::{self, PodName, Pods, Sandbox};
+use knarr_node_network::propagation::EndpointPropagation;
+use knarr_node_network::proxy::ServiceProxy;
+use knarr_node_network::routes::{self, Router};
+use knarr_node_network::signal::Signal;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::Failure;
+use super::cluster::containerd_config;
+use crate::config::{Config, Part};
+
+/// How often the addresses of sandboxes that the runtime has forgotten are given back.
+const RECONCILE: Duration = Duration::from_secs(60);
+
+/// What is named after the instance: empty for the only one of a machine.
+pub struct Names {
+    suffix: String,
+    directory: PathBuf,
+}
+
+impl Names {
+    pub fn of(config: &Config) -> Self {
+        let instance = &config.network.instance;
+        Names {
+            suffix: match instance.as_str() {
+                "" => String::new(),
+                instance => format!("-{instance}"),
+            },
+            directory: config.data_dir.join("cni"),
+        }
+    }
+
+    fn proxy_table(&self) -> String {
+        format!("knarr-proxy{}", self.suffix)
+    }
+
+    pub fn routes(&self, node_name: &str) -> routes::Config {
+        routes::Config {
+            node_name: node_name.into(),
+            device: format!("knarr-vx{}", self.suffix),
+            table: format!("knarr-routes{}", self.suffix),
+        }
+    }
+
+    /// Records of pods' addresses.
+    fn records(&self) -> PathBuf {
+        self.directory.join("pods")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.join("agent/cni.sock")
+    }
+}
+
+/// A running network; it ends when it is dropped, and what the kernel has stays.
+pub struct Running {
+    proxy: Option<ServiceProxy>,
+    propagation: Option<EndpointPropagation>,
+    availability: Option<Arc<Signal<Availability>>>,
+    /// What the kubelet last asked for.
+    shown: Mutex<Option<Availability>>,
+    _catalog: Arc<Shared>,
+    _router: Option<Router>,
+    _own: own_node::Followed,
+    _tasks: JoinSet<()>,
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Running")
+    }
+}
+
+/// Starts the parts that are knarr's. `api` acts as the network agent of this node.
+pub async fn start(
+    config: &Config,
+    api: Arc<dyn Api>,
+    runtime: Arc<dyn Runtime>,
+    node_ips: &[IpAddr],
+    clock: Arc<dyn Clock>,
+) -> Result<Arc<Running>, Failure> {
+    let names = Names::of(config);
+    let catalog = Arc::new(Shared::start(api.clone()));
+    let own = own_node::Followed::start(api.clone(), &config.node_name);
+    let mut tasks = JoinSet::new();
+    let pods = Pods::default();
+    let (mut router, mut availability) = (None, None);
+    if config.network.has(Part::Network) {
+        let routes = Router::start(names.routes(&config.node_name), api.clone())
+            .map_err(|e| Failure::new("cannot watch this machine's routes").because(e))?;
+        availability = Some(
+            start_pods(
+                config,
+                &names,
+                &pods,
+                (&own, &routes),
+                (runtime, node_ips),
+                &mut tasks,
+            )
+            .await?,
+        );
+        router = Some(routes);
+    }
+    let proxy = config.network.has(Part::Proxy).then(|| {
+        let proxy = knarr_node_network::proxy::Config {
+            proxy: proxy::Config {
+                table: names.proxy_table(),
+                cluster_cidrs: config.network.cluster_cidrs.nets().to_vec(),
+                service_cidrs: config.network.service_cidrs.nets().to_vec(),
+                dns_addresses: match config.network.has(Part::Dns) {
+                    true => config.network.dns_addresses(),
+                    false => Vec::new(),
+                },
+                ..proxy::Config::default()
+            },
+            node_name: config.node_name.as_str().into(),
+            conntrack_sysctls: true,
+            conntrack_tcp_be_liberal: false,
+            healthz_address: None,
+        };
+        ServiceProxy::start(proxy, api.clone(), catalog.clone(), clock.clone())
+    });
+    let propagation = proxy.as_ref().map(|proxy| {
+        EndpointPropagation::start(
+            api.clone(),
+            &config.node_name,
+            catalog.clone(),
+            proxy.reached(),
+            clock,
+        )
+    });
+    Ok(Arc::new(Running {
+        proxy,
+        propagation,
+        availability,
+        shown: Mutex::default(),
+        _catalog: catalog,
+        _router: router,
+        _own: own,
+        _tasks: tasks,
+    }))
+}
+
+/// Pods' interfaces and addresses, once the node has a range of them.
+async fn start_pods(
+    config: &Config,
+    names: &Names,
+    pods: &Pods,
+    (own, router): (&own_node::Followed, &Router),
+    (runtime, node_ips): (Arc<dyn Runtime>, &[IpAddr]),
+    tasks: &mut JoinSet<()>,
+) -> Result<Arc<Signal<Availability>>, Failure> {
+    let (network, known) = watch::channel(None);
+    let cni_conf = containerd_config(config).cni_conf;
+    let bridge = PodNetwork::configured_bridge(&cni_conf)
+        .map_err(|e| Failure::new("cannot read the pod network's configuration").because(e))?;
+    let server = pods::Server::start(pods::Config {
+        directory: names.records(),
+        socket: names.socket(),
+        instance: Some(config.network.instance.clone()).filter(|instance| !instance.is_empty()),
+        network: known,
+        before_up: Arc::new(pods::NoHook),
+        pods: pods.clone(),
+        reserved: match config.network.has(Part::Dns) {
+            true => config.network.dns_addresses(),
+            false => Vec::new(),
+        },
+        earlier: bridge.map(|bridge| pods::Earlier {
+            bridge,
+            leases: config.data_dir.join("cni/ipam").join(Install::NETWORK),
+        }),
+    })
+    .await
+    .map_err(|e| Failure::new("the pod network does not start").because(e))?;
+    let install = Install {
+        program: std::env::current_exe()
+            .map_err(|e| Failure::new("cannot find this program's own file").because(e))?,
+        bin_dir: containerd_config(config).cni_bin,
+        conf_dir: cni_conf,
+        socket: names.socket(),
+    };
+    let availability = Arc::new(Signal::new(Availability {
+        is_available: false,
+        reason: "NoPodCIDR",
+        message: "the node has no range of pod addresses yet".into(),
+    }));
+    let (own, status, shown) = (own.node(), router.status(), availability.clone());
+    let (cluster_cidrs, node_addresses) = (config.network.cluster_cidrs.nets().to_vec(), node_ips.to_vec());
+    tasks.spawn(async move {
+        let mut given = (OwnNode::default(), routes::Status::default());
+        loop {
+            // One of the two changes; the other is then read.
+            tokio::select! {
+                _ = own.wait_for(|node| *node != given.0) => {}
+                _ = status.wait_for(|status| *status != given.1) => {}
+            }
+            given = (own.get(), status.get());
+            let (node, routes) = &given;
+            if node.pod_cidrs.is_empty() || !routes.is_ready {
+                continue;
+            }
+            network.send_replace(Some(pods::NodeNetwork {
+                pod_cidrs: node.pod_cidrs.clone(),
+                cluster_cidrs: cluster_cidrs.clone(),
+                node_addresses: node_addresses.clone(),
+                mtu: routes.mtu,
+            }));
+            // From here on the runtime's network is ready.
+            match install.write() {
+                Ok(()) => shown.set(Availability {
+                    is_available: true,
+                    reason: "KnarrIsUp",
+                    message: "the node's pods are routed".into(),
+                }),
+                Err(error) => tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "the CNI plugin cannot be installed"
+                ),
+            }
+        }
+    });
+    tasks.spawn(async move {
+        loop {
+            tokio::time::sleep(RECONCILE).await;
+            let listed = async {
+                let sandboxes = runtime.sandboxes().await?;
+                let listed = sandboxes.into_iter().map(|sandbox| Sandbox {
+                    id: sandbox.id,
+                    pod: Some(PodName {
+                        namespace: sandbox.pod.namespace.into(),
+                        name: sandbox.pod.name.into(),
+                        uid: Some(sandbox.pod.uid.into()),
+                    }),
+                });
+                Ok::<_, knarr_node::runtime::RuntimeError>(listed.collect())
+            };
+            match server.reconcile(listed).await {
+                Ok(0) => {}
+                Ok(released) => tracing::info!(released, "gave back what sandboxes had that are gone"),
+                Err(error) => tracing::debug!(%error, "the sandboxes cannot be listed"),
+            }
+        }
+    });
+    Ok(availability)
+}
+
+/// Removes all that the network of this data directory has on the machine.
+pub async fn remove(config: &Config) -> Vec<String> {
+    let names = Names::of(config);
+    let mut faults = Vec::new();
+    if let Err(error) = routes::remove_all(&names.routes(&config.node_name)).await {
+        faults.push(format!("routes to other nodes: {error}"));
+    }
+    let cni_conf = containerd_config(config).cni_conf;
+    let bridge = match PodNetwork::configured_bridge(&cni_conf) {
+        Ok(bridge) => bridge,
+        Err(error) => {
+            faults.push(format!("the pod network's configuration: {error}"));
+            None
+        }
+    };
+    let instance = Some(config.network.instance.clone()).filter(|instance| !instance.is_empty());
+    let blocking = tokio::task::spawn_blocking(move || {
+        let mut faults = Vec::new();
+        let removed = pods::remove_all(
+            &names.records(),
+            &names.socket(),
+            instance.as_deref(),
+            bridge.as_deref(),
+        );
+        if let Err(error) = removed {
+            faults.push(format!("the pods' network: {error}"));
+        }
+        if let Err(error) = knarr_node_network::proxy::remove(&names.proxy_table()) {
+            faults.push(format!("the service proxy's tables: {error}"));
+        }
+        faults
+    });
+    match blocking.await {
+        Ok(more) => faults.extend(more),
+        Err(error) => faults.push(format!("the network: {error}")),
+    }
+    faults
+}
+
+#[async_trait]
+impl NodeNetwork for Running {
+    async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]) {
+        match &self.propagation {
+            Some(propagation) => propagation.withdrawn(namespace, addresses).await,
+            None => {}
+        }
+    }
+
+    fn reports_endpoints(&self) -> bool {
+        self.propagation.is_some()
+    }
+
+    fn availability(&self) -> Option<Availability> {
+        let now = self.availability.as_ref().map(|availability| availability.get());
+        self.shown.lock().clone_from(&now);
+        now
+    }
+
+    async fn availability_changed(&self) {
+        match &self.availability {
+            Some(availability) => {
+                let is_new = |now: &Availability| self.shown.lock().as_ref() != Some(now);
+                availability.wait_for(is_new).await;
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Running {
+    /// Prometheus' text.
+    pub fn metrics(&self) -> String {
+        self.proxy.as_ref().map(ServiceProxy::metrics).unwrap_or_default()
+    }
+}
