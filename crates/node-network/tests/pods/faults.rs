@@ -1,5 +1,6 @@
 //! What goes wrong: agents that are killed, records or links that are missing, malformed configurations.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use knarr_node_network::pods::{PodName, Sandbox};
 use serde_json::json;
 
 use crate::Case;
+use crate::agent::Agent;
 use crate::node::{Node, Pod, network};
 use crate::traffic::{serve, tcp};
 
@@ -33,6 +35,10 @@ pub const CASES: &[Case] = &[
         "n1_gc_releases_what_the_runtime_does_not_have",
         garbage_collection,
     ),
+    (
+        "n1_agents_killed_at_any_moment_lose_no_pod_and_no_address",
+        killed,
+    ),
     ("n1_del_works_when_the_namespace_is_gone", namespace_gone),
 ];
 
@@ -51,11 +57,11 @@ fn restart() {
     node.start();
     assert_eq!(node.pods.namespace_of(address).as_deref(), Some("shop"));
     node.cni("CHECK", &pod, &node.config()).done();
-    let other = node.add(&Pod::new(2)).addresses()[0];
-    assert_ne!(other, address);
+    let other = Pod::new(2);
+    assert_ne!(node.add(&other).addresses()[0], address);
     assert_eq!(node.add(&pod).failure().0, 4, "it is attached already");
     node.delete(&pod).done();
-    assert_eq!(node.links().len(), 1);
+    assert_eq!(node.links(), [other.host_interface()]);
 }
 
 fn record_without_link() {
@@ -220,6 +226,43 @@ fn garbage_collection() {
     config["cni.dev/valid-attachments"] = json!([{ "containerID": b.id, "ifname": "eth0" }]);
     node.cni("GC", &a, &config).done();
     assert_eq!(node.links(), [b.host_interface()]);
+}
+
+fn killed() {
+    const PODS: usize = 8;
+    let node = Node::new(None);
+    for round in 0..12 {
+        let mut agent = Agent::start(&node);
+        let pods: Vec<Pod> = (0..PODS).map(|n| Pod::new(round * PODS + n)).collect();
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            let adding: Vec<_> = pods.iter().map(|pod| scope.spawn(|| node.add(pod))).collect();
+            std::thread::sleep(Duration::from_millis(4 * round as u64));
+            agent.kill();
+            adding.into_iter().map(|pod| pod.join().unwrap()).collect()
+        });
+        let mut agent = Agent::start(&node);
+        let mut addresses = BTreeSet::new();
+        for (pod, answer) in pods.iter().zip(&answers) {
+            let of = if answer.is_success {
+                node.cni("CHECK", pod, &node.config()).done();
+                answer.addresses()
+            } else {
+                assert_eq!(answer.failure().0, 11, "{}", answer.json);
+                // As containerd does after a failure.
+                node.delete(pod).done();
+                node.add(pod).addresses()
+            };
+            addresses.extend(of);
+        }
+        assert_eq!(addresses.len(), 2 * PODS);
+        assert_eq!(node.links().len(), PODS);
+        for pod in &pods {
+            node.delete(pod).done();
+        }
+        assert!(node.links().is_empty());
+        assert_eq!(std::fs::read_dir(node.records()).unwrap().count(), 1, ".last");
+        agent.kill();
+    }
 }
 
 fn namespace_gone() {

@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "real processes run on the real clock")]
 
+mod agent;
 mod attachments;
 mod faults;
 mod host_ports;
@@ -21,6 +22,9 @@ type Case = (&'static str, fn());
 
 fn main() -> ExitCode {
     if let Some(code) = knarr_node_network::pods::cni::run_if_called() {
+        return code;
+    }
+    if let Some(code) = agent::run_if_called() {
         return code;
     }
     let arguments = Arguments::from_args();

@@ -58,12 +58,18 @@ fn add() {
     });
     let (mut ours, mut theirs, mut ours_del, mut theirs_del) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut ours_alone, mut nothing) = (Vec::new(), Vec::new());
     for number in 0..PODS {
         let pod = Pod::new(number);
         let start = Instant::now();
         node.plugin("loopback", "ADD", &pod, &loopback).done();
+        let before = start.elapsed();
         node.add(&pod).done();
         ours.push(start.elapsed());
+        ours_alone.push(start.elapsed() - before);
+        let start = Instant::now();
+        node.cni("VERSION", &pod, &node.config()).done();
+        nothing.push(start.elapsed());
         let start = Instant::now();
         node.plugin("loopback", "DEL", &pod, &loopback).done();
         node.delete(&pod).done();
@@ -87,6 +93,8 @@ fn add() {
     }
     eprintln!("ADD, median of {PODS} (loopback included):");
     eprintln!("  knarr-cni:          {:?}", median(ours));
+    eprintln!("    without loopback: {:?}", median(ours_alone));
+    eprintln!("    VERSION alone:    {:?}", median(nothing));
     eprintln!("  bridge and portmap: {:?}", median(theirs));
     eprintln!("DEL:");
     eprintln!("  knarr-cni:          {:?}", median(ours_del));
