@@ -392,6 +392,7 @@ impl World {
             .collect();
         let pool = Pool {
             ranges: &[Cidr::parse("10.97.0.0/16").expect("a range")],
+            further: &[],
             node_ports: NodePorts::default(),
             ip_is_used: &|ip| held.iter().any(|(ips, _)| ips.contains(&ip)),
             port_is_used: &|port| held.iter().any(|(_, ports)| ports.contains(&port)),

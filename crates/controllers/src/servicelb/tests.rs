@@ -228,7 +228,8 @@ fn families_pools_external_addresses_and_load_balancer_ip() {
         ("InternalIP", "127.0.0.1"),
     ];
     // Labels and addresses of node a (b is plain), the Service, what it gets.
-    let table: [(Value, &[(&str, &str)], Value, &str); 8] = [
+    type Row<'a> = (Value, &'a [(&'a str, &'a str)], Value, &'a str);
+    let table: [Row<'_>; 8] = [
         (
             json!({}),
             &dual,

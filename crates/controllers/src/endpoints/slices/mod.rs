@@ -260,23 +260,20 @@ fn pod_uid(endpoint: &Endpoint) -> &str {
 
 /// Since when a change has been waited for: the earliest change of readiness among the pods that are shown differently
 /// from before, or the Service's creation if nothing has been shown yet (KEP-2594's and kube-proxy's latency figures).
-enum Trigger {
+enum Trigger<'a> {
     Created(Option<Time>),
     /// What has been shown of pods, by address family and uid.
-    Changed(BTreeMap<(String, String), Endpoint>),
+    Changed(BTreeMap<(&'a str, &'a str), &'a Endpoint>),
 }
 
-impl Trigger {
-    fn new(service: &Service, existing: &[Shared<EndpointSlice>]) -> Self {
+impl<'a> Trigger<'a> {
+    fn new(service: &Service, existing: &'a [Shared<EndpointSlice>]) -> Self {
         if existing.is_empty() {
             return Trigger::Created(service.metadata.creation_timestamp.clone());
         }
         let shown = existing.iter().flat_map(|slice| {
             let endpoints = slice.endpoints.iter().flatten();
-            endpoints.map(|e| {
-                let key = (slice.address_type.clone(), pod_uid(e).to_string());
-                (key, without_hints(e))
-            })
+            endpoints.map(|e| ((slice.address_type.as_str(), pod_uid(e)), e))
         });
         Trigger::Changed(shown.collect())
     }
@@ -288,26 +285,39 @@ impl Trigger {
         };
         let changes = pods.iter().filter(|pod| {
             let uid = pod.object().uid();
-            let before = shown.get(&(family.to_string(), uid.to_string()));
+            let before = shown.get(&(family, uid));
             let mut now = desired.values().filter_map(|group| group.get(uid));
-            now.any(|e| before != Some(&without_hints(e)))
+            now.any(|e| !before.is_some_and(|before| is_shown_by(e, before)))
         });
         let times = changes.filter_map(|pod| pod::condition(pod, "Ready")?.last_transition_time.clone());
         times.map(|at| at.0).min()
     }
 }
 
-fn without_hints(endpoint: &Endpoint) -> Endpoint {
-    Endpoint {
-        hints: None,
-        ..endpoint.clone()
-    }
+/// Whether both show the same of a pod; hints are about the others, too.
+fn is_shown_by(endpoint: &Endpoint, before: &Endpoint) -> bool {
+    let Endpoint {
+        addresses,
+        conditions,
+        deprecated_topology: _,
+        hints: _,
+        hostname,
+        node_name,
+        target_ref,
+        zone,
+    } = endpoint;
+    *addresses == before.addresses
+        && *conditions == before.conditions
+        && *hostname == before.hostname
+        && *node_name == before.node_name
+        && *target_ref == before.target_ref
+        && *zone == before.zone
 }
 
 /// What is to be done about a Service's slices.
 struct Written<'a> {
     service: &'a Shared<Service>,
-    trigger: Trigger,
+    trigger: Trigger<'a>,
     hints: &'a Hints,
     writes: Vec<Action>,
     deletes: Vec<Action>,
