@@ -157,6 +157,7 @@ impl Driver {
                 Err(error) => error!(%error, "programming the kernel failed"),
             }
             self.metrics.failed();
+            self.health.queued();
             sleep(RETRY.after(failures)).await;
             failures = (failures + 1).min(16);
             work = changes(&mut pending.services, node);

@@ -28,7 +28,8 @@ use super::Config;
 use super::health::{Health, json};
 use super::http_server;
 
-/// Before a port that is taken is tried again.
+/// Before a port that is taken is tried again: at first soon, as the Service that had it may just have gone.
+const SOON: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_secs(2);
 const BACKLOG: i32 = 128;
 
@@ -152,18 +153,18 @@ impl Question {
 }
 
 async fn serve(question: Question) {
-    let mut is_new = true;
+    let mut failures = 0_u32;
     let listener = loop {
         match listen_on(question.family, question.port) {
             Ok(listener) => break listener,
             // A machine without IPv6.
             Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => return,
             Err(error) => {
-                if is_new {
+                failures = failures.saturating_add(1);
+                if failures == 2 {
                     question.cannot_listen(&error);
                 }
-                is_new = false;
-                sleep(RETRY).await;
+                sleep(if failures == 1 { SOON } else { RETRY }).await;
             }
         }
     };

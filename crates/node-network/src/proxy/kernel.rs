@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use knarr_network::catalog::ServiceKey;
-use knarr_network::proxy::{self, Family, HealthCheck, NodeFacts, Proxy, StaleUdp, layout};
-use knarr_nftables::{Batch, Nftables, script};
-use tracing::{info, warn};
+use knarr_network::proxy::{self, Element, Family, HealthCheck, NodeFacts, Proxy, StaleUdp, layout};
+use knarr_nftables::{Batch, Errno, Nftables, Operation, Rejection, script};
+use tracing::{error, info, warn};
 
 use super::sysctl;
 use super::transaction::{FAMILIES, Tables, Transaction, nft_family};
@@ -58,7 +58,13 @@ pub(super) struct Kernel {
     unapplied: BTreeSet<ServiceKey>,
     /// `None` before the first comparison, and after an error.
     open: Option<Open>,
+    /// What the kernel rejects: set and key. Left out until the next check, so that one element does not keep the rest
+    /// from the kernel.
+    left_out: BTreeSet<(String, Box<[u8]>)>,
 }
+
+/// When the kernel rejects more than this, it is not the elements' fault.
+const MAX_LEFT_OUT: usize = 64;
 
 impl Kernel {
     pub fn new(config: proxy::Config, catalog: Arc<Shared>) -> Self {
@@ -69,6 +75,7 @@ impl Kernel {
             is_new: true,
             unapplied: BTreeSet::new(),
             open: None,
+            left_out: BTreeSet::new(),
         }
     }
 
@@ -101,7 +108,11 @@ impl Kernel {
                 false
             }
             Work::Glance => !self.is_intact()?,
-            Work::Check => !self.is_untouched()?,
+            Work::Check => {
+                let has_left_out = !self.left_out.is_empty();
+                self.left_out.clear();
+                has_left_out || !self.is_untouched()?
+            }
         };
         match self.open.take().filter(|_| !is_due) {
             Some(mut open) => {
@@ -109,8 +120,13 @@ impl Kernel {
                 self.open = Some(open);
             }
             None => {
-                let open = self.compare(done)?;
-                self.open = Some(open);
+                self.open = loop {
+                    match self.compare(done) {
+                        Ok(open) => break Some(open),
+                        Err(error) if self.leave_out(&error) => (),
+                        Err(error) => return Err(error),
+                    }
+                };
             }
         }
         Ok(())
@@ -174,8 +190,13 @@ impl Kernel {
         let mut batch = Batch::new();
         for (family, mut comparison) in compared {
             let mut result = Ok(());
+            let table = format!("{} {}", family.name(), self.config.table);
+            let is_left_out = |element: &Element| {
+                let place = || (format!("{table} {}", element.set), element.key.start.clone());
+                !self.left_out.is_empty() && self.left_out.contains(&place())
+            };
             self.proxy.visit(family, &mut |element| {
-                if result.is_ok() {
+                if result.is_ok() && !is_left_out(&element) {
                     result = comparison.want(element.set, &element.key, element.data.as_ref());
                 }
             });
@@ -184,6 +205,29 @@ impl Kernel {
         }
         open.commit(&batch)?;
         Ok(open)
+    }
+
+    /// Whether everything but one more element may be tried.
+    fn leave_out(&mut self, error: &TableError) -> bool {
+        let TableError::Nftables(knarr_nftables::Error::Rejected(rejections)) = error else {
+            return false;
+        };
+        let Some(Rejection {
+            operation: Operation::AddElements,
+            target,
+            key: Some(key),
+            errno,
+        }) = rejections.first()
+        else {
+            return false;
+        };
+        // Without memory nothing goes in; and without this one nobody is kept out.
+        let is_general = matches!(errno, Errno::ENOMEM | Errno::EINTR | Errno::EAGAIN);
+        if is_general || target.ends_with(layout::FIREWALLED) || self.left_out.len() >= MAX_LEFT_OUT {
+            return false;
+        }
+        error!(%error, "an element is left out");
+        self.left_out.insert((target.to_string(), key.clone()))
     }
 
     /// Chains, rules and empty sets. Tables of another version of knarr, whose sets are different, are replaced.

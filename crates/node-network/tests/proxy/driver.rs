@@ -206,6 +206,39 @@ fn n3_tables_of_another_version_are_replaced_and_others_left_alone() {
 }
 
 #[test]
+fn n3_an_element_that_the_kernel_rejects_keeps_no_other_out() {
+    in_world(|world| async move {
+        listen("10.1.0.1:8080");
+        // Room for two of three cluster IPs.
+        let full = "set cluster-ips { type ipv4_addr; size 2; }";
+        script::run(&format!("table ip {TABLE} {{\n{full}\n}}\n")).unwrap();
+        for n in 1..=3 {
+            world
+                .create(&format!("s{n}"), spec(&format!("10.96.0.{n}")))
+                .await;
+        }
+        let (catalog, proxy) = world.start();
+        settled(&catalog, &proxy, &world).await;
+        for n in 1..=3 {
+            world
+                .set_endpoints(&format!("s{n}"), "IPv4", 8080, &["10.1.0.1"])
+                .await;
+        }
+        settled(&catalog, &proxy, &world).await;
+        for to in ["10.96.0.1:80", "10.96.0.2:80", "10.96.0.3:80"] {
+            assert!(can_connect(to).await, "{to}");
+        }
+        let listed = run(&format!("nft list set ip {TABLE} cluster-ips"));
+        assert_eq!(listed.matches("10.96.0.").count(), 2, "{listed}");
+        world.delete("s1").await;
+        world.delete("s2").await;
+        world.delete("s3").await;
+        settled(&catalog, &proxy, &world).await;
+        assert_eq!(in_kernel(Family::V4), []);
+    });
+}
+
+#[test]
 fn n3_udp_clients_of_an_endpoint_that_is_gone_get_another() {
     in_world(|world| async move {
         let first = UdpSocket::bind("10.1.0.1:53").unwrap();
