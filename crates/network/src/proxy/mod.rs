@@ -12,6 +12,7 @@
 //! 3. For every changed [`ServiceKey`](crate::catalog::ServiceKey) call [`Proxy::apply`] and commit the [`Change`].
 //!    Removals go first and into the same transaction as the additions: an element whose data changes is both. The
 //!    change of one Service belongs into one transaction per family. Then delete [`Change::stale_udp`].
+//!    An element's chain is always there: all chains are the skeleton's.
 //! 4. When the node's facts change, call [`Proxy::set_node`] and, if it says so, [`Proxy::apply`] for every Service. When
 //!    the configuration changes, [`Proxy::set_config`], the skeleton again, and [`Proxy::apply`] for every Service.
 //!
@@ -39,15 +40,20 @@
 pub mod categorize;
 pub mod change;
 pub mod config;
+pub mod explain;
 pub mod frontend;
 pub mod layout;
+pub mod packet;
 mod program;
 pub mod skeleton;
 pub mod slots;
 mod state;
+#[cfg(test)]
+mod tests;
 pub mod timeouts;
 
 pub use change::{Change, Element, Family, StaleUdp, TableChange};
 pub use config::{Config, NodeFacts};
+pub use explain::explain;
 pub use skeleton::{skeleton, sysctls};
 pub use state::{HealthCheck, Proxy};

@@ -33,7 +33,7 @@ pub(super) struct Port {
     any: bool,
     /// Rounded; `None` without session affinity.
     affinity_seconds: Option<u32>,
-    /// How many of `local` a client with affinity stays with: all, or none of them while they terminate.
+    /// The endpoints of `local` terminate; clients with affinity do not stay with them.
     local_is_fallback: bool,
     frontends: Box<[(FrontendKind, Option<IpAddr>, u16)]>,
     cluster: Box<[Backend]>,
@@ -75,18 +75,19 @@ impl SharedElement {
     }
 }
 
-/// The slots that a port's endpoints had before, if it was known: of its cluster and its local list.
+/// The slots that endpoints have: of the cluster and of the local list.
 pub(super) type Slots = (Vec<(IpAddr, u16)>, Vec<(IpAddr, u16)>);
 
 impl Program {
-    /// What the catalog's Service comes to; nothing for those that are not proxied here. `before` tells the slots that
-    /// the endpoints behind a frontend have already.
+    /// What the catalog's Service comes to; nothing for those that are not proxied here. Endpoints keep the slots they have
+    /// in `old`, or else those that `adopted` has for a frontend: from slot 0, and from [`LOCAL_OFFSET`].
     pub fn of(
         catalog: &Catalog,
         key: &ServiceKey,
         config: &Config,
         node: &NodeFacts,
-        before: &dyn Fn(&Frontend) -> Option<Slots>,
+        old: &Program,
+        adopted: &dyn Fn(&Frontend) -> Option<Slots>,
     ) -> Self {
         let Some(service) = catalog.service(key) else {
             return Program::default();
@@ -111,8 +112,8 @@ impl Program {
                 let mut new = Port::new(service, port, family, &categories);
                 new.frontends = frontends(service, port, family, cluster_ip, config);
                 new.sources = sources(service, family, node);
-                let known = new.frontends().find_map(|(_, frontend)| before(&frontend));
-                let (cluster, local) = known.unwrap_or_default();
+                let known = new.frontends().find_map(|(_, frontend)| old.slots(&frontend));
+                let (cluster, local) = known.unwrap_or_else(|| new.adopt(adopted));
                 new.cluster = slots::place(&cluster, &categories.cluster);
                 new.local = slots::place(&local, &categories.local);
                 if port.protocol == Protocol::Udp {
@@ -137,6 +138,21 @@ impl Program {
         let mut seen = BTreeSet::new();
         let all = self.ports.iter().flat_map(Port::frontends);
         all.filter(|(_, frontend)| seen.insert(*frontend)).collect()
+    }
+
+    /// The frontends of one port.
+    pub fn frontends_of(
+        &self,
+        family: Family,
+        protocol: Protocol,
+        number: u16,
+    ) -> Vec<(FrontendKind, Frontend)> {
+        let matches = |p: &&Port| p.family == family && p.protocol == protocol && p.number == number;
+        self.ports
+            .iter()
+            .filter(matches)
+            .flat_map(Port::frontends)
+            .collect()
     }
 
     /// The slots of the endpoints behind a frontend.
@@ -221,6 +237,29 @@ impl Port {
             serving: Box::default(),
             sources: Box::default(),
         }
+    }
+
+    /// The slots of the port's lists, from those of its frontends.
+    fn adopt(&self, adopted: &dyn Fn(&Frontend) -> Option<Slots>) -> Slots {
+        let (mut cluster, mut local) = Slots::default();
+        for (kind, frontend) in self.frontends() {
+            let Some((first, second)) = adopted(&frontend) else {
+                continue;
+            };
+            let is_local = kind == FrontendKind::ClusterIp && self.internal_local;
+            let (of_cluster, of_local) = if is_local {
+                (Vec::new(), first)
+            } else {
+                (first, second)
+            };
+            if cluster.is_empty() {
+                cluster = of_cluster;
+            }
+            if local.is_empty() {
+                local = of_local;
+            }
+        }
+        (cluster, local)
     }
 
     pub fn frontends(&self) -> impl Iterator<Item = (FrontendKind, Frontend)> + '_ {

@@ -4,11 +4,11 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::frontend::{Frontend, Reader};
+use super::frontend::{Frontend, FrontendKind, Reader};
 use super::program::{Program, SharedElement, Slots};
 use super::slots::LOCAL_OFFSET;
 use super::{Change, Config, Element, Family, NodeFacts, TableChange};
-use crate::catalog::{Catalog, ServiceKey};
+use crate::catalog::{Catalog, Protocol, ServiceKey};
 use crate::nft::{Data, Elements};
 
 /// Facts for the server on a `healthCheckNodePort`.
@@ -100,8 +100,8 @@ impl Proxy {
     pub fn apply(&mut self, catalog: &Catalog, key: &ServiceKey) -> Change {
         let old = self.programs.remove(key).unwrap_or_default();
         let adopted = &self.adopted;
-        let before = |frontend: &Frontend| old.slots(frontend).or_else(|| adopted_slots(adopted, frontend));
-        let new = Program::of(catalog, key, &self.config, &self.node, &before);
+        let adopted = |frontend: &Frontend| adopted_slots(adopted, frontend);
+        let new = Program::of(catalog, key, &self.config, &self.node, &old, &adopted);
         let mut change = Change::default();
         if old != new {
             change.stale_udp = new.stale_udp(&old);
@@ -149,6 +149,20 @@ impl Proxy {
         let mut claims = self.claims.range((*frontend, 0, nobody)..);
         let (first, _, owner) = claims.next()?;
         (first == frontend).then_some(owner)
+    }
+
+    /// The frontends that a Service claims for one of its ports.
+    pub(super) fn frontends(
+        &self,
+        key: &ServiceKey,
+        family: Family,
+        protocol: Protocol,
+        port: u16,
+    ) -> Vec<(FrontendKind, Frontend)> {
+        let program = self.programs.get(key);
+        program
+            .map(|program| program.frontends_of(family, protocol, port))
+            .unwrap_or_default()
     }
 
     fn replace(&mut self, key: &ServiceKey, old: &Program, new: &Program, change: &mut Change) {
