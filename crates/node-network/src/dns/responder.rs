@@ -1,0 +1,302 @@
+//! From a message to its answer, whatever it came over. What is known is answered at once, without waiting for
+//! anything; what others must be asked is completed later.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use hickory_proto::ProtoError;
+use hickory_proto::op::Message;
+use hickory_proto::serialize::binary::DecodeError;
+use knarr_network::dns::cached::Question;
+use knarr_network::dns::message::{self, Data, Record, Section, TCP_BYTES_MAX, Writer};
+use knarr_network::dns::name::Name;
+use knarr_network::dns::query::{self, Query};
+use knarr_network::dns::search::{self, SearchList};
+use knarr_network::dns::zone::{Answer, End};
+use knarr_network::dns::{record_type, response_code};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::NamespaceOf;
+use super::forwarder::Forwarder;
+use super::knowledge::Knowledge;
+use super::metrics::{Metrics, Transport};
+
+/// Rejections sent over UDP in a second, where the sender's address may be forged.
+const REJECTIONS_PER_SECOND: u32 = 500;
+
+/// What a message has come to.
+pub enum Next {
+    /// The answer has been written.
+    Answered,
+    /// There is none.
+    Dropped,
+    /// Others must be asked: [`Responder::complete`].
+    Elsewhere(Answer),
+}
+
+#[derive(Debug, thiserror::Error)]
+enum CombineError {
+    #[error("cannot read an answer")]
+    Decode(#[from] DecodeError),
+    #[error("cannot write an answer")]
+    Encode(#[from] ProtoError),
+}
+
+/// See the module.
+pub struct Responder {
+    pub knowledge: Arc<Knowledge>,
+    pub forwarder: Arc<Forwarder>,
+    pub metrics: Arc<Metrics>,
+    namespace_of: Option<NamespaceOf>,
+    rejections: Mutex<(Instant, u32)>,
+    /// Where the next list of addresses begins, so that clients that take the first one spread.
+    rotation: AtomicUsize,
+}
+
+fn limit(query: &Query<'_>, transport: Transport) -> usize {
+    match transport {
+        Transport::Udp => query.udp_limit(),
+        Transport::Tcp => TCP_BYTES_MAX,
+    }
+}
+
+/// Turns the addresses among the records, which stand together at the end.
+fn rotate(records: &mut [Record], by: usize) {
+    let is_address = |record: &Record| matches!(record.data, Data::Address(_));
+    let begin = records.iter().position(is_address).unwrap_or(records.len());
+    let addresses = &mut records[begin..];
+    if addresses.len() > 1 {
+        addresses.rotate_left(by % addresses.len());
+    }
+}
+
+impl Responder {
+    pub fn new(
+        knowledge: Arc<Knowledge>,
+        forwarder: Arc<Forwarder>,
+        metrics: Arc<Metrics>,
+        namespace_of: Option<NamespaceOf>,
+    ) -> Self {
+        Responder {
+            knowledge,
+            forwarder,
+            metrics,
+            namespace_of,
+            rejections: Mutex::new((Instant::now(), 0)),
+            rotation: AtomicUsize::new(0),
+        }
+    }
+
+    fn may_reject(&self, transport: Transport) -> bool {
+        if transport == Transport::Tcp {
+            return true;
+        }
+        let mut window = self.rejections.lock();
+        let now = Instant::now();
+        if now.saturating_duration_since(window.0) >= Duration::from_secs(1) {
+            *window = (now, 0);
+        }
+        window.1 += 1;
+        window.1 <= REJECTIONS_PER_SECOND
+    }
+
+    /// Writes the answer to a message behind what `out` holds, if it can be given now.
+    pub fn respond(&self, bytes: &[u8], client: IpAddr, transport: Transport, out: &mut Vec<u8>) -> Next {
+        let query = match query::read(bytes) {
+            Ok(query) => query,
+            Err(rejected) => {
+                if self.may_reject(transport) && message::rejection(out, &rejected) {
+                    return Next::Answered;
+                }
+                self.metrics.dropped.inc();
+                return Next::Dropped;
+            }
+        };
+        self.metrics.asked(transport, client.is_ipv6(), query.record_type);
+        let mut answer = self.resolve(&query, client);
+        if answer.end == End::Elsewhere(vec![query.name.clone()]) {
+            if self.forwarder.is_own_probe(&query.name, query.record_type) {
+                message::error(out, &query, response_code::SERVER_FAILURE);
+                return Next::Answered;
+            }
+            if query.record_type == record_type::ANY {
+                answer = minimal_any();
+            } else if let Some(host) = self.host(&query.name, query.record_type) {
+                answer = host;
+            } else if let Some((reply, age)) =
+                self.forwarder.cached(&Question::new(query.name.clone(), &query))
+            {
+                reply.write(out, &query, age, limit(&query, transport));
+                return Next::Answered;
+            }
+        }
+        if matches!(answer.end, End::Elsewhere(_)) {
+            return Next::Elsewhere(answer);
+        }
+        let by = self.rotation.fetch_add(1, Ordering::Relaxed);
+        rotate(&mut answer.records, by);
+        self.write(out, &query, &answer, limit(&query, transport));
+        Next::Answered
+    }
+
+    fn host(&self, name: &Name, asked_type: u16) -> Option<Answer> {
+        let routes = self.knowledge.routes();
+        routes.forwarding.host(name, asked_type)
+    }
+
+    fn resolve(&self, query: &Query<'_>, client: IpAddr) -> Answer {
+        let plain = self
+            .knowledge
+            .with_view(|view| search::resolve(view, None, &query.name, query.record_type));
+        let namespace = match (&plain.end, &self.namespace_of) {
+            (End::NoName, Some(namespace_of)) if plain.records.is_empty() => namespace_of(client),
+            _ => None,
+        };
+        let Some(namespace) = namespace else {
+            return plain;
+        };
+        let routes = self.knowledge.routes();
+        let list = SearchList {
+            namespace: &namespace,
+            node_domains: &routes.resolv_conf.domains,
+        };
+        self.knowledge
+            .with_view(|view| search::resolve(view, Some(list), &query.name, query.record_type))
+    }
+
+    fn write(&self, out: &mut Vec<u8>, query: &Query<'_>, answer: &Answer, limit: usize) {
+        let code = match answer.end {
+            End::Records | End::NoData | End::Elsewhere(_) => response_code::NO_ERROR,
+            End::NoName => response_code::NAME_ERROR,
+            End::NotReady | End::Failed => return message::error(out, query, response_code::SERVER_FAILURE),
+        };
+        let mut writer = Writer::begin(out, query, limit);
+        for record in &answer.records {
+            writer.record(Section::Answer, record);
+        }
+        if matches!(answer.end, End::NoData | End::NoName) {
+            let authority = self.knowledge.zone().authority(self.knowledge.serial());
+            writer.record(Section::Authority, &authority);
+        }
+        for record in &answer.additional {
+            writer.record(Section::Additional, record);
+        }
+        writer.finish(code, true);
+    }
+
+    /// Completes an answer that others must be asked for.
+    pub async fn complete(&self, bytes: &[u8], transport: Transport, answer: Answer) -> Vec<u8> {
+        let mut out = Vec::new();
+        let Ok(query) = query::read(bytes) else {
+            return out;
+        };
+        let limit = limit(&query, transport);
+        let Some(_permit) = self.forwarder.permit() else {
+            message::error(&mut out, &query, response_code::REFUSED);
+            return out;
+        };
+        let names = match &answer.end {
+            End::Elsewhere(names) => names.clone(),
+            _ => Vec::new(),
+        };
+        let is_plain = answer.records.is_empty() && names.len() == 1 && names[0] == query.name;
+        if is_plain {
+            let question = Question::new(query.name.clone(), &query);
+            match self.forwarder.look_up(question, &self.knowledge.routes()).await {
+                Some((reply, age)) => reply.write(&mut out, &query, age, limit),
+                None => message::error(&mut out, &query, response_code::SERVER_FAILURE),
+            }
+            return out;
+        }
+        // The end of a search list: names are aliases of the asked one. Otherwise the records lead to the one name.
+        let is_search = answer.records.is_empty();
+        for name in names {
+            let mut found = answer.clone();
+            if is_search {
+                found.records = vec![self.knowledge.with_view(|view| search::alias(view, name.clone()))];
+            }
+            found.end = End::Records;
+            if let Some(host) = self.host(&name, query.record_type) {
+                found.records.extend(host.records.into_iter().map(|mut record| {
+                    record.owner = Some(name.clone());
+                    record
+                }));
+                self.write(&mut out, &query, &found, limit);
+                return out;
+            }
+            let question = Question::new(name.clone(), &query);
+            let looked_up = match self.forwarder.cached(&question) {
+                Some(known) => Some(known),
+                None => {
+                    let routes = self.knowledge.routes();
+                    self.forwarder.look_up(question.clone(), &routes).await
+                }
+            };
+            match looked_up {
+                Some((reply, _)) if is_search && reply.code() == response_code::NAME_ERROR => continue,
+                Some((reply, age))
+                    if matches!(reply.code(), response_code::NO_ERROR | response_code::NAME_ERROR) =>
+                {
+                    self.write(&mut out, &query, &found, TCP_BYTES_MAX);
+                    match combine(&out, &reply.message(&question, age)) {
+                        Ok(combined) => out = combined,
+                        Err(error) => {
+                            debug!(name = %question.name, %error, "unusable answer of a name server");
+                            out.clear();
+                            message::error(&mut out, &query, response_code::SERVER_FAILURE);
+                        }
+                    }
+                    if out.len() > limit {
+                        out.clear();
+                        let mut writer = Writer::begin(&mut out, &query, limit);
+                        writer.truncate();
+                        writer.finish(response_code::NO_ERROR, false);
+                    }
+                    return out;
+                }
+                _ => {
+                    message::error(&mut out, &query, response_code::SERVER_FAILURE);
+                    return out;
+                }
+            }
+        }
+        self.write(&mut out, &query, &no_name(), limit);
+        out
+    }
+}
+
+fn no_name() -> Answer {
+    Answer {
+        records: Vec::new(),
+        additional: Vec::new(),
+        end: End::NoName,
+    }
+}
+
+fn minimal_any() -> Answer {
+    let record = Record {
+        owner: None,
+        ttl_seconds: 8482,
+        data: Data::MinimalAny,
+    };
+    Answer {
+        records: vec![record],
+        additional: Vec::new(),
+        end: End::Records,
+    }
+}
+
+/// Our own records with another server's behind them, under its response code.
+fn combine(own: &[u8], other: &[u8]) -> Result<Vec<u8>, CombineError> {
+    let mut combined = Message::from_vec(own)?;
+    let other = Message::from_vec(other)?;
+    combined.metadata.authoritative = false;
+    combined.metadata.response_code = other.metadata.response_code;
+    combined.answers.extend(other.answers);
+    combined.authorities.extend(other.authorities);
+    Ok(combined.to_vec()?)
+}
