@@ -98,6 +98,10 @@ impl NodeNetwork for NetworkAgent {
         true
     }
 
+    fn metrics(&self) -> String {
+        String::new()
+    }
+
     fn availability(&self) -> Option<Availability> {
         None
     }

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
@@ -471,7 +471,12 @@ impl PreparedNode {
             clock.clone(),
         )
         .await?;
-        let wanted = certificates::serving(&config.node_name, &[listen.ip().to_string()]);
+        // Of its addresses a node elsewhere proves the one that it connects from, which is its port's.
+        let proved: Vec<String> = match apis.is_in_process {
+            true => node_ips.iter().map(ToString::to_string).collect(),
+            false => vec![listen.ip().to_string()],
+        };
+        let wanted = certificates::serving(&config.node_name, &proved);
         let mut rotation = join::open(config, wanted, "kubelet-server-current.pem")?;
         // In earlier versions the CA of the API server signed it, by which the API server knows no kubelet any more.
         if let Some(kept) = rotation.current()
@@ -530,16 +535,8 @@ impl PreparedNode {
                     .collect(),
                 said => said.to_vec(),
             },
-            cluster_domain: match config.kubelet.cluster_domain.as_str() {
-                "" => CLUSTER_DOMAIN.into(),
-                said => said.into(),
-            },
-            resolv_conf: config
-                .kubelet
-                .resolv_conf
-                .as_deref()
-                .unwrap_or("/etc/resolv.conf")
-                .into(),
+            cluster_domain: cluster_domain(config),
+            resolv_conf: resolv_conf(config),
             node_ips: node_ips.iter().map(ToString::to_string).collect(),
             network: Some(network.clone()),
             port: listen.port(),
@@ -564,11 +561,13 @@ impl PreparedNode {
             runtime_endpoint: &format!("unix://{}", self.containerd.socket().display()),
         });
         let kubelet = Kubelet::start(kubelet_config, api, self.runtime.clone(), clock, cancel.clone());
+        network.follow_pods(&kubelet.pods());
         let containers = Arc::new(RuntimeContainers(self.runtime));
         let server =
             knarr_node::server::Server::new(kubelet.pods(), containers.clone(), Arc::new(Timestamp::now))
                 .measured_by(kubelet.meter(), kubelet.probes())
                 .configured(&shown)
+                .on_network(network.clone())
                 .offering(Offers {
                     debugging: config.kubelet.debugging_handlers,
                     system_logs: config.kubelet.system_log_handler,
@@ -593,6 +592,20 @@ impl PreparedNode {
             server,
         })
     }
+}
+
+/// The domain of the cluster's names.
+pub fn cluster_domain(config: &Config) -> String {
+    match config.kubelet.cluster_domain.as_str() {
+        "" => CLUSTER_DOMAIN.into(),
+        domain => domain.into(),
+    }
+}
+
+/// The resolver settings of the node, which pods get beside the cluster's.
+pub fn resolv_conf(config: &Config) -> PathBuf {
+    let path = config.kubelet.resolv_conf.as_deref();
+    path.unwrap_or("/etc/resolv.conf").into()
 }
 
 /// The file's settings, and what holds where it has none.

@@ -1,18 +1,22 @@
 //! The network of this machine's node, put together: pods' interfaces, routes to other nodes, the service proxy, and what
 //! the kubelet asks of them.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use knarr_client::{Api, Clock};
+use k8s_openapi::api::core::v1::Pod;
+use knarr_api::{Object, k8s_openapi};
+use knarr_client::{Api, Clock, Store};
 use knarr_network::proxy;
 use knarr_node::kubelet::{Availability, NodeNetwork};
 use knarr_node::network::PodNetwork;
 use knarr_node::runtime::Runtime;
 use knarr_node_network::catalog::Shared;
+use knarr_node_network::dns;
 use knarr_node_network::own_node::{self, OwnNode};
 use knarr_node_network::pods::cni::Install;
 use knarr_node_network::pods::{self, PodName, Pods, Sandbox};
@@ -20,14 +24,16 @@ use knarr_node_network::propagation::EndpointPropagation;
 use knarr_node_network::proxy::ServiceProxy;
 use knarr_node_network::routes::{self, Router};
 use knarr_node_network::signal::Signal;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::Failure;
-use super::cluster::containerd_config;
+use super::cluster::{cluster_domain, containerd_config, resolv_conf};
 use crate::config::{Config, Part};
 
+/// Of the cluster DNS server.
+const DNS_PORT: u16 = 53;
 /// How often the addresses of sandboxes that the runtime has forgotten are given back.
 const RECONCILE: Duration = Duration::from_secs(60);
 
@@ -75,6 +81,9 @@ impl Names {
 pub struct Running {
     proxy: Option<ServiceProxy>,
     propagation: Option<EndpointPropagation>,
+    dns: Option<dns::Server>,
+    /// The namespaces of this node's pods with the default search list, by their addresses.
+    searching: Arc<RwLock<HashMap<IpAddr, Arc<str>>>>,
     availability: Option<Arc<Signal<Availability>>>,
     /// What the kubelet last asked for.
     shown: Mutex<Option<Availability>>,
@@ -139,6 +148,30 @@ pub async fn start(
         };
         ServiceProxy::start(proxy, api.clone(), catalog.clone(), clock.clone())
     });
+    let searching = Arc::<RwLock<HashMap<IpAddr, Arc<str>>>>::default();
+    let dns = match config.network.has(Part::Dns) {
+        false => None,
+        true => {
+            let known = searching.clone();
+            let server = dns::start(
+                dns::Config {
+                    addresses: config.network.dns_addresses(),
+                    port: DNS_PORT,
+                    cluster_domain: cluster_domain(config),
+                    ttl_seconds: dns::TTL_SECONDS,
+                    resolv_conf: resolv_conf(config),
+                    namespace_of: Some(Arc::new(move |address| known.read().get(&address).cloned())),
+                    serial: u32::try_from(clock.now().as_second()).unwrap_or(u32::MAX),
+                },
+                api.clone(),
+                catalog.clone(),
+            );
+            Some(server.await.map_err(|e| {
+                Failure::new("the cluster DNS server does not start; --disable dns leaves it to others")
+                    .because(e)
+            })?)
+        }
+    };
     let propagation = proxy.as_ref().map(|proxy| {
         EndpointPropagation::start(
             api.clone(),
@@ -151,6 +184,8 @@ pub async fn start(
     Ok(Arc::new(Running {
         proxy,
         propagation,
+        dns,
+        searching,
         availability,
         shown: Mutex::default(),
         _catalog: catalog,
@@ -270,6 +305,11 @@ pub async fn remove(config: &Config) -> Vec<String> {
     if let Err(error) = routes::remove_all(&names.routes(&config.node_name)).await {
         faults.push(format!("routes to other nodes: {error}"));
     }
+    if config.network.has(Part::Dns)
+        && let Err(error) = dns::addresses::remove(&config.network.dns_addresses()).await
+    {
+        faults.push(format!("the cluster DNS addresses: {error}"));
+    }
     let cni_conf = containerd_config(config).cni_conf;
     let bridge = match PodNetwork::configured_bridge(&cni_conf) {
         Ok(bridge) => bridge,
@@ -315,6 +355,16 @@ impl NodeNetwork for Running {
         self.propagation.is_some()
     }
 
+    fn metrics(&self) -> String {
+        let mut text = self.proxy.as_ref().map(ServiceProxy::metrics).unwrap_or_default();
+        match self.dns.as_ref().map(dns::Server::metrics) {
+            Some(Ok(of_dns)) => text.push_str(&of_dns),
+            Some(Err(error)) => tracing::warn!(%error, "the metrics of DNS cannot be written"),
+            None => {}
+        }
+        text
+    }
+
     fn availability(&self) -> Option<Availability> {
         let now = self.availability.as_ref().map(|availability| availability.get());
         self.shown.lock().clone_from(&now);
@@ -333,8 +383,42 @@ impl NodeNetwork for Running {
 }
 
 impl Running {
-    /// Prometheus' text.
-    pub fn metrics(&self) -> String {
-        self.proxy.as_ref().map(ServiceProxy::metrics).unwrap_or_default()
+    /// From now on DNS follows the search lists of these pods in one step, where they are the default ones.
+    pub fn follow_pods(&self, pods: &Store) {
+        let searching = self.searching.clone();
+        pods.subscribe(move |change| {
+            let mut searching = searching.write();
+            for (address, _) in change
+                .before()
+                .and_then(|pod| default_search(pod))
+                .into_iter()
+                .flatten()
+            {
+                searching.remove(&address);
+            }
+            searching.extend(
+                change
+                    .after()
+                    .and_then(|pod| default_search(pod))
+                    .into_iter()
+                    .flatten(),
+            );
+        });
     }
+}
+
+/// The addresses of a pod whose search list is the default one of its namespace, with that.
+fn default_search(pod: &Object) -> Option<Vec<(IpAddr, Arc<str>)>> {
+    let namespace: Arc<str> = pod.namespace().into();
+    let pod = pod.to_typed::<Pod>()?;
+    let spec = pod.spec.as_ref()?;
+    let is_default = spec
+        .dns_policy
+        .as_deref()
+        .is_none_or(|policy| policy == "ClusterFirst")
+        && spec.dns_config.is_none()
+        && spec.host_network != Some(true);
+    let ips = pod.status.iter().flat_map(|s| s.pod_ips.iter().flatten());
+    let addresses = ips.filter_map(|ip| Some((ip.ip.parse().ok()?, namespace.clone())));
+    is_default.then(|| addresses.collect())
 }

@@ -24,6 +24,9 @@ pub trait NodeNetwork: Debug + Send + Sync + 'static {
     /// Whether pods of this node can be reached from other nodes; `None` where another network says so.
     fn availability(&self) -> Option<Availability>;
 
+    /// Prometheus' text, under the names of kube-proxy and CoreDNS.
+    fn metrics(&self) -> String;
+
     /// Returns when [`NodeNetwork::availability`] has changed since it was last asked.
     async fn availability_changed(&self);
 }

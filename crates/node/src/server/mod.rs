@@ -36,6 +36,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
 use crate::figures::{Measured, Meter};
+use crate::kubelet::NodeNetwork;
 use crate::logs;
 use crate::probe::Counts;
 use crate::runtime::{ExecOptions, RuntimeError};
@@ -96,6 +97,7 @@ pub struct Server {
     clock: Clock,
     meter: Option<Arc<dyn Meter>>,
     probes: Arc<Counts>,
+    network: Option<Arc<dyn NodeNetwork>>,
     streams: TaskTracker,
     /// What is left of [`STREAMS_MAX`].
     room: Arc<Semaphore>,
@@ -240,6 +242,7 @@ impl Server {
             clock,
             meter: None,
             probes: Arc::default(),
+            network: None,
             streams: TaskTracker::new(),
             room: Arc::new(Semaphore::new(STREAMS_MAX)),
             offers: Offers::default(),
@@ -269,6 +272,15 @@ impl Server {
         Server {
             meter,
             probes,
+            ..self
+        }
+    }
+
+    /// With the metrics of the network's agent.
+    #[must_use]
+    pub fn on_network(self, network: Arc<dyn NodeNetwork>) -> Self {
+        Server {
+            network: Some(network),
             ..self
         }
     }
@@ -372,6 +384,13 @@ impl Server {
             Target::ProbeMetrics => Ok(body(
                 Response::builder().header(CONTENT_TYPE, METRICS_TYPE),
                 figures::probes(&self.probes.all()),
+            )),
+            Target::NetworkMetrics => Ok(body(
+                Response::builder().header(CONTENT_TYPE, METRICS_TYPE),
+                self.network
+                    .as_ref()
+                    .map(|network| network.metrics())
+                    .unwrap_or_default(),
             )),
             Target::ResourceMetrics => self.metrics(figures::resource).await,
             Target::CadvisorMetrics => {

@@ -27,6 +27,7 @@ pub(super) enum Target {
     ResourceMetrics,
     CadvisorMetrics,
     ProbeMetrics,
+    NetworkMetrics,
     ContainerLogs(PodPath),
     Exec(PodPath),
     Attach(PodPath),
@@ -62,6 +63,7 @@ impl Target {
             ("metrics", [which]) if which == "resource" => Some(Target::ResourceMetrics),
             ("metrics", [which]) if which == "cadvisor" => Some(Target::CadvisorMetrics),
             ("metrics", [which]) if which == "probes" => Some(Target::ProbeMetrics),
+            ("metrics", [which]) if which == "network" => Some(Target::NetworkMetrics),
             ("containerLogs", [namespace, pod, container]) => {
                 Some(Target::ContainerLogs(pod_path(namespace, pod, None, container)))
             }
@@ -142,6 +144,7 @@ mod tests {
             ("/metrics/resource", Target::ResourceMetrics),
             ("/metrics/cadvisor", Target::CadvisorMetrics),
             ("/metrics/probes", Target::ProbeMetrics),
+            ("/metrics/network", Target::NetworkMetrics),
             ("/containerLogs/ns/p/c", Target::ContainerLogs(container.clone())),
             ("/exec/ns/p/c", Target::Exec(container.clone())),
             ("/exec/ns/p/u/c", Target::Exec(with_uid.clone())),

@@ -96,7 +96,7 @@ impl Machine {
         let at = |name: &str| self.dir.path().join(name);
         let network = PodNetwork {
             bridge: self.bridge.clone(),
-            pod_cidrs: vec![self.subnet.clone()],
+            pod_cidr: self.subnet.clone(),
             cni_conf: at("cni"),
             ipam_dir: at("ipam"),
         };
