@@ -20,6 +20,9 @@ pub struct HealthCheck {
     pub local_v6: usize,
 }
 
+/// Slots that endpoints had in the kernel, by the bytes of the frontend.
+type Adopted = BTreeMap<(Family, Box<[u8]>), Vec<(u32, IpAddr, u16)>>;
+
 /// A Service's claim on a frontend. The first in order has it.
 type Claim = (Frontend, u8, ServiceKey);
 
@@ -30,8 +33,7 @@ pub struct Proxy {
     programs: BTreeMap<ServiceKey, Program>,
     claims: BTreeSet<Claim>,
     shared: BTreeMap<SharedElement, u32>,
-    /// Slots that endpoints had in the kernel, by the bytes of the frontend; with addresses and of node ports.
-    adopted: BTreeMap<(Family, Box<[u8]>), Vec<(u32, IpAddr, u16)>>,
+    adopted: Adopted,
 }
 
 impl Proxy {
@@ -220,10 +222,7 @@ impl Proxy {
     }
 }
 
-fn adopted_slots(
-    adopted: &BTreeMap<(Family, Box<[u8]>), Vec<(u32, IpAddr, u16)>>,
-    frontend: &Frontend,
-) -> Option<Slots> {
+fn adopted_slots(adopted: &Adopted, frontend: &Frontend) -> Option<Slots> {
     let slots = adopted.get(&(frontend.family, frontend.fields().bytes()))?;
     let list = |local: bool| {
         let of_list = slots.iter().filter(|(slot, ..)| (*slot >= LOCAL_OFFSET) == local);

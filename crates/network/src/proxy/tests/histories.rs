@@ -124,8 +124,11 @@ fn commit(kernel: &mut BTreeMap<Family, Table>, change: &Change) {
     }
 }
 
+/// Keys, those of slots without the number, and data.
+type Unordered = BTreeSet<(Vec<u8>, Option<Data>)>;
+
 /// Slots without their numbers: the endpoints of each frontend, and that there is no gap.
-fn without_order(table: &Table) -> BTreeMap<&'static str, BTreeSet<(Vec<u8>, Option<Data>)>> {
+fn without_order(table: &Table) -> BTreeMap<&'static str, Unordered> {
     let mut result: BTreeMap<&'static str, BTreeSet<_>> = BTreeMap::new();
     for (set, elements) in table {
         let is_slots = [layout::ENDPOINTS, layout::NODE_PORT_ENDPOINTS].contains(set);
