@@ -74,6 +74,31 @@ impl Nftables {
         )
     }
 
+    /// The names of a table's chains; of a table that does not exist, none.
+    pub fn chains(&mut self, family: Family, table: &str) -> Result<Vec<Arc<str>>, Error> {
+        let about = About::new(Operation::ListChains, format!("{family} {table}"));
+        self.socket.request(
+            &about,
+            flag::DUMP,
+            |writer, flags, sequence| {
+                let message = writer.message(message::GET_CHAIN, flags, sequence, family.number(), 0);
+                writer.end_message(message);
+            },
+            Vec::new,
+            |chains: &mut Vec<Arc<str>>, message| {
+                if message.kind != message::CHAIN {
+                    return Ok(());
+                }
+                let (_, attributes) = message.nf()?;
+                let name = |kind: u16| attributes.find(kind)?.map(text).transpose();
+                if name(attribute::CHAIN_TABLE)? == Some(table) {
+                    chains.extend(name(attribute::CHAIN_NAME)?.map(Arc::from));
+                }
+                Ok(())
+            },
+        )
+    }
+
     /// The named sets and maps of a table; of a table that does not exist, none. Maps of named objects are left out.
     pub fn sets(&mut self, family: Family, table: &str) -> Result<Vec<Arc<Set>>, Error> {
         let about = About::new(Operation::ListSets, format!("{family} {table}"));

@@ -79,6 +79,8 @@ pub(crate) mod message {
     pub const TABLE: u16 = NFTABLES;
     pub const GET_TABLE: u16 = NFTABLES | 1;
     pub const DELETE_TABLE: u16 = NFTABLES | 2;
+    pub const CHAIN: u16 = NFTABLES | 3;
+    pub const GET_CHAIN: u16 = NFTABLES | 4;
     pub const SET: u16 = NFTABLES | 9;
     pub const GET_SET: u16 = NFTABLES | 10;
     pub const ELEMENTS: u16 = NFTABLES | 12;
@@ -99,6 +101,9 @@ pub(crate) mod attribute {
     pub const ACK_OFFSET: u16 = 2;
 
     pub const TABLE_NAME: u16 = 1;
+
+    pub const CHAIN_TABLE: u16 = 1;
+    pub const CHAIN_NAME: u16 = 3;
 
     pub const SET_TABLE: u16 = 1;
     pub const SET_NAME: u16 = 2;

@@ -360,7 +360,12 @@ impl Policies {
 
     /// All problems, of policies that select local pods.
     pub fn problems(&self) -> BTreeSet<(PolicyKey, Problem)> {
-        let reduced = self.reduced_policies().into_iter();
+        let has_local_pods = |key: &PolicyKey| {
+            let first = PodKey::new(&key.namespace, "");
+            let next = self.sandboxes.range(first..).next();
+            next.is_some_and(|(pod, _)| pod.namespace == key.namespace)
+        };
+        let reduced = self.reduced_policies().into_iter().filter(has_local_pods);
         let mut problems: BTreeSet<_> = reduced.map(|key| (key, Problem::NamespaceLimit)).collect();
         for local in self.locals.values() {
             let Some(pod) = &local.attachment.pod else {

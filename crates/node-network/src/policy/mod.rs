@@ -1,1 +1,186 @@
 //! Keeps the rules of NetworkPolicies in the kernel (SPEC N6).
+//!
+//! What is decided stands in `knarr_network::policy`; here the API is watched, and one table of nf_tables follows.
+//!
+//! - **Start**: what an earlier process left stays in force until everything needed is known. Then new chains and sets are made
+//!   beside the old ones, the pods' elements move to them in one transaction, and what is old is deleted.
+//! - **A pod comes** ([`NetworkPolicies::attach`], awaited before it may send): its addresses are isolated at once, flows of
+//!   an earlier pod with them are deleted, and its rules are put in force when its object is known and so are all
+//!   policies that are as old. In doubt the call fails, and the pod does not start.
+//! - **A change** is one commit, for new sets and chains preceded by what makes them.
+//! - **An error**, or something that somebody else has deleted, is answered by comparing everything. Until that succeeds the
+//!   kernel keeps what it has.
+//!
+//! Pods of other nodes are watched only while a policy that selects a local pod has peers by selectors.
+
+mod attach;
+mod driver;
+mod events;
+mod informers;
+mod kernel;
+mod metrics;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use knarr_client::Api;
+use knarr_client::events::EventRecorder;
+use knarr_network::catalog::Protocol;
+use knarr_network::policy::{self, Endpoint, Explanation, Policies};
+use knarr_nftables::{Batch, Family, Nftables};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::task::{JoinSet, spawn_blocking};
+
+pub use self::attach::AttachError;
+pub use knarr_network::policy::{Attachment, PodKey};
+
+use self::informers::{Origins, Reached};
+use self::kernel::Kernel;
+use self::metrics::Metrics;
+use crate::signal::Signal;
+use crate::table::TableError;
+
+/// The table's name, if no other knarr shares the network namespace.
+pub const TABLE: &str = "knarr-policy";
+
+pub struct Config {
+    /// Of the family `inet`: [`TABLE`], or with a suffix.
+    pub table: String,
+    pub node_name: String,
+    /// Addresses on which this node answers DNS.
+    pub dns: Vec<IpAddr>,
+    /// Records problems of policies that select local pods.
+    pub events: Option<EventRecorder>,
+}
+
+/// What the parts share.
+struct State {
+    api: Arc<dyn Api>,
+    node_name: String,
+    policies: Mutex<Policies>,
+    origins: Mutex<Origins>,
+    reached: Signal<Reached>,
+    /// Counts changes of `policies`; read and written while that is locked.
+    version: Mutex<u64>,
+    wake: Notify,
+    /// The version that the kernel has; `None` before the first sync.
+    committed: Signal<Option<u64>>,
+    metrics: Metrics,
+}
+
+impl State {
+    /// Changes what is known and has the kernel follow. The version to wait for.
+    fn change<T>(&self, change: impl FnOnce(&mut Policies) -> T) -> (T, u64) {
+        let mut policies = self.policies.lock();
+        let value = change(&mut policies);
+        let version = {
+            let mut version = self.version.lock();
+            *version += 1;
+            *version
+        };
+        drop(policies);
+        self.wake.notify_one();
+        (value, version)
+    }
+}
+
+/// The enforcement of policies on this node. Dropping it ends it and leaves the rules as they are.
+pub struct NetworkPolicies {
+    state: Arc<State>,
+    _tasks: JoinSet<()>,
+}
+
+impl NetworkPolicies {
+    /// `attachments` are those of the pods that run already; their rules stay as they are until everything is known. Blocks
+    /// for a moment to read names from the kernel; needs a tokio runtime.
+    pub fn start(
+        api: Arc<dyn Api>,
+        config: Config,
+        attachments: impl IntoIterator<Item = Attachment>,
+    ) -> Result<Self, TableError> {
+        let names = kernel::names(&mut Nftables::open()?, &config.table)?;
+        let of = policy::Config {
+            table: config.table.as_str().into(),
+            dns: config.dns,
+        };
+        let first_number = policy::Ruleset::number_above(names.all().map(|name| &**name));
+        let mut policies = Policies::new(of, first_number);
+        for attachment in attachments {
+            let sandbox = attachment.sandbox.clone();
+            policies.attach(attachment);
+            policies.release(&sandbox);
+        }
+        let state = Arc::new(State {
+            api,
+            node_name: config.node_name,
+            policies: Mutex::new(policies),
+            origins: Mutex::default(),
+            reached: Signal::default(),
+            version: Mutex::new(0),
+            wake: Notify::new(),
+            committed: Signal::default(),
+            metrics: Metrics::new(),
+        });
+        let mut tasks = JoinSet::new();
+        for informer in informers::always(&state) {
+            tasks.spawn(informer);
+        }
+        let kernel = Kernel::new(config.table);
+        tasks.spawn(driver::run(state.clone(), kernel, config.events));
+        Ok(NetworkPolicies { state, _tasks: tasks })
+    }
+
+    /// The sandbox and its addresses are gone.
+    pub fn detach(&self, sandbox: &str) {
+        self.state.change(|policies| policies.detach(sandbox));
+    }
+
+    /// All sandboxes but these are gone.
+    pub fn retain(&self, sandboxes: &BTreeSet<Arc<str>>) {
+        self.state.change(|policies| {
+            let known: Vec<Arc<str>> = policies.sandboxes().cloned().collect();
+            for gone in known.iter().filter(|sandbox| !sandboxes.contains(*sandbox)) {
+                policies.detach(gone);
+            }
+        });
+    }
+
+    /// Returns when all that is known now is in the kernel.
+    pub async fn synced(&self) {
+        let (_, version) = self.state.change(|_| ());
+        self.state
+            .committed
+            .wait_for(|committed| *committed >= Some(version))
+            .await;
+    }
+
+    /// See [`Policies::explain`].
+    pub fn explain(&self, from: &Endpoint, to: &Endpoint, protocol: Protocol, port: u16) -> Explanation {
+        self.state.policies.lock().explain(from, to, protocol, port)
+    }
+
+    /// In the text format of Prometheus.
+    pub fn metrics(&self) -> String {
+        let counts = self.state.policies.lock().counts();
+        self.state.metrics.text(&counts)
+    }
+}
+
+/// Deletes the table, with all rules.
+pub async fn remove_all(table: &str) -> Result<(), TableError> {
+    let table = table.to_string();
+    let removed = spawn_blocking(move || {
+        let mut nftables = Nftables::open()?;
+        let mut batch = Batch::new();
+        batch.delete_table(Family::Inet, &table);
+        match nftables.commit(&batch) {
+            Err(error) if error.is_not_found() => Ok(()),
+            result => result.map_err(TableError::from),
+        }
+    });
+    removed
+        .await
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
