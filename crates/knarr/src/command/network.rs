@@ -1,15 +1,16 @@
 //! The network of this machine's node, put together: pods' interfaces, routes to other nodes, the service proxy, and what
 //! the kubelet asks of them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::{Object, k8s_openapi};
+use knarr_client::events::EventRecorder;
 use knarr_client::{Api, Clock, Store};
 use knarr_network::proxy;
 use knarr_node::kubelet::{Availability, NodeNetwork};
@@ -20,6 +21,7 @@ use knarr_node_network::dns;
 use knarr_node_network::own_node::{self, OwnNode};
 use knarr_node_network::pods::cni::Install;
 use knarr_node_network::pods::{self, PodName, Pods, Sandbox};
+use knarr_node_network::policy::{self, NetworkPolicies};
 use knarr_node_network::propagation::EndpointPropagation;
 use knarr_node_network::proxy::ServiceProxy;
 use knarr_node_network::routes::{self, Router};
@@ -59,6 +61,10 @@ impl Names {
         format!("knarr-proxy{}", self.suffix)
     }
 
+    fn policy_table(&self) -> String {
+        format!("{}{}", policy::TABLE, self.suffix)
+    }
+
     pub fn routes(&self, node_name: &str) -> routes::Config {
         routes::Config {
             node_name: node_name.into(),
@@ -82,6 +88,7 @@ pub struct Running {
     proxy: Option<ServiceProxy>,
     propagation: Option<EndpointPropagation>,
     dns: Option<dns::Server>,
+    policies: Option<Arc<NetworkPolicies>>,
     /// The namespaces of this node's pods with the default search list, by their addresses.
     searching: Arc<RwLock<HashMap<IpAddr, Arc<str>>>>,
     availability: Option<Arc<Signal<Availability>>>,
@@ -113,20 +120,34 @@ pub async fn start(
     let mut tasks = JoinSet::new();
     let pods = Pods::default();
     let (mut router, mut availability) = (None, None);
+    let mut policies = None;
     if config.network.has(Part::Network) {
         let routes = Router::start(names.routes(&config.node_name), api.clone())
             .map_err(|e| Failure::new("cannot watch this machine's routes").because(e))?;
+        let enforces = config.network.has(Part::Policy);
+        let isolation = Arc::new(Isolation::default());
+        let before_up: Arc<dyn pods::BeforeUp> = match enforces {
+            true => isolation.clone(),
+            false => Arc::new(pods::NoHook),
+        };
         availability = Some(
             start_pods(
                 config,
                 &names,
                 &pods,
                 (&own, &routes),
-                (runtime, node_ips),
+                (runtime, node_ips, before_up),
                 &mut tasks,
             )
             .await?,
         );
+        if enforces {
+            // With the pods that run already, whose rules stay in force until everything is known.
+            let started = start_policies(config, &names, &pods, api.clone(), clock.clone())?;
+            isolation.begin(started.clone());
+            tasks.spawn(follow_sandboxes(pods.clone(), started.clone()));
+            policies = Some(started);
+        }
         router = Some(routes);
     }
     let proxy = config.network.has(Part::Proxy).then(|| {
@@ -185,6 +206,7 @@ pub async fn start(
         proxy,
         propagation,
         dns,
+        policies,
         searching,
         availability,
         shown: Mutex::default(),
@@ -201,28 +223,25 @@ async fn start_pods(
     names: &Names,
     pods: &Pods,
     (own, router): (&own_node::Followed, &Router),
-    (runtime, node_ips): (Arc<dyn Runtime>, &[IpAddr]),
+    (runtime, node_ips, before_up): (Arc<dyn Runtime>, &[IpAddr], Arc<dyn pods::BeforeUp>),
     tasks: &mut JoinSet<()>,
 ) -> Result<Arc<Signal<Availability>>, Failure> {
     let (network, known) = watch::channel(None);
     let cni_conf = containerd_config(config).cni_conf;
-    let bridge = PodNetwork::configured_bridge(&cni_conf)
+    let earlier = earlier(config)
         .map_err(|e| Failure::new("cannot read the pod network's configuration").because(e))?;
     let server = pods::Server::start(pods::Config {
         directory: names.records(),
         socket: names.socket(),
         instance: Some(config.network.instance.clone()).filter(|instance| !instance.is_empty()),
         network: known,
-        before_up: Arc::new(pods::NoHook),
+        before_up,
         pods: pods.clone(),
         reserved: match config.network.has(Part::Dns) {
             true => config.network.dns_addresses(),
             false => Vec::new(),
         },
-        earlier: bridge.map(|bridge| pods::Earlier {
-            bridge,
-            leases: config.data_dir.join("cni/ipam").join(Install::NETWORK),
-        }),
+        earlier,
     })
     .await
     .map_err(|e| Failure::new("the pod network does not start").because(e))?;
@@ -298,6 +317,95 @@ async fn start_pods(
     Ok(availability)
 }
 
+/// The bridge network of earlier versions, while its leases are there.
+fn earlier(config: &Config) -> std::io::Result<Option<pods::Earlier>> {
+    /// The default name of its bridge, where the configuration no longer says it.
+    const BRIDGE: &str = "knarr0";
+    let leases = config.data_dir.join("cni/ipam").join(Install::NETWORK);
+    if !leases.exists() {
+        return Ok(None);
+    }
+    let configured = PodNetwork::configured_bridge(&containerd_config(config).cni_conf)?;
+    Ok(Some(pods::Earlier {
+        bridge: configured.unwrap_or_else(|| BRIDGE.into()),
+        leases,
+    }))
+}
+
+fn start_policies(
+    config: &Config,
+    names: &Names,
+    pods: &Pods,
+    api: Arc<dyn Api>,
+    clock: Arc<dyn Clock>,
+) -> Result<Arc<NetworkPolicies>, Failure> {
+    let settings = policy::Config {
+        table: names.policy_table(),
+        node_name: config.node_name.clone(),
+        dns: config.network.dns_addresses(),
+        events: Some(EventRecorder::new(
+            api.clone(),
+            "network-policy",
+            &config.node_name,
+            clock,
+        )),
+    };
+    let running: Vec<policy::Attachment> = pods.list().iter().map(|pod| attachment(pod)).collect();
+    NetworkPolicies::start(api, settings, running)
+        .map(Arc::new)
+        .map_err(|e| {
+            Failure::new("the NetworkPolicies cannot be enforced; --disable policy leaves them to others")
+                .because(e)
+        })
+}
+
+fn attachment(of: &pods::Attachment) -> policy::Attachment {
+    let pod = of.pod.as_ref();
+    policy::Attachment {
+        sandbox: of.sandbox.to_string().into(),
+        pod: pod.map(|pod| policy::PodKey::new(&pod.namespace, &pod.name)),
+        uid: pod.and_then(|pod| pod.uid.as_deref()).map(Into::into),
+        addresses: of.addresses.clone(),
+    }
+}
+
+/// Forgets the rules of sandboxes that are gone.
+async fn follow_sandboxes(pods: Pods, policies: Arc<NetworkPolicies>) {
+    let mut changes = pods.subscribe();
+    while changes.changed().await.is_ok() {
+        let left: BTreeSet<Arc<str>> = pods
+            .list()
+            .iter()
+            .map(|pod| pod.sandbox.to_string().into())
+            .collect();
+        policies.retain(&left);
+    }
+}
+
+/// Lets a pod send only when its policies are in the kernel.
+#[derive(Default)]
+struct Isolation(OnceLock<Arc<NetworkPolicies>>);
+
+impl Isolation {
+    fn begin(&self, policies: Arc<NetworkPolicies>) {
+        // Set once, when the node's network starts.
+        let _ = self.0.set(policies);
+    }
+}
+
+#[async_trait]
+impl pods::BeforeUp for Isolation {
+    async fn before_up(
+        &self,
+        pod: &pods::Attachment,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        match self.0.get() {
+            Some(policies) => policies.attach(attachment(pod)).await.map_err(Into::into),
+            None => Err("NetworkPolicies are not enforced yet".into()),
+        }
+    }
+}
+
 /// Removes all that the network of this data directory has on the machine.
 pub async fn remove(config: &Config) -> Vec<String> {
     let names = Names::of(config);
@@ -310,14 +418,16 @@ pub async fn remove(config: &Config) -> Vec<String> {
     {
         faults.push(format!("the cluster DNS addresses: {error}"));
     }
-    let cni_conf = containerd_config(config).cni_conf;
-    let bridge = match PodNetwork::configured_bridge(&cni_conf) {
-        Ok(bridge) => bridge,
+    let bridge = match earlier(config) {
+        Ok(earlier) => earlier.map(|earlier| earlier.bridge),
         Err(error) => {
             faults.push(format!("the pod network's configuration: {error}"));
             None
         }
     };
+    if let Err(error) = policy::remove_all(&names.policy_table()).await {
+        faults.push(format!("the table of policies: {error}"));
+    }
     let instance = Some(config.network.instance.clone()).filter(|instance| !instance.is_empty());
     let blocking = tokio::task::spawn_blocking(move || {
         let mut faults = Vec::new();
@@ -361,6 +471,9 @@ impl NodeNetwork for Running {
             Some(Ok(of_dns)) => text.push_str(&of_dns),
             Some(Err(error)) => tracing::warn!(%error, "the metrics of DNS cannot be written"),
             None => {}
+        }
+        if let Some(policies) = &self.policies {
+            text.push_str(&policies.metrics());
         }
         text
     }
