@@ -51,17 +51,6 @@ pub struct NetworkFlags {
     /// [default: none].
     #[arg(long, env = "KNARR_CNI_CONF_DIR", value_name = "DIR", global = true)]
     pub cni_conf_dir: Option<String>,
-    /// Encrypts what pods of different nodes send to each other with WireGuard; every node needs the flag
-    /// [default: false].
-    #[arg(
-        long,
-        env = "KNARR_ENCRYPT_POD_TRAFFIC",
-        value_name = "BOOL",
-        global = true,
-        num_args = 0..=1,
-        default_missing_value = "true"
-    )]
-    pub encrypt_pod_traffic: Option<String>,
 }
 
 /// A part of the network that can be left to others.
@@ -101,7 +90,6 @@ pub struct Network {
     disabled: BTreeSet<Part>,
     /// Another pod network's.
     pub cni_conf_dir: Option<PathBuf>,
-    pub encrypt: bool,
     /// What the names of nftables tables and devices end with; empty for the default data directory. So several clusters
     /// can share a machine.
     pub instance: String,
@@ -150,13 +138,6 @@ impl Network {
                     true => Ok((!s.is_empty()).then(|| PathBuf::from(s))),
                     false => Err("expected the path of a directory, such as /etc/cni/net.d".into()),
                 },
-            ),
-            encrypt: reader.get(
-                "encryptPodTraffic",
-                "--encrypt-pod-traffic",
-                &flags.encrypt_pod_traffic,
-                "false",
-                |s| s.parse().map_err(|_| "expected true or false".into()),
             ),
             instance: instance(data_dir),
         }
@@ -315,7 +296,6 @@ mod tests {
             ),
             ("nodeIp: 10.0.0.1,10.0.0.2\n", "one of each IP family"),
             ("nodeCidrMaskSizeIpv4: 64\n", "from 8 to 30"),
-            ("encryptPodTraffic: maybe\n", "expected true or false"),
         ] {
             let (_, errors) = network(file);
             assert!(errors.iter().any(|e| e.contains(part)), "{file}: {errors:?}");
