@@ -44,6 +44,7 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
             .map_err(failed)?;
         let runtime = Cri::new(&format!("unix://{}", running.socket().display()));
         running.serves(&runtime).await.map_err(failed)?;
+        let _agent = network::serve_departures(&config).await?;
         println!("ending the pods …");
         let torn = teardown::end_pods(&runtime).await;
         println!("{} pods ended", torn.pods);

@@ -406,6 +406,29 @@ impl pods::BeforeUp for Isolation {
     }
 }
 
+/// Answers the CNI plugin while the last sandboxes end: a node that goes has no agent. Ends when it is dropped.
+pub async fn serve_departures(config: &Config) -> Result<Option<pods::Server>, Failure> {
+    if !config.network.has(Part::Network) {
+        return Ok(None);
+    }
+    let names = Names::of(config);
+    // Without a range of addresses no pod is added.
+    let (_, network) = watch::channel(None);
+    let server = pods::Server::start(pods::Config {
+        directory: names.records(),
+        socket: names.socket(),
+        instance: Some(config.network.instance.clone()).filter(|instance| !instance.is_empty()),
+        network,
+        before_up: Arc::new(pods::NoHook),
+        pods: Pods::default(),
+        reserved: Vec::new(),
+        earlier: None,
+    });
+    let failed =
+        |e| Failure::new("the pod network, which is needed to end the pods, does not start").because(e);
+    server.await.map(Some).map_err(failed)
+}
+
 /// Removes all that the network of this data directory has on the machine.
 pub async fn remove(config: &Config) -> Vec<String> {
     let names = Names::of(config);
