@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::networking::v1 as networking;
@@ -17,10 +18,13 @@ use knarr_network::policy::{Endpoint, Outcome};
 use knarr_nftables::{Family, Nftables};
 use knarr_node_network::policy::{Attachment, Config, NetworkPolicies, PodKey, TABLE, remove_all};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::network::{Pod, Transport, answers, in_namespace, serve_dns};
 
 const NODE: &str = "node-1";
+/// After which a test has failed.
+const LIMIT: Duration = Duration::from_secs(90);
 
 struct Cluster {
     api: Arc<FakeApi>,
@@ -148,13 +152,13 @@ impl Cluster {
 fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     in_namespace(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.unwrap().block_on(test());
+        let result = runtime.unwrap().block_on(async { timeout(LIMIT, test()).await });
+        result.expect("a test of seconds");
     });
 }
 
 /// Waits until the agent has heard of what was written before, by a policy that it hears of later.
 async fn settle(cluster: &Cluster, policies: &NetworkPolicies) {
-    let before = policies.metrics();
     let count = |text: &str| {
         let line = text
             .lines()
@@ -172,7 +176,6 @@ async fn settle(cluster: &Cluster, policies: &NetworkPolicies) {
     while count(&policies.metrics()) != Some(expected) {
         tokio::task::yield_now().await;
     }
-    drop(before);
     policies.synced().await;
     cluster.remove_policy("kube-system", "marker").await;
     while count(&policies.metrics()) != Some(expected - 1.0) {
@@ -326,11 +329,11 @@ fn n6_established_connections_go_on_and_rules_outlive_the_agent() {
         while members() != 2 {
             tokio::task::yield_now().await;
         }
-        cluster
-            .api
-            .delete(&POD, "z", "b", DeleteOptions::default())
-            .await
-            .unwrap();
+        let at_once = DeleteOptions {
+            grace_period_seconds: Some(0),
+            ..DeleteOptions::default()
+        };
+        cluster.api.delete(&POD, "z", "b", at_once).await.unwrap();
         while members() != 1 {
             tokio::task::yield_now().await;
         }
