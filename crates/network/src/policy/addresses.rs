@@ -108,10 +108,11 @@ impl Ranges {
         before.is_some_and(|(_, last)| wanted <= *last)
     }
 
-    pub fn lacks(&self, is_ipv4: bool) -> bool {
-        self.of_family(is_ipv4).is_empty()
+    pub fn is_empty(&self) -> bool {
+        self.v4.is_empty() && self.v6.is_empty()
     }
 
+    /// Ranges of both families.
     pub fn len(&self) -> usize {
         self.v4.len() + self.v6.len()
     }
@@ -172,7 +173,7 @@ mod tests {
         }
         let all = block("::/0", &["ffff::/16", "::/128"]);
         assert!(!has(&all, "::") && has(&all, "::1") && has(&all, "fffe:ffff::") && !has(&all, "ffff::1"));
-        assert!(block("10.0.0.0/8", &["0.0.0.0/0"]).lacks(true));
+        assert!(block("10.0.0.0/8", &["0.0.0.0/0"]).is_empty());
         assert!(has(&block("0.0.0.0/0", &[]), "255.255.255.255"));
         assert!(Ranges::of_block("10.0.0.0/8", ["nonsense"]).is_none());
     }

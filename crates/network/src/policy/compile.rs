@@ -160,7 +160,7 @@ impl<'a> SamePorts<'a> {
 
     fn blocks(&self) -> Option<Arc<Ranges>> {
         let union = Ranges::union(self.blocks.iter().copied());
-        (union.len() > 0).then(|| Arc::new(union))
+        (!union.is_empty()).then(|| Arc::new(union))
     }
 }
 
