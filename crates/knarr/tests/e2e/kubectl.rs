@@ -353,7 +353,7 @@ fn generators(ns: &Namespace) -> Outcome {
         &ns.run(&["create", "service", "clusterip", "svc", "--tcp=80:8080"])?,
         "service/svc created\n",
     )?;
-    has(&ns.run(&["get", "service", "svc"])?, "ClusterIP   10.96.")?;
+    has(&ns.run(&["get", "service", "svc"])?, "ClusterIP   172.")?;
     same(
         &ns.run(&["create", "role", "reader", "--verb=get", "--resource=pods"])?,
         "role.rbac.authorization.k8s.io/reader created\n",

@@ -1,3 +1,5 @@
+//! What the catalog keeps, and which changes it reports.
+
 use serde_json::{Value, json};
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Answers as the DNS specification of Kubernetes gives them, and what odd messages come to.
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 

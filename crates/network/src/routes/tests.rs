@@ -1,3 +1,5 @@
+//! Which way packets to each node's pods take, and which ranges are not routed.
+
 use proptest::prelude::*;
 
 use super::*;
