@@ -118,6 +118,7 @@ fn config(name: &str) -> Config {
     Config {
         node_name: name.into(),
         device: "knarr-vx-t".into(),
+        cluster_cidrs: vec!["10.92.0.0/16".parse().unwrap(), "fd92::/48".parse().unwrap()],
         table: "knarr-routes-t".into(),
     }
 }

@@ -65,9 +65,10 @@ impl Names {
         format!("{}{}", policy::TABLE, self.suffix)
     }
 
-    pub fn routes(&self, node_name: &str) -> routes::Config {
+    fn routes(&self, config: &Config) -> routes::Config {
         routes::Config {
-            node_name: node_name.into(),
+            node_name: config.node_name.clone(),
+            cluster_cidrs: config.network.cluster_cidrs.nets().to_vec(),
             device: format!("knarr-vx{}", self.suffix),
             table: format!("knarr-routes{}", self.suffix),
         }
@@ -122,7 +123,7 @@ pub async fn start(
     let (mut router, mut availability) = (None, None);
     let mut policies = None;
     if config.network.has(Part::Network) {
-        let routes = Router::start(names.routes(&config.node_name), api.clone())
+        let routes = Router::start(names.routes(config), api.clone())
             .map_err(|e| Failure::new("cannot watch this machine's routes").because(e))?;
         let enforces = config.network.has(Part::Policy);
         let isolation = Arc::new(Isolation::default());
@@ -433,7 +434,7 @@ pub async fn serve_departures(config: &Config) -> Result<Option<pods::Server>, F
 pub async fn remove(config: &Config) -> Vec<String> {
     let names = Names::of(config);
     let mut faults = Vec::new();
-    if let Err(error) = routes::remove_all(&names.routes(&config.node_name)).await {
+    if let Err(error) = routes::remove_all(&names.routes(config)).await {
         faults.push(format!("routes to other nodes: {error}"));
     }
     if config.network.has(Part::Dns)
@@ -478,9 +479,9 @@ pub async fn remove(config: &Config) -> Vec<String> {
 #[async_trait]
 impl NodeNetwork for Running {
     async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]) {
-        match &self.propagation {
-            Some(propagation) => propagation.withdrawn(namespace, addresses).await,
-            None => {}
+        // Without our proxy it is not asked.
+        if let Some(propagation) = &self.propagation {
+            propagation.withdrawn(namespace, addresses).await;
         }
     }
 

@@ -64,8 +64,8 @@ pub struct Device {
 pub struct Kernel(pub Handle);
 
 impl Kernel {
-    /// The routes of our protocol, by destination.
-    pub async fn routes(&self) -> Result<BTreeMap<IpNet, Have>> {
+    /// The routes of our protocol to destinations within these ranges, by destination.
+    pub async fn routes(&self, within: &[IpNet]) -> Result<BTreeMap<IpNet, Have>> {
         let mut all = BTreeMap::new();
         for dump in [
             RouteMessageBuilder::<Ipv4Addr>::new().build(),
@@ -87,7 +87,8 @@ impl Kernel {
                     }
                 }
                 let prefix = message.header.destination_prefix_length;
-                if let Some(net) = destination.and_then(|d| IpNet::new(d, prefix).ok()) {
+                let net = destination.and_then(|d| IpNet::new(d, prefix).ok());
+                if let Some(net) = net.filter(|net| within.iter().any(|range| range.contains(net))) {
                     let have = Have {
                         via,
                         link,

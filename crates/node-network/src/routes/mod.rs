@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
@@ -46,6 +47,8 @@ pub struct Config {
     pub node_name: String,
     /// The name of the tunnel's device, 15 bytes at the most.
     pub device: String,
+    /// Routes to other ranges, of our protocol or not, are another cluster's.
+    pub cluster_cidrs: Vec<IpNet>,
     /// The table with the rule that keeps TCP segments within the tunnel.
     pub table: String,
 }
@@ -150,7 +153,7 @@ pub async fn remove_all(config: &Config) -> std::io::Result<()> {
     let connection = tokio::spawn(connection);
     let kernel = Kernel(handle);
     let removed = async {
-        for (_, have) in kernel.routes().await? {
+        for (_, have) in kernel.routes(&config.cluster_cidrs).await? {
             kernel.remove_route(have).await?;
         }
         kernel.remove_device(&config.device).await
@@ -327,7 +330,7 @@ impl State {
     }
 
     async fn routes(&self, own: &Node, wanted: &Routes, device: Option<u32>) -> kernel::Result<()> {
-        let mut there = self.kernel.routes().await?;
+        let mut there = self.kernel.routes(&self.config.cluster_cidrs).await?;
         for cidr in &own.pod_cidrs {
             if !there.remove(cidr).is_some_and(|have| have.is_unreachable) {
                 self.kernel.set_unreachable(*cidr).await?;
