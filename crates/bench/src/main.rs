@@ -3,6 +3,7 @@
 mod api;
 mod cluster;
 mod controllers;
+mod network;
 mod node;
 mod process;
 mod report;
@@ -49,6 +50,8 @@ enum Name {
     Controllers,
     /// The scheduler through the API with the embedded store, and its deciding core alone, on 500 to 50 000 nodes.
     Scheduler,
+    /// The service proxy with 1 000 to 100 000 Services: cold, one change, connections, memory (`--only 10000`: one of them).
+    Network,
 }
 
 /// As knarr has it, or its speed would not be measured.
@@ -67,6 +70,11 @@ async fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
+    if let (Some(number), Some(Name::Network)) = (cli.workload, cli.name) {
+        let found = network::run(number).await?;
+        println!("{}", serde_json::to_string(&found)?);
+        return Ok(());
+    }
     if let Some(number) = cli.workload {
         let workloads = scheduler::through_api();
         let workload = workloads.get(number).ok_or("there is no such workload")?;
@@ -106,6 +114,10 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
         reports.extend(scheduler_reports(only)?);
         eprintln!("measuring the scheduler's core …");
         reports.push(core_report(only)?);
+    }
+    if wanted(Name::Network) {
+        eprintln!("measuring the service proxy (some minutes) …");
+        reports.extend(network::all(only)?);
     }
     if let Some(path) = &cli.json {
         std::fs::write(path, serde_json::to_vec_pretty(&reports)?)

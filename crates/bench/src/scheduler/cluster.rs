@@ -56,6 +56,11 @@ impl NodeDialer for NoNodes {
 
 /// A server whose store is beside the build's output, so that it is a disk and not a tmpfs that is measured.
 pub async fn server() -> Result<(Arc<Server>, tempfile::TempDir)> {
+    server_with("10.96.0.0/16").await
+}
+
+/// With these addresses for Services.
+pub async fn server_with(service_range: &str) -> Result<(Arc<Server>, tempfile::TempDir)> {
     let dir = tempfile::Builder::new()
         .prefix("api-bench-")
         .tempdir_in(std::env::current_exe()?.with_file_name(""))?;
@@ -65,7 +70,7 @@ pub async fn server() -> Result<(Arc<Server>, tempfile::TempDir)> {
         advertised: "192.0.2.1:6443".into(),
         address: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
         port: 6443,
-        service_range: ServiceRange::parse("10.96.0.0/16")?,
+        service_range: ServiceRange::parse(service_range)?,
         static_tokens: Default::default(),
         issuer: knarr_apiserver::ISSUER.into(),
         service_account_key: pki.service_account_key()?,
