@@ -24,6 +24,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use crate::cache::store_error;
+use crate::keys::MASTER_LEASES;
 use crate::pipeline::Target;
 use crate::pipeline::delete::DeleteRequest;
 use crate::server::Server;
@@ -34,8 +35,6 @@ pub(crate) const RENEW: Duration = Duration::from_secs(10);
 const TTL: Duration = Duration::from_secs(15);
 /// How long a server that stops waits for the store.
 const WITHDRAW: Duration = Duration::from_secs(2);
-/// Outside the objects' part of the store, for nobody else watches it.
-const PREFIX: &str = "/knarr/masterleases/";
 const NAME: &str = "kubernetes";
 const NAMESPACE: &str = "default";
 
@@ -55,11 +54,11 @@ struct State {
 }
 
 fn key_of(address: IpAddr) -> Bytes {
-    format!("{PREFIX}{address}").into()
+    format!("{MASTER_LEASES}{address}").into()
 }
 
 fn address_of(key: &[u8]) -> Option<IpAddr> {
-    std::str::from_utf8(key).ok()?.strip_prefix(PREFIX)?.parse().ok()
+    std::str::from_utf8(key).ok()?.strip_prefix(MASTER_LEASES)?.parse().ok()
 }
 
 /// The address by which others reach a server that listens on `listen`; `None` if they cannot.
@@ -179,7 +178,7 @@ impl Server {
     /// The servers whose keys move. Keys that stand still are removed.
     async fn live(&self, state: &mut State) -> Result<Vec<IpAddr>, Error> {
         let range = Range {
-            keys: KeyRange::prefix(PREFIX),
+            keys: KeyRange::prefix(MASTER_LEASES),
             ..Range::default()
         };
         let found = self.cache.store().range(range).await.map_err(store_error)?;

@@ -9,6 +9,10 @@ use knarr_api::Kind;
 /// The prefix of every object's key.
 pub const ROOT: &str = "/registry/";
 
+/// The prefix of the API servers' leases ([`crate::endpoint_leases`]). They are no objects, but stand under [`ROOT`]: whoever
+/// follows the objects then sees their revisions too, and reads that wait for the store's revision do not wait in vain.
+pub const MASTER_LEASES: &str = "/registry/masterleases/";
+
 /// The kind under which objects of `kind` are kept.
 pub fn stored_kind(kind: &Kind) -> Kind {
     kind.stored()
@@ -66,5 +70,6 @@ mod tests {
         assert_eq!(split(b"/registry/core/nodes/n"), Some(("core/nodes", "n")));
         assert_eq!(split(b"/elsewhere/x/y"), None);
         assert_eq!(split(b"/registry/x"), None);
+        assert_eq!(split(format!("{MASTER_LEASES}192.0.2.1").as_bytes()), None);
     }
 }

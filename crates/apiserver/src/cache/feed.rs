@@ -47,7 +47,8 @@ impl Cache {
         let mut by_kind: HashMap<&str, BTreeMap<String, Arc<Object>>> = HashMap::new();
         // Objects of custom kinds are understood once their definitions are.
         let mut custom: HashMap<&str, Vec<(&str, &KeyValue)>> = HashMap::new();
-        for kv in &found.kvs {
+        let leases = keys::MASTER_LEASES.as_bytes();
+        for kv in found.kvs.iter().filter(|kv| !kv.key.starts_with(leases)) {
             let Some((group_plural, local)) = keys::split(&kv.key) else {
                 warn!(key = %kv.key.escape_ascii(), "passed over a key that is no object's");
                 continue;

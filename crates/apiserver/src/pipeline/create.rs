@@ -64,6 +64,7 @@ impl Server {
         meta.deletion_grace_period_seconds = None;
         meta.creation_timestamp = Some(seconds(ctx.now));
         meta.uid = Some(seams::uid(&*self.entropy));
+        meta::drop_empty(meta);
         let generate = meta
             .generate_name
             .clone()

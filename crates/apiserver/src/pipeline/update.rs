@@ -97,6 +97,7 @@ impl Server {
         let conditional = check_version(target, &*new, old)?;
         let served = target.kind;
         let kind = old.kind();
+        meta::drop_empty(new.metadata_mut());
         served.ops.set_defaults(&mut *new)?;
         let shown = convert::object(old, served)?;
         managed_fields::track(ctx, target, Some(&shown), &mut *new)?;
