@@ -1,5 +1,6 @@
 //! Elements of sets and maps, and how the kernel writes them.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::error::Error;
@@ -264,6 +265,12 @@ impl Elements {
     /// In the kernel's order, which is none, except for ranges: those are in the order of their keys.
     pub fn iter(&self) -> impl Iterator<Item = Element<'_>> {
         self.kept.iter().map(|kept| self.element(kept))
+    }
+
+    /// Whether an element is there more than once. Costs a hash of each key, and 8 bytes for each.
+    pub(crate) fn has_repeated_keys(&self) -> bool {
+        let mut seen = HashSet::with_capacity(self.len());
+        self.iter().any(|element| !seen.insert((element.key, element.key_end)))
     }
 
     /// One of them, in the order of [`Elements::iter`].

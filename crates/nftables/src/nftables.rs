@@ -15,6 +15,9 @@ use crate::wire::{Malformed, be32, text};
 /// Rejections of one batch that an error keeps.
 const MAX_REJECTIONS: usize = 16;
 
+/// How often a set is read again because the kernel resized it meanwhile. A resize of a million elements takes some 100 ms.
+const RESIZED_TRIES: usize = 20;
+
 /// A connection to nf_tables of one network namespace: that of the thread that opened it.
 #[derive(Debug)]
 pub struct Nftables {
@@ -133,10 +136,30 @@ impl Nftables {
     }
 
     /// All elements of a set at one moment. Those of a catch-all (`*`) are left out.
+    ///
+    /// The kernel resizes a hash set some time after the commit that let it grow or shrink. A dump goes on by the number of
+    /// elements shown so far, so one that a resize falls into shows some elements twice and others not at all, and says
+    /// nothing of it: what is there twice is what tells.
     pub fn elements(&mut self, set: &Set) -> Result<Elements, Error> {
         let about = About::new(Operation::DumpElements, set.describe());
-        let elements = self.socket.request(
-            &about,
+        for _ in 0..RESIZED_TRIES {
+            let elements = self.dump_elements(set, &about)?;
+            if set.shape == SetShape::Intervals {
+                return Ok(elements.join_intervals(set));
+            }
+            if !elements.has_repeated_keys() {
+                return Ok(elements);
+            }
+        }
+        Err(Error::Interrupted {
+            operation: Operation::DumpElements,
+            target: about.target.clone(),
+        })
+    }
+
+    fn dump_elements(&mut self, set: &Set, about: &About) -> Result<Elements, Error> {
+        self.socket.request(
+            about,
             flag::DUMP,
             |writer, flags, sequence| {
                 let family = set.family.number();
@@ -150,11 +173,7 @@ impl Nftables {
                 message::ELEMENTS => elements.parse(set, message.nf()?.1),
                 _ => Ok(()),
             },
-        )?;
-        Ok(match set.shape {
-            SetShape::Intervals => elements.join_intervals(set),
-            SetShape::Exact | SetShape::ConcatenatedIntervals => elements,
-        })
+        )
     }
 
     /// Makes all changes of the batch at one moment; or none, then the error is [`Error::Rejected`]. Any other error
