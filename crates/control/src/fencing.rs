@@ -301,6 +301,7 @@ mod tests {
         async fn run(&self, agent: &str, timeout: Duration) -> Answer {
             let run = Run {
                 fencing: "f".into(),
+                attempt: 1,
                 agent: agent.into(),
                 action: "off",
                 parameters: Default::default(),
@@ -399,6 +400,7 @@ mod tests {
         }
         let run = |namespace: &str, key: &str| Run {
             fencing: "f".into(),
+            attempt: 1,
             agent: "fence_x".into(),
             action: "off",
             parameters: [(key.to_string(), "status".to_string())].into(),

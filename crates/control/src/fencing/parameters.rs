@@ -156,6 +156,7 @@ mod tests {
     fn run(parameters: &[(&str, &str)], namespace: &str) -> Run {
         Run {
             fencing: "f".into(),
+            attempt: 1,
             agent: "fence_ipmilan".into(),
             action: "off",
             parameters: parameters

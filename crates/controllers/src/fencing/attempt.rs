@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
@@ -14,6 +15,8 @@ use super::kinds::{Agent, Evidence, FencingPolicy, Level, NodeFencing, SecretRef
 pub struct Run {
     /// The NodeFencing it is for.
     pub fencing: String,
+    /// Which of this controller's attempts it belongs to; answers to others count nothing.
+    pub attempt: u64,
     /// The program's name.
     pub agent: String,
     pub action: &'static str,
@@ -69,7 +72,11 @@ enum Step {
 
 /// See the module.
 pub(super) struct Attempt {
+    /// Another for each attempt of this process.
+    id: u64,
     course: Course,
+    /// The start time of the fencing that it belongs to.
+    start: Option<Time>,
     level: usize,
     agent: usize,
     step: Step,
@@ -88,9 +95,12 @@ pub(super) struct Attempt {
 
 impl Attempt {
     /// From the beginning: whatever was done before is done again, which harms nothing.
-    pub fn new(course: Course, fenced_by: Option<usize>) -> Self {
+    pub fn new(id: u64, course: Course, fencing: &NodeFencing) -> Self {
+        let fenced_by = fencing.status.level;
         Attempt {
+            id,
             course,
+            start: fencing.status.start_time.clone(),
             level: match course {
                 Course::Away => 0,
                 Course::Back => fenced_by.unwrap_or(0),
@@ -104,6 +114,17 @@ impl Attempt {
             well_since: None,
             answers: Vec::new(),
         }
+    }
+
+    /// The same once more, when none of its agents is at work.
+    pub fn begin_again(&mut self, fencing: &NodeFencing) {
+        *self = Attempt::new(self.id, self.course, fencing);
+    }
+
+    /// Whether it is the attempt that the fencing's status speaks of. Another controller may have ended the one that this is,
+    /// and begun the next: what agents answered before then proves nothing of the node as it is now.
+    pub fn is_of(&self, course: Course, fencing: &NodeFencing) -> bool {
+        self.course == course && self.start == fencing.status.start_time
     }
 
     /// Whether its node, which is well now or is not, has been for so long. A clock that is set back begins anew.
@@ -166,6 +187,7 @@ impl Attempt {
         let seconds = u64::try_from(agent.timeout_seconds).unwrap_or(0).max(1);
         Run {
             fencing: fencing.metadata.name.clone().unwrap_or_default(),
+            attempt: self.id,
             agent: agent.agent.clone(),
             action: self.action(level),
             parameters,
@@ -175,6 +197,9 @@ impl Attempt {
     }
 
     pub fn answered(&mut self, run: &Run, answer: Answer, now: Timestamp) {
+        if run.attempt != self.id {
+            return;
+        }
         self.asked = false;
         let (good, outcome, output) = match &answer {
             Answer::TimedOut => (false, format!("timed out after {} s", run.timeout.as_secs()), ""),

@@ -49,6 +49,7 @@ impl Descriptions {
             if !self.said.contains_key(agent) && self.asked.insert(agent.into()) {
                 runs.push(Run {
                     fencing: String::new(),
+                    attempt: 0,
                     agent: agent.into(),
                     action: METADATA,
                     parameters: BTreeMap::new(),

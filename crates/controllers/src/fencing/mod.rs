@@ -59,6 +59,8 @@ const SETTLED: SignedDuration = SignedDuration::from_secs(10);
 pub struct Fencing {
     /// By the NodeFencing's name.
     attempts: BTreeMap<String, Attempt>,
+    /// How many attempts were begun, which are their numbers.
+    begun: u64,
     descriptions: Descriptions,
     /// What policies may say.
     allowed: Allowed,
@@ -167,6 +169,10 @@ impl Fencing {
         let name = name_of(fencing);
         let mut next = fencing.clone();
         let node = known.node(fencing);
+        // Ended, perhaps by another controller: late answers of its agents are of no use to the next attempt.
+        if !matches!(fencing.status.phase, Phase::Fencing | Phase::Returning) {
+            self.attempts.remove(name);
+        }
         match fencing.status.phase {
             Phase::Returned | Phase::Cancelled => {}
             Phase::Pending | Phase::Failed => known.waiting(fencing, node, *begun, &mut next),
@@ -223,6 +229,11 @@ impl Fencing {
         }
     }
 
+    fn new_attempt(&mut self, course: Course, fencing: &NodeFencing) -> Attempt {
+        self.begun += 1;
+        Attempt::new(self.begun, course, fencing)
+    }
+
     /// Runs the agents of its course one after the other, and says what came of it.
     fn work(
         &mut self,
@@ -233,10 +244,14 @@ impl Fencing {
         next: &mut NodeFencing,
         todo: &mut Todo,
     ) {
-        let attempt = self
-            .attempts
-            .entry(name_of(fencing).to_string())
-            .or_insert_with(|| Attempt::new(course, fencing.status.level));
+        let name = name_of(fencing);
+        if !self.attempts.get(name).is_some_and(|a| a.is_of(course, fencing)) {
+            let attempt = self.new_attempt(course, fencing);
+            self.attempts.insert(name.to_string(), attempt);
+        }
+        let Some(attempt) = self.attempts.get_mut(name) else {
+            return;
+        };
         // What was answered is written down before anything follows from it.
         next.status.evidence.append(&mut attempt.answers);
         let surplus = next.status.evidence.len().saturating_sub(EVIDENCE_MAX);
@@ -650,7 +665,7 @@ impl Known<'_> {
             None => next.status.next_try_time = self.now.checked_add(wait).ok().map(Time),
             Some(at) if has_come(at, wait, self.now) => {
                 next.status.next_try_time = None;
-                *attempt = Attempt::new(Course::Back, next.status.level);
+                attempt.begin_again(next);
             }
             Some(_) => {}
         }

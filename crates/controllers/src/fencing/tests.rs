@@ -218,6 +218,50 @@ fn s6_without_evidence_nothing_is_released_and_the_status_says_so() {
 }
 
 #[test]
+fn s6_what_agents_answer_to_an_attempt_that_another_controller_ended_is_no_evidence() {
+    let reboot = json!({"levels": [{"action": "reboot", "agents": [{"agent": "fence_a", "retries": 0}]}]});
+    // The answer comes before the next attempt begins, or after.
+    for late in [false, true] {
+        let mut story = Story::new(world(reboot.clone()));
+        let mut other = Story::new(world(reboot.clone()));
+        let mut asked = None;
+        for second in 60..64 {
+            let todo = story.fencing.look(&story.world, at(second));
+            todo.actions.iter().for_each(|list| story.world.take(list));
+            asked = asked.or(todo.runs.into_iter().find(|run| run.action == "reboot"));
+        }
+        let asked = asked.unwrap();
+        // The other one's agent fails at once, and it says so in the status.
+        std::mem::swap(&mut story.world, &mut other.world);
+        other.settle(64, |_| "fails");
+        assert_eq!(other.phase(), Some(Phase::Failed));
+        std::mem::swap(&mut story.world, &mut other.world);
+        assert!(story.fencing.look(&story.world, at(65)).runs.is_empty());
+        if !late {
+            story.fencing.answered(&asked, answer("ok"), at(66));
+        }
+        // The other one begins the next attempt.
+        let todo = other.fencing.look(&story.world, at(400));
+        todo.actions.iter().for_each(|list| story.world.take(list));
+        let mut runs = Vec::new();
+        for second in 401..404 {
+            let todo = story.fencing.look(&story.world, at(second));
+            todo.actions.iter().for_each(|list| story.world.take(list));
+            runs.extend(todo.runs.into_iter().filter(|run| run.action != METADATA));
+        }
+        if late {
+            story.fencing.answered(&asked, answer("ok"), at(404));
+            assert!(story.fencing.look(&story.world, at(405)).actions.is_empty());
+        }
+        assert_eq!(story.phase(), Some(Phase::Fencing), "late: {late}");
+        // Asked anew, and believed.
+        story.fencing.answered(&runs[0], answer("ok"), at(406));
+        story.settle(407, |_| "fails");
+        assert_eq!(story.phase(), Some(Phase::Fenced));
+    }
+}
+
+#[test]
 fn s6_a_level_needs_all_its_agents_and_the_next_level_begins_anew() {
     let levels = json!({"levels": [
         {"agents": [{"agent": "fence_disk", "retries": 0}, {"agent": "fence_path", "retries": 0}]},
