@@ -3,6 +3,8 @@
 //!
 //! What is taken is what the cached Services hold, plus what requests on their way have reserved.
 
+mod holdings;
+
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use knarr_api::strategy::Part;
 use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi, registry};
 use parking_lot::Mutex;
 
+use self::holdings::Holdings;
 use crate::cache::Cache;
 use crate::cache::change::Filter;
 use crate::seams::Entropy;
@@ -79,10 +82,11 @@ impl std::fmt::Display for ServiceRange {
 pub struct Allocations {
     range: ServiceRange,
     entropy: Arc<dyn Entropy>,
+    holdings: Mutex<Holdings>,
     on_their_way: Arc<Mutex<Taken>>,
 }
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Taken {
     addresses: HashSet<IpAddr>,
     ports: HashSet<i32>,
@@ -120,6 +124,7 @@ impl Allocations {
         Allocations {
             range,
             entropy,
+            holdings: Mutex::default(),
             on_their_way: Arc::default(),
         }
     }
@@ -165,18 +170,9 @@ impl Allocations {
     ) -> Result<Reserved, Error> {
         // Held until what is chosen is entered, so that no two requests choose the same.
         let mut on_their_way = self.on_their_way.lock();
-        let own = old.and_then(|o| o.metadata.uid.as_deref());
-        let mut taken = on_their_way.clone();
-        for object in cache
-            .of(&registry::SERVICE)?
-            .list(&Filter::everything(&registry::SERVICE, ""))
-        {
-            if own != Some(object.uid())
-                && let Some(other) = object.get::<Service>()
-            {
-                taken.take(other);
-            }
-        }
+        let mut holdings = self.holdings.lock();
+        holdings.follow(&*cache.of(&registry::SERVICE)?);
+        let of_others = holdings.of_others(old.and_then(|o| o.metadata.uid.as_deref()));
         let mut chance = [0; 8];
         self.entropy.fill(&mut chance);
         let ranges = self.range.ranges();
@@ -184,8 +180,8 @@ impl Allocations {
             ranges: &ranges,
             further: &further_ranges(cache, &ranges)?,
             node_ports: NodePorts::default(),
-            ip_is_used: &|ip| taken.addresses.contains(&ip),
-            port_is_used: &|port| taken.ports.contains(&port),
+            ip_is_used: &|ip| on_their_way.addresses.contains(&ip) || of_others.has_address(ip),
+            port_is_used: &|port| on_their_way.ports.contains(&port) || of_others.has_port(port),
             chance: u64::from_le_bytes(chance),
         };
         let mistakes = allocate(service, old, &pool);

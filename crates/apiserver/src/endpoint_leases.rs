@@ -58,7 +58,11 @@ fn key_of(address: IpAddr) -> Bytes {
 }
 
 fn address_of(key: &[u8]) -> Option<IpAddr> {
-    std::str::from_utf8(key).ok()?.strip_prefix(MASTER_LEASES)?.parse().ok()
+    std::str::from_utf8(key)
+        .ok()?
+        .strip_prefix(MASTER_LEASES)?
+        .parse()
+        .ok()
 }
 
 /// The address by which others reach a server that listens on `listen`; `None` if they cannot.

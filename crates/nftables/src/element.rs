@@ -270,7 +270,8 @@ impl Elements {
     /// Whether an element is there more than once. Costs a hash of each key, and 8 bytes for each.
     pub(crate) fn has_repeated_keys(&self) -> bool {
         let mut seen = HashSet::with_capacity(self.len());
-        self.iter().any(|element| !seen.insert((element.key, element.key_end)))
+        self.iter()
+            .any(|element| !seen.insert((element.key, element.key_end)))
     }
 
     /// One of them, in the order of [`Elements::iter`].

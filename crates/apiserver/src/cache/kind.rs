@@ -144,6 +144,16 @@ impl KindCache {
         found
     }
 
+    /// The changes after a revision, and the revision of the last; `None` where that history is gone.
+    pub fn changes_after(&self, after: u64) -> Option<(Vec<Arc<Change>>, u64)> {
+        let state = self.state.read();
+        if after < state.window_from {
+            return None;
+        }
+        let first = state.window.partition_point(|c| c.revision <= after);
+        Some((state.window.range(first..).cloned().collect(), state.newest))
+    }
+
     /// Begins a watch. `after` = `None` begins with the state there is; a revision begins behind it.
     /// 410 where that history is gone.
     pub fn subscribe(&self, filter: &Filter, after: Option<u64>) -> Result<Subscription, Error> {

@@ -32,7 +32,7 @@ use crate::metrics::Metrics;
 use custom::Custom;
 pub use custom::Held;
 pub use decoded::Decoded;
-use kind::KindCache;
+pub(crate) use kind::KindCache;
 
 /// See the module.
 pub struct Cache {
