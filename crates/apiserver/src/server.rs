@@ -24,7 +24,7 @@ use crate::custom::look_after_definitions;
 use crate::encryption::{AtRest, Encryption};
 use crate::endpoint_leases::Leases;
 use crate::flow_control::{self, FlowControl, look_after_flows};
-use crate::http::connections::Limits;
+use crate::http::connections::{Connections, Limits};
 use crate::http::{Document, Patience};
 use crate::in_process::{Components, InProcess};
 use crate::metrics::Metrics;
@@ -173,6 +173,8 @@ pub struct Server {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) flows: FlowControl,
     pub(crate) leases: Leases,
+    /// Those of all its ports together.
+    pub(crate) connections: Arc<Connections>,
     pub(crate) policies: crate::admission::extension::Policies,
     /// Kept as long as what is served does not change, which the number counts.
     pub(crate) documents: Mutex<(u64, HashMap<String, Arc<Document>>)>,
@@ -202,6 +204,7 @@ impl Server {
             entropy: seams.entropy.clone(),
         });
         let (read_only, mutating) = options.max_in_flight;
+        let limits = options.connections;
         let flows = FlowControl::new(read_only.saturating_add(mutating));
         let metrics = Arc::<Metrics>::default();
         let cache = Cache::with(store, at_rest, metrics.clone(), options.decoded.clone());
@@ -225,6 +228,7 @@ impl Server {
             metrics,
             flows,
             leases: Leases::default(),
+            connections: Connections::new(limits),
             policies: Default::default(),
             documents: Mutex::default(),
             _feed: feed,

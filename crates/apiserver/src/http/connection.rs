@@ -1,7 +1,7 @@
 //! Connections: from the socket over TLS to HTTP/1.1 or HTTP/2, with their limits.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
 use super::body::Body;
-use super::connections::{Connections, Permit};
+use super::connections::Permit;
 use super::patience::{Patience, Patient, looked_after};
 use crate::authn::certificate::Peer;
 use crate::request::RequestInfo;
@@ -123,9 +123,20 @@ async fn overstays(permit: Option<Arc<Permit>>, limit: Duration) {
 impl Server {
     /// Serves TLS connections until `stop`, then gives what runs a moment to end.
     pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: Tls, stop: CancellationToken) {
+        self.serve_some(listener, tls, |_| true, stop).await;
+    }
+
+    /// The same for those clients only whose addresses are admitted; connections of others are closed at once.
+    pub async fn serve_some(
+        self: Arc<Self>,
+        listener: TcpListener,
+        tls: Tls,
+        admits: impl Fn(IpAddr) -> bool,
+        stop: CancellationToken,
+    ) {
         let acceptor = TlsAcceptor::from(tls.config.clone());
         let connections = TaskTracker::new();
-        let places = Connections::new(self.config.options.connections);
+        let places = self.connections.clone();
         loop {
             let (stream, peer) = tokio::select! {
                 () = stop.cancelled() => break,
@@ -139,6 +150,10 @@ impl Server {
                     }
                 },
             };
+            if !admits(peer.ip()) {
+                debug!(%peer, "connection rejected: not from a pod");
+                continue;
+            }
             let permit = match places.admit(peer.ip()) {
                 Ok(permit) => Arc::new(permit),
                 Err(e) => {

@@ -81,7 +81,7 @@ impl Counts {
     }
 }
 
-/// The connections of one port.
+/// The connections of the ports that share their limits.
 #[derive(Debug)]
 pub struct Connections {
     limits: Limits,

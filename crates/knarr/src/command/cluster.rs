@@ -18,9 +18,9 @@ use knarr_apiserver::tls::Tls;
 use knarr_apiserver::{Options, Seams, Server, ServiceRange};
 use knarr_client::remote::Remote;
 use knarr_client::{Api, Component, Conn, NodeDialer, SystemClock};
-use knarr_control::ControllersConfig;
 use knarr_control::certificates::serving_approver::Reserved;
 use knarr_control::certificates::{Authority, Ca};
+use knarr_control::{ControllersConfig, servicelb};
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::images;
 use knarr_node::kubelet::configuration::{CgroupDriver, KubeletConfiguration, Place};
@@ -36,6 +36,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::api_for_pods::ApiForPods;
 use super::kubelet_port::{KubeletPort, RemoteNodes};
 use super::{Failure, git_version};
 use super::{client_ca, descriptors, join, network, node_address};
@@ -78,6 +79,7 @@ impl ControlPlane {
         let listen = listener
             .local_addr()
             .map_err(|e| Failure::new("no local address").because(e))?;
+        let for_pods = ApiForPods::bind(config, listen).await;
         let range = ServiceRange::parse(&config.network.service_cidrs.to_string()).map_err(Failure::new)?;
         let failed = |e| Failure::new("the cluster's keys are not usable").because(e);
         private::make(&config.data_dir, &["pki"])?;
@@ -103,7 +105,10 @@ impl ControlPlane {
             static_tokens: StaticTokens::default(),
             issuer: config.access.issuer.clone(),
             service_account_key: service_account_keys(config, &pki)?,
-            options: options(config)?,
+            options: Options {
+                advertise: for_pods.as_ref().map(|pods| pods.address),
+                ..options(config)?
+            },
         };
         let kubelet_client = pki.kubelet_client().map_err(failed)?;
         let read = |pem: &str| {
@@ -139,6 +144,14 @@ impl ControlPlane {
             .await
             .map_err(|e| Failure::new("the CA of clients cannot be published").because(e))?;
         let tasks = TaskTracker::new();
+        if let Some(ApiForPods {
+            listener, clients, ..
+        }) = for_pods
+        {
+            let admits = move |peer| clients.admit(peer);
+            let serving = server.clone();
+            tasks.spawn(serving.serve_some(listener, tls.clone(), admits, cancel.clone()));
+        }
         tasks.spawn(server.clone().serve(listener, tls, cancel.clone()));
         let admin = pki.admin().map_err(failed)?;
         let kubeconfig = pki::kubeconfig(
@@ -148,7 +161,7 @@ impl ControlPlane {
             &admin,
         );
         private::write(&config.kubeconfig, &kubeconfig)?;
-        let control = control_config(config, &pki, reserved);
+        let control = control_config(config, listen, &pki, reserved);
         let metrics = control.metrics.clone();
         server.show_metrics(move || metrics.text());
         tasks.spawn(knarr_control::run(
@@ -203,7 +216,12 @@ impl NodeDialer for Nodes {
     }
 }
 
-fn control_config(config: &Config, pki: &Pki, reserved: Reserved) -> knarr_control::Config {
+fn control_config(
+    config: &Config,
+    listen: SocketAddr,
+    pki: &Pki,
+    reserved: Reserved,
+) -> knarr_control::Config {
     // Only an etcd is shared by several servers, one of which leads.
     let shared = config.store == StoreEngine::Etcd;
     let identity = || {
@@ -236,10 +254,18 @@ fn control_config(config: &Config, pki: &Pki, reserved: Reserved) -> knarr_contr
                 true => config.network.node_ipam().ok(),
                 false => None,
             },
-            service_load_balancer: config
-                .network
-                .has(Part::LoadBalancer)
-                .then(knarr_control::servicelb::Config::default),
+            service_load_balancer: config.network.has(Part::LoadBalancer).then(|| {
+                let mut load_balancer = servicelb::Config::default();
+                let own = [
+                    Some(listen.port()),
+                    config.kubelet_listen.map(|kubelet| kubelet.port()),
+                ];
+                let own = own.into_iter().flatten().filter(|port| *port != 0);
+                load_balancer
+                    .reserved_ports
+                    .extend(own.map(|port| servicelb::Port::tcp(port.into())));
+                load_balancer
+            }),
             cluster_dns: match config.network.has(Part::Dns) {
                 true => config.network.dns_addresses(),
                 false => Vec::new(),

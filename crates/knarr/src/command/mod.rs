@@ -1,6 +1,7 @@
 //! The subcommands, one file each.
 
 pub mod agent;
+mod api_for_pods;
 mod client_ca;
 pub mod cluster;
 mod columns;

@@ -37,6 +37,13 @@ pub fn node_ips(config: &Config) -> Vec<IpAddr> {
     ips
 }
 
+/// An address of this machine that is no loopback address: the node's, else that of the default route.
+pub fn reachable(config: &Config) -> Option<IpAddr> {
+    let of_node = node_ips(config).into_iter();
+    let of_routes = FAR_AWAY.iter().filter_map(|ip| source_towards(*ip));
+    of_node.chain(of_routes).find(|ip| !ip.is_loopback())
+}
+
 /// The address from which this machine would send there.
 fn source_towards(destination: IpAddr) -> Option<IpAddr> {
     let any: SocketAddr = match destination {

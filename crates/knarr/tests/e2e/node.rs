@@ -6,6 +6,7 @@ use crate::kubectl::{WEB, running};
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[
     ("l13_top_and_the_kubelets_figures_show_what_is_used", figures),
+    ("n2_a_pod_reaches_the_api_as_its_service_account", in_cluster),
     ("l13_a_static_pod_runs_by_its_file_alone", static_pod),
     (
         "t8_a_pod_that_fills_its_empty_dir_over_the_limit_is_evicted",
@@ -16,6 +17,23 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
         memory_of_ends,
     ),
 ];
+
+/// The machine's kubectl in a pod.
+const CLIENT: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: { name: client }
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+    - name: client
+      image: localhost/knarr/busybox:1
+      command: ["sleep", "600"]
+      volumeMounts: [{ name: kubectl, mountPath: /kubectl, readOnly: true }]
+  volumes:
+    - name: kubectl
+      hostPath: { path: KUBECTL, type: File }
+"#;
 
 fn figures(ns: &Namespace) -> Outcome {
     ns.apply(WEB)?;
@@ -37,6 +55,40 @@ fn figures(ns: &Namespace) -> Outcome {
     has(&raw("metrics/cadvisor")?, "container_cpu_usage_seconds_total{")?;
     has(&raw("metrics")?, "kubelet_running_pods")?;
     has(&raw("logs/")?, "<pre>")
+}
+
+/// The server listens on the loopback address; an in-cluster client reaches it all the same, by name and by variables.
+fn in_cluster(ns: &Namespace) -> Outcome {
+    let path = std::env::var_os("PATH").ok_or("PATH is not set")?;
+    let mut found = std::env::split_paths(&path).map(|directory| directory.join("kubectl"));
+    let kubectl = found
+        .find(|file| file.is_file())
+        .ok_or("kubectl is not in PATH")?;
+    let client = CLIENT.replace("KUBECTL", &kubectl.canonicalize()?.display().to_string());
+    ns.apply(&client)?;
+    running(ns, "client")?;
+    let in_pod = |arguments: &[&str]| ns.run(&[&["exec", "client", "--", "/kubectl"], arguments].concat());
+    has(
+        &in_pod(&["auth", "whoami"])?,
+        &format!("system:serviceaccount:{}:default", ns.name),
+    )?;
+    // The CA and the names of the certificate hold for the Service's name, too.
+    let account = "/var/run/secrets/kubernetes.io/serviceaccount";
+    let by_name = format!(
+        "/kubectl --server=https://kubernetes.default.svc --certificate-authority={account}/ca.crt --token=$(cat {account}/token) get --raw /apis"
+    );
+    let groups = ns.run(&["exec", "client", "--", "sh", "-c", &by_name])?;
+    has(&groups, "APIGroupList")?;
+    let endpoints = ns.run(&[
+        "get",
+        "endpointslice",
+        "-n",
+        "default",
+        "kubernetes",
+        "-o",
+        "yaml",
+    ])?;
+    has(&endpoints, "name: https")
 }
 
 fn static_pod(ns: &Namespace) -> Outcome {
