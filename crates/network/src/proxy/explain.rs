@@ -32,6 +32,8 @@ pub struct PortExplanation {
     pub family: Family,
     pub protocol: Protocol,
     pub name: Arc<str>,
+    /// The Service's port.
+    pub port: u16,
     pub topology: Topology,
     pub frontends: Vec<FrontendExplanation>,
     pub endpoints: Vec<EndpointExplanation>,
@@ -55,6 +57,14 @@ pub struct EndpointExplanation {
     pub port: u16,
     pub node: Option<Arc<str>>,
     pub zone: Option<Arc<str>>,
+    /// The name of the Pod it targets.
+    pub pod: Option<Box<str>>,
+    /// Its conditions, as consumers read them.
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+    pub zone_hints: Box<[Arc<str>]>,
+    pub node_hints: Box<[Arc<str>]>,
     pub usage: Usage,
 }
 
@@ -144,12 +154,19 @@ pub fn explain(
                 port: candidate.backend.port,
                 node: candidate.endpoint.node.clone(),
                 zone: candidate.endpoint.zone.clone(),
+                pod: candidate.endpoint.pod.clone(),
+                ready: candidate.endpoint.ready,
+                serving: candidate.endpoint.serving,
+                terminating: candidate.endpoint.terminating,
+                zone_hints: candidate.endpoint.zone_hints.clone(),
+                node_hints: candidate.endpoint.node_hints.clone(),
                 usage: usage(candidate),
             });
             ports.push(PortExplanation {
                 family,
                 protocol: port.protocol,
                 name: port.name.clone(),
+                port: port.port,
                 topology: categories.topology,
                 frontends: frontends.collect(),
                 endpoints: endpoints.collect(),

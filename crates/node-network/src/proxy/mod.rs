@@ -7,12 +7,14 @@
 //! - `kernel` commits. On start, and after any error, it reads its tables back and commits the difference at one moment:
 //!   there is no flush and no gap. Every few seconds it looks whether somebody else has changed the ruleset, and every few
 //!   minutes, if so, it compares every element;
+//! - `compare` says whether the tables are what they should be, for people; it writes nothing;
 //! - `stale_flows` deletes the conntrack entries of UDP clients whose endpoint is gone;
 //! - `health_checks` answers on the `healthCheckNodePort` of Services, `health` on `/healthz` and `/livez` as kube-proxy;
 //! - `metrics` counts under kube-proxy's names.
 //!
 //! The tables stay when the proxy ends, so that Services go on while knarr restarts; [`remove`] takes them away.
 
+mod compare;
 mod driver;
 mod health;
 mod health_checks;
@@ -37,6 +39,9 @@ use tokio::task::JoinSet;
 use crate::catalog::{Reached, Shared};
 use crate::signal::Signal;
 use crate::table;
+
+pub use compare::{Compared, compare};
+pub use node::facts;
 
 use driver::Driver;
 use health::Health;

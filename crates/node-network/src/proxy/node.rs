@@ -55,20 +55,21 @@ impl NodeWatch {
         self.facts.wait_for(is_other).await.unwrap_or_default()
     }
 
-    fn facts(&self, node: &Node) -> NodeFacts {
-        let labels = node.metadata.labels.as_ref();
-        NodeFacts {
-            name: self.name.clone(),
-            zone: labels.and_then(|l| l.get(ZONE)).map(|zone| zone.as_str().into()),
-            addresses: addresses(node),
-        }
-    }
-
     fn unknown(&self) -> NodeFacts {
         NodeFacts {
             name: self.name.clone(),
             ..NodeFacts::default()
         }
+    }
+}
+
+/// What a Node says of itself.
+pub fn facts(node: &Node) -> NodeFacts {
+    let labels = node.metadata.labels.as_ref();
+    NodeFacts {
+        name: node.metadata.name.as_deref().unwrap_or_default().into(),
+        zone: labels.and_then(|l| l.get(ZONE)).map(|zone| zone.as_str().into()),
+        addresses: addresses(node),
     }
 }
 
@@ -95,7 +96,7 @@ impl Sink for NodeWatch {
         let is_going = taints.into_iter().flatten().any(|t| t.key == TO_BE_DELETED);
         self.health
             .set_eligible(!is_going && node.metadata.deletion_timestamp.is_none());
-        let facts = self.facts(&node);
+        let facts = facts(&node);
         if self.facts.get().as_ref() != Some(&facts) {
             self.facts.set(Some(facts));
         }

@@ -19,7 +19,7 @@ use knarr_api::registry;
 use knarr_api::{Object, ObjectKey};
 use knarr_client::Api;
 use knarr_client::informer::{self, Scope, Sink};
-use knarr_network::routes::{Conflict, Node, Routes, gateway, mac, routes, tunnel_mtu};
+use knarr_network::routes::{Conflict, Node, Routes, Subnet, gateway, mac, routes, tunnel_mtu};
 use netlink_packet_core::NetlinkPayload;
 use netlink_packet_route::RouteNetlinkMessage;
 use parking_lot::Mutex;
@@ -144,6 +144,20 @@ impl Router {
     }
 }
 
+/// The networks that this machine is on, without that of the tunnel's device.
+pub async fn subnets(device: &str) -> std::io::Result<Vec<Subnet>> {
+    let (connection, handle, _) = rtnetlink::new_connection()?;
+    let connection = tokio::spawn(connection);
+    let kernel = Kernel(handle);
+    let read = async {
+        let tunnel = kernel.link(device).await?.map(|(index, ..)| index);
+        kernel.subnets(tunnel).await
+    };
+    let subnets = read.await;
+    connection.abort();
+    subnets.map_err(std::io::Error::other)
+}
+
 /// Removes our routes, the tunnel and its table; for a node that goes.
 pub async fn remove_all(config: &Config) -> std::io::Result<()> {
     fn other(error: impl std::error::Error + Send + Sync + 'static) -> std::io::Error {
@@ -188,7 +202,8 @@ struct Nodes {
     changed: Notify,
 }
 
-fn reduced(node: &core::Node) -> Node {
+/// A Node, as far as routes need it.
+pub fn reduced(node: &core::Node) -> Node {
     let addresses = node.status.iter().flat_map(|s| s.addresses.iter().flatten());
     let cidrs = node.spec.iter().flat_map(|s| s.pod_cidrs.iter().flatten());
     Node {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test may stop where it stands; clippy knows that only inside test functions
 
+mod compare;
 mod driver;
 mod table;
 mod world;
