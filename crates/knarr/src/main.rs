@@ -61,6 +61,8 @@ enum Command {
     /// Say what a change would do to the pods: a drain, a scale, a lost zone, another priority. Nothing is done.
     #[command(name = "whatif")]
     WhatIf(command::whatif::WhatIfArgs),
+    /// Say what a Service leads to, whether a connection arrives, and how nodes reach each other's pods.
+    Net(command::net::NetArgs),
     /// Make, list and delete the tokens by which nodes join.
     Token(command::token::TokenArgs),
     /// Print the version.
@@ -105,11 +107,11 @@ fn main() -> ExitCode {
             ));
         }
     };
-    finish(runtime.block_on(async move {
+    runtime.block_on(async move {
         if matches!(cli.command, Command::Up | Command::Server | Command::Agent(_)) {
             tokio::spawn(program_pages::give_back_what_is_not_used());
         }
-        match cli.command {
+        let done = match cli.command {
             Command::Up => command::up::run(config).await,
             Command::Server => command::server::run(config).await,
             Command::Agent(args) => command::agent::run(config, args).await,
@@ -120,9 +122,23 @@ fn main() -> ExitCode {
             Command::Token(args) => command::token::run(config, args).await,
             Command::Why(args) => command::why::run(config, args, kubeconfig_named).await,
             Command::WhatIf(args) => command::whatif::run(config, args, kubeconfig_named).await,
+            Command::Net(args) => return answered(command::net::run(config, args, kubeconfig_named).await),
             Command::Version(args) => command::version::run(&args),
+        };
+        finish(done)
+    })
+}
+
+/// Of a command that answers yes or no: no answer is neither.
+fn answered(result: Result<bool, command::Failure>) -> ExitCode {
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(failure) => {
+            eprintln!("knarr: {failure}");
+            ExitCode::from(EXIT_USAGE)
         }
-    }))
+    }
 }
 
 fn finish(result: Result<(), command::Failure>) -> ExitCode {

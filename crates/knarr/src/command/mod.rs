@@ -10,6 +10,7 @@ pub mod down;
 pub mod fence;
 pub mod join;
 pub mod kubelet_port;
+pub mod net;
 mod network;
 pub mod node;
 mod node_address;

@@ -57,7 +57,7 @@ impl Names {
         }
     }
 
-    fn proxy_table(&self) -> String {
+    pub fn proxy_table(&self) -> String {
         format!("knarr-proxy{}", self.suffix)
     }
 
@@ -65,11 +65,16 @@ impl Names {
         format!("{}{}", policy::TABLE, self.suffix)
     }
 
+    /// The device of VXLAN.
+    pub fn tunnel(&self) -> String {
+        format!("knarr-vx{}", self.suffix)
+    }
+
     fn routes(&self, config: &Config) -> routes::Config {
         routes::Config {
             node_name: config.node_name.clone(),
             cluster_cidrs: config.network.cluster_cidrs.nets().to_vec(),
-            device: format!("knarr-vx{}", self.suffix),
+            device: self.tunnel(),
             table: format!("knarr-routes{}", self.suffix),
         }
     }

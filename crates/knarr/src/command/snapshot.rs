@@ -1,4 +1,4 @@
-//! A cluster's objects as `knarr why` and `knarr whatif` look at them: read from the API, or from files that
+//! A cluster's objects as `knarr why`, `knarr whatif` and `knarr net` look at them: read from the API, or from files that
 //! `kubectl get -o json` wrote. Nothing is ever written.
 
 use std::env;
@@ -41,6 +41,16 @@ const KINDS: [&Kind; 19] = [
 ];
 const NEEDED: usize = 2;
 
+/// Which objects a question is about.
+pub struct Wanted<'a> {
+    pub kinds: &'a [&'a Kind],
+    /// Without those of the first so many kinds there is no answer; of the others those that cannot be listed are left
+    /// out, with a line about it.
+    pub needed: usize,
+    /// Kinds of which only one namespace's objects matter.
+    pub only_in: &'a [(&'a Kind, &'a str)],
+}
+
 #[derive(Args, Clone, Debug, Default)]
 pub struct Source {
     /// Namespace of what is named.
@@ -55,17 +65,31 @@ pub struct Source {
 impl Source {
     /// The cluster to imagine things in.
     pub async fn picture(&self, config: &Config, kubeconfig_named: bool) -> Result<Picture, Failure> {
-        let objects = if self.from.is_empty() {
-            live(config, kubeconfig_named).await?
-        } else {
-            let mut all = Vec::new();
-            for file in &self.from {
-                all.extend(read(&file.display().to_string(), &text(file)?)?);
-            }
-            all
+        let wanted = Wanted {
+            kinds: &KINDS,
+            needed: NEEDED,
+            only_in: &[],
         };
+        let objects = self.objects(config, kubeconfig_named, &wanted).await?;
         let now = SystemClock.now();
         Ok(Picture::new(config.scheduler.scheduler(), &objects, now))
+    }
+
+    /// All objects that are wanted.
+    pub async fn objects(
+        &self,
+        config: &Config,
+        kubeconfig_named: bool,
+        wanted: &Wanted<'_>,
+    ) -> Result<Vec<Arc<Object>>, Failure> {
+        if self.from.is_empty() {
+            return live(config, kubeconfig_named, wanted).await;
+        }
+        let mut all = Vec::new();
+        for file in &self.from {
+            all.extend(read(&file.display().to_string(), &text(file)?, wanted.kinds)?);
+        }
+        Ok(all)
     }
 }
 
@@ -76,14 +100,26 @@ fn kubeconfig(config: &Config, named: bool) -> PathBuf {
     first.unwrap_or_else(|| config.kubeconfig.clone())
 }
 
-async fn live(config: &Config, kubeconfig_named: bool) -> Result<Vec<Arc<Object>>, Failure> {
+async fn live(
+    config: &Config,
+    kubeconfig_named: bool,
+    wanted: &Wanted<'_>,
+) -> Result<Vec<Arc<Object>>, Failure> {
+    let kinds = wanted.kinds;
     let api = cluster::remote(&kubeconfig(config, kubeconfig_named)).await?;
-    let lists = KINDS.map(|kind| api.list(kind, ListOptions::default()));
+    let lists = kinds.iter().map(|kind| {
+        let only_in = wanted.only_in.iter().find(|(of, _)| of == kind);
+        let options = ListOptions {
+            namespace: only_in.map_or_else(String::new, |(_, namespace)| (*namespace).into()),
+            ..ListOptions::default()
+        };
+        api.list(kind, options)
+    });
     let mut all = Vec::new();
-    for (i, (kind, list)) in KINDS.iter().zip(join_all(lists).await).enumerate() {
+    for (i, (kind, list)) in kinds.iter().zip(join_all(lists).await).enumerate() {
         match list {
             Ok(list) => all.extend(list.items),
-            Err(error) if i < NEEDED => {
+            Err(error) if i < wanted.needed => {
                 let what = format!("cannot list {} at {}", kind.plural(), api.server());
                 return Err(Failure::new(what).because(error));
             }
@@ -119,12 +155,12 @@ struct Written<'a> {
 }
 
 /// All objects of a text. One that cannot be read is passed over, with a line about it; a text that is no JSON is not.
-fn read(file: &str, text: &str) -> Result<Vec<Arc<Object>>, Failure> {
+fn read(file: &str, text: &str, kinds: &[&Kind]) -> Result<Vec<Arc<Object>>, Failure> {
     let mut all = Vec::new();
     let documents = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
     for document in documents {
         let document = document.map_err(|e| Failure::new(format!("{file} is not JSON")).because(e))?;
-        read_document(file, document, None, &mut all)?;
+        read_document(file, document, None, kinds, &mut all)?;
     }
     if all.is_empty() {
         return Err(Failure::new(format!(
@@ -139,6 +175,7 @@ fn read_document(
     file: &str,
     document: &RawValue,
     of: Option<(&str, &str)>,
+    kinds: &[&Kind],
     all: &mut Vec<Arc<Object>>,
 ) -> Result<(), Failure> {
     let written: Written = serde_json::from_str(document.get())
@@ -149,7 +186,7 @@ fn read_document(
             .strip_suffix("List")
             .map(|kind| (&*written.api_version, kind));
         for item in items {
-            read_document(file, item, of, all)?;
+            read_document(file, item, of, kinds, all)?;
         }
         return Ok(());
     }
@@ -157,8 +194,8 @@ fn read_document(
         Some(of) if written.kind.is_empty() => of,
         _ => (&*written.api_version, &*written.kind),
     };
-    // Kinds that scheduling does not look at may well be in a dump.
-    let Some(kind) = registry::by_kind(api_version, kind).filter(|k| KINDS.contains(k)) else {
+    // Other kinds than those that are asked for may well be in a dump.
+    let Some(kind) = registry::by_kind(api_version, kind).filter(|k| kinds.contains(k)) else {
         return Ok(());
     };
     match kind.ops.decode(document.get().as_bytes()) {
@@ -173,7 +210,7 @@ mod tests {
     use super::*;
 
     fn names(text: &str) -> Vec<String> {
-        let objects = read("dump", text).unwrap_or_default();
+        let objects = read("dump", text, &KINDS).unwrap_or_default();
         let name = |o: &Arc<Object>| format!("{}/{}", o.kind().kind(), o.name());
         objects.iter().map(name).collect()
     }
@@ -201,7 +238,7 @@ mod tests {
 
     #[test]
     fn b2_a_dump_of_nothing_or_of_no_json_says_what_was_expected() {
-        let said = |text| read("dump", text).map(|_| ()).unwrap_err().to_string();
+        let said = |text| read("dump", text, &KINDS).map(|_| ()).unwrap_err().to_string();
         assert!(
             said("nodes: []").starts_with("dump is not JSON"),
             "{}",

@@ -1,0 +1,683 @@
+//! Whether a connection arrives (SPEC N2, N6): through the Service, if it is one, then past the NetworkPolicies of both
+//! ends. Every decision is the proxy's and the policies' own, on a copy.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use knarr_api::k8s_openapi;
+use knarr_network::catalog::{Protocol, Service, ServiceKey, ServiceType};
+use knarr_network::nft;
+use knarr_network::policy::{Direction, Endpoint, Explanation, PodKey, Policies, Side, Verdict};
+use knarr_network::proxy::packet::{self, Hop, Outcome, Packet, Tables};
+use knarr_network::proxy::{Family, Proxy};
+use serde::Serialize;
+
+use super::ends::{Destination, Port, Source, Target};
+use super::objects::{
+    NetworkObjects, addresses_of, has_finished, is_host_network, name_of, node_of, phase, pod_addresses,
+    pod_name,
+};
+use super::service::with_port;
+use super::{nodes, rules};
+use crate::command::Failure;
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConnectAnswer {
+    pub from: String,
+    pub to: String,
+    pub verdict: Answer,
+    /// One for each address that the client may choose.
+    pub paths: Vec<PathAnswer>,
+    pub notes: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Answer {
+    Allowed,
+    /// Some endpoints are reached, and others are not.
+    PartlyDenied,
+    Denied,
+    /// There is nothing that it could arrive at.
+    NoEndpoint,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PathAnswer {
+    pub source: IpAddr,
+    pub destination: String,
+    /// The node whose proxy decided, and what.
+    pub proxied_on: Option<String>,
+    pub outcome: &'static str,
+    /// Each as likely as the others.
+    pub ends: Vec<EndAnswer>,
+}
+
+/// One endpoint that the connection may arrive at.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndAnswer {
+    pub address: String,
+    pub pod: Option<String>,
+    pub node: Option<String>,
+    /// The client's address, as the endpoint sees it.
+    pub seen_as: IpAddr,
+    pub allowed: bool,
+    /// Absent where no pod's policies are asked.
+    pub egress: Option<SideAnswer>,
+    pub ingress: Option<SideAnswer>,
+    /// Why packets do not get there, whatever the policies say.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SideAnswer {
+    pub pod: String,
+    pub allowed: bool,
+    /// Why policies are not asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exempt: Option<&'static str>,
+    /// The policies that isolate the pod in this direction.
+    pub isolated_by: Vec<String>,
+    /// Up to the first that allows it.
+    pub rules: Vec<RuleAnswer>,
+    /// What a rule would have to match.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub needed: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RuleAnswer {
+    pub policy: String,
+    pub index: usize,
+    pub rule: String,
+    pub says: String,
+}
+
+/// Who opens the connection, resolved.
+struct Client<'a> {
+    words: String,
+    /// Whose policies are asked: a pod that is not in the host network.
+    pod: Option<(&'a core::Pod, PodKey)>,
+    node: Option<&'a core::Node>,
+    addresses: Vec<IpAddr>,
+    protocol: Protocol,
+}
+
+/// What a node's proxy has in its tables.
+struct NodeTables {
+    proxy: Proxy,
+    addresses: Vec<IpAddr>,
+    v4: nft::Table,
+    v6: nft::Table,
+}
+
+impl NodeTables {
+    fn of(objects: &NetworkObjects, node: &core::Node) -> Self {
+        let proxy = objects.proxy(node);
+        NodeTables {
+            addresses: addresses_of(node),
+            v4: packet::table(&proxy, Family::V4),
+            v6: packet::table(&proxy, Family::V6),
+            proxy,
+        }
+    }
+
+    fn route(&self, packet: &Packet) -> Outcome {
+        let tables = Tables {
+            config: self.proxy.config(),
+            local_addresses: &self.addresses,
+            elements: match Family::of(packet.destination) {
+                Family::V4 => &self.v4,
+                Family::V6 => &self.v6,
+            },
+        };
+        tables.route(packet)
+    }
+}
+
+struct Asked<'a> {
+    objects: &'a NetworkObjects,
+    policies: Policies,
+    client: Client<'a>,
+    /// By node, made when they are first needed.
+    tables: RefCell<BTreeMap<String, NodeTables>>,
+    /// What keeps the client's node and another one apart.
+    faults: RefCell<BTreeMap<String, Vec<String>>>,
+}
+
+pub fn answer(
+    objects: &NetworkObjects,
+    source: &Source,
+    destination: &Destination,
+) -> Result<ConnectAnswer, Failure> {
+    let mut notes = Vec::new();
+    let client = client(objects, source, destination.protocol, &mut notes)?;
+    let targets = targets(objects, destination, &mut notes)?;
+    let asked = Asked {
+        policies: objects.policies(),
+        objects,
+        client,
+        tables: RefCell::default(),
+        faults: RefCell::default(),
+    };
+    if !objects.settings.enforces_policies {
+        notes.push(
+            "knarr does not enforce NetworkPolicies here (--disable policy, or another pod network)".into(),
+        );
+    }
+    let mut paths = Vec::new();
+    for (address, port) in &targets.addresses {
+        let is_same_family = |source: &&IpAddr| source.is_ipv4() == address.is_ipv4();
+        if let Some(source) = asked.client.addresses.iter().find(is_same_family) {
+            paths.push(asked.path(*source, *address, *port)?);
+        }
+    }
+    if paths.is_empty() && !targets.addresses.is_empty() && !asked.client.addresses.is_empty() {
+        notes.push("the two have no address of the same family".into());
+    }
+    Ok(ConnectAnswer {
+        from: asked.client.words,
+        to: targets.words,
+        verdict: verdict(&paths),
+        paths,
+        notes,
+    })
+}
+
+fn verdict(paths: &[PathAnswer]) -> Answer {
+    let ends = || paths.iter().flat_map(|path| &path.ends);
+    let arrives = |path: &PathAnswer| !path.ends.is_empty();
+    match (ends().any(|end| end.allowed), ends().any(|end| !end.allowed)) {
+        (false, false) => Answer::NoEndpoint,
+        (false, true) => Answer::Denied,
+        (true, false) if paths.iter().all(arrives) => Answer::Allowed,
+        (true, _) => Answer::PartlyDenied,
+    }
+}
+
+fn client<'a>(
+    objects: &'a NetworkObjects,
+    source: &Source,
+    protocol: Protocol,
+    notes: &mut Vec<String>,
+) -> Result<Client<'a>, Failure> {
+    let nobody = Client {
+        words: String::new(),
+        pod: None,
+        node: None,
+        addresses: Vec::new(),
+        protocol,
+    };
+    let pod = match source {
+        Source::Address(address) => match objects.pod_at(*address) {
+            Some(pod) => pod,
+            None => {
+                let node = objects.node_at(*address);
+                let whose = match node {
+                    Some(node) => format!("{address} (node {})", name_of(node)),
+                    None => format!("{address} (outside)"),
+                };
+                return Ok(Client {
+                    words: whose,
+                    node,
+                    addresses: vec![*address],
+                    ..nobody
+                });
+            }
+        },
+        Source::Node(name) => {
+            let node = objects.node(name);
+            return Ok(Client {
+                words: format!("node {name}"),
+                addresses: node.map(addresses_of).unwrap_or_default(),
+                node,
+                ..nobody
+            });
+        }
+        Source::Pod(key) => objects
+            .find::<core::Pod>(&key.namespace, &key.name)
+            .ok_or_else(|| Failure::new(format!("there is no pod {key}")))?,
+    };
+    let node = node_of(pod).and_then(|name| objects.node(name));
+    let name = pod_name(pod);
+    let on = node_of(pod).map_or_else(String::new, |node| format!(" on node {node}"));
+    if has_finished(pod) {
+        notes.push(format!(
+            "pod {name} has finished ({}): it opens no connections",
+            phase(pod)
+        ));
+    }
+    if is_host_network(pod) {
+        notes.push(format!(
+            "pod {name} is in the host network: it connects as its node, and no policy selects it"
+        ));
+        return Ok(Client {
+            words: format!("pod {name}{on}, in the host network"),
+            addresses: node.map(addresses_of).unwrap_or_default(),
+            node,
+            ..nobody
+        });
+    }
+    let addresses = match has_finished(pod) {
+        true => Vec::new(),
+        false => pod_addresses(pod),
+    };
+    if addresses.is_empty() && !has_finished(pod) {
+        notes.push(format!("pod {name} has no address yet ({})", phase(pod)));
+    }
+    let metadata = &pod.metadata;
+    let key = PodKey::new(
+        metadata.namespace.as_deref().unwrap_or_default(),
+        metadata.name.as_deref().unwrap_or_default(),
+    );
+    Ok(Client {
+        words: format!("pod {name}{on}"),
+        pod: Some((pod, key)),
+        node,
+        addresses,
+        protocol,
+    })
+}
+
+/// Where clients connect to.
+struct Targets {
+    words: String,
+    addresses: Vec<(IpAddr, u16)>,
+}
+
+fn targets(
+    objects: &NetworkObjects,
+    destination: &Destination,
+    notes: &mut Vec<String>,
+) -> Result<Targets, Failure> {
+    let protocol = destination.protocol;
+    match &destination.target {
+        Target::Address(address) => {
+            let Port::Number(port) = destination.port else {
+                return Err(Failure::new(format!(
+                    "{address} has no named ports: expected a number"
+                )));
+            };
+            Ok(Targets {
+                words: format!("{}/{}", with_port(*address, port), protocol.name()),
+                addresses: vec![(*address, port)],
+            })
+        }
+        Target::Pod(key) => {
+            let pod = objects
+                .find::<core::Pod>(&key.namespace, &key.name)
+                .ok_or_else(|| Failure::new(format!("there is no pod {key}")))?;
+            let port = match &destination.port {
+                Port::Number(port) => *port,
+                Port::Name(name) => named_port(pod, name, protocol)?,
+                Port::Only => return Err(Failure::new(format!("pod {key} needs a port"))),
+            };
+            let addresses = match has_finished(pod) {
+                true => Vec::new(),
+                false => pod_addresses(pod),
+            };
+            if addresses.is_empty() {
+                notes.push(format!("pod {key} has no address ({})", phase(pod)));
+            }
+            Ok(Targets {
+                words: format!("pod {key}, port {port}/{}", protocol.name()),
+                addresses: addresses.into_iter().map(|address| (address, port)).collect(),
+            })
+        }
+        Target::Service(key) => {
+            let service = objects
+                .catalog
+                .service(key)
+                .ok_or_else(|| Failure::new(format!("there is no Service {key}")))?;
+            of_service(objects, key, service, destination, notes)
+        }
+    }
+}
+
+fn named_port(pod: &core::Pod, name: &str, protocol: Protocol) -> Result<u16, Failure> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
+    let found = ports.find(|port| {
+        port.name.as_deref() == Some(name) && Protocol::parse(port.protocol.as_deref()) == Some(protocol)
+    });
+    let number = found.and_then(|port| u16::try_from(port.container_port).ok());
+    let protocol = protocol.name();
+    number.ok_or_else(|| Failure::new(format!("pod {} has no {protocol} port {name:?}", pod_name(pod))))
+}
+
+fn of_service(
+    objects: &NetworkObjects,
+    key: &ServiceKey,
+    service: &Service,
+    destination: &Destination,
+    notes: &mut Vec<String>,
+) -> Result<Targets, Failure> {
+    let protocol = destination.protocol;
+    if let ServiceType::ExternalName(name) = &service.service_type {
+        return Err(Failure::new(format!(
+            "Service {key} is an alias of {name}: ask about an address of that"
+        )));
+    }
+    let of_protocol = || service.ports.iter().filter(|port| port.protocol == protocol);
+    let found = match &destination.port {
+        Port::Number(number) => of_protocol().find(|port| port.port == *number),
+        Port::Name(name) => of_protocol().find(|port| *port.name == **name),
+        Port::Only => of_protocol().next().filter(|_| of_protocol().count() == 1),
+    };
+    let Some(found) = found else {
+        let number = match destination.port {
+            // The proxy rejects it, and says so.
+            Port::Number(number) if !service.headless => number,
+            _ => {
+                let has: Vec<String> = service
+                    .ports
+                    .iter()
+                    .map(|port| format!("{} {}/{}", port.name, port.port, port.protocol.name()))
+                    .collect();
+                return Err(Failure::new(format!(
+                    "Service {key} needs one of its ports: {}",
+                    has.join(", ").trim()
+                )));
+            }
+        };
+        notes.push(format!("Service {key} has no port {number}/{}", protocol.name()));
+        let addresses = service.cluster_ips.iter().map(|ip| (*ip, number));
+        return Ok(Targets {
+            words: format!("Service {key}, port {number}/{}", protocol.name()),
+            addresses: addresses.collect(),
+        });
+    };
+    let words = format!("Service {key}, port {}/{}", found.port, protocol.name());
+    if !service.headless {
+        let addresses = service.cluster_ips.iter().map(|ip| (*ip, found.port));
+        return Ok(Targets {
+            words,
+            addresses: addresses.collect(),
+        });
+    }
+    // DNS leads clients to the endpoints, and the port is theirs.
+    let mut addresses = Vec::new();
+    for slice in objects.catalog.slices(key) {
+        let own = slice
+            .ports
+            .iter()
+            .find(|p| p.name == found.name && p.protocol == protocol);
+        let number = own.and_then(|port| port.port).unwrap_or(found.port);
+        if number != found.port {
+            notes.push(format!(
+                "Service {key} is headless: clients connect to port {number} of its endpoints, not to {}",
+                found.port
+            ));
+        }
+        let offered = slice
+            .endpoints
+            .iter()
+            .filter(|e| e.ready || service.publish_not_ready);
+        addresses.extend(offered.map(|endpoint| (endpoint.address, number)));
+    }
+    notes.dedup();
+    addresses.sort_unstable();
+    addresses.dedup();
+    if addresses.is_empty() {
+        notes.push(format!(
+            "Service {key} has no ready endpoint: its name has no address"
+        ));
+    }
+    Ok(Targets { words, addresses })
+}
+
+fn primary(node: &core::Node, like: IpAddr) -> Option<IpAddr> {
+    addresses_of(node)
+        .into_iter()
+        .find(|ip| ip.is_ipv4() == like.is_ipv4())
+}
+
+impl Asked<'_> {
+    /// What the proxy of a node does with a connection.
+    fn route(&self, node: &core::Node, packet: &Packet) -> Outcome {
+        let mut all = self.tables.borrow_mut();
+        let tables = all
+            .entry(name_of(node).to_string())
+            .or_insert_with(|| NodeTables::of(self.objects, node));
+        tables.route(packet)
+    }
+
+    /// Why nothing passes between the client's node and this one.
+    fn faults(&self, node: Option<&str>) -> Vec<String> {
+        let own = self.client.node.map(name_of);
+        let (Some(own), Some(node)) = (own, node) else {
+            return Vec::new();
+        };
+        if own == node {
+            return Vec::new();
+        }
+        let mut all = self.faults.borrow_mut();
+        all.entry(node.to_string())
+            .or_insert_with(|| nodes::between(self.objects, own, node))
+            .clone()
+    }
+
+    fn path(&self, source: IpAddr, address: IpAddr, port: u16) -> Result<PathAnswer, Failure> {
+        let objects = self.objects;
+        let protocol = self.client.protocol;
+        let owner = objects.node_at(address);
+        let of_pod = objects
+            .pod_at(address)
+            .and_then(node_of)
+            .and_then(|name| objects.node(name));
+        // From outside it comes in at the node that has the address, else at any.
+        let entry = self
+            .client
+            .node
+            .or(owner)
+            .or(of_pod)
+            .or_else(|| objects.nodes().next());
+        let Some(entry) = entry else {
+            return Err(Failure::new("there are no nodes"));
+        };
+        let mut packet = Packet {
+            source,
+            destination: address,
+            protocol,
+            port,
+            learned: None,
+        };
+        let mut at = entry;
+        let mut outcome = self.route(entry, &packet);
+        // A node port of another node is served there. What a pod sends to a node it sends with its own node's address.
+        if outcome == Outcome::Unchanged
+            && let Some(other) = owner.filter(|owner| name_of(owner) != name_of(entry))
+        {
+            if self.client.pod.is_some()
+                && let Some(masqueraded) = primary(entry, source)
+            {
+                packet.source = masqueraded;
+            }
+            at = other;
+            outcome = self.route(other, &packet);
+        }
+        let direct = Hop {
+            address,
+            port,
+            masquerade: false,
+        };
+        let (words, hops, proxied_on) = match outcome {
+            Outcome::Sent(hops) => ("Sent", hops, Some(at)),
+            Outcome::Unchanged => ("Unchanged", vec![direct], None),
+            Outcome::Rejected => ("Rejected", Vec::new(), Some(at)),
+            Outcome::Dropped => ("Dropped", Vec::new(), Some(at)),
+            Outcome::Lost => ("Lost", Vec::new(), Some(at)),
+        };
+        let is_proxied_here = proxied_on.is_some_and(|node| name_of(node) == name_of(entry));
+        let ends = hops.iter().map(|hop| {
+            // Policies of the client see where the packet goes when it leaves the client's node.
+            let leaves_for = match is_proxied_here {
+                true => (hop.address, hop.port),
+                false => (address, port),
+            };
+            self.end(hop, packet.source, leaves_for, proxied_on)
+        });
+        Ok(PathAnswer {
+            source,
+            destination: with_port(address, port),
+            proxied_on: proxied_on.map(|node| name_of(node).to_string()),
+            outcome: words,
+            ends: ends.collect(),
+        })
+    }
+
+    fn end(
+        &self,
+        hop: &Hop,
+        sent_as: IpAddr,
+        leaves_for: (IpAddr, u16),
+        proxied_on: Option<&core::Node>,
+    ) -> EndAnswer {
+        let objects = self.objects;
+        let pod = objects.pod_at(hop.address);
+        let of_pod = pod.and_then(node_of);
+        let node = of_pod.or_else(|| objects.node_at(hop.address).map(name_of));
+        // Masquerading comes after policies, so that only those of other nodes see its address.
+        let masquerading = proxied_on.filter(|at| hop.masquerade && Some(name_of(at)) != of_pod);
+        let policies_see = masquerading
+            .and_then(|at| primary(at, sent_as))
+            .unwrap_or(sent_as);
+        let seen_as = match proxied_on.filter(|_| hop.masquerade) {
+            Some(at) => primary(at, sent_as).unwrap_or(sent_as),
+            None => sent_as,
+        };
+        let is_self =
+            pod.is_some() && pod.map(pod_name) == self.client.pod.as_ref().map(|(pod, _)| pod_name(pod));
+        let egress = match is_self {
+            true => None,
+            false => self.egress(leaves_for),
+        };
+        let ingress = match pod {
+            Some(pod) if !is_self => self.ingress(pod, policies_see, hop),
+            _ => None,
+        };
+        let faults = self.faults(node);
+        let sides = [&egress, &ingress];
+        EndAnswer {
+            address: with_port(hop.address, hop.port),
+            pod: pod.map(pod_name),
+            node: node.map(ToString::to_string),
+            seen_as,
+            allowed: faults.is_empty() && sides.into_iter().flatten().all(|side| side.allowed),
+            egress,
+            ingress,
+            faults,
+        }
+    }
+
+    fn egress(&self, (address, port): (IpAddr, u16)) -> Option<SideAnswer> {
+        let (_, key) = self.client.pod.as_ref()?;
+        let is_dns = self.objects.settings.dns_addresses.contains(&address);
+        let is_own_node = self
+            .client
+            .node
+            .is_some_and(|node| addresses_of(node).contains(&address));
+        if is_own_node && !is_dns {
+            return Some(exempt(key.to_string(), "a pod always reaches its own node"));
+        }
+        let explained = self.explain(&Endpoint::Pod(key.clone()), &Endpoint::Address(address), port);
+        explained
+            .egress
+            .map(|side| self.side(side, &self.peer(address), port))
+    }
+
+    fn ingress(&self, pod: &core::Pod, source: IpAddr, hop: &Hop) -> Option<SideAnswer> {
+        let is_from_node = self.client.pod.is_none() && self.client.node.is_some();
+        if is_from_node && self.client.node.map(name_of) == node_of(pod) {
+            return Some(exempt(pod_name(pod), "a node always reaches its own pods"));
+        }
+        let (from, to) = (Endpoint::Address(source), Endpoint::Address(hop.address));
+        let explained = self.explain(&from, &to, hop.port);
+        explained
+            .ingress
+            .map(|side| self.side(side, &self.peer(source), hop.port))
+    }
+
+    fn explain(&self, from: &Endpoint, to: &Endpoint, port: u16) -> Explanation {
+        self.policies.explain(from, to, self.client.protocol, port)
+    }
+
+    /// What policies know a peer by.
+    fn peer(&self, address: IpAddr) -> String {
+        let Some(pod) = self.objects.pod_at(address) else {
+            if self.objects.settings.dns_addresses.contains(&address) {
+                return format!("{address} (the cluster DNS, as pods with k8s-app=kube-dns in kube-system)");
+            }
+            return match self.objects.node_at(address) {
+                Some(node) => format!("{address} of node {} (by ipBlock)", name_of(node)),
+                None => format!("{address} (by ipBlock)"),
+            };
+        };
+        let labels = pod.metadata.labels.iter().flatten();
+        let labels: Vec<String> = labels.map(|(key, value)| format!("{key}={value}")).collect();
+        let labels = match labels.as_slice() {
+            [] => "no labels".to_string(),
+            labels => format!("labels {}", labels.join(",")),
+        };
+        format!("pod {} ({labels})", pod_name(pod))
+    }
+
+    fn side(&self, side: Side, peer: &str, port: u16) -> SideAnswer {
+        let direction = side.direction;
+        let allowed = side.is_allowed();
+        let rules = side.rules.iter().map(|(policy, index, verdict)| {
+            let object = self
+                .objects
+                .find::<NetworkPolicy>(&policy.namespace, &policy.name);
+            RuleAnswer {
+                policy: policy.to_string(),
+                index: *index,
+                rule: object
+                    .and_then(|policy| rules::in_words(policy, direction, *index))
+                    .unwrap_or_default(),
+                says: verdict.to_string(),
+            }
+        });
+        let rules: Vec<RuleAnswer> = rules.collect();
+        let word = match direction {
+            Direction::Ingress => "from",
+            Direction::Egress => "to",
+        };
+        let is_by_port = side
+            .rules
+            .iter()
+            .any(|(.., verdict)| *verdict == Verdict::NoPortMatches);
+        let protocol = self.client.protocol.name();
+        let needed = match is_by_port {
+            true => format!("a rule {word} {peer} would have to allow port {port}/{protocol}"),
+            false => format!("a rule would have to allow {word} {peer}, port {port}/{protocol}"),
+        };
+        SideAnswer {
+            pod: side.pod.to_string(),
+            allowed,
+            exempt: None,
+            isolated_by: side.isolated_by.iter().map(ToString::to_string).collect(),
+            rules,
+            needed: (!allowed).then_some(needed),
+        }
+    }
+}
+
+fn exempt(pod: String, why: &'static str) -> SideAnswer {
+    SideAnswer {
+        pod,
+        allowed: true,
+        exempt: Some(why),
+        isolated_by: Vec::new(),
+        rules: Vec::new(),
+        needed: None,
+    }
+}

@@ -1,0 +1,321 @@
+//! How the pods of each node are reached from the others (SPEC N7), and how far each node's agent is (SPEC B7).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_api::propagation::{CONFIG_MAP, Propagation, REVISION};
+use knarr_client::NETWORK_NAMESPACE;
+use knarr_network::routes::{self, Hop, Routes, Subnet};
+use serde::Serialize;
+
+use super::objects::{NetworkObjects, name_of};
+use crate::command::columns::table;
+
+/// Annotations of an agent's Lease that begin so hold the key of its end of the encrypted tunnel.
+const ENCRYPTION: &str = "knarr.io/wireguard";
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodesAnswer {
+    /// The node whose routes `path` means.
+    pub seen_from: String,
+    /// Of EndpointSlices, the newest that any agent has reported.
+    pub newest_revision: Option<u64>,
+    /// What all Ready nodes have, by the control plane's sum.
+    pub common_revision: Option<u64>,
+    pub nodes: Vec<NodeAnswer>,
+    /// For each node, how it reaches the pods of each other node.
+    pub matrix: BTreeMap<String, BTreeMap<String, &'static str>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeAnswer {
+    pub name: String,
+    pub addresses: Vec<IpAddr>,
+    pub pod_cidrs: Vec<IpNet>,
+    pub path: &'static str,
+    pub encrypted: bool,
+    pub ready: bool,
+    /// Absent: the node does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_unavailable: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reported_revision: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reported_seconds_ago: Option<i64>,
+    /// Why its pods cannot be reached, or may not be.
+    pub faults: Vec<String>,
+}
+
+impl NodesAnswer {
+    pub fn is_well(&self) -> bool {
+        self.nodes.iter().all(|node| node.faults.is_empty())
+    }
+}
+
+/// `seen_from` is the node whose routes are shown; with the networks of its machine where this is it.
+pub fn answer(
+    objects: &NetworkObjects,
+    seen_from: &str,
+    subnets: Option<&[Subnet]>,
+    now: Timestamp,
+) -> NodesAnswer {
+    let nodes = objects.routes();
+    let of = |own: &str| match subnets.filter(|_| own == seen_from) {
+        Some(subnets) => routes::routes(own, &nodes, subnets),
+        None => routes::routes(own, &nodes, &[]),
+    };
+    let seen = of(seen_from);
+    // Of that node itself, what another one sees.
+    let other = nodes.keys().find(|name| *name != seen_from);
+    let of_own = other.map(|other| of(other));
+    let revisions: BTreeMap<&str, u64> = objects
+        .nodes()
+        .filter_map(|node| Some((name_of(node), revision(lease(objects, name_of(node))?)?)))
+        .collect();
+    let sum = objects.find::<ConfigMap>(NETWORK_NAMESPACE, CONFIG_MAP);
+    let mut answers: Vec<NodeAnswer> = objects
+        .nodes()
+        .map(|node| {
+            let name = name_of(node);
+            let is_own = name == seen_from;
+            let routes = match is_own {
+                true => of_own.as_ref(),
+                false => Some(&seen),
+            };
+            let path = match is_own {
+                true => "this node",
+                false => path(&seen, name, &nodes, subnets.is_some()),
+            };
+            node_answer(objects, node, routes, path, now)
+        })
+        .collect();
+    answers.sort_by(|a, b| a.name.cmp(&b.name));
+    NodesAnswer {
+        seen_from: seen_from.into(),
+        newest_revision: revisions.values().max().copied(),
+        common_revision: sum.and_then(Propagation::of).map(|sum| sum.revision),
+        nodes: answers,
+        matrix: BTreeMap::new(),
+    }
+}
+
+/// How each node reaches each other one, as far as the objects say it. Cubic in the number of nodes.
+pub fn matrix(
+    objects: &NetworkObjects,
+    seen_from: &str,
+    subnets: Option<&[Subnet]>,
+) -> BTreeMap<String, BTreeMap<String, &'static str>> {
+    let nodes = objects.routes();
+    let row = |own: &String| {
+        let subnets = subnets.filter(|_| own == seen_from);
+        let routes = routes::routes(own, &nodes, subnets.unwrap_or(&[]));
+        let others = nodes.keys().filter(|name| *name != own);
+        let paths = others.map(|name| (name.clone(), path(&routes, name, &nodes, subnets.is_some())));
+        (own.clone(), paths.collect())
+    };
+    nodes.keys().map(row).collect()
+}
+
+/// How packets to a node's pods go. Which of the two ways it is depends on the networks of the sending machine.
+fn path(
+    routes: &Routes,
+    name: &str,
+    nodes: &BTreeMap<String, routes::Node>,
+    knows_subnets: bool,
+) -> &'static str {
+    let cidrs = nodes.get(name).map(|node| node.pod_cidrs.as_slice());
+    let mut hops = cidrs
+        .into_iter()
+        .flatten()
+        .filter_map(|cidr| routes.routes.get(cidr));
+    match hops.next() {
+        None => "not routed",
+        Some(_) if !knows_subnets => "route or VXLAN",
+        Some(Hop::Direct { .. }) => "route",
+        Some(Hop::Tunnel { .. }) => "VXLAN",
+    }
+}
+
+fn lease<'a>(objects: &'a NetworkObjects, node: &str) -> Option<&'a Lease> {
+    objects.find::<Lease>(NETWORK_NAMESPACE, node)
+}
+
+fn revision(lease: &Lease) -> Option<u64> {
+    lease.metadata.annotations.as_ref()?.get(REVISION)?.parse().ok()
+}
+
+/// The condition `Ready`.
+pub fn is_ready(node: &Node) -> bool {
+    condition(node, "Ready").is_some_and(|c| c.status == "True")
+}
+
+fn condition<'a>(node: &'a Node, type_: &str) -> Option<&'a k8s_openapi::api::core::v1::NodeCondition> {
+    let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    conditions.into_iter().find(|c| c.type_ == type_)
+}
+
+fn node_answer(
+    objects: &NetworkObjects,
+    node: &Node,
+    routes: Option<&Routes>,
+    path: &'static str,
+    now: Timestamp,
+) -> NodeAnswer {
+    let name = name_of(node);
+    let reduced = knarr_node_network::routes::reduced(node);
+    let lease = lease(objects, name);
+    let renewed = lease.and_then(|lease| lease.spec.as_ref()?.renew_time.as_ref());
+    let annotations = lease.and_then(|lease| lease.metadata.annotations.as_ref());
+    let mut faults = faults(node, &reduced);
+    for conflict in routes.into_iter().flat_map(|routes| &routes.conflicts) {
+        if conflict.node == name {
+            faults.push(format!("{} is not routed: {}", conflict.cidr, conflict.message));
+        }
+    }
+    NodeAnswer {
+        name: name.to_string(),
+        path,
+        encrypted: annotations.is_some_and(|all| all.keys().any(|key| key.starts_with(ENCRYPTION))),
+        ready: is_ready(node),
+        network_unavailable: condition(node, "NetworkUnavailable").map(|c| c.status != "False"),
+        reported_revision: lease.and_then(revision),
+        reported_seconds_ago: renewed.map(|at| now.as_second().saturating_sub(at.0.as_second()).max(0)),
+        addresses: reduced.addresses,
+        pod_cidrs: reduced.pod_cidrs,
+        faults,
+    }
+}
+
+/// What the Node itself says against its pods being reached.
+fn faults(node: &Node, reduced: &routes::Node) -> Vec<String> {
+    let mut faults = Vec::new();
+    match condition(node, "Ready") {
+        Some(ready) if ready.status == "True" => {}
+        Some(ready) => {
+            let words = ready
+                .message
+                .as_deref()
+                .or(ready.reason.as_deref())
+                .unwrap_or_default();
+            let state = match ready.status.as_str() {
+                "Unknown" => "its kubelet is not heard of",
+                _ => "it is not Ready",
+            };
+            faults.push(format!("{state}: {words}").trim_end_matches(": ").into());
+        }
+        None => faults.push("it has never been Ready".into()),
+    }
+    if let Some(network) = condition(node, "NetworkUnavailable").filter(|c| c.status != "False") {
+        let (reason, message) = (network.reason.as_deref(), network.message.as_deref());
+        let words = message.or(reason).unwrap_or("its network is not set up");
+        faults.push(format!("NetworkUnavailable is {}: {words}", network.status));
+    }
+    if reduced.pod_cidrs.is_empty() {
+        faults.push("it has no podCIDR".into());
+    }
+    if reduced.addresses.is_empty() {
+        faults.push("it has no InternalIP".into());
+    }
+    faults
+}
+
+/// Why connections between pods of two nodes cannot arrive, in either direction.
+pub fn between(objects: &NetworkObjects, a: &str, b: &str) -> Vec<String> {
+    let nodes = objects.routes();
+    let mut faults = Vec::new();
+    for (own, other) in [(a, b), (b, a)] {
+        let routes = routes::routes(own, &nodes, &[]);
+        let conflicts = routes.conflicts.iter().filter(|conflict| conflict.node == other);
+        faults.extend(conflicts.map(|conflict| {
+            let (cidr, message) = (conflict.cidr, &conflict.message);
+            format!("{own} does not route {cidr} of {other}: {message}")
+        }));
+    }
+    for node in [a, b].iter().filter_map(|name| objects.node(name)) {
+        let own = self::faults(node, &knarr_node_network::routes::reduced(node));
+        faults.extend(
+            own.into_iter()
+                .map(|fault| format!("node {}: {fault}", name_of(node))),
+        );
+    }
+    faults
+}
+
+pub fn shown(answer: &NodesAnswer) -> String {
+    let mut rows = vec![
+        [
+            "NODE",
+            "ADDRESSES",
+            "POD CIDRS",
+            "PODS REACHED BY",
+            "STATE",
+            "ENDPOINTS",
+            "REPORTED",
+        ]
+        .map(String::from)
+        .to_vec(),
+    ];
+    let list = |texts: Vec<String>| match texts.as_slice() {
+        [] => "-".to_string(),
+        texts => texts.join(","),
+    };
+    for node in &answer.nodes {
+        let newest = answer.newest_revision;
+        let revision = match node.reported_revision {
+            None => "-".to_string(),
+            Some(revision) if Some(revision) == newest => format!("{revision} (newest)"),
+            Some(revision) => revision.to_string(),
+        };
+        let path = match node.encrypted && matches!(node.path, "route" | "VXLAN" | "route or VXLAN") {
+            true => "WireGuard",
+            false => node.path,
+        };
+        let age = node.reported_seconds_ago;
+        rows.push(vec![
+            node.name.clone(),
+            list(node.addresses.iter().map(ToString::to_string).collect()),
+            list(node.pod_cidrs.iter().map(ToString::to_string).collect()),
+            path.to_string(),
+            if node.faults.is_empty() {
+                "ready"
+            } else {
+                "cut off"
+            }
+            .to_string(),
+            revision,
+            age.map_or_else(|| "-".into(), |seconds| format!("{} ago", ago(seconds))),
+        ]);
+    }
+    let mut text = format!("As seen from node {}\n\n{}", answer.seen_from, table(&rows));
+    if let Some(common) = answer.common_revision {
+        text +=
+            &format!("\nThe kernels of all Ready nodes have the EndpointSlices up to revision {common}.\n");
+    }
+    let cut_off: Vec<&NodeAnswer> = answer.nodes.iter().filter(|n| !n.faults.is_empty()).collect();
+    if !cut_off.is_empty() {
+        text += "\nCut off:\n";
+        for node in cut_off {
+            for fault in &node.faults {
+                text += &format!("- {}: {fault}\n", node.name);
+            }
+        }
+    }
+    text
+}
+
+/// As kubectl shows ages.
+fn ago(seconds: i64) -> String {
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
