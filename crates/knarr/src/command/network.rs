@@ -264,7 +264,10 @@ async fn start_pods(
         message: "the node has no range of pod addresses yet".into(),
     }));
     let (own, status, shown) = (own.node(), router.status(), availability.clone());
-    let (cluster_cidrs, node_addresses) = (config.network.cluster_cidrs.nets().to_vec(), node_ips.to_vec());
+    let cluster_cidrs = config.network.cluster_cidrs.nets().to_vec();
+    // Pods cannot answer a loopback address: the kernel chooses another one.
+    let of_machine = node_ips.iter().filter(|ip| !ip.is_loopback());
+    let node_addresses: Vec<IpAddr> = of_machine.copied().collect();
     tasks.spawn(async move {
         let mut given = (OwnNode::default(), routes::Status::default());
         loop {
