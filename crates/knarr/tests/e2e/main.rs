@@ -25,6 +25,7 @@ mod operator;
 mod partitions;
 mod python;
 mod quorum;
+mod reachability;
 mod safety;
 mod security;
 mod shutdown;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         .iter()
         .chain(kubectl_streams::SCENARIOS)
         .chain(foresight::SCENARIOS)
+        .chain(reachability::SCENARIOS)
         .chain(node::SCENARIOS)
         .chain(bad_input::SCENARIOS)
         .chain(python::SCENARIOS)

@@ -173,6 +173,12 @@ pub fn answer(
             "knarr does not enforce NetworkPolicies here (--disable policy, or another pod network)".into(),
         );
     }
+    for policy in asked.policies.reduced_policies() {
+        notes.push(format!(
+            "the policies of namespace {} are too many: {policy} allows nothing until it fits",
+            policy.namespace
+        ));
+    }
     let mut paths = Vec::new();
     for (address, port) in &targets.addresses {
         let is_same_family = |source: &&IpAddr| source.is_ipv4() == address.is_ipv4();

@@ -67,14 +67,10 @@ pub fn answer(
     now: Timestamp,
 ) -> NodesAnswer {
     let nodes = objects.routes();
-    let of = |own: &str| match subnets.filter(|_| own == seen_from) {
-        Some(subnets) => routes::routes(own, &nodes, subnets),
-        None => routes::routes(own, &nodes, &[]),
-    };
-    let seen = of(seen_from);
+    let seen = routes_of(seen_from, &nodes, subnets);
     // Of that node itself, what another one sees.
     let other = nodes.keys().find(|name| *name != seen_from);
-    let of_own = other.map(|other| of(other));
+    let of_own = other.map(|other| routes_of(other, &nodes, None));
     let revisions: BTreeMap<&str, u64> = objects
         .nodes()
         .filter_map(|node| Some((name_of(node), revision(lease(objects, name_of(node))?)?)))
@@ -115,12 +111,17 @@ pub fn matrix(
     let nodes = objects.routes();
     let row = |own: &String| {
         let subnets = subnets.filter(|_| own == seen_from);
-        let routes = routes::routes(own, &nodes, subnets.unwrap_or(&[]));
+        let routes = routes_of(own, &nodes, subnets);
         let others = nodes.keys().filter(|name| *name != own);
         let paths = others.map(|name| (name.clone(), path(&routes, name, &nodes, subnets.is_some())));
         (own.clone(), paths.collect())
     };
     nodes.keys().map(row).collect()
+}
+
+/// What a node's agent has the kernel route, as far as it follows from the objects and these networks of its machine.
+fn routes_of(own: &str, nodes: &BTreeMap<String, routes::Node>, subnets: Option<&[Subnet]>) -> Routes {
+    routes::routes(own, nodes, subnets.unwrap_or(&[]))
 }
 
 /// How packets to a node's pods go. Which of the two ways it is depends on the networks of the sending machine.
@@ -231,7 +232,7 @@ pub fn between(objects: &NetworkObjects, a: &str, b: &str) -> Vec<String> {
     let nodes = objects.routes();
     let mut faults = Vec::new();
     for (own, other) in [(a, b), (b, a)] {
-        let routes = routes::routes(own, &nodes, &[]);
+        let routes = routes_of(own, &nodes, None);
         let conflicts = routes.conflicts.iter().filter(|conflict| conflict.node == other);
         faults.extend(conflicts.map(|conflict| {
             let (cidr, message) = (conflict.cidr, &conflict.message);
