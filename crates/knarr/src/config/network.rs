@@ -275,7 +275,7 @@ mod tests {
             ),
             (
                 "clusterCidr: 10.244.0.0/25\n",
-                "nodeCidrMaskSizeIpv4: 24: expected from 25 to 41",
+                "--node-cidr-mask-size-ipv4: 24 must be from 25 to 32",
             ),
             (
                 "serviceCidr: '10.96.0.0/16,fd00::/108'\n",
@@ -283,7 +283,7 @@ mod tests {
             ),
             (
                 "clusterCidr: '10.244.0.0/16,fd01::/40'\n",
-                "nodeCidrMaskSizeIpv6: 64",
+                "--node-cidr-mask-size-ipv6: 64",
             ),
         ] {
             let (network, errors) = network(file);
