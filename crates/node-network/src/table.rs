@@ -17,6 +17,8 @@ pub enum TableError {
         table: String,
         set: String,
     },
+    #[error("a thread of the network failed")]
+    Thread(#[from] tokio::task::JoinError),
 }
 
 impl TableError {
@@ -25,6 +27,7 @@ impl TableError {
         match self {
             TableError::Nftables(error) => error.is_not_found(),
             TableError::NoSet { .. } => true,
+            TableError::Thread(_) => false,
         }
     }
 }

@@ -35,7 +35,7 @@ mod sandbox;
 mod server;
 mod table;
 
-pub use addresses::Exhausted;
+pub use addresses::{Addresses, Exhausted};
 pub use host_ports::Error as HostPortError;
 pub use kernel::netlink::Error as NetlinkError;
 pub use kernel::sysctl::Error as SysctlError;

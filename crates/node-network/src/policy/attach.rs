@@ -5,11 +5,10 @@ use std::time::Duration;
 use knarr_api::registry::NETWORK_POLICY;
 use knarr_client::ListOptions;
 use knarr_network::policy::{Attachment, PodKey};
-use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
-use super::{NetworkPolicies, State, kernel};
+use super::{NetworkPolicies, State};
 
 /// How long a pod waits for its rules. The CNI plugin's caller waits 10 seconds.
 const WAIT: Duration = Duration::from_secs(8);
@@ -42,7 +41,9 @@ impl NetworkPolicies {
         let mut missing = AttachError::NotSynced;
         let attached = timeout(WAIT, async {
             committed(state, version).await;
-            delete_flows(addresses).await;
+            if let Err(error) = state.table.delete_flows(addresses).await {
+                warn!(%error, "cannot delete conntrack entries of a pod's addresses");
+            }
             if let Some((pod, uid)) = pod {
                 missing = AttachError::UnknownPod(pod.clone());
                 state
@@ -65,14 +66,6 @@ async fn committed(state: &State, version: u64) {
         .committed
         .wait_for(|committed| *committed >= Some(version))
         .await;
-}
-
-async fn delete_flows(addresses: Vec<std::net::IpAddr>) {
-    match spawn_blocking(move || kernel::delete_flows(&addresses)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => warn!(%error, "cannot delete conntrack entries of a pod's addresses"),
-        Err(error) => warn!(%error, "deleting conntrack entries failed"),
-    }
 }
 
 /// Returns when all policies that are as old as the pod have been seen. The watch shows this only when something happens to

@@ -8,14 +8,13 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry::NETWORK_POLICY;
 use knarr_client::events::EventRecorder;
 use knarr_client::workqueue::Backoff;
-use tokio::task::{AbortHandle, JoinSet, spawn_blocking};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
+use super::State;
 use super::events::Reporter;
 use super::informers::{self, forget_peers};
-use super::kernel::Kernel;
-use super::{State, TableError};
 
 /// Between two questions whether the table is still there.
 const GLANCE_EVERY: Duration = Duration::from_secs(5);
@@ -63,7 +62,7 @@ impl Peers {
     }
 }
 
-pub(super) async fn run(state: Arc<State>, mut kernel: Kernel, events: Option<EventRecorder>) {
+pub(super) async fn run(state: Arc<State>, events: Option<EventRecorder>) {
     let mut peers = Peers::default();
     let mut reporter = Reporter::new(events);
     state.reached.wait_for(|reached| reached.is_synced()).await;
@@ -77,13 +76,13 @@ pub(super) async fn run(state: Arc<State>, mut kernel: Kernel, events: Option<Ev
     let mut compare = ticks(COMPARE_EVERY);
     let mut reread = ticks(REREAD_EVERY);
     loop {
-        kernel = sync(&state, kernel).await;
+        sync(&state).await;
         peers.adjust(&state);
         reporter.report(&state.policies.lock().problems());
         tokio::select! {
             () = state.wake.notified() => {}
-            _ = glance.tick() => kernel = check(&state, kernel).await,
-            _ = compare.tick() => kernel.forget(),
+            _ = glance.tick() => check(&state).await,
+            _ = compare.tick() => state.table.forget(),
             _ = reread.tick() => reread_policies(&state).await,
         }
     }
@@ -95,29 +94,8 @@ fn ticks(every: Duration) -> tokio::time::Interval {
     ticks
 }
 
-/// Works with the kernel on a thread that may block. If that panics, everything is compared.
-async fn blocking<T: Send + 'static>(
-    state: &Arc<State>,
-    mut kernel: Kernel,
-    work: impl FnOnce(&mut Kernel, &State) -> T + Send + 'static,
-) -> (Kernel, Option<T>) {
-    let table = state.policies.lock().config().table.to_string();
-    let shared = state.clone();
-    let done = spawn_blocking(move || {
-        let result = work(&mut kernel, &shared);
-        (kernel, result)
-    });
-    match done.await {
-        Ok((kernel, result)) => (kernel, Some(result)),
-        Err(error) => {
-            error!(%error, "programming NetworkPolicies failed");
-            (Kernel::new(table), None)
-        }
-    }
-}
-
 /// Returns when the kernel has what was known at the beginning. After an error everything is compared, as often as it takes.
-async fn sync(state: &Arc<State>, mut kernel: Kernel) -> Kernel {
+async fn sync(state: &Arc<State>) {
     let mut failures = 0;
     loop {
         let version = {
@@ -125,21 +103,18 @@ async fn sync(state: &Arc<State>, mut kernel: Kernel) -> Kernel {
             *state.version.lock()
         };
         let begun = Instant::now();
-        let (back, result) = blocking(state, kernel, |kernel, state| kernel.sync(&state.policies)).await;
-        kernel = back;
-        match result {
-            Some(Ok(is_full)) => {
+        match state.table.sync(&state.policies).await {
+            Ok(is_full) => {
                 state.metrics.synced(begun.elapsed(), is_full);
                 state.committed.set(Some(version));
-                return kernel;
+                return;
             }
-            Some(Err(error)) if failures == 0 && is_not_found(&error) => {
+            Err(error) if failures == 0 && error.is_not_found() => {
                 info!(%error, "the table of NetworkPolicies is not as it was, everything is compared");
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 warn!(%error, "cannot program NetworkPolicies, everything is compared again");
             }
-            None => {}
         }
         state.metrics.failed();
         sleep(RETRY.after(failures)).await;
@@ -147,29 +122,18 @@ async fn sync(state: &Arc<State>, mut kernel: Kernel) -> Kernel {
     }
 }
 
-fn is_not_found(error: &TableError) -> bool {
-    match error {
-        TableError::Nftables(error) => error.is_not_found(),
-        _ => true,
-    }
-}
-
-async fn check(state: &Arc<State>, kernel: Kernel) -> Kernel {
-    let (mut kernel, intact) =
-        blocking(state, kernel, |kernel, state| kernel.is_intact(&state.policies)).await;
-    match intact {
-        Some(Ok(true)) => {}
-        Some(Ok(false)) => {
+async fn check(state: &Arc<State>) {
+    match state.table.is_intact(&state.policies).await {
+        Ok(true) => {}
+        Ok(false) => {
             warn!("sets or chains of NetworkPolicies were deleted, everything is compared");
-            kernel.forget();
+            state.table.forget();
         }
-        Some(Err(error)) => {
+        Err(error) => {
             warn!(%error, "cannot read the table of NetworkPolicies, everything is compared");
-            kernel.forget();
+            state.table.forget();
         }
-        None => {}
     }
-    kernel
 }
 
 /// Policies whose rules were left out may fit by now.

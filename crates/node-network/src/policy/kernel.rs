@@ -1,11 +1,14 @@
-//! Brings the table to what was decided. Everything here blocks.
+//! Brings the table to what was decided. What [`Kernel`] does blocks; [`KernelTable`] has threads for it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use knarr_network::policy::{Change, FIXED_SETS, Policies, Ruleset, skeleton};
 use knarr_nftables::{Batch, Conntrack, Family, Nftables, script};
 use parking_lot::Mutex;
+use tokio::task::spawn_blocking;
+use tracing::error;
 
 use crate::table::{Comparison, Table, TableError, element};
 
@@ -13,6 +16,70 @@ use crate::table::{Comparison, Table, TableError, element};
 const UDP: u8 = 17;
 
 type Result<T> = std::result::Result<T, TableError>;
+
+/// The table of policies, as the driver has it. Only one task calls it, except for [`PolicyTable::delete_flows`]. A kernel
+/// that is played in a simulation is another one.
+#[async_trait]
+pub trait PolicyTable: Send + Sync + 'static {
+    /// Carries out what has changed, or makes the whole table equal to [`Policies::ruleset`] when it is not known what it
+    /// contains: the first time and after an error. `true` if it was the whole table.
+    async fn sync(&self, policies: &Arc<Mutex<Policies>>) -> Result<bool>;
+
+    /// Whether all sets and chains are still there.
+    async fn is_intact(&self, policies: &Arc<Mutex<Policies>>) -> Result<bool>;
+
+    /// Has the next sync compare everything.
+    fn forget(&self);
+
+    /// Deletes the flows of an earlier pod with these addresses that would pass as established.
+    async fn delete_flows(&self, addresses: Vec<IpAddr>) -> Result<()>;
+}
+
+/// The kernel's own.
+pub(super) struct KernelTable(Arc<Mutex<Kernel>>);
+
+impl KernelTable {
+    pub fn new(table: String) -> Self {
+        KernelTable(Arc::new(Mutex::new(Kernel::new(table))))
+    }
+
+    /// Works with the kernel on a thread that may block. If that panics, everything is compared.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        policies: &Arc<Mutex<Policies>>,
+        work: impl FnOnce(&mut Kernel, &Mutex<Policies>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (kernel, policies) = (self.0.clone(), policies.clone());
+        let done = spawn_blocking(move || work(&mut kernel.lock(), &policies)).await;
+        done.unwrap_or_else(|panic| {
+            error!(error = %panic, "programming NetworkPolicies failed");
+            self.forget();
+            Err(panic.into())
+        })
+    }
+}
+
+#[async_trait]
+impl PolicyTable for KernelTable {
+    async fn sync(&self, policies: &Arc<Mutex<Policies>>) -> Result<bool> {
+        self.blocking(policies, |kernel, policies| kernel.sync(policies))
+            .await
+    }
+
+    async fn is_intact(&self, policies: &Arc<Mutex<Policies>>) -> Result<bool> {
+        self.blocking(policies, |kernel, policies| kernel.is_intact(policies))
+            .await
+    }
+
+    fn forget(&self) {
+        self.0.lock().forget();
+    }
+
+    async fn delete_flows(&self, addresses: Vec<IpAddr>) -> Result<()> {
+        let deleted = spawn_blocking(move || delete_flows(&addresses)).await?;
+        deleted.map_err(TableError::from)
+    }
+}
 
 /// What there is in a table.
 pub(super) struct Names {
@@ -42,7 +109,7 @@ struct Open {
 }
 
 /// What the kernel has.
-pub(super) struct Kernel {
+struct Kernel {
     table: String,
     /// `None` before the first sync and after an error: everything has to be compared.
     open: Option<Open>,
@@ -175,7 +242,7 @@ fn difference(nftables: &mut Nftables, table: &Table, ruleset: &Ruleset, names: 
 
 /// Deletes UDP flows from and to these addresses. They are an earlier pod's, and their packets would pass as those of
 /// established connections.
-pub(super) fn delete_flows(addresses: &[IpAddr]) -> std::result::Result<(), knarr_nftables::Error> {
+fn delete_flows(addresses: &[IpAddr]) -> std::result::Result<(), knarr_nftables::Error> {
     let mut conntrack = Conntrack::open()?;
     for (family, is_ipv4) in [(Family::Ip, true), (Family::Ip6, false)] {
         let is_stale = |address: IpAddr| addresses.contains(&address);

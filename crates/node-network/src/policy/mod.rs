@@ -37,7 +37,8 @@ pub use self::attach::AttachError;
 pub use knarr_network::policy::{Attachment, PodKey};
 
 use self::informers::{Origins, Reached};
-use self::kernel::Kernel;
+use self::kernel::KernelTable;
+pub use self::kernel::PolicyTable;
 use self::metrics::Metrics;
 use crate::signal::Signal;
 use crate::table::TableError;
@@ -59,7 +60,8 @@ pub struct Config {
 struct State {
     api: Arc<dyn Api>,
     node_name: String,
-    policies: Mutex<Policies>,
+    policies: Arc<Mutex<Policies>>,
+    table: Arc<dyn PolicyTable>,
     origins: Mutex<Origins>,
     reached: Signal<Reached>,
     /// Counts changes of `policies`; read and written while that is locked.
@@ -101,11 +103,23 @@ impl NetworkPolicies {
         attachments: impl IntoIterator<Item = Attachment>,
     ) -> Result<Self, TableError> {
         let names = kernel::names(&mut Nftables::open()?, &config.table)?;
+        let first_number = policy::Ruleset::number_above(names.all().map(|name| &**name));
+        let table = Arc::new(KernelTable::new(config.table.clone()));
+        Ok(Self::start_with(api, config, attachments, table, first_number))
+    }
+
+    /// As [`NetworkPolicies::start`], with another table, whose sets and chains have numbers below `first_number`.
+    pub fn start_with(
+        api: Arc<dyn Api>,
+        config: Config,
+        attachments: impl IntoIterator<Item = Attachment>,
+        table: Arc<dyn PolicyTable>,
+        first_number: u64,
+    ) -> Self {
         let of = policy::Config {
             table: config.table.as_str().into(),
             dns: config.dns,
         };
-        let first_number = policy::Ruleset::number_above(names.all().map(|name| &**name));
         let mut policies = Policies::new(of, first_number);
         for attachment in attachments {
             let sandbox = attachment.sandbox.clone();
@@ -115,7 +129,8 @@ impl NetworkPolicies {
         let state = Arc::new(State {
             api,
             node_name: config.node_name,
-            policies: Mutex::new(policies),
+            policies: Arc::new(Mutex::new(policies)),
+            table,
             origins: Mutex::default(),
             reached: Signal::default(),
             version: Mutex::new(0),
@@ -127,9 +142,8 @@ impl NetworkPolicies {
         for informer in informers::always(&state) {
             tasks.spawn(informer);
         }
-        let kernel = Kernel::new(config.table);
-        tasks.spawn(driver::run(state.clone(), kernel, config.events));
-        Ok(NetworkPolicies { state, _tasks: tasks })
+        tasks.spawn(driver::run(state.clone(), config.events));
+        NetworkPolicies { state, _tasks: tasks }
     }
 
     /// The sandbox and its addresses are gone.
