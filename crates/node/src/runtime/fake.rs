@@ -55,6 +55,16 @@ pub enum Happening {
 
 type Observer = Box<dyn Fn(&Container, &Happening) + Send + Sync>;
 
+/// What gives sandboxes their addresses, as a CNI plugin does.
+#[async_trait]
+pub trait PodNetwork: Send + Sync {
+    /// ADD: the sandbox's addresses. If it fails there is no sandbox, and DEL follows.
+    async fn add(&self, sandbox: &Sandbox) -> Result<Vec<String>>;
+
+    /// DEL, perhaps repeated. Nothing runs in the sandbox any more.
+    async fn delete(&self, sandbox: &str) -> Result<()>;
+}
+
 struct Record {
     container: Container,
     manners: Manners,
@@ -69,6 +79,11 @@ struct State {
     /// The second number of pods' addresses; the last two count.
     subnet: u8,
     sandboxes: BTreeMap<String, Sandbox>,
+    /// Those that wait for their addresses.
+    made_now: BTreeMap<String, Sandbox>,
+    network: Option<Arc<dyn PodNetwork>>,
+    /// Counts reboots: a sandbox under way does not outlive one.
+    boots: u64,
     containers: BTreeMap<String, Record>,
     images: BTreeSet<String>,
     listeners: Vec<mpsc::UnboundedSender<RuntimeEvent>>,
@@ -103,6 +118,11 @@ impl FakeRuntime {
     /// Pods get addresses of `10.<subnet>.0.0/16` from now on, so that nodes have different ones.
     pub fn set_subnet(&self, subnet: u8) {
         self.state.lock().subnet = subnet;
+    }
+
+    /// From now on sandboxes get their addresses from there.
+    pub fn set_network(&self, network: Arc<dyn PodNetwork>) {
+        self.state.lock().network = Some(network);
     }
 
     /// Containers of this name do not listen to TERM from now on.
@@ -143,6 +163,8 @@ impl FakeRuntime {
     pub fn reboot(&self) {
         let now = self.clock.now();
         let mut state = self.state.lock();
+        state.boots += 1;
+        state.made_now.clear();
         let ids: Vec<String> = state.containers.keys().cloned().collect();
         for id in ids {
             state.exit(&id, 255, End::ByItself, now);
@@ -334,45 +356,76 @@ impl Runtime for FakeRuntime {
     }
 
     async fn run_sandbox(&self, config: &PodSandboxConfig, _: &str) -> Result<String> {
-        let mut state = self.up()?;
-        let pod = pod_ref(&config.labels);
-        let attempt = config.metadata.as_ref().map_or(0, |m| m.attempt);
-        let same = state
-            .sandboxes
-            .values()
-            .find(|s| s.pod.uid == pod.uid && s.attempt == attempt);
-        if let Some(same) = same {
-            return Err(reserved("sandbox", &format!("{}_{attempt}", pod.name), &same.id));
-        }
-        let id = state.id("sandbox");
-        let number = state.made;
-        let sandbox = Sandbox {
-            id: id.clone(),
-            pod,
-            attempt,
-            ready: true,
-            created_at: self.clock.now(),
-            ips: vec![format!(
-                "10.{}.{}.{}",
-                state.subnet,
-                number / 256 % 256,
-                number % 256
-            )],
+        let (mut sandbox, network, boots) = {
+            let mut state = self.up()?;
+            let pod = pod_ref(&config.labels);
+            let attempt = config.metadata.as_ref().map_or(0, |m| m.attempt);
+            let mut all = state.sandboxes.values().chain(state.made_now.values());
+            if let Some(same) = all.find(|s| s.pod.uid == pod.uid && s.attempt == attempt) {
+                return Err(reserved("sandbox", &format!("{}_{attempt}", pod.name), &same.id));
+            }
+            let id = state.id("sandbox");
+            let number = state.made;
+            let sandbox = Sandbox {
+                id: id.clone(),
+                pod,
+                attempt,
+                ready: true,
+                created_at: self.clock.now(),
+                ips: vec![format!(
+                    "10.{}.{}.{}",
+                    state.subnet,
+                    number / 256 % 256,
+                    number % 256
+                )],
+            };
+            let Some(network) = state.network.clone() else {
+                state.sandboxes.insert(id.clone(), sandbox);
+                return Ok(id);
+            };
+            state.made_now.insert(id, sandbox.clone());
+            (sandbox, network, state.boots)
         };
-        state.sandboxes.insert(id.clone(), sandbox);
-        Ok(id)
+        let id = sandbox.id.clone();
+        let added = network.add(&sandbox).await;
+        let failed = {
+            let mut state = self.state.lock();
+            state.made_now.remove(&id);
+            match added {
+                Ok(ips) if state.boots == boots => {
+                    sandbox.ips = ips;
+                    state.sandboxes.insert(id.clone(), sandbox);
+                    return Ok(id);
+                }
+                Ok(_) => RuntimeError::new("Unavailable", "the machine went down"),
+                Err(error) => error,
+            }
+        };
+        // If this fails the agent finds out by itself that there is no such sandbox.
+        let _ = network.delete(&id).await;
+        Err(failed)
     }
 
     async fn stop_sandbox(&self, id: &str) -> Result<()> {
         let now = self.clock.now();
-        let mut state = self.up()?;
-        if let Some(sandbox) = state.sandboxes.get_mut(id) {
+        let network = {
+            let mut state = self.up()?;
+            let inside = state.containers.values().filter(|r| r.container.sandbox_id == id);
+            for container in inside.map(|r| r.container.id.clone()).collect::<Vec<_>>() {
+                state.exit(&container, 137, End::Killed, now);
+            }
+            let network = state.network.clone();
+            let Some(sandbox) = state.sandboxes.get_mut(id) else {
+                return Ok(());
+            };
             sandbox.ready = false;
-            sandbox.ips.clear();
+            network
+        };
+        if let Some(network) = network {
+            network.delete(id).await?;
         }
-        let inside = state.containers.values().filter(|r| r.container.sandbox_id == id);
-        for container in inside.map(|r| r.container.id.clone()).collect::<Vec<_>>() {
-            state.exit(&container, 137, End::Killed, now);
+        if let Some(sandbox) = self.state.lock().sandboxes.get_mut(id) {
+            sandbox.ips.clear();
         }
         Ok(())
     }
