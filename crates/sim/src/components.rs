@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::registry;
 use knarr_client::{Api, Clock, Component, TokioClock};
+use knarr_control::nodeipam;
 use knarr_kubelet::self_fencing::SelfFencing;
 use knarr_node::runtime::fake::{FakeRuntime, Happening, Manners};
 use knarr_node::{Config, Kubelet, Machine};
@@ -21,8 +22,9 @@ use crate::clocks::DriftingClock;
 use crate::disks;
 use crate::fence_agents;
 use crate::network::{Identity, Network, Wire};
-use crate::network_agent::{self, NetworkAgent};
+use crate::network_agent::{self, NetworkAgent, ProxyKernel};
 use crate::observer::Observer;
+use crate::pod_network::MachineNetwork;
 use crate::random::{Stream, stream};
 use crate::rules::b7_endpoints;
 use crate::runtime::{Condition, Line};
@@ -47,6 +49,9 @@ pub(crate) struct Ground {
     pub self_fencing: SelfFencing,
     /// Services are proxied: each node has a network agent.
     pub proxied: bool,
+    /// Nodes have ranges of addresses and a pod network that enforces policies.
+    pub networked: bool,
+    pub node_ipam: nodeipam::Config,
 }
 
 impl Ground {
@@ -76,6 +81,9 @@ pub(crate) struct Node {
     pub condition: Arc<Condition>,
     pub runtime: Arc<FakeRuntime>,
     machine: Arc<disks::Machine>,
+    proxy_kernel: Arc<ProxyKernel>,
+    /// Where there is one of knarr's.
+    pods: Option<Arc<MachineNetwork>>,
     ground: Ground,
     clock: Arc<dyn Clock>,
     /// Somebody has switched the machine off.
@@ -93,6 +101,13 @@ impl Node {
         let runtime = Arc::new(FakeRuntime::new(clock.clone(), &images));
         if ground.proxied {
             runtime.set_subnet(u8::try_from(number).unwrap_or(u8::MAX));
+        }
+        let pods = ground.networked.then(|| {
+            let (observer, mutation) = (ground.observer.clone(), ground.mutation);
+            Arc::new(MachineNetwork::new(&name, ground.seed, observer, mutation))
+        });
+        if let Some(pods) = &pods {
+            runtime.set_network(pods.clone());
         }
         for (container, manners) in [
             ("lingers", Manners::Lingers(std::time::Duration::from_secs(3))),
@@ -138,6 +153,8 @@ impl Node {
             )),
             condition,
             machine,
+            proxy_kernel: Arc::default(),
+            pods,
             address: format!("192.0.2.{}", 10 + number),
             runtime,
             ground: ground.clone(),
@@ -182,8 +199,14 @@ impl Node {
                 observer: self.ground.observer.clone(),
                 chance: stream(self.ground.seed, &format!("kernel/{}", self.name)),
                 mutation: self.ground.mutation,
+                kernel: self.proxy_kernel.clone(),
                 dead: dead.clone(),
             }));
+        }
+        if let Some(pods) = &self.pods {
+            let agent = Identity::Component(Component::NetworkAgent(self.name.clone()));
+            let api = self.ground.wire(agent, &self.network, &dead);
+            pods.start(api, self.runtime.clone(), &dead);
         }
         let identity = Identity::Component(Component::Node(self.name.clone()));
         let line = Line {
@@ -224,6 +247,9 @@ impl Node {
         self.runtime.wipe();
         self.machine.rebooted();
         self.forget_rules();
+        if let Some(pods) = &self.pods {
+            pods.wiped();
+        }
         match std::fs::remove_dir_all(self.ground.directory.join(&self.name)) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
@@ -242,7 +268,12 @@ impl Node {
     /// A kernel that was started anew sends nothing anywhere.
     fn forget_rules(&self) {
         if self.ground.proxied {
+            self.proxy_kernel.rebooted();
+            self.ground.observer.proxied(&self.name, Default::default());
             self.ground.observer.programmed(&self.name, Default::default());
+        }
+        if let Some(pods) = &self.pods {
+            pods.rebooted();
         }
     }
 
@@ -270,6 +301,9 @@ impl Node {
                 .observer
                 .note(&format!("kubelet of {} dies", self.name));
             dead.cancel();
+            if let Some(pods) = &self.pods {
+                pods.crash();
+            }
         }
     }
 }
@@ -320,6 +354,9 @@ impl Control {
         let manager = Identity::Component(Component::ControllerManager);
         let dead = CancellationToken::new();
         let mut config = knarr_control::Config::default();
+        if self.ground.networked {
+            config.controllers.node_ipam = Some(self.ground.node_ipam.clone());
+        }
         config.controllers.root_ca = Some("the simulation's".into());
         config.fence_agents = Some(Arc::new(self.ground.fence_agents.clone()));
         config.fence_agents_allowed = fence_agents::allowed();

@@ -19,6 +19,8 @@ mod mutation;
 mod network;
 mod network_agent;
 mod observer;
+mod pod_network;
+mod policy_table;
 mod random;
 mod rules;
 mod runs;

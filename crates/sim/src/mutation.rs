@@ -26,12 +26,15 @@ pub enum Mutation {
     BelieveTheAgent,
     FenceItselfLate,
     ReportBeforeCommit,
+    ReleaseAtDeletion,
+    StartBeforePolicy,
+    ForgetDeletions,
 }
 
 use Mutation::*;
 
 impl Mutation {
-    pub const ALL: [Mutation; 18] = [
+    pub const ALL: [Mutation; 21] = [
         DeleteBeforeTheEnd,
         DeleteBeforeProcessesAreGone,
         StartTwice,
@@ -50,6 +53,9 @@ impl Mutation {
         BelieveTheAgent,
         FenceItselfLate,
         ReportBeforeCommit,
+        ReleaseAtDeletion,
+        StartBeforePolicy,
+        ForgetDeletions,
     ];
 
     /// As it is called on the command line.
@@ -73,6 +79,9 @@ impl Mutation {
             BelieveTheAgent => "believe-the-agent",
             FenceItselfLate => "fence-itself-late",
             ReportBeforeCommit => "report-before-commit",
+            ReleaseAtDeletion => "release-at-deletion",
+            StartBeforePolicy => "start-before-policy",
+            ForgetDeletions => "forget-deletions",
         }
     }
 
@@ -100,6 +109,13 @@ impl Mutation {
                 "a fence agent that says that it has switched a node off is not asked whether it is"
             }
             ReportBeforeCommit => "network agents report endpoints before their kernel has them",
+            ReleaseAtDeletion => {
+                "agents release the addresses of pods that are deleted, and not of sandboxes that are gone"
+            }
+            StartBeforePolicy => "containers start before the NetworkPolicies of their pod are in the kernel",
+            ForgetDeletions => {
+                "service proxies that are started again leave what went meanwhile in the kernel"
+            }
             FenceItselfLate => "cut-off kubelets count the time since they were last heard at half its pace",
         }
     }
@@ -116,6 +132,9 @@ impl Mutation {
             BelieveTheAgent => "S6",
             FenceItselfLate => "B4",
             ReportBeforeCommit => "B7",
+            ReleaseAtDeletion => "N1",
+            StartBeforePolicy => "N6",
+            ForgetDeletions => "N3",
             DetachByTimer | MountWithoutAttach => "S7",
             // S8 sees it too, in one history of some dozens; that Jobs' pods then never go, in one of three.
             IgnoreTerminating | LoseLastStep => "S9",

@@ -1,15 +1,20 @@
-//! The network agent of a node: its real catalog and reports, on a kernel that is played. The kernel takes a while over
+//! The network agent of a node: its real catalog, service proxy and reports, on a kernel that is played. The kernel takes a while over
 //! each change, forgets nothing when the agent dies, and everything when its machine does.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use knarr_client::{Api, Clock};
+use knarr_network::catalog::ServiceKey;
+use knarr_network::nft::Table;
+use knarr_network::proxy::{Config, Family, NodeFacts, Proxy, TableChange, layout, packet};
 use knarr_node::kubelet::{Availability, NodeNetwork};
 use knarr_node_network::catalog::{Reached, Shared};
 use knarr_node_network::propagation::EndpointPropagation;
 use knarr_node_network::signal::Signal;
+use parking_lot::Mutex;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -44,6 +49,7 @@ pub(crate) struct Parts {
     pub observer: Arc<Observer>,
     pub chance: Stream,
     pub mutation: Option<Mutation>,
+    pub kernel: Arc<ProxyKernel>,
     pub dead: CancellationToken,
 }
 
@@ -65,16 +71,93 @@ impl NetworkAgent {
     }
 }
 
+/// What a machine's kernel has of Services, over all incarnations of its agent.
+#[derive(Default)]
+pub(crate) struct ProxyKernel(Mutex<Table>);
+
+impl ProxyKernel {
+    pub fn rebooted(&self) {
+        self.0.lock().clear();
+    }
+
+    fn commit(&self, change: Vec<TableChange>) {
+        let mut table = self.0.lock();
+        for change in change {
+            for element in change.remove {
+                table.entry(element.set).or_default().remove(&element.key);
+            }
+            for element in change.add {
+                table
+                    .entry(element.set)
+                    .or_default()
+                    .insert(element.key, element.data);
+            }
+        }
+    }
+}
+
+/// What is to be committed.
+enum Commit {
+    /// Everything, whatever was there.
+    Whole(Table),
+    Change(Vec<TableChange>),
+}
+
+/// The proxy of an agent that was just started: it takes over what is in the kernel.
+fn adopting(parts: &Parts) -> Proxy {
+    let facts = NodeFacts {
+        name: parts.node.as_str().into(),
+        ..NodeFacts::default()
+    };
+    let mut proxy = Proxy::new(Config::default(), facts);
+    let table = parts.kernel.0.lock();
+    let of = |set| table.get(set).cloned().unwrap_or_default();
+    proxy.adopt(
+        Family::V4,
+        &of(layout::ENDPOINTS),
+        &of(layout::NODE_PORT_ENDPOINTS),
+    );
+    proxy
+}
+
+fn whole(parts: &Parts, proxy: &Proxy) -> Table {
+    let mut table = packet::table(proxy, Family::V4);
+    if parts.mutation == Some(Mutation::ForgetDeletions) {
+        for (set, elements) in parts.kernel.0.lock().iter() {
+            let of = table.entry(set).or_default();
+            for (key, data) in elements {
+                of.entry(key.clone()).or_insert_with(|| data.clone());
+            }
+        }
+    }
+    table
+}
+
 /// Brings the catalog's changes to the kernel, and says when they are there.
 async fn program(mut parts: Parts, catalog: Arc<Shared>, kernel: Arc<Signal<Reached>>) {
     let mut subscription = catalog.subscribe();
-    while subscription.changes().await.is_some() {
-        let reached = catalog.reached();
+    let mut changed: BTreeSet<ServiceKey> = BTreeSet::new();
+    let mut proxy: Option<Proxy> = None;
+    while let Some(mut changes) = subscription.changes().await {
+        changed.append(&mut changes.services);
+        let reached = changes.reached;
         // Before the first lists are complete the kernel keeps what it has.
         if !reached.is_synced() {
             continue;
         }
         let offered = catalog.read().offered();
+        let is_new = proxy.is_none();
+        let commit = {
+            let proxy = proxy.get_or_insert_with(|| adopting(&parts));
+            let catalog = catalog.read();
+            let services = std::mem::take(&mut changed);
+            let all: Vec<_> = services.iter().map(|key| proxy.apply(&catalog, key).v4).collect();
+            proxy.finish_adoption();
+            match is_new {
+                true => Commit::Whole(whole(&parts, proxy)),
+                false => Commit::Change(all),
+            }
+        };
         let takes = match parts.chance.per_mille(SLOW_PER_MILLE) {
             true => parts.chance.millis(USUAL_MILLIS, SLOW_MILLIS),
             false => parts.chance.millis(0, USUAL_MILLIS),
@@ -83,6 +166,12 @@ async fn program(mut parts: Parts, catalog: Arc<Shared>, kernel: Arc<Signal<Reac
             kernel.set(reached);
         }
         sleep(takes).await;
+        match commit {
+            Commit::Whole(table) => *parts.kernel.0.lock() = table,
+            Commit::Change(change) => parts.kernel.commit(change),
+        }
+        let table = parts.kernel.0.lock().clone();
+        parts.observer.proxied(&parts.node, table);
         parts.observer.programmed(&parts.node, offered);
         kernel.set(reached);
     }

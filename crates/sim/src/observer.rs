@@ -9,22 +9,25 @@ use std::path::Path;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_client::{Clock, DeleteOptions, Term};
 use knarr_control::fencing_kinds::{NodeFencing, Phase};
 use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_kubelet::self_fencing::SelfFencing;
+use knarr_network::nft::Table;
+use knarr_network::policy::{PodKey, Ruleset};
 use knarr_node::runtime::fake::{End, Happening};
 use parking_lot::Mutex;
 
 use crate::disks::{By, Holder};
 use crate::history::History;
-use crate::rules;
+use crate::rules::{self, n1_addresses, n6_policy};
 use crate::stored;
 use crate::world::{
-    Disk, Heard, Life, MAY_FENCE_ITSELF, Missed, Process, Seen, World, is_out_of_service, is_ready, node_of,
-    owner, phase_of,
+    Disk, Heard, Lease, Life, MAY_FENCE_ITSELF, Missed, Process, Seen, World, is_out_of_service, is_ready,
+    node_of, owner, phase_of,
 };
 
 /// What was broken, and when.
@@ -183,6 +186,7 @@ impl Observer {
                 None => drop(inner.world.terms.remove(name)),
             }
         }
+        network_written(&mut inner, path, value);
         if let Some(name) = path.strip_prefix("safety.knarr.io/nodefencings/") {
             fencing_written(&mut inner, name, content);
         }
@@ -195,7 +199,12 @@ impl Observer {
                             (life.released, life.given_up, life.vouched) = (true, true, true);
                         });
                     }
+                    let ranges = n1_addresses::ranges(&node);
                     inner.world.nodes.insert(name.to_string(), node);
+                    if !ranges.is_empty() && inner.world.ranges.get(name) != Some(&ranges) {
+                        inner.world.ranges.insert(name.to_string(), ranges);
+                        inner.judge(&Seen::Ranges { node: name });
+                    }
                     inner.world.node_written.insert(name.to_string(), now);
                     if let Some(missed) = inner.world.missed.get_mut(name) {
                         missed.until.get_or_insert(now);
@@ -337,6 +346,69 @@ impl Observer {
         inner.world.kernels.insert(node.into(), offered);
     }
 
+    /// What a node's kernel has of Services.
+    pub fn proxied(&self, node: &str, table: Table) {
+        self.lock().world.proxy_tables.insert(node.into(), table);
+    }
+
+    /// What is in force of policies in a node's kernel.
+    pub fn policed(&self, node: &str, table: Ruleset) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        let line = format!("kernel of {node} has {} chains of policies", table.chains.len());
+        inner.history.add(now, &line, b"");
+        inner.world.policy_tables.insert(node.into(), table);
+        inner.judge(&Seen::Policed { node });
+    }
+
+    /// An agent gives a sandbox addresses.
+    pub fn leased(&self, node: &str, sandbox: &str, uid: &str, addresses: &[IpAddr]) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        let line = format!("{sandbox} on {node} gets {addresses:?}");
+        inner.history.add(now, &line, uid.as_bytes());
+        let lease = Lease {
+            addresses: addresses.to_vec(),
+        };
+        let key = (node.to_string(), sandbox.to_string());
+        inner.world.leases.insert(key, lease);
+        inner.judge(&Seen::Leased { node, sandbox });
+    }
+
+    /// Nothing of a sandbox is left that could use its addresses.
+    pub fn unleased(&self, node: &str, sandbox: &str) {
+        let key = (node.to_string(), sandbox.to_string());
+        self.lock().world.leases.remove(&key);
+    }
+
+    /// Nothing of any sandbox of this node.
+    pub fn unleased_all(&self, node: &str) {
+        self.lock().world.leases.retain(|(of, _), _| of != node);
+    }
+
+    /// Pods of a node in which something runs, with uid and address.
+    pub fn settled_pods(&self, node: &str) -> Vec<(PodKey, String, IpAddr)> {
+        self.world(|world| {
+            let running = world.processes.values().filter(|p| p.node == node);
+            let settled = running.filter_map(|p| {
+                let lease = world.leases.get(&(p.node.clone(), p.sandbox.clone()))?;
+                let address = *lease.addresses.first()?;
+                Some((PodKey::new(&p.namespace, &p.name), p.uid.clone(), address))
+            });
+            settled.collect()
+        })
+    }
+
+    /// All addresses of pods that something may use, and a stranger's.
+    pub fn pod_addresses(&self) -> Vec<IpAddr> {
+        let stranger = std::iter::once(n6_policy::STRANGER);
+        let leased: Vec<IpAddr> = self.world(|world| {
+            let leases = world.leases.values();
+            leases.flat_map(|lease| lease.addresses.clone()).collect()
+        });
+        leased.into_iter().chain(stranger).collect()
+    }
+
     /// A machine's power goes off or on.
     pub fn switched(&self, node: &str, off: bool) {
         let mut inner = self.lock();
@@ -471,6 +543,41 @@ fn told_of_node(node: &Node) -> String {
     text
 }
 
+/// What the rules of the network ask for.
+fn network_written(inner: &mut Inner, path: &str, value: Option<&[u8]>) {
+    fn kept<T: serde::de::DeserializeOwned>(
+        all: &mut std::collections::BTreeMap<String, T>,
+        key: &str,
+        value: Option<&[u8]>,
+    ) {
+        match value.and_then(|json| serde_json::from_slice(json).ok()) {
+            Some(object) => drop(all.insert(key.into(), object)),
+            None => drop(all.remove(key)),
+        }
+    }
+    let world = &mut inner.world;
+    if let Some(key) = path.strip_prefix("core/services/") {
+        kept(&mut world.services, key, value);
+    } else if let Some(key) = path.strip_prefix("discovery.k8s.io/endpointslices/") {
+        kept(&mut world.slices, key, value);
+    } else if let Some(name) = path.strip_prefix("core/namespaces/") {
+        let namespace = value.and_then(stored::node);
+        let labels = namespace.map(|namespace| namespace.metadata.labels.unwrap_or_default());
+        world.namespaces.insert(name.into(), labels.unwrap_or_default());
+    } else if let Some(key) = path.strip_prefix("networking.k8s.io/networkpolicies/") {
+        let policy: Option<NetworkPolicy> = value.and_then(|json| serde_json::from_slice(json).ok());
+        let same = |of: &NetworkPolicy| {
+            let meta = &of.metadata;
+            key.split_once('/') == meta.namespace.as_deref().zip(meta.name.as_deref())
+        };
+        world.policies.retain(|_, of| !same(of));
+        if let Some(policy) = policy {
+            let uid = policy.metadata.uid.clone().unwrap_or_default();
+            world.policies.insert(uid, policy);
+        }
+    }
+}
+
 fn fencing_written(inner: &mut Inner, name: &str, content: &[u8]) {
     let Ok(fencing) = serde_json::from_slice::<NodeFencing>(content) else {
         inner.world.fencings.remove(name);
@@ -510,6 +617,7 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
                 vouched: false,
                 asked_to_go: false,
                 completed: BTreeSet::new(),
+                isolated_by: n6_policy::isolating(&inner.world, &pod),
             };
             inner.world.pods.insert(uid.clone(), life);
             None
@@ -522,7 +630,14 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
         .nodes
         .get(node_of(&pod))
         .is_some_and(is_out_of_service);
+    let isolating = match &before {
+        Some(_) => n6_policy::isolating(&inner.world, &pod),
+        None => BTreeSet::new(),
+    };
     if let Some(life) = inner.world.pods.get_mut(&uid) {
+        if before.is_some() {
+            life.isolated_by.retain(|policy| isolating.contains(policy));
+        }
         if pod.metadata.deletion_timestamp.is_some() {
             life.deleted_at.get_or_insert(inner.world.now);
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_client::{Clock, TokioClock};
+use knarr_control::nodeipam;
 use knarr_kubelet::self_fencing::SelfFencing;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -14,6 +15,7 @@ use crate::faults::{Faults, Lengths};
 use crate::fence_agents::{self, Agents};
 use crate::observer::{Observer, Violation};
 use crate::random::{Stream, stream};
+use crate::rules::{n3_at_rest, n6_policy};
 use crate::servers::ApiServer;
 use crate::store::ObservedStore;
 use crate::users::Users;
@@ -38,6 +40,15 @@ const AT_MOST_ONE_PER_MILLE: u32 = 250;
 const CAREFUL_PER_MILLE: u32 = 350;
 /// Histories with Services and proxies.
 const PROXIED_PER_MILLE: u32 = 300;
+/// Histories with a pod network and policies, and steps of theirs in which somebody does something about policies.
+const NETWORKED_PER_MILLE: u32 = 300;
+const WITH_POLICIES_PER_MILLE: u32 = 250;
+/// How long the prefix of a node's range is: 29 addresses for pods, so that all are used now and then; and where an address
+/// that is used too early is looked for, 5.
+const NODE_PREFIX: u8 = 27;
+const SHORT_NODE_PREFIX: u8 = 29;
+/// For 64 nodes or 256.
+const CLUSTER_CIDR: &str = "10.244.0.0/21";
 /// When every history begins.
 const EPOCH: &str = "2026-01-01T00:00:00Z";
 /// How long after the last fault everything has to be as it was wanted: twice the longest back-off (300 s), and the
@@ -238,7 +249,17 @@ impl Simulation {
             mutation: self.mutation,
             fence_agents: fence_agents::Handle(agents.clone()),
             self_fencing,
-            proxied: stream(self.seed, "services").per_mille(PROXIED_PER_MILLE) || sought("B7"),
+            proxied: stream(self.seed, "services").per_mille(PROXIED_PER_MILLE)
+                || sought("B7")
+                || sought("N3"),
+            networked: stream(self.seed, "pod network").per_mille(NETWORKED_PER_MILLE)
+                || sought("N1")
+                || sought("N6"),
+            node_ipam: node_ipam(if sought("N1") {
+                SHORT_NODE_PREFIX
+            } else {
+                NODE_PREFIX
+            })?,
         };
         ground.servers = Arc::new(start_servers(&ground, shape.servers).await?);
         let controls: Vec<_> = shape
@@ -278,6 +299,10 @@ impl Simulation {
         if ground.proxied {
             users.create_services().await.map_err(failed)?;
         }
+        let mut policing = stream(self.seed, "policies");
+        if ground.networked {
+            users.create_policy(&mut policing).await.map_err(failed)?;
+        }
         if disks {
             users.bring_disks().await.map_err(failed)?;
         }
@@ -307,6 +332,9 @@ impl Simulation {
             if disks && storing.per_mille(WITH_DISKS_PER_MILLE) {
                 users.act_with_disks(&mut storing).await.map_err(failed)?;
             }
+            if ground.networked && policing.per_mille(WITH_POLICIES_PER_MILLE) {
+                users.act_with_policies(&mut policing).await.map_err(failed)?;
+            }
             if chance.per_mille(700) {
                 users.act().await.map_err(failed)?;
             } else {
@@ -325,10 +353,12 @@ impl Simulation {
                 Ok(()) => strays(&observer, &faults.nodes),
                 missing => missing,
             };
-            let Err(missing) = missing else { break };
+            let missing = missing.map_err(|missing| ("S9", missing));
+            let missing = missing.and_then(|()| network_differs(&observer));
+            let Err((rule, missing)) = missing else { break };
             if healed.elapsed() > CONVERGE_WITHIN {
                 observer.violate(
-                    "S9",
+                    rule,
                     format!("{} s after the last fault: {missing}", CONVERGE_WITHIN.as_secs()),
                 );
             }
@@ -408,6 +438,23 @@ fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// What the kernels of the nodes have that the API's objects do not say.
+fn network_differs(observer: &Observer) -> Result<(), (&'static str, String)> {
+    observer.world(|world| {
+        n6_policy::at_rest(world).map_err(|what| ("N6", what))?;
+        n3_at_rest::at_rest(world).map_err(|what| ("N3", what))
+    })
+}
+
+fn node_ipam(prefix: u8) -> std::io::Result<nodeipam::Config> {
+    let flags = nodeipam::Flags {
+        cluster_cidrs: vec![CLUSTER_CIDR.into()],
+        node_cidr_mask_size_ipv4: prefix,
+        ..nodeipam::Flags::default()
+    };
+    nodeipam::Config::try_from(&flags).map_err(|mistakes| std::io::Error::other(mistakes.join(", ")))
 }
 
 /// What came of a history.

@@ -16,6 +16,7 @@ struct Meta {
     name: Option<String>,
     namespace: Option<String>,
     uid: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
     /// A user may ask in one that there be one of a pod at most.
     annotations: Option<BTreeMap<String, String>>,
     deletion_timestamp: Option<Time>,
@@ -29,6 +30,7 @@ impl From<Meta> for ObjectMeta {
             name: meta.name,
             namespace: meta.namespace,
             uid: meta.uid,
+            labels: meta.labels,
             annotations: meta.annotations,
             deletion_timestamp: meta.deletion_timestamp,
             deletion_grace_period_seconds: meta.deletion_grace_period_seconds,
@@ -122,7 +124,7 @@ mod tests {
     #[test]
     fn what_is_read_of_an_object_is_as_it_is_written() {
         let meta = json!({
-            "name": "a", "namespace": "b", "uid": "u", "deletionGracePeriodSeconds": 3,
+            "name": "a", "namespace": "b", "uid": "u", "labels": {"l": "v"}, "deletionGracePeriodSeconds": 3,
             "deletionTimestamp": "2026-01-01T00:00:10Z",
             "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "o", "uid": "w", "controller": true}],
         });

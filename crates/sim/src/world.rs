@@ -5,14 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_client::{DeleteOptions, Term};
 use knarr_kubelet::self_fencing::SelfFencing;
+use knarr_network::nft::Table;
 use knarr_node::runtime::fake::End;
 
 use crate::disks::Holder;
+use crate::policy_table::Tables;
 
 /// The taint by which an administrator says that a node is down.
 pub(crate) const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -55,6 +60,14 @@ pub(crate) struct Life {
     pub asked_to_go: bool,
     /// Containers that ended with 0 by themselves, each with the sandbox it ran in.
     pub completed: BTreeSet<(String, String)>,
+    /// Uids of the policies that isolate it from strangers since it was created.
+    pub isolated_by: BTreeSet<String>,
+}
+
+/// What a sandbox has of the pod network.
+#[derive(Clone, Debug)]
+pub(crate) struct Lease {
+    pub addresses: Vec<IpAddr>,
 }
 
 impl Life {
@@ -122,6 +135,20 @@ pub(crate) struct World {
     pub self_fencing: SelfFencing,
     /// The addresses that each node's kernel sends new connections to.
     pub kernels: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// By node and sandbox id, while something may run there.
+    pub leases: BTreeMap<(String, String), Lease>,
+    /// Nodes' podCIDRs, those that they had last where there is no such node.
+    pub ranges: BTreeMap<String, BTreeSet<IpNet>>,
+    /// By uid.
+    pub policies: BTreeMap<String, NetworkPolicy>,
+    /// Their labels.
+    pub namespaces: BTreeMap<String, BTreeMap<String, String>>,
+    /// By their keys in the store.
+    pub services: BTreeMap<String, Service>,
+    pub slices: BTreeMap<String, EndpointSlice>,
+    /// What the kernels have of policies, and of Services.
+    pub policy_tables: Tables,
+    pub proxy_tables: BTreeMap<String, Table>,
     /// By node and container id.
     pub processes: BTreeMap<(String, String), Process>,
 }
@@ -204,6 +231,19 @@ pub(crate) enum Seen<'a> {
     /// This fencing of a node is said to have succeeded.
     Fenced {
         fencing: &'a str,
+        node: &'a str,
+    },
+    /// A sandbox has been given addresses.
+    Leased {
+        node: &'a str,
+        sandbox: &'a str,
+    },
+    /// A node has been given podCIDRs.
+    Ranges {
+        node: &'a str,
+    },
+    /// What is in force of policies in a node's kernel has changed.
+    Policed {
         node: &'a str,
     },
     Opened {

@@ -5,6 +5,9 @@ pub(crate) mod b4_self_fencing;
 pub(crate) mod b7_endpoints;
 mod l1_phases;
 mod l2_one_life;
+pub(crate) mod n1_addresses;
+pub(crate) mod n3_at_rest;
+pub(crate) mod n6_policy;
 mod s1_at_most_one;
 mod s1_leaders_term;
 mod s2_who_may_remove;
@@ -26,7 +29,7 @@ use crate::world::{Seen, World};
 pub(crate) type Rule = fn(&Seen<'_>, &World) -> Result<(), String>;
 
 /// With their SPEC numbers.
-pub(crate) const ALL: [(&str, Rule); 17] = [
+pub(crate) const ALL: [(&str, Rule); 19] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),
     ("T1", t1_deletion::check),
@@ -44,4 +47,6 @@ pub(crate) const ALL: [(&str, Rule); 17] = [
     ("S9", s9_at_rest::check),
     ("B4", b4_self_fencing::check),
     ("B7", b7_endpoints::check),
+    ("N1", n1_addresses::check),
+    ("N6", n6_policy::check),
 ];

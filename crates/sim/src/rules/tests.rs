@@ -107,6 +107,7 @@ fn s3_what_starts_out_of_turn_is_seen() {
                 .then(|| ("i".to_string(), process("n1", "i").sandbox))
                 .into_iter()
                 .collect::<BTreeSet<_>>(),
+            isolated_by: BTreeSet::new(),
         };
         let mut world = World::default();
         world.pods.insert("u".into(), life);

@@ -5,6 +5,7 @@
 
 mod fencing;
 mod nodes;
+mod policies;
 mod storage;
 mod wanted;
 mod workloads;

@@ -1,0 +1,358 @@
+//! A machine's table of NetworkPolicies, played: what it does with the first packet of a connection, and how it follows
+//! the agent. Each step takes a while and may fail; what was done stays when the agent dies, and nothing when the machine
+//! does.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use knarr_network::catalog::Protocol;
+use knarr_network::nft::{Data, Key, Verdict};
+use knarr_network::policy::{
+    ChainRule, Change, Direction, EGRESS, Endpoint, FIXED_SETS, INGRESS, Policies, Ruleset, SetType,
+};
+use knarr_network::policy::{Outcome, PodKey};
+use knarr_nftables::Family;
+use knarr_node_network::policy::PolicyTable;
+use knarr_node_network::table::TableError;
+use parking_lot::Mutex;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::observer::Observer;
+use crate::random::Stream;
+
+/// The ports that connections are tried on: policies of users allow all ports, or the first of these.
+pub(crate) const PORTS: [u16; 2] = [80, 81];
+/// One step in so many thousands takes the kernel long …
+const SLOW_PER_MILLE: u32 = 30;
+/// … up to this.
+const SLOW_MILLIS: u64 = 1_500;
+/// The others.
+const USUAL_MILLIS: u64 = 10;
+/// Steps that the kernel rejects.
+const FAILING_PER_MILLE: u32 = 10;
+/// Pods whose connections are compared with what the agent says of them, after each change.
+const COMPARED: usize = 2;
+
+fn bytes(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().into(),
+        IpAddr::V6(v6) => v6.octets().into(),
+    }
+}
+
+/// Whether the table lets a TCP connection pass in one direction of one of its pods. An error says what the real kernel
+/// would never have accepted.
+pub(crate) fn passes(
+    table: &Ruleset,
+    direction: Direction,
+    own: IpAddr,
+    peer: IpAddr,
+    port: u16,
+) -> Result<bool, String> {
+    let maps = match direction {
+        Direction::Ingress => INGRESS,
+        Direction::Egress => EGRESS,
+    };
+    let name = maps[usize::from(own.is_ipv6())];
+    let elements = table.sets.get(name).map(|set| &set.elements);
+    match elements.and_then(|elements| elements.get(&Key::exact(bytes(own)))) {
+        None => Ok(true),
+        Some(Some(Data::Verdict(Verdict::Drop))) => Ok(false),
+        Some(Some(Data::Verdict(Verdict::Jump(chain)))) => {
+            let chain = table
+                .chains
+                .get(&**chain)
+                .ok_or_else(|| format!("no chain {chain}"))?;
+            for rule in &chain.rules {
+                if rule_matches(table, rule, peer, port)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        }
+        Some(other) => Err(format!("{name} has {other:?}")),
+    }
+}
+
+fn rule_matches(table: &Ruleset, rule: &ChainRule, peer: IpAddr, port: u16) -> Result<bool, String> {
+    let protocol = Protocol::Tcp.number();
+    let ports_match = rule.ports.contains(protocol, Some(port));
+    let Some((names, kind)) = &rule.peers else {
+        return Ok(ports_match);
+    };
+    let name = &names[usize::from(peer.is_ipv6())];
+    let set = table.sets.get(name).ok_or_else(|| format!("no set {name}"))?;
+    let address = bytes(peer);
+    Ok(match kind {
+        SetType::Addresses => ports_match && set.elements.contains_key(&Key::exact(address)),
+        SetType::Ranges => {
+            let contains = |key: &Key| {
+                let end = key.end.as_deref().unwrap_or(&key.start);
+                *key.start <= *address && *address <= *end
+            };
+            ports_match && set.elements.keys().any(contains)
+        }
+        SetType::AddressesAndPorts => {
+            let [high, low] = port.to_be_bytes();
+            let key = [address, vec![protocol, 0, 0, 0, high, low, 0, 0]].concat();
+            set.elements.contains_key(&Key::exact(key))
+        }
+    })
+}
+
+/// A machine's table, over all incarnations of its agent.
+#[derive(Default)]
+pub(crate) struct Kernel(Mutex<Ruleset>);
+
+impl Kernel {
+    pub fn rebooted(&self) {
+        *self.0.lock() = Ruleset::default();
+    }
+
+    /// Above the numbers of sets and chains that are there.
+    pub fn first_number(&self) -> u64 {
+        let table = self.0.lock();
+        Ruleset::number_above(table.sets.keys().chain(table.chains.keys()).map(|name| &**name))
+    }
+}
+
+/// What one incarnation of the agent has of it.
+pub(crate) struct PlayedTable {
+    pub node: String,
+    pub kernel: Arc<Kernel>,
+    pub observer: Arc<Observer>,
+    pub dead: CancellationToken,
+    pub state: Mutex<Hand>,
+}
+
+pub(crate) struct Hand {
+    pub chance: Stream,
+    /// What is in the kernel is known.
+    pub is_known: bool,
+}
+
+/// What the agent says of a connection to or from one of its pods.
+struct Said {
+    direction: Direction,
+    own: IpAddr,
+    peer: IpAddr,
+    port: u16,
+    is_allowed: bool,
+}
+
+impl PlayedTable {
+    /// Takes a while; may fail.
+    async fn step(&self) -> Result<(), TableError> {
+        let (takes, fails) = {
+            let chance = &mut self.state.lock().chance;
+            let takes = match chance.per_mille(SLOW_PER_MILLE) {
+                true => chance.millis(USUAL_MILLIS, SLOW_MILLIS),
+                false => chance.millis(0, USUAL_MILLIS),
+            };
+            (takes, chance.per_mille(FAILING_PER_MILLE))
+        };
+        sleep(takes).await;
+        if self.dead.is_cancelled() {
+            // The process was killed within the step.
+            std::future::pending::<()>().await;
+        }
+        match fails {
+            true => Err(TableError::NoSet {
+                family: Family::Inet,
+                table: "knarr-policy".into(),
+                set: "any".into(),
+            }),
+            false => Ok(()),
+        }
+    }
+
+    fn has_changed(&self) {
+        let table = self.kernel.0.lock().clone();
+        self.observer.policed(&self.node, table);
+    }
+
+    /// The agent's own answers about some of its pods, as of now.
+    fn ask(&self, policies: &Policies) -> Vec<Said> {
+        let locals = self.observer.settled_pods(&self.node);
+        let mut said = Vec::new();
+        for _ in 0..COMPARED {
+            let Some((key, uid, own)) = self.state.lock().chance.pick(&locals).cloned() else {
+                return said;
+            };
+            if !policies.knows_pod(&key, Some(&uid)) {
+                continue;
+            }
+            let peers = self.observer.pod_addresses();
+            for peer in peers.into_iter().filter(|peer| *peer != own) {
+                for port in PORTS {
+                    said.extend(answers(policies, &key, own, peer, port));
+                }
+            }
+        }
+        said
+    }
+
+    /// What was said before a change, and is in the kernel after it.
+    fn compare(&self, said: &[Said]) {
+        let table = self.kernel.0.lock();
+        let differs = said.iter().find_map(|said| {
+            let passes = passes(&table, said.direction, said.own, said.peer, said.port);
+            (passes != Ok(said.is_allowed)).then(|| {
+                format!(
+                    "{} of {} with {} port {}: the agent of {} says {}, the kernel {passes:?}",
+                    said.direction, said.own, said.peer, said.port, self.node, said.is_allowed
+                )
+            })
+        });
+        drop(table);
+        if let Some(what) = differs {
+            self.observer.violate("N6", what);
+        }
+    }
+
+    async fn replace(&self, ruleset: Ruleset) -> Result<(), TableError> {
+        let is_fixed = |name: &Arc<str>| FIXED_SETS.contains(&&**name);
+        self.step().await?;
+        {
+            let mut table = self.kernel.0.lock();
+            for (name, set) in ruleset.sets.iter().filter(|(name, _)| !is_fixed(name)) {
+                table.sets.insert(name.clone(), set.clone());
+            }
+            for (name, chain) in &ruleset.chains {
+                table.chains.insert(name.clone(), chain.clone());
+            }
+        }
+        self.step().await?;
+        {
+            let mut table = self.kernel.0.lock();
+            for (name, set) in ruleset.sets.iter().filter(|(name, _)| is_fixed(name)) {
+                table.sets.insert(name.clone(), set.clone());
+            }
+        }
+        self.has_changed();
+        self.step().await?;
+        *self.kernel.0.lock() = ruleset;
+        self.has_changed();
+        Ok(())
+    }
+
+    async fn carry_out(&self, change: Change) -> Result<(), TableError> {
+        if !change.sets.is_empty() || !change.chains.is_empty() {
+            self.step().await?;
+            let mut table = self.kernel.0.lock();
+            table.sets.extend(change.sets);
+            table.chains.extend(change.chains);
+        }
+        if !change.operations.is_empty() {
+            self.step().await?;
+            let mut wrong = None;
+            {
+                let mut table = self.kernel.0.lock();
+                for operation in change.operations {
+                    let Some(set) = table.sets.get_mut(&operation.set) else {
+                        wrong = Some(format!("no set {}", operation.set));
+                        continue;
+                    };
+                    if set.elements.get(&operation.key) != operation.before.as_ref() {
+                        wrong = Some(format!("{} has not what was to be changed", operation.set));
+                    }
+                    match operation.after {
+                        Some(data) => set.elements.insert(operation.key, data),
+                        None => set.elements.remove(&operation.key),
+                    };
+                }
+            }
+            if let Some(wrong) = wrong {
+                self.observer
+                    .violate("N6", format!("kernel of {}: {wrong}", self.node));
+            }
+            self.has_changed();
+        }
+        if !change.gone_chains.is_empty() || !change.gone_sets.is_empty() {
+            self.step().await?;
+            let mut table = self.kernel.0.lock();
+            change
+                .gone_chains
+                .iter()
+                .for_each(|name| drop(table.chains.remove(name)));
+            change
+                .gone_sets
+                .iter()
+                .for_each(|name| drop(table.sets.remove(name)));
+            drop(table);
+            self.has_changed();
+        }
+        Ok(())
+    }
+}
+
+/// What the agent says, in both directions.
+fn answers(policies: &Policies, key: &PodKey, own: IpAddr, peer: IpAddr, port: u16) -> Vec<Said> {
+    let (own_end, peer_end) = (Endpoint::Address(own), Endpoint::Address(peer));
+    let mut said = Vec::new();
+    for direction in [Direction::Ingress, Direction::Egress] {
+        let explained = match direction {
+            Direction::Ingress => policies.explain(&peer_end, &own_end, Protocol::Tcp, port),
+            Direction::Egress => policies.explain(&own_end, &peer_end, Protocol::Tcp, port),
+        };
+        let side = match direction {
+            Direction::Ingress => explained.ingress,
+            Direction::Egress => explained.egress,
+        };
+        // By what the API says the address may still be another's, or nobody's yet.
+        if explained.outcome != Outcome::Unknown
+            && let Some(side) = side.filter(|side| side.pod == *key)
+        {
+            said.push(Said {
+                direction,
+                own,
+                peer,
+                port,
+                is_allowed: side.is_allowed(),
+            });
+        }
+    }
+    said
+}
+
+#[async_trait]
+impl PolicyTable for PlayedTable {
+    async fn sync(&self, policies: &Arc<Mutex<Policies>>) -> Result<bool, TableError> {
+        // Until it has come to its end it is not known what is there.
+        let was_known = std::mem::take(&mut self.state.lock().is_known);
+        let (ruleset, change, said) = {
+            let mut policies = policies.lock();
+            let work = match was_known {
+                false => (Some(policies.ruleset()), Change::default()),
+                true => (None, policies.take_change()),
+            };
+            (work.0, work.1, self.ask(&policies))
+        };
+        let is_full = ruleset.is_some();
+        match ruleset {
+            Some(ruleset) => self.replace(ruleset).await?,
+            None => self.carry_out(change).await?,
+        }
+        self.compare(&said);
+        self.state.lock().is_known = true;
+        Ok(is_full)
+    }
+
+    async fn is_intact(&self, _: &Arc<Mutex<Policies>>) -> Result<bool, TableError> {
+        Ok(true)
+    }
+
+    fn forget(&self) {
+        self.state.lock().is_known = false;
+    }
+
+    async fn delete_flows(&self, _: Vec<IpAddr>) -> Result<(), TableError> {
+        Ok(())
+    }
+}
+
+/// By node, for the rules.
+pub(crate) type Tables = BTreeMap<String, Ruleset>;

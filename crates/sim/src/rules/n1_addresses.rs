@@ -1,0 +1,61 @@
+//! N1: an address that a pod may still use is given to no other pod, and a range of addresses that a node may still use
+//! to no other node. A pod may use its address while its sandbox is on a machine that runs, cut off or not.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Node;
+use knarr_api::k8s_openapi;
+
+use crate::world::{Seen, World};
+
+pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+    match seen {
+        Seen::Leased { node, sandbox } => {
+            let own = (node.to_string(), sandbox.to_string());
+            let Some(lease) = world.leases.get(&own) else {
+                return Ok(());
+            };
+            let ranges = world.ranges.get(*node).cloned().unwrap_or_default();
+            for address in &lease.addresses {
+                if !ranges.iter().any(|range| range.contains(address)) {
+                    return Err(format!(
+                        "{sandbox} on {node} gets {address}, which is in no range of that node"
+                    ));
+                }
+                let others = world.leases.iter().filter(|(of, _)| **of != own);
+                let same = others
+                    .into_iter()
+                    .find(|(_, other)| other.addresses.contains(address));
+                if let Some(((at, other), _)) = same {
+                    return Err(format!(
+                        "{sandbox} on {node} gets {address}, which {other} on {at} still has"
+                    ));
+                }
+            }
+            Ok(())
+        }
+        Seen::Ranges { node } => {
+            let Some(own) = world.ranges.get(*node) else {
+                return Ok(());
+            };
+            for (other, ranges) in world.ranges.iter().filter(|(other, _)| *other != node) {
+                let may_use =
+                    world.nodes.contains_key(other) || world.leases.keys().any(|(at, _)| at == other);
+                let mut pairs = own.iter().flat_map(|a| ranges.iter().map(move |b| (a, b)));
+                let overlap = pairs.find(|(a, b)| a.contains(*b) || b.contains(*a));
+                if let Some((range, _)) = overlap.filter(|_| may_use) {
+                    return Err(format!("{node} gets {range}, which {other} still has"));
+                }
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A node's, as the store has them.
+pub(crate) fn ranges(node: &Node) -> BTreeSet<IpNet> {
+    let all = node.spec.iter().flat_map(|s| s.pod_cidrs.iter().flatten());
+    all.filter_map(|range| range.parse().ok()).collect()
+}

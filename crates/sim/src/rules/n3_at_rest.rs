@@ -1,0 +1,107 @@
+//! N3, N4: in the end every node's service proxy sends new connections to the endpoints that the API's Services and
+//! EndpointSlices say, read naively, and has nothing else in its table.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Service;
+use knarr_api::k8s_openapi;
+use knarr_network::catalog::Protocol;
+use knarr_network::nft::Data;
+use knarr_network::proxy::packet::{Outcome, Packet, Tables};
+use knarr_network::proxy::{Config, layout};
+
+use crate::world::World;
+
+/// A pod's, so that no connection is masqueraded.
+const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 244, 255, 254));
+
+/// Ready ones, or else those that still serve while they terminate (KEP-1669).
+fn endpoints(world: &World, service: &Service) -> BTreeSet<(IpAddr, u16)> {
+    let (mut ready, mut fallback) = (BTreeSet::new(), BTreeSet::new());
+    let meta = &service.metadata;
+    for slice in world.slices.values() {
+        let labels = slice.metadata.labels.as_ref();
+        let of = labels.and_then(|labels| labels.get("kubernetes.io/service-name"));
+        if of != meta.name.as_ref() || slice.metadata.namespace != meta.namespace {
+            continue;
+        }
+        let ports = slice.ports.iter().flatten().filter_map(|port| port.port);
+        let ports: Vec<u16> = ports.filter_map(|port| u16::try_from(port).ok()).collect();
+        for endpoint in slice.endpoints.iter().flatten() {
+            let conditions = endpoint.conditions.clone().unwrap_or_default();
+            let addresses = endpoint.addresses.iter().filter_map(|a| a.parse().ok());
+            let all = addresses.flat_map(|address| ports.iter().map(move |port| (address, *port)));
+            let terminates = conditions.terminating == Some(true);
+            if conditions.ready != Some(false) && !terminates {
+                ready.extend(all);
+            } else if conditions.serving.or(conditions.ready) != Some(false) && terminates {
+                fallback.extend(all);
+            }
+        }
+    }
+    if ready.is_empty() { fallback } else { ready }
+}
+
+/// An IPv4 address and a port, as the kernel has them.
+fn backend(data: &Data) -> Option<(IpAddr, u16)> {
+    let Data::Value(value) = data else { return None };
+    let (address, rest) = value.split_first_chunk::<4>()?;
+    let (port, _) = rest.split_first_chunk::<2>()?;
+    Some((IpAddr::from(*address), u16::from_be_bytes(*port)))
+}
+
+fn cluster_ip(service: &Service) -> Option<IpAddr> {
+    service.spec.as_ref()?.cluster_ip.as_ref()?.parse().ok()
+}
+
+/// Whether every kernel is as the API's objects say, when nothing is under way.
+pub(crate) fn at_rest(world: &World) -> Result<(), String> {
+    let config = Config::default();
+    for (node, table) in &world.proxy_tables {
+        let tables = Tables {
+            config: &config,
+            local_addresses: &[],
+            elements: table,
+        };
+        let mut wanted_of_all = BTreeSet::new();
+        for service in world.services.values() {
+            let Some(destination) = cluster_ip(service) else {
+                continue;
+            };
+            let name = service.metadata.name.as_deref().unwrap_or_default();
+            for port in service.spec.iter().flat_map(|s| s.ports.iter().flatten()) {
+                let wanted = endpoints(world, service);
+                let packet = Packet {
+                    source: CLIENT,
+                    destination,
+                    protocol: Protocol::Tcp,
+                    port: u16::try_from(port.port).unwrap_or_default(),
+                    learned: None,
+                };
+                let found = tables.route(&packet);
+                let is_right = match &found {
+                    Outcome::Sent(hops) => {
+                        hops.iter().map(|h| (h.address, h.port)).collect::<BTreeSet<_>>() == wanted
+                    }
+                    Outcome::Rejected => wanted.is_empty(),
+                    _ => false,
+                };
+                if !is_right {
+                    return Err(format!(
+                        "{name}: the API's slices say {wanted:?}, the kernel of {node} {found:?}"
+                    ));
+                }
+                wanted_of_all.extend(wanted);
+            }
+        }
+        let programmed = table.get(layout::ENDPOINTS).into_iter().flatten();
+        let mut backends = programmed.filter_map(|(_, data)| backend(data.as_ref()?));
+        if let Some(left) = backends.find(|backend| !wanted_of_all.contains(backend)) {
+            return Err(format!(
+                "the kernel of {node} has {left:?}, which is no endpoint of any Service"
+            ));
+        }
+    }
+    Ok(())
+}
