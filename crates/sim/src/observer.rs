@@ -369,10 +369,19 @@ impl Observer {
         inner.history.add(now, &line, uid.as_bytes());
         let lease = Lease {
             addresses: addresses.to_vec(),
+            is_attached: false,
         };
         let key = (node.to_string(), sandbox.to_string());
         inner.world.leases.insert(key, lease);
         inner.judge(&Seen::Leased { node, sandbox });
+    }
+
+    /// An agent says that the policies of a sandbox's pod are in force.
+    pub fn attached(&self, node: &str, sandbox: &str) {
+        let key = (node.to_string(), sandbox.to_string());
+        if let Some(lease) = self.lock().world.leases.get_mut(&key) {
+            lease.is_attached = true;
+        }
     }
 
     /// Nothing of a sandbox is left that could use its addresses.
@@ -386,13 +395,13 @@ impl Observer {
         self.lock().world.leases.retain(|(of, _), _| of != node);
     }
 
-    /// Pods of a node in which something runs, with uid and address.
+    /// Pods of a node in which something runs and whose policies are in force, with uid and address.
     pub fn settled_pods(&self, node: &str) -> Vec<(PodKey, String, IpAddr)> {
         self.world(|world| {
             let running = world.processes.values().filter(|p| p.node == node);
             let settled = running.filter_map(|p| {
                 let lease = world.leases.get(&(p.node.clone(), p.sandbox.clone()))?;
-                let address = *lease.addresses.first()?;
+                let address = *lease.addresses.first().filter(|_| lease.is_attached)?;
                 Some((PodKey::new(&p.namespace, &p.name), p.uid.clone(), address))
             });
             settled.collect()

@@ -229,10 +229,17 @@ impl MachineNetwork {
         let ips = of.addresses.iter().map(ToString::to_string).collect();
         agent.pause().await;
         if self.mutation == Some(Mutation::StartBeforePolicy) {
-            let agent = agent.clone();
-            tokio::spawn(async move { agent.policies.attach(of).await });
+            let (agent, observer) = (agent.clone(), self.observer.clone());
+            let (node, sandbox) = (self.node.clone(), sandbox.id.clone());
+            tokio::spawn(async move {
+                if agent.policies.attach(of).await.is_ok() {
+                    observer.attached(&node, &sandbox);
+                }
+            });
         } else if let Err(error) = agent.policies.attach(of).await {
             return Err(unavailable(&error.to_string()));
+        } else {
+            self.observer.attached(&self.node, &sandbox.id);
         }
         agent.pause().await;
         if let Some(record) = self.state.lock().records.get_mut(&id) {

@@ -43,12 +43,12 @@ const PROXIED_PER_MILLE: u32 = 300;
 /// Histories with a pod network and policies, and steps of theirs in which somebody does something about policies.
 const NETWORKED_PER_MILLE: u32 = 300;
 const WITH_POLICIES_PER_MILLE: u32 = 250;
-/// How long the prefix of a node's range is: 29 addresses for pods, so that all are used now and then; and where an address
+/// How long the prefix of a node's range is: 61 addresses for pods, more than ever are on one node; and where an address
 /// that is used too early is looked for, 5.
-const NODE_PREFIX: u8 = 27;
+const NODE_PREFIX: u8 = 26;
 const SHORT_NODE_PREFIX: u8 = 29;
-/// For 64 nodes or 256.
-const CLUSTER_CIDR: &str = "10.244.0.0/21";
+/// For 64 nodes or 512.
+const CLUSTER_CIDR: &str = "10.244.0.0/20";
 /// When every history begins.
 const EPOCH: &str = "2026-01-01T00:00:00Z";
 /// How long after the last fault everything has to be as it was wanted: twice the longest back-off (300 s), and the

@@ -68,6 +68,8 @@ pub(crate) struct Life {
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
     pub addresses: Vec<IpAddr>,
+    /// The agent says that its pod's policies are in force.
+    pub is_attached: bool,
 }
 
 impl Life {
