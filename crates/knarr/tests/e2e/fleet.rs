@@ -1,5 +1,5 @@
 //! A server and agents on machines of their own, as far as one machine can be several: each in its own network namespace
-//! on a bridge, with its own containerd, data and address; whatever was made is removed, also when a scenario fails.
+//! ([`crate::wire`]), with its own containerd, data and address; whatever was made is removed, also when a scenario fails.
 //!
 //! Links are cut by nftables in a machine's namespace. Mounts are the test machine's: only the network is several.
 
@@ -7,13 +7,13 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
 
 use crate::Outcome;
 use crate::cluster::{said, text};
+use crate::wire::Wire;
 
 /// The API server's port; every machine has its own addresses.
 const PORT: u16 = 6443;
@@ -31,83 +31,6 @@ pub fn system(words: &[&str]) -> Result<String, Failed> {
         return Ok(text(&out));
     }
     Err(format!("{} failed:\n{}", words.join(" "), text(&out)).into())
-}
-
-/// A bridge with the machines' namespaces on it.
-struct Wire {
-    /// What all names begin with; unique among test runs.
-    prefix: String,
-    subnet: [u8; 3],
-    machines: u8,
-}
-
-impl Wire {
-    fn lay(machines: u8) -> Result<Wire, Failed> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let unique = std::process::id() * 8 + NEXT.fetch_add(1, Ordering::Relaxed) % 8;
-        let [.., high, low] = unique.to_be_bytes();
-        let wire = Wire {
-            prefix: format!("kn{:x}", unique & 0xff_ffff),
-            // Of the addresses for tests of networks (198.18.0.0/15), which nobody has.
-            subnet: [198, 18 + (high & 1), low],
-            machines,
-        };
-        let bridge = wire.bridge();
-        system(&["ip", "link", "add", &bridge, "type", "bridge"])?;
-        system(&[
-            "ip",
-            "addr",
-            "add",
-            &format!("{}/24", wire.address(0)),
-            "dev",
-            &bridge,
-        ])?;
-        system(&["ip", "link", "set", &bridge, "up"])?;
-        for machine in 1..=machines {
-            let (netns, link) = (wire.netns(machine), format!("{}v{machine}", wire.prefix));
-            system(&["ip", "netns", "add", &netns])?;
-            system(&[
-                "ip", "link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &netns,
-            ])?;
-            system(&["ip", "link", "set", &link, "master", &bridge, "up"])?;
-            let address = format!("{}/24", wire.address(machine));
-            system(&["ip", "-n", &netns, "addr", "add", &address, "dev", "eth0"])?;
-            system(&["ip", "-n", &netns, "link", "set", "eth0", "up"])?;
-            system(&["ip", "-n", &netns, "link", "set", "lo", "up"])?;
-        }
-        Ok(wire)
-    }
-
-    fn bridge(&self) -> String {
-        format!("{}b", self.prefix)
-    }
-
-    fn netns(&self, machine: u8) -> String {
-        format!("{}n{machine}", self.prefix)
-    }
-
-    /// 0 is the bridge's, where the test itself is.
-    fn address(&self, machine: u8) -> Ipv4Addr {
-        let [a, b, c] = self.subnet;
-        Ipv4Addr::new(a, b, c, machine + 1)
-    }
-}
-
-impl Drop for Wire {
-    fn drop(&mut self) {
-        for machine in 1..=self.machines {
-            // The link first: a namespace may outlive its name for as long as another process's mounts know it. What was
-            // never made is no fault.
-            drop(system(&[
-                "ip",
-                "link",
-                "del",
-                &format!("{}v{machine}", self.prefix),
-            ]));
-            drop(system(&["ip", "netns", "del", &self.netns(machine)]));
-        }
-        drop(system(&["ip", "link", "del", &self.bridge()]));
-    }
 }
 
 /// One machine's knarr.
@@ -157,6 +80,13 @@ impl Machine {
         Ok(())
     }
 
+    /// Sends a signal to knarr.
+    pub fn signal(&self, signal: &str) -> Outcome {
+        let child = self.child.lock().map_err(|e| e.to_string())?;
+        let pid = child.as_ref().ok_or("it does not run")?.id().to_string();
+        system(&["kill", signal, &pid]).map(drop)
+    }
+
     /// kill -9 of knarr, and reaped.
     pub fn kill(&self) -> Outcome {
         let child = self.child.lock().map_err(|e| e.to_string())?.take();
@@ -169,6 +99,38 @@ impl Machine {
 
     fn log(&self) -> PathBuf {
         self.dir.join("knarr.log")
+    }
+
+    /// What a command prints in this machine's network; it must succeed.
+    pub fn output(&self, words: &[&str]) -> Result<String, Failed> {
+        let (program, args) = words.split_first().ok_or("no command")?;
+        let out = self.command(program).args(args).output()?;
+        match out.status.success() {
+            true => Ok(text(&out)),
+            false => Err(format!("{} on {}: {}", words.join(" "), self.name, text(&out)).into()),
+        }
+    }
+
+    /// Tables, links, routes and addresses of knarr's that are still there.
+    fn network_left(&self) -> Result<Vec<String>, Failed> {
+        let mut left = Vec::new();
+        for (words, is_ours) in [
+            (&["nft", "list", "tables"][..], &["knarr"][..]),
+            (&["ip", "-o", "link"], &["knarr"]),
+            // Nothing but the machine's own link has routes or addresses; those of a pod's link are gone with it.
+            (
+                &["ip", "route", "show", "table", "main"],
+                &["unreachable", "10.244.", "knarr"],
+            ),
+            (&["ip", "-o", "addr", "show", "dev", "lo"], &["10.96."]),
+        ] {
+            let found = self.output(words)?;
+            let ours = found
+                .lines()
+                .filter(|l| is_ours.iter().any(|part| l.contains(part)));
+            left.extend(ours.map(str::to_string));
+        }
+        Ok(left)
     }
 
     /// No packet comes or goes between this machine and the others any more.
@@ -212,14 +174,19 @@ pub struct Fleet {
     pub server: Machine,
     pub agents: Vec<Machine>,
     pub others: Vec<Machine>,
-    _wire: Wire,
+    wire: Wire,
     dir: tempfile::TempDir,
 }
 
 impl Fleet {
     /// Starts the server, with these flags too; agents are started by [`Fleet::agent`].
     pub fn start(agents: u8, flags: &[&str]) -> Result<Fleet, Failed> {
-        let fleet = Fleet::lay(agents, &[])?;
+        Fleet::start_apart(agents, 0, flags)
+    }
+
+    /// The same; so many agents, the last ones, are on another network, behind a router.
+    pub fn start_apart(agents: u8, far: u8, flags: &[&str]) -> Result<Fleet, Failed> {
+        let fleet = Fleet::lay_apart(agents, far, &[])?;
         fleet.launch_server(&fleet.server, flags)?;
         fleet.ready(&fleet.server).map_err(|e| fleet.told(e))?;
         Ok(fleet)
@@ -227,9 +194,15 @@ impl Fleet {
 
     /// The machines, with nothing on them yet.
     pub fn lay(agents: u8, others: &[&str]) -> Result<Fleet, Failed> {
+        Fleet::lay_apart(agents, 0, others)
+    }
+
+    fn lay_apart(agents: u8, far: u8, others: &[&str]) -> Result<Fleet, Failed> {
         // Short, because sockets live in it.
         let dir = tempfile::Builder::new().prefix("knarr-f-").tempdir_in("/tmp")?;
-        let wire = Wire::lay(agents + 1 + u8::try_from(others.len())?)?;
+        let near = agents - far + 1;
+        let machines = agents + 1 + u8::try_from(others.len())?;
+        let wire = Wire::lay(machines, near + 1..=near + far)?;
         let machine = |n: u8, name: String| -> Result<Machine, Failed> {
             let own = dir.path().join(&name);
             std::fs::create_dir_all(&own)?;
@@ -253,7 +226,7 @@ impl Fleet {
             server,
             agents,
             others,
-            _wire: wire,
+            wire,
             dir,
         };
         for agent in &fleet.agents {
@@ -300,6 +273,11 @@ impl Fleet {
             .filter(|_| out.status.success());
         let words = words.ok_or_else(|| format!("knarr token create said:\n{said}"))?;
         Ok(words.split(' ').map(str::to_string).collect())
+    }
+
+    /// Where the test itself is in the network.
+    pub fn test_address(&self) -> Ipv4Addr {
+        self.wire.address(0)
     }
 
     /// kubectl from the test's own place in the network.
@@ -386,6 +364,7 @@ impl Fleet {
         Err(format!("left behind: {}", left.join(", ")).into())
     }
 
+    /// Ends each machine's knarr and takes away what it left; nothing of it may be in the machine's network then.
     fn down(&self) -> Outcome {
         // Agents first, while there is a server.
         let all = self.machines().collect::<Vec<_>>();
@@ -397,6 +376,10 @@ impl Fleet {
             let out = machine.knarr("down").arg("--wipe").output()?;
             if !out.status.success() {
                 return Err(format!("{}: {}", machine.name, text(&out)).into());
+            }
+            let left = machine.network_left()?;
+            if !left.is_empty() {
+                return Err(format!("left in the network of {}: {}", machine.name, left.join(", ")).into());
             }
         }
         Ok(())

@@ -30,6 +30,7 @@ mod safety;
 mod security;
 mod shutdown;
 mod steps;
+mod wire;
 
 use std::process::ExitCode;
 use std::sync::Arc;

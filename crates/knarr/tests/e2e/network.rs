@@ -2,8 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
@@ -11,12 +9,14 @@ use libtest_mimic::Failed;
 use crate::fleet::Fleet;
 use crate::{Alone, Outcome};
 
+mod load;
+mod two_networks;
+mod updates;
+
 pub const SCENARIOS: &[Alone] = &[
-    ("n1_n2_n5_n6_three_tiers_on_three_machines", three_tiers),
-    (
-        "b7_n4_updates_under_load_refuse_no_connection",
-        updates_under_load,
-    ),
+    ("n1_n2_n5_n6_n7_five_machines_on_two_networks", five_machines),
+    ("b7_n4_updates_under_load_refuse_no_connection", updates::planned),
+    ("b7_n3_n4_losses_under_load_refuse_no_connection", updates::losses),
 ];
 
 const NODE_PORT: u16 = 30080;
@@ -114,17 +114,16 @@ spec:
   ports: [{ port: 80 }]
 "#;
 
-fn start(agents: u8) -> Result<Fleet, Failed> {
-    let fleet = Fleet::start(agents, &[])?;
+/// A fleet whose agents are Ready; so many, the last ones, behind a router.
+fn start(agents: u8, far: u8, agent_flags: &[&str]) -> Result<Fleet, Failed> {
+    let fleet = Fleet::start_apart(agents, far, &[])?;
     let joined = || -> Outcome {
         let words = fleet.join_words()?;
-        let join: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut join: Vec<&str> = words.iter().map(String::as_str).collect();
+        join.extend(agent_flags);
         for agent in &fleet.agents {
             agent.launch(fleet.agent(agent, &join))?;
         }
-        fleet
-            .run(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=0"])
-            .ok();
         let ready = usize::from(agents);
         fleet.eventually(&["get", "nodes"], |nodes| {
             nodes.matches(" Ready ").count() == ready
@@ -137,9 +136,13 @@ fn start(agents: u8) -> Result<Fleet, Failed> {
     }
 }
 
-fn three_tiers() -> Outcome {
-    let fleet = start(3)?;
-    use_tiers(&fleet).map_err(|e| fleet.told(e))?;
+fn five_machines() -> Outcome {
+    let fleet = start(5, u8::try_from(two_networks::FAR)?, &[])?;
+    let check = || -> Outcome {
+        use_tiers(&fleet)?;
+        two_networks::check(&fleet)
+    };
+    check().map_err(|e| fleet.told(e))?;
     fleet.end()
 }
 
@@ -206,14 +209,23 @@ fn use_tiers(fleet: &Fleet) -> Outcome {
     })
 }
 
-/// The body of a GET over a new connection.
+/// What a pod gets from a URL.
+fn fetch_from(fleet: &Fleet, pod: &str, url: &str) -> Result<String, String> {
+    fleet.kubectl(&["exec", pod, "--", "wget", "-T", "1", "-qO-", url])
+}
+
 fn get(address: Ipv4Addr, port: u16) -> Result<String, String> {
+    body(address, port, "/")
+}
+
+/// The body of a GET over a new connection.
+fn body(address: Ipv4Addr, port: u16, path: &str) -> Result<String, String> {
     let text = |e: std::io::Error| e.to_string();
     let mut stream =
         TcpStream::connect_timeout(&SocketAddr::from((address, port)), CONNECTION).map_err(text)?;
     stream.set_read_timeout(Some(CONNECTION)).map_err(text)?;
     stream
-        .write_all(b"GET / HTTP/1.0\r\nHost: test\r\n\r\n")
+        .write_all(format!("GET {path} HTTP/1.0\r\nHost: test\r\n\r\n").as_bytes())
         .map_err(text)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).map_err(text)?;
@@ -222,124 +234,4 @@ fn get(address: Ipv4Addr, port: u16) -> Result<String, String> {
         return Err(format!("answered {head:?}"));
     }
     Ok(body.trim().to_string())
-}
-
-const LOADED: &str = r#"
-apiVersion: apps/v1
-kind: Deployment
-metadata: { name: web }
-spec:
-  replicas: 4
-  strategy: { rollingUpdate: { maxSurge: 1, maxUnavailable: 1 } }
-  selector: { matchLabels: { app: web } }
-  template:
-    metadata: { labels: { app: web } }
-    spec:
-      terminationGracePeriodSeconds: 10
-      containers:
-        - name: web
-          image: localhost/knarr/busybox:1
-          command: ["sh", "-c", "mkdir -p /tmp/www; hostname > /tmp/www/index.html; trap 'exit 0' TERM; httpd -f -p 8080 -h /tmp/www & wait"]
-          readinessProbe: { httpGet: { path: /, port: 8080 }, periodSeconds: 1 }
----
-apiVersion: v1
-kind: Service
-metadata: { name: web }
-spec:
-  type: NodePort
-  selector: { app: web }
-  ports: [{ port: 80, targetPort: 8080, nodePort: 30080 }]
-"#;
-
-/// New connections from several threads, all the time.
-struct Load {
-    ended: Arc<AtomicBool>,
-    made: Arc<AtomicUsize>,
-    failed: Arc<Mutex<Vec<String>>>,
-    threads: Vec<std::thread::JoinHandle<()>>,
-}
-
-impl Load {
-    fn begin(addresses: Vec<Ipv4Addr>) -> Self {
-        let (ended, made, failed) = <(Arc<AtomicBool>, Arc<AtomicUsize>, Arc<Mutex<Vec<String>>>)>::default();
-        let threads = addresses.into_iter().map(|address| {
-            let (ended, made, failed) = (ended.clone(), made.clone(), failed.clone());
-            std::thread::spawn(move || {
-                while !ended.load(Ordering::Relaxed) {
-                    match get(address, NODE_PORT) {
-                        Ok(_) => drop(made.fetch_add(1, Ordering::Relaxed)),
-                        Err(e) => failed.lock().unwrap_or_else(|e| e.into_inner()).push(e),
-                    }
-                    // Some hundred connections a second are enough to meet each change.
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-            })
-        });
-        Load {
-            threads: threads.collect(),
-            ended,
-            made,
-            failed,
-        }
-    }
-
-    fn made(&self) -> usize {
-        self.made.load(Ordering::Relaxed)
-    }
-
-    fn failures(&self) -> Vec<String> {
-        self.failed.lock().unwrap_or_else(|e| e.into_inner()).clone()
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.ended.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has failed the test by its silence.
-            drop(thread.join());
-        }
-    }
-}
-
-fn updates_under_load() -> Outcome {
-    let fleet = start(2)?;
-    update(&fleet).map_err(|e| fleet.told(e))?;
-    fleet.end()
-}
-
-fn update(fleet: &Fleet) -> Outcome {
-    fleet.apply(LOADED)?;
-    fleet.run(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
-    let first = fleet.agents[0].address;
-    fleet.waits("the node ports", || {
-        fleet.agents.iter().all(|a| get(a.address, NODE_PORT).is_ok())
-    })?;
-    let load = Load::begin(fleet.agents.iter().map(|a| a.address).cycle().take(4).collect());
-    let calm = |what: &str| -> Outcome {
-        let failed = load.failures();
-        match failed.as_slice() {
-            [] => Ok(()),
-            [first, ..] => {
-                let (failed, made) = (failed.len(), load.made());
-                Err(format!("{what}: {failed} of {made} connections failed, first: {first}").into())
-            }
-        }
-    };
-    fleet.run(&["rollout", "restart", "deployment/web"])?;
-    fleet.run(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
-    calm("a rolling update")?;
-    for replicas in ["1", "4"] {
-        fleet.run(&["scale", "deployment/web", &format!("--replicas={replicas}")])?;
-        fleet.eventually(&["get", "pods", "-l", "app=web", "--no-headers"], |pods| {
-            pods.matches(" 1/1 ").count().to_string() == replicas && !pods.contains("Terminating")
-        })?;
-        calm(&format!("scaled to {replicas}"))?;
-    }
-    fleet.run(&["drain", "node2", "--ignore-daemonsets", "--timeout=90s"])?;
-    calm("a drain")?;
-    if load.made() < 100 {
-        return Err(format!("only {} connections to {first} were made", load.made()).into());
-    }
-    Ok(())
 }

@@ -119,7 +119,11 @@ pub fn routes(own: &str, nodes: &BTreeMap<String, Node>, subnets: &[Subnet]) -> 
                 .map(move |address| (name.as_str(), *address))
         })
         .collect();
-    for (name, node) in nodes.iter().filter(|(name, _)| *name != own) {
+    // A node that has not reported any address yet is not in the way of anything: it will.
+    let others = nodes
+        .iter()
+        .filter(|(name, node)| *name != own && !node.addresses.is_empty());
+    for (name, node) in others {
         let is_of_underlay = |address: &&IpAddr| address.is_ipv6() == underlay.is_ipv6();
         let remote = node.addresses.iter().find(is_of_underlay);
         for cidr in &node.pod_cidrs {

@@ -109,8 +109,10 @@ impl Router {
             loop {
                 let pause = match router.reconcile(&nodes).await {
                     Ok(Some(new)) => {
-                        if reported.get() != new {
-                            for conflict in &new.conflicts {
+                        let old = reported.get();
+                        if old != new {
+                            let added = new.conflicts.iter().filter(|c| !old.conflicts.contains(c));
+                            for conflict in added {
                                 warn!(
                                     node = conflict.node,
                                     cidr = %conflict.cidr,
