@@ -268,6 +268,7 @@ async fn start_pods(
     // Pods cannot answer a loopback address: the kernel chooses another one.
     let of_machine = node_ips.iter().filter(|ip| !ip.is_loopback());
     let node_addresses: Vec<IpAddr> = of_machine.copied().collect();
+    let node_name = config.node_name.clone();
     tasks.spawn(async move {
         let mut given = (OwnNode::default(), routes::Status::default());
         loop {
@@ -278,6 +279,17 @@ async fn start_pods(
             }
             given = (own.get(), status.get());
             let (node, routes) = &given;
+            if let Some(conflict) = routes.conflicts.iter().find(|c| c.node == node_name) {
+                shown.set(Availability {
+                    is_available: false,
+                    reason: "PodCIDRConflict",
+                    message: format!(
+                        "the node's range {} cannot be its pods': {}; set --cluster-cidr",
+                        conflict.cidr, conflict.message
+                    ),
+                });
+                continue;
+            }
             if node.pod_cidrs.is_empty() || !routes.is_ready {
                 continue;
             }

@@ -266,7 +266,7 @@ impl Cluster {
     }
 
     /// The nftables tables of this cluster's node, by the suffix that its data directory gives them.
-    fn nft_tables(&self) -> Vec<String> {
+    pub fn nft_tables(&self) -> Vec<String> {
         let hash = Sha256::digest(self.data_dir().as_os_str().as_encoded_bytes());
         let suffix: String = hash.iter().take(2).map(|byte| format!("{byte:02x}")).collect();
         let tables = Command::new("nft").args(["list", "tables"]).output();

@@ -9,6 +9,7 @@ use libtest_mimic::Failed;
 use crate::fleet::Fleet;
 use crate::{Alone, Outcome};
 
+pub mod bad_input;
 mod load;
 mod two_networks;
 mod updates;

@@ -67,6 +67,8 @@ pub struct Routes {
     pub routes: BTreeMap<IpNet, Hop>,
     /// By the gateways of [`Hop::Tunnel`].
     pub tunnels: BTreeMap<IpAddr, Tunnel>,
+    /// This node's ranges, those of [`Routes::conflicts`] left out.
+    pub own: Vec<IpNet>,
     pub conflicts: Vec<Conflict>,
 }
 
@@ -103,7 +105,8 @@ fn overlap(a: &IpNet, b: &IpNet) -> bool {
 /// What leads to the pods of all nodes but `own`. `nodes` holds this node, too.
 ///
 /// Of ranges that overlap the first node's, in the order of names, is routed: a second one would send its pods' packets
-/// elsewhere. Nor is a range that holds a node's address, or one of this machine's networks.
+/// elsewhere. Nor is a range that holds a node's address, or one of this machine's networks. This node's own ranges are pods'
+/// unless they hold a node's address or are a part of one of this machine's networks, which would be cut off.
 pub fn routes(own: &str, nodes: &BTreeMap<String, Node>, subnets: &[Subnet]) -> Routes {
     let mut all = Routes::default();
     let of_own = nodes.get(own).cloned().unwrap_or_default();
@@ -119,6 +122,28 @@ pub fn routes(own: &str, nodes: &BTreeMap<String, Node>, subnets: &[Subnet]) -> 
                 .map(move |address| (name.as_str(), *address))
         })
         .collect();
+    for cidr in &of_own.pod_cidrs {
+        let network = subnets.iter().find(|s| {
+            let net = s.net.trunc();
+            net.contains(cidr) && net != *cidr
+        });
+        let message = match (addresses.iter().find(|(_, a)| cidr.contains(a)), network) {
+            (Some((other, address)), _) => format!("it contains the address {address} of node {other}"),
+            (None, Some(subnet)) => format!(
+                "it is a part of {}, a network of this machine",
+                subnet.net.trunc()
+            ),
+            (None, None) => {
+                all.own.push(*cidr);
+                continue;
+            }
+        };
+        all.conflicts.push(Conflict {
+            node: own.to_string(),
+            cidr: *cidr,
+            message,
+        });
+    }
     // A node that has not reported any address yet is not in the way of anything: it will.
     let others = nodes
         .iter()

@@ -134,6 +134,58 @@ fn n7_a_range_that_cannot_be_routed_is_named_and_harms_no_other() {
 }
 
 #[test]
+fn n7_a_range_of_this_node_that_would_cut_its_network_off_is_named_and_not_taken() {
+    for (what, range, message) in [
+        (
+            "a part of our network",
+            "10.0.0.128/25",
+            Some("it is a part of 10.0.0.0/24, a network of this machine"),
+        ),
+        (
+            "our network",
+            "10.0.0.0/24",
+            Some("it contains the address 10.0.0.1 of node a"),
+        ),
+        (
+            "more than that",
+            "10.0.0.0/16",
+            Some("it contains the address 10.0.0.1 of node a"),
+        ),
+        (
+            "a node far away",
+            "10.9.0.0/24",
+            Some("it contains the address 10.9.0.3 of node c"),
+        ),
+        ("what nobody has", "10.244.0.0/24", None),
+    ] {
+        let nodes = cluster(&[
+            ("a", node(&["10.0.0.1"], &[range, "fd01::/64"])),
+            ("c", node(&["10.9.0.3"], &["10.245.0.0/24"])),
+        ]);
+        let all = routes("a", &nodes, &subnets());
+        let found = all.conflicts.first().map(|c| (&*c.node, &*c.message));
+        assert_eq!(found, message.map(|m| ("a", m)), "{what}");
+        let own = [range, "fd01::/64"].map(|net| net.parse::<IpNet>().unwrap());
+        assert_eq!(all.own, own[usize::from(message.is_some())..], "{what}");
+        assert_eq!(all.routes.len(), 1, "others are routed: {what}");
+    }
+    // What the bridge of another pod network has left: routes to pods are longer than its.
+    let bridge = [Subnet {
+        link: 3,
+        net: "10.244.0.1/24".parse().unwrap(),
+    }];
+    let all = routes("a", &cluster(&[own()]), &bridge);
+    assert!(all.conflicts.is_empty(), "{:?}", all.conflicts);
+}
+
+#[test]
+fn n7_a_node_without_addresses_is_waited_for_and_no_conflict() {
+    let nodes = cluster(&[own(), ("b", node(&[], &["10.244.1.0/24"]))]);
+    let all = routes("a", &nodes, &subnets());
+    assert!(all.routes.is_empty() && all.conflicts.is_empty(), "{all:?}");
+}
+
+#[test]
 fn n7_the_tunnel_takes_what_the_link_takes_less_its_headers() {
     assert_eq!(tunnel_mtu(1500, "10.0.0.1".parse().unwrap()), 1450);
     assert_eq!(tunnel_mtu(1500, "fd00::1".parse().unwrap()), 1430);

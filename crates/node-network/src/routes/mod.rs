@@ -56,7 +56,7 @@ pub struct Config {
 /// How far the kernel is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// This node has pod addresses, and the kernel had the routes to all nodes that were known then.
+    /// This node has pod addresses that are nobody else's, and the kernel had the routes to all nodes that were known then.
     pub is_ready: bool,
     /// The MTU of the link that other nodes are reached by, which pods get.
     pub mtu: u32,
@@ -293,7 +293,7 @@ impl State {
         let device = self.tunnel(own, underlay, mtu, &wanted, device).await?;
         self.routes(own, &wanted, device).await?;
         Ok(Some(Status {
-            is_ready: !own.pod_cidrs.is_empty(),
+            is_ready: !own.pod_cidrs.is_empty() && wanted.own == own.pod_cidrs,
             mtu,
             conflicts: wanted.conflicts,
         }))
@@ -348,7 +348,7 @@ impl State {
 
     async fn routes(&self, own: &Node, wanted: &Routes, device: Option<u32>) -> kernel::Result<()> {
         let mut there = self.kernel.routes(&self.config.cluster_cidrs).await?;
-        for cidr in &own.pod_cidrs {
+        for cidr in &wanted.own {
             if !there.remove(cidr).is_some_and(|have| have.is_unreachable) {
                 self.kernel.set_unreachable(*cidr).await?;
             }
