@@ -34,6 +34,13 @@ spec:
       readinessProbe: { httpGet: { path: /, port: 8080 }, periodSeconds: 1 }
 ---
 apiVersion: v1
+kind: Pod
+metadata: { name: client }
+spec:
+  terminationGracePeriodSeconds: 1
+  containers: [{ name: client, image: "localhost/knarr/busybox:1", command: ["sleep", "1000"] }]
+---
+apiVersion: v1
 kind: Service
 metadata: { name: web }
 spec:
@@ -125,15 +132,6 @@ fn in_vain(ns: &Namespace) -> Outcome {
     )?;
     has(&event, "nothing")?;
     // What one policy allows is allowed.
-    ns.run(&[
-        "run",
-        "client",
-        "--image=localhost/knarr/busybox:1",
-        "--restart=Never",
-        "--",
-        "sleep",
-        "1000",
-    ])?;
     running(ns, "client")?;
     let url = ["exec", "client", "--", "wget", "-T", "3", "-qO-", "http://web"];
     same(&ns.eventually_run(&url, |t| t == "web\n")?, "web\n")?;
