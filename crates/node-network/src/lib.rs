@@ -4,6 +4,7 @@
 
 pub mod catalog;
 pub mod dns;
+mod lease;
 pub mod own_node;
 pub mod pods;
 pub mod policy;

@@ -9,20 +9,21 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use knarr_api::k8s_openapi;
 use knarr_api::propagation::{CONFIG_MAP, Propagation, REVISION};
 use knarr_api::registry;
 use knarr_api::{Error, Object, ObjectKey};
 use knarr_client::informer::{self, Scope, Sink};
-use knarr_client::{Api, Clock, NETWORK_NAMESPACE, TypedApi};
+use knarr_client::{Api, Clock, NETWORK_NAMESPACE};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
 
 use crate::catalog::{Reached, Shared};
+use crate::lease;
 use crate::signal::Signal;
 
 /// Between two reports of one node …
@@ -165,50 +166,13 @@ impl Reporter {
     async fn report(&mut self, revision: u64) -> Result<(), Error> {
         let mut lease = match self.lease.take() {
             Some(lease) => lease,
-            None => match self.api.get_as::<Lease>(NETWORK_NAMESPACE, &self.node_name).await {
-                Ok(lease) => (*lease).clone(),
-                Err(error) if error.is_not_found() => self.new_lease().await?,
-                Err(error) => return Err(error),
-            },
+            None => lease::own(&*self.api, &self.node_name).await?,
         };
         let annotations = lease.metadata.annotations.get_or_insert_default();
         annotations.insert(REVISION.into(), revision.to_string());
         lease.spec.get_or_insert_default().renew_time = Some(MicroTime(self.clock.now()));
-        let written = match lease.metadata.resource_version {
-            None => self.api.create_as(lease).await?,
-            Some(_) => self.api.update_as(lease).await?,
-        };
-        self.lease = Some((*written).clone());
+        self.lease = Some(lease::write(&*self.api, lease).await?);
         Ok(())
-    }
-
-    /// It goes with its Node, as the kubelet's own Lease does.
-    async fn new_lease(&self) -> Result<Lease, Error> {
-        let scope = knarr_client::ListOptions {
-            field_selector: format!("metadata.name={}", self.node_name),
-            ..knarr_client::ListOptions::default()
-        };
-        let nodes = self.api.list(&registry::NODE, scope).await?;
-        let node = nodes.items.iter().find(|node| node.name() == self.node_name);
-        let node = node.ok_or_else(|| Error::not_found(registry::NODE.about(&self.node_name)))?;
-        Ok(Lease {
-            metadata: ObjectMeta {
-                namespace: Some(NETWORK_NAMESPACE.into()),
-                name: Some(self.node_name.clone()),
-                owner_references: Some(vec![OwnerReference {
-                    api_version: "v1".into(),
-                    kind: "Node".into(),
-                    name: self.node_name.clone(),
-                    uid: node.uid().to_string(),
-                    ..OwnerReference::default()
-                }]),
-                ..ObjectMeta::default()
-            },
-            spec: Some(LeaseSpec {
-                holder_identity: Some(self.node_name.clone()),
-                ..LeaseSpec::default()
-            }),
-        })
     }
 }
 
@@ -217,8 +181,8 @@ mod tests {
     use k8s_openapi::api::core::v1::Node;
     use k8s_openapi::api::discovery::v1::EndpointSlice;
     use k8s_openapi::jiff::Timestamp;
-    use knarr_client::TokioClock;
     use knarr_client::fake::FakeApi;
+    use knarr_client::{TokioClock, TypedApi};
     use serde_json::{Value, json};
 
     use super::*;
