@@ -8,7 +8,8 @@ use crate::config::{Config, LogFormat};
 
 /// Starts logging as configured. Colours only on a terminal.
 pub fn start(config: &Config) {
-    let filter = EnvFilter::new(&config.log);
+    // What boringtun has to say of nodes that do not answer names none of them.
+    let filter = EnvFilter::new(format!("boringtun=off,{}", config.log));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);

@@ -13,3 +13,4 @@ pub mod proxy;
 pub mod routes;
 pub mod signal;
 pub mod table;
+pub mod wireguard;

@@ -13,6 +13,7 @@ use knarr_api::{Object, k8s_openapi};
 use knarr_client::events::EventRecorder;
 use knarr_client::{Api, Clock, Store};
 use knarr_network::proxy;
+use knarr_network::routes::encryption;
 use knarr_node::kubelet::{Availability, NodeNetwork};
 use knarr_node::network::PodNetwork;
 use knarr_node::runtime::Runtime;
@@ -76,6 +77,11 @@ impl Names {
             cluster_cidrs: config.network.cluster_cidrs.nets().to_vec(),
             device: self.tunnel(),
             table: format!("knarr-routes{}", self.suffix),
+            wireguard_device: format!("knarr-wg{}", self.suffix),
+            encryption: config.network.encrypt_pod_traffic.then(|| routes::Encryption {
+                port: encryption::port(&config.network.instance),
+                key_file: self.directory.join("wireguard.key"),
+            }),
         }
     }
 
@@ -128,7 +134,7 @@ pub async fn start(
     let (mut router, mut availability) = (None, None);
     let mut policies = None;
     if config.network.has(Part::Network) {
-        let routes = Router::start(names.routes(config), api.clone())
+        let routes = Router::start(names.routes(config), api.clone(), clock.clone())
             .map_err(|e| Failure::new("cannot watch this machine's routes").because(e))?;
         let enforces = config.network.has(Part::Policy);
         let isolation = Arc::new(Isolation::default());

@@ -51,6 +51,18 @@ pub struct NetworkFlags {
     /// [default: none].
     #[arg(long, env = "KNARR_CNI_CONF_DIR", value_name = "DIR", global = true)]
     pub cni_conf_dir: Option<String>,
+    /// Whether pods' traffic to other nodes goes through WireGuard, true or false; the same on all nodes. Nothing is then
+    /// sent in the clear to the pods of a node that does not encrypt [default: false].
+    #[arg(
+        long,
+        env = "KNARR_ENCRYPT_POD_TRAFFIC",
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        global = true
+    )]
+    pub encrypt_pod_traffic: Option<String>,
 }
 
 /// A part of the network that can be left to others.
@@ -90,6 +102,7 @@ pub struct Network {
     disabled: BTreeSet<Part>,
     /// Another pod network's.
     pub cni_conf_dir: Option<PathBuf>,
+    pub encrypt_pod_traffic: bool,
     /// What the names of nftables tables and devices end with; empty for the default data directory. So several clusters
     /// can share a machine.
     pub instance: String,
@@ -139,6 +152,13 @@ impl Network {
                     false => Err("expected the path of a directory, such as /etc/cni/net.d".into()),
                 },
             ),
+            encrypt_pod_traffic: reader.get(
+                "encryptPodTraffic",
+                "--encrypt-pod-traffic",
+                &flags.encrypt_pod_traffic,
+                "false",
+                |text| text.parse().map_err(|_| "expected true or false".to_string()),
+            ),
             instance: instance(data_dir),
         }
     }
@@ -152,6 +172,11 @@ impl Network {
         }
         if let Err(of_flags) = self.node_ipam() {
             errors.extend(of_flags);
+        }
+        if self.encrypt_pod_traffic && !self.has(Part::Network) {
+            errors.push(
+                "encryptPodTraffic: another pod network is used, which would have to encrypt (disable, cniConfDir)".into(),
+            );
         }
         let has_v6 = |nets: &Cidrs| nets.nets().iter().any(|net| net.network().is_ipv6());
         if has_v6(service) && !has_v6(&self.cluster_cidrs) {
@@ -262,6 +287,9 @@ mod tests {
         // As in kube-controller-manager: nodes are given nothing of the Service range.
         let (within, _) = self::network("clusterCidr: 10.0.0.0/8\n");
         assert_eq!(within.check(), Vec::<String>::new());
+        assert!(!network.encrypt_pod_traffic);
+        let (encrypted, _) = self::network("encryptPodTraffic: true\n");
+        assert!(encrypted.encrypt_pod_traffic && encrypted.check().is_empty());
         let (foreign, _) = self::network("cniConfDir: /etc/cni/net.d\n");
         assert!(!foreign.has(Part::Network) && !foreign.has(Part::Policy) && foreign.has(Part::Proxy));
     }
@@ -285,6 +313,10 @@ mod tests {
                 "clusterCidr: '10.244.0.0/16,fd01::/40'\n",
                 "--node-cidr-mask-size-ipv6: 64",
             ),
+            (
+                "encryptPodTraffic: true\ndisable: network\n",
+                "encryptPodTraffic: another pod network",
+            ),
         ] {
             let (network, errors) = network(file);
             assert_eq!(errors, Vec::<String>::new());
@@ -298,6 +330,7 @@ mod tests {
             ),
             ("nodeIp: 10.0.0.1,10.0.0.2\n", "one of each IP family"),
             ("nodeCidrMaskSizeIpv4: 64\n", "from 8 to 30"),
+            ("encryptPodTraffic: maybe\n", "expected true or false"),
         ] {
             let (_, errors) = network(file);
             assert!(errors.iter().any(|e| e.contains(part)), "{file}: {errors:?}");

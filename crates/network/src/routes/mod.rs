@@ -5,13 +5,18 @@
 //! its first range of that family, which no pod has; a permanent neighbour entry says its MAC address and a forwarding
 //! entry the machine behind that: three messages for a node that joins or goes. MAC addresses follow from nodes' names, so
 //! that nothing has to be agreed upon.
+//!
+//! With [`encryption`] all ranges lead into WireGuard's device instead, or nowhere: nothing is sent in the clear to a node
+//! that has published no key.
 
+pub mod encryption;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use encryption::{Peer, PublicKey, Published};
 use ipnet::IpNet;
 
 /// The VXLAN network identifier; the port is IANA's.
@@ -44,6 +49,10 @@ pub enum Hop {
     Direct { via: IpAddr, link: u32 },
     /// The node's end of the tunnel.
     Tunnel { gateway: IpAddr },
+    /// WireGuard's device.
+    Encrypted,
+    /// Nowhere: senders get an error.
+    Unreachable,
 }
 
 /// The node behind an address of the tunnel.
@@ -69,6 +78,8 @@ pub struct Routes {
     pub tunnels: BTreeMap<IpAddr, Tunnel>,
     /// This node's ranges, those of [`Routes::conflicts`] left out.
     pub own: Vec<IpNet>,
+    /// Those of [`Hop::Encrypted`].
+    pub peers: BTreeMap<PublicKey, Peer>,
     pub conflicts: Vec<Conflict>,
 }
 
@@ -107,7 +118,15 @@ fn overlap(a: &IpNet, b: &IpNet) -> bool {
 /// Of ranges that overlap the first node's, in the order of names, is routed: a second one would send its pods' packets
 /// elsewhere. Nor is a range that holds a node's address, or one of this machine's networks. This node's own ranges are pods'
 /// unless they hold a node's address or are a part of one of this machine's networks, which would be cut off.
-pub fn routes(own: &str, nodes: &BTreeMap<String, Node>, subnets: &[Subnet]) -> Routes {
+///
+/// `keys` is what nodes have published, where traffic is encrypted. A key that two nodes publish is that of the first one,
+/// and this node's own is no other's.
+pub fn routes(
+    own: &str,
+    nodes: &BTreeMap<String, Node>,
+    subnets: &[Subnet],
+    keys: Option<&BTreeMap<String, Published>>,
+) -> Routes {
     let mut all = Routes::default();
     let of_own = nodes.get(own).cloned().unwrap_or_default();
     let Some(underlay) = of_own.addresses.first() else {
@@ -151,6 +170,16 @@ pub fn routes(own: &str, nodes: &BTreeMap<String, Node>, subnets: &[Subnet]) -> 
     for (name, node) in others {
         let is_of_underlay = |address: &&IpAddr| address.is_ipv6() == underlay.is_ipv6();
         let remote = node.addresses.iter().find(is_of_underlay);
+        let encryption = keys.map(|keys| {
+            let published = keys.get(name).ok_or("the node has published no key")?;
+            let is_others = |(other, theirs): (&String, &Published)| {
+                theirs.key == published.key && (other == own || (other < name && nodes.contains_key(other)))
+            };
+            match keys.iter().any(is_others) {
+                true => Err("the node has published the key of another"),
+                false => Ok(published),
+            }
+        });
         for cidr in &node.pod_cidrs {
             let conflict = |message: String| Conflict {
                 node: name.clone(),
@@ -176,8 +205,27 @@ pub fn routes(own: &str, nodes: &BTreeMap<String, Node>, subnets: &[Subnet]) -> 
                 continue;
             }
             taken.push((name, *cidr));
+            match (encryption, remote) {
+                (Some(Ok(published)), Some(remote)) => {
+                    let peer = all.peers.entry(published.key).or_insert_with(|| Peer {
+                        endpoint: SocketAddr::new(*remote, published.port),
+                        allowed: Vec::new(),
+                    });
+                    peer.allowed.push(*cidr);
+                    all.routes.insert(*cidr, Hop::Encrypted);
+                    continue;
+                }
+                (Some(Err(reason)), _) => {
+                    all.conflicts.push(conflict(reason.into()));
+                    all.routes.insert(*cidr, Hop::Unreachable);
+                    continue;
+                }
+                // Without encryption, or without an address.
+                (None, _) | (Some(Ok(_)), None) => {}
+            }
             let of_family = |a: &&IpAddr| a.is_ipv6() == cidr.network().is_ipv6();
-            let direct = node.addresses.iter().filter(of_family).find_map(|via| {
+            let in_clear = node.addresses.iter().filter(|_| encryption.is_none());
+            let direct = in_clear.filter(of_family).find_map(|via| {
                 let subnet = subnets.iter().find(|s| s.net.contains(via))?;
                 Some(Hop::Direct {
                     via: *via,
@@ -199,7 +247,10 @@ pub fn routes(own: &str, nodes: &BTreeMap<String, Node>, subnets: &[Subnet]) -> 
                     let family = if underlay.is_ipv6() { "IPv6" } else { "IPv4" };
                     all.conflicts
                         .push(conflict(format!("the node has no {family} address")));
-                    continue;
+                    if encryption.is_none() {
+                        continue;
+                    }
+                    Hop::Unreachable
                 }
             };
             all.routes.insert(*cidr, hop);

@@ -44,7 +44,7 @@ fn n7_nodes_on_a_network_of_ours_are_routed_and_others_tunnelled() {
         ),
         ("c", node(&["10.9.0.3"], &["10.244.2.0/24", "fd01:0:0:2::/64"])),
     ]);
-    let all = routes("a", &nodes, &subnets());
+    let all = routes("a", &nodes, &subnets(), None);
     let hop = |cidr: &str| all.routes[&cidr.parse::<IpNet>().unwrap()];
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
     assert_eq!(
@@ -115,7 +115,7 @@ fn n7_a_range_that_cannot_be_routed_is_named_and_harms_no_other() {
             ("c", node(&["10.0.0.3"], &[cidr, "10.244.9.0/24"])),
             ("z", node(&["10.7.0.9"], &[])),
         ]);
-        let all = routes("a", &nodes, &subnets());
+        let all = routes("a", &nodes, &subnets(), None);
         assert_eq!(all.conflicts.len(), 1, "{what}");
         assert_eq!(
             (&*all.conflicts[0].node, &*all.conflicts[0].message),
@@ -125,10 +125,10 @@ fn n7_a_range_that_cannot_be_routed_is_named_and_harms_no_other() {
         assert_eq!(all.routes.len(), 2, "{what}");
     }
     let without = cluster(&[own(), ("v6", node(&["fd99::1"], &["10.244.3.0/24"]))]);
-    let all = routes("a", &without, &subnets());
+    let all = routes("a", &without, &subnets(), None);
     assert_eq!(all.conflicts[0].message, "the node has no IPv4 address");
     assert!(
-        routes("nobody", &without, &subnets()).routes.is_empty(),
+        routes("nobody", &without, &subnets(), None).routes.is_empty(),
         "before this node is known"
     );
 }
@@ -162,7 +162,7 @@ fn n7_a_range_of_this_node_that_would_cut_its_network_off_is_named_and_not_taken
             ("a", node(&["10.0.0.1"], &[range, "fd01::/64"])),
             ("c", node(&["10.9.0.3"], &["10.245.0.0/24"])),
         ]);
-        let all = routes("a", &nodes, &subnets());
+        let all = routes("a", &nodes, &subnets(), None);
         let found = all.conflicts.first().map(|c| (&*c.node, &*c.message));
         assert_eq!(found, message.map(|m| ("a", m)), "{what}");
         let own = [range, "fd01::/64"].map(|net| net.parse::<IpNet>().unwrap());
@@ -174,14 +174,14 @@ fn n7_a_range_of_this_node_that_would_cut_its_network_off_is_named_and_not_taken
         link: 3,
         net: "10.244.0.1/24".parse().unwrap(),
     }];
-    let all = routes("a", &cluster(&[own()]), &bridge);
+    let all = routes("a", &cluster(&[own()]), &bridge, None);
     assert!(all.conflicts.is_empty(), "{:?}", all.conflicts);
 }
 
 #[test]
 fn n7_a_node_without_addresses_is_waited_for_and_no_conflict() {
     let nodes = cluster(&[own(), ("b", node(&[], &["10.244.1.0/24"]))]);
-    let all = routes("a", &nodes, &subnets());
+    let all = routes("a", &nodes, &subnets(), None);
     assert!(all.routes.is_empty() && all.conflicts.is_empty(), "{all:?}");
 }
 
@@ -195,6 +195,120 @@ fn n7_the_tunnel_takes_what_the_link_takes_less_its_headers() {
         "locally administered, of one machine"
     );
     assert_ne!(mac("node1"), mac("node2"));
+}
+
+fn published(seed: u8) -> Published {
+    Published {
+        key: PublicKey([seed; 32]),
+        port: 51820,
+    }
+}
+
+fn keys(nodes: &[(&str, u8)]) -> BTreeMap<String, Published> {
+    let of = |(name, seed): &(&str, u8)| (name.to_string(), published(*seed));
+    nodes.iter().map(of).collect()
+}
+
+#[test]
+fn n7_encrypted_ranges_lead_to_their_own_node_and_to_no_other() {
+    let nodes = cluster(&[
+        own(),
+        (
+            "b",
+            node(&["10.0.0.2", "fd00::2"], &["10.244.1.0/24", "fd01:0:0:1::/64"]),
+        ),
+        ("c", node(&["10.9.0.3"], &["10.244.2.0/24", "10.244.1.0/25"])),
+    ]);
+    let all = routes(
+        "a",
+        &nodes,
+        &subnets(),
+        Some(&keys(&[("a", 1), ("b", 2), ("c", 3)])),
+    );
+    assert!(all.tunnels.is_empty());
+    assert_eq!(all.routes.len(), 3);
+    assert!(all.routes.values().all(|hop| *hop == Hop::Encrypted));
+    let peer = |seed| all.peers[&PublicKey([seed; 32])].clone();
+    assert_eq!(peer(2).endpoint, "10.0.0.2:51820".parse().unwrap());
+    assert_eq!(
+        peer(2).allowed,
+        [
+            "10.244.1.0/24".parse().unwrap(),
+            "fd01:0:0:1::/64".parse().unwrap()
+        ]
+    );
+    // What it claims of another's is not its own.
+    assert_eq!(peer(3).allowed, ["10.244.2.0/24".parse().unwrap()]);
+    assert_eq!(all.conflicts[0].message, "it overlaps 10.244.1.0/24 of node b");
+}
+
+#[test]
+fn n7_nothing_is_sent_in_the_clear_where_encryption_is_asked_for() {
+    let cidr = "10.244.1.0/24";
+    for (what, address, known, message) in [
+        (
+            "no key",
+            "10.0.0.2",
+            keys(&[("a", 1)]),
+            "the node has published no key",
+        ),
+        (
+            "the key of this node",
+            "10.0.0.2",
+            keys(&[("a", 1), ("b", 1)]),
+            "the node has published the key of another",
+        ),
+        (
+            "no address",
+            "fd77::2",
+            keys(&[("a", 1), ("b", 2)]),
+            "the node has no IPv4 address",
+        ),
+    ] {
+        let nodes = cluster(&[own(), ("b", node(&[address], &[cidr]))]);
+        let all = routes("a", &nodes, &subnets(), Some(&known));
+        assert_eq!(all.routes[&cidr.parse().unwrap()], Hop::Unreachable, "{what}");
+        assert_eq!(all.conflicts[0].message, message, "{what}");
+        assert!(all.peers.is_empty() && all.tunnels.is_empty(), "{what}");
+    }
+    // The key of a node is not taken by one that comes later in the order of names.
+    let nodes = cluster(&[
+        own(),
+        ("b", node(&["10.0.0.2"], &[cidr])),
+        ("c", node(&["10.0.0.3"], &["10.244.2.0/24"])),
+    ]);
+    let all = routes("a", &nodes, &subnets(), Some(&keys(&[("b", 2), ("c", 2)])));
+    assert_eq!(all.peers.len(), 1);
+    assert_eq!(all.peers[&PublicKey([2; 32])].allowed, [cidr.parse().unwrap()]);
+    assert_eq!(all.conflicts[0].node, "c");
+}
+
+#[test]
+fn n7_a_key_is_read_as_it_was_published_and_nothing_else_is_one() {
+    let own = Published {
+        key: PublicKey([7; 32]),
+        port: 51999,
+    };
+    let mut annotations = BTreeMap::from([("other".to_string(), "stays".to_string())]);
+    assert!(Published::write(Some(&own), &mut annotations));
+    assert!(!Published::write(Some(&own), &mut annotations), "it is there");
+    assert_eq!(Published::of(&annotations), Some(own));
+    for (name, value) in [
+        (encryption::KEY, "AAAA"),
+        (encryption::KEY, "not base64"),
+        (encryption::PORT, "0"),
+        (encryption::PORT, "70000"),
+    ] {
+        let mut wrong = annotations.clone();
+        wrong.insert(name.into(), value.into());
+        assert_eq!(Published::of(&wrong), None, "{name}: {value}");
+    }
+    assert!(Published::write(None, &mut annotations));
+    assert_eq!((Published::of(&annotations), annotations.len()), (None, 1));
+    assert_eq!(encryption::port(""), 51820);
+    assert!(encryption::port("ffff") > 51820 && encryption::port("0000") > 51820);
+    assert_eq!(encryption::mtu(1500, "10.0.0.1".parse().unwrap()), 1440);
+    assert_eq!(encryption::mtu(1500, "fd00::1".parse().unwrap()), 1420);
 }
 
 proptest! {
@@ -219,7 +333,7 @@ proptest! {
                 pod_cidrs: cidrs.collect(),
             });
         }
-        let found = routes("a", &all, &subnets());
+        let found = routes("a", &all, &subnets(), None);
         let cidrs: Vec<&IpNet> = found.routes.keys().collect();
         for (i, a) in cidrs.iter().enumerate() {
             prop_assert!(!overlap(a, &"10.244.0.0/24".parse().unwrap()));

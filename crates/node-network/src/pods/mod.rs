@@ -37,6 +37,7 @@ mod table;
 
 pub use addresses::{Addresses, Exhausted};
 pub use host_ports::Error as HostPortError;
+pub(crate) use kernel::links::GROUP;
 pub use kernel::netlink::Error as NetlinkError;
 pub use kernel::sysctl::Error as SysctlError;
 pub use reconcile::Sandbox;

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use knarr_network::routes::{Hop, PORT, Subnet, Tunnel, VNI};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::AddressAttribute;
-use netlink_packet_route::link::LinkAttribute;
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo};
 use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType};
 use rtnetlink::{Handle, LinkUnspec, LinkVxlan, RouteMessageBuilder};
@@ -29,13 +29,15 @@ pub struct Have {
 }
 
 impl Have {
-    /// Whether it leads where it should. `tunnel` is the tunnel's device.
+    /// Whether it leads where it should. `tunnel` is the device of the tunnel, VXLAN's or WireGuard's.
     pub fn is(&self, hop: Hop, tunnel: Option<u32>) -> bool {
-        !self.is_unreachable
-            && match hop {
-                Hop::Direct { via, link } => self.via == Some(via) && self.link == Some(link),
-                Hop::Tunnel { gateway } => self.via == Some(gateway) && self.link == tunnel,
-            }
+        let leads = |via, link| !self.is_unreachable && self.via == via && self.link == link;
+        match hop {
+            Hop::Direct { via, link } => leads(Some(via), Some(link)),
+            Hop::Tunnel { gateway } => leads(Some(gateway), tunnel),
+            Hop::Encrypted => leads(None, tunnel),
+            Hop::Unreachable => self.is_unreachable,
+        }
     }
 }
 
@@ -111,16 +113,19 @@ impl Kernel {
         source: Option<IpAddr>,
     ) -> Result<()> {
         let (via, link) = match hop {
-            Hop::Direct { via, link } => (via, Some(link)),
-            Hop::Tunnel { gateway } => (gateway, tunnel),
+            Hop::Direct { via, link } => (Some(via), Some(link)),
+            Hop::Tunnel { gateway } => (Some(gateway), tunnel),
+            Hop::Encrypted => (None, tunnel),
+            Hop::Unreachable => return self.set_unreachable(destination).await,
         };
         let invalid = |_| rtnetlink::Error::InvalidNla(format!("route to {destination}"));
         let mut route = RouteMessageBuilder::<IpAddr>::new()
             .destination_prefix(destination.addr(), destination.prefix_len())
             .map_err(invalid)?
-            .gateway(via)
-            .map_err(invalid)?
             .protocol(PROTOCOL);
+        if let Some(via) = via {
+            route = route.gateway(via).map_err(invalid)?;
+        }
         if let Some(source) = source {
             route = route.pref_source(source).map_err(invalid)?;
         }
@@ -195,6 +200,27 @@ impl Kernel {
         }))
     }
 
+    /// What kind of link has this name; `None` if there is none, `Other` for one that says no kind.
+    pub async fn kind(&self, name: &str) -> Result<Option<InfoKind>> {
+        let mut links = self.0.link().get().match_name(name.to_string()).execute();
+        let found = match links.try_next().await {
+            Ok(found) => found,
+            Err(error) if is_no_device(&error) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(found.map(|link| {
+            let info = link.attributes.into_iter().find_map(|attribute| match attribute {
+                LinkAttribute::LinkInfo(info) => Some(info),
+                _ => None,
+            });
+            let kind = info.into_iter().flatten().find_map(|info| match info {
+                LinkInfo::Kind(kind) => Some(kind),
+                _ => None,
+            });
+            kind.unwrap_or(InfoKind::Other(String::new()))
+        }))
+    }
+
     /// The MTU of a link, by its index.
     pub async fn mtu(&self, index: u32) -> Result<Option<u32>> {
         let mut links = self.0.link().get().match_index(index).execute();
@@ -242,14 +268,31 @@ impl Kernel {
                 )?
             }
         };
-        for gateway in &device.gateways {
-            let prefix = if gateway.is_ipv4() { 32 } else { 128 };
-            let add = self.0.address().add(index, *gateway, prefix);
+        self.set_up(index, &device.gateways).await?;
+        Ok(index)
+    }
+
+    /// Gives a link that is there this MTU and these addresses, and sets it up; its index.
+    pub async fn set_link(&self, name: &str, mtu: u32, addresses: &[IpAddr]) -> Result<u32> {
+        let Some((index, current, _)) = self.link(name).await? else {
+            return Err(rtnetlink::Error::InvalidNla(format!("no link {name}")));
+        };
+        if current != mtu {
+            let change = LinkUnspec::new_with_index(index).mtu(mtu).build();
+            self.0.link().set(change).execute().await?;
+        }
+        self.set_up(index, addresses).await?;
+        Ok(index)
+    }
+
+    async fn set_up(&self, index: u32, addresses: &[IpAddr]) -> Result<()> {
+        for address in addresses {
+            let prefix = if address.is_ipv4() { 32 } else { 128 };
+            let add = self.0.address().add(index, *address, prefix);
             there(add.execute().await)?;
         }
         let up = LinkUnspec::new_with_index(index).up().build();
-        self.0.link().set(up).execute().await?;
-        Ok(index)
+        self.0.link().set(up).execute().await
     }
 
     pub async fn remove_device(&self, name: &str) -> Result<()> {
@@ -347,7 +390,7 @@ fn addresses_of(entry: &NeighbourMessage) -> (Option<IpAddr>, Option<Vec<u8>>) {
     (destination, mac)
 }
 
-fn errno(error: &rtnetlink::Error) -> Option<i32> {
+pub(crate) fn errno(error: &rtnetlink::Error) -> Option<i32> {
     match error {
         rtnetlink::Error::NetlinkError(message) => Some(-message.raw_code()),
         _ => None,

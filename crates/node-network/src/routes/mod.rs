@@ -2,12 +2,18 @@
 //!
 //! Nodes are watched, and so are this machine's addresses and our own routes. After each change what is there is compared
 //! with what [`knarr_network::routes`] wants, and only the difference is changed: a restart changes nothing. Routes are ours
-//! by their protocol number, the tunnel's device by its name; nothing else is touched.
+//! by their protocol number, the tunnels' devices by their names; nothing else is touched.
+//!
+//! With encryption this node publishes its key in its Lease, and other nodes' Leases are watched for theirs. The rules that
+//! drop pods' packets in the clear come before the routes that need them, and go before the routes that are in the clear.
 
-mod kernel;
+pub(crate) mod kernel;
+mod keys;
+mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,9 +23,10 @@ use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Object, ObjectKey};
-use knarr_client::Api;
 use knarr_client::informer::{self, Scope, Sink};
-use knarr_network::routes::{Conflict, Node, Routes, Subnet, gateway, mac, routes, tunnel_mtu};
+use knarr_client::{Api, Clock, NETWORK_NAMESPACE};
+use knarr_network::routes::encryption::{self, Published};
+use knarr_network::routes::{Conflict, Hop, Node, Routes, Subnet, gateway, mac, routes, tunnel_mtu};
 use netlink_packet_core::NetlinkPayload;
 use netlink_packet_route::RouteNetlinkMessage;
 use parking_lot::Mutex;
@@ -30,7 +37,10 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::signal::Signal;
+use crate::wireguard::{self, PrivateKey, Wireguard};
 use kernel::{Device, Kernel};
+use keys::Keys;
+use table::Guard;
 
 /// Changes that come together are carried out together.
 const GATHER: Duration = Duration::from_millis(20);
@@ -49,16 +59,44 @@ pub struct Config {
     pub device: String,
     /// Routes to other ranges, of our protocol or not, are another cluster's.
     pub cluster_cidrs: Vec<IpNet>,
-    /// The table with the rule that keeps TCP segments within the tunnel.
+    /// The table with the rules that keep TCP segments within the tunnel, and pods' packets out of the clear.
     pub table: String,
+    /// The name of WireGuard's device, 15 bytes at the most, also where it is not used (any more).
+    pub wireguard_device: String,
+    /// Pods' traffic to other nodes is encrypted.
+    pub encryption: Option<Encryption>,
 }
+
+/// This node's end of WireGuard.
+#[derive(Clone, Debug)]
+pub struct Encryption {
+    /// Of UDP; see [`encryption::port`].
+    pub port: u16,
+    /// The private key, made if there is none.
+    pub key_file: PathBuf,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the kernel does not take a link or route: {0}")]
+    Kernel(#[from] rtnetlink::Error),
+    #[error("the table of routes: {0}")]
+    Table(#[source] std::io::Error),
+    #[error("the private key in {path}: {source}")]
+    Key { path: PathBuf, source: std::io::Error },
+    #[error("{0}")]
+    Wireguard(#[from] wireguard::Error),
+}
+
+type Result<T> = std::result::Result<T, Error>;
 
 /// How far the kernel is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// This node has pod addresses that are nobody else's, and the kernel had the routes to all nodes that were known then.
+    /// With encryption: and other nodes can know the key.
     pub is_ready: bool,
-    /// The MTU of the link that other nodes are reached by, which pods get.
+    /// The MTU of the link that other nodes are reached by, which pods get; with encryption that of WireGuard.
     pub mtu: u32,
     pub conflicts: Vec<Conflict>,
 }
@@ -70,8 +108,8 @@ pub struct Router {
 }
 
 impl Router {
-    /// Begins to watch Nodes.
-    pub fn start(config: Config, api: Arc<dyn Api>) -> std::io::Result<Self> {
+    /// Begins to watch Nodes, and their keys where traffic is encrypted.
+    pub fn start(config: Config, api: Arc<dyn Api>, clock: Arc<dyn Clock>) -> std::io::Result<Self> {
         let nodes = Arc::new(Nodes::default());
         let status = Arc::new(Signal::new(Status::default()));
         let groups = [
@@ -86,55 +124,45 @@ impl Router {
         let mut tasks = JoinSet::new();
         tasks.spawn(connection);
         tasks.spawn(own);
-        let heard = nodes.clone();
+        let heard = nodes.changed.clone();
         tasks.spawn(async move {
             while let Some((message, _)) = messages.next().await {
                 if let NetlinkPayload::InnerMessage(message) = message.payload
                     && concerns(&message)
                 {
-                    heard.changed.notify_one();
+                    heard.notify_one();
                 }
             }
         });
         let scope = Scope::default();
-        tasks.spawn(informer::run(api, registry::NODE.clone(), scope, nodes.clone()));
-        let kernel = Kernel(handle);
-        let reported = status.clone();
-        tasks.spawn(async move {
-            let mut router = State {
-                config,
-                kernel,
-                clamped: false,
+        tasks.spawn(informer::run(
+            api.clone(),
+            registry::NODE.clone(),
+            scope,
+            nodes.clone(),
+        ));
+        let keys = Arc::new(Keys::new(nodes.changed.clone()));
+        if config.encryption.is_some() {
+            let scope = Scope {
+                namespace: NETWORK_NAMESPACE.into(),
+                ..Scope::default()
             };
-            loop {
-                let pause = match router.reconcile(&nodes).await {
-                    Ok(Some(new)) => {
-                        let old = reported.get();
-                        if old != new {
-                            let added = new.conflicts.iter().filter(|c| !old.conflicts.contains(c));
-                            for conflict in added {
-                                warn!(
-                                    node = conflict.node,
-                                    cidr = %conflict.cidr,
-                                    "pods of this node are not routed: {}",
-                                    conflict.message
-                                );
-                            }
-                            reported.set(new);
-                        }
-                        RESYNC
-                    }
-                    Ok(None) => RESYNC,
-                    Err(error) => {
-                        warn!(%error, "cannot set the routes to other nodes yet");
-                        RETRY
-                    }
-                };
-                // Too late is as good as a change.
-                let _ = timeout(pause, nodes.changed.notified()).await;
-                sleep(GATHER).await;
-            }
-        });
+            tasks.spawn(informer::run(
+                api.clone(),
+                registry::LEASE.clone(),
+                scope,
+                keys.clone(),
+            ));
+        }
+        let state = State {
+            publisher: keys::Publisher::new(api, &config.node_name),
+            config,
+            clock,
+            kernel: Kernel(handle),
+            wireguard: Wireguard::default(),
+            written: None,
+        };
+        tasks.spawn(state.run(nodes, keys, status.clone()));
         Ok(Router {
             status,
             _tasks: tasks,
@@ -172,16 +200,14 @@ pub async fn remove_all(config: &Config) -> std::io::Result<()> {
         for (_, have) in kernel.routes(&config.cluster_cidrs).await? {
             kernel.remove_route(have).await?;
         }
+        kernel.remove_device(&config.wireguard_device).await?;
         kernel.remove_device(&config.device).await
     };
     let removed = removed.await;
     connection.abort();
     removed.map_err(other)?;
-    let table = config.table.clone();
-    let delete = tokio::task::spawn_blocking(move || {
-        let script = format!("add table inet {table}\ndelete table inet {table}\n");
-        knarr_nftables::script::run(&script)
-    });
+    let script = table::script(&config.table, &table::Settings::default());
+    let delete = tokio::task::spawn_blocking(move || knarr_nftables::script::run(&script));
     delete.await.map_err(other)?.map_err(other)
 }
 
@@ -201,7 +227,7 @@ fn concerns(message: &RouteNetlinkMessage) -> bool {
 struct Nodes {
     all: Mutex<BTreeMap<String, Node>>,
     synced: Signal<bool>,
-    changed: Notify,
+    changed: Arc<Notify>,
 }
 
 /// A Node, as far as routes need it.
@@ -260,15 +286,51 @@ impl Sink for Nodes {
 
 struct State {
     config: Config,
+    clock: Arc<dyn Clock>,
     kernel: Kernel,
-    /// The rule for TCP segments is there.
-    clamped: bool,
+    wireguard: Wireguard,
+    publisher: keys::Publisher,
+    /// What nft was last given for our table.
+    written: Option<String>,
 }
 
 impl State {
+    async fn run(mut self, nodes: Arc<Nodes>, keys: Arc<Keys>, status: Arc<Signal<Status>>) {
+        loop {
+            let pause = match self.reconcile(&nodes, &keys).await {
+                Ok(Some(new)) => {
+                    let before = status.get();
+                    for conflict in new.conflicts.iter().filter(|c| !before.conflicts.contains(c)) {
+                        warn!(
+                            node = conflict.node,
+                            cidr = %conflict.cidr,
+                            "pods of this node are not routed: {}",
+                            conflict.message
+                        );
+                    }
+                    if before != new {
+                        status.set(new);
+                    }
+                    match self.publisher.is_done() {
+                        true => RESYNC,
+                        false => RETRY,
+                    }
+                }
+                Ok(None) => RESYNC,
+                Err(error) => {
+                    warn!(%error, "cannot set the routes to other nodes yet");
+                    RETRY
+                }
+            };
+            // Too late is as good as a change.
+            let _ = timeout(pause, nodes.changed.notified()).await;
+            sleep(GATHER).await;
+        }
+    }
+
     /// Brings the kernel to what is wanted; `None` before this node is known.
-    async fn reconcile(&mut self, nodes: &Nodes) -> kernel::Result<Option<Status>> {
-        if !nodes.synced.get() {
+    async fn reconcile(&mut self, nodes: &Nodes, keys: &Keys) -> Result<Option<Status>> {
+        if !nodes.synced.get() || (self.config.encryption.is_some() && !keys.is_synced()) {
             return Ok(None);
         }
         let all = nodes.all.lock().clone();
@@ -278,28 +340,89 @@ impl State {
         let Some(underlay) = own.addresses.first().copied() else {
             return Ok(None);
         };
+        let key = self.key().await?;
+        let published = match (&key, &self.config.encryption) {
+            (Some(key), Some(end)) => Some(Published {
+                key: key.public(),
+                port: end.port,
+            }),
+            _ => None,
+        };
+        self.publisher
+            .set(published, keys.of(&self.config.node_name))
+            .await;
+        let known = published.map(|_| keys.all());
         let device = self
             .kernel
             .link(&self.config.device)
             .await?
             .map(|(index, ..)| index);
         let subnets = self.kernel.subnets(device).await?;
-        let wanted = routes(&self.config.node_name, &all, &subnets);
+        let wanted = routes(&self.config.node_name, &all, &subnets, known.as_ref());
         let link = subnets.iter().find(|s| s.net.addr() == underlay).map(|s| s.link);
         let mtu = match link {
             Some(link) => self.kernel.mtu(link).await?.unwrap_or(DEFAULT_MTU),
             None => DEFAULT_MTU,
         };
-        let device = self.tunnel(own, underlay, mtu, &wanted, device).await?;
+        self.table(&all, &subnets, &wanted, key.is_some()).await?;
+        let vxlan = self.tunnel(own, underlay, mtu, &wanted, device).await?;
+        let (mtu, device) = match &key {
+            Some(key) => {
+                let mtu = encryption::mtu(mtu, underlay);
+                (mtu, Some(self.encrypt(underlay, mtu, &wanted, key).await?))
+            }
+            None => (mtu, vxlan),
+        };
         self.routes(own, &wanted, device).await?;
+        if key.is_none() {
+            self.wireguard.end();
+            self.kernel.remove_device(&self.config.wireguard_device).await?;
+        }
+        let is_known = published.is_none_or(|own| keys.of(&self.config.node_name) == Some(own));
         Ok(Some(Status {
-            is_ready: !own.pod_cidrs.is_empty() && wanted.own == own.pod_cidrs,
+            is_ready: !own.pod_cidrs.is_empty() && wanted.own == own.pod_cidrs && is_known,
             mtu,
             conflicts: wanted.conflicts,
         }))
     }
 
-    /// The tunnel and those behind it, while there is any; its device.
+    /// This node's private key, where it has one.
+    async fn key(&self) -> Result<Option<PrivateKey>> {
+        let Some(end) = &self.config.encryption else {
+            return Ok(None);
+        };
+        let (path, now) = (end.key_file.clone(), self.clock.now());
+        let read = tokio::task::spawn_blocking(move || PrivateKey::read_or_make(&path, now)).await;
+        let key = read.map_err(std::io::Error::other).flatten();
+        key.map(Some).map_err(|source| Error::Key {
+            path: end.key_file.clone(),
+            source,
+        })
+    }
+
+    /// WireGuard's device with all nodes that are behind it; its index.
+    async fn encrypt(
+        &mut self,
+        underlay: IpAddr,
+        mtu: u32,
+        wanted: &Routes,
+        key: &PrivateKey,
+    ) -> Result<u32> {
+        let port = self.config.encryption.as_ref().map_or(0, |end| end.port);
+        let settings = wireguard::Settings {
+            device: &self.config.wireguard_device,
+            key,
+            port,
+            underlay,
+            peers: &wanted.peers,
+        };
+        self.wireguard.set(&self.kernel, settings).await?;
+        let gateways: Vec<IpAddr> = wanted.own.iter().map(gateway).collect();
+        let device = &self.config.wireguard_device;
+        Ok(self.kernel.set_link(device, mtu, &gateways).await?)
+    }
+
+    /// The VXLAN tunnel and those behind it, while there is any; its device.
     async fn tunnel(
         &mut self,
         own: &Node,
@@ -307,7 +430,7 @@ impl State {
         mtu: u32,
         wanted: &Routes,
         device: Option<u32>,
-    ) -> kernel::Result<Option<u32>> {
+    ) -> Result<Option<u32>> {
         if wanted.tunnels.is_empty() {
             // Routes that go away with it are those of nodes that have gone, or are reached without it now.
             if device.is_some() {
@@ -325,9 +448,6 @@ impl State {
                 gateways: own.pod_cidrs.iter().map(gateway).collect(),
             })
             .await?;
-        if !self.clamped {
-            self.clamp().await;
-        }
         let (neighbours, machines) = self.kernel.tunnels(index).await?;
         for (address, tunnel) in &wanted.tunnels {
             let is_there = neighbours.get(address).is_some_and(|mac| *mac == tunnel.mac)
@@ -346,7 +466,7 @@ impl State {
         Ok(Some(index))
     }
 
-    async fn routes(&self, own: &Node, wanted: &Routes, device: Option<u32>) -> kernel::Result<()> {
+    async fn routes(&self, own: &Node, wanted: &Routes, device: Option<u32>) -> Result<()> {
         let mut there = self.kernel.routes(&self.config.cluster_cidrs).await?;
         for cidr in &wanted.own {
             if !there.remove(cidr).is_some_and(|have| have.is_unreachable) {
@@ -354,19 +474,17 @@ impl State {
             }
         }
         for (destination, hop) in &wanted.routes {
-            if there
-                .remove(destination)
-                .is_some_and(|have| have.is(*hop, device))
-            {
-                continue;
+            match there.remove(destination) {
+                Some(have) if have.is(*hop, device) => continue,
+                // The gateway is an address of the range: while that leads to another device, the kernel rejects it.
+                Some(have) if matches!(hop, Hop::Tunnel { .. }) => self.kernel.remove_route(have).await?,
+                _ => {}
             }
             let is_v6 = destination.network().is_ipv6();
-            let gateways = own.pod_cidrs.iter().map(gateway);
+            let mut gateways = wanted.own.iter().map(gateway);
             let source = match hop {
-                knarr_network::routes::Hop::Tunnel { .. } => {
-                    gateways.into_iter().find(|gateway| gateway.is_ipv6() == is_v6)
-                }
-                knarr_network::routes::Hop::Direct { .. } => None,
+                Hop::Tunnel { .. } | Hop::Encrypted => gateways.find(|gateway| gateway.is_ipv6() == is_v6),
+                Hop::Direct { .. } | Hop::Unreachable => None,
             };
             self.kernel.set_route(*destination, *hop, device, source).await?;
             info!(%destination, ?hop, "routed");
@@ -378,21 +496,52 @@ impl State {
         Ok(())
     }
 
-    /// TCP connections through the tunnel agree on segments that it takes, so that none depends on path MTU discovery.
-    async fn clamp(&mut self) {
-        let (table, device) = (&self.config.table, &self.config.device);
-        let script = format!(
-            "add table inet {table}
-add chain inet {table} forward {{ type filter hook forward priority mangle; }}
-flush chain inet {table} forward
-add rule inet {table} forward oifname \"{device}\" tcp flags syn tcp option maxseg size set rt mtu
-"
-        );
-        let set = tokio::task::spawn_blocking(move || knarr_nftables::script::run(&script)).await;
-        match set {
-            Ok(Ok(())) => self.clamped = true,
-            Ok(Err(error)) => warn!(%error, "TCP segments are not kept within the tunnel's MTU"),
+    /// The rules that go with these routes. TCP connections through a tunnel agree on segments that it takes, so that none
+    /// depends on path MTU discovery.
+    async fn table(
+        &mut self,
+        nodes: &BTreeMap<String, Node>,
+        subnets: &[Subnet],
+        wanted: &Routes,
+        is_encrypted: bool,
+    ) -> Result<()> {
+        let config = &self.config;
+        let settings = match is_encrypted {
+            true => table::Settings {
+                tunnel: Some(config.wireguard_device.clone()),
+                encryption: Some(Guard {
+                    pods: config.cluster_cidrs.clone(),
+                    except: subnets
+                        .iter()
+                        .map(|subnet| subnet.net.trunc())
+                        .chain(
+                            nodes
+                                .values()
+                                .flat_map(|node| &node.addresses)
+                                .copied()
+                                .map(IpNet::from),
+                        )
+                        .collect(),
+                }),
+            },
+            false => table::Settings {
+                tunnel: (!wanted.tunnels.is_empty()).then(|| config.device.clone()),
+                encryption: None,
+            },
+        };
+        let script = table::script(&config.table, &settings);
+        if self.written.as_ref() == Some(&script) {
+            return Ok(());
+        }
+        let text = script.clone();
+        let set = tokio::task::spawn_blocking(move || knarr_nftables::script::run(&text)).await;
+        let set = set.map_err(std::io::Error::other);
+        match set.and_then(|set| set.map_err(std::io::Error::other)) {
+            Ok(()) => self.written = Some(script),
+            // Nothing is encrypted without the rules that keep the rest out.
+            Err(error) if is_encrypted => return Err(Error::Table(error)),
             Err(error) => warn!(%error, "TCP segments are not kept within the tunnel's MTU"),
         }
+        Ok(())
     }
 }

@@ -10,14 +10,12 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::propagation::{CONFIG_MAP, Propagation, REVISION};
 use knarr_client::NETWORK_NAMESPACE;
+use knarr_network::routes::encryption::Published;
 use knarr_network::routes::{self, Hop, Routes, Subnet};
 use serde::Serialize;
 
 use super::objects::{NetworkObjects, name_of};
 use crate::command::columns::table;
-
-/// Annotations of an agent's Lease that begin so hold the key of its end of the encrypted tunnel.
-const ENCRYPTION: &str = "knarr.io/wireguard";
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -66,11 +64,11 @@ pub fn answer(
     subnets: Option<&[Subnet]>,
     now: Timestamp,
 ) -> NodesAnswer {
-    let nodes = objects.routes();
-    let seen = routes_of(seen_from, &nodes, subnets);
+    let (nodes, keys) = (objects.routes(), keys(objects));
+    let seen = routes_of(seen_from, &nodes, &keys, subnets);
     // Of that node itself, what another one sees.
     let other = nodes.keys().find(|name| *name != seen_from);
-    let of_own = other.map(|other| routes_of(other, &nodes, None));
+    let of_own = other.map(|other| routes_of(other, &nodes, &keys, None));
     let revisions: BTreeMap<&str, u64> = objects
         .nodes()
         .filter_map(|node| Some((name_of(node), revision(lease(objects, name_of(node))?)?)))
@@ -108,10 +106,10 @@ pub fn matrix(
     seen_from: &str,
     subnets: Option<&[Subnet]>,
 ) -> BTreeMap<String, BTreeMap<String, &'static str>> {
-    let nodes = objects.routes();
+    let (nodes, keys) = (objects.routes(), keys(objects));
     let row = |own: &String| {
         let subnets = subnets.filter(|_| own == seen_from);
-        let routes = routes_of(own, &nodes, subnets);
+        let routes = routes_of(own, &nodes, &keys, subnets);
         let others = nodes.keys().filter(|name| *name != own);
         let paths = others.map(|name| (name.clone(), path(&routes, name, &nodes, subnets.is_some())));
         (own.clone(), paths.collect())
@@ -120,8 +118,15 @@ pub fn matrix(
 }
 
 /// What a node's agent has the kernel route, as far as it follows from the objects and these networks of its machine.
-fn routes_of(own: &str, nodes: &BTreeMap<String, routes::Node>, subnets: Option<&[Subnet]>) -> Routes {
-    routes::routes(own, nodes, subnets.unwrap_or(&[]))
+fn routes_of(
+    own: &str,
+    nodes: &BTreeMap<String, routes::Node>,
+    keys: &BTreeMap<String, Published>,
+    subnets: Option<&[Subnet]>,
+) -> Routes {
+    // A node encrypts if it has published a key.
+    let keys = Some(keys).filter(|keys| keys.contains_key(own));
+    routes::routes(own, nodes, subnets.unwrap_or(&[]), keys)
 }
 
 /// How packets to a node's pods go. Which of the two ways it is depends on the networks of the sending machine.
@@ -137,11 +142,24 @@ fn path(
         .flatten()
         .filter_map(|cidr| routes.routes.get(cidr));
     match hops.next() {
-        None => "not routed",
+        None | Some(Hop::Unreachable) => "not routed",
+        Some(Hop::Encrypted) => "WireGuard",
         Some(_) if !knows_subnets => "route or VXLAN",
         Some(Hop::Direct { .. }) => "route",
         Some(Hop::Tunnel { .. }) => "VXLAN",
     }
+}
+
+/// What nodes have published of their ends of WireGuard.
+fn keys(objects: &NetworkObjects) -> BTreeMap<String, Published> {
+    objects
+        .nodes()
+        .filter_map(|node| {
+            let name = name_of(node);
+            let annotations = lease(objects, name)?.metadata.annotations.as_ref()?;
+            Some((name.to_string(), Published::of(annotations)?))
+        })
+        .collect()
 }
 
 fn lease<'a>(objects: &'a NetworkObjects, node: &str) -> Option<&'a Lease> {
@@ -183,7 +201,7 @@ fn node_answer(
     NodeAnswer {
         name: name.to_string(),
         path,
-        encrypted: annotations.is_some_and(|all| all.keys().any(|key| key.starts_with(ENCRYPTION))),
+        encrypted: annotations.and_then(Published::of).is_some(),
         ready: is_ready(node),
         network_unavailable: condition(node, "NetworkUnavailable").map(|c| c.status != "False"),
         reported_revision: lease.and_then(revision),
@@ -229,10 +247,10 @@ fn faults(node: &Node, reduced: &routes::Node) -> Vec<String> {
 
 /// Why connections between pods of two nodes cannot arrive, in either direction.
 pub fn between(objects: &NetworkObjects, a: &str, b: &str) -> Vec<String> {
-    let nodes = objects.routes();
+    let (nodes, keys) = (objects.routes(), keys(objects));
     let mut faults = Vec::new();
     for (own, other) in [(a, b), (b, a)] {
-        let routes = routes_of(own, &nodes, None);
+        let routes = routes_of(own, &nodes, &keys, None);
         let conflicts = routes.conflicts.iter().filter(|conflict| conflict.node == other);
         faults.extend(conflicts.map(|conflict| {
             let (cidr, message) = (conflict.cidr, &conflict.message);
@@ -274,16 +292,12 @@ pub fn shown(answer: &NodesAnswer) -> String {
             Some(revision) if Some(revision) == newest => format!("{revision} (newest)"),
             Some(revision) => revision.to_string(),
         };
-        let path = match node.encrypted && matches!(node.path, "route" | "VXLAN" | "route or VXLAN") {
-            true => "WireGuard",
-            false => node.path,
-        };
         let age = node.reported_seconds_ago;
         rows.push(vec![
             node.name.clone(),
             list(node.addresses.iter().map(ToString::to_string).collect()),
             list(node.pod_cidrs.iter().map(ToString::to_string).collect()),
-            path.to_string(),
+            node.path.to_string(),
             if node.faults.is_empty() {
                 "ready"
             } else {
