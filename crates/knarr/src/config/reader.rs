@@ -70,6 +70,7 @@ impl Reader {
         let text = match value {
             Value::String(s) => s.clone(),
             Value::Number(n) => n.to_string(),
+            Value::Bool(is) => is.to_string(),
             Value::Array(items) if items.iter().all(Value::is_string) => items
                 .iter()
                 .filter_map(Value::as_str)
