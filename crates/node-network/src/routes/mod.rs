@@ -373,7 +373,7 @@ impl State {
             }
             None => (mtu, vxlan),
         };
-        self.routes(own, &wanted, device).await?;
+        self.routes(&wanted, device).await?;
         if key.is_none() {
             self.wireguard.end();
             self.kernel.remove_device(&self.config.wireguard_device).await?;
@@ -466,7 +466,7 @@ impl State {
         Ok(Some(index))
     }
 
-    async fn routes(&self, own: &Node, wanted: &Routes, device: Option<u32>) -> Result<()> {
+    async fn routes(&self, wanted: &Routes, device: Option<u32>) -> Result<()> {
         let mut there = self.kernel.routes(&self.config.cluster_cidrs).await?;
         for cidr in &wanted.own {
             if !there.remove(cidr).is_some_and(|have| have.is_unreachable) {
