@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, 
 
 use crate::field::{Cause, Errors, FieldError, Path, Shown};
 use crate::kind::Kind;
+use crate::kinds::checks;
 use crate::names;
 
 /// All annotations of an object together, keys and values, in bytes.
@@ -24,10 +25,10 @@ type Labels = BTreeMap<String, String>;
 /// Drops maps and lists that are empty, as reading a document does: a typed object of a caller in the same process has
 /// been through no reader.
 pub fn drop_empty(meta: &mut ObjectMeta) {
-    meta.annotations.take_if(|annotations| annotations.is_empty());
-    meta.labels.take_if(|labels| labels.is_empty());
-    meta.finalizers.take_if(|finalizers| finalizers.is_empty());
-    meta.owner_references.take_if(|owners| owners.is_empty());
+    checks::drop_empty(&mut meta.annotations);
+    checks::drop_empty(&mut meta.labels);
+    checks::drop_empty(&mut meta.finalizers);
+    checks::drop_empty(&mut meta.owner_references);
 }
 
 /// Mistakes in a new object's metadata (name, namespace, labels, annotations, finalizers, ownerReferences).

@@ -12,7 +12,7 @@
 //! [`Options::advertise`]: crate::server::Options::advertise
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,6 +24,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use crate::cache::store_error;
+use crate::default_route;
 use crate::keys::MASTER_LEASES;
 use crate::pipeline::Target;
 use crate::pipeline::delete::DeleteRequest;
@@ -73,30 +74,12 @@ pub fn advertised(listen: SocketAddr, advertise: Option<SocketAddr>) -> Option<S
         address.set_port(listen.port());
     }
     if address.ip().is_unspecified() {
-        address.set_ip(default_route_address(address.is_ipv6())?);
+        // One that listens on all IPv6 addresses is reached by IPv4, too.
+        let families = [false].into_iter().chain(address.is_ipv6().then_some(true));
+        let mut own = families.filter_map(default_route::source);
+        address.set_ip(own.find(|ip| !ip.is_loopback())?);
     }
     (!address.ip().is_loopback()).then_some(address)
-}
-
-/// The machine's own address on its default route. Nothing is sent: a UDP socket only chooses its route.
-fn default_route_address(v6_too: bool) -> Option<IpAddr> {
-    // Of the ranges for documentation, where nobody is.
-    let outside: [(IpAddr, IpAddr); 2] = [
-        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into()),
-        (
-            Ipv6Addr::UNSPECIFIED.into(),
-            Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
-        ),
-    ];
-    let mut own = outside
-        .into_iter()
-        .filter(|(any, _)| any.is_ipv4() || v6_too)
-        .filter_map(|(any, to)| {
-            let socket = UdpSocket::bind((any, 0)).ok()?;
-            socket.connect((to, 9)).ok()?;
-            Some(socket.local_addr().ok()?.ip())
-        });
-    own.find(|address| !address.is_unspecified() && !address.is_loopback())
 }
 
 impl Server {
@@ -268,6 +251,8 @@ fn documents(own: SocketAddr, addresses: &[IpAddr]) -> Vec<(&'static Kind, Value
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
     use super::*;
 
     #[test]

@@ -17,6 +17,7 @@ mod bootstrap;
 pub mod cache;
 pub mod cluster_authentication;
 mod custom;
+pub mod default_route;
 pub mod encryption;
 pub mod endpoint_leases;
 mod flow_control;

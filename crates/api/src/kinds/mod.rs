@@ -7,7 +7,7 @@ use crate::Strategy;
 mod admission_policy;
 mod api_service;
 mod certificate_signing_request;
-mod checks;
+pub(crate) mod checks;
 mod cluster_role;
 mod cluster_role_binding;
 mod component_status;

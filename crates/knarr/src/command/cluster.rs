@@ -266,10 +266,7 @@ fn control_config(
                     .extend(own.map(|port| servicelb::Port::tcp(port.into())));
                 load_balancer
             }),
-            cluster_dns: match config.network.has(Part::Dns) {
-                true => config.network.dns_addresses(),
-                false => Vec::new(),
-            },
+            cluster_dns: config.network.served_dns_addresses(),
             ..ControllersConfig::default()
         },
         fence_agents: Some(Arc::new(knarr_control::fencing::Programs(

@@ -13,13 +13,13 @@ use knarr_api::{Object, k8s_openapi};
 use knarr_client::events::EventRecorder;
 use knarr_client::{Api, Clock, Store};
 use knarr_network::proxy;
-use knarr_network::routes::encryption;
+use knarr_network::routes::{Node, encryption};
 use knarr_node::kubelet::{Availability, NodeNetwork};
 use knarr_node::network::PodNetwork;
 use knarr_node::runtime::Runtime;
 use knarr_node_network::catalog::Shared;
 use knarr_node_network::dns;
-use knarr_node_network::own_node::{self, OwnNode};
+use knarr_node_network::own_node;
 use knarr_node_network::pods::cni::Install;
 use knarr_node_network::pods::{self, PodName, Pods, Sandbox};
 use knarr_node_network::policy::{self, NetworkPolicies};
@@ -33,7 +33,7 @@ use tokio::task::JoinSet;
 
 use super::Failure;
 use super::cluster::{cluster_domain, containerd_config, resolv_conf};
-use crate::config::{Config, Part};
+use crate::config::{Config, Network, Part};
 
 /// Of the cluster DNS server.
 const DNS_PORT: u16 = 53;
@@ -42,23 +42,36 @@ const RECONCILE: Duration = Duration::from_secs(60);
 
 /// What is named after the instance: empty for the only one of a machine.
 pub struct Names {
+    instance: Option<String>,
     suffix: String,
     directory: PathBuf,
 }
 
 impl Names {
     pub fn of(config: &Config) -> Self {
-        let instance = &config.network.instance;
+        let instance = Some(config.network.instance.clone()).filter(|instance| !instance.is_empty());
         Names {
-            suffix: match instance.as_str() {
-                "" => String::new(),
-                instance => format!("-{instance}"),
-            },
+            suffix: instance
+                .as_ref()
+                .map(|instance| format!("-{instance}"))
+                .unwrap_or_default(),
+            instance,
             directory: config.data_dir.join("cni"),
         }
     }
 
-    pub fn proxy_table(&self) -> String {
+    /// What the service proxy of every node decides by.
+    pub fn proxy(&self, network: &Network) -> proxy::Config {
+        proxy::Config {
+            table: self.proxy_table(),
+            cluster_cidrs: network.cluster_cidrs.nets().to_vec(),
+            service_cidrs: network.service_cidrs.nets().to_vec(),
+            dns_addresses: network.served_dns_addresses(),
+            ..proxy::Config::default()
+        }
+    }
+
+    fn proxy_table(&self) -> String {
         format!("knarr-proxy{}", self.suffix)
     }
 
@@ -164,16 +177,7 @@ pub async fn start(
     }
     let proxy = config.network.has(Part::Proxy).then(|| {
         let proxy = knarr_node_network::proxy::Config {
-            proxy: proxy::Config {
-                table: names.proxy_table(),
-                cluster_cidrs: config.network.cluster_cidrs.nets().to_vec(),
-                service_cidrs: config.network.service_cidrs.nets().to_vec(),
-                dns_addresses: match config.network.has(Part::Dns) {
-                    true => config.network.dns_addresses(),
-                    false => Vec::new(),
-                },
-                ..proxy::Config::default()
-            },
+            proxy: names.proxy(&config.network),
             node_name: config.node_name.as_str().into(),
             conntrack_sysctls: true,
             conntrack_tcp_be_liberal: false,
@@ -245,14 +249,11 @@ async fn start_pods(
     let server = pods::Server::start(pods::Config {
         directory: names.records(),
         socket: names.socket(),
-        instance: Some(config.network.instance.clone()).filter(|instance| !instance.is_empty()),
+        instance: names.instance.clone(),
         network: known,
         before_up,
         pods: pods.clone(),
-        reserved: match config.network.has(Part::Dns) {
-            true => config.network.dns_addresses(),
-            false => Vec::new(),
-        },
+        reserved: config.network.served_dns_addresses(),
         earlier,
     })
     .await
@@ -276,7 +277,7 @@ async fn start_pods(
     let node_addresses: Vec<IpAddr> = of_machine.copied().collect();
     let node_name = config.node_name.clone();
     tasks.spawn(async move {
-        let mut given = (OwnNode::default(), routes::Status::default());
+        let mut given = (Node::default(), routes::Status::default());
         loop {
             // One of the two changes; the other is then read.
             tokio::select! {
@@ -444,7 +445,7 @@ pub async fn serve_departures(config: &Config) -> Result<Option<pods::Server>, F
     let server = pods::Server::start(pods::Config {
         directory: names.records(),
         socket: names.socket(),
-        instance: Some(config.network.instance.clone()).filter(|instance| !instance.is_empty()),
+        instance: names.instance.clone(),
         network,
         before_up: Arc::new(pods::NoHook),
         pods: Pods::default(),
@@ -478,7 +479,7 @@ pub async fn remove(config: &Config) -> Vec<String> {
     if let Err(error) = policy::remove_all(&names.policy_table()).await {
         faults.push(format!("the table of policies: {error}"));
     }
-    let instance = Some(config.network.instance.clone()).filter(|instance| !instance.is_empty());
+    let instance = names.instance.clone();
     let blocking = tokio::task::spawn_blocking(move || {
         let mut faults = Vec::new();
         let removed = pods::remove_all(

@@ -205,6 +205,14 @@ impl Network {
         !self.disabled.contains(&part) && !is_foreign
     }
 
+    /// Where knarr answers DNS: nowhere, if that is left to others.
+    pub fn served_dns_addresses(&self) -> Vec<IpAddr> {
+        match self.has(Part::Dns) {
+            true => self.dns_addresses(),
+            false => Vec::new(),
+        }
+    }
+
     /// The cluster DNS server's addresses: the tenth of each Service range, as kubeadm has it.
     pub fn dns_addresses(&self) -> Vec<IpAddr> {
         const TENTH: u32 = 10;

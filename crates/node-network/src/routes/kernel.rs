@@ -8,10 +8,10 @@ use ipnet::IpNet;
 use knarr_network::routes::{Hop, PORT, Subnet, Tunnel, VNI};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::AddressAttribute;
-use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo};
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType};
-use rtnetlink::{Handle, LinkUnspec, LinkVxlan, RouteMessageBuilder};
+use rtnetlink::{Handle, LinkGetRequest, LinkUnspec, LinkVxlan, RouteMessageBuilder};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// By which our routes are known, also after a restart. Of those that no program of iproute2's table has.
@@ -181,12 +181,7 @@ impl Kernel {
 
     /// Index and MTU of a link; `None` if there is none of this name.
     pub async fn link(&self, name: &str) -> Result<Option<(u32, u32, Vec<u8>)>> {
-        let mut links = self.0.link().get().match_name(name.to_string()).execute();
-        let found = match links.try_next().await {
-            Ok(found) => found,
-            Err(error) if is_no_device(&error) => None,
-            Err(error) => return Err(error),
-        };
+        let found = first(self.0.link().get().match_name(name.to_string())).await?;
         Ok(found.map(|link| {
             let (mut mtu, mut mac) = (0, Vec::new());
             for attribute in &link.attributes {
@@ -202,12 +197,7 @@ impl Kernel {
 
     /// What kind of link has this name; `None` if there is none, `Other` for one that says no kind.
     pub async fn kind(&self, name: &str) -> Result<Option<InfoKind>> {
-        let mut links = self.0.link().get().match_name(name.to_string()).execute();
-        let found = match links.try_next().await {
-            Ok(found) => found,
-            Err(error) if is_no_device(&error) => None,
-            Err(error) => return Err(error),
-        };
+        let found = first(self.0.link().get().match_name(name.to_string())).await?;
         Ok(found.map(|link| {
             let info = link.attributes.into_iter().find_map(|attribute| match attribute {
                 LinkAttribute::LinkInfo(info) => Some(info),
@@ -223,12 +213,7 @@ impl Kernel {
 
     /// The MTU of a link, by its index.
     pub async fn mtu(&self, index: u32) -> Result<Option<u32>> {
-        let mut links = self.0.link().get().match_index(index).execute();
-        let found = match links.try_next().await {
-            Ok(found) => found,
-            Err(error) if is_no_device(&error) => None,
-            Err(error) => return Err(error),
-        };
+        let found = first(self.0.link().get().match_index(index)).await?;
         Ok(found.and_then(|link| {
             link.attributes.iter().find_map(|attribute| match attribute {
                 LinkAttribute::Mtu(mtu) => Some(*mtu),
@@ -394,6 +379,15 @@ pub(crate) fn errno(error: &rtnetlink::Error) -> Option<i32> {
     match error {
         rtnetlink::Error::NetlinkError(message) => Some(-message.raw_code()),
         _ => None,
+    }
+}
+
+/// The link that is asked for; `None` if there is none.
+async fn first(asked: LinkGetRequest) -> Result<Option<LinkMessage>> {
+    let mut links = asked.execute();
+    match links.try_next().await {
+        Err(error) if is_no_device(&error) => Ok(None),
+        found => found,
     }
 }
 

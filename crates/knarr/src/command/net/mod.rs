@@ -25,7 +25,6 @@ use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_client::{Clock, SystemClock};
 use knarr_network::catalog::ServiceKey;
-use knarr_network::proxy;
 
 use self::objects::{NetworkObjects, Settings, WANTED, name_of};
 use super::network::Names;
@@ -194,19 +193,9 @@ async fn read(config: &Config, common: &Common, kubeconfig_named: bool) -> Resul
     if let Some(cidrs) = objects::service_cidrs(&objects).and_then(|cidrs| cidrs.join(",").parse().ok()) {
         network.service_cidrs = cidrs;
     }
-    let dns_addresses = match network.has(Part::Dns) {
-        true => network.dns_addresses(),
-        false => Vec::new(),
-    };
     let settings = Settings {
-        proxy: proxy::Config {
-            table: Names::of(config).proxy_table(),
-            cluster_cidrs: network.cluster_cidrs.nets().to_vec(),
-            service_cidrs: network.service_cidrs.nets().to_vec(),
-            dns_addresses: dns_addresses.clone(),
-            ..proxy::Config::default()
-        },
-        dns_addresses,
+        proxy: Names::of(config).proxy(&network),
+        dns_addresses: network.served_dns_addresses(),
         cluster_domain: cluster::cluster_domain(config),
         enforces_policies: network.has(Part::Policy),
     };
