@@ -7,7 +7,7 @@ use futures::TryStreamExt;
 use ipnet::IpNet;
 use knarr_network::routes::{Hop, PORT, Subnet, Tunnel, VNI};
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::address::AddressAttribute;
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags};
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType};
@@ -273,7 +273,12 @@ impl Kernel {
     async fn set_up(&self, index: u32, addresses: &[IpAddr]) -> Result<()> {
         for address in addresses {
             let prefix = if address.is_ipv4() { 32 } else { 128 };
-            let add = self.0.address().add(index, *address, prefix);
+            let mut add = self.0.address().add(index, *address, prefix);
+            if address.is_ipv6() {
+                // A route cannot name it as its source before duplicate address detection ends, after a second or two;
+                // the address is of this node's own range, so there is nothing to detect.
+                add.message_mut().header.flags = AddressHeaderFlags::Nodad;
+            }
             there(add.execute().await)?;
         }
         let up = LinkUnspec::new_with_index(index).up().build();
