@@ -21,6 +21,7 @@ pub const SCENARIOS: &[Alone] = &[
 ];
 
 const NODE_PORT: u16 = 30080;
+const HOST_PORT: u16 = 8088;
 /// How long one connection may take; a proxy that drops packets shows.
 const CONNECTION: Duration = Duration::from_secs(2);
 
@@ -38,6 +39,7 @@ spec:
       containers:
         - name: web
           image: localhost/knarr/busybox:1
+          ports: [{ containerPort: 8080, hostPort: 8088 }]
           env: [{ name: NODE, valueFrom: { fieldRef: { fieldPath: spec.nodeName } } }]
           command: ["sh", "-c", "mkdir -p /tmp/www; echo web on $NODE > /tmp/www/index.html; trap 'exit 0' TERM; httpd -f -p 8080 -h /tmp/www & wait"]
           readinessProbe: { httpGet: { path: /, port: 8080 }, periodSeconds: 1 }
@@ -180,6 +182,13 @@ fn use_tiers(fleet: &Fleet) -> Outcome {
                 seen.len() == fleet.agents.len()
             },
         )?;
+    }
+    // A host port leads to the pod of its own node alone.
+    for agent in &fleet.agents {
+        let got = get(agent.address, HOST_PORT)?;
+        if got.trim() != format!("web on {}", agent.name) {
+            return Err(format!("the host port of {} says {got:?}", agent.name).into());
+        }
     }
     let refused = Instant::now();
     if fetch("daemonset/web", "http://nothing").is_ok() || refused.elapsed() > Duration::from_secs(5) {

@@ -166,15 +166,20 @@ pub enum HostAddress {
     Of(IpAddr),
 }
 
-/// Limits of a pod's bandwidth, as the reference plugin `bandwidth` takes them: bits a second and bits.
+/// Limits of a pod's bandwidth, as the reference plugin `bandwidth` takes them: bits a second and bits. The aliases are
+/// containerd's, as of the port mappings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Bandwidth {
     /// What the pod receives; 0 is no limit.
+    #[serde(alias = "IngressRate")]
     pub ingress_rate: u64,
+    #[serde(alias = "IngressBurst")]
     pub ingress_burst: u64,
     /// What the pod sends; 0 is no limit.
+    #[serde(alias = "EgressRate")]
     pub egress_rate: u64,
+    #[serde(alias = "EgressBurst")]
     pub egress_burst: u64,
 }
 

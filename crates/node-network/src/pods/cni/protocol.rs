@@ -139,13 +139,18 @@ pub struct RuntimeConfig {
     pub bandwidth: Option<Bandwidth>,
 }
 
+/// A port of the node that leads to the pod. The aliases are containerd's: it writes the fields by their Go names, and the
+/// reference plugins read any case.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PortMapping {
+    #[serde(alias = "HostPort")]
     pub host_port: i64,
+    #[serde(alias = "ContainerPort")]
     pub container_port: i64,
+    #[serde(alias = "Protocol")]
     pub protocol: String,
-    #[serde(rename = "hostIP")]
+    #[serde(rename = "hostIP", alias = "HostIP")]
     pub host_ip: String,
 }
 
@@ -335,4 +340,28 @@ pub fn host_ports(mappings: &[PortMapping]) -> Result<Vec<HostPort>, Failure> {
         });
     }
     Ok(ports)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn n8_containerd_names_the_fields_as_go_does() {
+        let of_containerd = json!({
+            "portMappings": [{"HostPort": 8088, "ContainerPort": 80, "Protocol": "tcp", "HostIP": "127.0.0.1"}],
+            "bandwidth": {"IngressRate": 1, "IngressBurst": 2, "EgressRate": 3, "EgressBurst": 4},
+        });
+        let of_specification = json!({
+            "portMappings": [{"hostPort": 8088, "containerPort": 80, "protocol": "tcp", "hostIP": "127.0.0.1"}],
+            "bandwidth": {"ingressRate": 1, "ingressBurst": 2, "egressRate": 3, "egressBurst": 4},
+        });
+        let read = |config| serde_json::from_value::<RuntimeConfig>(config).unwrap();
+        let read = [read(of_containerd), read(of_specification.clone())];
+        for config in read {
+            assert_eq!(serde_json::to_value(config).unwrap(), of_specification);
+        }
+    }
 }
