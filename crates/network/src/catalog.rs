@@ -207,6 +207,11 @@ impl Catalog {
         self.slices.get(key).into_iter().flat_map(BTreeMap::values)
     }
 
+    /// Those of them that service proxies serve.
+    pub fn proxied_slices(&self, key: &ServiceKey) -> impl Iterator<Item = &Slice> {
+        self.slices(key).filter(|slice| !slice.foreign_proxy)
+    }
+
     /// The Service that has this cluster IP.
     pub fn by_cluster_ip(&self, ip: IpAddr) -> Option<&ServiceKey> {
         self.by_cluster_ip.get(&ip)

@@ -1,5 +1,6 @@
 //! An EndpointSlice as proxy and DNS know it.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -10,6 +11,16 @@ use super::{Interner, Protocol};
 
 /// Label of the Service a slice belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Labels of Services and slices that service proxies leave alone: the first names another proxy.
+const NOT_PROXIED: [&str; 2] = [
+    "service.kubernetes.io/service-proxy-name",
+    "service.kubernetes.io/headless",
+];
+
+/// Whether service proxies leave a Service or a slice with these labels alone.
+pub(super) fn is_not_proxied(labels: Option<&BTreeMap<String, String>>) -> bool {
+    labels.is_some_and(|labels| NOT_PROXIED.iter().any(|label| labels.contains_key(*label)))
+}
 
 /// A port of all the slice's endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +54,8 @@ pub struct Endpoint {
 /// The endpoints of one slice, all of one address family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
+    /// Its labels keep it from service proxies; DNS answers with it.
+    pub foreign_proxy: bool,
     pub ports: Box<[SlicePort]>,
     pub endpoints: Box<[Endpoint]>,
 }
@@ -112,6 +125,7 @@ impl Slice {
             })
         });
         Slice {
+            foreign_proxy: is_not_proxied(slice.metadata.labels.as_ref()),
             endpoints: match slice.address_type.as_str() {
                 "IPv4" | "IPv6" => endpoints.collect(),
                 _ => Box::default(),

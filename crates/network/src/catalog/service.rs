@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 
-use super::{Interner, Protocol};
+use super::{Interner, Protocol, endpoints};
 
 /// `spec.type`; a Service without a cluster IP is headless whatever its type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub struct Service {
     /// 0 where there is none.
     pub health_check_node_port: u16,
     pub publish_not_ready: bool,
-    /// Label `service.kubernetes.io/service-proxy-name` is set: another proxy serves it.
+    /// Its labels keep it from service proxies: `service.kubernetes.io/service-proxy-name` or `…/headless`.
     pub foreign_proxy: bool,
     /// `spec.trafficDistribution`, as it is written.
     pub traffic_distribution: Option<Arc<str>>,
@@ -75,7 +75,6 @@ pub struct Service {
 
 /// v1.36's default of `sessionAffinityConfig.clientIP.timeoutSeconds`.
 const AFFINITY_SECONDS: u32 = 10_800;
-const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
 fn addresses<'a>(texts: impl IntoIterator<Item = &'a String>) -> Vec<IpAddr> {
     texts.into_iter().filter_map(|text| text.parse().ok()).collect()
@@ -148,7 +147,7 @@ impl Service {
             external_policy: TrafficPolicy::parse(spec.external_traffic_policy.as_deref()),
             health_check_node_port: port(spec.health_check_node_port.unwrap_or(0)),
             publish_not_ready: spec.publish_not_ready_addresses.unwrap_or(false),
-            foreign_proxy: labels.is_some_and(|l| l.contains_key(PROXY_NAME)),
+            foreign_proxy: endpoints::is_not_proxied(labels),
             traffic_distribution: spec.traffic_distribution.as_deref().map(|t| interner.get(t)),
             service_type,
             cluster_ips,

@@ -38,6 +38,36 @@ fn n2_a_service_changes_only_by_what_is_kept_of_it() {
 }
 
 #[test]
+fn n2_labels_keep_services_and_slices_from_the_proxy_but_not_from_dns() {
+    for label in [
+        "service.kubernetes.io/headless",
+        "service.kubernetes.io/service-proxy-name",
+    ] {
+        let mut catalog = Catalog::default();
+        let mut web =
+            service(json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1"], "ports": [{"port": 80}]}));
+        let mut of_web = slice("web-1", "web", json!([{"addresses": ["10.1.0.1"]}]));
+        let key = catalog.apply_service(&web).unwrap();
+        catalog.apply_slice(&of_web);
+        assert_eq!(catalog.proxied_slices(&key).count(), 1);
+
+        let labels = of_web.metadata.labels.as_mut().unwrap();
+        labels.insert(label.into(), String::new());
+        assert_eq!(
+            catalog.apply_slice(&of_web),
+            std::slice::from_ref(&key),
+            "{label}"
+        );
+        assert_eq!(catalog.proxied_slices(&key).count(), 0, "{label}");
+        assert_eq!(catalog.slices(&key).count(), 1, "{label}");
+
+        web.metadata.labels = Some([(label.to_string(), String::new())].into());
+        catalog.apply_service(&web).unwrap();
+        assert!(catalog.service(&key).unwrap().foreign_proxy, "{label}");
+    }
+}
+
+#[test]
 fn n2_conditions_that_are_absent_are_read_as_the_api_documents_them() {
     for (conditions, ready, serving, terminating) in [
         (json!(null), true, true, false),

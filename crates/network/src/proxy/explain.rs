@@ -118,7 +118,7 @@ pub fn explain(
             if frontends.is_empty() {
                 continue;
             }
-            let candidates = categorize::candidates(catalog.slices(key), port, family, node);
+            let candidates = categorize::candidates(catalog.proxied_slices(key), port, family, node);
             let is_external = categorize::is_external(service, port, family);
             let categories = categorize::categorize(&candidates, service, is_external, node);
             let frontends = frontends.into_iter().map(|(kind, frontend)| {

@@ -105,7 +105,7 @@ impl Program {
                 continue;
             };
             for port in service.ports.iter().filter(|port| port.port != 0) {
-                let slices = catalog.slices(key);
+                let slices = catalog.proxied_slices(key);
                 let candidates = categorize::candidates(slices, port, family, node);
                 let is_external = categorize::is_external(service, port, family);
                 let categories = categorize::categorize(&candidates, service, is_external, node);
@@ -461,7 +461,7 @@ fn health(catalog: &Catalog, key: &ServiceKey, service: &Service, node: &NodeFac
     }
     let mut addresses = BTreeSet::new();
     for slice in catalog
-        .slices(key)
+        .proxied_slices(key)
         .filter(|slice| slice.ports.iter().any(|p| p.port.is_some()))
     {
         let ready = slice
