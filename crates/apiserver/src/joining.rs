@@ -2,8 +2,13 @@
 //! CA vouches for it; a controller signs it with each token), and who may ask for a node's certificate. Made where
 //! missing, at every start.
 //!
+//! `kube-system/knarr-config` has the settings that all nodes share, such as the ranges of addresses, as kubeadm's
+//! `kubeadm-config` has; nodes read it when they join.
+//!
 //! kubeadm lets anonymous users read `cluster-info`. Here nothing is open to them: holders of a bootstrap token may, and
 //! who has but a pin takes the CA from the TLS handshake, in which the server sends it along.
+
+use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -16,44 +21,33 @@ use crate::server::Server;
 const PUBLIC: &str = "kube-public";
 const CLUSTER_INFO: &str = "cluster-info";
 const KUBECONFIG: &str = "kubeconfig";
+/// The namespace and name of the ConfigMap with the settings that all nodes share.
+pub const SHARED_SETTINGS: (&str, &str) = ("kube-system", "knarr-config");
 const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// The group of those who join with a token that is made for it.
 pub const JOINERS: &str = "system:bootstrappers:kubeadm:default-node-token";
 /// The group of all holders of bootstrap tokens.
 const BOOTSTRAPPERS: &str = "system:bootstrappers";
+const NODES: &str = "system:nodes";
+/// The role of those who may read the settings that all nodes share.
+const SETTINGS_READER: &str = "knarr:config-reader";
 /// Who may read where the cluster is.
 const INFO_READER: &str = "kubeadm:bootstrap-signer-clusterinfo";
 
 impl Server {
-    /// From now on nodes can join at `server` (an URL), which this CA vouches for.
-    pub async fn let_nodes_join(&self, server: &str, ca_pem: &str) -> Result<(), Error> {
-        let kubeconfig = cluster_info(server, ca_pem);
-        let there = self.cache.get(&registry::CONFIG_MAP, PUBLIC, CLUSTER_INFO);
-        let said = there.as_ref().and_then(|o| {
-            let data = o.get::<ConfigMap>()?.data.as_ref()?;
-            data.get(KUBECONFIG)
-        });
-        if said != Some(&kubeconfig) {
-            self.replace(
-                &registry::CONFIG_MAP,
-                json!({
-                    "metadata": {"name": CLUSTER_INFO, "namespace": PUBLIC},
-                    "data": {KUBECONFIG: kubeconfig},
-                }),
-            )
+    /// From now on nodes can join at `server` (an URL), which this CA vouches for, and take over these settings.
+    pub async fn let_nodes_join(
+        &self,
+        server: &str,
+        ca_pem: &str,
+        settings: BTreeMap<String, String>,
+    ) -> Result<(), Error> {
+        let info = BTreeMap::from([(KUBECONFIG.to_string(), cluster_info(server, ca_pem))]);
+        self.publish((PUBLIC, CLUSTER_INFO), info, INFO_READER, BOOTSTRAPPERS)
             .await?;
-        }
-        let reader = json!({
-            "metadata": {"name": INFO_READER, "namespace": PUBLIC},
-            "rules": [{
-                "apiGroups": [""], "resources": ["configmaps"], "resourceNames": [CLUSTER_INFO], "verbs": ["get"],
-            }],
-        });
-        self.ensure(&registry::ROLE, reader).await?;
-        let mut readers = binding(INFO_READER, "Role", INFO_READER, BOOTSTRAPPERS);
-        readers["metadata"]["namespace"] = PUBLIC.into();
-        self.ensure(&registry::ROLE_BINDING, readers).await?;
+        self.publish(SHARED_SETTINGS, settings, SETTINGS_READER, NODES)
+            .await?;
         let requests = "system:certificates.k8s.io:certificatesigningrequests";
         for (name, role, group) in [
             ("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", JOINERS),
@@ -65,7 +59,7 @@ impl Server {
             (
                 "kubeadm:node-autoapprove-certificate-rotation",
                 &format!("{requests}:selfnodeclient"),
-                "system:nodes",
+                NODES,
             ),
         ] {
             self.ensure(
@@ -75,6 +69,34 @@ impl Server {
             .await?;
         }
         Ok(())
+    }
+
+    /// A ConfigMap with this data, which this group may read by a role of this name.
+    async fn publish(
+        &self,
+        (namespace, name): (&str, &str),
+        data: BTreeMap<String, String>,
+        role: &str,
+        group: &str,
+    ) -> Result<(), Error> {
+        let published = self.cache.get(&registry::CONFIG_MAP, namespace, name);
+        let published = published
+            .as_ref()
+            .and_then(|o| o.get::<ConfigMap>()?.data.as_ref());
+        if published != Some(&data) {
+            let config_map = json!({"metadata": {"name": name, "namespace": namespace}, "data": data});
+            self.replace(&registry::CONFIG_MAP, config_map).await?;
+        }
+        let reader = json!({
+            "metadata": {"name": role, "namespace": namespace},
+            "rules": [{
+                "apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["get"],
+            }],
+        });
+        self.ensure(&registry::ROLE, reader).await?;
+        let mut readers = binding(role, "Role", role, group);
+        readers["metadata"]["namespace"] = namespace.into();
+        self.ensure(&registry::ROLE_BINDING, readers).await
     }
 }
 

@@ -20,6 +20,7 @@ mod etcd;
 mod files;
 mod network;
 mod reader;
+mod shared;
 
 pub use access::{Access, AccessFlags};
 pub use cidr::Cidrs;

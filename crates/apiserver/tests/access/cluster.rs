@@ -1,6 +1,6 @@
 //! The server under test, and clients that show what a test wants shown.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU16, Ordering};
@@ -184,7 +184,10 @@ impl Cluster {
         };
         let server = Server::new(config, seams, store.clone()).await.unwrap();
         let place = "https://192.0.2.1:6443";
-        server.let_nodes_join(place, pki.ca_pem()).await.unwrap();
+        server
+            .let_nodes_join(place, pki.ca_pem(), BTreeMap::new())
+            .await
+            .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let identity = pki.server(&["localhost".to_string()]).unwrap();

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::{NodeApis, PreparedNode};
 use super::join::{self, JoinArgs, Joined};
-use super::{Failure, asked_to_end};
+use super::{Failure, asked_to_end, shared_settings};
 use crate::config::Config;
 use crate::lock::DataDir;
 
@@ -42,6 +42,7 @@ pub async fn run(config: Config, args: AgentArgs) -> Result<(), Failure> {
         cancel.clone(),
     );
     tokio::spawn(renewal);
+    let config = shared_settings::adopted(config, api.clone()).await?;
     let network_agent = join::network_agent(&config, &api, &cancel).await?;
     let apis = NodeApis {
         kubelet: api,

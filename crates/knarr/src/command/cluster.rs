@@ -136,7 +136,11 @@ impl ControlPlane {
 
         remote.find_by(server.api(&Component::ApiServer));
         server
-            .let_nodes_join(&format!("https://{}", advertised(config, listen)), pki.ca_pem())
+            .let_nodes_join(
+                &format!("https://{}", advertised(config, listen)),
+                pki.ca_pem(),
+                config.shared(&cluster_domain(config)),
+            )
             .await
             .map_err(|e| Failure::new("the cluster cannot be made known to nodes that join").because(e))?;
         server

@@ -33,9 +33,9 @@ use crate::config::Config;
 use crate::private;
 
 /// How long a server may be away when a node joins or starts, as kubeadm waits.
-const SERVER_LIMIT: Duration = Duration::from_secs(300);
+pub const SERVER_LIMIT: Duration = Duration::from_secs(300);
 /// Between two tries.
-const PAUSE: Duration = Duration::from_secs(1);
+pub const PAUSE: Duration = Duration::from_secs(1);
 /// How long a connection and its handshake may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 

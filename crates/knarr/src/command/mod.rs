@@ -15,6 +15,7 @@ mod network;
 pub mod node;
 mod node_address;
 pub mod server;
+mod shared_settings;
 mod snapshot;
 pub mod status;
 pub mod token;

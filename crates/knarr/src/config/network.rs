@@ -88,6 +88,9 @@ const PARTS: [(&str, Part); 5] = [
     ("load-balancer", Part::LoadBalancer),
 ];
 
+pub(super) const DEFAULT_SERVICE_CIDR: &str = "10.96.0.0/16";
+pub(super) const DEFAULT_CLUSTER_CIDR: &str = "10.244.0.0/16";
+
 /// See the flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
@@ -115,14 +118,14 @@ impl Network {
                 "serviceCidr",
                 "--service-cidr",
                 &flags.service_cidr,
-                "10.96.0.0/16",
+                DEFAULT_SERVICE_CIDR,
                 present,
             ),
             cluster_cidrs: reader.get(
                 "clusterCidr",
                 "--cluster-cidr",
                 &flags.cluster_cidr,
-                "10.244.0.0/16",
+                DEFAULT_CLUSTER_CIDR,
                 present,
             ),
             node_mask_ipv4: reader.get(
