@@ -48,12 +48,16 @@ pub fn resource_list(served: &Served, group: &str, version: &str) -> Option<Valu
     if resources.is_empty() {
         return None;
     }
-    Some(json!({
+    let mut list = json!({
         "kind": "APIResourceList",
-        "apiVersion": "v1",
         "groupVersion": group_version(group, version),
         "resources": resources,
-    }))
+    });
+    // The oldest group's document says nothing of its own version: clients of release 1.1 expect that.
+    if !group.is_empty() {
+        list["apiVersion"] = "v1".into();
+    }
+    Some(list)
 }
 
 /// The aggregated document (APIGroupDiscoveryList) for `/api` (`core`) or `/apis`.

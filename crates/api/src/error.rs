@@ -86,6 +86,19 @@ impl Error {
         Self::new(409, "AlreadyExists", format!("{} already exists", about.quoted())).about(about)
     }
 
+    /// As [`Error::already_exists`], of a name that the server has generated.
+    pub fn generated_name_exists(about: About<'_>) -> Self {
+        let message = format!(
+            "{} already exists, the server was not able to generate a unique name for the object",
+            about.quoted()
+        );
+        let mut error = Self::new(409, "AlreadyExists", message).about(about);
+        if let Some(details) = &mut error.0.details {
+            details.retry_after_seconds = Some(1);
+        }
+        error
+    }
+
     pub fn conflict(about: About<'_>, why: &str) -> Self {
         let message = format!("Operation cannot be fulfilled on {}: {why}", about.quoted());
         Self::new(409, "Conflict", message).about(about)

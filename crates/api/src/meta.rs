@@ -9,6 +9,7 @@ use crate::field::{Cause, Errors, FieldError, Path, Shown};
 use crate::kind::Kind;
 use crate::kinds::checks;
 use crate::names;
+use crate::strategy::Part;
 
 /// All annotations of an object together, keys and values, in bytes.
 pub const ANNOTATIONS_MAX_BYTES: usize = 256 * 1024;
@@ -31,20 +32,65 @@ pub fn drop_empty(meta: &mut ObjectMeta) {
     checks::drop_empty(&mut meta.owner_references);
 }
 
-/// Mistakes in a new object's metadata (name, namespace, labels, annotations, finalizers, ownerReferences).
+/// Mistakes in a new object's metadata that the kind's own rules find (name, namespace, labels, annotations, finalizers,
+/// ownerReferences).
 pub fn validate(kind: &Kind, meta: &ObjectMeta) -> Errors {
+    let mut errors = whole(kind, meta, |name| kind.ops.validate_name(name));
+    if kind.ops.standard_finalizers() {
+        errors.extend(standard_finalizers(meta));
+    }
+    errors
+}
+
+/// Mistakes in a new object's metadata by the rules of every kind. They are asked when the kind's own found nothing.
+pub fn validate_common(kind: &Kind, meta: &ObjectMeta) -> Errors {
+    whole(kind, meta, names::path_segment)
+}
+
+/// Mistakes in an update: what may not change, and what [`validate`] would say of labels and the like.
+///
+/// A mistake stands in `details.causes` once for each check that finds it: Kubernetes makes both checks for every kind, and
+/// again those that the kind's own rules ask for (`rest.BeforeUpdate`).
+pub fn validate_update(kind: &Kind, part: Part, meta: &ObjectMeta, old: &ObjectMeta) -> Errors {
+    let mut errors = validate_common(kind, meta);
+    let changes = changes(meta, old);
+    errors.extend(changes.clone());
+    let own = kind.ops.metadata_checks(part);
+    for _ in 0..own.whole {
+        errors.extend(validate(kind, meta));
+    }
+    for _ in 0..own.changes {
+        errors.extend(changes.clone());
+        if kind.ops.standard_finalizers() {
+            errors.extend(standard_finalizers(meta));
+        }
+    }
+    errors
+}
+
+/// Finalizers without a domain are Kubernetes' own.
+fn standard_finalizers(meta: &ObjectMeta) -> Errors {
+    let path = Path::new("metadata").child("finalizers");
+    let mut errors = Errors::new();
+    for (i, finalizer) in meta.finalizers.iter().flatten().enumerate() {
+        checks::standard_finalizer(&mut errors, &path.index(i), finalizer);
+    }
+    errors
+}
+
+fn whole(kind: &Kind, meta: &ObjectMeta, name_rule: impl Fn(&str) -> Vec<String>) -> Errors {
     let path = Path::new("metadata");
     let mut errors = Errors::new();
     let generate_name = meta.generate_name.as_deref().unwrap_or("");
     if !generate_name.is_empty() {
-        for words in names::generated(generate_name, |name| kind.ops.validate_name(name)) {
+        for words in names::generated(generate_name, &name_rule) {
             errors.invalid(&path.child("generateName"), generate_name, words);
         }
     }
     match meta.name.as_deref().unwrap_or("") {
         "" => errors.required(&path.child("name"), "name or generateName is required"),
         name => {
-            for words in kind.ops.validate_name(name) {
+            for words in name_rule(name) {
                 errors.invalid(&path.child("name"), name, words);
             }
         }
@@ -63,17 +109,6 @@ pub fn validate(kind: &Kind, meta: &ObjectMeta) -> Errors {
     }
     errors.extend(common(meta, &path));
     errors
-}
-
-/// Mistakes in an update: what may not change, and what [`validate`] would say of labels and the like.
-///
-/// Each mistake stands twice, because Kubernetes checks metadata once for all kinds and once in the kind's own
-/// rules, and clients see both in `details.causes`.
-pub fn validate_update(_kind: &Kind, meta: &ObjectMeta, old: &ObjectMeta) -> Errors {
-    let once = changes(meta, old);
-    let mut twice = once.clone();
-    twice.extend(once);
-    twice
 }
 
 fn changes(meta: &ObjectMeta, old: &ObjectMeta) -> Errors {

@@ -38,6 +38,24 @@ pub enum Deletion {
     Graceful { grace_seconds: i64 },
 }
 
+/// How often a kind's own rules check `metadata` in an update, beside what is checked for every kind (`rest.BeforeUpdate`).
+///
+/// The same mistake stands once in `details.causes` for each check that finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetadataChecks {
+    /// All that a new object's metadata must be (`ValidateObjectMeta`).
+    pub whole: usize,
+    /// What may not change, and what labels, annotations and the like must look like (`ValidateObjectMetaUpdate`).
+    pub changes: usize,
+}
+
+impl MetadataChecks {
+    pub const NONE: Self = MetadataChecks { whole: 0, changes: 0 };
+    pub const WHOLE: Self = MetadataChecks { whole: 1, changes: 0 };
+    pub const CHANGES: Self = MetadataChecks { whole: 0, changes: 1 };
+    pub const BOTH: Self = MetadataChecks { whole: 1, changes: 1 };
+}
+
 /// Puts back what a writer of status may not change; who manages which field has been worked out before, and stays.
 pub(crate) fn keep_metadata(new: &mut ObjectMeta, old: &ObjectMeta) {
     let kept = old.clone();
@@ -110,6 +128,19 @@ pub trait Strategy:
     /// Whether the object's metadata, too, stay as they were when its status is written.
     const STATUS_KEEPS_METADATA: bool = false;
 
+    /// Whether the kind's own rules check a new object's metadata. Where they do not, only what holds for every kind is
+    /// checked, and only if they found nothing else.
+    const CHECKS_METADATA: bool = true;
+
+    /// What the kind's own rules check of metadata in an update of `part`.
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::CHANGES
+    }
+
+    /// Whether a finalizer without a domain must be one of Kubernetes' own (the kinds whose rules are those of
+    /// `core/validation`).
+    const STANDARD_FINALIZERS: bool = true;
+
     /// The deletion that `requested_grace_seconds` comes to.
     fn deletion(&self, _requested_grace_seconds: Option<i64>) -> Deletion {
         Deletion::Immediate
@@ -161,6 +192,9 @@ pub trait Ops: Send + Sync {
     fn unconditional_update(&self) -> bool;
     fn orphans_by_default(&self) -> bool;
     fn status_keeps_metadata(&self) -> bool;
+    fn checks_metadata(&self) -> bool;
+    fn metadata_checks(&self, part: Part) -> MetadataChecks;
+    fn standard_finalizers(&self) -> bool;
     fn deletion(&self, obj: &dyn AnyObject, requested_grace_seconds: Option<i64>) -> Result<Deletion, Error>;
     fn selectable_fields(&self) -> Cow<'_, [&str]>;
     fn field(&self, obj: &dyn AnyObject, path: &str) -> Result<String, Error>;
@@ -260,6 +294,15 @@ impl<T: Strategy + 'static> Ops for Of<T> {
     }
     fn status_keeps_metadata(&self) -> bool {
         T::STATUS_KEEPS_METADATA
+    }
+    fn checks_metadata(&self) -> bool {
+        T::CHECKS_METADATA
+    }
+    fn metadata_checks(&self, part: Part) -> MetadataChecks {
+        T::metadata_checks(part)
+    }
+    fn standard_finalizers(&self) -> bool {
+        T::STANDARD_FINALIZERS
     }
     fn deletion(&self, obj: &dyn AnyObject, requested_grace_seconds: Option<i64>) -> Result<Deletion, Error> {
         Ok(cast::<T>(obj)?.deletion(requested_grace_seconds))

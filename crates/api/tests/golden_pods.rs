@@ -24,6 +24,7 @@ const NOW: &str = "2020-02-02T02:02:02Z";
 
 /// Scenarios that show something else than the rules of pods, with what that is.
 const ELSEWHERE: &[(&str, &str)] = &[
+    ("pod-validation-0368", "bindings"),
     ("defaulting-0067", "RuntimeClass admission"),
     ("defaulting-0069", "ServiceAccount admission copies secrets"),
     ("defaulting-0071", "LimitRanger admission"),
@@ -176,8 +177,11 @@ fn change(old: &Pod, part: Part, content_type: &str, change: &Value) -> (Answer,
     pod.set_defaults();
     pod.metadata.resource_version = Some("1".into());
     pod.metadata.generation = old.metadata.generation;
+    pod.metadata
+        .creation_timestamp
+        .clone_from(&old.metadata.creation_timestamp);
     pod.prepare_for_update(old, part);
-    let mut errors = meta::validate_update(&POD, &pod.metadata, &old.metadata);
+    let mut errors = meta::validate_update(&POD, part, &pod.metadata, &old.metadata);
     errors.extend(pod.validate_update(old, part));
     if !errors.is_empty() {
         return (invalid(&pod, &errors, warnings), None);

@@ -44,6 +44,23 @@ pub fn key(kind: &Kind, namespace: &str, name: &str) -> Bytes {
     key.into()
 }
 
+/// The key under which kube-apiserver keeps the object in its store. Some of its answers show it.
+pub fn upstream_key(kind: &Kind, namespace: &str, name: &str) -> String {
+    let stored = kind.stored();
+    let prefix = match (stored.group(), stored.plural()) {
+        ("", "replicationcontrollers") => "controllers".to_string(),
+        ("", "endpoints") => "services/endpoints".to_string(),
+        ("", "nodes") => "minions".to_string(),
+        ("", "services") => "services/specs".to_string(),
+        ("networking.k8s.io", "ingresses") => "ingress".to_string(),
+        // The groups of API servers of their own, built in or not.
+        (group @ ("apiextensions.k8s.io" | "apiregistration.k8s.io"), plural) => format!("{group}/{plural}"),
+        (group, plural) if kind.ops.custom().is_some() => format!("{group}/{plural}"),
+        (_, plural) => plural.to_string(),
+    };
+    format!("{ROOT}{prefix}/{}", local(namespace, name))
+}
+
 /// Splits a key into `<group>/<plural>` and what follows.
 pub fn split(key: &[u8]) -> Option<(&str, &str)> {
     let rest = std::str::from_utf8(key).ok()?.strip_prefix(ROOT)?;

@@ -70,9 +70,9 @@ impl Server {
         let filter = self.filter(kind, namespace, &list)?;
         let version = match list.resource_version.as_str() {
             "" => 0,
-            text => text.parse().map_err(|_| {
-                Error::bad_request(format!("invalid resource version: {}", bad_revision(text)))
-            })?,
+            text => text
+                .parse()
+                .map_err(|_| Error::new(500, "", bad_revision(text)))?,
         };
         let initial = query.send_initial_events == Some(true);
         if list.resource_version.is_empty() {

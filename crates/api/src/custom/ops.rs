@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::field::{self, Errors};
 use crate::names;
 use crate::object::AnyObject;
-use crate::strategy::{Deletion, Ops, Part};
+use crate::strategy::{Deletion, MetadataChecks, Ops, Part};
 use crate::table::{self, ColumnOf};
 
 /// What one version of a definition says.
@@ -304,6 +304,18 @@ impl Ops for CustomOps {
 
     fn validate_update(&self, obj: &dyn AnyObject, old: &dyn AnyObject, part: Part) -> Result<Errors, Error> {
         Ok(self.judged(custom(obj)?, Some(custom(old)?), part))
+    }
+
+    fn checks_metadata(&self) -> bool {
+        true
+    }
+
+    fn metadata_checks(&self, _: Part) -> MetadataChecks {
+        MetadataChecks::CHANGES
+    }
+
+    fn standard_finalizers(&self) -> bool {
+        false
     }
 
     fn early_warnings(&self, _: &dyn AnyObject) -> Result<Vec<String>, Error> {

@@ -6,7 +6,7 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, A
 use super::checks::{dns_subdomain, each, text};
 use crate::field::{Errors, Path};
 use crate::names;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const HTTPS_PORT: i32 = 443;
@@ -175,4 +175,13 @@ impl Strategy for APIService {
             table::created(&self.metadata, now),
         ]
     }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Status => MetadataChecks::CHANGES,
+            Part::Main | Part::Other(_) => MetadataChecks::BOTH,
+        }
+    }
+
+    const STANDARD_FINALIZERS: bool = false;
 }

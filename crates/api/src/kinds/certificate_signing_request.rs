@@ -7,11 +7,12 @@ use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestCondition, CertificateSigningRequestStatus,
 };
 use k8s_openapi::jiff::Timestamp;
+use x509_parser::pem::Pem;
 
 use super::checks::{json, text};
 use crate::certificates::CertificateRequest;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 /// Domain of the signers that are Kubernetes' own.
@@ -58,16 +59,14 @@ impl Strategy for CertificateSigningRequest {
             Part::Main => self.status = old.status.clone(),
             // Approval is not the signer's to give or take.
             Part::Status => {
-                let decided = |c: &CertificateSigningRequestCondition| {
-                    matches!(c.type_.as_str(), "Approved" | "Denied")
-                };
-                let before = old.status.clone().unwrap_or_default();
-                let status = self.status.get_or_insert_default();
-                let mut conditions: Vec<_> = before.conditions.unwrap_or_default();
-                conditions.retain(decided);
-                let own = status.conditions.take().unwrap_or_default();
-                conditions.extend(own.into_iter().filter(|c| !decided(c)));
-                status.conditions = (!conditions.is_empty()).then_some(conditions);
+                for of in ["Approved", "Denied"] {
+                    let before = conditions(old, of);
+                    let after = conditions_mut(self, of);
+                    // What was added or removed validation rejects.
+                    if before.len() == after.len() {
+                        after.into_iter().zip(before).for_each(|(a, b)| a.clone_from(b));
+                    }
+                }
             }
             // approval
             Part::Other(_) => {
@@ -119,38 +118,36 @@ impl Strategy for CertificateSigningRequest {
         errors
     }
 
-    fn validate_update(&self, _old: &Self, _part: Part) -> Errors {
-        let mut errors = Errors::new();
+    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+        let mut errors = self.validate();
+        check_conditions(self, old, &mut errors);
         let path = Path::new("status").child("conditions");
-        let conditions = self
-            .status
-            .as_ref()
-            .and_then(|s| s.conditions.as_deref())
-            .unwrap_or(&[]);
-        let has = |of: &str| conditions.iter().any(|c| c.type_ == of);
-        for (i, condition) in conditions.iter().enumerate() {
-            let at = path.index(i);
-            if condition.type_.is_empty() {
-                errors.required(&at.child("type"), "");
+        for of in ["Approved", "Denied", "Failed"] {
+            if conditions(self, of).len() < conditions(old, of).len() {
+                let words = format!("updates may not remove a condition of type {of:?}");
+                errors.forbidden(&path, words);
             }
-            let approval = matches!(condition.type_.as_str(), "Approved" | "Denied" | "Failed");
-            match condition.status.as_str() {
-                "" => errors.required(&at.child("status"), ""),
-                "True" => {}
-                status if approval => {
-                    errors.not_supported_in_order(&at.child("status"), status, &["True"]);
-                }
-                "False" | "Unknown" => {}
-                status => {
-                    errors.not_supported_in_order(&at.child("status"), status, &["False", "True", "Unknown"])
+        }
+        if !matches!(part, Part::Other(_)) {
+            for of in ["Approved", "Denied"] {
+                let (new, before) = (conditions(self, of), conditions(old, of));
+                if new.len() > before.len() {
+                    errors.forbidden(&path, format!("updates may not add a condition of type {of:?}"));
                 }
             }
-            if condition.type_ == "Denied" && has("Approved") {
-                errors.invalid(
-                    &at.child("type"),
-                    &condition.type_,
-                    "Approved and Denied conditions are mutually exclusive",
-                );
+        }
+        let (new, before) = (certificate(self), certificate(old));
+        if new != before {
+            let at = Path::new("status").child("certificate");
+            if part != Part::Status {
+                errors.forbidden(&at, "updates may not set certificate content");
+            } else if !before.is_empty() {
+                errors.forbidden(&at, "updates may not modify existing certificate content");
+            }
+            if let Some(why) = certificate_mistake(new)
+                && certificate_mistake(before).is_none()
+            {
+                errors.invalid(&at, "<certificate data>", why);
             }
         }
         errors
@@ -190,6 +187,10 @@ impl Strategy for CertificateSigningRequest {
             table::or(duration.as_deref(), "<none>").into(),
             shown_condition(&self.status.clone().unwrap_or_default()).into(),
         ]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }
 
@@ -242,5 +243,100 @@ fn signer(name: &str, path: &Path, errors: &mut Errors) {
     }
     for mistake in crate::names::dns1123_subdomain(rest) {
         errors.invalid(path, rest, format!("validating label {rest:?}: {mistake}"));
+    }
+}
+
+/// The conditions of one type.
+fn conditions<'a>(
+    of: &'a CertificateSigningRequest,
+    type_: &str,
+) -> Vec<&'a CertificateSigningRequestCondition> {
+    let all = of.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    all.filter(|c| c.type_ == type_).collect()
+}
+
+fn conditions_mut<'a>(
+    of: &'a mut CertificateSigningRequest,
+    type_: &str,
+) -> Vec<&'a mut CertificateSigningRequestCondition> {
+    let all = of
+        .status
+        .iter_mut()
+        .flat_map(|s| s.conditions.iter_mut().flatten());
+    all.filter(|c| c.type_ == type_).collect()
+}
+
+fn certificate(of: &CertificateSigningRequest) -> &[u8] {
+    let certificate = of.status.as_ref().and_then(|s| s.certificate.as_ref());
+    certificate.map_or(&[], |c| &c.0)
+}
+
+/// Why a signer's answer is no chain of certificates; nothing is none yet.
+fn certificate_mistake(pem: &[u8]) -> Option<String> {
+    if pem.is_empty() {
+        return None;
+    }
+    let mut blocks = 0;
+    for block in Pem::iter_from_buffer(pem) {
+        let Ok(block) = block else { break };
+        if block.label != "CERTIFICATE" {
+            return Some(format!(
+                "only CERTIFICATE PEM blocks are allowed, found {:?}",
+                block.label
+            ));
+        }
+        blocks += 1;
+        if let Err(why) = block.parse_x509() {
+            return Some(why.to_string());
+        }
+    }
+    (blocks == 0).then(|| "must contain one or more CERTIFICATE PEM blocks".into())
+}
+
+/// What holds for the conditions, unless the object had it before.
+fn check_conditions(new: &CertificateSigningRequest, old: &CertificateSigningRequest, errors: &mut Errors) {
+    let path = Path::new("status").child("conditions");
+    let all = |of: &CertificateSigningRequest| -> Vec<CertificateSigningRequestCondition> {
+        let conditions = of.status.iter().flat_map(|s| s.conditions.iter().flatten());
+        conditions.cloned().collect()
+    };
+    let before = all(old);
+    let had_empty = before.iter().any(|c| c.type_.is_empty());
+    let had_both = ["Approved", "Denied"]
+        .iter()
+        .all(|of| !conditions(old, of).is_empty());
+    let types: BTreeSet<&str> = before.iter().map(|c| c.type_.as_str()).collect();
+    let had_twice = types.len() < before.len();
+    let mut seen = BTreeSet::new();
+    let conditions = all(new);
+    for (i, condition) in conditions.iter().enumerate() {
+        let (at, of) = (path.index(i), condition.type_.as_str());
+        if of.is_empty() && !had_empty {
+            errors.required(&at.child("type"), "");
+        }
+        let only_true = matches!(of, "Approved" | "Denied" | "Failed");
+        match condition.status.as_str() {
+            "" => errors.required(&at.child("status"), ""),
+            "True" => {}
+            status if only_true => {
+                errors.not_supported_in_order(&at.child("status"), status, &["True"]);
+            }
+            "False" | "Unknown" => {}
+            status => {
+                errors.not_supported_in_order(&at.child("status"), status, &["False", "True", "Unknown"]);
+            }
+        }
+        let opposite = match of {
+            "Approved" => "Denied",
+            "Denied" => "Approved",
+            _ => "",
+        };
+        if !opposite.is_empty() && seen.contains(opposite) && !had_both {
+            let words = "Approved and Denied conditions are mutually exclusive";
+            errors.invalid(&path, of, words);
+        }
+        if !seen.insert(of) && !had_twice {
+            errors.duplicate(&at.child("type"), of);
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::{codec, meta, names};
 pub const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 pub const NOT_GREATER_THAN_ZERO: &str = "must be greater than 0";
-const IMMUTABLE: &str = "field is immutable";
+pub const IMMUTABLE: &str = "field is immutable";
 
 /// A value shown as its JSON, as Kubernetes shows structs, lists and maps.
 pub struct Json(pub String);
@@ -91,6 +91,18 @@ pub fn dns_subdomain(errors: &mut Errors, path: &Path, value: &str) {
 /// `name` or `prefix/name`: label keys, protocols, classes of load balancers.
 pub fn qualified_name(errors: &mut Errors, path: &Path, value: &str) {
     each(errors, path, value, names::qualified_name(value));
+}
+
+/// A finalizer without a domain must be one of Kubernetes' own.
+pub fn standard_finalizer(errors: &mut Errors, path: &Path, name: &str) {
+    const STANDARD: &[&str] = &["kubernetes", "orphan", "foregroundDeletion"];
+    if !name.contains('/') && !STANDARD.contains(&name) {
+        errors.invalid(
+            path,
+            name,
+            "name is neither a standard finalizer name nor is it fully qualified",
+        );
+    }
 }
 
 /// Keys and values of labels (or of a selector of that form).
@@ -173,17 +185,40 @@ pub fn ip(errors: &mut Errors, path: &Path, value: &str, existing: &[String]) ->
     if existing.iter().any(|e| e == value) {
         return true;
     }
-    let fine = value
-        .parse::<IpAddr>()
-        .is_ok_and(|ip| !matches!(ip, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some()));
-    if !fine {
-        errors.invalid(
-            path,
-            value,
-            "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
-        );
+    let mistake = match value.parse::<IpAddr>() {
+        Ok(IpAddr::V6(v6)) if v6.to_ipv4_mapped().is_some() => "must not be an IPv4-mapped IPv6 address",
+        Ok(_) => return true,
+        Err(_) if without_leading_zeros(value).parse::<IpAddr>().is_ok() => "must not have leading 0s",
+        Err(_) => "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
+    };
+    errors.invalid(path, value, mistake);
+    false
+}
+
+/// An address as older readers understood it, which passed over zeros before the decimal numbers of IPv4.
+fn without_leading_zeros(value: &str) -> String {
+    let plain = |part: &str| match part.trim_start_matches('0') {
+        "" if !part.is_empty() => "0".to_string(),
+        rest => rest.to_string(),
+    };
+    let (before, last) = value.rsplit_once(':').map_or(("", value), |(b, l)| (b, l));
+    let last: Vec<String> = last.split('.').map(plain).collect();
+    match before {
+        "" if !value.starts_with(':') => last.join("."),
+        before => format!("{before}:{}", last.join(".")),
     }
-    fine
+}
+
+/// As [`ip`], and in the one form that the address is written in.
+pub fn canonical_ip(value: &str) -> Vec<String> {
+    let mut errors = Errors::new();
+    if ip(&mut errors, &Path::default(), value, &[])
+        && let Ok(address) = value.parse::<IpAddr>()
+        && address.to_string() != value
+    {
+        return vec![format!("must be in canonical form ({:?})", address.to_string())];
+    }
+    errors.iter().map(|e| e.detail.clone()).collect()
 }
 
 /// An address traffic can be sent to: not unspecified, loopback or link-local.
@@ -226,21 +261,35 @@ pub fn cidr(errors: &mut Errors, path: &Path, value: &str, existing: &[String]) 
     if existing.iter().any(|e| e == value) {
         return;
     }
-    match super::service_ips::Cidr::parse(value) {
-        None => errors.invalid(
-            path,
-            value,
-            "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
-        ),
-        Some(range) if range.has_host_bits() => errors.invalid(
-            path,
-            value,
-            format!(
-                "must not have bits set beyond the prefix length, did you mean \"{}\"",
-                range.masked()
-            ),
-        ),
-        Some(_) => {}
+    let mistake = match (super::service_ips::Cidr::parse(value), value.split_once('/')) {
+        (Some(range), _) if range.is_ipv4_mapped() => "must not have an IPv4-mapped IPv6 address",
+        (Some(range), _) if range.has_host_bits() => "must not have bits set beyond the prefix length",
+        (Some(_), _) => return,
+        (None, Some((address, length)))
+            if super::service_ips::Cidr::parse(&format!(
+                "{}/{}",
+                without_leading_zeros(address),
+                without_leading_zeros(length)
+            ))
+            .is_some() =>
+        {
+            "must not have leading 0s in IP or prefix length"
+        }
+        (None, _) => "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
+    };
+    errors.invalid(path, value, mistake);
+}
+
+/// As [`cidr`], and in the one form that the range is written in.
+pub fn canonical_cidr(errors: &mut Errors, path: &Path, value: &str) {
+    let before = errors.len();
+    cidr(errors, path, value, &[]);
+    if errors.len() == before
+        && let Some(range) = super::service_ips::Cidr::parse(value)
+        && range.to_string() != value
+    {
+        let words = format!("must be in canonical form ({:?})", range.to_string());
+        errors.invalid(path, value, words);
     }
 }
 
@@ -367,6 +416,14 @@ pub fn domain_prefixed_path(errors: &mut Errors, path: &Path, value: &str) {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:%".contains(&b);
     if !rest.bytes().all(allowed) {
         errors.invalid(path, rest, "Invalid path (e.g. '/bar/baz')");
+    }
+}
+
+/// An amount of whatever it is: not less than nothing, as a whole number shows it.
+pub fn basic_resource(errors: &mut Errors, path: &Path, value: &Quantity) {
+    let whole = quantity_of(value).map_or(0, |q| q.value());
+    if whole < 0 {
+        errors.invalid(path, whole, "must be a valid resource quantity");
     }
 }
 

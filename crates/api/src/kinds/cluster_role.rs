@@ -5,7 +5,7 @@ use k8s_openapi::api::rbac::v1::ClusterRole;
 use super::checks::label_selector;
 use super::rbac;
 use crate::field::{Errors, Path};
-use crate::strategy::Strategy;
+use crate::strategy::{MetadataChecks, Part, Strategy};
 
 impl Strategy for ClusterRole {
     fn validate(&self) -> Errors {
@@ -31,4 +31,8 @@ impl Strategy for ClusterRole {
     }
 
     const CREATE_ON_UPDATE: bool = true;
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
+    }
 }

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{drop_empty, each};
 use crate::field::{Errors, Path};
 use crate::names;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 /// Most bytes that the values of a ConfigMap or Secret may have together: 1 MiB, so that one fits into a
@@ -74,5 +74,9 @@ impl Strategy for ConfigMap {
             keys.into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::checks::{immutable, not_negative};
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for ControllerRevision {
@@ -55,5 +55,9 @@ impl Strategy for ControllerRevision {
             self.revision.into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }

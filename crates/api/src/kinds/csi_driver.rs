@@ -1,15 +1,18 @@
 //! CSIDriver: what a storage driver can do and wants to be told.
 
-use k8s_openapi::api::storage::v1::CSIDriver;
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::storage::v1::{CSIDriver, TokenRequest};
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{drop_empty, immutable, text};
+use super::checks::{count_generation, drop_empty, immutable};
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-/// RFC 1035's label, as drivers are called in paths.
-const NAME_MAX: usize = 63;
+const TOKEN_SECONDS_MIN: i64 = 600;
+const TOKEN_SECONDS_MAX: i64 = 1 << 32;
+const UPDATE_PERIOD_SECONDS_MIN: i64 = 10;
 
 impl Strategy for CSIDriver {
     fn set_defaults(&mut self) {
@@ -26,12 +29,13 @@ impl Strategy for CSIDriver {
             .get_or_insert_with(|| vec!["Persistent".into()]);
     }
 
+    fn prepare_for_update(&mut self, old: &Self, _part: Part) {
+        let changed = self.spec != old.spec;
+        count_generation(&mut self.metadata, &old.metadata, changed);
+    }
+
     fn validate(&self) -> Errors {
         let mut errors = Errors::new();
-        let name = text(&self.metadata.name);
-        if name.len() > NAME_MAX {
-            errors.too_long(&Path::new("metadata").child("name"), NAME_MAX);
-        }
         let path = Path::new("spec");
         const POLICIES: &[&str] = &["File", "None", "ReadWriteOnceWithFSType"];
         if let Some(policy) = &self.spec.fs_group_policy
@@ -39,12 +43,33 @@ impl Strategy for CSIDriver {
         {
             errors.not_supported_in_order(&path.child("fsGroupPolicy"), policy, POLICIES);
         }
-        const MODES: &[&str] = &["Ephemeral", "Persistent"];
-        for (i, mode) in self.spec.volume_lifecycle_modes.iter().flatten().enumerate() {
+        let tokens = self.spec.token_requests.as_deref().unwrap_or_default();
+        token_requests(tokens, &path.child("tokenRequests"), &mut errors);
+        const MODES: &[&str] = &["Persistent", "Ephemeral"];
+        for mode in self.spec.volume_lifecycle_modes.iter().flatten() {
             if !MODES.contains(&mode.as_str()) {
-                let path = path.child("volumeLifecycleModes").index(i);
-                errors.not_supported_in_order(&path, mode, MODES);
+                errors.not_supported_in_order(&path.child("volumeLifecycleModes"), mode, MODES);
             }
+        }
+        if let Some(seconds) = self
+            .spec
+            .node_allocatable_update_period_seconds
+            .filter(|s| *s < UPDATE_PERIOD_SECONDS_MIN)
+        {
+            errors.invalid(
+                &path.child("nodeAllocatableUpdatePeriodSeconds"),
+                seconds,
+                "must be greater than or equal to 10 seconds",
+            );
+        }
+        if let Some(in_secrets) = self.spec.service_account_token_in_secrets
+            && tokens.is_empty()
+        {
+            errors.invalid(
+                &path.child("serviceAccountTokenInSecrets"),
+                in_secrets,
+                "serviceAccountTokenInSecrets is set but no tokenRequests are specified",
+            );
         }
         errors
     }
@@ -101,5 +126,31 @@ impl Strategy for CSIDriver {
             table::or(Some(&modes), "<none>").into(),
             table::created(&self.metadata, now),
         ]
+    }
+}
+
+/// One token for each audience, for a time that tokens may have.
+fn token_requests(requests: &[TokenRequest], path: &Path, errors: &mut Errors) {
+    let mut audiences = BTreeSet::new();
+    for (i, request) in requests.iter().enumerate() {
+        let path = path.index(i);
+        if !audiences.insert(&request.audience) {
+            errors.duplicate(&path.child("audience"), &request.audience);
+            continue;
+        }
+        let at = path.child("expirationSeconds");
+        match request.expiration_seconds {
+            Some(seconds) if seconds < TOKEN_SECONDS_MIN => {
+                errors.invalid(&at, seconds, "may not specify a duration less than 10 minutes");
+            }
+            Some(seconds) if seconds > TOKEN_SECONDS_MAX => {
+                errors.invalid(
+                    &at,
+                    seconds,
+                    "may not specify a duration larger than 2^32 seconds",
+                );
+            }
+            _ => {}
+        }
     }
 }

@@ -2,13 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::storage::v1::CSINode;
+use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver};
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{dns_subdomain, json, not_negative_if_set, qualified_name};
+use super::checks::{IMMUTABLE, Json, not_negative_if_set, qualified_name};
+use super::pod::internal;
+use super::pod::validation::volume_plugins::csi_driver;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
+
+/// Longest name of a node with a driver, in bytes.
+const NODE_ID_MAX: usize = 256;
 
 impl Strategy for CSINode {
     fn validate(&self) -> Errors {
@@ -16,13 +21,14 @@ impl Strategy for CSINode {
         let mut names = BTreeSet::new();
         for (i, driver) in self.spec.drivers.iter().enumerate() {
             let path = Path::new("spec").child("drivers").index(i);
-            if driver.name.is_empty() {
-                errors.required(&path.child("name"), "");
-            } else {
-                dns_subdomain(&mut errors, &path.child("name"), &driver.name.to_lowercase());
-            }
+            csi_driver(&driver.name, &path.child("name"), &mut errors);
+            let at = path.child("nodeID");
             if driver.node_id.is_empty() {
-                errors.required(&path.child("nodeID"), "");
+                errors.required(&at, "");
+            }
+            if driver.node_id.len() > NODE_ID_MAX {
+                let words = format!("must be {NODE_ID_MAX} characters or less");
+                errors.invalid(&at, &driver.node_id, words);
             }
             let count = driver.allocatable.as_ref().and_then(|a| a.count);
             not_negative_if_set(&mut errors, &path.child("allocatable").child("count"), count);
@@ -31,10 +37,13 @@ impl Strategy for CSINode {
             }
             let mut keys = BTreeSet::new();
             for key in driver.topology_keys.iter().flatten() {
-                if !keys.insert(key) {
-                    errors.duplicate(&path.child("topologyKeys"), key);
+                if key.is_empty() {
+                    errors.required(&path, "");
                 }
-                qualified_name(&mut errors, &path.child("topologyKeys"), key);
+                if !keys.insert(key) {
+                    errors.duplicate(&path, key);
+                }
+                qualified_name(&mut errors, &path, key);
             }
         }
         errors
@@ -43,13 +52,18 @@ impl Strategy for CSINode {
     fn validate_update(&self, old: &Self, _part: Part) -> Errors {
         let mut errors = self.validate();
         // A driver may come and go, and its limit may change; its identity and topology may not.
-        for (i, driver) in self.spec.drivers.iter().enumerate() {
-            let before = old.spec.drivers.iter().find(|d| d.name == driver.name);
-            if let Some(before) = before
-                && (driver.node_id != before.node_id || driver.topology_keys != before.topology_keys)
-            {
-                let path = Path::new("spec").child("drivers").index(i);
-                errors.invalid(&path, json(driver), "field is immutable");
+        let pairs = old.spec.drivers.iter().flat_map(|before| {
+            let after = self.spec.drivers.iter();
+            after.filter(|d| d.name == before.name).map(move |d| (before, d))
+        });
+        for (before, driver) in pairs {
+            if driver.node_id != before.node_id || driver.topology_keys != before.topology_keys {
+                let identity = CSINodeDriver {
+                    allocatable: None,
+                    ..driver.clone()
+                };
+                let shown = Json(internal::json("CSINodeDriver", &identity));
+                errors.invalid(&Path::new("spec").child("drivers"), shown, IMMUTABLE);
             }
         }
         errors
@@ -68,5 +82,9 @@ impl Strategy for CSINode {
             self.spec.drivers.len().into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::WHOLE
     }
 }

@@ -3,10 +3,12 @@
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{dns_subdomain, immutable, label_selector, not_negative_quantity};
+use super::checks::{
+    IMMUTABLE, Json, dns_subdomain, immutable, json_selector, label_selector, not_negative_quantity,
+};
 use crate::field::{Errors, Path};
 use crate::quantity;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for CSIStorageCapacity {
@@ -25,21 +27,18 @@ impl Strategy for CSIStorageCapacity {
         if let Some(topology) = &self.node_topology {
             label_selector(&mut errors, &Path::new("nodeTopology"), topology);
         }
-        for (field, amount) in [
-            ("capacity", &self.capacity),
-            ("maximumVolumeSize", &self.maximum_volume_size),
-        ] {
-            if let Some(amount) = amount {
-                not_negative_quantity(&mut errors, &Path::new(field), amount);
-            }
+        if let Some(amount) = &self.capacity {
+            not_negative_quantity(&mut errors, &Path::new("capacity"), amount);
         }
         errors
     }
 
     fn validate_update(&self, old: &Self, _part: Part) -> Errors {
         let mut errors = self.validate();
-        let path = Path::new("nodeTopology");
-        immutable(&mut errors, &path, &self.node_topology, &old.node_topology);
+        if self.node_topology != old.node_topology {
+            let shown = self.node_topology.as_ref().map_or("null".into(), json_selector);
+            errors.invalid(&Path::new("nodeTopology"), Json(shown), IMMUTABLE);
+        }
         let path = Path::new("storageClassName");
         immutable(
             &mut errors,
@@ -67,5 +66,9 @@ impl Strategy for CSIStorageCapacity {
             self.storage_class_name.as_str().into(),
             self.capacity.as_ref().map_or("<unset>", |c| c.0.as_str()).into(),
         ]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }

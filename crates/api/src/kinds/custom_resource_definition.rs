@@ -93,6 +93,8 @@ impl Strategy for CustomResourceDefinition {
         }
         errors
     }
+
+    const STANDARD_FINALIZERS: bool = false;
 }
 
 /// `old`: the versions there were before.

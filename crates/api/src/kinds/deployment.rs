@@ -20,6 +20,7 @@ impl Strategy for Deployment {
     fn after_decode(&mut self, json: &[u8]) {
         if let Some(spec) = &mut self.spec {
             template::mark_given_selector(&mut spec.selector, json);
+            template::mark_given_labels(&mut spec.template, json);
         }
     }
 

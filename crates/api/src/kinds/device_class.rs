@@ -4,7 +4,7 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::count_generation;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for DeviceClass {
@@ -23,5 +23,9 @@ impl Strategy for DeviceClass {
 
     fn row(&self, now: Timestamp) -> Vec<Cell> {
         table::name_and_age(&self.metadata, now)
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }

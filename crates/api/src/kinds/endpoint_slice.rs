@@ -4,11 +4,12 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointHints, EndpointPort, End
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
-    self, PROTOCOLS, count_generation, dns_label, each, endpoint_ip, immutable, ip, qualified_name, text,
+    self, PROTOCOLS, canonical_ip, count_generation, dns_label, each, endpoint_ip, immutable, ip,
+    qualified_name, text,
 };
 use crate::field::{Errors, Path};
 use crate::names;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const MAX_ENDPOINTS: usize = 1000;
@@ -68,7 +69,15 @@ impl Strategy for EndpointSlice {
     }
 
     fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        let mut errors = self.validate();
+        // What was valid once stays valid as long as nobody touches it.
+        let mut errors = match self.endpoints == old.endpoints {
+            true => Self {
+                endpoints: None,
+                ..self.clone()
+            }
+            .validate(),
+            false => self.validate(),
+        };
         immutable(
             &mut errors,
             &Path::new("addressType"),
@@ -112,6 +121,10 @@ impl Strategy for EndpointSlice {
             table::created(&self.metadata, now),
         ]
     }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::WHOLE
+    }
 }
 
 fn check_endpoint(endpoint: &Endpoint, of: &str, path: &Path, errors: &mut Errors) {
@@ -124,6 +137,10 @@ fn check_endpoint(endpoint: &Endpoint, of: &str, path: &Path, errors: &mut Error
     for (i, address) in endpoint.addresses.iter().enumerate() {
         let indexed = at.index(i);
         match of {
+            // The one address that must be in its canonical form.
+            "IPv6" if !canonical_ip(address).is_empty() => {
+                each(errors, &indexed, address.as_str(), canonical_ip(address));
+            }
             "IPv4" | "IPv6" if ip(errors, &indexed, address, &[]) => {
                 if address.contains(':') != (of == "IPv6") {
                     errors.invalid(&at, address, format!("must be an {of} address"));

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{self, PROTOCOLS, dns_label, drop_empty, each, endpoint_ip, ip, qualified_name, text};
 use crate::field::{Errors, Path};
 use crate::names;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 /// Most addresses that `kubectl get` shows.
@@ -68,6 +68,10 @@ impl Strategy for Endpoints {
             shown(self).into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }
 

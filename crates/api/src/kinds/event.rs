@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{each, qualified_name, text};
 use crate::field::{Errors, Path};
 use crate::names;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const INSTANCE_MAX: usize = 128;
@@ -32,7 +32,7 @@ impl Strategy for Event {
     }
 
     fn validate_name(name: &str) -> Vec<String> {
-        names::dns1123_subdomain(name)
+        names::path_segment(name)
     }
 
     const CREATE_ON_UPDATE: bool = true;
@@ -131,6 +131,12 @@ impl Strategy for Event {
             count.into(),
             table::name(&self.metadata),
         ]
+    }
+
+    const CHECKS_METADATA: bool = false;
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::NONE
     }
 }
 

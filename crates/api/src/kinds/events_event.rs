@@ -3,8 +3,11 @@
 use k8s_openapi::api::core::v1;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::jiff::Timestamp;
+use serde::Serialize;
+use serde_json::Value;
 
-use super::checks::{json, text};
+use super::checks::{IMMUTABLE, Json, json, text};
+use super::pod::internal;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{Cell, Column};
@@ -53,17 +56,45 @@ impl Strategy for Event {
         if event.series != old.series {
             series(&event, &mut errors);
         }
+        // Structs show in the form that Kubernetes keeps to itself.
+        for (field, of, new, was) in [
+            (
+                "involvedObject",
+                "ObjectReference",
+                internal_value(&event.involved_object),
+                internal_value(&old.involved_object),
+            ),
+            (
+                "source",
+                "EventSource",
+                internal_value(&event.source),
+                internal_value(&old.source),
+            ),
+            (
+                "related",
+                "*ObjectReference",
+                internal_value(&event.related),
+                internal_value(&old.related),
+            ),
+        ] {
+            if new != was {
+                let shown = Json(internal::json(of, &new));
+                errors.invalid(&Path::new(field), shown, IMMUTABLE);
+            }
+        }
         macro_rules! stays {
             ($($field:ident: $name:literal),* $(,)?) => {$(
                 if event.$field != old.$field {
-                    errors.invalid(&Path::new($name), json(&event.$field), "field is immutable");
+                    errors.invalid(&Path::new($name), json(&event.$field), IMMUTABLE);
                 }
             )*};
         }
         stays! {
-            involved_object: "involvedObject", reason: "reason", message: "message", source: "source",
-            first_timestamp: "firstTimestamp", last_timestamp: "lastTimestamp", count: "count", type_: "type",
-            event_time: "eventTime", action: "action", related: "related",
+            reason: "reason", message: "message",
+            first_timestamp: "firstTimestamp", last_timestamp: "lastTimestamp", count: "count",
+            // v1.36 looks at the reason twice, and says so twice.
+            reason: "reason", type_: "type",
+            event_time: "eventTime", action: "action",
             reporting_component: "reportingController", reporting_instance: "reportingInstance",
         }
         errors
@@ -109,6 +140,11 @@ impl Strategy for Event {
     fn row(&self, now: Timestamp) -> Vec<Cell> {
         convert::event_to_core(self.clone()).row(now)
     }
+}
+
+/// A value as its JSON; those of the API always have one.
+fn internal_value(value: &impl Serialize) -> Value {
+    serde_json::to_value(value).unwrap_or_default()
 }
 
 fn series(event: &v1::Event, errors: &mut Errors) {

@@ -3,9 +3,10 @@
 use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{dns_subdomain, spec_and_status, text};
+use super::checks::{Json, dns_subdomain, json, spec_and_status, text};
+use super::flow_rules;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const PRECEDENCE: i32 = 1000;
@@ -51,7 +52,9 @@ impl Strategy for FlowSchema {
             const METHODS: &[&str] = &["ByNamespace", "ByUser"];
             if !METHODS.contains(&method.type_.as_str()) {
                 let path = path.child("distinguisherMethod").child("type");
-                errors.not_supported_in_order(&path, &method.type_, METHODS);
+                // The whole of it shows, in the form that Kubernetes keeps to itself.
+                let shown = Json(format!(r#"{{"Type":{}}}"#, json(&method.type_).0));
+                errors.not_supported_in_order(&path, shown, METHODS);
             }
         }
         let at = path.child("priorityLevelConfiguration").child("name");
@@ -59,12 +62,20 @@ impl Strategy for FlowSchema {
             "" => errors.required(&at, "must reference a priority level"),
             name => dns_subdomain(&mut errors, &at, name),
         }
+        for (i, rule) in spec.rules.iter().flatten().enumerate() {
+            flow_rules::rule(rule, &path.child("rules").index(i), &mut errors);
+        }
+        status(self, &mut errors);
         errors
     }
 
     fn validate_update(&self, _old: &Self, part: Part) -> Errors {
         match part {
-            Part::Status => Errors::new(),
+            Part::Status => {
+                let mut errors = Errors::new();
+                status(self, &mut errors);
+                errors
+            }
             _ => self.validate(),
         }
     }
@@ -96,4 +107,16 @@ impl Strategy for FlowSchema {
             dangling.map_or("?", |c| text(&c.status)).into(),
         ]
     }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Status => MetadataChecks::NONE,
+            Part::Main | Part::Other(_) => MetadataChecks::WHOLE,
+        }
+    }
+}
+
+fn status(schema: &FlowSchema, errors: &mut Errors) {
+    let conditions = schema.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    flow_rules::conditions(conditions.map(|c| &c.type_), errors);
 }

@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{Json, count_generation, dns_label, dns_subdomain, each, ip, port_number, text};
 use crate::field::{Errors, Path};
 use crate::names;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
@@ -130,6 +130,13 @@ impl Strategy for Ingress {
             ports.into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Status => MetadataChecks::CHANGES,
+            Part::Main | Part::Other(_) => MetadataChecks::BOTH,
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{count_generation, dns_label, dns_subdomain, domain_prefixed_path, immutable, text};
 use super::ingress::named;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const CONTROLLER_MAX: usize = 250;
@@ -104,5 +104,9 @@ impl Strategy for IngressClass {
             table::or(parameters.as_deref(), "<none>").into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }

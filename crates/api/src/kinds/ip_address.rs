@@ -3,10 +3,11 @@
 use k8s_openapi::api::networking::v1::IPAddress;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{count_generation, immutable, ip, text};
+use super::checks::{IMMUTABLE, Json, canonical_ip, count_generation, dns_subdomain, text};
 use super::ingress::named;
+use super::pod::internal;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for IPAddress {
@@ -21,15 +22,19 @@ impl Strategy for IPAddress {
 
     fn validate(&self) -> Errors {
         let mut errors = Errors::new();
-        let path = Path::new("metadata").child("name");
-        ip(&mut errors, &path, text(&self.metadata.name), &[]);
         let parent = self.spec.parent_ref.clone();
         let path = Path::new("spec").child("parentRef");
         if parent.resource.is_empty() && parent.name.is_empty() {
             errors.required(&path, "");
         } else {
+            if !text(&parent.group).is_empty() {
+                dns_subdomain(&mut errors, &path.child("group"), text(&parent.group));
+            }
             named(&mut errors, &path.child("resource"), &parent.resource);
             named(&mut errors, &path.child("name"), &parent.name);
+            if !text(&parent.namespace).is_empty() {
+                named(&mut errors, &path.child("namespace"), text(&parent.namespace));
+            }
         }
         errors
     }
@@ -38,13 +43,15 @@ impl Strategy for IPAddress {
         let mut errors = self.validate();
         let parent = |a: &IPAddress| a.spec.parent_ref.clone();
         let path = Path::new("spec").child("parentRef");
-        immutable(&mut errors, &path, &parent(self), &parent(old));
+        if parent(self) != parent(old) {
+            let shown = Json(internal::json("ParentReference", &parent(self)));
+            errors.invalid(&path, shown, IMMUTABLE);
+        }
         errors
     }
 
-    /// Checked as an address instead.
-    fn validate_name(_name: &str) -> Vec<String> {
-        Vec::new()
+    fn validate_name(name: &str) -> Vec<String> {
+        canonical_ip(name)
     }
 
     const SELECTABLE_FIELDS: &'static [&'static str] = &[];
@@ -70,5 +77,9 @@ impl Strategy for IPAddress {
             format!("{shown}/{}", parent.name).into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::batch::v1::{Job, JobSpec, JobStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{Json, count_generation, drop_empty, json, json_selector, label_selector, text};
@@ -12,7 +13,7 @@ use super::pod::pod_template_warnings;
 use super::template;
 use crate::field::{Errors, Path};
 use crate::names;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 pub(super) mod spec;
@@ -126,6 +127,13 @@ impl Strategy for Job {
             table::label_selector(spec.selector.as_ref()).into(),
         ]
     }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Status => MetadataChecks::CHANGES,
+            Part::Main | Part::Other(_) => MetadataChecks::BOTH,
+        }
+    }
 }
 
 /// Defaults of what CronJobs have too: the template's. The rest is the Job's own.
@@ -165,6 +173,7 @@ fn set_spec_defaults(spec: &mut JobSpec) {
 
 /// Selects by the Job's own UID, so that no two Jobs share pods.
 fn make_selector(job: &mut Job) {
+    let generated = is_name_generated(&job.metadata);
     let uid = text(&job.metadata.uid).to_string();
     let name = text(&job.metadata.name).to_string();
     let spec = job.spec.get_or_insert_default();
@@ -172,8 +181,9 @@ fn make_selector(job: &mut Job) {
         return;
     }
     let shared = spec.template.metadata.get_or_insert_default();
-    // The Job's own labels were copied from the template as a default; v1.36 shares one map between the two.
-    let same = job.metadata.labels == shared.labels;
+    // The Job's own labels were copied from the template as a default; v1.36 shares one map between the two, unless the
+    // object has been copied to try names for it.
+    let same = job.metadata.labels == shared.labels && !generated;
     let labels = shared.labels.get_or_insert_default();
     for (label, value) in [
         (OLD_NAME_LABEL, &name),
@@ -189,6 +199,11 @@ fn make_selector(job: &mut Job) {
     let selector = spec.selector.get_or_insert_default();
     let selected = selector.match_labels.get_or_insert_default();
     selected.entry(UID_LABEL.into()).or_insert(uid);
+}
+
+fn is_name_generated(meta: &ObjectMeta) -> bool {
+    let prefix = text(&meta.generate_name);
+    !prefix.is_empty() && text(&meta.name).starts_with(prefix)
 }
 
 fn labels(job: &Job) -> BTreeMap<String, String> {
@@ -207,22 +222,7 @@ fn validate(job: &Job, new_labels: bool) -> Errors {
     let path = Path::new("spec");
     let labels = labels(job);
     selector_is_generated(job, &spec, &labels, new_labels, &mut errors);
-    spec::validate(&spec, &path, &mut errors);
-    match &spec.selector {
-        None => errors.required(&path.child("selector"), ""),
-        Some(selector) => label_selector(&mut errors, &path.child("selector"), selector),
-    }
-    if spec
-        .selector
-        .as_ref()
-        .is_none_or(|s| !template::matches(s, &labels))
-    {
-        errors.invalid(
-            &path.child("template").child("metadata").child("labels"),
-            json(&labels),
-            "`selector` does not match template `labels`",
-        );
-    }
+    validate_spec(job, &path, &mut errors);
     if text(&spec.completion_mode) == "Indexed"
         && let Some(completions) = spec.completions.filter(|c| *c > 0)
     {
@@ -237,6 +237,21 @@ fn validate(job: &Job, new_labels: bool) -> Errors {
         }
     }
     errors
+}
+
+/// The spec with its selector. An update asks for this twice.
+fn validate_spec(job: &Job, path: &Path, errors: &mut Errors) {
+    let spec = job.spec.clone().unwrap_or_default();
+    let labels = labels(job);
+    spec::validate(&spec, path, errors);
+    match &spec.selector {
+        None => errors.required(&path.child("selector"), ""),
+        Some(selector) => label_selector(errors, &path.child("selector"), selector),
+    }
+    let matches = |selector| template::matches(selector, &labels);
+    if !spec.selector.as_ref().is_some_and(matches) {
+        template::does_not_match(&spec.template, &path.child("template"), errors);
+    }
 }
 
 fn selector_is_generated(

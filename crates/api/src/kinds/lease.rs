@@ -10,7 +10,10 @@ use crate::table::{self, Cell, Column};
 
 impl Strategy for Lease {
     fn set_defaults(&mut self) {
-        self.spec.get_or_insert_default();
+        let spec = self.spec.get_or_insert_default();
+        // CoordinatedLeaderElection is off by default.
+        spec.strategy = None;
+        spec.preferred_holder = None;
     }
 
     fn validate(&self) -> Errors {
@@ -29,22 +32,6 @@ impl Strategy for Lease {
             &path.child("leaseTransitions"),
             spec.lease_transitions,
         );
-        match spec.strategy.as_deref() {
-            None | Some("OldestEmulationVersion") => {}
-            // Others may be defined by third parties, under a domain of their own.
-            Some(own) if own.contains('/') => {
-                super::checks::qualified_name(&mut errors, &path.child("strategy"), own);
-            }
-            Some(unknown) => {
-                errors.not_supported_in_order(&path.child("strategy"), unknown, &["OldestEmulationVersion"]);
-            }
-        }
-        if !text(&spec.preferred_holder).is_empty() && text(&spec.strategy).is_empty() {
-            errors.forbidden(
-                &path.child("preferredHolder"),
-                "may only be specified if `strategy` is defined",
-            );
-        }
         errors
     }
 
@@ -68,4 +55,6 @@ impl Strategy for Lease {
             table::created(&self.metadata, now),
         ]
     }
+
+    const STANDARD_FINALIZERS: bool = false;
 }

@@ -10,7 +10,7 @@ use super::resource_quota::is_standard;
 use crate::field::{Errors, Path};
 use crate::names;
 use crate::quantity::{self, Quantity};
-use crate::strategy::Strategy;
+use crate::strategy::{MetadataChecks, Part, Strategy};
 
 const TYPES: &[&str] = &["Pod", "Container", "PersistentVolumeClaim"];
 const NOT_ON_POD: &str = "may not be specified when `type` is 'Pod'";
@@ -61,6 +61,10 @@ impl Strategy for LimitRange {
     }
 
     const CREATE_ON_UPDATE: bool = true;
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::WHOLE
+    }
 }
 
 fn fill(into: &mut BTreeMap<String, Wire>, from: &Amounts) {

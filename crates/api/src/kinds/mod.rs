@@ -25,6 +25,7 @@ mod endpoint_slice;
 mod endpoints;
 mod event;
 mod events_event;
+mod flow_rules;
 mod flow_schema;
 mod horizontal_pod_autoscaler;
 mod horizontal_pod_autoscaler_v1;

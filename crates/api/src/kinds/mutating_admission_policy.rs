@@ -8,7 +8,7 @@ use super::checks::{count_generation, text};
 use super::webhook::set_match_defaults;
 use crate::cel::check::Type;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 fn check_expressions(spec: &MutatingAdmissionPolicySpec, path: &Path, errors: &mut Errors) {
@@ -149,4 +149,10 @@ impl Strategy for MutatingAdmissionPolicy {
             table::created(&self.metadata, now),
         ]
     }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::WHOLE
+    }
+
+    const STANDARD_FINALIZERS: bool = false;
 }

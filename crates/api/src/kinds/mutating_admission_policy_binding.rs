@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{count_generation, dns_subdomain, text};
 use super::webhook::set_match_defaults;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for MutatingAdmissionPolicyBinding {
@@ -88,4 +88,10 @@ impl Strategy for MutatingAdmissionPolicyBinding {
             table::created(&self.metadata, now),
         ]
     }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::WHOLE
+    }
+
+    const STANDARD_FINALIZERS: bool = false;
 }

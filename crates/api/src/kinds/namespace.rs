@@ -4,10 +4,10 @@
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{each, text};
+use super::checks::{qualified_name, standard_finalizer, text};
 use crate::field::{Errors, Path};
 use crate::names;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 /// The label that carries the namespace's name, so that selectors can name it.
@@ -67,14 +67,15 @@ impl Strategy for Namespace {
     }
 
     fn validate(&self) -> Errors {
-        finalizers(self)
+        finalizers(self, |_| Path::new("spec").child("finalizers"))
     }
 
     fn validate_update(&self, _old: &Self, part: Part) -> Errors {
         let mut errors = Errors::new();
         match part {
-            Part::Main => {}
-            Part::Other(_) => errors = finalizers(self),
+            Part::Main => errors = self.validate(),
+            // finalize
+            Part::Other(_) => errors = finalizers(self, |i| Path::new("spec").child("finalizers").index(i)),
             Part::Status => {
                 let phase = self.status.as_ref().map_or("", |s| text(&s.phase));
                 let path = Path::new("status").child("Phase");
@@ -124,34 +125,24 @@ impl Strategy for Namespace {
             table::created(&self.metadata, now),
         ]
     }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Main => MetadataChecks::BOTH,
+            Part::Status | Part::Other(_) => MetadataChecks::CHANGES,
+        }
+    }
 }
 
 /// Finalizers are qualified names; without a prefix only Kubernetes' own.
-fn finalizers(namespace: &Namespace) -> Errors {
+fn finalizers(namespace: &Namespace, at: impl Fn(usize) -> Path) -> Errors {
     let mut errors = Errors::new();
-    let path = Path::new("spec").child("finalizers");
     let spec = namespace.spec.as_ref();
-    for (i, finalizer) in spec
-        .iter()
-        .flat_map(|s| s.finalizers.iter().flatten())
-        .enumerate()
-    {
-        let path = path.index(i);
-        each(
-            &mut errors,
-            &path,
-            finalizer.as_str(),
-            names::qualified_name(finalizer),
-        );
-        if !finalizer.contains('/')
-            && !matches!(finalizer.as_str(), FINALIZER | "orphan" | "foregroundDeletion")
-        {
-            errors.invalid(
-                &path,
-                finalizer,
-                "name is neither a standard finalizer name nor is it fully qualified",
-            );
-        }
+    let finalizers = spec.iter().flat_map(|s| s.finalizers.iter().flatten());
+    for (i, finalizer) in finalizers.enumerate() {
+        let path = at(i);
+        qualified_name(&mut errors, &path, finalizer);
+        standard_finalizer(&mut errors, &path, finalizer);
     }
     errors
 }

@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeDaemonEndpoints, Taint};
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{Json, cidr, drop_empty, json, not_negative_quantity, qualified_name, text};
+use super::checks::{Json, cidr, drop_empty, json, qualified_name, text};
+use super::pod::validate_resource_quantity;
 use super::service_ips::Cidr;
 use crate::field::{Cause, Errors, FieldError, Path, Shown};
 use crate::names;
 use crate::quantity::canonicalize;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const ROLE_PREFIX: &str = "node-role.kubernetes.io/";
@@ -91,8 +92,12 @@ impl Strategy for Node {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        let mut errors = Errors::new();
+    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+        let mut errors = match part {
+            Part::Status => Errors::new(),
+            // A new node's rules and an update's have much in common; mistakes in that are told twice.
+            Part::Main | Part::Other(_) => self.validate(),
+        };
         self.resources(&mut errors);
         let mut seen: Vec<&NodeAddress> = Vec::new();
         let addresses = self.status.iter().flat_map(|s| s.addresses.iter().flatten());
@@ -198,6 +203,13 @@ impl Strategy for Node {
             table::or(Some(&info.container_runtime_version), "<unknown>").into(),
         ]
     }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Status => MetadataChecks::CHANGES,
+            Part::Main | Part::Other(_) => MetadataChecks::BOTH,
+        }
+    }
 }
 
 /// What of a node is asked for here only.
@@ -267,7 +279,7 @@ impl NodeExt for Node {
         ] {
             for (resource, quantity) in quantities.iter().flatten() {
                 let path = Path::new("status").child(field).child(resource);
-                not_negative_quantity(errors, &path, quantity);
+                errors.extend(validate_resource_quantity(resource, quantity, &path));
             }
         }
     }

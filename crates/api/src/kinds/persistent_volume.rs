@@ -1,14 +1,20 @@
 //! PersistentVolume: a piece of storage. Its source stays what it is.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus};
+use k8s_openapi::api::core::v1::{
+    PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus, VolumeNodeAffinity,
+};
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{Json, dns_subdomain, immutable, json, positive_quantity, text};
+use super::checks::{Json, basic_resource, dns_subdomain, immutable, json, positive_quantity, text};
 use super::persistent_volume_claim::{CLASS_ANNOTATION, VOLUME_MODES, access_modes, short_modes};
+use super::pod::internal;
+use super::pod::validation::affinity::node_selector;
 use crate::field::{Errors, Path};
 use crate::quantity;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
+
+mod source;
 
 /// Who makes volumes of nodes' own directories.
 pub const LOCAL_PROVISIONER: &str = "knarr.io/local";
@@ -81,9 +87,21 @@ pub fn csi_unique_name(driver: &str, handle: &str) -> String {
 }
 
 const POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
-const ONE_SOURCE: &str = "may not specify more than 1 volume type";
+/// Where mount options once stood.
+const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 
 impl Strategy for PersistentVolume {
+    /// An absent capacity and an empty one show differently. No volume with either is ever accepted.
+    fn after_decode(&mut self, json: &[u8]) {
+        let spec = self.spec.get_or_insert_default();
+        if spec.capacity.is_none() {
+            let document: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
+            if document["spec"]["capacity"].is_object() {
+                spec.capacity.get_or_insert_default();
+            }
+        }
+    }
+
     fn set_defaults(&mut self) {
         let spec = self.spec.get_or_insert_default();
         if text(&spec.persistent_volume_reclaim_policy).is_empty() {
@@ -126,8 +144,15 @@ impl Strategy for PersistentVolume {
     }
 
     fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
-        validate_spec(&self.spec.clone().unwrap_or_default(), &mut errors);
+        let mut errors = validate_alone(self);
+        let spec = self.spec.clone().unwrap_or_default();
+        let annotations = self.metadata.annotations.as_ref();
+        if !source::takes_mount_options(&spec) && annotations.is_some_and(|a| a.contains_key(MOUNT_OPTIONS)) {
+            errors.forbidden(
+                &Path::new("metadata").child("annotations").child(MOUNT_OPTIONS),
+                "may not specify mount options for this volume type",
+            );
+        }
         errors
     }
 
@@ -136,6 +161,8 @@ impl Strategy for PersistentVolume {
             return Errors::new();
         }
         let mut errors = self.validate();
+        // v1.36 asks these rules twice, and tells their mistakes twice.
+        errors.extend(validate_alone(self));
         let (new, old) = (
             self.spec.clone().unwrap_or_default(),
             old.spec.clone().unwrap_or_default(),
@@ -146,10 +173,12 @@ impl Strategy for PersistentVolume {
         {
             new.controller_expand_secret_ref = None;
         }
-        if allowed != only_source(&old) {
+        let before = only_source(&old);
+        if allowed != before {
+            let difference = internal::difference("PersistentVolumeSource", &before, &allowed);
             errors.forbidden(
                 &Path::new("spec").child("persistentvolumesource"),
-                "spec.persistentvolumesource is immutable after creation",
+                format!("spec.persistentvolumesource is immutable after creation\n{difference}"),
             );
         }
         immutable(
@@ -158,6 +187,16 @@ impl Strategy for PersistentVolume {
             &new.volume_mode,
             &old.volume_mode,
         );
+        if let Some(affinity) = &old.node_affinity
+            && new.node_affinity != Some(with_stable_labels(affinity, new.node_affinity.as_ref()))
+        {
+            let shown = Json(internal::json("*VolumeNodeAffinity", &new.node_affinity));
+            errors.invalid(
+                &Path::new("nodeAffinity"),
+                shown,
+                "field is immutable, except for updating from beta label to GA",
+            );
+        }
         if old.volume_attributes_class_name.is_some() && new.volume_attributes_class_name.is_none() {
             errors.forbidden(
                 &Path::new("spec").child("volumeAttributesClassName"),
@@ -217,6 +256,63 @@ impl Strategy for PersistentVolume {
             spec.volume_mode.as_deref().unwrap_or("<unset>").into(),
         ]
     }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Status => MetadataChecks::CHANGES,
+            // The rules of a new volume are asked twice.
+            Part::Main | Part::Other(_) => MetadataChecks { whole: 2, changes: 0 },
+        }
+    }
+}
+
+/// The affinity with those of its labels that are out of date under their new names, where `wanted` has these.
+fn with_stable_labels(
+    affinity: &VolumeNodeAffinity,
+    wanted: Option<&VolumeNodeAffinity>,
+) -> VolumeNodeAffinity {
+    let mut affinity = affinity.clone();
+    let wanted = wanted.and_then(|w| w.required.as_ref());
+    let terms = affinity
+        .required
+        .iter_mut()
+        .flat_map(|r| &mut r.node_selector_terms);
+    for (term, wanted) in terms.zip(wanted.iter().flat_map(|r| &r.node_selector_terms)) {
+        let requirements = term.match_expressions.iter_mut().flatten();
+        for (requirement, wanted) in requirements.zip(wanted.match_expressions.iter().flatten()) {
+            let stable = STABLE_LABELS.iter().find(|(beta, _)| *beta == requirement.key);
+            if let Some((_, stable)) = stable.filter(|(_, stable)| *stable == wanted.key) {
+                requirement.key = (*stable).into();
+            }
+        }
+    }
+    affinity
+}
+
+/// Labels of nodes that are out of date, and what replaced them.
+const STABLE_LABELS: &[(&str, &str)] = &[
+    (
+        "failure-domain.beta.kubernetes.io/zone",
+        "topology.kubernetes.io/zone",
+    ),
+    (
+        "failure-domain.beta.kubernetes.io/region",
+        "topology.kubernetes.io/region",
+    ),
+    ("beta.kubernetes.io/os", "kubernetes.io/os"),
+    ("beta.kubernetes.io/arch", "kubernetes.io/arch"),
+    (
+        "beta.kubernetes.io/instance-type",
+        "node.kubernetes.io/instance-type",
+    ),
+];
+
+/// The rules of a volume without those of its plugin.
+fn validate_alone(volume: &PersistentVolume) -> Errors {
+    let mut errors = Errors::new();
+    let spec = volume.spec.clone().unwrap_or_default();
+    validate_spec(&spec, text(&volume.metadata.name), &mut errors);
+    errors
 }
 
 /// The spec with nothing but where the storage is.
@@ -235,54 +331,24 @@ fn only_source(spec: &PersistentVolumeSpec) -> PersistentVolumeSpec {
     }
 }
 
-/// Where the storage is, in the order in which Kubernetes looks: what is there, and its field.
-fn sources(spec: &PersistentVolumeSpec) -> [(bool, &'static str); 22] {
-    [
-        (spec.host_path.is_some(), "hostPath"),
-        (spec.gce_persistent_disk.is_some(), "gcePersistentDisk"),
-        (spec.aws_elastic_block_store.is_some(), "awsElasticBlockStore"),
-        (spec.glusterfs.is_some(), "glusterfs"),
-        (spec.flocker.is_some(), "flocker"),
-        (spec.nfs.is_some(), "nfs"),
-        (spec.rbd.is_some(), "rbd"),
-        (spec.quobyte.is_some(), "quobyte"),
-        (spec.cephfs.is_some(), "cephFS"),
-        (spec.iscsi.is_some(), "iscsi"),
-        (spec.cinder.is_some(), "cinder"),
-        (spec.fc.is_some(), "fc"),
-        (spec.flex_volume.is_some(), "flexVolume"),
-        (spec.azure_file.is_some(), "azureFile"),
-        (spec.vsphere_volume.is_some(), "vsphereVolume"),
-        (spec.photon_persistent_disk.is_some(), "photonPersistentDisk"),
-        (spec.portworx_volume.is_some(), "portworxVolume"),
-        (spec.azure_disk.is_some(), "azureDisk"),
-        (spec.scale_io.is_some(), "scaleIO"),
-        (spec.local.is_some(), "local"),
-        (spec.storageos.is_some(), "storageos"),
-        (spec.csi.is_some(), "csi"),
-    ]
-}
-
-fn validate_spec(spec: &PersistentVolumeSpec, errors: &mut Errors) {
+fn validate_spec(spec: &PersistentVolumeSpec, name: &str, errors: &mut Errors) {
     let path = Path::new("spec");
     let modes = spec.access_modes.as_deref().unwrap_or(&[]);
     if modes.is_empty() {
         errors.required(&path.child("accessModes"), "");
     }
     access_modes(modes, &path.child("accessModes"), errors);
-    let capacity = spec.capacity.clone().unwrap_or_default();
     let at = path.child("capacity");
+    let shown = spec.capacity.as_ref().map_or_else(|| Json("null".into()), json);
+    let capacity = spec.capacity.clone().unwrap_or_default();
     if capacity.is_empty() {
         errors.required(&at, "");
     }
     if capacity.len() != 1 || !capacity.contains_key("storage") {
-        let shown = match capacity.is_empty() {
-            true => Json("null".into()),
-            false => json(&capacity),
-        };
         errors.not_supported_in_order(&at, shown, &["storage"]);
     }
     for (name, amount) in &capacity {
+        basic_resource(errors, &at.key(name), amount);
         positive_quantity(errors, &at.key(name), amount);
     }
     let policy = text(&spec.persistent_volume_reclaim_policy);
@@ -290,20 +356,14 @@ fn validate_spec(spec: &PersistentVolumeSpec, errors: &mut Errors) {
     if !policy.is_empty() && !POLICIES.contains(&policy) {
         errors.not_supported_in_order(&at, policy, POLICIES);
     }
-    let given: Vec<&str> = sources(spec)
-        .iter()
-        .filter(|(is, _)| *is)
-        .map(|(_, f)| *f)
-        .collect();
-    match given.split_first() {
-        None => errors.required(&path, "must specify a volume type"),
-        Some((_, others)) => {
-            for other in others {
-                errors.forbidden(&path.child(other), ONE_SOURCE);
-            }
+    if let Some(affinity) = &spec.node_affinity {
+        let required = path.child("nodeAffinity").child("required");
+        match &affinity.required {
+            Some(selector) => node_selector(selector, &required, errors),
+            None => errors.required(&required, "must specify required node constraints"),
         }
     }
-    source(spec, errors);
+    source::validate(spec, name, &path, errors);
     if spec.host_path.as_ref().is_some_and(|h| is_root(&h.path)) && policy == "Recycle" {
         errors.forbidden(&at, "may not be 'recycle' for a hostPath mount of '/'");
     }
@@ -335,70 +395,6 @@ fn validate_spec(spec: &PersistentVolumeSpec, errors: &mut Errors) {
     }
 }
 
-/// The sources of one's own machines in detail; those of clouds are left to the drivers.
-fn source(spec: &PersistentVolumeSpec, errors: &mut Errors) {
-    let path = Path::new("spec");
-    let no_backsteps = |errors: &mut Errors, path: &Path, value: &str| {
-        if value.split('/').any(|part| part == "..") {
-            errors.invalid(path, value, "must not contain '..'");
-        }
-    };
-    if let Some(host_path) = &spec.host_path {
-        const TYPES: &[&str] = &[
-            "",
-            "BlockDevice",
-            "CharDevice",
-            "Directory",
-            "DirectoryOrCreate",
-            "File",
-            "FileOrCreate",
-            "Socket",
-        ];
-        let path = path.child("hostPath");
-        if host_path.path.is_empty() {
-            errors.required(&path.child("path"), "");
-        } else {
-            no_backsteps(errors, &path.child("path"), &host_path.path);
-            let of = text(&host_path.type_);
-            if !TYPES.contains(&of) {
-                errors.not_supported_in_order(&path.child("type"), of, TYPES);
-            }
-        }
-    } else if let Some(nfs) = &spec.nfs {
-        let path = path.child("nfs");
-        if nfs.server.is_empty() {
-            errors.required(&path.child("server"), "");
-        }
-        if nfs.path.is_empty() {
-            errors.required(&path.child("path"), "");
-        }
-        if !nfs.path.starts_with('/') {
-            errors.invalid(&path.child("path"), &nfs.path, "must be an absolute path");
-        }
-    }
-    if let Some(local) = &spec.local {
-        if local.path.is_empty() {
-            errors.required(&path.child("local").child("path"), "");
-        } else {
-            no_backsteps(errors, &path.child("local").child("path"), &local.path);
-        }
-        if spec.node_affinity.as_ref().is_none_or(|a| a.required.is_none()) {
-            errors.required(&path.child("nodeAffinity"), "Local volume requires node affinity");
-        }
-    }
-    if let Some(csi) = &spec.csi {
-        let path = path.child("csi");
-        if csi.driver.is_empty() {
-            errors.required(&path.child("driver"), "");
-        } else {
-            dns_subdomain(errors, &path.child("driver"), &csi.driver.to_lowercase());
-        }
-        if csi.volume_handle.is_empty() {
-            errors.required(&path.child("volumeHandle"), "");
-        }
-    }
-}
-
 /// Whether a path is `/`, however it is written.
 fn is_root(path: &str) -> bool {
     let mut depth = 0;
@@ -410,4 +406,46 @@ fn is_root(path: &str) -> bool {
         }
     }
     path.starts_with('/') && depth == 0
+}
+
+/// Mistakes in the volume of an attachment that has no PersistentVolume: a CSI driver's, and nothing but where it is.
+pub(super) fn validate_inline(spec: &PersistentVolumeSpec, path: &Path, errors: &mut Errors) {
+    const INLINE: &str = "may not be specified in the context of inline volumes";
+    if spec.claim_ref.is_some() {
+        errors.forbidden(&path.child("claimRef"), INLINE);
+    }
+    if spec.capacity.as_ref().is_some_and(|c| !c.is_empty()) {
+        errors.forbidden(&path.child("capacity"), INLINE);
+    }
+    if spec.csi.is_none() {
+        errors.required(
+            &path.child("csi"),
+            "has to be specified in the context of inline volumes",
+        );
+    }
+    let modes = spec.access_modes.as_deref().unwrap_or_default();
+    if modes.is_empty() {
+        errors.required(&path.child("accessModes"), "");
+    }
+    access_modes(modes, &path.child("accessModes"), errors);
+    let policy = text(&spec.persistent_volume_reclaim_policy);
+    if !matches!(policy, "" | "Retain") {
+        errors.forbidden(
+            &path.child("persistentVolumeReclaimPolicy"),
+            "may only be Retain in the context of inline volumes",
+        );
+    }
+    if spec.node_affinity.is_some() {
+        errors.forbidden(&path.child("nodeAffinity"), INLINE);
+    }
+    source::validate(spec, "", path, errors);
+    if !text(&spec.storage_class_name).is_empty() {
+        errors.forbidden(&path.child("storageClassName"), INLINE);
+    }
+    if spec.volume_mode.as_deref().is_some_and(|m| m != "Filesystem") {
+        errors.forbidden(
+            &path.child("volumeMode"),
+            "may not specify volumeMode other than Filesystem in the context of inline volumes",
+        );
+    }
 }

@@ -9,11 +9,11 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{immutable, text};
-use super::pod::{set_claim_spec_defaults, validate_claim_spec};
+use super::checks::{basic_resource, immutable, qualified_name, text};
+use super::pod::{set_claim_spec_defaults, validate_claim_spec, validate_resource_quantity};
 use crate::field::{Errors, Path};
 use crate::quantity;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 pub(super) const ACCESS_MODES: &[&str] = &[
@@ -77,7 +77,7 @@ impl Strategy for PersistentVolumeClaim {
 
     fn validate_update(&self, old: &Self, part: Part) -> Errors {
         if part == Part::Status {
-            return Errors::new();
+            return validate_status(self);
         }
         let mut errors = self.validate();
         spec_stays(self, old, &mut errors);
@@ -135,6 +135,59 @@ impl Strategy for PersistentVolumeClaim {
             table::created(&self.metadata, now),
             spec.volume_mode.as_deref().unwrap_or("<unset>").into(),
         ]
+    }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Status => MetadataChecks::CHANGES,
+            Part::Main | Part::Other(_) => MetadataChecks::BOTH,
+        }
+    }
+}
+
+/// What may stand in a claim's status: amounts, and how far growing has come.
+fn validate_status(claim: &PersistentVolumeClaim) -> Errors {
+    const RESIZE: &[&str] = &[
+        "ControllerResizeInProgress",
+        "ControllerResizeInfeasible",
+        "NodeResizePending",
+        "NodeResizeInProgress",
+        "NodeResizeInfeasible",
+    ];
+    let mut errors = Errors::new();
+    let status = claim.status.clone().unwrap_or_default();
+    let path = Path::new("status");
+    let at = path.child("capacity");
+    for (name, amount) in status.capacity.iter().flatten() {
+        basic_resource(&mut errors, &at.key(name), amount);
+    }
+    let at = path.child("allocatedResourceStatuses");
+    for (name, state) in status.allocated_resource_statuses.iter().flatten() {
+        resource_key(name, &at, &mut errors);
+        if !RESIZE.contains(&state.as_str()) {
+            // The resource shows, and not its state: so it does in Kubernetes.
+            errors.not_supported(&at, name, RESIZE);
+        }
+    }
+    let at = path.child("allocatedResources");
+    for (name, amount) in status.allocated_resources.iter().flatten() {
+        let before = errors.len();
+        resource_key(name, &at, &mut errors);
+        basic_resource(&mut errors, &at.key(name), amount);
+        if errors.len() == before {
+            errors.extend(validate_resource_quantity(STORAGE, amount, &at.key(name)));
+        }
+    }
+    errors
+}
+
+/// A resource that a claim may have: storage, or one of somebody else's.
+fn resource_key(name: &str, path: &Path, errors: &mut Errors) {
+    let before = errors.len();
+    qualified_name(errors, path, name);
+    let native = !name.contains('/') || name.contains("kubernetes.io/");
+    if errors.len() == before && native && name != STORAGE {
+        errors.not_supported(path, name, &[STORAGE]);
     }
 }
 

@@ -9,7 +9,7 @@ use super::checks::{
     not_negative_if_set, not_negative_or_percent,
 };
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for PodDisruptionBudget {
@@ -132,6 +132,16 @@ impl Strategy for PodDisruptionBudget {
             allowed.into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn validate_name(name: &str) -> Vec<String> {
+        crate::names::path_segment(name)
+    }
+
+    const CHECKS_METADATA: bool = false;
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::NONE
     }
 }
 

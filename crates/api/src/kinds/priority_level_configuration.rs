@@ -3,10 +3,14 @@
 use k8s_openapi::api::flowcontrol::v1::PriorityLevelConfiguration;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::spec_and_status;
+use super::checks::{spec_and_status, text};
+use super::flow_rules;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
+
+/// An annotation with which older versions kept what they had no field for.
+const ZERO_SHARES: &str = "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares";
 
 impl Strategy for PriorityLevelConfiguration {
     const STATUS_KEEPS_METADATA: bool = true;
@@ -41,24 +45,60 @@ impl Strategy for PriorityLevelConfiguration {
         let mut errors = Errors::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
-        match (spec.type_.as_str(), &spec.limited) {
-            ("Exempt", Some(_)) => {
-                errors.forbidden(&path.child("limited"), "must be nil if the type is not Limited")
+        let annotations = self.metadata.annotations.as_ref();
+        if annotations.is_some_and(|a| a.contains_key(ZERO_SHARES)) {
+            errors.forbidden(
+                &Path::new("metadata").child("annotations"),
+                format!("annotation '{ZERO_SHARES}' is forbidden"),
+            );
+        }
+        let of = spec.type_.as_str();
+        if (text(&self.metadata.name) == "exempt") != (of == "Exempt") {
+            errors.invalid(
+                &path.child("type"),
+                of,
+                "must be 'Exempt' if and only if `name` is 'exempt'",
+            );
+        }
+        let (limited, exempt) = (path.child("limited"), path.child("exempt"));
+        match of {
+            "Exempt" => {
+                if spec.limited.is_some() {
+                    errors.forbidden(&limited, "must be nil if the type is not Limited");
+                }
+                if let Some(of) = &spec.exempt {
+                    flow_rules::shares(
+                        of.nominal_concurrency_shares,
+                        of.lendable_percent,
+                        &exempt,
+                        &mut errors,
+                    );
+                }
             }
-            ("Limited", None) => {
-                errors.required(&path.child("limited"), "must not be empty when type is Limited")
+            "Limited" => {
+                if spec.exempt.is_some() {
+                    errors.forbidden(&exempt, "must be nil if the type is Limited");
+                }
+                match &spec.limited {
+                    None => errors.required(&limited, "must not be empty when type is Limited"),
+                    Some(of) => flow_rules::limited(of, &limited, &mut errors),
+                }
             }
-            ("Exempt" | "Limited", _) => {}
-            (other, _) => {
+            other => {
                 errors.not_supported_in_order(&path.child("type"), other, &["Exempt", "Limited"]);
             }
         }
+        status(self, &mut errors);
         errors
     }
 
     fn validate_update(&self, _old: &Self, part: Part) -> Errors {
         match part {
-            Part::Status => Errors::new(),
+            Part::Status => {
+                let mut errors = Errors::new();
+                status(self, &mut errors);
+                errors
+            }
             _ => self.validate(),
         }
     }
@@ -93,4 +133,16 @@ impl Strategy for PriorityLevelConfiguration {
             table::created(&self.metadata, now),
         ]
     }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Status => MetadataChecks::NONE,
+            Part::Main | Part::Other(_) => MetadataChecks::WHOLE,
+        }
+    }
+}
+
+fn status(level: &PriorityLevelConfiguration, errors: &mut Errors) {
+    let conditions = level.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    flow_rules::conditions(conditions.map(|c| &c.type_), errors);
 }

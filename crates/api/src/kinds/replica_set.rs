@@ -13,6 +13,9 @@ impl Strategy for ReplicaSet {
     fn after_decode(&mut self, json: &[u8]) {
         if let Some(spec) = &mut self.spec {
             template::mark_given_selector(&mut spec.selector, json);
+            if let Some(template) = &mut spec.template {
+                template::mark_given_labels(template, json);
+            }
         }
     }
 

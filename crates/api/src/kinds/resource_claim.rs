@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::checks::immutable;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for ResourceClaim {
@@ -57,5 +57,12 @@ impl Strategy for ResourceClaim {
             states.join(",").into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Status => MetadataChecks::CHANGES,
+            Part::Main | Part::Other(_) => MetadataChecks::BOTH,
+        }
     }
 }

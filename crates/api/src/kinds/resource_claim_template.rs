@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::checks::immutable;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for ResourceClaimTemplate {
@@ -21,5 +21,9 @@ impl Strategy for ResourceClaimTemplate {
 
     fn row(&self, now: Timestamp) -> Vec<Cell> {
         table::name_and_age(&self.metadata, now)
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }

@@ -4,7 +4,7 @@ use k8s_openapi::api::rbac::v1::Role;
 
 use super::rbac;
 use crate::field::Errors;
-use crate::strategy::Strategy;
+use crate::strategy::{MetadataChecks, Part, Strategy};
 
 impl Strategy for Role {
     fn validate(&self) -> Errors {
@@ -16,4 +16,8 @@ impl Strategy for Role {
     }
 
     const CREATE_ON_UPDATE: bool = true;
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
+    }
 }

@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::rbac;
 use crate::field::Errors;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for RoleBinding {
@@ -37,5 +37,9 @@ impl Strategy for RoleBinding {
         let [role, users, groups, accounts] = rbac::binding_cells(&self.role_ref, &self.subjects);
         let age = table::created(&self.metadata, now);
         vec![table::name(&self.metadata), role, age, users, groups, accounts]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }

@@ -1,13 +1,17 @@
 //! RuntimeClass: which handler of the container runtime runs a pod.
 
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{dns_label, immutable, labels, not_negative_quantity};
-use super::pod::validate_tolerations;
+use super::checks::{Json, dns_label, immutable, labels};
+use super::pod::validation::resource_requirements;
+use super::pod::{internal, validate_tolerations};
 use crate::field::{Errors, Path};
 use crate::quantity;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for RuntimeClass {
@@ -26,10 +30,14 @@ impl Strategy for RuntimeClass {
         } else {
             dns_label(&mut errors, &path, &self.handler);
         }
-        let overhead = self.overhead.iter();
-        for (name, amount) in overhead.flat_map(|o| o.pod_fixed.iter().flatten()) {
-            let path = Path::new("overhead").child("limits").key(name);
-            not_negative_quantity(&mut errors, &path, amount);
+        if let Some(overhead) = &self.overhead {
+            // By the rules of a container's limits, under their name.
+            let limits = ResourceRequirements {
+                limits: overhead.pod_fixed.clone(),
+                ..ResourceRequirements::default()
+            };
+            let path = Path::new("overhead");
+            resource_requirements::container(&limits, &BTreeSet::new(), &path, &mut errors);
         }
         if let Some(scheduling) = &self.scheduling {
             let path = Path::new("scheduling");
@@ -37,13 +45,27 @@ impl Strategy for RuntimeClass {
                 labels(&mut errors, &path.child("nodeSelector"), selector);
             }
             let tolerations = scheduling.tolerations.as_deref().unwrap_or(&[]);
-            errors.extend(validate_tolerations(tolerations, &path.child("tolerations")));
+            let at = path.child("tolerations");
+            errors.extend(validate_tolerations(tolerations, &at));
+            for (i, toleration) in tolerations.iter().enumerate() {
+                let same = |other: &&Toleration| {
+                    let timeless = |t: &Toleration| Toleration {
+                        toleration_seconds: None,
+                        ..t.clone()
+                    };
+                    timeless(other) == timeless(toleration)
+                };
+                if tolerations[..i].iter().any(|t| same(&t)) {
+                    let shown = Json(internal::json("Toleration", toleration));
+                    errors.duplicate(&at.index(i), shown);
+                }
+            }
         }
         errors
     }
 
     fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        let mut errors = Errors::new();
+        let mut errors = self.validate();
         immutable(&mut errors, &Path::new("handler"), &self.handler, &old.handler);
         errors
     }
@@ -62,5 +84,9 @@ impl Strategy for RuntimeClass {
             self.handler.as_str().into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }

@@ -8,7 +8,7 @@ use super::checks::{drop_empty, each, immutable, text};
 use super::config_map::{FROZEN, MAX_BYTES};
 use crate::field::{Errors, Path};
 use crate::names;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const REDACTED: &str = "<secret contents redacted>";
@@ -139,6 +139,10 @@ impl Strategy for Secret {
             self.data.as_ref().map_or(0, |d| d.len()).into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }
 

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, ServiceAccount};
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::drop_empty;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 fn keep_names_of_secrets(account: &mut ServiceAccount) {
@@ -36,5 +36,9 @@ impl Strategy for ServiceAccount {
 
     fn row(&self, now: Timestamp) -> Vec<Cell> {
         table::name_and_age(&self.metadata, now)
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
     }
 }

@@ -3,7 +3,7 @@
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{cidr, json, spec_and_status};
+use super::checks::{IMMUTABLE, Json, canonical_cidr, json, spec_and_status};
 use super::service_ips::Cidr;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
@@ -23,20 +23,28 @@ impl Strategy for ServiceCIDR {
         let path = Path::new("spec").child("cidrs");
         let cidrs = self.spec.clone().unwrap_or_default().cidrs.unwrap_or_default();
         match cidrs.len() {
-            0 => errors.required(&path, "at least one CIDR required"),
+            0 => {
+                errors.required(&path, "at least one CIDR required");
+                return errors;
+            }
             1 | 2 => {}
-            _ => errors.invalid(&path, json(&cidrs), "may only hold up to 2 values"),
+            _ => {
+                // The whole of the spec shows, in the form that Kubernetes keeps to itself.
+                let shown = Json(format!(r#"{{"CIDRs":{}}}"#, json(&cidrs).0));
+                errors.invalid(&path, shown, "may only hold up to 2 values");
+                return errors;
+            }
         }
         for (i, value) in cidrs.iter().enumerate() {
-            cidr(&mut errors, &path.index(i), value, &[]);
+            canonical_cidr(&mut errors, &path.index(i), value);
         }
         if let [one, other] = cidrs.as_slice() {
             let family = |c: &str| Cidr::parse(c).map(|c| c.family());
-            if family(one) == family(other) {
+            if family(one).is_some() && family(one) == family(other) {
                 errors.invalid(
                     &path,
                     json(&cidrs),
-                    "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/96",
+                    "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64",
                 );
             }
         }
@@ -47,15 +55,23 @@ impl Strategy for ServiceCIDR {
         if part == Part::Status {
             return Errors::new();
         }
-        let mut errors = self.validate();
+        let mut errors = Errors::new();
         let cidrs = |s: &ServiceCIDR| s.spec.clone().unwrap_or_default().cidrs.unwrap_or_default();
         let (new, old) = (cidrs(self), cidrs(old));
         let path = Path::new("spec").child("cidrs");
         // A second family may be added; nothing else changes.
-        for (i, before) in old.iter().enumerate() {
-            if new.get(i) != Some(before) {
-                errors.invalid(&path.index(i), json(&new.get(i)), "field is immutable");
+        match (old.len(), new.len()) {
+            (before, after) if before == after || (before, after) == (1, 2) => {
+                for (i, (before, after)) in old.iter().zip(&new).enumerate() {
+                    if before != after {
+                        errors.invalid(&path.index(i), after, IMMUTABLE);
+                    }
+                }
+                if before != after {
+                    errors.extend(self.validate());
+                }
             }
+            _ => errors.invalid(&path, json(&new), IMMUTABLE),
         }
         errors
     }

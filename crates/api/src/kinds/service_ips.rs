@@ -67,6 +67,10 @@ impl Cidr {
     }
 
     /// Whether the address has bits beyond the prefix.
+    pub fn is_ipv4_mapped(&self) -> bool {
+        matches!(self.address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some())
+    }
+
     pub fn has_host_bits(&self) -> bool {
         Self::bits(self.address) & self.host_mask() != 0
     }
@@ -467,10 +471,9 @@ fn cluster_ips(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) ->
             Some(ip) => {
                 let why = match ip.parse::<IpAddr>() {
                     Err(_) => Some("provided IP is not valid".to_string()),
-                    Ok(a) if !all().any(|r| r.is_usable(a)) => Some(format!(
-                        "the provided network does not match the current range: the provided IP ({ip}) is not in the \
-                         valid range. The range of valid IPs is {range}"
-                    )),
+                    Ok(a) if !all().any(|r| r.is_usable(a)) => {
+                        Some("the provided network does not match the current range".to_string())
+                    }
                     Ok(a) if (pool.ip_is_used)(a) => Some("provided IP is already allocated".to_string()),
                     Ok(_) => None,
                 };

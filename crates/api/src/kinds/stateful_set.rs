@@ -5,8 +5,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaimVolumeSource, PodTemplateS
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
-    Json, count_generation, count_or_percent, dns_label, drop_empty, json, not_more_than_all, not_negative,
-    not_negative_if_set, not_negative_or_percent, text,
+    Json, count_generation, dns_label, drop_empty, json, not_negative, not_negative_if_set, text,
 };
 use super::template::{self, ReplicaCounts};
 use super::{deployment, persistent_volume_claim};
@@ -29,6 +28,7 @@ impl Strategy for StatefulSet {
     fn after_decode(&mut self, json: &[u8]) {
         if let Some(spec) = &mut self.spec {
             template::mark_given_selector(&mut spec.selector, json);
+            template::mark_given_labels(&mut spec.template, json);
         }
     }
 
@@ -42,10 +42,12 @@ impl Strategy for StatefulSet {
             strategy.type_ = Some("RollingUpdate".into());
             strategy.rolling_update.get_or_insert_default();
         }
-        if text(&strategy.type_) == "RollingUpdate"
-            && let Some(rolling) = &mut strategy.rolling_update
-        {
-            rolling.partition.get_or_insert(0);
+        if let Some(rolling) = &mut strategy.rolling_update {
+            // MaxUnavailableStatefulSet is off by default.
+            rolling.max_unavailable = None;
+            if text(&strategy.type_) == "RollingUpdate" {
+                rolling.partition.get_or_insert(0);
+            }
         }
         let retention = spec
             .persistent_volume_claim_retention_policy
@@ -229,14 +231,6 @@ fn update_strategy(spec: &StatefulSetSpec, errors: &mut Errors) {
             let path = path.child("rollingUpdate");
             let Some(rolling) = rolling else { return };
             not_negative_if_set(errors, &path.child("partition"), rolling.partition);
-            if let Some(unavailable) = &rolling.max_unavailable {
-                let path = path.child("maxUnavailable");
-                not_negative_or_percent(errors, &path, unavailable);
-                if count_or_percent(unavailable) == 0 {
-                    errors.invalid(&path, json(unavailable), "cannot be 0");
-                }
-                not_more_than_all(errors, &path, unavailable);
-            }
         }
         other => errors.invalid(
             &path,

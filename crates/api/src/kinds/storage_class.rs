@@ -1,12 +1,14 @@
 //! StorageClass: how volumes are made. What is made by it stays the same for its lifetime.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::TopologySelectorTerm;
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{drop_empty, each, immutable, json, text};
+use super::checks::{drop_empty, immutable, json, qualified_name, text};
 use crate::field::{Errors, Path};
-use crate::names;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const DEFAULT_ANNOTATIONS: [&str; 2] = [
@@ -25,18 +27,7 @@ impl Strategy for StorageClass {
 
     fn validate(&self) -> Errors {
         let mut errors = Errors::new();
-        let path = Path::new("provisioner");
-        if self.provisioner.is_empty() {
-            errors.required(&path, "");
-        } else {
-            let lower = self.provisioner.to_lowercase();
-            each(
-                &mut errors,
-                &path,
-                self.provisioner.as_str(),
-                names::qualified_name(&lower),
-            );
-        }
+        provisioner(&self.provisioner, &Path::new("provisioner"), &mut errors);
         parameters(self.parameters.as_ref(), &mut errors);
         const POLICIES: &[&str] = &["Delete", "Retain"];
         let policy = text(&self.reclaim_policy);
@@ -51,11 +42,13 @@ impl Strategy for StorageClass {
             }
             Some(_) => {}
         }
+        let topologies = self.allowed_topologies.as_deref().unwrap_or_default();
+        allowed_topologies(topologies, &mut errors);
         errors
     }
 
     fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        let mut errors = Errors::new();
+        let mut errors = self.validate();
         if self.parameters != old.parameters {
             errors.invalid(
                 &Path::new("parameters"),
@@ -106,6 +99,50 @@ impl Strategy for StorageClass {
             self.allow_volume_expansion.unwrap_or(false).into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::BOTH
+    }
+}
+
+/// A driver's name: a qualified name in any case, shown in lower case.
+pub(super) fn provisioner(name: &str, path: &Path, errors: &mut Errors) {
+    if name.is_empty() {
+        return errors.required(path, "");
+    }
+    qualified_name(errors, path, &name.to_lowercase());
+}
+
+/// Terms of labels, each once, with values, each once.
+fn allowed_topologies(terms: &[TopologySelectorTerm], errors: &mut Errors) {
+    // Kubernetes compares with as many terms of nothing as there are terms, too.
+    let mut seen: Vec<BTreeMap<&str, BTreeSet<&String>>> = vec![BTreeMap::new(); terms.len()];
+    for (i, term) in terms.iter().enumerate() {
+        let path = Path::new("allowedTopologies")
+            .index(i)
+            .child("matchLabelExpressions");
+        let mut found = BTreeMap::new();
+        for (i, requirement) in term.match_label_expressions.iter().flatten().enumerate() {
+            let path = path.index(i);
+            let at = path.child("values");
+            if requirement.values.is_empty() {
+                errors.required(&at, "");
+            }
+            let mut values = BTreeSet::new();
+            for (i, value) in requirement.values.iter().enumerate() {
+                if !values.insert(value) {
+                    errors.duplicate(&at.index(i), value);
+                }
+            }
+            qualified_name(errors, &path.child("key"), &requirement.key);
+            if found.insert(requirement.key.as_str(), values).is_some() {
+                errors.duplicate(&path.child("key"), &requirement.key);
+            }
+        }
+        let times = seen.iter().filter(|t| **t == found).count();
+        (0..times).for_each(|_| errors.duplicate(&path, ""));
+        seen.push(found);
     }
 }
 

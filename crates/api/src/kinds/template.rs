@@ -32,6 +32,18 @@ pub fn mark_given_selector(selector: &mut LabelSelector, json: &[u8]) {
     }
 }
 
+/// The same for the labels of `spec.template`, whose absence and emptiness show differently where the selector does not
+/// match them. Empty ones match no selector that is accepted.
+pub fn mark_given_labels(template: &mut PodTemplateSpec, json: &[u8]) {
+    let meta = template.metadata.get_or_insert_default();
+    if meta.labels.is_none() {
+        let document: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
+        if document["spec"]["template"]["metadata"]["labels"].is_object() {
+            meta.labels.get_or_insert_default();
+        }
+    }
+}
+
 /// Warnings about the pods of a workload whose template is at `spec.template`.
 pub fn warnings(template: &PodTemplateSpec) -> Vec<String> {
     warnings_at(template, &Path::new("spec").child("template"))
@@ -88,7 +100,7 @@ pub fn validate_selected(
     } else {
         // A selector that is not there selects nothing, an empty one everything.
         if absent || !matches(selector, &labels) {
-            does_not_match(&labels, &path, errors);
+            does_not_match(template, &path, errors);
         }
         errors.extend(validate_pod_template(template, &path));
         always_restarted(template, &path, errors);
@@ -107,7 +119,7 @@ pub fn validate_selected_by_map(
     };
     let labels = labels(template);
     if !selector.iter().all(|(k, v)| labels.get(k) == Some(v)) {
-        does_not_match(&labels, &path, errors);
+        does_not_match(template, &path, errors);
     }
     errors.extend(validate_pod_template(template, &path));
     always_restarted(template, &path, errors);
@@ -118,11 +130,9 @@ fn labels(template: &PodTemplateSpec) -> BTreeMap<String, String> {
     meta.labels.unwrap_or_default()
 }
 
-fn does_not_match(labels: &BTreeMap<String, String>, path: &Path, errors: &mut Errors) {
-    let shown = match labels.is_empty() {
-        true => Json("null".into()),
-        false => json(labels),
-    };
+pub(super) fn does_not_match(template: &PodTemplateSpec, path: &Path, errors: &mut Errors) {
+    let labels = template.metadata.as_ref().and_then(|m| m.labels.as_ref());
+    let shown = labels.map_or_else(|| Json("null".into()), json);
     errors.invalid(
         &path.child("metadata").child("labels"),
         shown,

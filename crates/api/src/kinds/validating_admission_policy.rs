@@ -10,7 +10,7 @@ use super::checks::{conditions, count_generation, text};
 use super::webhook::set_match_defaults;
 use crate::cel::check::Type;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const REASONS: [&str; 4] = ["Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized"];
@@ -219,4 +219,13 @@ impl Strategy for ValidatingAdmissionPolicy {
             table::created(&self.metadata, now),
         ]
     }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Status => MetadataChecks::NONE,
+            Part::Main | Part::Other(_) => MetadataChecks::WHOLE,
+        }
+    }
+
+    const STANDARD_FINALIZERS: bool = false;
 }

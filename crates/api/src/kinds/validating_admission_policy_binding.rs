@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{count_generation, dns_subdomain, text};
 use super::webhook::set_match_defaults;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for ValidatingAdmissionPolicyBinding {
@@ -111,4 +111,10 @@ impl Strategy for ValidatingAdmissionPolicyBinding {
             table::created(&self.metadata, now),
         ]
     }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::WHOLE
+    }
+
+    const STANDARD_FINALIZERS: bool = false;
 }

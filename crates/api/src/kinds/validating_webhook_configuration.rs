@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::count_generation;
 use super::webhook::{self, hook, hook_defaults};
 use crate::field::Errors;
-use crate::strategy::{Part, Strategy};
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for ValidatingWebhookConfiguration {
@@ -43,4 +43,10 @@ impl Strategy for ValidatingWebhookConfiguration {
             table::created(&self.metadata, now),
         ]
     }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::WHOLE
+    }
+
+    const STANDARD_FINALIZERS: bool = false;
 }

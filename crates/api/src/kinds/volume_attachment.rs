@@ -1,13 +1,19 @@
 //! VolumeAttachment: the record that a volume is, or is to be, at a node (SPEC S7). Its spec never changes.
 
-use k8s_openapi::api::storage::v1::VolumeAttachment;
+use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttachmentStatus};
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{dns_subdomain, immutable, qualified_name, text};
+use super::checks::{IMMUTABLE, Json, dns_subdomain, text};
+use super::persistent_volume;
+use super::pod::internal;
+use super::pod::validation::volume_plugins::csi_driver;
 use crate::field::{Errors, Path};
-use crate::strategy::{Part, Strategy, keep_metadata};
+use crate::names;
+use crate::strategy::{MetadataChecks, Part, Strategy, keep_metadata};
 use crate::table::{self, Cell, Column};
 
+const METADATA_MAX_BYTES: usize = 256 * 1024;
+const MESSAGE_MAX_BYTES: usize = 1024;
 const ONE_SOURCE: &str = "must specify exactly one of inlineVolumeSpec and persistentVolumeName";
 
 impl Strategy for VolumeAttachment {
@@ -35,12 +41,7 @@ impl Strategy for VolumeAttachment {
     fn validate(&self) -> Errors {
         let mut errors = Errors::new();
         let path = Path::new("spec");
-        let at = path.child("attacher");
-        if self.spec.attacher.is_empty() {
-            errors.required(&at, "");
-        } else {
-            qualified_name(&mut errors, &at, &self.spec.attacher.to_lowercase());
-        }
+        csi_driver(&self.spec.attacher, &path.child("attacher"), &mut errors);
         let source = &self.spec.source;
         let at = path.child("source");
         match (
@@ -53,15 +54,30 @@ impl Strategy for VolumeAttachment {
                 &at.child("persistentVolumeName"),
                 "must specify non empty persistentVolumeName",
             ),
+            (Some(inline), None) => {
+                persistent_volume::validate_inline(inline, &at.child("inlineVolumeSpec"), &mut errors);
+            }
             _ => {}
         }
         dns_subdomain(&mut errors, &path.child("nodeName"), &self.spec.node_name);
+        validate_status(&self.status.clone().unwrap_or_default(), &mut errors);
+        if let Some(volume) = &source.persistent_volume_name {
+            // The path is one field's here.
+            dns_subdomain(
+                &mut errors,
+                &Path::new("spec.source.persistentVolumeName"),
+                volume,
+            );
+        }
         errors
     }
 
     fn validate_update(&self, old: &Self, _part: Part) -> Errors {
         let mut errors = self.validate();
-        immutable(&mut errors, &Path::new("spec"), &self.spec, &old.spec);
+        if self.spec != old.spec {
+            let shown = Json(internal::json("VolumeAttachmentSpec", &self.spec));
+            errors.invalid(&Path::new("spec"), shown, IMMUTABLE);
+        }
         errors
     }
 
@@ -99,5 +115,34 @@ impl Strategy for VolumeAttachment {
             self.status.as_ref().is_some_and(|s| s.attached).into(),
             table::created(&self.metadata, now),
         ]
+    }
+
+    fn metadata_checks(_part: Part) -> MetadataChecks {
+        MetadataChecks::WHOLE
+    }
+}
+
+/// What the attacher says has its limits.
+fn validate_status(status: &VolumeAttachmentStatus, errors: &mut Errors) {
+    let path = Path::new("status");
+    let metadata = status.attachment_metadata.iter().flatten();
+    let bytes: usize = metadata.map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > METADATA_MAX_BYTES {
+        errors.too_long(&path.child("attachmentMetadata"), METADATA_MAX_BYTES);
+    }
+    for (field, error) in [
+        ("attachError", &status.attach_error),
+        ("detachError", &status.detach_error),
+    ] {
+        let Some(error) = error else { continue };
+        let path = path.child(field);
+        if text(&error.message).len() > MESSAGE_MAX_BYTES {
+            // It names the other limit, in Kubernetes too.
+            errors.too_long(&path.child("message"), METADATA_MAX_BYTES);
+        }
+        if let Some(code) = error.error_code.filter(|c| *c < 0) {
+            let words = names::range_words(0, i64::from(i32::MAX));
+            errors.invalid(&path.child("errorCode"), code, words);
+        }
     }
 }

@@ -261,13 +261,19 @@ impl Item for Value {
     }
 }
 
-/// The published default of a key that may be left out.
+/// The published default of a key: the zero value of a field that Go always writes, which are nearly all of them.
 fn key_default(of: &str, key: &str) -> Option<Value> {
-    let port = matches!(
-        of,
-        "io.k8s.api.core.v1.ContainerPort" | "io.k8s.api.core.v1.ServicePort"
-    );
-    (port && key == "protocol").then(|| "TCP".into())
+    let type_name = of.rsplit('.').next().unwrap_or(of);
+    match (type_name, key) {
+        ("ContainerPort" | "ServicePort", "protocol") => Some("TCP".into()),
+        ("ContainerPort", "containerPort") | ("ServicePort", "port") => Some(0.into()),
+        // These may be left out.
+        ("FlowSchemaCondition" | "PriorityLevelConfigurationCondition", "type")
+        | ("AllocatedDeviceStatus", "shareID")
+        | ("ObjectReference", "name")
+        | ("ServerStorageVersion", "apiServerID") => None,
+        _ => Some("".into()),
+    }
 }
 
 fn map_of(value: Option<&Value>) -> Option<&Map<String, Value>> {

@@ -291,6 +291,12 @@ impl World {
         metadata.uid = Some("01234567-89ab-cdef-0123-456789abcdef".into());
         metadata.creation_timestamp = Some(Time(now()));
         ops.set_defaults(&mut *object)?;
+        let metadata = object.metadata_mut();
+        if metadata.name.is_none()
+            && let Some(prefix) = &metadata.generate_name
+        {
+            metadata.name = Some(format!("{prefix}4x2gk"));
+        }
         assert_creator_holds_what_differs_from_nothing(kind, &mut *object);
         Self::admit(&mut *object);
         ops.prepare_for_create(&mut *object)?;
@@ -299,7 +305,10 @@ impl World {
         if self.stored(target, &name).is_ok() {
             return Err(Error::already_exists(kind.about(&name)));
         }
-        let mut mistakes = meta::validate(kind, object.metadata());
+        let mut mistakes = knarr_api::field::Errors::new();
+        if kind.ops.checks_metadata() {
+            mistakes.extend(meta::validate(kind, object.metadata()));
+        }
         mistakes.extend(ops.validate(&*object)?);
         if !mistakes.is_empty() {
             return Err(Error::invalid(kind.about_kind(&name), &mistakes));
@@ -347,7 +356,7 @@ impl World {
         kind.ops.set_defaults(&mut *object)?;
         kind.ops.prepare_for_update(&mut *object, old.typed(), part)?;
         self.allocate(kind, &mut *object, Some(&old))?;
-        let mut mistakes = meta::validate_update(kind, object.metadata(), old.metadata());
+        let mut mistakes = meta::validate_update(kind, part, object.metadata(), old.metadata());
         mistakes.extend(kind.ops.validate_update(&*object, old.typed(), part)?);
         if !mistakes.is_empty() {
             return Err(Error::invalid(kind.about_kind(&target.name), &mistakes));

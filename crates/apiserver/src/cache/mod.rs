@@ -386,7 +386,7 @@ pub fn store_error(error: knarr_store::Error) -> Error {
     match error {
         E::Compacted { .. } => Error::expired("The resourceVersion for the provided list is too old."),
         E::FutureRevision { requested, newest } => Error::timeout(format!(
-            "Too large resource version: {requested}, current: {newest}"
+            "Timeout: Too large resource version: {requested}, current: {newest}"
         )),
         E::Unavailable(_) | E::Closed | E::Lagged => Error::unavailable(error.to_string()),
         E::NoSpace(_) | E::Locked { .. } | E::Corrupt { .. } | E::BadTxn(_) | E::Io(_) => {

@@ -253,10 +253,15 @@ fn list(kind: &Kind, listed: Listed, wants: Wants) -> Result<Response<Body>, Err
         }
         Shape::MetadataList => {
             let mut bytes = format!(
-                r#"{{"kind":"PartialObjectMetadataList","apiVersion":"{}","metadata":{meta},"items":["#,
+                r#"{{"kind":"PartialObjectMetadataList","apiVersion":"{}","metadata":{meta},"items":"#,
                 table::meta_version(wants.form.beta)
             )
             .into_bytes();
+            if listed.items.is_empty() {
+                bytes.extend_from_slice(b"null}");
+                return bytes_response(StatusCode::OK, bytes.into(), wants);
+            }
+            bytes.push(b'[');
             for (i, object) in listed.items.iter().enumerate() {
                 if i > 0 {
                     bytes.push(b',');

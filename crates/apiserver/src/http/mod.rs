@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use knarr_api::{AnyObject, Error, duration, registry};
 use knarr_client::term::{self, Term};
 use tokio::time::Instant;
@@ -39,12 +39,13 @@ use crate::authn::{Requester, bearer};
 use crate::authz::{Attributes, Selectors, forbidden, refused};
 use crate::flow_control::{Flow, Refused};
 use crate::metrics::{Metrics, Series};
+use crate::pipeline::decode::{Json, to_json};
 use crate::pipeline::{Ctx, Origin};
 use crate::request::RequestInfo;
 use crate::resource_metrics;
 use crate::seams::{Clock, Entropy, uid};
 use crate::server::Server;
-use crate::user::{ANONYMOUS, MASTERS, User};
+use crate::user::{MASTERS, User};
 
 /// Largest body of a request, as kube-apiserver's.
 const BODY_MAX_BYTES: usize = 3 * 1024 * 1024;
@@ -110,9 +111,9 @@ impl Http {
     }
 
     /// The body as JSON, whatever it came as; `kind` is what it must be.
-    pub async fn json_body(&mut self, kind: &str) -> Result<Bytes, Error> {
+    pub async fn json_body(&mut self, kind: &str) -> Result<Json, Error> {
         let body = self.body().await?;
-        crate::pipeline::decode::to_json(kind, self.header(http::header::CONTENT_TYPE), body)
+        to_json(kind, self.header(http::header::CONTENT_TYPE), body)
     }
 
     /// What its sender must be allowed.
@@ -242,6 +243,29 @@ fn field_manager(http: &Http) -> String {
     }
 }
 
+/// Whether an answer of this status has no body, whatever was asked (RFC 9110, sections 15.3.5 and 15.4.5).
+fn bodiless(status: StatusCode) -> bool {
+    matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
+/// The answer's head alone. To HEAD it says how long the body would have been, where that is known: over HTTP/1.1 the
+/// connection leaves the body out by itself, over HTTP/2 it does not.
+fn without_body(response: Response<Body>, method: &Method) -> Response<Body> {
+    let (mut head, body) = response.into_parts();
+    let length = body.size_hint().exact().filter(|length| *length > 0);
+    if *method == Method::HEAD
+        && !bodiless(head.status)
+        && let Some(length) = length
+    {
+        let length = HeaderValue::from(length);
+        head.headers.entry(CONTENT_LENGTH).or_insert(length);
+    } else if bodiless(head.status) {
+        head.headers.remove(CONTENT_LENGTH);
+        head.headers.remove(CONTENT_TYPE);
+    }
+    Response::from_parts(head, full(Bytes::new()))
+}
+
 impl Server {
     async fn handle(self: Arc<Self>, request: Request<Incoming>, connection: &Connection) -> Response<Body> {
         let address = connection.address;
@@ -284,6 +308,9 @@ impl Server {
         let mut response = connection.looked_after(response, &http.info, &http.patience);
         let took = (!http.info.is_long_running()).then(|| begun.elapsed());
         self.metrics.finished(series, response.status().as_u16(), took);
+        if http.method == Method::HEAD || bodiless(response.status()) {
+            response = without_body(response, &http.method);
+        }
         let headers = response.headers_mut();
         if let Ok(id) = HeaderValue::from_str(&id) {
             headers.insert(AUDIT_ID, id);
@@ -362,8 +389,8 @@ impl Server {
             } else if let Some(body) = &http.body {
                 // Whatever it came as; what says what to do to an object (a patch) is no object.
                 let sent = http.header(CONTENT_TYPE);
-                let json = crate::pipeline::decode::to_json(&http.info.resource, sent, body.clone());
-                record.request(json.as_ref().unwrap_or(body));
+                let json = to_json(&http.info.resource, sent, body.clone());
+                record.request(json.as_ref().map_or(body, Json::bytes));
             }
         }
         let mut response = routed.unwrap_or_else(|e| refusal(&e, http.wants));
@@ -482,7 +509,15 @@ impl Server {
             tables: kind.is_none_or(|kind| kind.verbs != ["create"]),
             streams: matches!(info.verb, "list" | "watch"),
         };
-        http.wants.form = accept::negotiate(&accept, &include, offered)?;
+        // What streams has its own form, or that of whatever is behind it.
+        let own_form = match info.subresource.as_str() {
+            "proxy" | "exec" | "attach" | "portforward" => true,
+            "log" => accept.contains("text/plain"),
+            _ => false,
+        };
+        if !own_form {
+            http.wants.form = accept::negotiate(&accept, &include, offered)?;
+        }
         if matches!(http.query.get("pretty"), "true" | "1") {
             http.wants.form.pretty = true;
         }
@@ -501,10 +536,6 @@ impl Server {
         let attributes = http.attributes();
         if self.authorizer.allows(&ctx.user, &attributes) {
             return Ok(());
-        }
-        // Who showed nothing is told to, as kube-apiserver does where anonymous users have but the health checks.
-        if ctx.user.name == ANONYMOUS {
-            return Err(Error::unauthorized());
         }
         Err(refused(&*self.authorizer, &ctx.user, &attributes))
     }

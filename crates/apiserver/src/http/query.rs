@@ -83,6 +83,7 @@ impl Query {
             resource_version_match: self.get("resourceVersionMatch").to_string(),
             limit: self.int("limit")?.unwrap_or(0),
             continue_token: self.get("continue").to_string(),
+            sends_initial_events: self.has("sendInitialEvents"),
         })
     }
 

@@ -16,6 +16,7 @@ use super::Http;
 use super::accept::{self, Form, Offered, OpenApiMedia};
 use super::answer::{Answer, text};
 use super::body::{Body, full, gzip};
+use super::resource::not_found;
 use crate::metrics;
 use crate::pipeline::{Ctx, not_allowed, not_served};
 use crate::resource_metrics;
@@ -91,13 +92,30 @@ impl Server {
             &path
         };
         let segments: Vec<&str> = path.split('/').skip(1).collect();
-        if !matches!(http.method, Method::GET | Method::HEAD) {
-            return Err(not_allowed());
-        }
+        // These answer whatever the method, as kube-apiserver's.
         match segments.as_slice() {
             ["healthz" | "livez" | "readyz", ..] => return Ok(self.health(http, &segments)),
             ["metrics"] => return Ok(text(StatusCode::OK, self.metrics_text())),
             ["openapi", ..] => return self.openapi(http, &segments[1..]),
+            _ => {}
+        }
+        // The index, the list of groups and each group, too; everything else answers GET alone.
+        if http.method != Method::GET && !matches!(segments.as_slice(), ["" | "apis"] | ["apis", _]) {
+            let served = self.cache.served();
+            let found = match segments.as_slice() {
+                ["version" | "api"] | ["openid", "v1", "jwks"] | [".well-known", "openid-configuration"] => {
+                    true
+                }
+                ["api", version] => !served.of("", version).is_empty(),
+                ["apis", group, version] => !served.of(group, version).is_empty(),
+                _ => false,
+            };
+            return match found {
+                true => Err(not_allowed()),
+                false => unknown(&served, &segments),
+            };
+        }
+        match segments.as_slice() {
             ["openid", "v1", "jwks"] => {
                 return published(&self.tokens.jwks(), "application/jwk-set+json");
             }
@@ -155,7 +173,7 @@ impl Server {
                 form(http, false)?;
                 Answer::Document(StatusCode::OK, value).render(http.wants)
             }
-            None => Ok(text(StatusCode::NOT_FOUND, "404 page not found\n")),
+            None => unknown(&served, &segments),
         }
     }
 
@@ -247,7 +265,10 @@ impl Server {
             }
         }
         let Some(document) = make()?.map(Arc::new) else {
-            return Ok(text(StatusCode::NOT_FOUND, "404 page not found\n"));
+            // Kubernetes says nothing more either.
+            let mut response = Response::new(full(Bytes::new()));
+            *response.status_mut() = StatusCode::NOT_FOUND;
+            return Ok(response);
         };
         let mut kept = self.documents.lock();
         // What was made while something changed is right for this answer only.
@@ -289,6 +310,18 @@ impl Server {
         );
         out += &format!("knarr_cache_revision {}\n", self.cache.revision());
         out + &self.metrics.others()
+    }
+}
+
+/// The answer to a path that names nothing.
+fn unknown(served: &Served, segments: &[&str]) -> Result<Response<Body>, Error> {
+    match segments {
+        ["version", ..] | ["api", ..] => Err(not_served()),
+        ["apis", group, rest @ ..] => {
+            let version = rest.first().copied().unwrap_or("");
+            not_found(served, group, version)
+        }
+        _ => Ok(text(StatusCode::NOT_FOUND, "404 page not found\n")),
     }
 }
 

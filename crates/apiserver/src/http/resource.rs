@@ -6,6 +6,7 @@ use http::header::CONTENT_TYPE;
 use http::{Response, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions as WireDeleteOptions, StatusDetails};
 use knarr_api::field::{Errors, Path};
+use knarr_api::registry::Served;
 use knarr_api::{Error, Kind, k8s_openapi, registry};
 use knarr_client::{DeleteOptions, Preconditions, Propagation};
 
@@ -14,7 +15,7 @@ use super::body::Body;
 use super::query::check_dry_run;
 use super::{Http, encoded};
 use crate::pipeline::apply::{ApplyBody, ApplyOptions};
-use crate::pipeline::decode::{FieldValidation, decode, syntax, to_json};
+use crate::pipeline::decode::{FieldValidation, decode_body, syntax, to_json};
 use crate::pipeline::delete::{DeleteRequest, Deleted};
 use crate::pipeline::patch::PatchBody;
 use crate::pipeline::read::{bad_revision, invalid_options};
@@ -55,18 +56,12 @@ impl Server {
         let info = http.info.clone();
         let served = self.cache.served();
         let Some(kind) = served.by_resource(&info.group, &info.version, &info.resource) else {
-            let served = served
-                .groups()
-                .iter()
-                .any(|(g, versions)| *g == info.group && versions.contains(&info.version.as_str()));
-            if served || info.group.is_empty() {
-                return Err(not_served());
-            }
-            return Ok(text(StatusCode::NOT_FOUND, "404 page not found\n"));
+            return not_found(&served, &info.group, &info.version);
         };
         let kind = &kind;
         let target = Target::of_request(kind, &info)?;
-        if http.method == http::Method::HEAD {
+        // Nothing but what is behind a proxy answers HEAD.
+        if http.method == http::Method::HEAD && info.subresource != "proxy" {
             return Err(not_allowed());
         }
         if *kind == registry::ENDPOINTS {
@@ -98,14 +93,6 @@ impl Server {
                 Ok(Answer::Object(StatusCode::OK, self.get_now(ctx, target).await?))
             }
             "list" => {
-                if http.query.has("sendInitialEvents") {
-                    let mut mistakes = Errors::new();
-                    mistakes.forbidden(
-                        &Path::new("sendInitialEvents"),
-                        "sendInitialEvents is forbidden for list",
-                    );
-                    return Err(invalid_options("ListOptions", &mistakes));
-                }
                 let listed = self.list(kind, target.namespace, &http.query.list()?).await?;
                 Ok(Answer::List(kind.clone(), listed))
             }
@@ -121,7 +108,7 @@ impl Server {
                 let options = http.query.write("CreateOptions")?;
                 ctx.dry_run = options.dry_run;
                 let json = http.json_body(kind.kind()).await?;
-                let object = decode(ctx, kind, &json, options.validation)?;
+                let object = decode_body(ctx, kind, &json, options.validation)?;
                 http.decoded(&*object);
                 if !kind.is_stored() {
                     // What was decoded: another reader could find something else in the same bytes.
@@ -141,7 +128,7 @@ impl Server {
                 let options = http.query.write("UpdateOptions")?;
                 ctx.dry_run = options.dry_run;
                 let json = http.json_body(kind.kind()).await?;
-                let object = decode(ctx, kind, &json, options.validation)?;
+                let object = decode_body(ctx, kind, &json, options.validation)?;
                 http.decoded(&*object);
                 let updated = self.put(ctx, target, object).await?;
                 let code = if updated.created {
@@ -209,6 +196,20 @@ impl Server {
                 self.wait_for_revision(at).await
             }
         }
+    }
+}
+
+/// The answer where nothing is served: of a group that is built in, by kube-apiserver's router, of any other as of an
+/// unknown page.
+pub(super) fn not_found(served: &Served, group: &str, version: &str) -> Result<Response<Body>, Error> {
+    let known = registry::groups().iter().any(|(built_in, _)| *built_in == group)
+        || served
+            .groups()
+            .iter()
+            .any(|(g, versions)| *g == group && versions.contains(&version));
+    match known {
+        true => Err(not_served()),
+        false => Ok(text(StatusCode::NOT_FOUND, "404 page not found\n")),
     }
 }
 

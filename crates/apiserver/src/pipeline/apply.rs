@@ -158,8 +158,10 @@ impl Server {
                         return Err(Error::conflict(target.about(), &why));
                     }
                     self.authorize_create(ctx, target)?;
-                    let new = configured(ctx, target, None, body, options)?;
+                    let mut new = configured(ctx, target, None, body, options)?;
                     super::update::check_name(target, &*new)?;
+                    // Whatever version was meant, none is there.
+                    new.metadata_mut().resource_version = None;
                     match self.create(ctx, target, new).await {
                         // Somebody else was faster: applied to what they made.
                         Err(e) if e.reason() == "AlreadyExists" => {}

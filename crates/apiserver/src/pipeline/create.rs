@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use knarr_api::certificates::{IN_PROCESS, REMOTE_ADDRESS};
-use knarr_api::field::{self, Errors};
+use knarr_api::field::Errors;
 use knarr_api::time::seconds;
-use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, meta, registry};
+use knarr_api::{AnyObject, Error, Object, convert, k8s_openapi, meta, registry};
 
 use super::{Ctx, Origin, Target, managed_fields};
 use crate::admission::{Attributes, Operation, extension};
@@ -65,10 +65,9 @@ impl Server {
         meta.creation_timestamp = Some(seconds(ctx.now));
         meta.uid = Some(seams::uid(&*self.entropy));
         meta::drop_empty(meta);
-        let generate = meta
-            .generate_name
-            .clone()
-            .filter(|g| !g.is_empty() && meta.name.as_deref().unwrap_or("").is_empty());
+        let generate_name = meta.generate_name.clone().filter(|g| !g.is_empty());
+        let has_generate_name = generate_name.is_some();
+        let generate = generate_name.filter(|_| meta.name.as_deref().unwrap_or("").is_empty());
         served.ops.set_defaults(&mut *object)?;
         managed_fields::track(ctx, target, None, &mut *object)?;
         let mut object = convert::typed(served, &stored_kind(served), object)?;
@@ -85,17 +84,34 @@ impl Server {
             let name = object.metadata().name.clone().unwrap_or_default();
             return match self.create_named(ctx, target, object).await? {
                 Written::Done(made) => convert::object(&made, served),
-                Written::Conflict => Err(Error::already_exists(served.about(&name))),
+                Written::Conflict => Err(self.exists(target, &name, has_generate_name)),
             };
         };
+        let mut taken = String::new();
         for _ in 0..NAME_ATTEMPTS {
             let mut candidate = object.clone_box();
-            candidate.metadata_mut().name = Some(seams::generated_name(&*self.entropy, &prefix));
+            taken = seams::generated_name(&*self.entropy, &prefix);
+            candidate.metadata_mut().name = Some(taken.clone());
             if let Written::Done(made) = self.create_named(ctx, target, candidate).await? {
                 return convert::object(&made, served);
             }
         }
-        Err(Error::already_exists(served.about(&prefix)))
+        Err(self.exists(target, &taken, true))
+    }
+
+    /// The answer to the creation of an object whose name is taken, by one that is being deleted perhaps.
+    fn exists(&self, target: &Target<'_>, name: &str, generated: bool) -> Error {
+        let about = target.kind.about(name);
+        let mut error = match generated {
+            true => Error::generated_name_exists(about),
+            false => Error::already_exists(about),
+        };
+        let found = self.cache.get(&stored_kind(target.kind), target.namespace, name);
+        if found.is_some_and(|object| object.metadata().deletion_timestamp.is_some()) {
+            let message = format!("object is being deleted: {}", error.message());
+            error.status_mut().message = Some(message);
+        }
+        error
     }
 
     /// `Conflict`: the name is taken.
@@ -111,13 +127,23 @@ impl Server {
         record_requester(ctx, &mut *object);
         let reserved = self.allocations.for_create(kind, &mut *object, &self.cache)?;
         let name = object.metadata().name.clone().unwrap_or_default();
-        let mut mistakes = validate_metadata(kind, &*object);
-        if *served == registry::EVENTS_EVENT {
-            // The one kind whose mistakes are told in the names of the version that was sent.
-            let shown = convert::typed(kind, served, object.clone_box())?;
-            mistakes.extend(served.ops.validate(&*shown)?);
-        } else {
+        let mut mistakes = Errors::new();
+        // The one kind whose mistakes are told in the names of the version that was sent.
+        let rules = match *served == registry::EVENTS_EVENT {
+            true => served,
+            false => kind,
+        };
+        if rules.ops.checks_metadata() {
+            mistakes.extend(meta::validate(rules, object.metadata()));
+        }
+        if rules == kind {
             mistakes.extend(kind.ops.validate(&*object)?);
+        } else {
+            let shown = convert::typed(kind, rules, object.clone_box())?;
+            mistakes.extend(rules.ops.validate(&*shown)?);
+        }
+        if mistakes.is_empty() {
+            mistakes.extend(meta::validate_common(rules, object.metadata()));
         }
         mistakes.extend(self.authorize_params(ctx, None, &*object));
         self.restrict_node_write(ctx, target, None, &*object)?;
@@ -200,17 +226,4 @@ pub(crate) fn check_namespace(target: &Target<'_>, object: &mut dyn AnyObject) -
         meta.namespace = None;
     }
     Ok(())
-}
-
-fn validate_metadata(kind: &Kind, object: &dyn AnyObject) -> Errors {
-    let meta = object.metadata();
-    if meta.name.as_deref().unwrap_or("").is_empty() {
-        let mut mistakes = Errors::new();
-        mistakes.required(
-            &field::Path::new("metadata").child("name"),
-            "name or generateName is required",
-        );
-        return mistakes;
-    }
-    meta::validate(kind, meta)
 }

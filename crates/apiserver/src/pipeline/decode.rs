@@ -5,6 +5,7 @@ use knarr_api::field::{Errors, Path};
 use knarr_api::strategy::Ops;
 use knarr_api::{AnyObject, Error, Kind, protobuf, registry};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::{Ctx, yaml};
 
@@ -17,33 +18,81 @@ pub enum FieldValidation {
     Strict,
 }
 
+/// What is said of protobuf that does not begin with `k8s` and a zero.
+const NO_ENVELOPE: &str =
+    "provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]";
+
 const ACCEPTED: &str = "the body of the request was in an unknown format - accepted media types include: \
 application/json, application/yaml, application/vnd.kubernetes.protobuf";
 
+/// A body as JSON.
+#[derive(Debug)]
+pub(crate) struct Json {
+    bytes: bytes::Bytes,
+    /// Keys that its YAML gives twice, in the words of Go's reader.
+    twice: Vec<String>,
+}
+
+impl Json {
+    pub(crate) fn bytes(&self) -> &bytes::Bytes {
+        &self.bytes
+    }
+}
+
+impl From<bytes::Bytes> for Json {
+    fn from(bytes: bytes::Bytes) -> Self {
+        Json {
+            bytes,
+            twice: Vec::new(),
+        }
+    }
+}
+
+impl std::ops::Deref for Json {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// The body as JSON, whatever it came as. `kind` is what it must be, for errors.
-pub(crate) fn to_json(kind: &str, content_type: &str, body: bytes::Bytes) -> Result<bytes::Bytes, Error> {
+pub(crate) fn to_json(kind: &str, content_type: &str, body: bytes::Bytes) -> Result<Json, Error> {
     let media_type = content_type.split(';').next().unwrap_or("").trim();
     match media_type {
-        "" | "application/json" => Ok(body),
+        "" | "application/json" => Ok(body.into()),
         "application/yaml" => {
             let text =
                 std::str::from_utf8(&body).map_err(|e| unrecognized(kind, &format!("yaml: {e}"), &body))?;
-            let value =
-                yaml::to_value(text).map_err(|why| unrecognized(kind, &format!("yaml: {why}"), &body))?;
-            serde_json::to_vec(&value)
-                .map(Into::into)
-                .map_err(Error::internal)
+            let (value, twice) =
+                yaml::read(text).map_err(|why| unrecognized(kind, &format!("yaml: {why}"), &body))?;
+            let bytes = serde_json::to_vec(&value).map_err(Error::internal)?.into();
+            Ok(Json { bytes, twice })
         }
         "application/vnd.kubernetes.protobuf" => {
-            let read = protobuf::read(&body).map_err(|e| {
-                Error::bad_request(format!("unable to decode the protobuf body of a {kind}: {e}"))
+            let read = protobuf::read(&body).map_err(|e| match e {
+                protobuf::Error::NoEnvelope => unrecognized(kind, NO_ENVELOPE, &body),
+                e => Error::bad_request(format!("unable to decode the protobuf body of a {kind}: {e}")),
             })?;
-            serde_json::to_vec(&read.object)
-                .map(Into::into)
-                .map_err(Error::internal)
+            let bytes = serde_json::to_vec(&read.object).map_err(Error::internal)?;
+            Ok(bytes::Bytes::from(bytes).into())
         }
         _ => Err(Error::new(415, "UnsupportedMediaType", ACCEPTED)),
     }
+}
+
+/// Decodes an object of `kind` that was sent.
+pub(crate) fn decode_body(
+    ctx: &mut Ctx,
+    kind: &Kind,
+    body: &Json,
+    validation: FieldValidation,
+) -> Result<Box<dyn AnyObject>, Error> {
+    if kind.ops.custom().is_some() {
+        check_custom_type(kind, body)?;
+    }
+    let of = (kind.kind(), kind.api_version());
+    decode_with(ctx, (of.0, &of.1), &*kind.ops, body, validation)
 }
 
 /// Decodes a JSON object of `kind`.
@@ -53,24 +102,30 @@ pub(crate) fn decode(
     json: &[u8],
     validation: FieldValidation,
 ) -> Result<Box<dyn AnyObject>, Error> {
-    if kind.ops.custom().is_some() {
-        check_custom_type(kind, json)?;
-    }
-    decode_with(
-        ctx,
-        kind.kind(),
-        &kind.api_version(),
-        &*kind.ops,
-        json,
-        validation,
-    )
+    let body = bytes::Bytes::copy_from_slice(json).into();
+    decode_body(ctx, kind, &body, validation)
+}
+
+/// Decodes a document that is no object of a kind with rules: a Scale, a Binding, a TokenRequest.
+pub(crate) fn decode_document<T: DeserializeOwned>(
+    kind: &str,
+    api_version: &str,
+    json: &[u8],
+) -> Result<T, Error> {
+    serde_json::from_slice(json).map_err(|e| {
+        let version = api_version.rsplit('/').next().unwrap_or(api_version);
+        match check_type(kind, api_version, json) {
+            Err(why) => why,
+            Ok(()) => cannot_be_handled(kind, version, kind, &e.to_string()),
+        }
+    })
 }
 
 /// Objects of custom kinds say what they are; nothing is filled in for them.
 fn check_custom_type(kind: &Kind, json: &[u8]) -> Result<(), Error> {
     let wanted = kind.api_version();
     // With the reader that decodes it, so that a key given twice means the same to both.
-    let Ok((found, _)) = codec::read::<TypeMeta>(json) else {
+    let Ok((found, _)) = codec::read::<CustomTypeMeta>(json) else {
         // Decoding tells what is wrong with it.
         return Ok(());
     };
@@ -95,7 +150,10 @@ fn check_custom_type(kind: &Kind, json: &[u8]) -> Result<(), Error> {
             found.kind.as_str(),
             format!("must be {}", kind.kind()),
         );
-        return Err(Error::invalid(kind.about_kind(""), &mistakes));
+        // It is named as what it says it is.
+        let mut about = kind.about_kind(&found.metadata.name);
+        about.resource = &found.kind;
+        return Err(Error::invalid(about, &mistakes));
     }
     Ok(())
 }
@@ -103,10 +161,9 @@ fn check_custom_type(kind: &Kind, json: &[u8]) -> Result<(), Error> {
 /// Decodes a JSON object of a kind by its rules alone.
 pub(crate) fn decode_with(
     ctx: &mut Ctx,
-    kind: &str,
-    api_version: &str,
+    (kind, api_version): (&str, &str),
     ops: &dyn Ops,
-    json: &[u8],
+    json: &Json,
     validation: FieldValidation,
 ) -> Result<Box<dyn AnyObject>, Error> {
     let version = api_version.rsplit('/').next().unwrap_or(api_version);
@@ -117,9 +174,13 @@ pub(crate) fn decode_with(
             return Err(cannot_be_handled(kind, version, kind, &e.message));
         }
     };
-    let strict: Vec<String> = decoded.mistakes.iter().map(StrictError::to_string).collect();
+    let mut strict: Vec<String> = decoded.mistakes.iter().map(StrictError::to_string).collect();
     match validation {
-        FieldValidation::Strict if !strict.is_empty() => {
+        FieldValidation::Strict if !strict.is_empty() || !json.twice.is_empty() => {
+            if !json.twice.is_empty() {
+                let twice = json.twice.join("\n  ");
+                strict.insert(0, format!("yaml: unmarshal errors:\n  {twice}"));
+            }
             return Err(cannot_be_handled(
                 kind,
                 version,
@@ -127,7 +188,10 @@ pub(crate) fn decode_with(
                 &format!("strict decoding error: {}", strict.join(", ")),
             ));
         }
-        FieldValidation::Warn => strict.into_iter().for_each(|w| ctx.warn(w)),
+        FieldValidation::Warn => {
+            let all = json.twice.iter().cloned().chain(strict);
+            all.for_each(|w| ctx.warn(w));
+        }
         _ => {}
     }
     Ok(decoded.object)
@@ -171,10 +235,29 @@ struct TypeMeta {
     kind: String,
 }
 
+/// What a custom object says it is.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct CustomTypeMeta {
+    api_version: String,
+    kind: String,
+    metadata: Named,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Named {
+    name: String,
+}
+
 /// Why a document that did not decode is not of this type at all, if that is why.
 fn check_type(kind: &str, api_version: &str, json: &[u8]) -> Result<(), Error> {
     let version = api_version.rsplit('/').next().unwrap_or(api_version);
     let found: TypeMeta = match serde_json::from_slice(json) {
+        // A list would be read as its members in order.
+        Ok(_) if json.trim_ascii_start().first() == Some(&b'[') => {
+            return Err(unrecognized(kind, &not_an_object(json), json));
+        }
         Ok(found) => found,
         Err(e) if e.is_data() => match json.trim_ascii_start().first() {
             Some(b'{') => return Ok(()),
@@ -203,6 +286,14 @@ fn check_type(kind: &str, api_version: &str, json: &[u8]) -> Result<(), Error> {
     }
     let short = found_version.rsplit('/').next().unwrap_or(found_version);
     let other = registry::by_kind(found_version, found_kind);
+    let wanted = registry::by_kind(api_version, kind);
+    if let (Some(other), Some(wanted)) = (other, wanted)
+        && other.stored() == wanted.stored()
+    {
+        return Err(Error::bad_request(format!(
+            "the API version in the data ({found_version}) does not match the expected API version ({api_version})"
+        )));
+    }
     // It is read as what it says it is before anybody looks whether that was wanted.
     if let Some(Err(e)) = other.map(|other| other.ops.decode(json)) {
         return Err(cannot_be_handled(found_kind, short, kind, &e.message));

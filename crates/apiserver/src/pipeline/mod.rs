@@ -11,6 +11,7 @@ pub mod delete;
 pub(crate) mod managed_fields;
 pub mod patch;
 pub mod read;
+mod stamps;
 mod target;
 pub mod update;
 pub mod warnings;

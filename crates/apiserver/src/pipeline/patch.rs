@@ -33,12 +33,12 @@ impl PatchBody {
     /// As [`PatchBody::parse`]; strategic merge is for built-in kinds only.
     pub(crate) fn parse_for(kind: &Kind, content_type: &str, body: &[u8]) -> Result<Self, Error> {
         if kind.ops.custom().is_some() && content_type.starts_with("application/strategic-merge-patch+json") {
-            return Err(with_empty_details(Error::new(
+            return Err(Error::new(
                 415,
                 "UnsupportedMediaType",
                 "the body of the request was in an unknown format - accepted media types include: \
 application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
-            )));
+            ));
         }
         Self::parse(content_type, body)
     }

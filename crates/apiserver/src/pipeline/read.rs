@@ -8,7 +8,7 @@ use base64::alphabet::URL_SAFE;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use knarr_api::error::About;
 use knarr_api::field::{self, Errors};
-use knarr_api::{Error, Kind, Object, convert, selector};
+use knarr_api::{Error, Kind, Object, convert, registry, selector};
 use knarr_store::{KeyRange, Range};
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +41,8 @@ pub struct ListQuery {
     pub resource_version_match: String,
     pub limit: i64,
     pub continue_token: String,
+    /// Whether `sendInitialEvents` is given, which is for watches.
+    pub sends_initial_events: bool,
 }
 
 /// What a list found.
@@ -51,14 +53,19 @@ pub struct Listed {
     pub remaining: Option<i64>,
 }
 
-/// What a continue token says. Opaque to clients.
-#[derive(Serialize, Deserialize)]
+/// What a continue token says, in the form of kube-apiserver's. Opaque to clients.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Continue {
+    /// The version of the form: [`CONTINUE_VERSION`].
+    v: String,
     /// The revision all pages are of; [`LATEST`]: the one there is when the next page is asked for.
     rv: i64,
-    /// The last key of the page before, as [`keys::local`].
-    after: String,
+    /// The first key that the next page may begin with, as [`keys::local`], without the namespace of a list in one.
+    start: String,
 }
+
+const CONTINUE_VERSION: &str = "meta.k8s.io/v1";
 
 /// What is said of a token whose revision is forgotten.
 const INCONSISTENT: &str = "The provided continue parameter is too old to display a consistent list result. You can \
@@ -82,10 +89,15 @@ impl Server {
     /// One object, as `kind` shows it.
     pub(crate) fn get(&self, target: &Target<'_>) -> Result<Arc<Object>, Error> {
         let found = self.cache.get(target.kind, target.namespace, target.name);
-        convert::object(
-            &found.ok_or_else(|| Error::not_found(target.about()))?,
-            target.kind,
-        )
+        let found = found.ok_or_else(|| {
+            let mut about = target.about();
+            if *target.kind == registry::COMPONENT_STATUS {
+                // The one resource that Kubernetes calls by its singular here.
+                about.resource = target.kind.singular();
+            }
+            Error::not_found(about)
+        })?;
+        convert::object(&found, target.kind)
     }
 
     /// The same as it is now, see [`Server::catch_up`].
@@ -130,7 +142,7 @@ impl Server {
     }
 
     pub(crate) async fn list(&self, kind: &Kind, namespace: &str, q: &ListQuery) -> Result<Listed, Error> {
-        validate_match(q)?;
+        validate(q)?;
         let filter = self.filter(kind, namespace, q)?;
         let limit = usize::try_from(q.limit).unwrap_or(0);
         let wanted = parse_revision(&q.resource_version)?;
@@ -193,7 +205,7 @@ impl Server {
                 self.cache.revision()
             }
         };
-        let page = self.list_at(filter, at, &token.after, limit).await;
+        let page = self.list_at(filter, at, &token.start, limit).await;
         page.map_err(|error| {
             if !error.is_expired() {
                 return error;
@@ -201,15 +213,15 @@ impl Server {
             let mut error = Error::expired(INCONSISTENT);
             let rest = Continue {
                 rv: LATEST,
-                after: token.after.clone(),
+                ..Continue::from(&token.start)
             };
             error.status_mut().metadata.continue_ = Some(rest.render());
             error
         })
     }
 
-    /// A list as the store was at `at`; what the cache still has at that revision is shared with it.
-    async fn list_at(&self, filter: &Filter, at: u64, after: &str, limit: usize) -> Result<Listed, Error> {
+    /// A list as the store was at `at`, from the key `start` on; what the cache still has at that revision is shared with it.
+    async fn list_at(&self, filter: &Filter, at: u64, start: &str, limit: usize) -> Result<Listed, Error> {
         let cache = self.cache.of(&filter.kind)?;
         let prefix = keys::prefix(&cache.kind);
         let mut range = KeyRange::prefix(if filter.namespace.is_empty() {
@@ -217,8 +229,8 @@ impl Server {
         } else {
             format!("{prefix}{}/", filter.namespace)
         });
-        if !after.is_empty() {
-            range.start = format!("{prefix}{after}\0").into();
+        if !start.is_empty() {
+            range.start = [&range.start[..], start.as_bytes()].concat().into();
         }
         let mut page = Page::new(filter, limit);
         loop {
@@ -298,7 +310,10 @@ impl<'a> Page<'a> {
         let continue_token = match self.items.last() {
             Some(last) if self.remaining > 0 => Continue {
                 rv: i64::try_from(revision).unwrap_or(LATEST),
-                after: keys::local(last.namespace(), last.name()),
+                ..Continue::from(&match self.filter.namespace.is_empty() {
+                    true => format!("{}\0", keys::local(last.namespace(), last.name())),
+                    false => format!("{}\0", last.name()),
+                })
             }
             .render(),
             _ => String::new(),
@@ -320,11 +335,41 @@ impl Continue {
             ))
         };
         let bytes = BASE64.decode(token).map_err(|e| invalid(e.to_string()))?;
-        serde_json::from_slice(&bytes).map_err(|e| invalid(not_json(&bytes, &e)))
+        let found: Self = serde_json::from_slice(&bytes).map_err(|e| invalid(not_json(&bytes, &e)))?;
+        if found.v != CONTINUE_VERSION {
+            let why = format!("server does not recognize this encoded version {}", found.v);
+            return Err(invalid(why));
+        }
+        if found.rv == 0 {
+            return Err(invalid(
+                "incorrect encoded start resourceVersion (version meta.k8s.io/v1)".into(),
+            ));
+        }
+        if found.start.is_empty() {
+            return Err(invalid("encoded start key empty (version meta.k8s.io/v1)".into()));
+        }
+        let path = found.start.strip_prefix('/').unwrap_or(&found.start);
+        if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
+            return Err(invalid(found.start));
+        }
+        Ok(Continue {
+            start: path.to_string(),
+            ..found
+        })
+    }
+
+    /// Of whatever revision, from a key on.
+    fn from(start: &str) -> Self {
+        Continue {
+            v: CONTINUE_VERSION.into(),
+            rv: LATEST,
+            start: start.to_string(),
+        }
     }
 
     pub fn render(&self) -> String {
-        BASE64.encode(serde_json::json!({"rv": self.rv, "after": self.after}).to_string())
+        let token = serde_json::json!({"v": self.v, "rv": self.rv, "start": self.start});
+        BASE64.encode(token.to_string())
     }
 }
 
@@ -346,7 +391,7 @@ fn not_json(bytes: &[u8], error: &serde_json::Error) -> String {
 
 fn too_large(requested: u64, newest: u64) -> Error {
     let mut error = Error::timeout(format!(
-        "Too large resource version: {requested}, current: {newest}"
+        "Timeout: Too large resource version: {requested}, current: {newest}"
     ));
     let details = error.status_mut().details.get_or_insert_default();
     details.retry_after_seconds = Some(1);
@@ -385,12 +430,27 @@ pub(crate) fn invalid_options(kind: &str, mistakes: &Errors) -> Error {
 
 const MATCHES: [&str; 3] = ["Exact", "NotOlderThan", ""];
 
-fn validate_match(q: &ListQuery) -> Result<(), Error> {
-    let path = field::Path::new("resourceVersionMatch");
+fn validate(q: &ListQuery) -> Result<(), Error> {
     let mut mistakes = Errors::new();
+    validate_match(q, &mut mistakes);
+    if q.sends_initial_events {
+        mistakes.forbidden(
+            &field::Path::new("sendInitialEvents"),
+            "sendInitialEvents is forbidden for list",
+        );
+    }
+    if mistakes.is_empty() {
+        Ok(())
+    } else {
+        Err(invalid_options("ListOptions", &mistakes))
+    }
+}
+
+fn validate_match(q: &ListQuery, mistakes: &mut Errors) {
+    let path = field::Path::new("resourceVersionMatch");
     let m = q.resource_version_match.as_str();
     if m.is_empty() {
-        return Ok(());
+        return;
     }
     if q.resource_version.is_empty() {
         mistakes.forbidden(
@@ -413,11 +473,6 @@ fn validate_match(q: &ListQuery) -> Result<(), Error> {
             "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
         );
     }
-    if mistakes.is_empty() {
-        Ok(())
-    } else {
-        Err(invalid_options("ListOptions", &mistakes))
-    }
 }
 
 /// The supported values in the order Kubernetes gives them, which is not sorted.
@@ -438,15 +493,31 @@ mod tests {
     fn a_continue_token_comes_back_as_it_went() {
         let token = Continue {
             rv: 7,
-            after: "a/b".into(),
+            ..Continue::from("a/b\0")
         }
         .render();
         let back = Continue::parse(&token).unwrap();
-        assert_eq!((back.rv, back.after.as_str()), (7, "a/b"));
+        assert_eq!((back.rv, back.start.as_str()), (7, "a/b\0"));
     }
 
     #[test]
     fn garbage_is_no_continue_token() {
+        for (token, why) in [
+            (
+                r#"{"v":"meta.k8s.io/v1","rv":0,"start":"a"}"#,
+                "incorrect encoded start resourceVersion (version meta.k8s.io/v1)",
+            ),
+            (
+                r#"{"v":"meta.k8s.io/v1","rv":1}"#,
+                "encoded start key empty (version meta.k8s.io/v1)",
+            ),
+            (r#"{"v":"meta.k8s.io/v1","rv":1,"start":"../b"}"#, "../b"),
+            (r#"{}"#, "server does not recognize this encoded version "),
+        ] {
+            let error = Continue::parse(&BASE64.encode(token)).err().unwrap();
+            let expected = format!("invalid continue token: continue key is not valid: {why}");
+            assert_eq!(error.message(), expected);
+        }
         let error = Continue::parse("garbage").err().unwrap();
         assert_eq!(
             error.message(),

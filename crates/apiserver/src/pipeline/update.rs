@@ -8,9 +8,10 @@ use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry};
 use knarr_client::Preconditions;
 
 use super::create::check_namespace;
-use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields};
+use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields, stamps};
 use crate::admission::{Attributes, Operation, extension};
 use crate::cache::Written;
+use crate::keys::upstream_key;
 use crate::server::Server;
 
 /// What an update makes of the object there is (as the kind that is served shows it).
@@ -42,6 +43,7 @@ impl Server {
             {
                 return Err(Error::not_found(target.about()));
             }
+            check_uid(target, &*object, "")?;
             self.authorize_create(ctx, target)?;
             let object = self.create(ctx, target, object).await?;
             return Ok(Updated {
@@ -51,7 +53,7 @@ impl Server {
         }
         let object = self
             .update(ctx, target, &Preconditions::default(), &mut |_, old| {
-                check_uid(target, &*object, old)?;
+                check_uid(target, &*object, old.uid())?;
                 check_names_version(target, &*object)?;
                 Ok(object.clone_box())
             })
@@ -113,11 +115,16 @@ impl Server {
         let update = extension::Operation::Update;
         new = self.mutate(ctx, target, update, new, Some(old)).await?;
         kind.ops.prepare_for_update(&mut *new, old.typed(), part)?;
+        stamps::stamp(&mut *new, old.typed(), part, ctx.now);
         let reserved = self
             .allocations
             .for_update(kind, old, &mut *new, part, &self.cache)?;
-        let mut mistakes = meta::validate_update(kind, new.metadata(), old.metadata());
-        if *served == registry::EVENTS_EVENT {
+        let rules = match *served == registry::EVENTS_EVENT {
+            true => served,
+            false => kind,
+        };
+        let mut mistakes = meta::validate_update(rules, part, new.metadata(), old.metadata());
+        if rules != kind {
             let sent = convert::typed(kind, served, new.clone_box())?;
             let was = convert::object(old, served)?;
             mistakes.extend(served.ops.validate_update(&*sent, was.typed(), part)?);
@@ -240,14 +247,15 @@ The object might have been modified",
     Ok(())
 }
 
-/// Whoever replaces an object and names its uid means no other object of that name.
-fn check_uid(target: &Target<'_>, new: &dyn AnyObject, old: &Object) -> Result<(), Error> {
+/// The uid in an object that replaces another is a precondition; `found` is the uid there is, or empty.
+fn check_uid(target: &Target<'_>, new: &dyn AnyObject, found: &str) -> Result<(), Error> {
     match new.metadata().uid.as_deref() {
-        Some(uid) if !uid.is_empty() && uid != old.uid() => Err(Error::conflict(
+        Some(uid) if !uid.is_empty() && uid != found => Err(Error::conflict(
             target.about(),
             &format!(
-                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-                old.uid()
+                "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: \
+                 Precondition failed: UID in precondition: {uid}, UID in object meta: {found}",
+                upstream_key(target.kind, target.namespace, target.name)
             ),
         )),
         _ => Ok(()),
@@ -267,7 +275,8 @@ pub(super) fn check_names_version(target: &Target<'_>, new: &dyn AnyObject) -> R
         value: Some("0".into()),
         detail: "must be specified for an update".into(),
     });
-    Err(Error::invalid(target.kind.about_kind(target.name), &mistakes))
+    // Kubernetes names the resource here, and not the kind.
+    Err(Error::invalid(target.about(), &mistakes))
 }
 
 /// Whether the write is for the one version it carries, as its client named it, or for whatever it was made of.
@@ -298,7 +307,7 @@ fn carry_over(new: &mut dyn AnyObject, old: &Object) {
     if meta.uid.as_deref().unwrap_or("").is_empty() {
         meta.uid.clone_from(&was.uid);
     }
-    if meta.creation_timestamp.is_none() {
+    if was.creation_timestamp.is_some() {
         meta.creation_timestamp.clone_from(&was.creation_timestamp);
     }
     if was.deletion_timestamp.is_some() {

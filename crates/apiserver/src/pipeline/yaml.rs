@@ -22,7 +22,7 @@ pub fn to_value(text: &str) -> Result<Value, String> {
     read(text).map(|(value, _)| value)
 }
 
-/// As [`to_value`], and what a strict reader would refuse: keys given twice, in the words of Go's reader.
+/// As [`to_value`], and what a strict reader would reject: keys given twice, in the words of Go's reader.
 pub(crate) fn read(text: &str) -> Result<(Value, Vec<String>), String> {
     let mut reader = Reader {
         events: Parser::new_from_str(text),

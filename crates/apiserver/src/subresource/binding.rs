@@ -1,7 +1,7 @@
 //! `pods/binding`: a pod is given to a node, once (SPEC L2).
 
 use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
-use knarr_api::field::{Errors, Path};
+use knarr_api::field::{Cause, Errors, FieldError, Path, quoted};
 use knarr_api::time::seconds;
 use knarr_api::{Error, Object, k8s_openapi};
 use knarr_client::Preconditions;
@@ -25,7 +25,13 @@ impl Server {
         let path = Path::new("target");
         let kind = node.kind.clone().unwrap_or_default();
         if !kind.is_empty() && kind != "Node" {
-            mistakes.not_supported(&path.child("kind"), kind.as_str(), &["Node", "<empty>"]);
+            // The values in the order that Kubernetes gives them, which is not sorted.
+            mistakes.push(FieldError {
+                cause: Cause::NotSupported,
+                field: path.child("kind").to_string(),
+                value: Some(quoted(&kind)),
+                detail: "supported values: \"Node\", \"<empty>\"".into(),
+            });
         }
         if node.name.as_deref().unwrap_or("").is_empty() {
             mistakes.required(&path.child("name"), "");

@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::admission::extension::Operation;
 use crate::http::Http;
 use crate::http::answer::Answer;
-use crate::pipeline::decode::decode;
+use crate::pipeline::decode::{decode_body, decode_document};
 use crate::pipeline::{Ctx, Target, not_allowed, not_served};
 use crate::server::Server;
 
@@ -54,12 +54,8 @@ impl Server {
                 let options = http.query.write("CreateOptions")?;
                 ctx.dry_run = options.dry_run;
                 let json = http.json_body(served.kind(target.kind)).await?;
-                let body = serde_json::from_slice(&json).map_err(|e| {
-                    Error::bad_request(format!(
-                        "the object provided is unrecognized (must be of type {}): {e}",
-                        served.kind(target.kind)
-                    ))
-                })?;
+                let kind = served.kind(target.kind);
+                let body = decode_document(kind, version_of(kind), &json)?;
                 let answer = self.create_subresource(ctx, target, body).await?;
                 Ok(Answer::Document(StatusCode::CREATED, answer))
             }
@@ -75,7 +71,7 @@ impl Server {
                 ctx.dry_run = options.dry_run;
                 let kind = target.kind;
                 let json = http.json_body(kind.kind()).await?;
-                let object = decode(ctx, kind, &json, options.validation)?;
+                let object = decode_body(ctx, kind, &json, options.validation)?;
                 self.put(ctx, target, object).await?.object
             }
             _ => self.patch_request(ctx, http, target).await?.object,
@@ -110,11 +106,17 @@ impl Server {
 }
 
 fn read<T: DeserializeOwned>(kind: &str, body: Value) -> Result<T, Error> {
-    serde_json::from_value(body).map_err(|e| {
-        Error::bad_request(format!(
-            "{kind} in version \"v1\" cannot be handled as a {kind}: {e}"
-        ))
-    })
+    let json = serde_json::to_vec(&body).map_err(Error::internal)?;
+    decode_document(kind, version_of(kind), &json)
+}
+
+/// The group and version of a document that a subresource takes.
+fn version_of(kind: &str) -> &'static str {
+    match kind {
+        "Eviction" => "policy/v1",
+        "TokenRequest" => "authentication.k8s.io/v1",
+        _ => "v1",
+    }
 }
 
 /// The older version says the same.

@@ -18,7 +18,7 @@ use crate::http::Http;
 use crate::http::answer::Answer;
 use crate::http::resource::patch_options;
 use crate::pipeline::apply::{ApplyBody, ApplyOptions};
-use crate::pipeline::decode::to_json;
+use crate::pipeline::decode::{decode_document, to_json};
 use crate::pipeline::managed_fields;
 use crate::pipeline::patch::PatchBody;
 use crate::pipeline::{Ctx, Target, not_served, seconds};
@@ -46,7 +46,7 @@ impl Server {
                 let body = http.body().await?;
                 ctx.dry_run = http.query.write("UpdateOptions")?.dry_run;
                 let json = to_json("Scale", &content_type, body)?;
-                let scale: Scale = serde_json::from_slice(&json).map_err(not_a_scale)?;
+                let scale: Scale = decode_document("Scale", "autoscaling/v1", &json)?;
                 if let Some(name) = scale.metadata.name.as_deref().filter(|n| *n != target.name) {
                     return Err(Error::bad_request(format!(
                         "the name of the object ({name}) does not match the name on the URL ({})",
@@ -174,12 +174,6 @@ fn forget_version(scale: &mut Value) {
     if let Some(meta) = scale.get_mut("metadata").and_then(Value::as_object_mut) {
         meta.remove("resourceVersion");
     }
-}
-
-fn not_a_scale(error: serde_json::Error) -> Error {
-    Error::bad_request(format!(
-        "Scale in version \"v1\" cannot be handled as a Scale: {error}"
-    ))
 }
 
 fn scale_of(object: &Object) -> Result<Scale, Error> {

@@ -183,7 +183,11 @@ impl Server {
         };
         match to.uid.as_deref().filter(|u| !u.is_empty()) {
             Some(uid) if uid != found.uid() => Err(Error::conflict(
-                About { name: &name, ..ABOUT },
+                About {
+                    group: "",
+                    resource: kind,
+                    name: &name,
+                },
                 &format!(
                     "the UID in the bound object reference ({uid}) does not match the UID in record. \
 The object might have been deleted and then recreated"

@@ -56,6 +56,8 @@ fn patched(
 }
 
 const BAD: (u16, &str) = (400, "BadRequest");
+/// A version that is no number, of a watch: Kubernetes gives no reason.
+const UNREADABLE: (u16, &str) = (500, "");
 const INVALID: (u16, &str) = (422, "Invalid");
 const LARGE: (u16, &str) = (413, "RequestEntityTooLarge");
 const MEDIA: (u16, &str) = (415, "UnsupportedMediaType");
@@ -426,7 +428,7 @@ fn requests() -> Vec<Case> {
             "resourceVersionMatch: ",
         ),
         asked("?watch=1&timeoutSeconds=x", BAD, "strconv.ParseInt"),
-        asked("?watch=1&resourceVersion=-5", BAD, "resourceVersion"),
+        asked("?watch=1&resourceVersion=-5", UNREADABLE, "resourceVersion"),
         asked(
             "?timeout=soon",
             BAD,

@@ -276,6 +276,38 @@ async fn who_never_reads_over_http2_is_dropped_and_costs_little() {
     serves(&cluster).await;
 }
 
+#[tokio::test]
+async fn an_answer_to_head_over_http2_has_no_body() {
+    let cluster = Cluster::start().await;
+    for (method, path, body) in [
+        ("HEAD", "/livez", false),
+        ("HEAD", "/openapi/v2", false),
+        ("HEAD", "/apis", false),
+        ("HEAD", "/version", false),
+        ("HEAD", "/api/v1/namespaces/default", false),
+        ("HEAD", "/api/v1/namespaces/default/pods/none/proxy", false),
+        ("HEAD", "/nothing/at/all", false),
+        ("OPTIONS", "/api/v1/namespaces/default", true),
+        ("GET", "/livez", true),
+    ] {
+        let (mut read, mut write) = tokio::io::split(connected(&cluster, H2).await);
+        let says = [hello(65_535), request(1, &head(method, path, ADMIN), END_STREAM)].concat();
+        write.write_all(&says).await.unwrap();
+        let mut frames = Vec::new();
+        let answered = async {
+            while frames.last().is_none_or(|(_, flags)| flags & END_STREAM == 0) {
+                let frame = next(&mut read).await.unwrap();
+                if matches!(frame.kind, HEADERS | DATA) {
+                    frames.push((frame.kind, frame.flags));
+                }
+            }
+        };
+        eventually(path, answered).await;
+        let has_body = frames.iter().any(|(kind, _)| *kind == DATA);
+        assert_eq!(has_body, body, "{method} {path}: {frames:?}");
+    }
+}
+
 /// Resident memory of this process, which the server is part of.
 fn resident_bytes() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -550,7 +582,7 @@ async fn a6_nobody_makes_up_series_of_metrics() {
             format!("/made-up-{n}"),
         ] {
             let found = cluster.ask(&Shows::default(), "GET", &path, None).await;
-            assert_eq!(found.code, 401, "{path}");
+            assert_eq!(found.code, 403, "{path}");
         }
     }
     let metrics = cluster.ask(&Shows::token(ADMIN), "GET", "/metrics", None).await;

@@ -57,7 +57,7 @@ async fn who_holds_a_token_learns_where_the_cluster_is_and_asks_for_a_certificat
     cluster
         .ask(&Shows::default(), "GET", INFO, None)
         .await
-        .expect(401);
+        .expect(403);
     let all = "/api/v1/namespaces/kube-public/configmaps";
     cluster.ask(&joiner, "GET", all, None).await.expect(403);
 

@@ -100,7 +100,7 @@ async fn answers_tell_the_flow_and_the_level_of_their_requests() {
     let schema = json!({"metadata": {"name": "mine"}, "spec": {
         "priorityLevelConfiguration": {"name": "mine"}, "matchingPrecedence": 1000,
         "rules": [{"subjects": [{"kind": "User", "user": {"name": "ann"}}],
-            "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["/api*"]}]}]}});
+            "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["/api", "/api/*"]}]}]}});
     let schema = cluster.create(&format!("{group}/flowschemas"), schema).await;
     let dangles = async |wanted: &str| {
         for _ in 0..6000 {

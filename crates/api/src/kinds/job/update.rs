@@ -6,23 +6,21 @@ use k8s_openapi::api::core::v1::{Affinity, Container, PodSpec};
 
 use super::is;
 use crate::field::{Errors, Path};
-use crate::kinds::checks::{immutable, json, text};
+use crate::kinds::checks::{IMMUTABLE, Json, immutable, json, text};
+use crate::kinds::pod::internal;
 
 pub(super) fn validate(job: &Job, old: &Job, errors: &mut Errors) {
     let path = Path::new("spec");
     let new = job.spec.clone().unwrap_or_default();
     let before = old.spec.clone().unwrap_or_default();
+    super::validate_spec(job, &path, errors);
     completions(&new, &before, &path.child("completions"), errors);
     if new.selector != before.selector {
         let shown = new
             .selector
             .as_ref()
             .map_or("null".into(), crate::kinds::checks::json_selector);
-        errors.invalid(
-            &path.child("selector"),
-            crate::kinds::checks::Json(shown),
-            "field is immutable",
-        );
+        errors.invalid(&path.child("selector"), Json(shown), IMMUTABLE);
     }
     template(&new, old, errors);
     immutable(
@@ -31,12 +29,10 @@ pub(super) fn validate(job: &Job, old: &Job, errors: &mut Errors) {
         &new.completion_mode,
         &before.completion_mode,
     );
-    immutable(
-        errors,
-        &path.child("podFailurePolicy"),
-        &new.pod_failure_policy,
-        &before.pod_failure_policy,
-    );
+    if new.pod_failure_policy != before.pod_failure_policy {
+        let shown = Json(internal::json("*PodFailurePolicy", &new.pod_failure_policy));
+        errors.invalid(&path.child("podFailurePolicy"), shown, IMMUTABLE);
+    }
     immutable(
         errors,
         &path.child("backoffLimitPerIndex"),
@@ -49,12 +45,10 @@ pub(super) fn validate(job: &Job, old: &Job, errors: &mut Errors) {
         &new.managed_by,
         &before.managed_by,
     );
-    immutable(
-        errors,
-        &path.child("successPolicy"),
-        &new.success_policy,
-        &before.success_policy,
-    );
+    if new.success_policy != before.success_policy {
+        let shown = Json(internal::json("*SuccessPolicy", &new.success_policy));
+        errors.invalid(&path.child("successPolicy"), shown, IMMUTABLE);
+    }
 }
 
 fn completions(new: &JobSpec, old: &JobSpec, path: &Path, errors: &mut Errors) {
@@ -100,14 +94,14 @@ fn template(new: &JobSpec, old: &Job, errors: &mut Errors) {
     if at_rest {
         // Kubernetes names the path like this when resources may change.
         let none = PodSpec::default();
-        immutable(
-            errors,
-            &path.child("template.spec"),
-            new.template.spec.as_ref().unwrap_or(&none),
-            allowed.spec.as_ref().unwrap_or(&none),
-        );
-    } else {
-        immutable(errors, &path.child("template"), &new.template, &allowed);
+        let spec = new.template.spec.as_ref().unwrap_or(&none);
+        if spec != allowed.spec.as_ref().unwrap_or(&none) {
+            let shown = Json(internal::json("PodSpec", spec));
+            errors.invalid(&path.child("template.spec"), shown, IMMUTABLE);
+        }
+    } else if new.template != allowed {
+        let shown = Json(internal::json("PodTemplateSpec", &new.template));
+        errors.invalid(&path.child("template"), shown, IMMUTABLE);
     }
 }
 

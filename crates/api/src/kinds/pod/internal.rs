@@ -8,9 +8,20 @@ use std::fmt::Write;
 use std::sync::LazyLock;
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::diff;
+
+/// The fields of metadata that templates have, in Go's order; it is written in the API's form.
+const METADATA: &[&str] = &[
+    "name",
+    "generateName",
+    "namespace",
+    "labels",
+    "annotations",
+    "ownerReferences",
+    "finalizers",
+];
 
 struct Field {
     name: &'static str,
@@ -89,12 +100,10 @@ impl Node {
             let value = value.and_then(|v| v.get(&field.key));
             if field.of == "o" {
                 let metadata = value.and_then(Value::as_object);
-                object.extend(
-                    metadata
-                        .into_iter()
-                        .flatten()
-                        .map(|(k, v)| (k.clone(), Node::plain(v))),
-                );
+                let known = METADATA.iter().filter_map(|k| metadata?.get_key_value(*k));
+                let others = metadata.into_iter().flatten();
+                let others = others.filter(|(k, _)| !METADATA.contains(&k.as_str()));
+                object.extend(known.chain(others).map(|(k, v)| (k.clone(), Node::plain(v))));
             } else {
                 object.push((field.name.to_string(), Node::build(field.of, value)));
             }
@@ -195,41 +204,49 @@ fn escaped(text: &str) -> String {
     out
 }
 
+/// Internally the host's namespaces are the security context's.
+fn host_fields_moved(spec: &mut Map<String, Value>) {
+    let host: Vec<(String, Value)> = [
+        "hostNetwork",
+        "hostPID",
+        "hostIPC",
+        "shareProcessNamespace",
+        "hostUsers",
+    ]
+    .iter()
+    .filter_map(|key| spec.remove_entry(*key))
+    .collect();
+    let context = spec
+        .entry("securityContext")
+        .or_insert_with(|| Value::Object(Default::default()));
+    if let Some(context) = context.as_object_mut() {
+        context.extend(host);
+    }
+}
+
 fn node<T: Serialize>(of: &str, value: &T) -> Node {
     // The types of k8s-openapi always serialize; were one not to, the message would show null.
     let mut value = serde_json::to_value(value).unwrap_or(Value::Null);
-    if of == "PodSpec"
-        && let Some(spec) = value.as_object_mut()
-    {
-        let host: Vec<(String, Value)> = [
-            "hostNetwork",
-            "hostPID",
-            "hostIPC",
-            "shareProcessNamespace",
-            "hostUsers",
-        ]
-        .iter()
-        .filter_map(|key| spec.remove_entry(*key))
-        .collect();
-        let context = spec
-            .entry("securityContext")
-            .or_insert_with(|| Value::Object(Default::default()));
-        if let Some(context) = context.as_object_mut() {
-            context.extend(host);
-        }
+    let spec = match of {
+        "PodSpec" => Some(&mut value),
+        "PodTemplateSpec" => value.get_mut("spec"),
+        _ => None,
+    };
+    if let Some(spec) = spec.and_then(Value::as_object_mut) {
+        host_fields_moved(spec);
     }
     Node::build(of, Some(&value))
 }
 
 /// One line of JSON, of a value whose internal type is `of`.
-pub(super) fn json<T: Serialize>(of: &str, value: &T) -> String {
+pub(in crate::kinds) fn json<T: Serialize>(of: &str, value: &T) -> String {
     let mut out = String::new();
     node(of, value).write(&mut out, None);
     out
 }
 
 /// How two values differ, as Kubernetes shows it to users.
-pub(super) fn difference<T: Serialize>(of: &str, old: &T, new: &T) -> String {
+pub(in crate::kinds) fn difference<T: Serialize>(of: &str, old: &T, new: &T) -> String {
     let text = |value: &T| {
         let mut out = String::new();
         node(of, value).write(&mut out, Some(0));

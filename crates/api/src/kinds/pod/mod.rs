@@ -8,17 +8,17 @@ pub mod columns;
 mod defaults;
 mod diff;
 mod image;
-mod internal;
+pub(super) mod internal;
 mod prepare;
 pub mod resources;
-mod validation;
+pub(super) mod validation;
 mod warnings;
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::field::Errors;
-use crate::strategy::{Deletion, Part, Strategy};
+use crate::strategy::{Deletion, MetadataChecks, Part, Strategy};
 use crate::table::{Cell, Column};
 
 pub use at_most_one::{AT_MOST_ONE, at_most_one};
@@ -117,6 +117,13 @@ impl Strategy for Pod {
 
     fn row(&self, now: Timestamp) -> Vec<Cell> {
         columns::row(self, now)
+    }
+
+    fn metadata_checks(part: Part) -> MetadataChecks {
+        match part {
+            Part::Status => MetadataChecks::CHANGES,
+            Part::Main | Part::Other(_) => MetadataChecks::BOTH,
+        }
     }
 }
 

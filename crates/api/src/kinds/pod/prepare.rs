@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    AppArmorProfile, Container, Pod, PodAffinityTerm, PodCondition, PodSpec, PodStatus,
+    AppArmorProfile, Container, Lifecycle, Pod, PodAffinityTerm, PodCondition, PodSpec, PodStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 
@@ -58,6 +58,21 @@ pub fn drop_disabled_fields(spec: &mut PodSpec) {
     for source in projected.flat_map(|p| p.sources.iter_mut().flatten()) {
         source.cluster_trust_bundle = None;
         source.pod_certificate = None;
+    }
+    let without_stop_signal = |lifecycle: &mut Option<Lifecycle>| {
+        if let Some(of) = lifecycle
+            && of.stop_signal.take().is_some()
+            && *of == Lifecycle::default()
+        {
+            *lifecycle = None;
+        }
+    };
+    let containers = spec.init_containers.iter_mut().flatten();
+    for container in containers.chain(&mut spec.containers) {
+        without_stop_signal(&mut container.lifecycle);
+    }
+    for container in spec.ephemeral_containers.iter_mut().flatten() {
+        without_stop_signal(&mut container.lifecycle);
     }
 }
 

@@ -70,6 +70,11 @@ async fn a2_approving_and_signing_ask_for_the_signer() {
             let mut body = condition(kind);
             // Each time another, so that there is something to decide.
             body["status"]["conditions"][0]["message"] = reason.into();
+            if verb == "sign" {
+                // An approval stays: a signer may not take it away.
+                let conditions = body["status"]["conditions"].as_array_mut().unwrap();
+                conditions.insert(0, json!({"type": "Approved", "status": "True"}));
+            }
             cluster
                 .ask(shows, "PATCH", &format!("{CSRS}/c/{part}"), Some(body))
                 .await

@@ -1,7 +1,7 @@
 //! Affinity to nodes and to other pods.
 
 use k8s_openapi::api::core::v1::{
-    Affinity, NodeAffinity, NodeSelectorRequirement, NodeSelectorTerm, PodAffinityTerm,
+    Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodAffinityTerm,
     WeightedPodAffinityTerm,
 };
 
@@ -64,6 +64,17 @@ fn node_affinity(affinity: &NodeAffinity, path: &Path, errors: &mut Errors) {
         weight(term.weight, &at, errors);
         // A wish that no label can meet does no harm.
         node_term(&term.preference, false, &at.child("preference"), errors);
+    }
+}
+
+/// Terms of which one must hold.
+pub(in crate::kinds) fn node_selector(selector: &NodeSelector, path: &Path, errors: &mut Errors) {
+    let at = path.child("nodeSelectorTerms");
+    if selector.node_selector_terms.is_empty() {
+        return errors.required(&at, "must have at least one node selector term");
+    }
+    for (i, term) in selector.node_selector_terms.iter().enumerate() {
+        node_term(term, true, &at.index(i), errors);
     }
 }
 

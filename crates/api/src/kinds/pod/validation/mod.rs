@@ -2,7 +2,7 @@
 //!
 //! One file a subject. Every function takes what it checks, where that stands, and the list it adds to.
 
-mod affinity;
+pub(in crate::kinds) mod affinity;
 mod annotations;
 mod containers;
 mod env;
@@ -10,13 +10,13 @@ mod handlers;
 mod mounts;
 mod network;
 mod projected;
-mod resource_requirements;
+pub(in crate::kinds) mod resource_requirements;
 mod scheduling;
 mod security;
 mod status;
 mod update;
-mod volume_plugins;
-mod volumes;
+pub(in crate::kinds) mod volume_plugins;
+pub(in crate::kinds) mod volumes;
 mod windows;
 
 use std::borrow::Cow;

@@ -124,7 +124,7 @@ fn whole_pages(name: &str, wire: &Wire, path: &Path, errors: &mut Errors) {
     }
 }
 
-pub(super) fn container(
+pub(in crate::kinds) fn container(
     resources: &ResourceRequirements,
     claims: &BTreeSet<&str>,
     path: &Path,

@@ -1,5 +1,7 @@
 //! Volumes of storage systems outside of Kubernetes.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{
     AWSElasticBlockStoreVolumeSource, AzureDiskVolumeSource, AzureFileVolumeSource, CSIVolumeSource,
     CinderVolumeSource, FCVolumeSource, FlexVolumeSource, FlockerVolumeSource, GCEPersistentDiskVolumeSource,
@@ -22,22 +24,22 @@ fn partition(number: Option<i32>, path: &Path, errors: &mut Errors) {
     }
 }
 
-pub(super) fn git_repo(v: &GitRepoVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn git_repo(v: &GitRepoVolumeSource, path: &Path, errors: &mut Errors) {
     required(&v.repository, &path.child("repository"), errors);
     local_descending_path(text(&v.directory), &path.child("directory"), errors);
 }
 
-pub(super) fn gce(v: &GCEPersistentDiskVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn gce(v: &GCEPersistentDiskVolumeSource, path: &Path, errors: &mut Errors) {
     required(&v.pd_name, &path.child("pdName"), errors);
     partition(v.partition, path, errors);
 }
 
-pub(super) fn aws(v: &AWSElasticBlockStoreVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn aws(v: &AWSElasticBlockStoreVolumeSource, path: &Path, errors: &mut Errors) {
     required(&v.volume_id, &path.child("volumeID"), errors);
     partition(v.partition, path, errors);
 }
 
-pub(super) fn nfs(v: &NFSVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn nfs(v: &NFSVolumeSource, path: &Path, errors: &mut Errors) {
     required(&v.server, &path.child("server"), errors);
     required(&v.path, &path.child("path"), errors);
     if !v.path.starts_with('/') {
@@ -45,15 +47,21 @@ pub(super) fn nfs(v: &NFSVolumeSource, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A name by which iSCSI knows a target or initiator.
-fn iscsi_name(name: &str, path: &Path, errors: &mut Errors) {
-    let fine = match name {
+/// Whether iSCSI could know a target or initiator by this name.
+pub(in crate::kinds) fn is_iscsi_name(name: &str) -> bool {
+    match name {
         n if n.starts_with("iqn") => is_iqn(n),
         n if n.starts_with("eui") => n.len() == 20 && alphanumeric_tail(n),
         n if n.starts_with("naa") => n.len() == 36 && alphanumeric_tail(n),
-        _ => return errors.invalid(path, name, "must be valid format starting with iqn, eui, or naa"),
-    };
-    if !fine {
+        _ => false,
+    }
+}
+
+fn iscsi_name(name: &str, path: &Path, errors: &mut Errors) {
+    let begins = ["iqn", "eui", "naa"].iter().any(|b| name.starts_with(b));
+    if !begins {
+        errors.invalid(path, name, "must be valid format starting with iqn, eui, or naa");
+    } else if !is_iscsi_name(name) {
         errors.invalid(path, name, "must be valid format");
     }
 }
@@ -90,7 +98,7 @@ fn is_iqn(name: &str) -> bool {
         })
 }
 
-pub(super) fn iscsi(v: &ISCSIVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn iscsi(v: &ISCSIVolumeSource, path: &Path, errors: &mut Errors) {
     required(&v.target_portal, &path.child("targetPortal"), errors);
     if v.iqn.is_empty() {
         errors.required(&path.child("iqn"), "");
@@ -109,12 +117,12 @@ pub(super) fn iscsi(v: &ISCSIVolumeSource, path: &Path, errors: &mut Errors) {
     }
 }
 
-pub(super) fn glusterfs(v: &GlusterfsVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn glusterfs(v: &GlusterfsVolumeSource, path: &Path, errors: &mut Errors) {
     required(&v.endpoints, &path.child("endpoints"), errors);
     required(&v.path, &path.child("path"), errors);
 }
 
-pub(super) fn flocker(v: &FlockerVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn flocker(v: &FlockerVolumeSource, path: &Path, errors: &mut Errors) {
     let (name, uuid) = (text(&v.dataset_name), text(&v.dataset_uuid));
     if name.is_empty() && uuid.is_empty() {
         errors.required(path, "one of datasetName and datasetUUID is required");
@@ -131,21 +139,21 @@ pub(super) fn flocker(v: &FlockerVolumeSource, path: &Path, errors: &mut Errors)
     }
 }
 
-pub(super) fn rbd(v: &RBDVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn rbd(v: &RBDVolumeSource, path: &Path, errors: &mut Errors) {
     if v.monitors.is_empty() {
         errors.required(&path.child("monitors"), "");
     }
     required(&v.image, &path.child("image"), errors);
 }
 
-pub(super) fn cinder(v: &CinderVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn cinder(v: &CinderVolumeSource, path: &Path, errors: &mut Errors) {
     required(&v.volume_id, &path.child("volumeID"), errors);
     if let Some(secret) = &v.secret_ref {
         required(&secret.name, &path.child("secretRef").child("name"), errors);
     }
 }
 
-pub(super) fn quobyte(v: &QuobyteVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn quobyte(v: &QuobyteVolumeSource, path: &Path, errors: &mut Errors) {
     const WORDS: &str = "must be a host:port pair or multiple pairs separated by commas";
     if v.registry.is_empty() {
         errors.required(&path.child("registry"), WORDS);
@@ -169,7 +177,7 @@ pub(super) fn quobyte(v: &QuobyteVolumeSource, path: &Path, errors: &mut Errors)
     required(&v.volume, &path.child("volume"), errors);
 }
 
-pub(super) fn fc(v: &FCVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn fc(v: &FCVolumeSource, path: &Path, errors: &mut Errors) {
     let names_given = v.target_wwns.as_deref().unwrap_or_default();
     let ids = v.wwids.as_deref().unwrap_or_default();
     let at = path.child("targetWWNs");
@@ -194,9 +202,18 @@ pub(super) fn fc(v: &FCVolumeSource, path: &Path, errors: &mut Errors) {
     }
 }
 
-pub(super) fn flex(v: &FlexVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn flex(v: &FlexVolumeSource, path: &Path, errors: &mut Errors) {
     required(&v.driver, &path.child("driver"), errors);
-    for key in v.options.iter().flat_map(|o| o.keys()) {
+    flex_options(v.options.as_ref(), path, errors);
+}
+
+/// Options of users keep out of Kubernetes' own namespaces.
+pub(in crate::kinds) fn flex_options(
+    options: Option<&BTreeMap<String, String>>,
+    path: &Path,
+    errors: &mut Errors,
+) {
+    for key in options.into_iter().flat_map(|o| o.keys()) {
         let namespace = key
             .split_once('/')
             .map_or(key.as_str(), |(namespace, _)| namespace);
@@ -211,12 +228,12 @@ pub(super) fn flex(v: &FlexVolumeSource, path: &Path, errors: &mut Errors) {
     }
 }
 
-pub(super) fn azure_file(v: &AzureFileVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn azure_file(v: &AzureFileVolumeSource, path: &Path, errors: &mut Errors) {
     required(&v.secret_name, &path.child("secretName"), errors);
     required(&v.share_name, &path.child("shareName"), errors);
 }
 
-pub(super) fn azure_disk(v: &AzureDiskVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn azure_disk(v: &AzureDiskVolumeSource, path: &Path, errors: &mut Errors) {
     required(&v.disk_name, &path.child("diskName"), errors);
     required(&v.disk_uri, &path.child("diskURI"), errors);
     if let Some(mode) = &v.caching_mode
@@ -250,13 +267,13 @@ pub(super) fn azure_disk(v: &AzureDiskVolumeSource, path: &Path, errors: &mut Er
     }
 }
 
-pub(super) fn scale_io(v: &ScaleIOVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn scale_io(v: &ScaleIOVolumeSource, path: &Path, errors: &mut Errors) {
     required(&v.gateway, &path.child("gateway"), errors);
     required(&v.system, &path.child("system"), errors);
     required(text(&v.volume_name), &path.child("volumeName"), errors);
 }
 
-pub(super) fn storage_os(v: &StorageOSVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn storage_os(v: &StorageOSVolumeSource, path: &Path, errors: &mut Errors) {
     let (name, namespace) = (text(&v.volume_name), text(&v.volume_namespace));
     if name.is_empty() {
         errors.required(&path.child("volumeName"), "");
@@ -277,17 +294,8 @@ pub(super) fn storage_os(v: &StorageOSVolumeSource, path: &Path, errors: &mut Er
     }
 }
 
-pub(super) fn csi(v: &CSIVolumeSource, path: &Path, errors: &mut Errors) {
-    let at = path.child("driver");
-    if v.driver.is_empty() {
-        errors.required(&at, "");
-    } else {
-        if v.driver.len() > CSI_DRIVER_MAX {
-            errors.too_long(&at, CSI_DRIVER_MAX);
-        }
-        let words = names::dns1123_subdomain(&v.driver.to_lowercase());
-        all_invalid(errors, &at, &v.driver, words);
-    }
+pub(in crate::kinds) fn csi(v: &CSIVolumeSource, path: &Path, errors: &mut Errors) {
+    csi_driver(&v.driver, &path.child("driver"), errors);
     if let Some(secret) = &v.node_publish_secret_ref {
         if secret.name.is_empty() {
             errors.required(&path.child("nodePublishSecretRef").child("name"), "");
@@ -296,4 +304,20 @@ pub(super) fn csi(v: &CSIVolumeSource, path: &Path, errors: &mut Errors) {
             all_invalid(errors, &path.child("name"), &secret.name, words);
         }
     }
+}
+
+/// The name of a CSI driver: a domain name in any case.
+pub(in crate::kinds) fn csi_driver(driver: &str, path: &Path, errors: &mut Errors) {
+    if driver.is_empty() {
+        return errors.required(path, "");
+    }
+    if driver.len() > CSI_DRIVER_MAX {
+        errors.too_long(path, CSI_DRIVER_MAX);
+    }
+    all_invalid(
+        errors,
+        path,
+        driver,
+        names::dns1123_subdomain(&driver.to_lowercase()),
+    );
 }

@@ -230,13 +230,17 @@ fn source(volume: &Volume, meta: Option<&ObjectMeta>, path: &Path, errors: &mut 
     }
 }
 
-pub(super) fn required(value: &str, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn required(value: &str, path: &Path, errors: &mut Errors) {
     if value.is_empty() {
         errors.required(path, "");
     }
 }
 
-fn host_path(source: &k8s_openapi::api::core::v1::HostPathVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn host_path(
+    source: &k8s_openapi::api::core::v1::HostPathVolumeSource,
+    path: &Path,
+    errors: &mut Errors,
+) {
     const TYPES: [&str; 8] = [
         "",
         "DirectoryOrCreate",
@@ -299,7 +303,7 @@ pub(super) fn downward_file(file: &DownwardAPIVolumeFile, path: &Path, errors: &
 }
 
 /// No `..` on the way.
-pub(super) fn no_backsteps(target: &str, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn no_backsteps(target: &str, path: &Path, errors: &mut Errors) {
     if target.split('/').any(|part| part == "..") {
         errors.invalid(path, target, "must not contain '..'");
     }
