@@ -340,3 +340,42 @@ fn time_zones_are_those_of_the_database() {
         assert_eq!(created(&registry::CRON_JOB, &job(zone)), [words]);
     }
 }
+
+#[test]
+fn each_workload_reads_its_selector_in_its_own_way() {
+    let spec = |selector: Value| {
+        let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        json!({"spec": {"selector": selector, "template": template}})
+    };
+    let bad = json!({"matchExpressions": [{"key": "a", "operator": "Near"}]});
+    let shown = r#"{"matchExpressions":[{"key":"a","operator":"Near"}]}"#;
+    let operator =
+        "spec.selector.matchExpressions[0].operator: Invalid value: \"Near\": not a valid selector operator";
+    for (kind, expected) in [
+        (
+            &registry::DEPLOYMENT,
+            Some(format!(
+                "spec.selector: Invalid value: {shown}: invalid label selector"
+            )),
+        ),
+        (
+            &registry::STATEFUL_SET,
+            Some(format!("spec.selector: Invalid value: {shown}")),
+        ),
+        (&registry::DAEMON_SET, None),
+    ] {
+        let expected: Vec<String> = [Some(operator.to_string()), expected]
+            .into_iter()
+            .flatten()
+            .collect();
+        assert_eq!(created(kind, &spec(bad.clone())), expected, "{kind:?}");
+    }
+    let unmatched = "spec.template.metadata.labels: Invalid value: {\"a\":\"b\"}: `selector` does not match template `labels`";
+    let mut none = spec(Value::Null);
+    none["spec"].as_object_mut().unwrap().remove("selector");
+    assert_eq!(created(&registry::DAEMON_SET, &none), [unmatched]);
+    assert_eq!(
+        created(&registry::DEPLOYMENT, &none),
+        ["spec.selector: Required value", unmatched]
+    );
+}

@@ -28,6 +28,13 @@ fn set_template_generation(set: &mut DaemonSet, generation: i64) {
 }
 
 impl Strategy for DaemonSet {
+    fn after_decode(&mut self, json: &[u8]) {
+        if let Some(spec) = &mut self.spec {
+            template::mark_given_selector(&mut spec.selector, json);
+            template::mark_given_labels(&mut spec.template, json);
+        }
+    }
+
     fn set_defaults(&mut self) {
         let spec = self.spec.get_or_insert_default();
         let strategy = spec.update_strategy.get_or_insert_default();

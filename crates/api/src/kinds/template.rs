@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use super::checks::{Json, is_empty, json, json_selector, label_selector, text};
 use super::pod::{drop_disabled_fields, pod_template_warnings, set_pod_spec_defaults, validate_pod_template};
 use crate::field::{Errors, Path};
+use crate::meta;
 use crate::selector::label::Selector;
 use crate::table::{self, Cell};
 
@@ -67,14 +68,14 @@ pub fn validate_selected(
 ) {
     let spec = Path::new("spec");
     let selector_path = spec.child("selector");
-    // An absent selector and `{}` are told apart by [`mark_given_selector`]; a DaemonSet's may be absent for v1.36,
-    // which then finds it empty.
-    let absent =
-        selector.match_labels.is_none() && selector.match_expressions.is_none() && kind != "daemonset";
+    // An absent selector and `{}` are told apart by [`mark_given_selector`]. v1.36 does not ask for a DaemonSet's, and finds
+    // that nothing matches it.
+    let absent = selector.match_labels.is_none() && selector.match_expressions.is_none();
+    let is_required = kind != "daemonset";
     if is_empty(selector) {
-        if absent {
+        if absent && is_required {
             errors.required(&selector_path, "");
-        } else {
+        } else if !absent {
             errors.invalid(
                 &selector_path,
                 Json(json_selector(selector)),
@@ -91,18 +92,28 @@ pub fn validate_selected(
         return errors.required(&path, "");
     };
     let labels = labels(template);
-    if !valid {
-        errors.invalid(
-            &selector_path,
-            Json(json_selector(selector)),
-            "invalid label selector",
-        );
-    } else {
-        // A selector that is not there selects nothing, an empty one everything.
-        if absent || !matches(selector, &labels) {
-            does_not_match(template, &path, errors);
-        }
+    if !valid && is_required {
+        let words = match kind {
+            "statefulset" => "",
+            _ => "invalid label selector",
+        };
+        errors.invalid(&selector_path, Json(json_selector(selector)), words);
+    }
+    // A selector that is not there selects nothing, an empty one everything.
+    if valid && (absent || !matches(selector, &labels)) {
+        does_not_match(template, &path, errors);
+    }
+    if valid || !is_required {
         errors.extend(validate_pod_template(template, &path));
+    }
+    if valid && kind == "statefulset" {
+        // Once more, and elsewhere.
+        let metadata = template.metadata.clone().unwrap_or_default();
+        errors.extend(meta::labels(metadata.labels.as_ref(), &path.child("labels")));
+        let at = path.child("annotations");
+        errors.extend(meta::annotations(metadata.annotations.as_ref(), &at));
+    }
+    if valid || !is_required || kind == "statefulset" {
         always_restarted(template, &path, errors);
     }
 }
