@@ -192,6 +192,20 @@ async fn what_a_pod_answers_comes_back_with_its_links_mended() {
         (bare.code, &bare.headers["location"]),
         (301, &format!("{root}/?q=1").parse().unwrap())
     );
+    // HEAD is answered like GET, but for the body; a page is no document of the API, whatever its reader takes.
+    let browser = Shows::token(ADMIN).header("accept", "text/html");
+    for (path, code) in [
+        (format!("{root}?q=1"), 301),
+        (format!("{NS}/pods/web/proxy?q=1"), 301),
+        (format!("{root}/page"), 200),
+        (format!("{root}/missing"), 404),
+    ] {
+        let head = cluster.ask(&browser, "HEAD", &path, None).await;
+        let got = cluster.ask(&browser, "GET", &path, None).await;
+        assert_eq!((head.code, got.code), (code, code), "{path}");
+        assert_eq!(head.headers.get("location"), got.headers.get("location"));
+        assert_eq!(head.text, "");
+    }
     let posted = cluster.admin("POST", &root, None).await.expect(200);
     assert_eq!((&posted["method"], &posted["uri"]), (&json!("POST"), &json!("/")));
 }
