@@ -3,7 +3,7 @@
 //! It concerns Services without `loadBalancerClass`, and those with [`CLASS`]. Their `status.loadBalancer.ingress` names
 //! addresses of nodes that are ready, are not excluded by `node.kubernetes.io/exclude-from-external-load-balancers`, and
 //! are among those that [`nodes::ENABLED`] and [`nodes::POOL`] leave; with `externalTrafficPolicy: Local` only nodes with
-//! a ready endpoint. ExternalIPs are taken if there are any, InternalIPs otherwise, in the order of the Service's families.
+//! a ready endpoint, as long as there is one: clients may wait for an address before the first pod is ready. ExternalIPs are taken if there are any, InternalIPs otherwise, in the order of the Service's families.
 //! Every node's service proxy serves these addresses.
 //!
 //! Two Services cannot have one port of one address. The one that has it keeps it, among new ones the oldest gets it, and
@@ -235,11 +235,8 @@ fn decide(
             labels.and_then(|l| l.get(SERVICE_NAME)).map(String::as_str) == Some(name)
         });
         let local: BTreeSet<String> = own.flat_map(|s| ready_nodes(&s)).collect();
-        serving.retain(|c| local.contains(c.name));
-        if serving.is_empty() {
-            return Err(none(
-                "externalTrafficPolicy is Local, and no available node has a ready endpoint",
-            ));
+        if serving.iter().any(|c| local.contains(c.name)) {
+            serving.retain(|c| local.contains(c.name));
         }
     }
     let mut addresses = nodes::addresses(&serving, spec(service).ip_families.as_deref());
