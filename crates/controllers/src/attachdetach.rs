@@ -517,7 +517,7 @@ mod tests {
         world.take(&actions);
         let view: &dyn View = &world;
         let status = view.get_as::<Node>("", "n1").unwrap().status.clone().unwrap();
-        assert_eq!(status.volumes_attached.unwrap()[0].name, "knarr.io/exclusive/v");
+        assert_eq!(status.volumes_attached.unwrap()[0].name, "exclusive.knarr.io/v");
         assert_eq!(lines(&world.run(&VolumesAttached, ("", "n1"), at(0))), [""; 0]);
         assert_eq!(lines(&world.run(&VolumesAttached, ("", "n2"), at(0))), [""; 0]);
     }

@@ -26,7 +26,7 @@ pub const LOCAL_PATH: &str = "knarr.io/local-volumes";
 pub const LOCAL_FINALIZER: &str = "knarr.io/local-volume";
 
 /// The attacher of volumes that may be used from one node at a time and have no lock of their own (SPEC S7).
-pub const ATTACHER: &str = "knarr.io/exclusive";
+pub const ATTACHER: &str = "exclusive.knarr.io";
 /// Finalizer of an attachment: its node uses the volume, and takes this off when it does so no longer.
 pub const IN_USE: &str = "knarr.io/in-use";
 /// Annotation of an attachment of a volume for one pod: the pod's uid.

@@ -146,3 +146,19 @@ fn validate_status(status: &VolumeAttachmentStatus, errors: &mut Errors) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s7_attachments_of_exclusive_volumes_are_valid() {
+        let mut attachment = VolumeAttachment::default();
+        attachment.spec.attacher = persistent_volume::ATTACHER.into();
+        attachment.spec.source.persistent_volume_name = Some("v".into());
+        attachment.spec.node_name = "n1".into();
+        assert_eq!(attachment.validate(), Errors::new());
+        attachment.spec.attacher = "knarr.io/exclusive".into();
+        assert!(!attachment.validate().is_empty());
+    }
+}

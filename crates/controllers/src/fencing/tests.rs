@@ -405,7 +405,7 @@ fn s6_a_fenced_node_comes_back_by_its_agents_and_is_trusted_when_it_is_well() {
     story.settle(110, good);
     assert!(story.runs.is_empty() && story.phase() == Some(Phase::Fenced));
     story.world.remove(&registry::POD, "a", "p");
-    back.status.as_mut().unwrap().volumes_in_use = Some(vec!["knarr.io/exclusive/v".into()]);
+    back.status.as_mut().unwrap().volumes_in_use = Some(vec!["exclusive.knarr.io/v".into()]);
     story.world.put(back.clone());
     story.settle(120, good);
     assert_eq!(story.runs, ["fence_a on"]);
@@ -433,7 +433,7 @@ fn s6_what_a_node_is_given_after_its_return_does_not_keep_it_out() {
     // Its taint was taken off by a controller that died before it wrote that it is back, and it has a volume again.
     let mut back = node("n1", "True", 90);
     back.spec = Some(Default::default());
-    back.status.as_mut().unwrap().volumes_in_use = Some(vec!["knarr.io/exclusive/v".into()]);
+    back.status.as_mut().unwrap().volumes_in_use = Some(vec!["exclusive.knarr.io/v".into()]);
     story.world.put(back);
     story.fencing = Fencing::default();
     story.settle(100, good);

@@ -407,7 +407,7 @@ mod tests {
         let node = n.start();
         node.let_go_of_the_unknown().await.unwrap();
         assert!(n.is_held().await);
-        assert_eq!(node.in_use(), ["knarr.io/exclusive/v"]);
+        assert_eq!(node.in_use(), ["exclusive.knarr.io/v"]);
         node.release("two").await.unwrap();
         assert!(!n.is_held().await);
         // It dies between a pod's end and its word: the next one says it.
