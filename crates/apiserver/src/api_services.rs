@@ -19,7 +19,7 @@ const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
 const ON_START: &str = "onstart";
 const CONTINUOUSLY: &str = "true";
 /// Who serves APIServices, which have none of their own.
-const OWN_GROUP: &str = "apiregistration.k8s.io";
+pub(crate) const OWN_GROUP: &str = "apiregistration.k8s.io";
 /// Of groups that users bring.
 const CUSTOM_PRIORITIES: (u32, u32) = (1000, 100);
 
@@ -53,6 +53,14 @@ fn priorities(group: &str, version: &str) -> Option<(u32, u32)> {
         _ => 15,
     };
     Some((of_group, of_version))
+}
+
+/// Where a group version of this server stands, one that users bring among them.
+pub(crate) fn place(group: &str, version: &str) -> (u32, u32) {
+    match group {
+        OWN_GROUP => (20_000, 1000),
+        _ => priorities(group, version).unwrap_or(CUSTOM_PRIORITIES),
+    }
 }
 
 impl Server {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream;
+use http::Method;
 use k8s_openapi::api::core::v1::PodCondition;
 use knarr_api::{AnyObject, Error, Kind, Object, Result, convert, k8s_openapi, registry};
 use knarr_client::{
@@ -314,6 +315,17 @@ impl Api for InProcess {
             .delete(&mut self.ctx("delete"), &target, &request)
             .await?
             .object)
+    }
+
+    async fn get_raw(&self, path: &str) -> Result<serde_json::Value> {
+        self.server.metrics.count_in_process();
+        let answer = self.server.ask_extension_server(&self.user, Method::GET, path);
+        answer.await?.ok_or_else(not_served)
+    }
+
+    async fn delete_extension_contents(&self, namespace: &str) -> Result<()> {
+        self.server.metrics.count_in_process();
+        self.server.empty_extension_servers(&self.user, namespace).await
     }
 
     async fn create_subresource(

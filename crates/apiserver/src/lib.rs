@@ -8,6 +8,7 @@
 //! What is not here: the rules of kinds (`knarr-api`), durability (`knarr-store`), controllers.
 
 pub mod admission;
+mod aggregation;
 pub mod allocation;
 mod api_services;
 pub mod audit;

@@ -24,6 +24,8 @@ pub struct RequestInfo {
     pub in_namespace: bool,
     /// More path segments than any resource has, or one that is no resource's or object's name.
     pub malformed: bool,
+    /// A path segment that another server could read as several, as another one or as none.
+    pub unreadable: bool,
 }
 
 /// Subresources of namespaces; anything else behind a namespace's name is a resource in it.
@@ -46,6 +48,9 @@ impl RequestInfo {
                     .into_owned()
             })
             .collect();
+        let inner = path.strip_prefix('/').unwrap_or(path);
+        let inner = inner.strip_suffix('/').unwrap_or(inner);
+        info.unreadable = inner.split('/').any(str::is_empty) || !decoded.iter().all(|s| is_readable(s));
         let mut parts = decoded.iter().map(String::as_str);
         match parts.next() {
             Some("api") => {}
@@ -197,6 +202,26 @@ mod tests {
                 i.verb, i.group, i.version, i.resource, i.namespace, i.name, i.subresource
             );
             assert_eq!(found, expected, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn a1_paths_that_two_servers_could_read_differently_are_known() {
+        for (path, unreadable) in [
+            ("/apis/g/v1/namespaces/a/things/x/console/80/tcp", false),
+            ("/apis/g/v1/namespaces/a/pods/%2A/http_requests/", false),
+            ("/apis/g/v1/namespaces/a%2Fsecrets%2Fx", true),
+            ("/apis/g/v1//things", true),
+            ("/apis/g/v1/../v2/things", true),
+            ("/apis/g/v1/things/a/%2e%2e/b", true),
+            ("/apis/g/v1/things/%ff", true),
+            ("/apis/g/v1/things/a%252Fb", true),
+        ] {
+            assert_eq!(
+                RequestInfo::parse(&Method::GET, path, false).unreadable,
+                unreadable,
+                "{path}"
+            );
         }
     }
 

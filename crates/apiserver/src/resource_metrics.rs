@@ -43,8 +43,11 @@ const WINDOW: &str = "10s";
 const OWN_KUBELET: &str = "+knarr";
 
 impl Server {
-    /// Whether there is anybody to ask.
+    /// Whether there is anybody to ask, and no extension API server that has the group.
     pub(crate) fn serves_resource_metrics(&self) -> bool {
+        if self.aggregation.has_group(GROUP) {
+            return false;
+        }
         let Ok(nodes) = self.cache.of(&registry::NODE) else {
             return false;
         };

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::admission::Ledger;
+use crate::aggregation::{Aggregation, look_after_extension_servers};
 use crate::allocation::{Allocations, ServiceRange};
 use crate::audit::Audit;
 use crate::authn::StaticTokens;
@@ -28,6 +29,7 @@ use crate::http::connections::{Connections, Limits};
 use crate::http::{Document, Patience};
 use crate::in_process::{Components, InProcess};
 use crate::metrics::Metrics;
+use crate::pki::Identity;
 use crate::seams::{Clock, Entropy};
 use crate::user::User;
 
@@ -117,6 +119,9 @@ pub struct Options {
     pub patience: Patience,
     /// How many connections are served at once.
     pub connections: Limits,
+    /// What it shows to extension API servers, that they believe for whom it asks (kube-apiserver's
+    /// `--proxy-client-cert-file`). Without it they take its requests for anonymous ones.
+    pub front_proxy: Option<Identity>,
 }
 
 impl Default for Options {
@@ -135,6 +140,7 @@ impl Default for Options {
             request_timeout: REQUEST_TIMEOUT,
             patience: Patience::default(),
             connections: Limits::default(),
+            front_proxy: None,
         }
     }
 }
@@ -176,6 +182,7 @@ pub struct Server {
     /// Those of all its ports together.
     pub(crate) connections: Arc<Connections>,
     pub(crate) policies: crate::admission::extension::Policies,
+    pub(crate) aggregation: Aggregation,
     /// Kept as long as what is served does not change, which the number counts.
     pub(crate) documents: Mutex<(u64, HashMap<String, Arc<Document>>)>,
     /// Ends the cache's feed when the server goes.
@@ -214,6 +221,7 @@ impl Server {
         let static_tokens = std::mem::take(&mut config.static_tokens);
         let standard = || -> Arc<dyn Authorizer> { Arc::new(Standard::new(cache.clone())) };
         let authorizer = config.options.authorizer.clone().unwrap_or_else(standard);
+        let aggregation = Aggregation::new(config.options.front_proxy.take());
         let server = Arc::new(Server {
             allocations: Allocations::new(config.service_range, seams.entropy.clone()),
             ledger: Ledger::default(),
@@ -230,11 +238,13 @@ impl Server {
             leases: Leases::default(),
             connections: Connections::new(limits),
             policies: Default::default(),
+            aggregation,
             documents: Mutex::default(),
             _feed: feed,
         });
         server.bootstrap().await.map_err(StartError::Bootstrap)?;
         server.settle_flows();
+        server.follow_api_services();
         if fresh {
             // Nobody saw the cluster before it had what every cluster has.
             server.cache.forget_history().await?;
@@ -243,6 +253,7 @@ impl Server {
         tokio::spawn(slim(Arc::downgrade(&server)));
         tokio::spawn(look_after_basics(Arc::downgrade(&server)));
         tokio::spawn(look_after_definitions(Arc::downgrade(&server)));
+        tokio::spawn(look_after_extension_servers(Arc::downgrade(&server)));
         tokio::spawn(look_after_flows(Arc::downgrade(&server)));
         tokio::spawn(flow_control::lend(Arc::downgrade(&server)));
         Ok(server)

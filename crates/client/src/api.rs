@@ -140,6 +140,20 @@ pub trait Api: Send + Sync + 'static {
             .await?;
         self.delete(kind, namespace, name, options).await
     }
+    /// The JSON at a path of an API that an extension API server serves, such as
+    /// `/apis/custom.metrics.k8s.io/v1beta1/namespaces/a/pods/*/requests`; 404 if there is none.
+    async fn get_raw(&self, path: &str) -> Result<serde_json::Value> {
+        Err(Error::new(
+            404,
+            "NotFound",
+            format!("no API server serves {path}"),
+        ))
+    }
+    /// Deletes all objects in a namespace that extension API servers have; an error as long as one of them is left, or a
+    /// server cannot say what it has.
+    async fn delete_extension_contents(&self, _namespace: &str) -> Result<()> {
+        Ok(())
+    }
     /// A `create` on a subresource whose body and answer are JSON of kinds that are not stored
     /// (`binding`, `eviction`, `token`).
     async fn create_subresource(

@@ -18,9 +18,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName};
+use http::header::{
+    ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, UPGRADE,
+};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Either, Empty};
 use hyper::body::{Body as _, Incoming};
 use knarr_api::{AnyObject, Error, duration, registry};
 use knarr_client::term::{self, Term};
@@ -34,6 +36,7 @@ pub use self::connection::Protocol;
 pub use self::patience::Patience;
 use self::query::Query;
 pub use self::raw::Document;
+use crate::aggregation::{Backend, Delegated};
 use crate::audit::{Event, Level, Record, Stage};
 use crate::authn::{Requester, bearer};
 use crate::authz::{Attributes, Selectors, forbidden, refused};
@@ -59,6 +62,9 @@ const ALWAYS_ALLOWED: [&str; 3] = ["/healthz", "/livez", "/readyz"];
 /// A request waits for its seat as long as this part of what it may take, as kube-apiserver's.
 const PATIENCE_DIVISOR: u32 = 4;
 
+/// A request's body as it comes; an empty one once somebody has taken it.
+pub(crate) type Sent = Either<Incoming, Empty<Bytes>>;
+
 /// One request on its way.
 pub(crate) struct Http {
     pub info: RequestInfo,
@@ -66,7 +72,9 @@ pub(crate) struct Http {
     pub headers: HeaderMap,
     pub method: http::Method,
     pub wants: Wants,
-    pub request: Request<Incoming>,
+    pub request: Request<Sent>,
+    /// The extension API server that serves it, if this server does not.
+    pub backend: Option<Arc<Backend>>,
     pub patience: Patience,
     /// The body, once it has been read.
     pub body: Option<Bytes>,
@@ -273,6 +281,7 @@ impl Server {
         let query = Query::parse(request.uri().query().unwrap_or(""));
         let info = RequestInfo::parse(request.method(), request.uri().path(), query.flag("watch"));
         let headers = request.headers().clone();
+        let backend = self.backend_of(&info);
         let mut http = Http {
             wants: Wants {
                 gzip: headers
@@ -286,7 +295,8 @@ impl Server {
             info,
             query,
             headers,
-            request,
+            request: request.map(Either::Left),
+            backend,
             patience: self.config.options.patience,
             body: None,
             audited: false,
@@ -301,7 +311,11 @@ impl Server {
         let part = http.info.subresource.as_str();
         let known = kind.is_some_and(|kind| part.is_empty() || kind.subresource(part).is_some());
         let series = Series::of(&http.info, known, http.query.has("dryRun"));
-        if http.info.is_long_running() && http.info.verb != "watch" {
+        if let (Some(_), Ok(id)) = (&http.backend, HeaderValue::from_str(&id)) {
+            http.headers.insert(AUDIT_ID, id);
+        }
+        let upgrades = http.backend.is_some() && http.headers.contains_key(UPGRADE);
+        if upgrades || http.info.is_long_running() && http.info.verb != "watch" {
             connection.streams();
         }
         let response = self.answer(&mut http, connection, &id, &series).await;
@@ -334,6 +348,7 @@ impl Server {
             .and_then(|()| match http.info.subresource.as_str() {
                 // It passes through as it was sent.
                 "proxy" => Ok(()),
+                _ if http.backend.is_some() => Ok(()),
                 _ => http.query.check(),
             })
             .and_then(|()| self.authenticate(&http.headers, &connection.client, now));
@@ -409,7 +424,8 @@ impl Server {
             }
             Some(mut record) => {
                 let code = response.status();
-                if record.level >= Level::RequestResponse || !code.is_success() {
+                let own = response.extensions().get::<Delegated>().is_none();
+                if own && (record.level >= Level::RequestResponse || !code.is_success()) {
                     let (head, body) = response.into_parts();
                     let bytes = match body.collect().await {
                         Ok(collected) => collected.to_bytes(),
@@ -495,6 +511,9 @@ impl Server {
         let accept = http.header(ACCEPT).to_string();
         let include = http.query.get("includeObject").to_string();
         self.authorize(ctx, http)?;
+        if let Some(backend) = http.backend.take() {
+            return self.delegate(&ctx.user, http, &backend).await;
+        }
         if discovery {
             return self.raw(ctx, http, &accept).await;
         }
@@ -527,6 +546,17 @@ impl Server {
             Some(socket) => socket.carry(http, answer),
             None => answer,
         })
+    }
+
+    /// Who serves it, if this server does not.
+    fn backend_of(&self, info: &RequestInfo) -> Option<Arc<Backend>> {
+        if !info.version.is_empty() {
+            return self.aggregation.backend(&info.group, &info.version);
+        }
+        // Documents of group versions pass through, too.
+        let group_version = info.path.strip_prefix("/openapi/v3/apis/")?;
+        let (group, version) = group_version.split_once('/')?;
+        self.aggregation.backend(group, version)
     }
 
     fn authorize(&self, ctx: &Ctx, http: &Http) -> Result<(), Error> {

@@ -17,6 +17,7 @@ use super::accept::{self, Form, Offered, OpenApiMedia};
 use super::answer::{Answer, text};
 use super::body::{Body, full, gzip};
 use super::resource::not_found;
+use crate::aggregation::{self, Backend, add_to_index, merge, with_all};
 use crate::metrics;
 use crate::pipeline::{Ctx, not_allowed, not_served};
 use crate::resource_metrics;
@@ -142,9 +143,11 @@ impl Server {
             ["api"] => Some(discovery::api_versions(&self.config.advertised)),
             ["apis"] => {
                 let mut list = discovery::group_list(&served);
-                if let (true, Some(groups)) = (self.serves_resource_metrics(), list["groups"].as_array_mut())
-                {
-                    groups.push(resource_metrics::group());
+                if let Some(groups) = list["groups"].as_array_mut() {
+                    if self.serves_resource_metrics() {
+                        groups.push(resource_metrics::group());
+                    }
+                    merge(groups, &self.aggregation.backends(), aggregation::Form::Legacy);
                 }
                 Some(list)
             }
@@ -162,9 +165,21 @@ impl Server {
                 form(http, false)?;
                 Some(discovery::resource_list(&served, "", version).ok_or_else(not_served)?)
             }
+            ["apis", group] if self.aggregation.has_group(group) => {
+                let of_group = |b: &&Arc<Backend>| b.spec.group == *group;
+                let backends = self.aggregation.backends();
+                let backends: Vec<Arc<Backend>> = backends.iter().filter(of_group).cloned().collect();
+                let mut groups: Vec<Value> = discovery::group(&served, group).into_iter().collect();
+                merge(&mut groups, &backends, aggregation::Form::Legacy);
+                groups.pop().map(|mut group| {
+                    group["kind"] = "APIGroup".into();
+                    group["apiVersion"] = "v1".into();
+                    group
+                })
+            }
             ["apis", group] => discovery::group(&served, group),
             ["apis", group, version] => discovery::resource_list(&served, group, version),
-            [""] => Some(json!({"paths": root_paths(&served)})),
+            [""] => Some(json!({"paths": root_paths(&served, &self.aggregation.backends())})),
             _ => None,
         };
         let _ = ctx;
@@ -189,6 +204,9 @@ impl Server {
             if let (true, Some(items)) = (metrics, list["items"].as_array_mut()) {
                 items.push(resource_metrics::aggregated());
             }
+            if let (false, Some(items)) = (core, list["items"].as_array_mut()) {
+                merge(items, &self.aggregation.backends(), aggregation::Form::Aggregated);
+            }
             Some(list)
         })
     }
@@ -196,9 +214,9 @@ impl Server {
     fn openapi(&self, http: &Http, segments: &[&str]) -> Result<Response<Body>, Error> {
         match segments {
             ["v2"] => match accept::openapi_v2(http.header(ACCEPT)) {
-                Some(OpenApiMedia::Json) => self.document(http, "openapi/v2", "application/json", || {
-                    Some(openapi::v2(&self.cache.served()))
-                }),
+                Some(OpenApiMedia::Json) => {
+                    self.document(http, "openapi/v2", "application/json", || Some(self.openapi_v2()))
+                }
                 Some(OpenApiMedia::Protobuf) => self.openapi_v2_protobuf(http),
                 // Kubernetes says nothing more either.
                 None => {
@@ -211,7 +229,9 @@ impl Server {
                 }
             },
             ["v3"] => self.document(http, "openapi/v3", "text/plain; charset=utf-8", || {
-                Some(openapi::v3_index(&self.cache.served()))
+                let mut index = openapi::v3_index(&self.cache.served());
+                add_to_index(&mut index, &self.aggregation.backends());
+                Some(index)
             }),
             ["v3", rest @ ..] => {
                 let path = rest.join("/");
@@ -223,10 +243,16 @@ impl Server {
         }
     }
 
+    /// What this server serves, and extension API servers.
+    fn openapi_v2(&self) -> Value {
+        let own = openapi::v2(&self.cache.served());
+        with_all(own, &self.aggregation.backends())
+    }
+
     /// The document in its other form, with the ETag of the JSON that it is made of.
     fn openapi_v2_protobuf(&self, http: &Http) -> Result<Response<Body>, Error> {
         self.kept(http, "openapi/v2 protobuf", || {
-            let document = openapi::v2(&self.cache.served());
+            let document = self.openapi_v2();
             let etag = format!("\"{}\"", openapi::hash(&document));
             let encoded = openapi::v2_protobuf(&document).map_err(Error::internal)?;
             Document::encoded(encoded, etag, OPENAPI_V2_PROTOBUF).map(Some)
@@ -248,6 +274,12 @@ impl Server {
         })
     }
 
+    /// Grows whenever a document changes.
+    fn documents_changes(&self) -> u64 {
+        let served = self.cache.served_changes();
+        served.wrapping_add(self.aggregation.changes())
+    }
+
     /// Whatever document is kept under `key`; made on first use, and 404 if there is none.
     fn kept(
         &self,
@@ -255,7 +287,7 @@ impl Server {
         key: &str,
         make: impl FnOnce() -> Result<Option<Document>, Error>,
     ) -> Result<Response<Body>, Error> {
-        let changes = self.cache.served_changes();
+        let changes = self.documents_changes();
         {
             let mut kept = self.documents.lock();
             if kept.0 != changes {
@@ -272,7 +304,7 @@ impl Server {
         };
         let mut kept = self.documents.lock();
         // What was made while something changed is right for this answer only.
-        if kept.0 == changes && self.cache.served_changes() == changes {
+        if kept.0 == changes && self.documents_changes() == changes {
             kept.1.insert(key.to_string(), document.clone());
         }
         drop(kept);
@@ -309,7 +341,7 @@ impl Server {
             "The last write the caches show.",
         );
         out += &format!("knarr_cache_revision {}\n", self.cache.revision());
-        out + &self.metrics.others()
+        out + &self.aggregation.metrics_text() + &self.metrics.others()
     }
 }
 
@@ -353,7 +385,7 @@ fn version() -> Value {
     })
 }
 
-fn root_paths(served: &Served) -> Vec<String> {
+fn root_paths(served: &Served, backends: &[Arc<Backend>]) -> Vec<String> {
     let mut paths: Vec<String> = [
         "/.well-known/openid-configuration",
         "/api",
@@ -377,6 +409,11 @@ fn root_paths(served: &Served) -> Vec<String> {
         paths.push(format!("/apis/{group}"));
         paths.extend(versions.iter().map(|v| format!("/apis/{group}/{v}")));
     }
+    for backend in backends {
+        paths.push(format!("/apis/{}", backend.spec.group));
+        paths.push(format!("/apis/{}", backend.spec.group_version()));
+    }
     paths.sort();
+    paths.dedup();
     paths
 }

@@ -203,26 +203,28 @@ impl Server {
             hop_by_hop(response.headers_mut());
             return Ok(response);
         }
-        let (theirs, ours) = (
-            hyper::upgrade::on(&mut answer),
-            hyper::upgrade::on(&mut http.request),
-        );
-        tokio::spawn(async move {
-            match tokio::try_join!(theirs, ours) {
-                Ok((theirs, ours)) => {
-                    let (mut theirs, mut ours) = (TokioIo::new(theirs), TokioIo::new(ours));
-                    if let Err(e) = tokio::io::copy_bidirectional(&mut ours, &mut theirs).await {
-                        debug!("a stream to a node ended: {e}");
-                    }
-                }
-                Err(e) => debug!("an upgrade failed: {e}"),
-            }
-        });
+        splice(&mut answer, &mut http.request);
         let mut response = http::Response::new(full(Bytes::new()));
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         *response.headers_mut() = answer.headers().clone();
         Ok(response)
     }
+}
+
+/// Carries bytes between the two ends of a connection that has been upgraded at both, until one of them goes.
+pub(crate) fn splice<A, B>(answer: &mut Response<A>, request: &mut Request<B>) {
+    let (theirs, ours) = (hyper::upgrade::on(answer), hyper::upgrade::on(request));
+    tokio::spawn(async move {
+        match tokio::try_join!(theirs, ours) {
+            Ok((theirs, ours)) => {
+                let (mut theirs, mut ours) = (TokioIo::new(theirs), TokioIo::new(ours));
+                if let Err(e) = tokio::io::copy_bidirectional(&mut ours, &mut theirs).await {
+                    debug!("an upgraded connection ended: {e}");
+                }
+            }
+            Err(e) => debug!("an upgrade failed: {e}"),
+        }
+    });
 }
 
 /// Which of a client's headers pass.
@@ -273,7 +275,7 @@ fn pass_on(from: &HeaderMap, to: &mut HeaderMap, upgrades: bool, passes: Passes)
 }
 
 /// What speaks of one connection only does not pass to the next.
-fn hop_by_hop(headers: &mut HeaderMap) {
+pub(crate) fn hop_by_hop(headers: &mut HeaderMap) {
     for name in [
         "connection",
         "keep-alive",

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
@@ -32,6 +33,35 @@ pub fn connector(
 /// Speaks to servers that one of these vouches for, or is.
 pub fn trusting(trusted: Vec<CertificateDer<'static>>) -> Result<Arc<ClientConfig>, String> {
     config(Arc::new(Trusting::new(trusted)?), None)
+}
+
+/// Speaks these protocols, most wanted first, with `identity` for a certificate of its own; to servers that one of
+/// `trusted` vouches for, or is, or to whoever is there if `trusted` is `None`.
+pub fn speaking(
+    trusted: Option<Vec<CertificateDer<'static>>>,
+    identity: Option<&Identity>,
+    protocols: &[&[u8]],
+) -> Result<Arc<ClientConfig>, String> {
+    let verifier: Arc<dyn ServerCertVerifier> = match trusted {
+        None => Arc::new(AnyServer(provider())),
+        Some(trusted) => Arc::new(Trusting::new(trusted)?),
+    };
+    let mut config = Arc::unwrap_or_clone(config(verifier, identity)?);
+    config.alpn_protocols = protocols.iter().map(|p| p.to_vec()).collect();
+    Ok(Arc::new(config))
+}
+
+/// The certificates of a bundle in PEM; the system's authorities if it is empty.
+pub fn authorities(bundle: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    if bundle.is_empty() {
+        // One that is broken is as good as one that is not there.
+        let found = rustls_native_certs::load_native_certs().certs;
+        let whole = |der: &CertificateDer<'_>| RootCertStore::empty().add(der.clone().into_owned()).is_ok();
+        return Ok(found.into_iter().filter(whole).collect());
+    }
+    CertificateDer::pem_slice_iter(bundle)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|e| format!("unable to load root certificates: {e}"))
 }
 
 fn provider() -> Arc<CryptoProvider> {

@@ -107,6 +107,7 @@ impl ControlPlane {
             service_account_key: service_account_keys(config, &pki)?,
             options: Options {
                 advertise: for_pods.as_ref().map(|pods| pods.address),
+                front_proxy: Some(pki.front_proxy_client().map_err(failed)?),
                 ..options(config)?
             },
         };
@@ -118,8 +119,6 @@ impl ControlPlane {
         let authority = read(pki.ca_pem())?;
         let serving_ca = read(pki.kubelet_serving_ca_pem())?;
         let remote = Arc::new(RemoteNodes::new(&kubelet_client, &serving_ca)?);
-        // Kept for extension API servers, which know the front proxy by it.
-        pki.front_proxy_client().map_err(failed)?;
         let nodes = Arc::new(Nodes {
             local,
             remote: remote.clone(),

@@ -12,9 +12,8 @@ use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use knarr_api::{Object, k8s_openapi, registry};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -158,18 +157,8 @@ fn endpoint_of<'a>(
 
 /// Trust in the bundle; in the system's authorities where there is none.
 pub(super) fn client_config(client: &WebhookClientConfig) -> Result<Arc<ClientConfig>, String> {
-    let trusted = match &client.ca_bundle {
-        Some(bundle) if !bundle.0.is_empty() => CertificateDer::pem_slice_iter(&bundle.0)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|e| format!("unable to load root certificates: {e}"))?,
-        _ => {
-            // One that is broken is as good as one that is not there.
-            let found = rustls_native_certs::load_native_certs().certs;
-            let whole =
-                |der: &CertificateDer<'_>| RootCertStore::empty().add(der.clone().into_owned()).is_ok();
-            found.into_iter().filter(whole).collect()
-        }
-    };
+    let bundle = client.ca_bundle.as_ref().map_or(&[][..], |b| &b.0);
+    let trusted = outgoing::authorities(bundle)?;
     outgoing::trusting(trusted).map_err(|e| format!("unable to load root certificates: {e}"))
 }
 

@@ -449,7 +449,8 @@ fn allowed(ip: &str) -> Result<IpAddr, Error> {
     ip.ok_or_else(|| Error::bad_request("address not allowed"))
 }
 
-fn is_of_a_network(ip: IpAddr) -> bool {
+/// Whether it can be a pod's or a node's: neither this machine's own nor link-local.
+pub(crate) fn is_of_a_network(ip: IpAddr) -> bool {
     let local = match ip {
         IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
         IpAddr::V6(v6) => {

@@ -1,0 +1,283 @@
+//! Whether an APIService is available: the condition `Available` with kube-aggregator's reasons and messages.
+//!
+//! First what the Service and its EndpointSlices say, then a request for the group version to its endpoints.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use http::Method;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceCondition};
+use knarr_api::time::seconds;
+use knarr_api::{k8s_openapi, registry};
+
+use super::backend::{Backend, Spec};
+use super::endpoint::is_ready;
+use super::proxy::Fetch;
+use crate::server::Server;
+use crate::user::{MASTERS, User};
+
+const AVAILABLE: &str = "Available";
+/// What an endpoint has for its answer.
+const CHECK_LIMIT: Duration = Duration::from_secs(5);
+/// Endpoints that are asked at once; one that answers is enough.
+const CHECKS: usize = 5;
+/// Whatever is answered is thrown away.
+const ANSWER_MAX_BYTES: usize = 4 << 20;
+
+/// Whether it is available, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Verdict {
+    pub available: bool,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+impl Verdict {
+    fn no(reason: &'static str, message: String) -> Self {
+        Verdict {
+            available: false,
+            reason,
+            message,
+        }
+    }
+
+    pub fn passed() -> Self {
+        Verdict {
+            available: true,
+            reason: "Passed",
+            message: "all checks passed".into(),
+        }
+    }
+
+    pub fn local() -> Self {
+        Verdict {
+            available: true,
+            reason: "Local",
+            message: "Local APIServices are always available".into(),
+        }
+    }
+
+    /// Puts it into an object's conditions; whether that changes them.
+    pub fn write(&self, api_service: &mut APIService, now: Timestamp) -> bool {
+        let status = if self.available { "True" } else { "False" };
+        let all = api_service.status.get_or_insert_default();
+        let all = all.conditions.get_or_insert_default();
+        let Some(condition) = all.iter_mut().find(|c| c.type_ == AVAILABLE) else {
+            all.push(APIServiceCondition {
+                type_: AVAILABLE.into(),
+                status: status.into(),
+                last_transition_time: Some(seconds(now)),
+                reason: Some(self.reason.into()),
+                message: Some(self.message.clone()),
+            });
+            return true;
+        };
+        let before = condition.clone();
+        if condition.status != status {
+            condition.status = status.into();
+            condition.last_transition_time = Some(seconds(now));
+        }
+        condition.reason = Some(self.reason.into());
+        condition.message = Some(self.message.clone());
+        *condition != before
+    }
+}
+
+/// What the Service and its EndpointSlices say against it.
+pub(super) fn without_service<'a>(
+    spec: &Spec,
+    service: Option<&Service>,
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+) -> Option<Verdict> {
+    let (name, namespace, port) = (&spec.service, &spec.namespace, spec.port);
+    let Some(service) = service else {
+        return Some(Verdict::no(
+            "ServiceNotFound",
+            format!("service/{name} in {namespace:?} is not present"),
+        ));
+    };
+    let service = service.spec.as_ref()?;
+    if service.type_.as_deref().is_some_and(|t| t != "ClusterIP") {
+        return None;
+    }
+    let mut ports = service.ports.iter().flatten();
+    let Some(found) = ports.find(|p| p.port == i32::from(port)) else {
+        return Some(Verdict::no(
+            "ServicePortError",
+            format!("service/{name} in {namespace:?} is not listening on port {port}"),
+        ));
+    };
+    let port_name = found.name.as_deref().unwrap_or_default();
+    let slices: Vec<&EndpointSlice> = slices.collect();
+    if slices.is_empty() {
+        return Some(Verdict::no(
+            "EndpointsNotFound",
+            format!("cannot find endpointslices for service/{name} in {namespace:?}"),
+        ));
+    }
+    let serves = |slice: &&EndpointSlice| {
+        let ready = slice.endpoints.iter().flatten().any(is_ready);
+        let mut ports = slice.ports.iter().flatten();
+        ready && ports.any(|p| p.name.as_deref().unwrap_or_default() == port_name && p.port.is_some())
+    };
+    (!slices.iter().any(serves)).then(|| {
+        Verdict::no(
+            "MissingEndpoints",
+            format!(
+                "endpointslices for service/{name} in {namespace:?} have no addresses with port name {port_name:?}"
+            ),
+        )
+    })
+}
+
+impl Server {
+    /// See the module.
+    pub(super) async fn check_availability(&self, backend: &Backend) -> Verdict {
+        let spec = &backend.spec;
+        let service = self.cache.get(&registry::SERVICE, &spec.namespace, &spec.service);
+        let service = service.as_ref().and_then(|o| o.get::<Service>());
+        let slices = self.endpoint_slices(&spec.namespace, &spec.service);
+        let slices = slices.iter().filter_map(|o| o.get::<EndpointSlice>());
+        if let Some(verdict) = without_service(spec, service, slices) {
+            return verdict;
+        }
+        let addresses = match self.extension_server(spec) {
+            Ok(addresses) => addresses,
+            Err(why) => return Verdict::no("FailedDiscoveryCheck", why),
+        };
+        let checks = addresses.iter().take(CHECKS);
+        let mut checks: FuturesUnordered<_> = checks.map(|to| self.check_endpoint(backend, *to)).collect();
+        let mut last = "no endpoint was asked".to_string();
+        while let Some(checked) = checks.next().await {
+            match checked {
+                Ok(()) => return Verdict::passed(),
+                Err(why) => last = why,
+            }
+        }
+        Verdict::no("FailedDiscoveryCheck", last)
+    }
+
+    async fn check_endpoint(&self, backend: &Backend, to: SocketAddr) -> Result<(), String> {
+        let path = format!("/apis/{}", backend.spec.group_version());
+        let url = format!("https://{to}{path}");
+        let fetch = Fetch {
+            method: Method::GET,
+            path: &path,
+            accept: "*/*",
+            etag: None,
+            user: &User::new("system:kube-aggregator", [MASTERS]),
+            max_bytes: ANSWER_MAX_BYTES,
+            limit: CHECK_LIMIT,
+        };
+        let failed = |why: String| format!("failing or missing response from {url}: {why}");
+        match self.fetch_at(backend, to, fetch).await {
+            Ok(answer) if answer.status.is_success() => Ok(()),
+            Ok(answer) => Err(failed(format!(
+                "bad status from {url}: {}",
+                answer.status.as_u16()
+            ))),
+            Err(why) => Err(failed(format!("Get {url:?}: {why}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn spec() -> Spec {
+        Spec {
+            group: "example.com".into(),
+            version: "v1".into(),
+            namespace: "ns".into(),
+            service: "s".into(),
+            port: 443,
+            ca_bundle: Vec::new(),
+            insecure: true,
+        }
+    }
+
+    fn slice(ready: Option<bool>, port: &str) -> EndpointSlice {
+        let value = json!({"addressType": "IPv4", "ports": [{"name": port, "port": 8443}],
+            "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}]});
+        serde_json::from_value(value).unwrap()
+    }
+
+    /// The cases of the remote available controller's own table.
+    #[test]
+    fn n1_what_service_and_endpoints_say_is_said_in_the_aggregators_words() {
+        let service = |spec: Value| -> Service { serde_json::from_value(json!({ "spec": spec })).unwrap() };
+        let api = service(json!({"type": "ClusterIP", "ports": [{"name": "api", "port": 443}]}));
+        let other = service(json!({"type": "ClusterIP", "ports": [{"name": "api", "port": 6443}]}));
+        let node = service(json!({"type": "NodePort", "ports": [{"name": "api", "port": 6443}]}));
+        let fine = slice(Some(true), "api");
+        let unsaid = slice(None, "api");
+        let unready = slice(Some(false), "api");
+        let elsewhere = slice(Some(true), "web");
+        let missing = Some((
+            "MissingEndpoints",
+            "endpointslices for service/s in \"ns\" have no addresses with port name \"api\"",
+        ));
+        for (service, slices, want) in [
+            (
+                None,
+                vec![&fine],
+                Some(("ServiceNotFound", "service/s in \"ns\" is not present")),
+            ),
+            (
+                Some(&other),
+                vec![&fine],
+                Some((
+                    "ServicePortError",
+                    "service/s in \"ns\" is not listening on port 443",
+                )),
+            ),
+            (
+                Some(&api),
+                vec![],
+                Some((
+                    "EndpointsNotFound",
+                    "cannot find endpointslices for service/s in \"ns\"",
+                )),
+            ),
+            (Some(&api), vec![&unready], missing),
+            (Some(&api), vec![&elsewhere], missing),
+            (Some(&api), vec![&unready, &fine], None),
+            (Some(&api), vec![&unsaid], None),
+            // Of another type only the request can tell.
+            (Some(&node), vec![], None),
+        ] {
+            let found = without_service(&spec(), service, slices.into_iter());
+            let found = found.as_ref().map(|v| (v.reason, v.message.as_str()));
+            assert_eq!(found, want);
+        }
+    }
+
+    #[test]
+    fn n1_the_condition_keeps_its_time_as_long_as_its_status() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let mut api_service = APIService::default();
+        assert!(Verdict::passed().write(&mut api_service, at(1)));
+        assert!(!Verdict::passed().write(&mut api_service, at(2)));
+        let no = |why: &str| Verdict::no("FailedDiscoveryCheck", why.into());
+        assert!(no("a").write(&mut api_service, at(3)));
+        assert!(no("b").write(&mut api_service, at(4)));
+        let conditions = api_service.status.unwrap().conditions.unwrap();
+        assert_eq!(conditions.len(), 1);
+        let [condition] = conditions.as_slice() else {
+            panic!()
+        };
+        assert_eq!(
+            (condition.status.as_str(), condition.message.as_deref()),
+            ("False", Some("b"))
+        );
+        assert_eq!(condition.last_transition_time, Some(seconds(at(3))));
+    }
+}

@@ -1,0 +1,184 @@
+//! Where a Service's port is served: its ready endpoints, by EndpointSlices.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+use knarr_api::{Object, k8s_openapi, registry};
+
+use super::backend::Spec;
+use crate::cache::change::Filter;
+use crate::server::Server;
+use crate::subresource::proxy::is_of_a_network;
+
+/// Names the Service that an EndpointSlice is of.
+pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+
+/// No more of a Service's endpoints are considered for one request.
+const ENDPOINTS_MAX: usize = 1000;
+
+pub(super) fn is_ready(endpoint: &Endpoint) -> bool {
+    let ready = endpoint.conditions.as_ref().and_then(|c| c.ready);
+    ready != Some(false)
+}
+
+/// All addresses at which the port of the Service is served, those of its first family first, others rotated by `lot`;
+/// or why there is none, in Kubernetes' words.
+pub(super) fn addresses<'a>(
+    name: &str,
+    service: &Service,
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+    port: u16,
+    lot: usize,
+) -> Result<Vec<SocketAddr>, String> {
+    let spec = service.spec.clone().unwrap_or_default();
+    match spec.type_.as_deref() {
+        None | Some("ClusterIP" | "NodePort" | "LoadBalancer") => {}
+        Some(other) => return Err(format!("unsupported service type {other:?}")),
+    }
+    let ports = spec.ports.unwrap_or_default();
+    let port_name = match ports.iter().find(|p| p.port == i32::from(port)) {
+        Some(found) => found.name.clone().unwrap_or_default(),
+        None => return Err(format!("no service port {port} found for service {name:?}")),
+    };
+    let families = spec.ip_families.unwrap_or_default();
+    let first = families.first().map(String::as_str);
+    let (mut preferred, mut others) = (Vec::new(), Vec::new());
+    for slice in slices {
+        let mut slice_ports = slice.ports.iter().flatten();
+        let found = slice_ports.find(|p| p.name.as_deref().unwrap_or_default() == port_name);
+        let Some(number) = found.and_then(|p| u16::try_from(p.port?).ok()) else {
+            continue;
+        };
+        let ready = slice.endpoints.iter().flatten().filter(|e| is_ready(e));
+        // Only the first address counts.
+        let ips = ready.filter_map(|e| e.addresses.first()?.parse::<IpAddr>().ok());
+        let sockets = ips
+            .filter(|ip| is_of_a_network(*ip))
+            .map(|ip| SocketAddr::new(ip, number));
+        let list = match first.is_none_or(|family| family == slice.address_type) {
+            true => &mut preferred,
+            false => &mut others,
+        };
+        list.extend(sockets.take(ENDPOINTS_MAX));
+    }
+    for list in [&mut preferred, &mut others] {
+        let first = lot.checked_rem(list.len()).unwrap_or(0);
+        list.rotate_left(first);
+    }
+    preferred.append(&mut others);
+    match preferred.is_empty() {
+        true => Err(format!("no endpoints available for service {name:?}")),
+        false => Ok(preferred),
+    }
+}
+
+impl Server {
+    /// The EndpointSlices of a Service.
+    pub(super) fn endpoint_slices(&self, namespace: &str, service: &str) -> Vec<Arc<Object>> {
+        let mut found = Vec::new();
+        let Ok(slices) = self.cache.of(&registry::ENDPOINT_SLICE) else {
+            return found;
+        };
+        let mut filter = Filter::everything(&registry::ENDPOINT_SLICE, namespace);
+        if let Ok(labels) = knarr_api::selector::label::Selector::parse(&format!("{SERVICE_LABEL}={service}"))
+        {
+            filter.labels = labels;
+            found = slices.list(&filter);
+        }
+        found
+    }
+
+    /// Where the extension API server behind a Service can be dialed; or why it cannot.
+    pub(super) fn extension_server(&self, spec: &Spec) -> Result<Vec<SocketAddr>, String> {
+        let (namespace, name) = (spec.namespace.as_str(), spec.service.as_str());
+        let object = self.cache.get(&registry::SERVICE, namespace, name);
+        let object = object.ok_or_else(|| format!("service {name:?} not found"))?;
+        let service = object
+            .get::<Service>()
+            .ok_or_else(|| format!("service {name:?} cannot be read"))?;
+        let slices = self.endpoint_slices(namespace, name);
+        let slices = slices.iter().filter_map(|o| o.get::<EndpointSlice>());
+        let mut lot = [0; 4];
+        self.entropy.fill(&mut lot);
+        let lot = usize::try_from(u32::from_le_bytes(lot)).unwrap_or(0);
+        addresses(name, service, slices, spec.port, lot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn service(spec: Value) -> Service {
+        serde_json::from_value(json!({ "spec": spec })).unwrap()
+    }
+
+    fn slice(family: &str, ready: Option<bool>, addresses: &[&str], ports: Value) -> EndpointSlice {
+        let endpoints: Vec<Value> = addresses
+            .iter()
+            .map(|a| json!({"addresses": [a, "10.9.9.9"], "conditions": {"ready": ready}}))
+            .collect();
+        serde_json::from_value(json!({"addressType": family, "ports": ports, "endpoints": endpoints}))
+            .unwrap()
+    }
+
+    #[test]
+    fn n1_only_ready_endpoints_of_the_services_port_are_dialed() {
+        let ports = json!([{"name": "web", "port": 80}, {"name": "api", "port": 443, "targetPort": 8443}]);
+        let plain = service(json!({"type": "ClusterIP", "ports": ports, "ipFamilies": ["IPv6", "IPv4"]}));
+        let named = json!([{"name": "web", "port": 8080}, {"name": "api", "port": 8443}]);
+        let v4 = slice("IPv4", Some(true), &["10.0.0.1", "10.0.0.2"], named.clone());
+        let v6 = slice("IPv6", None, &["fd00::1"], named.clone());
+        let unready = slice("IPv4", Some(false), &["10.0.0.3"], named.clone());
+        let elsewhere = slice(
+            "IPv4",
+            Some(true),
+            &["10.0.0.4"],
+            json!([{"name": "web", "port": 1}]),
+        );
+        let own = slice(
+            "IPv4",
+            Some(true),
+            &["127.0.0.1", "169.254.1.1", "not.an.ip"],
+            named,
+        );
+        let of = |service: &Service, slices: &[&EndpointSlice], port, lot| {
+            addresses("s", service, slices.iter().copied(), port, lot).map(|all| {
+                let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+                all.join(" ")
+            })
+        };
+        let all = [&v4, &unready, &elsewhere, &own, &v6];
+        assert_eq!(
+            of(&plain, &all, 443, 0),
+            Ok("[fd00::1]:8443 10.0.0.1:8443 10.0.0.2:8443".into())
+        );
+        assert_eq!(
+            of(&plain, &[&v4], 80, 3),
+            Ok("10.0.0.2:8080 10.0.0.1:8080".into())
+        );
+        for (slices, port, why) in [
+            (&[&unready][..], 443, "no endpoints available for service \"s\""),
+            (&[&own], 443, "no endpoints available for service \"s\""),
+            (&[], 443, "no endpoints available for service \"s\""),
+            (&[&v4], 8443, "no service port 8443 found for service \"s\""),
+        ] {
+            assert_eq!(of(&plain, slices, port, 0), Err(why.to_string()));
+        }
+    }
+
+    #[test]
+    fn a_name_outside_the_cluster_is_never_dialed() {
+        let outside =
+            service(json!({"type": "ExternalName", "externalName": "example.com", "ports": [{"port": 443}]}));
+        let slice = slice("IPv4", Some(true), &["10.0.0.1"], json!([{"port": 443}]));
+        assert_eq!(
+            addresses("s", &outside, [&slice].into_iter(), 443, 0),
+            Err("unsupported service type \"ExternalName\"".into())
+        );
+    }
+}
