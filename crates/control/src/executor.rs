@@ -92,6 +92,11 @@ impl Executor {
                 let all = deletes.into_iter().map(|d| self.delete(d));
                 all_of(join_all(all).await, outcome)?;
             }
+            Action::DeleteExtensionContents { namespace } => {
+                let kind = &registry::NAMESPACE;
+                let deleted = self.api.delete_extension_contents(&namespace).await;
+                deleted.map_err(failure(Verb::Delete, kind, &namespace))?;
+            }
             Action::Require(fact) => self.require(fact).await?,
             Action::RequeueAfter(wait) => {
                 outcome.requeue_after = Some(outcome.requeue_after.map_or(wait, |w| w.min(wait)));

@@ -35,6 +35,10 @@ pub enum Action {
     Release(Release),
     /// All at once; one that fails does not keep the others.
     DeleteMany(Vec<Delete>),
+    /// Everything that extension API servers have in this namespace is deleted; fails as long as something is left.
+    DeleteExtensionContents {
+        namespace: String,
+    },
     /// Goes on only if this holds at the API now, whatever the caches say.
     Require(Fact),
     /// Look at the same key again after this time.
@@ -260,6 +264,9 @@ impl fmt::Display for Action {
                 f.write_str("delete")?;
                 all.iter()
                     .try_for_each(|d| write!(f, " {} {}", d.kind.plural(), d.key))
+            }
+            Action::DeleteExtensionContents { namespace } => {
+                write!(f, "delete contents of extension API servers in {namespace}")
             }
             Action::Require(Fact::Alive { kind, key, .. }) => write!(f, "require {} {key}", kind.plural()),
             Action::Require(Fact::Absent { kind, key }) => write!(f, "require no {} {key}", kind.plural()),

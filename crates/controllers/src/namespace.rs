@@ -1,13 +1,15 @@
 //! Namespace: on its deletion, everything in it goes first.
 //!
 //! Pods first, and gone, before anything else: what protects them (network policies above all) outlives them. The
-//! finalizer `kubernetes` is taken off only when the API itself, not a cache, says that nothing is left.
+//! finalizer `kubernetes` is taken off only when the API itself, not a cache, says that nothing is left. What extension
+//! API servers have goes last. While one of them is not available nobody knows what it has, and the namespace stays.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use k8s_openapi::api::core::v1::{Namespace, NamespaceCondition};
 use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::time::seconds;
@@ -48,7 +50,8 @@ impl Controller for Namespaces {
     }
 
     fn watches(&self) -> Vec<&'static Kind> {
-        std::iter::once(&registry::NAMESPACE).chain(contents()).collect()
+        let first = [&registry::NAMESPACE, &registry::API_SERVICE];
+        first.into_iter().chain(contents()).collect()
     }
 
     fn watches_custom_kinds(&self) -> bool {
@@ -62,6 +65,15 @@ impl Controller for Namespaces {
         let Some(object) = changed.object() else {
             return Vec::new();
         };
+        if changed.key_of(&registry::API_SERVICE).is_some() {
+            let terminating = |o: &std::sync::Arc<knarr_api::Object>| {
+                let namespace = o.get::<Namespace>();
+                namespace.is_some_and(is_terminating)
+            };
+            let all = view.list(&registry::NAMESPACE, "");
+            let all = all.iter().filter(|o| terminating(o));
+            return all.map(|o| ObjectKey::new("", o.name())).collect();
+        }
         let namespace = view.get_as::<Namespace>("", object.namespace());
         let concerned = namespace.is_some_and(|n| is_terminating(&n));
         concerned
@@ -88,16 +100,25 @@ impl Controller for Namespaces {
             .filter(|(_, objects)| !objects.is_empty())
             .collect();
 
+        let extensions = Extensions::of(context.view);
         let mut actions = Vec::new();
-        let status = with_conditions(&namespace, &Remaining::of(&left), context.failure, context.now);
-        if *namespace != status {
+        // Before the status: it says that this failed as long as it does.
+        if left.is_empty() && context.failure.is_none() && extensions.are_all_known() {
+            actions.push(Action::DeleteExtensionContents {
+                namespace: name.clone(),
+            });
+        }
+        let remaining = Remaining::of(&left);
+        let status = with_conditions(&namespace, &remaining, &extensions, context.failure, context.now);
+        let is_told = *namespace == status;
+        if !is_told {
             actions.push(Action::update_status(status));
         }
         if context.failure.is_some() {
             return actions;
         }
         if left.is_empty() {
-            if !actions.is_empty() {
+            if !is_told || !extensions.unavailable.is_empty() {
                 // The status that was just decided on comes back as a change; then it is finished.
                 return actions;
             }
@@ -136,6 +157,58 @@ impl Controller for Namespaces {
             }
         }
         actions
+    }
+}
+
+/// The APIs that extension API servers serve.
+struct Extensions {
+    any: bool,
+    /// Group versions that nobody can say anything of.
+    unavailable: Vec<String>,
+}
+
+impl Extensions {
+    fn of(view: &dyn View) -> Self {
+        let mut extensions = Extensions {
+            any: false,
+            unavailable: Vec::new(),
+        };
+        for object in view.list(&registry::API_SERVICE, "") {
+            let Some(spec) = object.get::<APIService>().and_then(|a| a.spec.as_ref()) else {
+                continue;
+            };
+            if spec.service.is_none() {
+                continue;
+            }
+            extensions.any = true;
+            let status = object.get::<APIService>().and_then(|a| a.status.as_ref());
+            let mut conditions = status.and_then(|s| s.conditions.as_ref()).into_iter().flatten();
+            if !conditions.any(|c| c.type_ == "Available" && c.status == "True") {
+                let of = |field: &Option<String>| field.clone().unwrap_or_default();
+                let group_version = format!("{}/{}", of(&spec.group), of(&spec.version));
+                extensions.unavailable.push(group_version);
+            }
+        }
+        extensions.unavailable.sort();
+        extensions
+    }
+
+    /// There are some, and all of them can be asked.
+    fn are_all_known(&self) -> bool {
+        self.any && self.unavailable.is_empty()
+    }
+
+    /// Which are not found out, in client-go's words.
+    fn failure(&self) -> Option<String> {
+        let stale = |gv: &String| format!("{gv}: stale GroupVersion discovery: {gv}");
+        let all: Vec<String> = self.unavailable.iter().map(stale).collect();
+        (!all.is_empty()).then(|| {
+            format!(
+                "Discovery failed for some groups, {} failing: unable to retrieve the complete list of server APIs: {}",
+                all.len(),
+                all.join(", ")
+            )
+        })
     }
 }
 
@@ -186,6 +259,7 @@ type Said = (
 fn with_conditions(
     namespace: &Shared<Namespace>,
     remaining: &Remaining,
+    extensions: &Extensions,
     failure: Option<&Failure>,
     now: Timestamp,
 ) -> Namespace {
@@ -194,7 +268,7 @@ fn with_conditions(
         (
             "NamespaceDeletionDiscoveryFailure",
             ("ResourcesDiscovered", "All resources successfully discovered"),
-            None,
+            extensions.failure().map(|why| ("DiscoveryFailed", why)),
         ),
         (
             "NamespaceDeletionGroupVersionParsingFailure",
@@ -309,6 +383,49 @@ mod tests {
         assert_eq!(
             remaining.unwrap_or_default(),
             "Some resources are remaining: widgets.example.com has 1 resource instances"
+        );
+    }
+
+    fn api_service(available: &str) -> APIService {
+        let value = serde_json::json!({
+            "metadata": {"name": "v1.example.com", "uid": "u", "resourceVersion": "1"},
+            "spec": {"group": "example.com", "version": "v1", "service": {"namespace": "b", "name": "s"},
+                "groupPriorityMinimum": 1, "versionPriority": 1},
+            "status": {"conditions": [{"type": "Available", "status": available}]},
+        });
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn n1_a_namespace_stays_while_an_extension_api_server_cannot_say_what_it_has() {
+        let mut world = World::default();
+        world.put(ending());
+        world.put(api_service("False"));
+        let actions = run(&mut world);
+        assert_eq!(lines(&actions), ["update namespaces/status a"]);
+        let found = condition(&actions, "NamespaceDeletionDiscoveryFailure");
+        assert_eq!(
+            (found.status.as_str(), found.reason.as_deref()),
+            ("True", Some("DiscoveryFailed"))
+        );
+        assert_eq!(
+            found.message.unwrap_or_default(),
+            "Discovery failed for some groups, 1 failing: unable to retrieve the complete list of server APIs: \
+example.com/v1: stale GroupVersion discovery: example.com/v1"
+        );
+        assert_eq!(lines(&run(&mut world)), [""; 0], "it waits");
+
+        world.put(api_service("True"));
+        let emptied = "delete contents of extension API servers in a";
+        let actions = run(&mut world);
+        assert_eq!(lines(&actions), [emptied, "update namespaces/status a"]);
+        let found = condition(&actions, "NamespaceDeletionDiscoveryFailure");
+        assert_eq!(found.reason.as_deref(), Some("ResourcesDiscovered"));
+        let last = lines(&run(&mut world));
+        assert_eq!(last.first().map(String::as_str), Some(emptied));
+        assert_eq!(
+            last.last().map(String::as_str),
+            Some("update namespaces/finalize a")
         );
     }
 
