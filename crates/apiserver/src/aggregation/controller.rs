@@ -27,7 +27,7 @@ const CHECK_EVERY: Duration = Duration::from_secs(30);
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 /// What discovery and OpenAPI show of a server is downloaded again so often.
 const DOWNLOAD_EVERY: Duration = Duration::from_secs(60);
-/// Pods are not reached at once after a start: that a server does not answer is not reported before.
+/// Pods are not reached at once after a start: that a server does not answer any more is not reported before.
 const STARTING: Duration = Duration::from_secs(10);
 /// How soon something that failed here is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -231,14 +231,14 @@ impl Server {
     }
 
     async fn report(&self, backend: &Backend, verdict: &Verdict) -> Result<(), Error> {
-        let starting = self.aggregation.started.elapsed() < STARTING;
-        if starting && verdict.reason == "FailedDiscoveryCheck" {
-            debug!(apiservice = backend.name, "not reported yet: {}", verdict.message);
-            return Ok(());
-        }
         let before = self.cache.get(&registry::API_SERVICE, "", &backend.name);
         let before = before.as_ref().and_then(|o| o.get::<APIService>());
         let Some(before) = before else { return Ok(()) };
+        let starting = self.aggregation.started.elapsed() < STARTING;
+        if starting && available(before) && verdict.reason == "FailedDiscoveryCheck" {
+            debug!(apiservice = backend.name, "not reported yet: {}", verdict.message);
+            return Ok(());
+        }
         if !verdict.write(&mut before.clone(), self.clock.now()) {
             return Ok(());
         }

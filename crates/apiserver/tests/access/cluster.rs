@@ -165,7 +165,10 @@ impl Cluster {
         let directory = tempfile::tempdir().unwrap();
         let clock = Arc::new(TestClock(AtomicI64::new(START)));
         let pki = Pki::open(directory.path(), clock.now()).unwrap();
-        let mut options = Options::default();
+        let mut options = Options {
+            front_proxy: Some(pki.front_proxy_client().unwrap()),
+            ..Options::default()
+        };
         let mut keys = pki.service_account_key().unwrap();
         change(&mut options, &mut keys);
         let user = |name: &str, groups: &[&str]| User::new(name, groups.iter().copied());

@@ -2,12 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
+mod aggregation;
 mod at_rest;
 mod audit;
 mod bad_input;
 mod clients;
 mod cluster;
 mod conformance;
+mod extension;
 mod forms;
 #[path = "../in_process/hooks.rs"]
 mod hooks;
