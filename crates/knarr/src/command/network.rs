@@ -91,6 +91,7 @@ impl Names {
             device: self.tunnel(),
             table: format!("knarr-routes{}", self.suffix),
             wireguard_device: format!("knarr-wg{}", self.suffix),
+            hold: routes::HOLD,
             encryption: config.network.encrypt_pod_traffic.then(|| routes::Encryption {
                 port: encryption::port(&config.network.instance),
                 key_file: self.directory.join("wireguard.key"),

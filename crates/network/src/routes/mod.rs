@@ -109,7 +109,8 @@ pub fn tunnel_mtu(mtu: u32, underlay: IpAddr) -> u32 {
     mtu.saturating_sub(overhead)
 }
 
-fn overlap(a: &IpNet, b: &IpNet) -> bool {
+/// Whether two ranges have addresses in common.
+pub fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(&b.network()) || b.contains(&a.network())
 }
 

@@ -9,6 +9,7 @@
 
 pub(crate) mod kernel;
 mod keys;
+mod nodes;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,27 +20,24 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1 as core;
-use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::{Object, ObjectKey};
-use knarr_client::informer::{self, Scope, Sink};
+use knarr_client::informer::{self, Scope};
 use knarr_client::{Api, Clock, NETWORK_NAMESPACE};
 use knarr_network::routes::encryption::{self, Published};
 use knarr_network::routes::{Conflict, Hop, Node, Routes, Subnet, gateway, mac, routes, tunnel_mtu};
 use netlink_packet_core::NetlinkPayload;
 use netlink_packet_route::RouteNetlinkMessage;
-use parking_lot::Mutex;
 use rtnetlink::MulticastGroup;
-use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::signal::Signal;
 use crate::wireguard::{self, PrivateKey, Wireguard};
 use kernel::{Device, Kernel};
 use keys::Keys;
+use nodes::Nodes;
+pub use nodes::{HOLD, reduced};
 use table::Guard;
 
 /// Changes that come together are carried out together.
@@ -65,6 +63,8 @@ pub struct Config {
     pub wireguard_device: String,
     /// Pods' traffic to other nodes is encrypted.
     pub encryption: Option<Encryption>,
+    /// How long a range is routed after its node was deleted; see [`HOLD`].
+    pub hold: Duration,
 }
 
 /// This node's end of WireGuard.
@@ -110,7 +110,7 @@ pub struct Router {
 impl Router {
     /// Begins to watch Nodes, and their keys where traffic is encrypted.
     pub fn start(config: Config, api: Arc<dyn Api>, clock: Arc<dyn Clock>) -> std::io::Result<Self> {
-        let nodes = Arc::new(Nodes::default());
+        let nodes = Arc::new(Nodes::new(&config.node_name, config.hold));
         let status = Arc::new(Signal::new(Status::default()));
         let groups = [
             MulticastGroup::Link,
@@ -160,6 +160,7 @@ impl Router {
             clock,
             kernel: Kernel(handle),
             wireguard: Wireguard::default(),
+            published: BTreeMap::new(),
             written: None,
         };
         tasks.spawn(state.run(nodes, keys, status.clone()));
@@ -222,74 +223,14 @@ fn concerns(message: &RouteNetlinkMessage) -> bool {
     )
 }
 
-/// All Nodes, as far as routes need them.
-#[derive(Default)]
-struct Nodes {
-    all: Mutex<BTreeMap<String, Node>>,
-    synced: Signal<bool>,
-    changed: Arc<Notify>,
-}
-
-/// A Node, as far as routes need it.
-pub fn reduced(node: &core::Node) -> Node {
-    let addresses = node.status.iter().flat_map(|s| s.addresses.iter().flatten());
-    let cidrs = node.spec.iter().flat_map(|s| s.pod_cidrs.iter().flatten());
-    Node {
-        addresses: addresses
-            .filter(|a| a.type_ == "InternalIP")
-            .filter_map(|a| a.address.parse().ok())
-            .collect(),
-        pod_cidrs: cidrs
-            .filter_map(|cidr| cidr.parse::<ipnet::IpNet>().ok())
-            .map(|cidr| cidr.trunc())
-            .collect(),
-    }
-}
-
-impl Sink for Nodes {
-    fn apply(&self, object: &Arc<Object>) {
-        let Some(node) = object.to_typed::<core::Node>() else {
-            return;
-        };
-        let new = reduced(&node);
-        let old = self.all.lock().insert(object.name().to_string(), new.clone());
-        // Heartbeats change nothing here.
-        if old.as_ref() != Some(&new) {
-            self.changed.notify_one();
-        }
-    }
-
-    fn remove(&self, key: &ObjectKey, _: Option<&Arc<Object>>) {
-        if self.all.lock().remove(&key.name).is_some() {
-            self.changed.notify_one();
-        }
-    }
-
-    fn retain(&self, keys: &BTreeSet<ObjectKey>) {
-        let gone: Vec<String> = {
-            let all = self.all.lock();
-            let is_gone = |name: &&String| !keys.contains(&ObjectKey::new("", name.as_str()));
-            all.keys().filter(is_gone).cloned().collect()
-        };
-        for name in gone {
-            self.remove(&ObjectKey::new("", name), None);
-        }
-    }
-
-    fn advance(&self, _: u64) {
-        if !self.synced.get() {
-            self.synced.set(true);
-            self.changed.notify_one();
-        }
-    }
-}
-
 struct State {
     config: Config,
     clock: Arc<dyn Clock>,
     kernel: Kernel,
     wireguard: Wireguard,
     publisher: keys::Publisher,
+    /// What nodes have published; of those that are deleted as long as they are routed.
+    published: BTreeMap<String, Published>,
     /// What nft was last given for our table.
     written: Option<String>,
 }
@@ -322,6 +263,9 @@ impl State {
                     RETRY
                 }
             };
+            let pause = nodes.next_expiry().map_or(pause, |at| {
+                pause.min(at.saturating_duration_since(Instant::now()))
+            });
             // Too late is as good as a change.
             let _ = timeout(pause, nodes.changed.notified()).await;
             sleep(GATHER).await;
@@ -333,7 +277,7 @@ impl State {
         if !nodes.synced.get() || (self.config.encryption.is_some() && !keys.is_synced()) {
             return Ok(None);
         }
-        let all = nodes.all.lock().clone();
+        let all = nodes.current(Instant::now());
         let Some(own) = all.get(&self.config.node_name) else {
             return Ok(None);
         };
@@ -351,7 +295,7 @@ impl State {
         self.publisher
             .set(published, keys.of(&self.config.node_name))
             .await;
-        let known = published.map(|_| keys.all());
+        let known = published.map(|_| self.keys_of(&nodes.deleted(&all), keys));
         let device = self
             .kernel
             .link(&self.config.device)
@@ -384,6 +328,13 @@ impl State {
             mtu,
             conflicts: wanted.conflicts,
         }))
+    }
+
+    /// What nodes have published, and what those had that are deleted.
+    fn keys_of(&mut self, deleted: &BTreeSet<String>, keys: &Keys) -> BTreeMap<String, Published> {
+        self.published.retain(|name, _| deleted.contains(name));
+        self.published.extend(keys.all());
+        self.published.clone()
     }
 
     /// This node's private key, where it has one.

@@ -120,6 +120,7 @@ pub fn config(name: &str) -> Config {
         cluster_cidrs: vec!["10.92.0.0/16".parse().unwrap(), "fd92::/48".parse().unwrap()],
         table: "knarr-routes-t".into(),
         wireguard_device: "knarr-wg-t".into(),
+        hold: Duration::from_secs(1),
         encryption: None,
     }
 }
