@@ -18,6 +18,12 @@ pub fn typed(from: &Kind, to: &Kind, object: Box<dyn AnyObject>) -> Result<Box<d
     if from == to {
         return Ok(object);
     }
+    if to.is_converted_by_webhook() {
+        // Only the API server can: it has to be asked.
+        return Err(Error::internal(format!(
+            "{from:?} becomes {to:?} by a webhook only"
+        )));
+    }
     if let Some(custom) = to.ops.custom() {
         return Ok(Box::new(custom.adopt(take(object)?)));
     }

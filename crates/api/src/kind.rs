@@ -11,6 +11,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use crate::custom::CustomOps;
+use crate::custom::conversion::Webhook;
 use crate::strategy::Ops;
 
 /// Whether objects of a kind live in a namespace.
@@ -235,6 +236,28 @@ impl Kind {
         versions.find(|kind| kind.api_version() == api_version)
     }
 
+    /// The kind of this apiVersion among all versions of the definition of a custom kind, served or not. Versions that are
+    /// not served are known only where a webhook converts.
+    pub fn version_of_definition(&self, api_version: &str) -> Option<Kind> {
+        let Handle::Custom(versions, _) = &self.0 else {
+            return None;
+        };
+        let at = versions
+            .kinds
+            .iter()
+            .position(|k| k.api_version() == api_version)?;
+        Some(Kind(Handle::Custom(versions.clone(), at)))
+    }
+
+    /// The kind as which requests are handled: as which objects are defaulted, admitted and validated. That is the one
+    /// they are stored as; where a webhook converts between versions, the version of the request.
+    pub fn handled_as(&self) -> Kind {
+        match self.is_converted_by_webhook() {
+            true => self.clone(),
+            false => self.stored(),
+        }
+    }
+
     pub fn subresource(&self, name: &str) -> Option<&'static Subresource> {
         self.subresources.iter().find(|s| s.name == name)
     }
@@ -287,6 +310,18 @@ impl KindInfo {
 
     pub fn namespaced(&self) -> bool {
         self.scope == Scope::Namespaced
+    }
+
+    /// What converts between the versions of this kind, where they are not all the same.
+    pub fn webhook(&self) -> Option<&Arc<Webhook>> {
+        match &self.ops {
+            KindOps::BuiltIn(_) => None,
+            KindOps::Custom(ops) => ops.rules().webhook.as_ref(),
+        }
+    }
+
+    pub fn is_converted_by_webhook(&self) -> bool {
+        self.webhook().is_some()
     }
 
     /// Whether objects of this kind are kept in the store.

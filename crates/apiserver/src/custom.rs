@@ -157,14 +157,16 @@ impl Server {
         let kind = served
             .custom()
             .iter()
-            .find(|kind| knarr_api::custom::definition_name(kind) == object.name());
+            .find(|kind| knarr_api::custom::definition_name(kind) == object.name())
+            // In the version in which they are stored: a conversion webhook that does not work must not hold the definition.
+            .map(Kind::stored);
         let mut next = crd.clone();
         let mut told = |is: &str, reason: &str, message: &str| {
             let status = next.status.get_or_insert_default();
             conditions::set(status, TERMINATING, is, reason, message, self.clock.now());
         };
         match kind {
-            Some(kind) if self.empty(kind).await? > 0 => {
+            Some(kind) if self.empty(&kind).await? > 0 => {
                 told(
                     "True",
                     "InstanceDeletionInProgress",

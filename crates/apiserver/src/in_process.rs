@@ -192,7 +192,7 @@ impl Api for InProcess {
         if options.after.is_none() {
             self.server.hear_all().await?;
         }
-        let watcher = self.server.follow(filter, options.after)?;
+        let watcher = self.server.follow(filter, options.after).await?;
         // The state there was is closed by a bookmark.
         let bookmark = options.after.is_none().then(|| watcher.revision());
         let initial = watcher.initial_len();
@@ -209,6 +209,7 @@ impl Api for InProcess {
             // told what he missed, or that it is too much.
             let event = match watcher.next().await? {
                 Item::Bookmark { revision, .. } => Ok(WatchEvent::Bookmark(revision)),
+                Item::Failed(error) => Err(error),
                 Item::Event(told, object, _) => convert::object(&object, &kind).map(|object| match told {
                     Told::Added => WatchEvent::Added(object),
                     Told::Modified => WatchEvent::Modified(object),

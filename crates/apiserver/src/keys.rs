@@ -13,11 +13,6 @@ pub const ROOT: &str = "/registry/";
 /// follows the objects then sees their revisions too, and reads that wait for the store's revision do not wait in vain.
 pub const MASTER_LEASES: &str = "/registry/masterleases/";
 
-/// The kind under which objects of `kind` are kept.
-pub fn stored_kind(kind: &Kind) -> Kind {
-    kind.stored()
-}
-
 /// `/registry/apps/deployments/`.
 pub fn prefix(kind: &Kind) -> String {
     let kind = kind.stored();

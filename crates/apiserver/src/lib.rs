@@ -17,6 +17,7 @@ pub mod authz;
 mod bootstrap;
 pub mod cache;
 pub mod cluster_authentication;
+mod conversion;
 mod custom;
 pub mod default_route;
 pub mod encryption;

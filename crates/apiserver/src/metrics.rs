@@ -21,14 +21,14 @@ const STORE_BOUNDS: [f64; 12] = [
 
 /// How many took at most so long.
 #[derive(Clone)]
-struct Histogram {
+pub(crate) struct Histogram {
     bounds: &'static [f64],
     counts: Vec<u64>,
     sum: f64,
 }
 
 impl Histogram {
-    fn new(bounds: &'static [f64]) -> Self {
+    pub(crate) fn new(bounds: &'static [f64]) -> Self {
         Histogram {
             bounds,
             counts: vec![0; bounds.len() + 1],
@@ -36,7 +36,11 @@ impl Histogram {
         }
     }
 
-    fn observe(&mut self, took: Duration) {
+    pub(crate) fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    pub(crate) fn observe(&mut self, took: Duration) {
         let seconds = took.as_secs_f64();
         let at = self.bounds.partition_point(|b| *b < seconds);
         if let Some(count) = self.counts.get_mut(at) {
@@ -45,7 +49,7 @@ impl Histogram {
         self.sum += seconds;
     }
 
-    fn write(&self, out: &mut String, name: &str, labels: &str) {
+    pub(crate) fn write(&self, out: &mut String, name: &str, labels: &str) {
         let comma = if labels.is_empty() { "" } else { "," };
         let mut so_far = 0;
         for (count, bound) in self.counts.iter().zip(self.bounds) {

@@ -21,6 +21,7 @@ use crate::authn::token_key::KeyFiles;
 use crate::authz::{Authorizer, Standard};
 use crate::bootstrap::look_after_basics;
 use crate::cache::{Cache, Decoded};
+use crate::conversion::{ConversionMetrics, Converter};
 use crate::custom::look_after_definitions;
 use crate::encryption::{AtRest, Encryption};
 use crate::endpoint_leases::Leases;
@@ -181,6 +182,8 @@ pub struct Server {
     pub(crate) leases: Leases,
     /// Those of all its ports together.
     pub(crate) connections: Arc<Connections>,
+    /// Between the versions of custom resources.
+    pub(crate) converter: Arc<Converter>,
     pub(crate) policies: crate::admission::extension::Policies,
     pub(crate) aggregation: Aggregation,
     /// Kept as long as what is served does not change, which the number counts.
@@ -222,7 +225,11 @@ impl Server {
         let standard = || -> Arc<dyn Authorizer> { Arc::new(Standard::new(cache.clone())) };
         let authorizer = config.options.authorizer.clone().unwrap_or_else(standard);
         let aggregation = Aggregation::new(config.options.front_proxy.take());
+        let conversions = Arc::<ConversionMetrics>::default();
+        let converter = Converter::new(cache.clone(), seams.entropy.clone(), conversions.clone());
+        metrics.show(Box::new(move || conversions.text()));
         let server = Arc::new(Server {
+            converter,
             allocations: Allocations::new(config.service_range, seams.entropy.clone()),
             ledger: Ledger::default(),
             config,

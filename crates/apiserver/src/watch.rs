@@ -14,6 +14,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use crate::cache::Cache;
 use crate::cache::change::{Change, Filter, Told};
+use crate::conversion::Converter;
 use crate::pipeline::read::{ListQuery, bad_revision, invalid_options};
 use crate::server::Server;
 
@@ -34,8 +35,10 @@ pub struct WatchQuery {
 /// What a watcher is given.
 #[derive(Debug)]
 pub enum Item {
-    /// The object as it is told; with the change it came of, unless it was there at the beginning.
+    /// The object as it is told; with the change it came of, unless it was there at the beginning or a webhook converted it.
     Event(Told, Arc<Object>, Option<Arc<Change>>),
+    /// The watch cannot go on: an object could not be converted. Nothing comes after it.
+    Failed(Error),
     /// All up to this revision has been told.
     Bookmark { revision: u64, initial_events_end: bool },
 }
@@ -43,6 +46,9 @@ pub enum Item {
 /// A running watch. Dropping it ends it.
 pub struct Watcher {
     cache: Arc<Cache>,
+    /// Where a webhook converts the objects; they are filtered after that.
+    converter: Option<Arc<Converter>>,
+    failed: bool,
     pub filter: Filter,
     after: u64,
     pending: VecDeque<Item>,
@@ -87,7 +93,7 @@ impl Server {
             (Some(false), 0) => Some(now),
             (_, version) => Some(version),
         };
-        let mut watcher = self.follow(filter, after)?;
+        let mut watcher = self.follow(filter, after).await?;
         if query.bookmarks {
             if initial {
                 watcher.pending.push_back(Item::Bookmark {
@@ -109,16 +115,30 @@ impl Server {
     }
 
     /// A watch without end or bookmarks: of the state there is and what follows (`None`), or of what follows `after`.
-    pub(crate) fn follow(&self, filter: Filter, after: Option<u64>) -> Result<Watcher, Error> {
+    pub(crate) async fn follow(&self, filter: Filter, after: Option<u64>) -> Result<Watcher, Error> {
         // Read first: all kinds are at least here, and this one at its own last change.
         let revision = self.cache.revision();
-        let subscription = self.cache.of(&filter.kind)?.subscribe(&filter, after)?;
-        let mut pending = VecDeque::with_capacity(subscription.initial.len());
-        for object in subscription.initial {
+        let by_webhook = filter.kind.is_converted_by_webhook();
+        let subscription = match by_webhook {
+            true => {
+                let everything = Filter::everything(&filter.kind, &filter.namespace);
+                self.cache.of(&filter.kind)?.subscribe(&everything, after)?
+            }
+            false => self.cache.of(&filter.kind)?.subscribe(&filter, after)?,
+        };
+        let mut initial = subscription.initial;
+        if by_webhook {
+            self.converter.all(&mut initial, &filter.kind).await?;
+            initial.retain(|object| filter.matches(object));
+        }
+        let mut pending = VecDeque::with_capacity(initial.len());
+        for object in initial {
             pending.push_back(Item::Event(Told::Added, object, None));
         }
         Ok(Watcher {
             cache: self.cache.clone(),
+            converter: by_webhook.then(|| self.converter.clone()),
+            failed: false,
             filter,
             after: after.unwrap_or(revision.max(subscription.revision)),
             pending,
@@ -152,9 +172,15 @@ impl Watcher {
             if let Some(item) = self.pending.pop_front() {
                 return Some(item);
             }
-            if let Some(change) = self.missed.pop_front() {
-                if let Some(item) = self.told(change) {
-                    return Some(item);
+            if self.failed {
+                return None;
+            }
+            if let Some(change) = self.missed.front().cloned() {
+                // Whoever stops waiting while a webhook is asked finds the change again.
+                let item = self.told_now(&change).await;
+                self.missed.pop_front();
+                if item.is_some() {
+                    return item;
                 }
                 continue;
             }
@@ -176,10 +202,7 @@ impl Watcher {
             tokio::select! {
                 biased;
                 change = self.changes.recv() => {
-                    let change = change?;
-                    if let Some(item) = self.told(change) {
-                        return Some(item);
-                    }
+                    self.missed.push_back(change?);
                 }
                 () = end => return None,
                 () = tick => {
@@ -200,6 +223,9 @@ impl Watcher {
         if let Some(item) = self.pending.pop_front() {
             return Some(item);
         }
+        if self.converter.is_some() {
+            return None;
+        }
         loop {
             let change = match self.missed.pop_front() {
                 Some(change) => change,
@@ -211,6 +237,23 @@ impl Watcher {
         }
     }
 
+    /// The same as [`Watcher::told`], with objects that a webhook converts.
+    async fn told_now(&mut self, change: &Arc<Change>) -> Option<Item> {
+        let Some(converter) = self.converter.clone() else {
+            return self.told(change.clone());
+        };
+        if change.revision <= self.after && self.after > 0 {
+            return None;
+        }
+        match seen_converted(&converter, change, &self.filter).await {
+            Ok(seen) => seen.map(|(told, object)| Item::Event(told, object, None)),
+            Err(error) => {
+                self.failed = true;
+                Some(Item::Failed(error))
+            }
+        }
+    }
+
     fn told(&self, change: Arc<Change>) -> Option<Item> {
         if change.revision <= self.after && self.after > 0 {
             return None;
@@ -218,6 +261,34 @@ impl Watcher {
         let (told, object) = change.seen(&self.filter)?;
         Some(Item::Event(told, object.clone(), Some(change)))
     }
+}
+
+/// How `filter` sees a change whose objects a webhook converts.
+async fn seen_converted(
+    converter: &Converter,
+    change: &Change,
+    filter: &Filter,
+) -> Result<Option<(Told, Arc<Object>)>, Error> {
+    if !filter.namespace.is_empty() && filter.namespace != change.object.namespace() {
+        return Ok(None);
+    }
+    let before = match &change.prev {
+        Some(prev) => Some(converter.watched(prev, &filter.kind).await?),
+        None => None,
+    };
+    if change.deleted {
+        // Its last state, at the revision of the deletion.
+        let last = before.filter(|before| filter.matches(before));
+        return Ok(last.map(|last| (Told::Deleted, Arc::new(last.at_revision(change.revision)))));
+    }
+    let after = converter.watched(&change.object, &filter.kind).await?;
+    let was_seen = before.as_ref().is_some_and(|before| filter.matches(before));
+    Ok(match (was_seen, filter.matches(&after)) {
+        (false, false) => None,
+        (false, true) => Some((Told::Added, after)),
+        (true, true) => Some((Told::Modified, after)),
+        (true, false) => before.map(|before| (Told::Deleted, Arc::new(before.at_revision(change.revision)))),
+    })
 }
 
 fn validate(query: &WatchQuery) -> Result<(), Error> {

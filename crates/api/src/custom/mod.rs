@@ -5,10 +5,12 @@
 //! of a kind ([`CustomOps`]) hold its schema; [`crate::strategy::Ops::custom`] gives them to whoever has to know that a
 //! kind is no built-in one, such as server-side apply.
 //!
-//! Versions are converted by strategy None only: the same fields under another apiVersion.
+//! With the conversion strategy None all versions have the same fields under another apiVersion; with Webhook the
+//! definition's webhook converts between them, see [`conversion`].
 
 pub mod cel;
 pub mod conditions;
+pub mod conversion;
 pub(crate) mod declared;
 pub mod definition;
 mod field_path;
@@ -79,11 +81,14 @@ impl Definition {
         let storage = crd.spec.versions.iter().find(|v| v.storage)?;
         let mut kinds = vec![info(crd, &names, storage)];
         let mut places = Vec::new();
-        for version in crd.spec.versions.iter().filter(|v| v.served) {
-            if version.storage {
-                places.push(0);
-            } else {
-                places.push(kinds.len());
+        // Objects may have been stored in a version that is not served any more; a webhook converts those, too.
+        let by_webhook = kinds[0].is_converted_by_webhook();
+        for version in crd.spec.versions.iter().filter(|v| v.served || by_webhook) {
+            let place = if version.storage { 0 } else { kinds.len() };
+            if version.served {
+                places.push(place);
+            }
+            if !version.storage {
                 kinds.push(info(crd, &names, version));
             }
         }
@@ -258,6 +263,7 @@ fn rules(
             })
             .collect(),
         deprecation,
+        webhook: conversion::Webhook::of(crd),
     }
 }
 

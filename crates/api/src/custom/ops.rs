@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
 
+use super::conversion::Webhook;
 use super::object::CustomObject;
 use super::path::{self, JsonPath};
 use super::schema::{Additional, Schema};
@@ -33,6 +34,8 @@ pub struct Rules {
     pub scale: Option<CustomResourceSubresourceScale>,
     /// For the `Warning` header of every request, where the version is deprecated.
     pub deprecation: Option<String>,
+    /// What converts between the definition's versions, where they are not all the same.
+    pub webhook: Option<Arc<Webhook>>,
     pub(super) columns: Vec<PrinterColumn>,
     /// Fields that objects can be selected by, and where they are.
     pub(super) selectable: Vec<(String, JsonPath)>,
@@ -87,6 +90,18 @@ impl CustomOps {
             object.fields = fields;
         }
         object
+    }
+
+    /// What a conversion webhook made of an object, as this version: pruned, but not defaulted.
+    pub(super) fn read_converted(&self, mut value: Value) -> Result<CustomObject, String> {
+        shape::prune(&mut value, &self.rules.schema, true, "", &mut Vec::new());
+        let (metadata, fields) = split(value, &mut Vec::new()).map_err(|e| e.to_string())?;
+        Ok(CustomObject {
+            metadata,
+            fields,
+            shown_as: self.rules.clone(),
+            rules: self.rules.clone(),
+        })
     }
 
     fn defaulted(&self, object: &mut CustomObject) {

@@ -2,10 +2,11 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceConversion, CustomResourceDefinition, CustomResourceDefinitionNames,
-    CustomResourceDefinitionStatus, CustomResourceDefinitionVersion,
+    CustomResourceDefinitionStatus, CustomResourceDefinitionVersion, WebhookClientConfig,
 };
 
 use super::checks::{Json, count_generation, dns_subdomain, each, json, text};
+use super::webhook;
 use crate::field::{Errors, Path};
 use crate::names;
 use crate::strategy::{Part, Strategy};
@@ -75,14 +76,14 @@ impl Strategy for CustomResourceDefinition {
     }
 
     fn validate(&self) -> Errors {
-        check_definition(self, &[])
+        check_definition(self, None)
     }
 
     fn validate_update(&self, old: &Self, part: Part) -> Errors {
         if part == Part::Status {
             return Errors::new();
         }
-        let mut errors = check_definition(self, &old.spec.versions);
+        let mut errors = check_definition(self, Some(old));
         let path = Path::new("spec");
         for (field, new, before) in [
             ("group", &self.spec.group, &old.spec.group),
@@ -97,8 +98,8 @@ impl Strategy for CustomResourceDefinition {
     const STANDARD_FINALIZERS: bool = false;
 }
 
-/// `old`: the versions there were before.
-fn check_definition(crd: &CustomResourceDefinition, old: &[CustomResourceDefinitionVersion]) -> Errors {
+/// `old`: the definition before an update.
+fn check_definition(crd: &CustomResourceDefinition, old: Option<&CustomResourceDefinition>) -> Errors {
     let mut errors = Errors::new();
     let spec = &crd.spec;
     let name = text(&crd.metadata.name);
@@ -119,24 +120,15 @@ fn check_definition(crd: &CustomResourceDefinition, old: &[CustomResourceDefinit
         _ => {}
     }
     check_names(&spec.names, &path.child("names"), &mut errors);
-    check_versions(&spec.versions, old, &path.child("versions"), &mut errors);
+    check_versions(
+        &spec.versions,
+        old.map_or(&[], |old| &old.spec.versions),
+        &path.child("versions"),
+        &mut errors,
+    );
     if let Some(conversion) = &spec.conversion {
         let path = path.child("conversion");
-        match (conversion.strategy.as_str(), &conversion.webhook) {
-            ("None", Some(_)) => errors.forbidden(
-                &path.child("webhookClientConfig"),
-                "should not be set when strategy is not set to Webhook",
-            ),
-            ("Webhook", None) => errors.required(
-                &path.child("webhookClientConfig"),
-                "required when strategy is set to Webhook",
-            ),
-            ("None" | "Webhook", _) => {}
-            ("", _) => errors.required(&path.child("strategy"), ""),
-            (other, _) => {
-                errors.not_supported_in_order(&path.child("strategy"), other, &["None", "Webhook"]);
-            }
-        }
+        check_conversion(conversion, old, &path, &mut errors);
     }
     let stored = crd
         .status
@@ -161,6 +153,67 @@ fn check_definition(crd: &CustomResourceDefinition, old: &[CustomResourceDefinit
         }
     }
     errors
+}
+
+/// How the internal type calls the webhook's client configuration and versions, which errors name.
+fn check_conversion(
+    conversion: &CustomResourceConversion,
+    old: Option<&CustomResourceDefinition>,
+    path: &Path,
+    errors: &mut Errors,
+) {
+    const STRATEGIES: &[&str] = &["None", "Webhook"];
+    let strategy = conversion.strategy.as_str();
+    match strategy {
+        "" => errors.required(&path.child("strategy"), ""),
+        known if STRATEGIES.contains(&known) => {}
+        other => errors.not_supported_in_order(&path.child("strategy"), other, STRATEGIES),
+    }
+    let client = conversion.webhook.as_ref().and_then(|w| w.client_config.as_ref());
+    let versions = conversion
+        .webhook
+        .as_ref()
+        .map_or(&[][..], |w| &w.conversion_review_versions);
+    let (client_path, versions_path) = (
+        path.child("webhookClientConfig"),
+        path.child("conversionReviewVersions"),
+    );
+    if strategy != "Webhook" {
+        const UNUSED: &str = "should not be set when strategy is not set to Webhook";
+        if client.is_some() {
+            errors.forbidden(&client_path, UNUSED);
+        }
+        if !versions.is_empty() {
+            errors.forbidden(&versions_path, UNUSED);
+        }
+        return;
+    }
+    match client {
+        None => errors.required(&client_path, "required when strategy is set to Webhook"),
+        Some(client) => check_conversion_client(client, &client_path, errors),
+    }
+    let was = old.and_then(|old| old.spec.conversion.as_ref()?.webhook.as_ref());
+    let was = was.map_or(&[][..], |w| &w.conversion_review_versions);
+    let is_known = |version: &String| webhook::REVIEW_VERSIONS.contains(&version.as_str());
+    let must_be_known = was.is_empty() || was.iter().any(is_known);
+    if versions.is_empty() {
+        return errors.required(&versions_path, "");
+    }
+    webhook::check_review_versions(versions, must_be_known, &versions_path, errors);
+}
+
+fn check_conversion_client(client: &WebhookClientConfig, path: &Path, errors: &mut Errors) {
+    match (&client.url, &client.service) {
+        (Some(url), None) => webhook::check_url(url, &path.child("url"), errors),
+        // Upstream hands over name and namespace in the wrong order, so each is missed under the other's name.
+        (None, Some(service)) => webhook::check_service(
+            (&service.namespace, &service.name),
+            (service.port, text(&service.path)),
+            &path.child("service"),
+            errors,
+        ),
+        _ => errors.required(path, "exactly one of url or service is required"),
+    }
 }
 
 fn check_group(group: &str, path: &Path, errors: &mut Errors) {

@@ -12,7 +12,7 @@ use super::checks::{dns_subdomain, each, json, label_selector, port_number, text
 use crate::field::{Errors, Path};
 use crate::names;
 
-const REVIEW_VERSIONS: &[&str] = &["v1", "v1beta1"];
+pub(super) const REVIEW_VERSIONS: &[&str] = &["v1", "v1beta1"];
 const HTTPS_PORT: i32 = 443;
 const TIMEOUT_SECONDS: i32 = 10;
 const FORM: &str = "; desired format: https://host[/path]";
@@ -244,22 +244,32 @@ fn check_client(client: &WebhookClientConfig, path: &Path, errors: &mut Errors) 
     match (&client.url, &client.service) {
         (Some(url), None) => check_url(url, &path.child("url"), errors),
         (None, Some(service)) => {
-            let path = path.child("service");
-            for (field, value) in [("name", &service.name), ("namespace", &service.namespace)] {
-                if value.is_empty() {
-                    errors.required(&path.child(field), "");
-                }
-            }
-            let mut mistakes = Errors::new();
-            let port = service.port.unwrap_or(0);
-            port_number(&mut mistakes, &path.child("port"), port);
-            for mistake in &mistakes.iter().map(|m| m.detail.clone()).collect::<Vec<_>>() {
-                errors.invalid(&path.child("port"), port, format!("port is not valid: {mistake}"));
-            }
-            check_service_path(text(&service.path), &path.child("path"), errors);
+            let names = (service.name.as_str(), service.namespace.as_str());
+            let served = (service.port, text(&service.path));
+            check_service(names, served, &path.child("service"), errors);
         }
         _ => errors.required(path, "exactly one of url or service is required"),
     }
+}
+
+pub(super) fn check_service(
+    (name, namespace): (&str, &str),
+    (port, url_path): (Option<i32>, &str),
+    path: &Path,
+    errors: &mut Errors,
+) {
+    for (field, value) in [("name", name), ("namespace", namespace)] {
+        if value.is_empty() {
+            errors.required(&path.child(field), "");
+        }
+    }
+    let mut mistakes = Errors::new();
+    let port = port.unwrap_or(0);
+    port_number(&mut mistakes, &path.child("port"), port);
+    for mistake in &mistakes.iter().map(|m| m.detail.clone()).collect::<Vec<_>>() {
+        errors.invalid(&path.child("port"), port, format!("port is not valid: {mistake}"));
+    }
+    check_service_path(url_path, &path.child("path"), errors);
 }
 
 fn check_service_path(value: &str, path: &Path, errors: &mut Errors) {
@@ -289,7 +299,7 @@ fn check_service_path(value: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_url(url: &str, path: &Path, errors: &mut Errors) {
+pub(super) fn check_url(url: &str, path: &Path, errors: &mut Errors) {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     if scheme != "https" {
         errors.invalid(
@@ -322,10 +332,19 @@ fn check_url(url: &str, path: &Path, errors: &mut Errors) {
 }
 
 fn review_versions(versions: &[String], path: &Path, errors: &mut Errors) {
-    let accepted = REVIEW_VERSIONS.join(", ");
     if versions.is_empty() {
+        let accepted = REVIEW_VERSIONS.join(", ");
         return errors.required(path, format!("must specify one of {accepted}"));
     }
+    check_review_versions(versions, true, path, errors);
+}
+
+pub(super) fn check_review_versions(
+    versions: &[String],
+    must_be_known: bool,
+    path: &Path,
+    errors: &mut Errors,
+) {
     for (i, version) in versions.iter().enumerate() {
         if versions[..i].contains(version) {
             errors.invalid(&path.index(i), version, "duplicate version");
@@ -338,11 +357,11 @@ fn review_versions(versions: &[String], path: &Path, errors: &mut Errors) {
             names::dns1035_label(version),
         );
     }
-    if !versions.iter().any(|v| REVIEW_VERSIONS.contains(&v.as_str())) {
+    if must_be_known && !versions.iter().any(|v| REVIEW_VERSIONS.contains(&v.as_str())) {
         errors.invalid(
             path,
             json(versions),
-            format!("must include at least one of {accepted}"),
+            format!("must include at least one of {}", REVIEW_VERSIONS.join(", ")),
         );
     }
 }

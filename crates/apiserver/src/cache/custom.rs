@@ -15,7 +15,7 @@ use knarr_api::registry::Served;
 use knarr_api::{Object, k8s_openapi};
 
 use super::kind::KindCache;
-use super::{Cache, group_plural};
+use super::{Cache, group_plural, kind_of_stored};
 
 /// `<group>/<plural>` of definitions themselves.
 pub(super) const DEFINITIONS: &str = "apiextensions.k8s.io/customresourcedefinitions";
@@ -153,11 +153,12 @@ impl Custom {
 fn reread(before: &KindCache, now: &KindCache) -> BTreeMap<String, Arc<Object>> {
     let mut objects = BTreeMap::new();
     before.scan("", "", |object| {
-        match now.kind.ops.decode(object.json()) {
+        let kind = &kind_of_stored(&now.kind, object.json());
+        match kind.ops.decode(object.json()) {
             Ok(mut decoded) => {
                 let stored = Object::encode_for_store(&mut *decoded.object);
                 let key = crate::keys::local(object.namespace(), object.name());
-                let object = Object::from_stored(&now.kind, decoded.object, &stored, object.revision());
+                let object = Object::from_stored(kind, decoded.object, &stored, object.revision());
                 objects.insert(key, Arc::new(object));
             }
             Err(e) => tracing::error!(

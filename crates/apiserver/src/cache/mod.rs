@@ -308,10 +308,11 @@ impl Cache {
                 }
             }
         }
+        let value = self.opened(kind, kv)?;
+        let kind = &kind_of_stored(kind, &value);
         // What was written while the definition changed is read as the definition says now.
         let own = |typed: &dyn AnyObject| kind.ops.custom().is_none_or(|ops| ops.is_own(typed));
         let typed = typed.filter(|typed| own(&**typed));
-        let value = self.opened(kind, kv)?;
         let of = |typed| Arc::new(Object::from_stored(kind, typed, &value, kv.mod_revision));
         let shared = self.decoded.as_ref();
         let known = shared.and_then(|d| d.find(kind, &value, kv.mod_revision));
@@ -330,6 +331,23 @@ impl Cache {
         };
         Ok(TakenIn { object, told })
     }
+}
+
+/// The kind of a value in the store. Objects that a webhook converts are held in the version in which they were written;
+/// all others are read as the storage version.
+pub(crate) fn kind_of_stored(kind: &Kind, value: &[u8]) -> Kind {
+    #[derive(serde::Deserialize)]
+    struct Version {
+        #[serde(rename = "apiVersion")]
+        api_version: String,
+    }
+    if !kind.is_converted_by_webhook() {
+        return kind.clone();
+    }
+    // A version that the definition does not know any more is read as if it were the storage version.
+    let version = serde_json::from_slice::<Version>(value).ok();
+    let found = version.and_then(|v| kind.version_of_definition(&v.api_version));
+    found.unwrap_or_else(|| kind.clone())
 }
 
 fn decode(kind: &Kind, value: &[u8]) -> Result<Box<dyn AnyObject>, Error> {

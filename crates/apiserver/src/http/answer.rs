@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::accept::{Form, Media, Shape};
 use super::body::{Body, BoxError, GZIP_FROM_BYTES, ListBody, full, gzip};
-use crate::cache::change::{Told, frame};
+use crate::cache::change::frame;
 use crate::pipeline::read::Listed;
 use crate::pipeline::warnings::Warnings;
 use crate::watch::{Item, Watcher};
@@ -434,12 +434,13 @@ impl Feed {
                 };
                 Ok(Some(frame("BOOKMARK", &object)))
             }
+            Item::Failed(error) => Err(error),
             Item::Event(told, object, change) => {
                 let same_kind = *object.kind() == kind;
                 if self.wants.form.shape == Shape::Full && same_kind && self.wants.form.media == Media::Json {
                     return Ok(Some(match change {
                         Some(change) => change.frame(told),
-                        None => frame(Told::Added.as_str(), object.json()),
+                        None => frame(told.as_str(), object.json()),
                     }));
                 }
                 let object = knarr_api::convert::object(&object, &kind)?;

@@ -7,7 +7,7 @@ use knarr_api::codec::StrictError;
 use knarr_api::managed_fields::{
     Applied, Conflicts, LAST_APPLIED, ManagerId, Operation, Refused, blank, last_applied_fields,
 };
-use knarr_api::{AnyObject, Error, Kind, Object, codec, convert, k8s_openapi};
+use knarr_api::{AnyObject, Error, Kind, Object, codec, k8s_openapi};
 use serde_json::Value;
 
 use super::decode::{FieldValidation, decode};
@@ -138,10 +138,10 @@ impl Server {
         for _ in 0..WRITE_ATTEMPTS {
             match self.stored(ctx, target).await? {
                 Some(stored) => {
-                    let shown = convert::object(&stored, target.kind)?;
+                    let shown = self.converter.object(&stored, target.kind).await?;
                     let new = configured(ctx, target, Some(&shown), body, options)?;
                     if let Written::Done(object) = self.update_once(ctx, target, &stored, new).await? {
-                        let object = convert::object(&object, target.kind)?;
+                        let object = self.converter.object(&object, target.kind).await?;
                         return Ok(Updated {
                             object,
                             created: false,

@@ -12,7 +12,6 @@ use super::{Ctx, Origin, Target, managed_fields};
 use crate::admission::{Attributes, Operation, extension};
 use crate::authz::{self, Selectors};
 use crate::cache::Written;
-use crate::keys::stored_kind;
 use crate::seams;
 use crate::server::Server;
 
@@ -70,7 +69,7 @@ impl Server {
         let generate = generate_name.filter(|_| meta.name.as_deref().unwrap_or("").is_empty());
         served.ops.set_defaults(&mut *object)?;
         managed_fields::track(ctx, target, None, &mut *object)?;
-        let mut object = convert::typed(served, &stored_kind(served), object)?;
+        let mut object = convert::typed(served, &served.handled_as(), object)?;
         let attributes = Attributes {
             target,
             operation: Operation::Create,
@@ -83,7 +82,7 @@ impl Server {
         let Some(prefix) = generate else {
             let name = object.metadata().name.clone().unwrap_or_default();
             return match self.create_named(ctx, target, object).await? {
-                Written::Done(made) => convert::object(&made, served),
+                Written::Done(made) => self.converter.object(&made, served).await,
                 Written::Conflict => Err(self.exists(target, &name, has_generate_name)),
             };
         };
@@ -93,7 +92,7 @@ impl Server {
             taken = seams::generated_name(&*self.entropy, &prefix);
             candidate.metadata_mut().name = Some(taken.clone());
             if let Written::Done(made) = self.create_named(ctx, target, candidate).await? {
-                return convert::object(&made, served);
+                return self.converter.object(&made, served).await;
             }
         }
         Err(self.exists(target, &taken, true))
@@ -122,7 +121,7 @@ impl Server {
         mut object: Box<dyn AnyObject>,
     ) -> Result<Written<Arc<Object>>, Error> {
         let served = target.kind;
-        let kind = &stored_kind(served);
+        let kind = &served.handled_as();
         kind.ops.prepare_for_create(&mut *object)?;
         record_requester(ctx, &mut *object);
         let reserved = self.allocations.for_create(kind, &mut *object, &self.cache)?;
@@ -176,7 +175,7 @@ impl Server {
         if ctx.dry_run {
             return Ok(Written::Done(Arc::new(Object::from_typed(kind, object))));
         }
-        let written = self.cache.put(kind, object, 0, ctx.term.as_ref()).await;
+        let written = self.write_converted(kind, object, 0, ctx.term.as_ref()).await;
         drop(reserved);
         self.settle(charged, written).await
     }

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::SignedDuration;
 use knarr_api::field::{self, Errors};
 use knarr_api::strategy::Deletion;
 use knarr_api::time::seconds;
-use knarr_api::{AnyObject, Error, Object, convert, k8s_openapi, registry};
+use knarr_api::{AnyObject, Error, Object, k8s_openapi, registry};
 use knarr_client::{DeleteOptions, Propagation, Term};
 
 use super::read::{ListQuery, Listed, invalid_options};
@@ -83,7 +83,7 @@ impl Server {
                 _ => None,
             };
             if let Some(mut done) = self.delete_once(ctx, &object, request, told).await? {
-                done.object = convert::object(&done.object, target.kind)?;
+                done.object = self.converter.object(&done.object, target.kind).await?;
                 return Ok(done);
             }
         }
@@ -166,7 +166,9 @@ impl Server {
             Plan::Remove => self.remove(object, ctx.term.as_ref()).await,
             Plan::Mark { marked, then_remove } => {
                 let term = ctx.term.as_ref();
-                let put = self.cache.put(kind, marked, object.revision(), term).await?;
+                let put = self
+                    .write_converted(kind, marked, object.revision(), term)
+                    .await?;
                 let Written::Done(marked) = put else {
                     return Ok(None);
                 };

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Ctx, Target};
 use crate::cache::change::Filter;
-use crate::cache::store_error;
+use crate::cache::{kind_of_stored, store_error};
 use crate::keys;
 use crate::server::Server;
 
@@ -88,32 +88,41 @@ impl Server {
 
     /// One object, as `kind` shows it.
     pub(crate) fn get(&self, target: &Target<'_>) -> Result<Arc<Object>, Error> {
+        convert::object(&self.found(target)?, target.kind)
+    }
+
+    fn found(&self, target: &Target<'_>) -> Result<Arc<Object>, Error> {
         let found = self.cache.get(target.kind, target.namespace, target.name);
-        let found = found.ok_or_else(|| {
+        found.ok_or_else(|| {
             let mut about = target.about();
             if *target.kind == registry::COMPONENT_STATUS {
                 // The one resource that Kubernetes calls by its singular here.
                 about.resource = target.kind.singular();
             }
             Error::not_found(about)
-        })?;
-        convert::object(&found, target.kind)
+        })
     }
 
     /// The same as it is now, see [`Server::catch_up`].
     pub(crate) async fn get_now(&self, ctx: &mut Ctx, target: &Target<'_>) -> Result<Arc<Object>, Error> {
         self.catch_up(ctx).await?;
-        self.get(target)
+        let found = self.found(target)?;
+        self.converter.object(&found, target.kind).await
     }
 
-    /// One object as it is stored now: what every write begins with.
+    /// One object as it is now, as the kind that handles the request has it: what every write begins with.
     pub(crate) async fn stored(
         &self,
         ctx: &mut Ctx,
         target: &Target<'_>,
     ) -> Result<Option<Arc<Object>>, Error> {
         self.catch_up(ctx).await?;
-        Ok(self.cache.get(target.kind, target.namespace, target.name))
+        match self.cache.get(target.kind, target.namespace, target.name) {
+            Some(found) if target.kind.is_converted_by_webhook() => {
+                self.converter.object(&found, target.kind).await.map(Some)
+            }
+            found => Ok(found),
+        }
     }
 
     /// Where other servers write to the store too, waits until the cache has all that was there when the request came: a
@@ -143,8 +152,15 @@ impl Server {
 
     pub(crate) async fn list(&self, kind: &Kind, namespace: &str, q: &ListQuery) -> Result<Listed, Error> {
         validate(q)?;
-        let filter = self.filter(kind, namespace, q)?;
-        let limit = usize::try_from(q.limit).unwrap_or(0);
+        let selects = self.filter(kind, namespace, q)?;
+        // A webhook may change what objects are selected by: they are selected after their conversion.
+        let selects_later = kind.is_converted_by_webhook() && selects.selects();
+        let filter = match selects_later {
+            true => Filter::everything(kind, namespace),
+            false => selects.clone(),
+        };
+        let asked = usize::try_from(q.limit).unwrap_or(0);
+        let limit = if selects_later { 0 } else { asked };
         let wanted = parse_revision(&q.resource_version)?;
         let mut listed = if !q.continue_token.is_empty() {
             if wanted.is_some_and(|v| v != 0) {
@@ -165,12 +181,18 @@ impl Server {
             let limit = if wanted == Some(0) { 0 } else { limit };
             self.list_now(&filter, limit)?
         };
-        for item in &mut listed.items {
-            if item.kind() != kind {
-                *item = convert::object(item, kind)?;
+        self.converter.all(&mut listed.items, kind).await?;
+        if !selects_later {
+            return Ok(listed);
+        }
+        let limit = if wanted == Some(0) { 0 } else { asked };
+        let mut page = Page::new(&selects, limit);
+        for item in &listed.items {
+            if !page.take(item) {
+                break;
             }
         }
-        Ok(listed)
+        Ok(page.finish(listed.revision))
     }
 
     /// Waits a little for a revision that the cache has not come to.
@@ -251,9 +273,10 @@ impl Server {
                 let object = match cache.get(local).filter(|o| o.revision() == kv.mod_revision) {
                     Some(shared) => shared,
                     None => match self.cache.opened(&cache.kind, kv).and_then(|value| {
-                        let decoded = cache.kind.ops.decode(&value);
+                        let kind = kind_of_stored(&cache.kind, &value);
+                        let decoded = kind.ops.decode(&value);
                         let typed = decoded.map_err(|e| Error::internal(e.message))?.object;
-                        Ok(Object::from_stored(&cache.kind, typed, &value, kv.mod_revision))
+                        Ok(Object::from_stored(&kind, typed, &value, kv.mod_revision))
                     }) {
                         Ok(object) => Arc::new(object),
                         Err(e) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use knarr_api::field::{self, Errors};
 use knarr_api::strategy::Part;
 use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry};
-use knarr_client::Preconditions;
+use knarr_client::{Preconditions, Term};
 
 use super::create::check_namespace;
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields, stamps};
@@ -77,10 +77,10 @@ impl Server {
             let stored = self.stored(ctx, target).await?;
             let stored = stored.ok_or_else(|| Error::not_found(target.about()))?;
             check_preconditions(target.kind, preconditions, &stored)?;
-            let shown = convert::object(&stored, target.kind)?;
+            let shown = self.converter.object(&stored, target.kind).await?;
             let new = step(ctx, &shown)?;
             if let Written::Done(object) = self.update_once(ctx, target, &stored, new).await? {
-                return convert::object(&object, target.kind);
+                return self.converter.object(&object, target.kind).await;
             }
         }
         Err(Error::conflict(target.about(), MODIFIED))
@@ -164,7 +164,9 @@ impl Server {
         if self.changes_nothing(old, &mut *new) && !self.cache.is_stale(old) {
             return Ok(Written::Done(old.clone()));
         }
-        let written = self.cache.put(kind, new, old.revision(), ctx.term.as_ref()).await;
+        let written = self
+            .write_converted(kind, new, old.revision(), ctx.term.as_ref())
+            .await;
         drop(reserved);
         match self.settle(charged, written).await? {
             Written::Conflict if conditional => Err(Error::conflict(target.about(), MODIFIED)),
@@ -174,6 +176,10 @@ impl Server {
 
     /// Whether the object would be as it was, but for the times at which its managers wrote.
     fn changes_nothing(&self, old: &Object, new: &mut dyn AnyObject) -> bool {
+        // What is stored in an older version is written again in the storage version: that is how it is migrated.
+        if !self.is_in_storage_version(old) {
+            return false;
+        }
         let was = old.typed();
         if !managed_fields::same_but_for_times(was, new) {
             return false;
@@ -185,6 +191,28 @@ impl Server {
         let same = old.is_of(&Object::encode_for_store(new));
         new.metadata_mut().managed_fields = managed;
         same
+    }
+
+    fn is_in_storage_version(&self, object: &Object) -> bool {
+        let kind = object.kind();
+        if !kind.is_converted_by_webhook() {
+            return true;
+        }
+        let stored = self.cache.get(kind, object.namespace(), object.name());
+        stored.is_some_and(|stored| stored.kind().version() == kind.stored().version())
+    }
+
+    /// Writes a value of `kind`, in the version in which it is stored.
+    pub(super) async fn write_converted(
+        &self,
+        kind: &Kind,
+        object: Box<dyn AnyObject>,
+        seen: u64,
+        term: Option<&Term>,
+    ) -> Result<Written<Arc<Object>>, Error> {
+        let stored = kind.stored();
+        let object = self.converter.typed(kind, &stored, object).await?;
+        self.cache.put(&stored, object, seen, term).await
     }
 
     /// Whether this update takes away the last thing that held an object that is being deleted.

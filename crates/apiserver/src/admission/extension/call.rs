@@ -18,8 +18,8 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use crate::cache::Cache;
 use crate::cache::change::Filter;
-use crate::server::Server;
 use crate::tls::outgoing;
 
 /// The longest answer that is read, in bytes: as long as any object.
@@ -38,30 +38,30 @@ struct Place {
     address: String,
 }
 
-impl Server {
-    /// The webhook's answer to `review`, or why there is none, in Kubernetes' words.
-    pub(super) async fn call_webhook(
-        &self,
-        client: &WebhookClientConfig,
-        tls: Result<Arc<ClientConfig>, String>,
-        timeout: Duration,
-        review: &Value,
-    ) -> Result<Value, String> {
-        let failed = |why: String| format!("failed to call webhook: {why}");
-        let place = self.place(client, timeout).map_err(failed)?;
-        let posted = |why: &str| format!("failed to call webhook: Post {:?}: {why}", place.url);
-        let tls = tls.map_err(|why| posted(&why))?;
-        let body = Bytes::from(review.to_string());
-        match tokio::time::timeout(timeout, post(&place, tls, body)).await {
-            Err(_) => Err(posted("context deadline exceeded")),
-            Ok(Err(Failure::Transport(why))) => Err(posted(&why)),
-            Ok(Err(Failure::Answer(why))) => Err(failed(why)),
-            Ok(Ok(answer)) => Ok(answer),
-        }
+/// The webhook's answer to `review`, or why there is none, in Kubernetes' words. `query` is what its URL has behind the
+/// path.
+pub(crate) async fn call_webhook(
+    cache: &Cache,
+    client: &WebhookClientConfig,
+    tls: Result<Arc<ClientConfig>, String>,
+    (timeout, query): (Duration, Option<String>),
+    review: &Value,
+) -> Result<Value, String> {
+    let place = Place::of(cache, client, query.as_deref())?;
+    let posted = |why: &str| format!("Post {:?}: {why}", place.url);
+    let tls = tls.map_err(|why| posted(&why))?;
+    let body = Bytes::from(review.to_string());
+    match tokio::time::timeout(timeout, post(&place, tls, body)).await {
+        Err(_) => Err(posted("context deadline exceeded")),
+        Ok(Err(Failure::Transport(why))) => Err(posted(&why)),
+        Ok(Err(Failure::Answer(why))) => Err(why),
+        Ok(Ok(answer)) => Ok(answer),
     }
+}
 
-    fn place(&self, client: &WebhookClientConfig, timeout: Duration) -> Result<Place, String> {
-        let query = format!("timeout={}s", timeout.as_secs());
+impl Place {
+    fn of(cache: &Cache, client: &WebhookClientConfig, query: Option<&str>) -> Result<Place, String> {
+        let query = query.map(|query| format!("?{query}")).unwrap_or_default();
         if let Some(service) = &client.service {
             let port = service
                 .port
@@ -74,9 +74,9 @@ impl Server {
                 .trim_start_matches('/');
             let host = format!("{}.{}.svc", service.name, service.namespace);
             return Ok(Place {
-                url: format!("https://{host}:{port}/{path}?{query}"),
-                path: format!("/{path}?{query}"),
-                address: self.endpoint(&service.namespace, &service.name, port)?,
+                url: format!("https://{host}:{port}/{path}{query}"),
+                path: format!("/{path}{query}"),
+                address: endpoint(cache, &service.namespace, &service.name, port)?,
                 host,
             });
         }
@@ -92,35 +92,34 @@ impl Server {
             _ => (authority, format!("{authority}:{HTTPS_PORT}")),
         };
         Ok(Place {
-            url: format!("{given}?{query}"),
-            path: format!("/{}?{query}", path.trim_start_matches('/')),
+            url: format!("{given}{query}"),
+            path: format!("/{}{query}", path.trim_start_matches('/')),
             host: host.trim_matches(['[', ']']).to_string(),
             address,
         })
     }
+}
 
-    /// An address at which the service's port is served.
-    fn endpoint(&self, namespace: &str, name: &str, port: u16) -> Result<String, String> {
-        let object = self.cache.get(&registry::SERVICE, namespace, name);
-        let object = object.ok_or_else(|| format!("service {name:?} not found"))?;
-        let slices = self
-            .cache
-            .of(&registry::ENDPOINT_SLICE)
-            .map(|cache| cache.list(&Filter::everything(&registry::ENDPOINT_SLICE, namespace)))
-            .unwrap_or_default();
-        let of_it = |slice: &&Arc<Object>| {
-            let labels = slice.metadata().labels.as_ref();
-            labels
-                .and_then(|l| l.get(SERVICE_LABEL))
-                .is_some_and(|of| of == name)
-        };
-        let slices = slices
-            .iter()
-            .filter(of_it)
-            .filter_map(|slice| slice.get::<EndpointSlice>());
-        let service = object.get::<Service>().cloned().unwrap_or_default();
-        endpoint_of(&service, slices, port).map_err(|why| format!("{why} service {name:?}"))
-    }
+/// An address at which the service's port is served.
+fn endpoint(cache: &Cache, namespace: &str, name: &str, port: u16) -> Result<String, String> {
+    let object = cache.get(&registry::SERVICE, namespace, name);
+    let object = object.ok_or_else(|| format!("service {name:?} not found"))?;
+    let slices = cache
+        .of(&registry::ENDPOINT_SLICE)
+        .map(|cache| cache.list(&Filter::everything(&registry::ENDPOINT_SLICE, namespace)))
+        .unwrap_or_default();
+    let of_it = |slice: &&Arc<Object>| {
+        let labels = slice.metadata().labels.as_ref();
+        labels
+            .and_then(|l| l.get(SERVICE_LABEL))
+            .is_some_and(|of| of == name)
+    };
+    let slices = slices
+        .iter()
+        .filter(of_it)
+        .filter_map(|slice| slice.get::<EndpointSlice>());
+    let service = object.get::<Service>().cloned().unwrap_or_default();
+    endpoint_of(&service, slices, port).map_err(|why| format!("{why} service {name:?}"))
 }
 
 /// The first endpoint that is ready at which this port of the service is served.
@@ -156,7 +155,7 @@ fn endpoint_of<'a>(
 }
 
 /// Trust in the bundle; in the system's authorities where there is none.
-pub(super) fn client_config(client: &WebhookClientConfig) -> Result<Arc<ClientConfig>, String> {
+pub(crate) fn client_config(client: &WebhookClientConfig) -> Result<Arc<ClientConfig>, String> {
     let bundle = client.ca_bundle.as_ref().map_or(&[][..], |b| &b.0);
     let trusted = outgoing::authorities(bundle)?;
     outgoing::trusting(trusted).map_err(|e| format!("unable to load root certificates: {e}"))

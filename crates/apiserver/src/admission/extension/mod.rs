@@ -19,7 +19,7 @@ use knarr_api::admission::Attributes;
 use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, registry, scale};
 use serde_json::{Value, json};
 
-pub(crate) use call::dialled;
+pub(crate) use call::{call_webhook, client_config, dialled};
 pub(crate) use policy::Policies;
 
 use crate::pipeline::{Ctx, Target};
@@ -102,7 +102,7 @@ impl Server {
             object: Some(&*object),
             old: old.map(|o| &**o),
         };
-        let stored = crate::keys::stored_kind(target.kind);
+        let stored = target.kind.handled_as();
         let mut attributes = attributes(ctx, target, &write)?;
         if attributes.is_exempt() {
             return Ok(object);
@@ -267,7 +267,7 @@ pub(crate) fn json_of(object: &dyn AnyObject) -> Result<Value, Error> {
 }
 
 fn attributes(ctx: &Ctx, target: &Target<'_>, write: &Write<'_>) -> Result<Attributes, Error> {
-    let (served, stored) = (target.kind, crate::keys::stored_kind(target.kind));
+    let (served, stored) = (target.kind, target.kind.handled_as());
     let scales = ctx.shown == Shown::Scale;
     let shown = |object: &dyn AnyObject| {
         if scales {

@@ -21,7 +21,7 @@ use rustls::ClientConfig;
 use serde_json::{Map, Value, json};
 
 use super::authorizer::Answers;
-use super::call::client_config;
+use super::call::{call_webhook, client_config};
 use super::forbidden;
 use super::policy::kept;
 use crate::pipeline::Ctx;
@@ -223,10 +223,10 @@ impl Server {
         let api_version = format!("admission.k8s.io/{version}");
         let review = json!({"apiVersion": api_version, "kind": "AdmissionReview", "request": request});
         let tls = hook.prepared.tls.get_or_init(|| client_config(hook.client));
-        let answer = self
-            .call_webhook(hook.client, tls.clone(), hook.timeout, &review)
+        let limits = (hook.timeout, Some(format!("timeout={}s", hook.timeout.as_secs())));
+        let answer = call_webhook(&self.cache, hook.client, tls.clone(), limits, &review)
             .await
-            .map_err(Refused::Calling)?;
+            .map_err(|why| Refused::Calling(format!("failed to call webhook: {why}")))?;
         read(hook, &answer, &uid, version, mutating)
     }
 

@@ -1,0 +1,334 @@
+//! Conversion between the versions of a custom resource by the webhook of its definition (strategy Webhook): what a
+//! ConversionReview asks, and what of its answer is accepted.
+//!
+//! A webhook may change everything but the metadata; of that only labels and annotations. Nothing here calls anybody.
+
+use std::sync::Arc;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceConversion, CustomResourceDefinition, WebhookClientConfig,
+};
+use serde_json::{Map, Value, json};
+
+use super::CustomObject;
+use crate::error::Error;
+use crate::field::Path;
+use crate::kind::Kind;
+use crate::meta;
+use crate::object::AnyObject;
+
+/// The versions of ConversionReview that this server writes.
+const REVIEW_VERSIONS: [&str; 2] = ["v1", "v1beta1"];
+
+/// The webhook of a definition.
+#[derive(Debug, PartialEq)]
+pub struct Webhook {
+    /// The name of the CustomResourceDefinition.
+    pub definition: String,
+    pub client: WebhookClientConfig,
+    /// The first that is known; `None` where the definition names no such version.
+    pub review_version: Option<&'static str>,
+}
+
+/// Why a conversion failed, as the metric `apiserver_conversion_webhook_request_total` distinguishes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FailureType {
+    Call,
+    MalformedResponse,
+    PartialResponse,
+    InvalidConvertedObject,
+}
+
+impl FailureType {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FailureType::Call => "conversion_webhook_call_failure",
+            FailureType::MalformedResponse => "conversion_webhook_malformed_response_failure",
+            FailureType::PartialResponse => "conversion_webhook_partial_response_failure",
+            FailureType::InvalidConvertedObject => "conversion_webhook_invalid_converted_object_failure",
+        }
+    }
+}
+
+/// A conversion that failed. It is displayed as Kubernetes words it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("conversion webhook for {gvk} {message}")]
+pub struct Failure {
+    pub failure_type: FailureType,
+    /// Of the objects that were to be converted.
+    gvk: String,
+    message: String,
+}
+
+impl Failure {
+    /// The webhook could not be called.
+    pub fn call(from: &Asked<'_>, why: &str) -> Self {
+        from.failure(FailureType::Call, format!("failed: {why}"))
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        Error::new(500, "", failure.to_string())
+    }
+}
+
+impl Webhook {
+    /// `None` with the strategy None.
+    pub(super) fn of(crd: &CustomResourceDefinition) -> Option<Arc<Webhook>> {
+        let conversion: &CustomResourceConversion = crd.spec.conversion.as_ref()?;
+        if conversion.strategy != "Webhook" {
+            return None;
+        }
+        let webhook = conversion.webhook.as_ref()?;
+        let mut versions = webhook.conversion_review_versions.iter();
+        Some(Arc::new(Webhook {
+            definition: crd.metadata.name.clone().unwrap_or_default(),
+            client: webhook.client_config.clone().unwrap_or_default(),
+            review_version: versions.find_map(|v| REVIEW_VERSIONS.into_iter().find(|known| known == v)),
+        }))
+    }
+}
+
+/// A request to a webhook: objects of one kind that are to become another version.
+pub struct Asked<'a> {
+    /// How the failure names what is converted: a list's kind ends with `List`.
+    pub of_list: bool,
+    /// The version that is named where a conversion fails: the list's own, or the object's.
+    pub from: &'a Kind,
+    pub to: &'a Kind,
+    pub review_version: &'static str,
+    pub uid: &'a str,
+    pub objects: &'a [Value],
+}
+
+impl Asked<'_> {
+    fn failure(&self, failure_type: FailureType, message: String) -> Failure {
+        let kind = self.from;
+        let list = if self.of_list { "List" } else { "" };
+        Failure {
+            failure_type,
+            gvk: format!("{}, Kind={}{list}", kind.api_version(), kind.kind()),
+            message,
+        }
+    }
+
+    fn review_api_version(&self) -> String {
+        format!("apiextensions.k8s.io/{}", self.review_version)
+    }
+
+    /// The ConversionReview that is sent.
+    pub fn review(&self) -> Value {
+        json!({
+            "kind": "ConversionReview",
+            "apiVersion": self.review_api_version(),
+            "request": {
+                "uid": self.uid,
+                "desiredAPIVersion": self.to.api_version(),
+                "objects": self.objects,
+            },
+        })
+    }
+
+    /// The converted objects of an answer, in the order in which they were asked for, with their metadata restored.
+    ///
+    /// # Errors
+    ///
+    /// Where the answer is none to this request, is none of success, or has made something else of an object.
+    pub fn read(&self, answer: Value) -> Result<Vec<Value>, Failure> {
+        let malformed = |why: String| self.failure(FailureType::MalformedResponse, format!("failed: {why}"));
+        let text = |value: &Value, at: &str| {
+            let found = value.pointer(at).and_then(Value::as_str);
+            found.unwrap_or_default().to_string()
+        };
+        let mut answer = answer;
+        let mut response = match answer.pointer_mut("/response").map(Value::take) {
+            Some(response @ Value::Object(_)) => response,
+            _ => Value::Null,
+        };
+        if self.review_version == "v1" {
+            let (found, kind) = (text(&answer, "/apiVersion"), text(&answer, "/kind"));
+            let wanted = self.review_api_version();
+            if found != wanted || kind != "ConversionReview" {
+                return Err(malformed(format!(
+                    "expected webhook response of {wanted}, Kind=ConversionReview, got {found}, Kind={kind}"
+                )));
+            }
+        }
+        if response.is_null() {
+            return Err(malformed("no response provided".into()));
+        }
+        let uid = text(&response, "/uid");
+        if self.review_version == "v1" && uid != self.uid {
+            return Err(malformed(format!(
+                "expected response.uid={:?}, got {uid:?}",
+                self.uid
+            )));
+        }
+        let status = text(&response, "/result/status");
+        if status != "Success" {
+            let message = text(&response, "/result/message");
+            return Err(malformed(match message.is_empty() {
+                true => format!("response.result.status was '{status}', not 'Success'"),
+                false => message,
+            }));
+        }
+        let converted = match response.pointer_mut("/convertedObjects").map(Value::take) {
+            Some(Value::Array(converted)) => converted,
+            _ => Vec::new(),
+        };
+        if converted.len() != self.objects.len() {
+            let message = format!(
+                "returned {} objects, expected {}",
+                converted.len(),
+                self.objects.len()
+            );
+            return Err(self.failure(FailureType::PartialResponse, message));
+        }
+        let pairs = self.objects.iter().zip(converted).enumerate();
+        pairs
+            .map(|(i, (original, converted))| self.accepted(i, original, converted))
+            .collect()
+    }
+
+    fn accepted(&self, index: usize, original: &Value, mut converted: Value) -> Result<Value, Failure> {
+        let (of_object, of_version, of_metadata) = match self.of_list {
+            true => {
+                let object = format!("invalid converted object at index {index}");
+                let metadata = format!("invalid metadata in object at index {index}");
+                (object.clone(), object, metadata)
+            }
+            false => (
+                "invalid object".to_string(),
+                format!("invalid object at index {index}"),
+                "invalid metadata".to_string(),
+            ),
+        };
+        let invalid = |what: &str, why: String| {
+            self.failure(
+                FailureType::InvalidConvertedObject,
+                format!("returned {what}: {why}"),
+            )
+        };
+        let text = |value: &Value, at: &str| {
+            let found = value.pointer(at).and_then(Value::as_str);
+            found.unwrap_or_default().to_string()
+        };
+        let (wanted, found) = (self.to.api_version(), text(&converted, "/apiVersion"));
+        if wanted != found {
+            let why = format!("invalid groupVersion (expected {wanted}, received {found})");
+            return Err(invalid(&of_version, why));
+        }
+        let (wanted, found) = (text(original, "/kind"), text(&converted, "/kind"));
+        if wanted != found {
+            let why = format!("invalid kind (expected {wanted}, received {found})");
+            return Err(invalid(&of_version, why));
+        }
+        for (what, at) in [
+            ("name", "/metadata/name"),
+            ("namespace", "/metadata/namespace"),
+            ("UID", "/metadata/uid"),
+        ] {
+            let (wanted, found) = (text(original, at), text(&converted, at));
+            if wanted != found {
+                let why = format!("must have the same {what}: {wanted} != {found}");
+                return Err(invalid(&of_object, why));
+            }
+        }
+        let metadata = restored(original.get("metadata"), converted.get("metadata"))
+            .map_err(|why| invalid(&of_metadata, why))?;
+        converted["metadata"] = Value::Object(metadata);
+        Ok(converted)
+    }
+}
+
+/// The original metadata with the labels and annotations of the converted object.
+fn restored(original: Option<&Value>, converted: Option<&Value>) -> Result<Map<String, Value>, String> {
+    let converted = match converted {
+        None => return Err("missing metadata in converted object".into()),
+        Some(Value::Object(metadata)) => metadata,
+        Some(other) => {
+            return Err(format!(
+                "invalid metadata of type {} in converted object",
+                go_type(other)
+            ));
+        }
+    };
+    let mut metadata = original.and_then(Value::as_object).cloned().unwrap_or_default();
+    for field in ["labels", "annotations"] {
+        let found = match converted.get(field) {
+            None | Some(Value::Null) => {
+                metadata.remove(field);
+                continue;
+            }
+            Some(Value::Object(found)) => found,
+            Some(other) => {
+                return Err(format!(
+                    "invalid metadata.{field} of type {} in converted object",
+                    go_type(other)
+                ));
+            }
+        };
+        if let Some((key, value)) = found.iter().find(|(_, value)| !value.is_string()) {
+            return Err(format!(
+                "metadata.{field}[{key}] must be a string, but is {} in converted object",
+                go_type(value)
+            ));
+        }
+        let was = metadata.get(field).and_then(Value::as_object);
+        if was != Some(found) && !(was.is_none() && found.is_empty()) {
+            let map = found
+                .iter()
+                .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_string())));
+            let map = Some(map.collect());
+            let mistakes = match field {
+                "labels" => meta::labels(map.as_ref(), &Path::new("metadata").child("labels")),
+                _ => meta::annotations(map.as_ref(), &Path::new("metadata").child("annotation")),
+            };
+            let mut told: Vec<String> = Vec::new();
+            for mistake in mistakes {
+                let text = mistake.to_string();
+                if !told.contains(&text) {
+                    told.push(text);
+                }
+            }
+            match told.as_slice() {
+                [] => {}
+                [one] => return Err(one.clone()),
+                many => return Err(format!("[{}]", many.join(", "))),
+            }
+        }
+        metadata.insert(field.into(), Value::Object(found.clone()));
+    }
+    Ok(metadata)
+}
+
+/// As Go names the type of a decoded value.
+fn go_type(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "<nil>",
+        Value::Bool(_) => "bool",
+        Value::Number(n) if n.is_f64() => "float64",
+        Value::Number(_) => "int64",
+        Value::String(_) => "string",
+        Value::Array(_) => "[]interface {}",
+        Value::Object(_) => "map[string]interface {}",
+    }
+}
+
+/// The value of a converted object: without what its version's schema does not describe. It is not defaulted.
+///
+/// # Errors
+///
+/// Where the metadata cannot be read, or `kind` is no custom one.
+pub fn object(kind: &Kind, converted: Value) -> Result<Box<dyn AnyObject>, Error> {
+    let custom = kind
+        .ops
+        .custom()
+        .ok_or_else(|| Error::internal(format!("{kind:?} is no custom resource")))?;
+    let object: CustomObject = custom.read_converted(converted).map_err(Error::internal)?;
+    Ok(Box::new(object))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+//! Conversion of custom resources by their definitions' webhooks: who has to see an object in another version asks here.
+//!
+//! Kinds without a webhook are converted at once. Reads of one object call the webhook each time, so that they say when it
+//! does not work; what lists and watches show is remembered for the same revision, so that a webhook is not called for every
+//! watcher. All objects of one list go in one request.
+
+mod memory;
+mod metrics;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
+use knarr_api::custom::conversion::{self, Asked, Failure, Webhook};
+use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi};
+use parking_lot::Mutex;
+use rustls::ClientConfig;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use self::memory::Memory;
+pub(crate) use self::metrics::ConversionMetrics;
+use crate::admission::extension::{call_webhook, client_config};
+use crate::cache::Cache;
+use crate::seams::{self, Entropy};
+
+/// How long a webhook may take.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// How many definitions' TLS configurations are kept; another one more makes the server forget those of definitions that
+/// are gone.
+const TLS_KEPT: usize = 256;
+
+type Tls = Result<Arc<ClientConfig>, String>;
+
+/// See the module.
+pub(crate) struct Converter {
+    cache: Arc<Cache>,
+    entropy: Arc<dyn Entropy>,
+    metrics: Arc<ConversionMetrics>,
+    memory: Mutex<Memory>,
+    /// By the definition's name, for as long as its webhook is configured as it is.
+    tls: Mutex<HashMap<String, (Weak<Webhook>, Tls)>>,
+}
+
+impl Converter {
+    pub(crate) fn new(
+        cache: Arc<Cache>,
+        entropy: Arc<dyn Entropy>,
+        metrics: Arc<ConversionMetrics>,
+    ) -> Arc<Self> {
+        Arc::new(Converter {
+            cache,
+            entropy,
+            metrics,
+            memory: Mutex::default(),
+            tls: Mutex::default(),
+        })
+    }
+
+    /// An object as `to` shows it.
+    pub(crate) async fn object(&self, object: &Arc<Object>, to: &Kind) -> Result<Arc<Object>, Error> {
+        let Some(webhook) = webhook_between(object.kind(), to) else {
+            return convert::object(object, to);
+        };
+        let given = [value_of(object)?];
+        let mut made = self.call(&webhook, object.kind(), to, &given, false).await?;
+        let converted = made
+            .pop()
+            .ok_or_else(|| Error::internal("no object was converted"))?;
+        Ok(Arc::new(shown(to, converted, object.revision())?))
+    }
+
+    /// A value of `from` as `to` has it.
+    pub(crate) async fn typed(
+        &self,
+        from: &Kind,
+        to: &Kind,
+        object: Box<dyn AnyObject>,
+    ) -> Result<Box<dyn AnyObject>, Error> {
+        let Some(webhook) = webhook_between(from, to) else {
+            return convert::typed(from, to, object);
+        };
+        let mut json = Vec::new();
+        object.encode_into(&mut json);
+        let given = [serde_json::from_slice(&json).map_err(Error::internal)?];
+        let mut made = self.call(&webhook, from, to, &given, false).await?;
+        let converted = made
+            .pop()
+            .ok_or_else(|| Error::internal("no object was converted"))?;
+        conversion::object(to, converted)
+    }
+
+    /// Objects of a list as `to` shows them, converted by one request.
+    pub(crate) async fn all(&self, objects: &mut [Arc<Object>], to: &Kind) -> Result<(), Error> {
+        let Some(webhook) = to.webhook().cloned() else {
+            for object in objects.iter_mut().filter(|o| o.kind() != to) {
+                *object = convert::object(object, to)?;
+            }
+            return Ok(());
+        };
+        let mut given = Vec::new();
+        let mut places = Vec::new();
+        for (place, object) in objects.iter_mut().enumerate() {
+            if object.kind().version() == to.version() {
+                continue;
+            }
+            let known = self.memory.lock().get(object, to);
+            match known {
+                Some(known) => *object = known,
+                None => {
+                    given.push(value_of(object)?);
+                    places.push(place);
+                }
+            }
+        }
+        if given.is_empty() {
+            return Ok(());
+        }
+        let made = self.call(&webhook, to, to, &given, true).await?;
+        for (place, converted) in places.into_iter().zip(made) {
+            if let Some(object) = objects.get_mut(place) {
+                let made = Arc::new(shown(to, converted, object.revision())?);
+                self.memory.lock().put(object, made.clone());
+                *object = made;
+            }
+        }
+        Ok(())
+    }
+
+    /// One object of a watch, as `to` shows it.
+    pub(crate) async fn watched(&self, object: &Arc<Object>, to: &Kind) -> Result<Arc<Object>, Error> {
+        if webhook_between(object.kind(), to).is_none() {
+            return convert::object(object, to);
+        }
+        if let Some(known) = self.memory.lock().get(object, to) {
+            return Ok(known);
+        }
+        let made = self.object(object, to).await?;
+        self.memory.lock().put(object, made.clone());
+        Ok(made)
+    }
+
+    async fn call(
+        &self,
+        webhook: &Arc<Webhook>,
+        from: &Kind,
+        to: &Kind,
+        objects: &[Value],
+        of_list: bool,
+    ) -> Result<Vec<Value>, Error> {
+        let Some(review_version) = webhook.review_version else {
+            return Err(Error::new(500, "", "no supported conversion review versions"));
+        };
+        let begun = Instant::now();
+        let uid = seams::uid(&*self.entropy);
+        let asked = Asked {
+            of_list,
+            from,
+            to,
+            review_version,
+            uid: &uid,
+            objects,
+        };
+        let made = self.ask(webhook, &asked).await;
+        let failure = made.as_ref().err().map(|f: &Failure| f.failure_type);
+        let versions = (from.version(), to.version());
+        self.metrics
+            .observe(&webhook.definition, versions, failure, begun.elapsed());
+        made.map_err(Error::from)
+    }
+
+    async fn ask(&self, webhook: &Arc<Webhook>, asked: &Asked<'_>) -> Result<Vec<Value>, Failure> {
+        let client = client_of(webhook);
+        let tls = self.tls_of(webhook, &client);
+        let answer = call_webhook(&self.cache, &client, tls, (TIMEOUT, None), &asked.review()).await;
+        asked.read(answer.map_err(|why| Failure::call(asked, &why))?)
+    }
+
+    fn tls_of(&self, webhook: &Arc<Webhook>, client: &WebhookClientConfig) -> Tls {
+        let mut kept = self.tls.lock();
+        if let Some((of, tls)) = kept.get(&webhook.definition)
+            && of.upgrade().is_some_and(|of| of.client == webhook.client)
+        {
+            return tls.clone();
+        }
+        if kept.len() >= TLS_KEPT {
+            kept.retain(|_, (of, _)| of.strong_count() > 0);
+        }
+        let tls = client_config(client);
+        if kept.len() < TLS_KEPT {
+            kept.insert(webhook.definition.clone(), (Arc::downgrade(webhook), tls.clone()));
+        }
+        tls
+    }
+}
+
+/// The webhook that has to be called, if one has to.
+fn webhook_between(from: &Kind, to: &Kind) -> Option<Arc<Webhook>> {
+    let webhook = to.webhook()?;
+    (from.version() != to.version()).then(|| webhook.clone())
+}
+
+fn value_of(object: &Object) -> Result<Value, Error> {
+    serde_json::from_slice(object.json()).map_err(Error::internal)
+}
+
+fn shown(to: &Kind, converted: Value, revision: u64) -> Result<Object, Error> {
+    let mut typed = conversion::object(to, converted)?;
+    let encoded = Object::encode_for_store(&mut *typed);
+    Ok(Object::from_stored(to, typed, &encoded, revision))
+}
+
+/// How the webhook is reached, as admission webhooks have it.
+fn client_of(webhook: &Webhook) -> WebhookClientConfig {
+    let given = &webhook.client;
+    let holds_something = |bundle: &&k8s_openapi::ByteString| !bundle.0.iter().all(u8::is_ascii_whitespace);
+    WebhookClientConfig {
+        ca_bundle: given.ca_bundle.as_ref().filter(holds_something).cloned(),
+        url: given.url.clone(),
+        service: given.service.as_ref().map(|service| ServiceReference {
+            name: service.name.clone(),
+            namespace: service.namespace.clone(),
+            path: service.path.clone(),
+            port: service.port,
+        }),
+    }
+}
