@@ -91,6 +91,18 @@ impl Converter {
         conversion::object(to, converted)
     }
 
+    /// JSON of `from` as `to` has it.
+    pub(crate) async fn json(&self, from: &Kind, to: &Kind, value: &Value) -> Result<Value, Error> {
+        let Some(webhook) = webhook_between(from, to) else {
+            return convert::json(from, to, value)
+                .ok_or_else(|| Error::internal(format!("failed to convert object version to {to:?}")));
+        };
+        let given = std::slice::from_ref(value);
+        let mut made = self.call(&webhook, from, to, given, false).await?;
+        made.pop()
+            .ok_or_else(|| Error::internal("no object was converted"))
+    }
+
     /// Objects of a list as `to` shows them, converted by one request.
     pub(crate) async fn all(&self, objects: &mut [Arc<Object>], to: &Kind) -> Result<(), Error> {
         let Some(webhook) = to.webhook().cloned() else {

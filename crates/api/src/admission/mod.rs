@@ -6,7 +6,6 @@ pub mod policy;
 
 use serde_json::{Value, json};
 
-use crate::convert;
 use crate::kind::Kind;
 
 /// A write as admission sees it.
@@ -46,25 +45,10 @@ impl Attributes {
         }
     }
 
-    /// The same with its objects as another version of the kind has them. What a subresource speaks is the same
-    /// whatever the version of the kind.
-    pub fn in_version(&self, kind: &Kind) -> Option<Attributes> {
-        let mut out = self.clone();
-        if self.spoken(&self.kind).2 != self.kind.kind() {
-            return Some(out);
-        }
-        for value in [&mut out.object, &mut out.old].into_iter().flatten() {
-            *value = convert::json(&self.kind, kind, value)?;
-        }
-        Some(out)
-    }
-
-    /// An object that [`Attributes::in_version`] showed, as the request has it.
-    pub fn back(&self, kind: &Kind, object: &Value) -> Option<Value> {
-        match self.spoken(&self.kind).2 == self.kind.kind() {
-            true => convert::json(kind, &self.kind, object),
-            false => Some(object.clone()),
-        }
+    /// Whether its objects are of the kind itself. Those of a subresource with a kind of its own are the same whatever
+    /// the version of the kind.
+    pub fn has_objects_of_kind(&self) -> bool {
+        self.spoken(&self.kind).2 == self.kind.kind()
     }
 
     /// An admission.k8s.io/v1 AdmissionRequest but for its uid and objects. `matched` is the kind by which a rule matched.

@@ -105,7 +105,7 @@ impl Server {
             true => Error::generated_name_exists(about),
             false => Error::already_exists(about),
         };
-        let found = self.cache.get(&stored_kind(target.kind), target.namespace, name);
+        let found = self.cache.get(target.kind, target.namespace, name);
         if found.is_some_and(|object| object.metadata().deletion_timestamp.is_some()) {
             let message = format!("object is being deleted: {}", error.message());
             error.status_mut().message = Some(message);

@@ -108,7 +108,7 @@ impl Server {
             return Ok(object);
         }
         let before = attributes.object.clone();
-        self.mutate_by_policies(&mut attributes, &ctx.user)?;
+        self.mutate_by_policies(&mut attributes, &ctx.user).await?;
         self.mutate_by_webhooks(ctx, &mut attributes).await?;
         if attributes.object == before {
             return Ok(object);
@@ -166,7 +166,7 @@ impl Server {
         if attributes.is_exempt() {
             return Ok(());
         }
-        self.judge_by_policies(ctx, &attributes)?;
+        self.judge_by_policies(ctx, &attributes).await?;
         self.judge_by_webhooks(ctx, &attributes).await
     }
 
@@ -201,7 +201,7 @@ impl Server {
         }
         let mut attributes = part_attributes(ctx, target, operation, object);
         if !is_review(target) {
-            self.mutate_by_policies(&mut attributes, &ctx.user)?;
+            self.mutate_by_policies(&mut attributes, &ctx.user).await?;
         }
         self.mutate_by_webhooks(ctx, &mut attributes).await?;
         Ok(attributes.object.unwrap_or_default())
@@ -219,9 +219,33 @@ impl Server {
         }
         let attributes = part_attributes(ctx, target, operation, object.clone());
         if !is_review(target) {
-            self.judge_by_policies(ctx, &attributes)?;
+            self.judge_by_policies(ctx, &attributes).await?;
         }
         self.judge_by_webhooks(ctx, &attributes).await
+    }
+
+    /// The request with its objects in another version of their kind.
+    async fn in_version(&self, attributes: &Attributes, kind: &Kind) -> Result<Attributes, Error> {
+        let mut out = attributes.clone();
+        if attributes.has_objects_of_kind() {
+            for value in [&mut out.object, &mut out.old].into_iter().flatten() {
+                *value = self.converter.json(&attributes.kind, kind, value).await?;
+            }
+        }
+        Ok(out)
+    }
+
+    /// An object that [`Server::in_version`] made, in the version of the request.
+    async fn in_request_version(
+        &self,
+        attributes: &Attributes,
+        kind: &Kind,
+        object: Value,
+    ) -> Result<Value, Error> {
+        match attributes.has_objects_of_kind() {
+            true => self.converter.json(kind, &attributes.kind, &object).await,
+            false => Ok(object),
+        }
     }
 
     fn namespace_labels(&self, name: &str) -> Option<BTreeMap<String, String>> {

@@ -86,7 +86,7 @@ impl Server {
     }
 
     /// The parameters a binding hands its policy; `None` stands for none.
-    fn params(
+    async fn params(
         &self,
         kind: Option<&ParamKind>,
         reference: Option<&ParamRef>,
@@ -139,12 +139,12 @@ impl Server {
             return Err("no params found for policy binding with `Deny` parameterNotFoundAction".into());
         }
         found.sort_by(|a, b| a.name().cmp(b.name()));
-        let params = found.iter().map(|object| {
-            let shown = knarr_api::convert::object(object, &kind).map_err(|e| e.message().to_string())?;
-            let json = serde_json::from_slice(shown.json()).map_err(|e| e.to_string())?;
-            Ok(Some(json))
-        });
-        params.collect()
+        let converted = self.converter.all(&mut found, &kind).await;
+        converted.map_err(|e| e.message().to_string())?;
+        let params = found
+            .iter()
+            .map(|object| serde_json::from_slice(object.json()).map(Some));
+        params.collect::<Result<_, _>>().map_err(|e| e.to_string())
     }
 
     fn answers(&self, user: &User) -> Arc<dyn Authorizes> {
@@ -154,7 +154,11 @@ impl Server {
         })
     }
 
-    pub(super) fn judge_by_policies(&self, ctx: &mut Ctx, attributes: &Attributes) -> Result<(), Error> {
+    pub(super) async fn judge_by_policies(
+        &self,
+        ctx: &mut Ctx,
+        attributes: &Attributes,
+    ) -> Result<(), Error> {
         let bindings = self.all_of::<ValidatingAdmissionPolicyBinding>();
         if bindings.is_empty() {
             return Ok(());
@@ -215,17 +219,19 @@ impl Server {
                     }
                 }
                 let reference = binding.spec.param_ref.as_ref();
-                let params = match self.params(spec.param_kind.as_ref(), reference, attributes) {
+                let params = match self.params(spec.param_kind.as_ref(), reference, attributes).await {
                     Ok(params) => params,
                     Err(why) => {
                         denied.extend(broken(Some(bound.name()), why));
                         continue;
                     }
                 };
-                let Some(shown) = attributes.in_version(&matched) else {
-                    let why = format!("failed to convert object version to {matched:?}");
-                    denied.extend(broken(Some(bound.name()), why));
-                    continue;
+                let shown = match self.in_version(attributes, &matched).await {
+                    Ok(shown) => shown,
+                    Err(why) => {
+                        denied.extend(broken(Some(bound.name()), why.message().to_string()));
+                        continue;
+                    }
                 };
                 let request = attributes.request(&matched);
                 for params in &params {
@@ -288,7 +294,11 @@ impl Server {
         }
     }
 
-    pub(super) fn mutate_by_policies(&self, attributes: &mut Attributes, user: &User) -> Result<(), Error> {
+    pub(super) async fn mutate_by_policies(
+        &self,
+        attributes: &mut Attributes,
+        user: &User,
+    ) -> Result<(), Error> {
         let bindings = self.all_of::<MutatingAdmissionPolicyBinding>();
         if bindings.is_empty() {
             return Ok(());
@@ -319,7 +329,9 @@ impl Server {
                     if round > 0 && !(again && changed) {
                         continue;
                     }
-                    let done = self.mutate_by_policy(attributes, user, object, policy, binding);
+                    let done = self
+                        .mutate_by_policy(attributes, user, object, policy, binding)
+                        .await;
                     match done {
                         Ok(true) => ran.push((key, attributes.object.clone().unwrap_or_default())),
                         Ok(false) => {}
@@ -340,7 +352,7 @@ impl Server {
     }
 
     /// Whether the policy was about the request.
-    fn mutate_by_policy(
+    async fn mutate_by_policy(
         &self,
         attributes: &mut Attributes,
         user: &User,
@@ -362,13 +374,13 @@ impl Server {
         };
         let params = self
             .params(spec.param_kind.as_ref(), binding.param_ref.as_ref(), attributes)
+            .await
             .map_err(in_binding)?;
         let read = kept(&self.policies.mutating, object, || MutatingPolicy::read(spec));
         let mut about = false;
         for params in &params {
-            let shown = attributes
-                .in_version(&matched)
-                .ok_or_else(|| format!("failed to convert object version to {matched:?}"))?;
+            let said = |why: Error| why.message().to_string();
+            let shown = self.in_version(attributes, &matched).await.map_err(said)?;
             let request = attributes.request(&matched);
             let namespace = self.namespace_object(attributes);
             let changed = read.mutate(
@@ -385,7 +397,8 @@ impl Server {
             )?;
             if let Some(changed) = changed {
                 about = true;
-                attributes.object = attributes.back(&matched, &changed);
+                let changed = self.in_request_version(attributes, &matched, changed).await;
+                attributes.object = Some(changed.map_err(said)?);
             }
         }
         Ok(about)

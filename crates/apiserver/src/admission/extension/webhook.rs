@@ -152,7 +152,12 @@ impl Server {
     }
 
     /// The kind as which the webhook is to be told of the request; `None`: not at all.
-    fn meets(&self, hook: &Hook<'_>, attributes: &Attributes, user: &User) -> Result<Option<Kind>, Error> {
+    async fn meets(
+        &self,
+        hook: &Hook<'_>,
+        attributes: &Attributes,
+        user: &User,
+    ) -> Result<Option<Kind>, Error> {
         let rules: Vec<Rule<'_>> = hook.rules.iter().flatten().map(Rule::from).collect();
         if rules.is_empty() {
             return Ok(None);
@@ -172,7 +177,7 @@ impl Server {
         if conditions.is_empty() {
             return Ok(Some(kind));
         }
-        let shown = in_version(attributes, &kind)?;
+        let shown = self.in_version(attributes, &kind).await?;
         let request = attributes.request(&kind);
         let held = conditions.hold(&Input {
             object: shown.object.as_ref(),
@@ -214,7 +219,8 @@ impl Server {
                     .into(),
             ));
         };
-        let shown = in_version(attributes, kind).map_err(|e| Refused::Denied(Box::new(e)))?;
+        let shown = self.in_version(attributes, kind).await;
+        let shown = shown.map_err(|e| Refused::Denied(Box::new(e)))?;
         let uid = seams::uid(&*self.entropy);
         let mut request = attributes.request(kind);
         request["uid"] = uid.as_str().into();
@@ -246,7 +252,7 @@ impl Server {
             let configuration = object.get::<ValidatingWebhookConfiguration>();
             let given = configuration.iter().flat_map(|c| c.webhooks.iter().flatten());
             for hook in given.zip(&**prepared).map(Hook::from) {
-                if let Some(kind) = self.meets(&hook, attributes, &ctx.user)? {
+                if let Some(kind) = self.meets(&hook, attributes, &ctx.user).await? {
                     hooks.push((hook, kind));
                 }
             }
@@ -296,14 +302,14 @@ impl Server {
                 if round > 0 && !(hook.again && left.as_ref().is_some_and(|l| *l != attributes.object)) {
                     continue;
                 }
-                let Some(kind) = self.meets(hook, attributes, &ctx.user)? else {
+                let Some(kind) = self.meets(hook, attributes, &ctx.user).await? else {
                     continue;
                 };
                 match self.ask(hook, attributes, &kind, true).await {
                     Ok(passed) => {
                         passed.tell(ctx, hook);
                         if let Some(patch) = &passed.patch {
-                            change(hook, attributes, &kind, patch)?;
+                            self.change(hook, attributes, &kind, patch).await?;
                         }
                     }
                     Err(Refused::Calling(why)) => hook.failed(&why)?,
@@ -314,12 +320,32 @@ impl Server {
         }
         Ok(())
     }
-}
 
-fn in_version(attributes: &Attributes, kind: &Kind) -> Result<Attributes, Error> {
-    attributes
-        .in_version(kind)
-        .ok_or_else(|| Error::internal(format!("failed to convert object version to {kind:?}")))
+    /// Applies a webhook's patch to the object as it was shown.
+    async fn change(
+        &self,
+        hook: &Hook<'_>,
+        attributes: &mut Attributes,
+        kind: &Kind,
+        patch: &Value,
+    ) -> Result<(), Error> {
+        let Some(mut object) = self.in_version(attributes, kind).await?.object else {
+            return Err(Error::internal(format!(
+                "admission webhook {:?} attempted to modify the object, which is not supported for this operation",
+                hook.name
+            )));
+        };
+        patch::json::apply(&mut object, patch).map_err(|e| Error::internal(e.message()))?;
+        let changed = self.in_request_version(attributes, kind, object).await;
+        attributes.object = Some(changed.map_err(|why| {
+            Error::internal(format!(
+                "admission webhook {:?} made something else of the object: {}",
+                hook.name,
+                why.message()
+            ))
+        })?);
+        Ok(())
+    }
 }
 
 impl Passed {
@@ -331,25 +357,6 @@ impl Passed {
             ctx.note(format!("{}/{key}", hook.name), value);
         }
     }
-}
-
-/// Applies a webhook's patch to the object as it was shown.
-fn change(hook: &Hook<'_>, attributes: &mut Attributes, kind: &Kind, patch: &Value) -> Result<(), Error> {
-    let Some(mut object) = in_version(attributes, kind)?.object else {
-        return Err(Error::internal(format!(
-            "admission webhook {:?} attempted to modify the object, which is not supported for this operation",
-            hook.name
-        )));
-    };
-    patch::json::apply(&mut object, patch).map_err(|e| Error::internal(e.message()))?;
-    let back = attributes.back(kind, &object);
-    attributes.object = Some(back.ok_or_else(|| {
-        Error::internal(format!(
-            "admission webhook {:?} made something else of the object",
-            hook.name
-        ))
-    })?);
-    Ok(())
 }
 
 /// What an answer says, if it is one.
