@@ -11,6 +11,7 @@ pub mod delegated;
 mod impersonation;
 mod jws;
 pub mod service_account;
+mod token_cache;
 pub mod token_key;
 
 use std::collections::HashMap;

@@ -3,6 +3,7 @@
 //! A token is good only as long as what it is bound to exists with the same uid.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::{Kind, k8s_openapi, registry};
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::jws;
+use super::token_cache::TokenCache;
 use super::token_key::{KeyFiles, SigningKey, VerifyingKey};
 use crate::cache::Cache;
 use crate::user::User;
@@ -25,6 +27,8 @@ pub struct Tokens {
     audiences: Vec<String>,
     signing: SigningKey,
     verifying: Vec<VerifyingKey>,
+    /// What tokens say whose signature was verified with these keys.
+    verified: TokenCache<Claims>,
     /// Where the keys are published, if not at this server.
     jwks_uri: Option<String>,
 }
@@ -98,6 +102,7 @@ impl Tokens {
             },
             signing,
             verifying,
+            verified: TokenCache::default(),
             jwks_uri: None,
         })
     }
@@ -219,9 +224,11 @@ impl Tokens {
     }
 
     /// What a token says that one of the keys has signed for one of the issuers; times are not looked at.
-    fn claims(&self, token: &str) -> Option<Claims> {
-        let claims: Claims = jws::verify(token, &self.verifying)?;
-        self.issuers.contains(&claims.iss).then_some(claims)
+    fn claims(&self, token: &str) -> Option<Arc<Claims>> {
+        self.verified.get_or_verify(token, || {
+            let claims: Claims = jws::verify(token, &self.verifying)?;
+            self.issuers.contains(&claims.iss).then_some(claims)
+        })
     }
 
     /// `/openid/v1/jwks`.
