@@ -171,7 +171,18 @@ impl Server {
                 let handshake = Box::pin(tokio::time::timeout(limit, acceptor.accept(stream)));
                 let stream = match handshake.await {
                     Ok(Ok(stream)) => Box::new(stream),
-                    Ok(Err(e)) => return debug!(%peer, "TLS handshake failed: {e}"),
+                    Ok(Err(e)) => {
+                        debug!(%peer, "TLS handshake failed: {e}");
+                        if is_invalid_server_name(&e) && !INVALID_SERVER_NAME.swap(true, Ordering::Relaxed) {
+                            warn!(
+                                %peer,
+                                "a client names this server by something that is no host name in its TLS handshake (SNI), \
+                                 such as 127.0.0.1:6443, and cannot be served: have it connect to a host name, or send no \
+                                 server name; this is logged once"
+                            );
+                        }
+                        return;
+                    }
                     Err(_) => return debug!(%peer, "TLS handshake took too long"),
                 };
                 let connection = stream.get_ref().1;
