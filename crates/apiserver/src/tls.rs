@@ -19,7 +19,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
-use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{
+    DigitallySignedStruct, DistinguishedName, Error, PeerMisbehaved, RootCertStore, ServerConfig,
+    SignatureScheme,
+};
 
 pub use self::outgoing::connector;
 use crate::authn::certificate::Peer;
@@ -253,6 +256,14 @@ fn certificates(pem: &str, what: &str) -> Result<Vec<CertificateDer<'static>>, S
     CertificateDer::pem_slice_iter(pem.as_bytes())
         .collect::<Result<_, _>>()
         .map_err(|e| format!("{what}: {e}"))
+}
+
+/// Whether a handshake failed since the client sent a server name (SNI) that is no host name, such as an address with a port.
+/// rustls cannot be told to ignore it.
+pub fn is_invalid_server_name(error: &std::io::Error) -> bool {
+    let source = error.get_ref().and_then(|e| e.downcast_ref::<Error>());
+    let expected = PeerMisbehaved::ServerNameMustContainOneHostName;
+    source.is_some_and(|e| *e == Error::PeerMisbehaved(expected))
 }
 
 #[cfg(test)]

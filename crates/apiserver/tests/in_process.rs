@@ -4,6 +4,8 @@
 
 #[path = "in_process/admission.rs"]
 mod admission;
+#[path = "in_process/conversion.rs"]
+mod conversion;
 #[path = "in_process/custom.rs"]
 mod custom;
 #[path = "in_process/definitions.rs"]

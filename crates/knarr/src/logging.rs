@@ -9,7 +9,11 @@ use crate::config::{Config, LogFormat};
 /// Starts logging as configured. Colours only on a terminal.
 pub fn start(config: &Config) {
     // What boringtun has to say of nodes that do not answer names none of them.
-    let filter = EnvFilter::new(format!("boringtun=off,{}", config.log));
+    // rustls warns of each handshake with a server name that is none; the API server says it once.
+    let filter = EnvFilter::new(format!(
+        "boringtun=off,rustls::msgs::handshake=error,{}",
+        config.log
+    ));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);

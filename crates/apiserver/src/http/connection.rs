@@ -24,7 +24,7 @@ use super::patience::{Patience, Patient, looked_after};
 use crate::authn::certificate::Peer;
 use crate::request::RequestInfo;
 use crate::server::Server;
-use crate::tls::Tls;
+use crate::tls::{Tls, is_invalid_server_name};
 
 /// How long requests may go on after the server was told to stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -44,6 +44,9 @@ pub enum Protocol {
     Http1,
     Http2,
 }
+
+/// Whether a client that named the server by something that is no host name was logged.
+static INVALID_SERVER_NAME: AtomicBool = AtomicBool::new(false);
 
 /// What requests know of the connection they came over.
 pub(super) struct Connection {

@@ -188,3 +188,42 @@ async fn a4_servers_are_known_by_the_ca_of_their_kind() {
         assert_eq!(believes(ca, shown, name).await, believed, "{what}");
     }
 }
+
+#[tokio::test]
+async fn an_address_with_a_port_as_server_name_is_recognised() {
+    let directory = tempfile::tempdir().unwrap();
+    let pki = Pki::open(directory.path(), now()).unwrap();
+    let tls = Tls::new(&pki.server(&["localhost".into()]).unwrap(), pki.client_ca_pem()).unwrap();
+    let name = b"a-server.local";
+    let sent = b"127.0.0.1:6443";
+    let mut hello = Vec::new();
+    {
+        let config =
+            rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(RootCertStore::empty())
+                .with_no_client_auth();
+        let server = ServerName::try_from(std::str::from_utf8(name).unwrap()).unwrap();
+        let mut client = rustls::ClientConnection::new(Arc::new(config), server.to_owned()).unwrap();
+        client.write_tls(&mut hello).unwrap();
+    }
+    let at = hello.windows(name.len()).position(|part| part == name).unwrap();
+    hello[at..at + sent.len()].copy_from_slice(sent);
+    let (mut client, server) = tokio::io::duplex(64 * 1024);
+    tokio::io::AsyncWriteExt::write_all(&mut client, &hello)
+        .await
+        .unwrap();
+    let error = TlsAcceptor::from(tls.config.clone())
+        .accept(server)
+        .await
+        .unwrap_err();
+    assert!(is_invalid_server_name(&error), "{error}");
+    let (client, server) = tokio::io::duplex(64);
+    drop(client);
+    let error = TlsAcceptor::from(tls.config.clone())
+        .accept(server)
+        .await
+        .unwrap_err();
+    assert!(!is_invalid_server_name(&error), "{error}");
+}

@@ -72,7 +72,7 @@ pub async fn hooks(answer: Answer, ca: IsCa) -> Hooks {
                             if response.get("uid").is_none() {
                                 response["uid"] = review["request"]["uid"].clone();
                             }
-                            let answer = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
+                            let answer = json!({"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response});
                             let status = if path == "/missing" { 404 } else { 200 };
                             let body = Full::new(Bytes::from(answer.to_string()));
                             Ok::<_, Infallible>(http::Response::builder().status(status).body(body).unwrap())
