@@ -220,6 +220,13 @@ impl Program {
     }
 }
 
+impl Program {
+    /// The timeout of session affinity, which is the same for all ports.
+    pub fn affinity_seconds(&self) -> Option<u32> {
+        self.ports.first()?.affinity_seconds
+    }
+}
+
 impl Port {
     fn new(service: &Service, port: &ServicePort, family: Family, categories: &Categories) -> Self {
         Port {

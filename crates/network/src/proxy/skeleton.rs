@@ -15,13 +15,14 @@
 //! to a `meta l4proto`; maps of slots are declared by `typeof numgen`, and the first rule that uses one is wasted; a map that rules update may have a key of 16 bytes
 //! at most, so the learned map of ip6 is keyed by a hash of its fields.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use ipnet::IpNet;
 
 use super::frontend::Frontend;
 use super::slots::{self, LOCAL_OFFSET, TRIES};
-use super::{Config, Family, layout, timeouts};
+use super::{Config, Family, layout};
 use crate::catalog::Protocol;
 
 pub(super) const REJECT: &str = "reject-connection";
@@ -67,18 +68,23 @@ pub fn sysctls(config: &Config) -> Vec<(&'static str, &'static str)> {
     }
 }
 
-/// Chains, rules, sets and maps of one family's table, without elements. Running it again replaces the rules in one
-/// transaction and leaves elements as they are.
-pub fn skeleton(config: &Config, family: Family) -> String {
-    let mut text = Text {
-        config,
-        family,
-        ip: family.name(),
-        out: String::new(),
-    };
+/// Chains, rules, sets and maps of one family's table, without elements, and with [`affinity_chains`] of these timeouts.
+/// Running it again replaces the rules in one transaction and leaves elements as they are.
+pub fn skeleton(config: &Config, family: Family, timeouts: &BTreeSet<u32>) -> String {
+    let mut text = Text::new(config, family);
     text.line("add", "table", "");
     text.sets();
     text.chains();
+    text.out + &affinity_chains(config, family, timeouts)
+}
+
+/// The chains for these timeouts of session affinity, in seconds: see [`Proxy::affinity_timeout`](super::Proxy::affinity_timeout).
+/// Each has to be there before an element that leads to it.
+pub fn affinity_chains(config: &Config, family: Family, timeouts: &BTreeSet<u32>) -> String {
+    let mut text = Text::new(config, family);
+    for seconds in timeouts {
+        text.affinity_chain(*seconds);
+    }
     text.out
 }
 
@@ -93,6 +99,17 @@ struct Text<'a> {
 const PORT: &str = "meta l4proto . th dport";
 /// The same of a connection's first packet afterwards.
 const ORIGINAL_PORT: &str = "meta l4proto . ct original proto-dst";
+
+impl<'a> Text<'a> {
+    fn new(config: &'a Config, family: Family) -> Self {
+        Text {
+            config,
+            family,
+            ip: family.name(),
+            out: String::new(),
+        }
+    }
+}
 
 impl Text<'_> {
     fn line(&mut self, verb: &str, what: &str, rest: &str) {
@@ -367,20 +384,22 @@ impl Text<'_> {
         self.chain("check", &rules);
     }
 
-    fn learning(&mut self) {
+    fn affinity_chain(&mut self, seconds: u32) {
         let ip = self.ip;
         let client = self.client(&format!("ct original {ip} daddr"), ORIGINAL_PORT);
         let learned = layout::LEARNED;
-        for seconds in timeouts::all() {
-            let mut rules = Vec::new();
-            for protocol in protocols() {
-                rules.push(format!(
-                    "meta l4proto {protocol} update @{learned} {{ {client} timeout {seconds}s : meta priority }}"
-                ));
-            }
-            rules.push("meta priority set none".to_owned());
-            self.chain(&learn_chain(seconds), &rules);
+        let mut rules = Vec::new();
+        for protocol in protocols() {
+            rules.push(format!(
+                "meta l4proto {protocol} update @{learned} {{ {client} timeout {seconds}s : meta priority }}"
+            ));
         }
+        rules.push("meta priority set none".to_owned());
+        self.chain(&learn_chain(seconds), &rules);
+    }
+
+    fn learning(&mut self) {
+        let ip = self.ip;
         let chosen = format!("{ip} daddr . th dport");
         for protocol in protocols() {
             let frontend = format!("ct original {ip} daddr . {ORIGINAL_PORT}");

@@ -139,6 +139,12 @@ impl Proxy {
         programs.filter_map(|(key, program)| Some((key, program.health?)))
     }
 
+    /// The seconds for which a Service's clients stay with their endpoint, as its elements have them. The table needs their
+    /// [chain](super::affinity_chains) first.
+    pub fn affinity_timeout(&self, key: &ServiceKey) -> Option<u32> {
+        self.programs.get(key)?.affinity_seconds()
+    }
+
     /// As [`Proxy::health_checks`], of one Service.
     pub fn health_check(&self, key: &ServiceKey) -> Option<HealthCheck> {
         self.programs.get(key)?.health

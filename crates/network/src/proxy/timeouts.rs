@@ -1,7 +1,7 @@
-//! The timeouts of session affinity that a table has chains for.
+//! The timeouts of session affinity that a table may have chains for.
 //!
-//! A rule that learns carries its timeout, so each timeout is a chain. Values that people write are exact; others are
-//! rounded up by less than a tenth.
+//! A rule that learns carries its timeout, so each timeout is a chain, made when a Service asks for it. Values that people
+//! write are exact; others are rounded up by less than a tenth, so that there are never more than some hundred chains.
 
 /// Ranges of seconds and the step between the timeouts in them.
 const STEPS: [(u32, u32); 6] = [
@@ -24,20 +24,20 @@ pub fn rounded(seconds: u32) -> u32 {
     seconds.next_multiple_of(*step).min(86_400)
 }
 
-/// All timeouts there are, ascending.
-pub fn all() -> impl Iterator<Item = u32> {
-    let starts = [0, 60, 300, 900, 3_600, 21_600];
-    starts
-        .into_iter()
-        .zip(STEPS)
-        .flat_map(|(start, (end, step))| (1..=(end - start) / step).map(move |n| start + n * step))
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    /// All timeouts there are, ascending.
+    fn all() -> impl Iterator<Item = u32> {
+        let starts = [0, 60, 300, 900, 3_600, 21_600];
+        starts
+            .into_iter()
+            .zip(STEPS)
+            .flat_map(|(start, (end, step))| (1..=(end - start) / step).map(move |n| start + n * step))
+    }
 
     #[test]
     fn n2_every_timeout_has_a_chain_and_is_off_by_less_than_a_tenth() {

@@ -47,6 +47,21 @@ struct Open {
     glanced: u32,
 }
 
+/// The timeouts of session affinity that the tables have chains for. Chains stay when no Service needs them any more: there
+/// are not many.
+#[derive(Default)]
+struct AffinityChains {
+    there: BTreeSet<u32>,
+    missing: BTreeSet<u32>,
+}
+
+impl AffinityChains {
+    fn need(&mut self, timeout: Option<u32>) {
+        self.missing
+            .extend(timeout.filter(|seconds| !self.there.contains(seconds)));
+    }
+}
+
 /// The proxy's state and what the kernel has of it.
 pub(super) struct Kernel {
     config: proxy::Config,
@@ -58,6 +73,7 @@ pub(super) struct Kernel {
     unapplied: BTreeSet<ServiceKey>,
     /// `None` before the first comparison, and after an error.
     open: Option<Open>,
+    affinity: AffinityChains,
     /// What the kernel rejects: set and key. Left out until the next check, so that one element does not keep the rest
     /// from the kernel.
     left_out: BTreeSet<(String, Box<[u8]>)>,
@@ -75,6 +91,7 @@ impl Kernel {
             is_new: true,
             unapplied: BTreeSet::new(),
             open: None,
+            affinity: AffinityChains::default(),
             left_out: BTreeSet::new(),
         }
     }
@@ -137,12 +154,15 @@ impl Kernel {
         let mut transaction = Transaction::default();
         while let Some(key) = self.unapplied.pop_first() {
             let change = self.proxy.apply(&self.catalog.read(), &key);
+            self.affinity.need(self.proxy.affinity_timeout(&key));
             transaction.put(&open.tables, &change)?;
             done.stale_udp.extend(change.stale_udp);
             if transaction.is_full() {
+                self.declare_affinity(open)?;
                 open.commit(&transaction.take())?;
             }
         }
+        self.declare_affinity(open)?;
         open.commit(&transaction.take())?;
         Ok(())
     }
@@ -184,8 +204,10 @@ impl Kernel {
         }
         while let Some(key) = self.unapplied.pop_first() {
             let change = self.proxy.apply(&self.catalog.read(), &key);
+            self.affinity.need(self.proxy.affinity_timeout(&key));
             done.stale_udp.extend(change.stale_udp);
         }
+        self.declare_affinity(&mut open)?;
         self.proxy.finish_adoption();
         let mut batch = Batch::new();
         for (family, mut comparison) in compared {
@@ -233,7 +255,7 @@ impl Kernel {
     /// Chains, rules and empty sets. Tables of another version of knarr, whose sets are different, are replaced.
     fn declare(&self, nftables: &mut Nftables) -> Result<(), TableError> {
         let text: String = FAMILIES
-            .map(|family| proxy::skeleton(&self.config, family))
+            .map(|family| proxy::skeleton(&self.config, family, &self.affinity.there))
             .concat();
         let Err(error) = script::run(&text) else {
             return Ok(());
@@ -250,6 +272,21 @@ impl Kernel {
         warn!(%error, table = %self.config.table, "the tables are of another version and are replaced");
         // In one transaction: from nothing that works to nothing at all would be a longer gap.
         script::run(&(removal + &text))?;
+        Ok(())
+    }
+
+    /// The chains that elements are about to lead to.
+    fn declare_affinity(&mut self, open: &mut Open) -> Result<(), TableError> {
+        if self.affinity.missing.is_empty() {
+            return Ok(());
+        }
+        let text: String = FAMILIES
+            .map(|family| proxy::affinity_chains(&self.config, family, &self.affinity.missing))
+            .concat();
+        let before = open.nftables.generation()?;
+        script::run(&text)?;
+        open.has_committed(before)?;
+        self.affinity.there.append(&mut self.affinity.missing);
         Ok(())
     }
 
@@ -300,6 +337,11 @@ impl Open {
         }
         let before = self.nftables.generation()?;
         self.nftables.commit(batch)?;
+        self.has_committed(before)
+    }
+
+    /// Takes note of a commit of ours: the ruleset had the number `before`.
+    fn has_committed(&mut self, before: u32) -> Result<(), TableError> {
         let after = self.nftables.generation()?;
         let is_ours = self.generation == Some(before) && after == before.wrapping_add(1);
         if self.glanced == before && after == before.wrapping_add(1) {

@@ -8,7 +8,7 @@ use knarr_node_network::catalog::Shared;
 use knarr_node_network::proxy::{Compared, compare};
 use serde_json::json;
 
-use crate::world::{NODE, TABLE, in_namespace, in_world, settled};
+use crate::world::{NODE, TABLE, in_namespace, in_world, run, settled};
 
 fn node() -> NodeFacts {
     NodeFacts {
@@ -47,6 +47,17 @@ fn n3_tables_are_in_step_until_somebody_else_changes_them() {
             world.set_endpoints("web", "IPv4", 8080, &some).await;
             settled(&catalog, &proxy, &world).await;
         }
+        // Another timeout needs another chain.
+        let spec = json!({"clusterIP": "10.96.0.2", "clusterIPs": ["10.96.0.2"], "sessionAffinity": "ClientIP",
+                          "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 45}}, "ports": [{"port": 80}]});
+        world.create("later", spec).await;
+        world.set_endpoints("later", "IPv4", 8080, &["10.1.1.1"]).await;
+        settled(&catalog, &proxy, &world).await;
+        let chains = run(&format!("nft -t list table ip {TABLE}"));
+        assert!(
+            chains.contains("chain learn-45 ") && chains.contains("chain learn-10800 "),
+            "{chains}"
+        );
         let before = now(&catalog);
         assert!(before.is_in_step() && before.elements > 80, "{before:?}");
         // Ended, so that it does not mend the tables.

@@ -1,5 +1,6 @@
 //! Namespaces, links and servers, and the proxy's tables in the node's namespace.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -91,6 +92,7 @@ pub struct World {
     prefix: String,
     pub proxy: Proxy,
     pub catalog: Catalog,
+    timeouts: BTreeSet<u32>,
 }
 
 fn run(program: &str, arguments: &[&str], input: &str) -> String {
@@ -129,6 +131,7 @@ impl World {
             prefix,
             proxy: Proxy::new(config, node),
             catalog: Catalog::default(),
+            timeouts: BTreeSet::new(),
         };
         world.link();
         world.run_skeleton();
@@ -241,7 +244,7 @@ impl World {
 
     pub fn run_skeleton(&self) {
         for family in Family::ALL {
-            self.nft(&proxy::skeleton(self.proxy.config(), family));
+            self.nft(&proxy::skeleton(self.proxy.config(), family, &self.timeouts));
         }
     }
 
@@ -309,7 +312,13 @@ impl World {
     }
 
     pub fn sync(&mut self, name: &str) {
-        let change = self.proxy.apply(&self.catalog, &ServiceKey::new("ns", name));
+        let key = ServiceKey::new("ns", name);
+        let change = self.proxy.apply(&self.catalog, &key);
+        self.timeouts.extend(self.proxy.affinity_timeout(&key));
+        for family in Family::ALL {
+            let config = self.proxy.config();
+            self.nft(&proxy::affinity_chains(config, family, &self.timeouts));
+        }
         for family in Family::ALL {
             let table = &self.proxy.config().table;
             self.nft(&text::change(table, family, change.table(family)));
