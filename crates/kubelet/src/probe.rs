@@ -42,8 +42,7 @@ pub struct Probe {
     /// When it is due; none while it is being asked, or has nothing more to ask.
     pub next_at: Option<Timestamp>,
     pub asking: bool,
-    /// When it was asked last.
-    pub asked_at: Option<Timestamp>,
+    is_held: bool,
     /// What the answers have come to: none before the first result.
     pub result: Option<bool>,
     run_of: Option<bool>,
@@ -51,32 +50,48 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Of a container that started at `started_at`.
-    pub fn new(kind: Kind, spec: &Spec, started_at: Timestamp) -> Self {
+    /// Of a container that started at `started_at`, in a pod whose ticks began at `since` (kubelet's prober: when the pod's
+    /// sandbox was about to be created). Readiness is asked as soon as its delay is over; liveness and startup wait for the
+    /// first tick then, whatever run of the container it is.
+    pub fn new(kind: Kind, spec: &Spec, started_at: Timestamp, since: Timestamp) -> Self {
         let delay = SignedDuration::from_secs(i64::from(spec.initial_delay_seconds.unwrap_or(0)));
-        Probe {
+        let mut probe = Probe {
             kind,
             spec: spec.clone(),
-            next_at: Some(started_at + delay),
+            next_at: None,
             asking: false,
-            asked_at: None,
+            is_held: false,
             result: None,
             run_of: None,
             run_length: 0,
-        }
+        };
+        let first = started_at + delay;
+        probe.next_at = Some(match kind {
+            Kind::Readiness => first,
+            Kind::Startup | Kind::Liveness => probe.tick(since + probe.period(), first),
+        });
+        probe
     }
 
-    /// A container that starts again is asked on the beat of the run before it, which `last` belongs to, as soon as its
-    /// delay is over.
-    pub fn on_the_beat_of(mut self, last: Timestamp) -> Self {
-        if let Some(at) = self.next_at {
-            let period = self.period().as_secs();
-            let since = at.duration_since(last);
-            let whole = since.as_secs() + i64::from(since.subsec_nanos() > 0);
-            let beats = (whole.max(0) + period - 1) / period;
-            self.next_at = Some(last + SignedDuration::from_secs(beats * period));
+    /// The first tick at or after `not_before`, when there is one at `tick` and none before that.
+    fn tick(&self, tick: Timestamp, not_before: Timestamp) -> Timestamp {
+        let wait = not_before.duration_since(tick);
+        let period = self.period().as_secs();
+        let whole = wait.as_secs() + i64::from(wait.subsec_nanos() > 0);
+        let periods = (whole.max(0) + period - 1) / period;
+        tick + SignedDuration::from_secs(periods.saturating_mul(period))
+    }
+
+    /// Whether another probe or the container's end keeps it from being asked. Ticks meanwhile are not made up for; readiness
+    /// is asked at once when it may be.
+    pub fn hold(&mut self, is_held: bool, now: Timestamp) {
+        if self.is_held && !is_held && self.kind != Kind::Readiness {
+            self.next_at = self.next_at.map(|at| match at <= now {
+                true => self.tick(at + self.period(), now),
+                false => at,
+            });
         }
-        self
+        self.is_held = is_held;
     }
 
     pub fn period(&self) -> SignedDuration {
@@ -92,9 +107,8 @@ impl Probe {
         let due = !self.asking && self.next_at.is_some_and(|at| at <= now);
         if due {
             self.asking = true;
-            self.asked_at = Some(now);
-            // The next one counts from this one's turn; a slow answer does not shift the beat.
-            self.next_at = Some(now + self.period());
+            // The next one counts from this one's turn; a slow answer does not shift the ticks.
+            self.next_at = self.next_at.map(|at| self.tick(at + self.period(), now));
         }
         due
     }
@@ -152,16 +166,54 @@ mod tests {
             failure_threshold: Some(failure),
             ..Spec::default()
         };
-        Probe::new(kind, &spec, at(0))
+        Probe::new(kind, &spec, at(0), at(-1))
     }
 
     #[test]
-    fn l8_a_new_run_is_asked_on_the_beat_of_the_one_before() {
-        // Asked every 2 s, for the first time 3 s after the start at 0.
-        for (last, first) in [(-1, 3), (-2, 4), (-3, 3), (-4, 4), (-101, 3)] {
-            let probe = probe(Kind::Liveness, 1, 1).on_the_beat_of(at(last));
-            assert_eq!(probe.next_at, Some(at(first)), "{last}");
+    fn l8_liveness_and_startup_wait_for_a_tick_of_the_pod_and_readiness_does_not() {
+        // Ticks every 2 s since -1: 1, 3, 5 …
+        let new = |kind, delay, started_at| {
+            let spec = Spec {
+                initial_delay_seconds: Some(delay),
+                period_seconds: Some(2),
+                ..Spec::default()
+            };
+            Probe::new(kind, &spec, at(started_at), at(-1)).next_at
+        };
+        for (delay, started_at, tick) in [
+            (0, -1, 1),
+            (0, 0, 1),
+            (0, 1, 1),
+            (0, 2, 3),
+            (3, 0, 3),
+            (4, 0, 5),
+            (0, 100, 101),
+        ] {
+            for kind in [Kind::Liveness, Kind::Startup] {
+                assert_eq!(
+                    new(kind, delay, started_at),
+                    Some(at(tick)),
+                    "{delay} {started_at}"
+                );
+            }
+            let soon = at(started_at + i64::from(delay));
+            assert_eq!(new(Kind::Readiness, delay, started_at), Some(soon));
         }
+    }
+
+    #[test]
+    fn l8_ticks_of_a_probe_that_is_held_back_are_not_made_up_for() {
+        let mut liveness = Probe::new(Kind::Liveness, &Spec::default(), at(0), at(0));
+        let mut readiness = Probe::new(Kind::Readiness, &Spec::default(), at(0), at(0));
+        for probe in [&mut liveness, &mut readiness] {
+            probe.hold(true, at(1));
+            probe.hold(true, at(9));
+            probe.hold(false, at(25));
+        }
+        assert!(readiness.due(at(25)));
+        assert!(!liveness.due(at(29)));
+        assert!(liveness.due(at(31)));
+        assert_eq!(liveness.next_at, Some(at(40)), "late or not");
     }
 
     #[test]

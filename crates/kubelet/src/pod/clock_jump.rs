@@ -43,6 +43,7 @@ impl Pod {
                 Barrier::Open => None,
             },
             self.sandbox_made_at.as_mut(),
+            self.probing_since.as_mut(),
             self.eviction.as_mut().map(|(_, since)| since),
         ];
         for at in waits.into_iter().flatten().chain(self.resize.waits()) {
@@ -66,12 +67,8 @@ impl Container {
             self.told_back_off.as_mut(),
             self.show_back_off_at.as_mut(),
         ];
-        let beats = self.beats.iter_mut().map(|(_, at)| at);
-        let probes = self
-            .probes
-            .iter_mut()
-            .flat_map(|probe| [probe.next_at.as_mut(), probe.asked_at.as_mut()]);
-        for at in waits.into_iter().chain(probes).flatten().chain(beats) {
+        let probes = self.probes.iter_mut().map(|probe| probe.next_at.as_mut());
+        for at in waits.into_iter().chain(probes).flatten() {
             move_by(at, by);
         }
         self.crash.clock_jumped(by);

@@ -104,8 +104,6 @@ pub struct Container {
     /// Not shown as being in back-off yet; it is then, if nothing else happens before.
     pub(super) show_back_off_at: Option<Timestamp>,
     pub probes: Vec<Probe>,
-    /// When the run before was asked last.
-    pub(super) beats: Vec<(probe::Kind, Timestamp)>,
     /// How far the clock has jumped since the times of the newest run were told, and those of the run before it.
     pub(super) run_off: SignedDuration,
     pub(super) previous_off: SignedDuration,
@@ -152,7 +150,6 @@ impl Container {
             previous_off: SignedDuration::ZERO,
             show_back_off_at: None,
             probes: Vec::new(),
-            beats: Vec::new(),
             attempts: 0,
             remains: Vec::new(),
             hash: String::new(),
@@ -352,9 +349,8 @@ impl Pod {
         let probes = probes
             .into_iter()
             .filter_map(|(kind, spec)| {
-                let probe = Probe::new(kind, spec.as_ref()?, started_at);
-                let last = self.containers[i].beats.iter().find(|(of, _)| *of == kind);
-                Some(last.map_or(probe.clone(), |(_, last)| probe.on_the_beat_of(*last)))
+                let since = self.probing_since.unwrap_or(started_at);
+                Some(Probe::new(kind, spec.as_ref()?, started_at, since))
             })
             .collect();
         if matches!(self.containers[i].role, Role::Sidecar | Role::App) {
@@ -400,11 +396,7 @@ impl Pod {
         let (attempt, ended) = (run.attempt, end.clone());
         run.state = RunState::Exited(Box::new(end));
         container.run_off = behind(ended.finished_at.as_ref(), now);
-        let asked = container
-            .probes
-            .drain(..)
-            .filter_map(|p| Some((p.kind, p.asked_at?)));
-        container.beats = asked.collect();
+        container.probes.clear();
         let name = container.name.clone();
         self.remember_end(&name, attempt, &ended);
         let code = format!("exit code {}", ended.exit_code);
@@ -481,6 +473,7 @@ impl Pod {
                     probe::Kind::Liveness => !started || stopping,
                     probe::Kind::Readiness => !started,
                 };
+                probe.hold(held, now);
                 if held {
                     continue;
                 }

@@ -303,6 +303,8 @@ pub struct Pod {
     volume_wait: SignedDuration,
     sandbox: Sandbox,
     sandbox_made_at: Option<Timestamp>,
+    /// When the ticks of its probes began.
+    probing_since: Option<Timestamp>,
     /// Sandboxes made so far.
     sandbox_attempts: u32,
     old_sandboxes: BTreeMap<String, Old>,
@@ -355,6 +357,7 @@ impl Pod {
             volume_wait: VOLUME_RETRY.0,
             sandbox: Sandbox::Wanted { not_before: None },
             sandbox_made_at: None,
+            probing_since: None,
             sandbox_attempts: 0,
             old_sandboxes: BTreeMap::new(),
             removing: Vec::new(),

@@ -236,6 +236,7 @@ impl Pod {
                     started_at: *started_at,
                 }));
                 container.previous = previous.or_else(|| container.previous.take());
+                self.probing_since.get_or_insert(now);
                 // The clock may have been set back while no kubelet ran.
                 self.make_probes(i, (*started_at).min(now));
                 let same = known.filter(|k| {

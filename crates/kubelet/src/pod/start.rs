@@ -53,6 +53,7 @@ impl Pod {
                     let attempt = self.sandbox_attempts;
                     self.sandbox_attempts += 1;
                     self.sandbox = Sandbox::Creating;
+                    self.probing_since.get_or_insert(now);
                     return self.out.push(Action::CreateSandbox { attempt });
                 }
             },
@@ -641,14 +642,16 @@ impl Pod {
             }
         };
         self.begin_run(i, run, now);
-        if result.is_err() && self.ending.is_none() {
+        if let Err(why) = result
+            && self.ending.is_none()
+        {
             self.record(
                 Some(i),
                 true,
                 "FailedPostStartHook",
                 "PostStartHook failed".into(),
             );
-            self.containers[i].waiting = Some(("PostStartHookError", "PostStartHook failed".into()));
+            self.containers[i].waiting = Some(("PostStartHookError", why));
             self.stop(i, StopReason::PostStart, "FailedPostStartHook".into(), now);
             return;
         }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use knarr_api::field::quoted;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::pod::find_spec;
 use knarr_kubelet::probe::{Answer, Kind};
@@ -123,16 +124,28 @@ async fn attempt(
 }
 
 /// Runs a hook to its end. Done it may still have something to tell: the address of a server that was asked by HTTPS
-/// and spoke plain HTTP.
+/// and spoke plain HTTP. An error is a whole sentence, as kubelet shows it in the container's status.
 pub async fn run_hook(
+    pod: &core::Pod,
     target: &Target<'_>,
     handler: &core::LifecycleHandler,
 ) -> Result<Option<String>, String> {
+    let failed = |what: String, why: &str| {
+        let meta = &pod.metadata;
+        let [name, namespace, uid] =
+            [&meta.name, &meta.namespace, &meta.uid].map(|text| text.as_deref().unwrap_or_default());
+        let container = quoted(&target.container.name);
+        let pod = quoted(&format!("{name}_{namespace}({uid})"));
+        format!("{what} for Container {container} in Pod {pod} failed - error: {why}")
+    };
     if let Some(exec) = &handler.exec {
-        return match run_exec(target, exec.command.as_deref().unwrap_or_default(), None).await {
-            Answer::Success | Answer::Warning(_) => Ok(None),
-            Answer::Failure(why) | Answer::Unknown(why) => Err(why),
+        let command = exec.command.as_deref().unwrap_or_default().join(" ");
+        let (why, output) = match run_hook_command(target, exec).await {
+            Ok(()) => return Ok(None),
+            Err(failure) => failure,
         };
+        let why = format!("{why}, message: {}", quoted(&output));
+        return Err(failed(format!("Exec lifecycle hook ([{command}])"), &why));
     }
     if let Some(sleep) = &handler.sleep {
         let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
@@ -140,19 +153,46 @@ pub async fn run_hook(
         return Ok(None);
     }
     if let Some(get) = &handler.http_get {
-        let mut url = http::Url::of(get, target)?;
-        // A hook waits for the answer, not for a good one.
-        return match http::get(&url, get, "lifecycle", HOOK_LIMIT).await {
-            Ok(_) => Ok(None),
-            Err(why) if why.ends_with(http::PLAIN_ANSWER) => {
-                url.tls = false;
-                let plain = http::get(&url, get, "lifecycle", HOOK_LIMIT).await;
-                plain.map(|_| Some(authority(&url.host, url.port)))
-            }
-            Err(why) => Err(why),
-        };
+        let path = get.path.as_deref().unwrap_or_default();
+        let asked = ask_hook(get, target).await;
+        return asked.map_err(|why| failed(format!("HTTP lifecycle hook ({path})"), &why));
     }
-    Err("invalid handler".into())
+    Err("Cannot run handler: invalid handler".into())
+}
+
+/// An error and the command's output, of both streams.
+async fn run_hook_command(target: &Target<'_>, exec: &core::ExecAction) -> Result<(), (String, String)> {
+    let command = exec.command.as_deref().unwrap_or_default();
+    let output = target.runtime.exec(target.id, command, None).await;
+    let output = output.map_err(|error| (error.to_string(), String::new()))?;
+    if output.exit_code == 0 {
+        return Ok(());
+    }
+    let bounded = |mut bytes: Vec<u8>| {
+        bytes.truncate(OUTPUT_MAX_BYTES);
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let why = format!(
+        "command '{}' exited with {}: {}",
+        command.join(" "),
+        output.exit_code,
+        bounded(output.stderr.clone())
+    );
+    Err((why, bounded([output.stdout, output.stderr].concat())))
+}
+
+/// A hook waits for the answer, not for a good one.
+async fn ask_hook(get: &core::HTTPGetAction, target: &Target<'_>) -> Result<Option<String>, String> {
+    let mut url = http::Url::of(get, target)?;
+    match http::get(&url, get, "lifecycle", HOOK_LIMIT).await {
+        Ok(_) => Ok(None),
+        Err(why) if why.ends_with(http::PLAIN_ANSWER) => {
+            url.tls = false;
+            let plain = http::get(&url, get, "lifecycle", HOOK_LIMIT).await;
+            plain.map(|_| Some(authority(&url.host, url.port)))
+        }
+        Err(why) => Err(why),
+    }
 }
 
 async fn run_exec(target: &Target<'_>, command: &[String], limit: Option<Duration>) -> Answer {
@@ -209,18 +249,17 @@ fn dial_error(host: &str, port: u16, error: &std::io::Error) -> String {
 /// A number, or the name of one of the container's ports.
 fn port(port: &IntOrString, container: &core::Container) -> Result<u16, String> {
     let number = match port {
-        IntOrString::Int(number) => Some(*number),
+        IntOrString::Int(number) => i64::from(*number),
         IntOrString::String(name) => {
-            let named = container.ports.iter().flatten();
-            let named = named.into_iter().find(|p| p.name.as_deref() == Some(name));
-            named.map(|p| p.container_port).or_else(|| name.parse().ok())
+            let mut named = container.ports.iter().flatten();
+            match named.find(|p| p.name.as_deref() == Some(name)) {
+                Some(found) => i64::from(found.container_port),
+                None => name
+                    .parse()
+                    .map_err(|_| format!("strconv.Atoi: parsing {}: invalid syntax", quoted(name)))?,
+            }
         }
     };
-    number
-        .and_then(|n| u16::try_from(n).ok())
-        .filter(|n| *n > 0)
-        .ok_or_else(|| match port {
-            IntOrString::Int(n) => format!("invalid port number: {n}"),
-            IntOrString::String(name) => format!("couldn't find port: {name}"),
-        })
+    let valid = u16::try_from(number).ok().filter(|n| *n > 0);
+    valid.ok_or_else(|| format!("invalid port number: {number}"))
 }

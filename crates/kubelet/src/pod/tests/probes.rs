@@ -75,6 +75,7 @@ fn l8_readiness_decides_ready_and_liveness_restarts_with_its_own_grace() {
     );
     life.probed(Kind::Readiness, Answer::Success);
     assert_eq!(life.condition("Ready"), "True");
+    life.wait(5);
     life.take_log();
     life.probed(Kind::Liveness, Answer::Failure("no".into()));
     let log = life.take_log();
@@ -94,6 +95,7 @@ fn t2_l8_a_pod_that_ends_is_still_asked_for_readiness_and_for_nothing_else() {
         "livenessProbe": {"exec": {"command": ["x"]}, "periodSeconds": 1, "failureThreshold": 1},
     }]}));
     life.settle();
+    life.wait(1);
     life.probed(Kind::Readiness, Answer::Success);
     life.probed(Kind::Liveness, Answer::Success);
     assert_eq!(life.condition("Ready"), "True");
@@ -127,4 +129,27 @@ fn l8_a_startup_probe_holds_the_others_back() {
     life.probed(Kind::Startup, Answer::Success);
     assert_eq!(life.condition("Ready"), "True");
     assert!(life.log.contains(&"probe c Liveness".to_string()));
+}
+
+#[test]
+fn l8_liveness_waits_for_a_tick_of_the_pod_in_every_run_of_a_container() {
+    let mut c = container("c");
+    c["livenessProbe"] = json!({"exec": {}, "periodSeconds": 10, "failureThreshold": 1});
+    let mut life = Life::new(json!({"containers": [c]}));
+    life.settle();
+    let asked = |life: &mut Life| life.take_log().iter().any(|l| l == "probe c Liveness");
+    life.wait(9);
+    assert!(!asked(&mut life), "the process may not listen yet");
+    life.wait(1);
+    assert!(asked(&mut life));
+    life.probed(Kind::Liveness, Answer::Success);
+    life.wait(4);
+    life.exit("c0", 1);
+    life.settle();
+    assert_eq!(life.status(), "Running c=running/1");
+    life.take_log();
+    life.wait(5);
+    assert!(!asked(&mut life));
+    life.wait(1);
+    assert!(asked(&mut life), "ticks are the pod's");
 }

@@ -213,7 +213,7 @@ impl Doer {
                             id: &id,
                             ips: &ips,
                         };
-                        probe::run_hook(&target, handler).await
+                        probe::run_hook(&pod, &target, handler).await
                     }
                     _ => Ok(None),
                 };
