@@ -18,6 +18,8 @@ use crate::{image, probe};
 /// next look at the pod: other news of it, the end of the wait, or a look without news, which was seen to come six
 /// seconds after the end and much later. Nine are less than the first wait.
 const SHOW_BACK_OFF_AFTER: SignedDuration = SignedDuration::from_secs(9);
+/// The same where this node has killed the container, for a probe or a failed postStart hook: its end is news.
+const SHOW_BACK_OFF_AFTER_KILL: SignedDuration = SignedDuration::from_secs(1);
 /// Likewise for images: after the first failure, and after later ones.
 const SHOW_PULL_BACK_OFF_AFTER: (SignedDuration, SignedDuration) =
     (SignedDuration::from_secs(9), SignedDuration::from_secs(1));
@@ -282,7 +284,9 @@ impl Pod {
             return false;
         }
         // From now on it is measured by its own end, as one that has ended by itself.
-        self.containers[i].ended_here = false;
+        let container = &mut self.containers[i];
+        let hook_failed = matches!(container.waiting, Some(("PostStartHookError", _)));
+        let killed = std::mem::take(&mut container.ended_here) || hook_failed;
         let until = self
             .waits_since(i, now)
             .and_then(|since| self.containers[i].crash.until(since));
@@ -292,7 +296,12 @@ impl Pod {
         self.wake_at(until);
         if self.containers[i].told_back_off != Some(until) {
             self.containers[i].told_back_off = Some(until);
-            self.containers[i].show_back_off_at = Some(now + SHOW_BACK_OFF_AFTER);
+            self.containers[i].show_back_off_at = Some(
+                now + match killed {
+                    true => SHOW_BACK_OFF_AFTER_KILL,
+                    false => SHOW_BACK_OFF_AFTER,
+                },
+            );
             let (name, pod) = (self.containers[i].name.clone(), self.full_name());
             let message = format!("Back-off restarting failed container {name} in pod {pod}");
             self.record(Some(i), true, "BackOff", message);

@@ -24,6 +24,12 @@ fn l8_what_a_probe_ends_starts_again_at_once_the_first_times() {
     assert_eq!(life.status(), "Running c=running/2", "the first that counts");
     end(&mut life, "c2");
     assert_eq!(life.status(), "Running c=Completed:0/2", "now it waits");
+    life.wait(1);
+    assert_eq!(
+        life.status(),
+        "Running c=CrashLoopBackOff/2",
+        "which is shown soon"
+    );
     life.wait(10);
     assert_eq!(life.status(), "Running c=running/3");
 }
