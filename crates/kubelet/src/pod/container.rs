@@ -7,7 +7,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::time::seconds;
 
 use super::end::{Stop, StopReason};
-use super::{Action, Pod};
+use super::{Action, Pod, restart_all};
 use crate::backoff::BackOff;
 use crate::probe::{self, Probe};
 use crate::runtime::Exit;
@@ -234,7 +234,7 @@ impl Container {
     /// As `status.containerStatuses[].ready`.
     pub fn ready(&self) -> bool {
         match self.role {
-            Role::Init => self.exited().is_some_and(|t| t.exit_code == 0),
+            Role::Init => self.exited().is_some_and(|t| t.exit_code == 0) || restart_all::is_removed(self),
             Role::Ephemeral => false,
             Role::Sidecar | Role::App => {
                 self.started()
@@ -438,6 +438,7 @@ impl Pod {
         container.waiting = None;
         container.retries = 0;
         container.retry_at = None;
+        self.restart_all_begun();
         self.make_probes(i, started_at);
     }
 

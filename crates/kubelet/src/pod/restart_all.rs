@@ -24,6 +24,16 @@ fn is_restarted(container: &Container) -> bool {
     container.role != Role::Ephemeral
 }
 
+/// It was removed, and nothing has begun anew yet.
+pub(super) fn is_removed(container: &Container) -> bool {
+    matches!(container.waiting, Some((REASON, _)))
+}
+
+/// It was removed, another has begun anew, and this one has not yet.
+pub(super) fn begins_anew(container: &Container) -> bool {
+    container.run.as_ref().is_some_and(|run| run.id.is_empty()) && !is_removed(container)
+}
+
 impl Pod {
     /// Goes as far as it goes now. Whether there is something of it left to be waited for.
     pub(super) fn restart_all(&mut self, now: Timestamp) -> bool {
@@ -63,6 +73,8 @@ impl Pod {
                 ..core::ContainerStateTerminated::default()
             };
             run.state = RunState::Exited(Box::new(ended));
+            // Counted from now on, not from the next start.
+            run.attempt = container.attempts;
             // Of no sandbox that is: nothing of it counts as having run.
             run.sandbox.clear();
             let id = std::mem::take(&mut run.id);
@@ -79,6 +91,13 @@ impl Pod {
         self.restarting_all = false;
         self.tell(now);
         false
+    }
+
+    /// The first container of a new beginning runs: the others wait as they did for the first time.
+    pub(super) fn restart_all_begun(&mut self) {
+        let fallback = self.waiting_reason();
+        let removed = self.containers.iter_mut().filter(|c| is_removed(c));
+        removed.for_each(|container| container.waiting = Some((fallback, String::new())));
     }
 
     /// Whether a container of the sandbox in use has ended so that all are to be restarted.

@@ -173,8 +173,10 @@ impl Pod {
             _ if matches!(before.as_str(), "Succeeded" | "Failed") => before.clone(),
             // A pod is not over before its processes and their sandbox are.
             "Succeeded" | "Failed" if !stopped || held => before.clone(),
-            // And never goes back.
-            "Pending" if before == "Running" => before.clone(),
+            // And never goes back, unless a rule of a container begins the whole pod anew.
+            "Pending" if before == "Running" && !self.containers.iter().any(restart_all::begins_anew) => {
+                before.clone()
+            }
             phase => phase.to_string(),
         };
         let mut conditions = self.conditions(&init, &apps, if terminal { target } else { &phase }, now);
@@ -229,21 +231,22 @@ impl Pod {
         }
     }
 
+    /// What a container that has not been made waits for.
+    pub(super) fn waiting_reason(&self) -> &'static str {
+        let before = |c: &Container| matches!(c.role, Role::Init | Role::Sidecar);
+        match self.containers.iter().any(before) {
+            true => "PodInitializing",
+            false => "ContainerCreating",
+        }
+    }
+
     fn container_status(&self, container: &Container) -> ContainerStatus {
         let spec = find_spec(self.spec(), &container.name);
-        let initializing = self
-            .containers
-            .iter()
-            .any(|c| matches!(c.role, Role::Init | Role::Sidecar));
-        let fallback = if initializing {
-            "PodInitializing"
-        } else {
-            "ContainerCreating"
-        };
+        let fallback = self.waiting_reason();
         let waiting = |reason: &str, message: Option<&String>| ContainerState {
             waiting: Some(ContainerStateWaiting {
                 reason: Some(reason.into()),
-                message: message.cloned(),
+                message: message.filter(|message| !message.is_empty()).cloned(),
             }),
             ..ContainerState::default()
         };
@@ -359,11 +362,11 @@ impl Pod {
                 (_, None, None) => n_waiting += 1,
             }
         }
-        let app_ran = n_running + n_stopped > 0
-            && self
-                .containers
-                .iter()
-                .any(|c| c.role == Role::App && c.run.is_some());
+        let app_ran =
+            n_running + n_stopped > 0
+                && self.containers.iter().filter(|c| c.role == Role::App).any(|c| {
+                    restart_all::is_removed(c) || c.run.as_ref().is_some_and(|run| !run.id.is_empty())
+                });
         match () {
             () if init_failed > 0 && !app_ran => "Failed",
             () if init_pending > 0 && !app_ran => "Pending",

@@ -44,10 +44,14 @@ fn l5_a_rule_restarts_all_containers_from_the_beginning_in_the_same_sandbox() {
     assert_eq!(life.condition("AllContainersRestarting"), "False");
     assert_eq!(life.condition("Initialized"), "True", "once it was, it is");
     let status = life.pod.status();
-    assert_eq!(status.phase.as_deref(), Some("Running"));
+    assert_eq!(status.phase.as_deref(), Some("Pending"));
     let of_source = &status.container_statuses.as_ref().unwrap()[0];
     let waiting = of_source.state.as_ref().unwrap().waiting.as_ref().unwrap();
-    assert_eq!(waiting.reason.as_deref(), Some("RestartingAllContainers"));
+    assert_eq!(
+        (waiting.reason.as_deref(), &waiting.message),
+        (Some("PodInitializing"), &None)
+    );
+    assert_eq!(of_source.restart_count, 1);
     let last = of_source
         .last_state
         .as_ref()
