@@ -10,6 +10,7 @@ pub mod backoff;
 pub mod certificates;
 pub mod cgroup;
 pub mod configuration;
+pub mod devicemanager;
 pub mod empty_dir;
 pub mod enforcement;
 pub mod env_file;

@@ -14,12 +14,14 @@
 pub mod certificates;
 pub mod cgroup;
 pub mod containerd;
+pub mod devicemanager;
 pub mod figures;
 mod host_fs;
 pub mod images;
 pub mod kubelet;
 pub mod logs;
 pub mod network;
+pub mod plugins;
 pub mod probe;
 pub mod runtime;
 pub mod server;

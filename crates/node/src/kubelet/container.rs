@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_kubelet::devicemanager::{self, ContainerOptions};
 use knarr_kubelet::huge_pages::PageSizes;
 use knarr_kubelet::pod::definition_hash;
 
@@ -27,6 +28,8 @@ pub struct Parts<'a> {
     pub place: &'a Place,
     /// Where each of the container's volume mounts is on the node, in the spec's order.
     pub mounts: Vec<Mounted>,
+    /// What it gets of plugins.
+    pub devices: ContainerOptions,
     /// The pod's `/etc/hosts`; none where the image's own is to be seen.
     pub hosts_file: Option<PathBuf>,
     pub termination_log: PathBuf,
@@ -81,10 +84,9 @@ pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
         stdin: container.stdin == Some(true),
         stdin_once: container.stdin_once == Some(true),
         tty: container.tty == Some(true),
-        envs: env
-            .into_iter()
-            .map(|(key, value)| v1::KeyValue { key, value })
-            .collect(),
+        envs: envs(&parts.devices, env),
+        devices: device_nodes(&parts.devices),
+        cdi_devices: cdi_devices(&parts.devices),
         linux: Some(linux),
         ..v1::ContainerConfig::default()
     })
@@ -93,7 +95,7 @@ pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
 fn annotations(parts: &Parts<'_>) -> HashMap<String, String> {
     let container = parts.container;
     let text = |t: &Option<String>, otherwise: &str| t.clone().unwrap_or_else(|| otherwise.to_string());
-    let mut annotations = HashMap::from([
+    let own = [
         (labels::CONTAINER_HASH.to_string(), definition_hash(container)),
         (
             labels::CONTAINER_RESTART_COUNT.to_string(),
@@ -107,7 +109,10 @@ fn annotations(parts: &Parts<'_>) -> HashMap<String, String> {
             labels::TERMINATION_MESSAGE_POLICY.to_string(),
             text(&container.termination_message_policy, "File"),
         ),
-    ]);
+    ];
+    // The kubelet's own are never a plugin's.
+    let of_devices = parts.devices.annotations.clone().into_iter();
+    let mut annotations: HashMap<String, String> = of_devices.chain(own).collect();
     let grace = parts
         .pod
         .spec
@@ -123,7 +128,7 @@ fn annotations(parts: &Parts<'_>) -> HashMap<String, String> {
 }
 
 fn mounts(parts: &Parts<'_>) -> Result<Vec<v1::Mount>, String> {
-    let mut mounts = Vec::new();
+    let mut mounts: Vec<v1::Mount> = parts.devices.mounts.iter().map(device_mount).collect();
     for (mount, volume) in parts.container.volume_mounts.iter().flatten().zip(&parts.mounts) {
         let propagation = match mount.mount_propagation.as_deref() {
             Some("Bidirectional") => v1::MountPropagation::PropagationBidirectional,
@@ -172,6 +177,43 @@ fn mounts(parts: &Parts<'_>) -> Result<Vec<v1::Mount>, String> {
         });
     }
     Ok(mounts)
+}
+
+/// A variable of a plugin's, unless the container says another value.
+fn envs(devices: &ContainerOptions, own: Vec<(String, String)>) -> Vec<v1::KeyValue> {
+    let is_own = |key: &String| own.iter().any(|(name, _)| name == key);
+    let of_devices: Vec<_> = devices
+        .envs
+        .clone()
+        .into_iter()
+        .filter(|(key, _)| !is_own(key))
+        .collect();
+    let all = of_devices.into_iter().chain(own);
+    all.map(|(key, value)| v1::KeyValue { key, value }).collect()
+}
+
+fn device_mount(mount: &devicemanager::Mount) -> v1::Mount {
+    v1::Mount {
+        container_path: mount.container_path.clone(),
+        host_path: mount.host_path.clone(),
+        readonly: mount.read_only,
+        ..v1::Mount::default()
+    }
+}
+
+fn device_nodes(devices: &ContainerOptions) -> Vec<v1::Device> {
+    let nodes = devices.devices.iter();
+    let node = |node: &devicemanager::DeviceNode| v1::Device {
+        container_path: node.container_path.clone(),
+        host_path: node.host_path.clone(),
+        permissions: node.permissions.clone(),
+    };
+    nodes.map(node).collect()
+}
+
+fn cdi_devices(devices: &ContainerOptions) -> Vec<v1::CdiDevice> {
+    let names = devices.cdi_devices.iter();
+    names.map(|name| v1::CdiDevice { name: name.clone() }).collect()
 }
 
 /// The pod's `/etc/hosts`.
@@ -255,6 +297,7 @@ mod tests {
             image: &Image::default(),
             sources: &Sources::default(),
             place: &Place::default(),
+            devices: ContainerOptions::default(),
             mounts: vec![Mounted {
                 path: "/host/v".into(),
                 read_only: false,

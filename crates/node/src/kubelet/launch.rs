@@ -106,6 +106,8 @@ pub(super) async fn create_container(
         .map_err(|e| wrong(e.message))?;
     let image = image.ok_or_else(|| wrong(format!("image {image_name:?} is not there any more")))?;
     let environment = env::environment(pod, &spec, &sources, place).map_err(wrong)?;
+    let devices = shared.devices.container_options(pod, &spec).await;
+    let devices = devices.map_err(|e| wrong(e.to_string()))?;
     let mut mounts = Vec::new();
     for (index, mount) in spec.volume_mounts.iter().flatten().enumerate() {
         let mounted = shared
@@ -135,6 +137,7 @@ pub(super) async fn create_container(
         sources: &sources,
         place,
         mounts,
+        devices,
         hosts_file: Some(directory.join(HOSTS)),
         termination_log,
         node_memory_bytes: shared.memory_bytes,

@@ -63,7 +63,9 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use crate::devicemanager::{self, Devices};
 use crate::figures::{self, HostMeter, Meter};
+use crate::plugins::{Watcher, watcher};
 use crate::probe;
 use crate::runtime::{Runtime, RuntimeEvent};
 use crate::volumes::{self, Volumes, host_of};
@@ -95,6 +97,7 @@ pub(crate) struct Shared {
     pub steady: TokioClock,
     pub recorder: EventRecorder,
     pub volumes: Volumes,
+    pub devices: Arc<Devices>,
     pub trust: Trust,
     pub services: Arc<Store>,
     /// The pods bound to this node.
@@ -237,14 +240,19 @@ impl Kubelet {
         let counts = config.machine.is_host() || config.played.is_some();
         let renewals = counts.then(|| config.root_dir.join(self_fencing::RENEWALS));
         let host = config.played.clone().unwrap_or_else(|| host_of(config.machine));
+        let steady = TokioClock::new(clock.now());
+        let volumes = Volumes::new(
+            config.root_dir.clone(),
+            config.node_name.clone(),
+            api.clone(),
+            (config.machine, host.clone()),
+            claimed,
+        );
+        let files = volumes.files().clone();
+        let devices = Devices::new(&config.root_dir, files, Arc::new(steady));
         let shared = Arc::new(Shared {
-            volumes: Volumes::new(
-                config.root_dir.clone(),
-                config.node_name.clone(),
-                api.clone(),
-                (config.machine, host.clone()),
-                claimed,
-            ),
+            volumes,
+            devices,
             trust: Trust::new(config.self_fencing, host, renewals),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
@@ -273,7 +281,7 @@ impl Kubelet {
             granted: Mutex::default(),
             probes: probes.clone(),
             images: Mutex::new(garbage_images::Records::new(clock.now())),
-            steady: TokioClock::new(clock.now()),
+            steady,
             config,
             api,
             runtime,
@@ -355,6 +363,11 @@ async fn run(
     let volumes = shared.clone();
     tasks.spawn(async move { volumes.volumes.run().await });
 
+    if shared.config.machine.is_host() {
+        shared.devices.restore().await;
+        tasks.spawn(shared.devices.clone().run());
+        tasks.spawn(plugins(&shared).run());
+    }
     // Nothing is decided about any pod before it is known what runs.
     let mut picture = loop {
         match look(&shared).await {
@@ -444,6 +457,7 @@ async fn run(
                 if !complete && pods.reached().is_some() && changes.is_empty() {
                     complete = true;
                     info!(pods = workers.by_uid.len(), "all pods of this node are known");
+                    workers.release_what_others_had();
                     next_look = Instant::now();
                 }
             }
@@ -453,6 +467,15 @@ async fn run(
         let by_uid = &workers.by_uid;
         workers.admitted.retain(|uid| by_uid.contains_key(uid));
     }
+}
+
+/// What registers the plugins of this node.
+fn plugins(shared: &Shared) -> Arc<Watcher> {
+    let directory = shared.config.root_dir.join(watcher::REGISTRY);
+    let devices = devicemanager::Registrar(shared.devices.clone());
+    let handlers: Vec<Arc<dyn crate::plugins::Handler>> =
+        vec![Arc::new(shared.volumes.csi_registrar()), Arc::new(devices)];
+    Watcher::new(directory, handlers)
 }
 
 /// The folder of static pods, when it is to be looked at.

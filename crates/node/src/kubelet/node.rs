@@ -90,6 +90,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         tokio::select! {
             () = sleep_until(next_status.min(next_lease)) => {}
             () = shared.conditions_changed.notified() => next_status = Instant::now(),
+            () = shared.devices.changed() => next_status = Instant::now(),
             () = network_changed(&shared) => next_status = Instant::now(),
         }
         if next_status <= Instant::now() {
@@ -326,15 +327,20 @@ async fn status(
         Err(_) => before.images.clone(),
     };
     let extended = extended_resources(before);
-    let with_extended = |own: &BTreeMap<String, Quantity>| {
+    let devices = shared.devices.capacity();
+    let with_extended = |own: &BTreeMap<String, Quantity>, devices_of: &BTreeMap<String, usize>| {
         let mut all = extended.clone();
+        // It had them once: a resource that a plugin manages is not one that no node has.
+        let removed = devices.removed.iter().map(|name| (name, &0));
+        let devices = devices_of.iter().chain(removed);
+        all.extend(devices.map(|(name, count)| (name.clone(), Quantity(count.to_string()))));
         all.extend(own.clone());
         Some(all)
     };
     core::NodeStatus {
         addresses: Some(addresses),
-        allocatable: with_extended(&shared.allocatable),
-        capacity: with_extended(&shared.capacity),
+        allocatable: with_extended(&shared.allocatable, &devices.allocatable),
+        capacity: with_extended(&shared.capacity, &devices.capacity),
         conditions: Some(conditions(runtime, shared, before, now)),
         daemon_endpoints: Some(core::NodeDaemonEndpoints {
             kubelet_endpoint: Some(core::DaemonEndpoint {

@@ -180,7 +180,12 @@ async fn run(
         let first = doer.complete(since, sandboxes, containers, true).await;
         doer.step(first);
     } else if !rejected {
-        doer.step(Event::Timer);
+        let (first, early) = allocate(&doer.shared, doer.machine.object(), &mut messages).await;
+        doer.step(first);
+        for message in early {
+            // Before all that comes later: nobody else has received anything yet.
+            doer.receive(message).await;
+        }
     }
     while !doer.done {
         let now = doer.now();
@@ -192,15 +197,7 @@ async fn run(
             biased;
             () = cancel.cancelled() => break,
             message = messages.recv() => match message {
-                Some(Msg::Event(event)) => doer.step(event),
-                Some(Msg::Look { id }) => doer.look(id),
-                Some(Msg::Forget) => doer.forget(),
-                Some(Msg::MirrorGone) => doer.write(Write::MirrorGone),
-                Some(Msg::Looked { id }) => { doer.looking.remove(&id); }
-                Some(Msg::Observed { since, sandboxes, containers }) => {
-                    let event = doer.complete(since, sandboxes, containers, false).await;
-                    doer.step(event);
-                }
+                Some(message) => doer.receive(message).await,
                 None => break,
             },
             () = sleep(wait.unwrap_or(Duration::MAX)), if wait.is_some() => {
@@ -218,7 +215,63 @@ async fn run(
     owners.retain(|_, owner| !owner.same_channel(&doer.inbox));
 }
 
+/// Has the devices of a new pod allocated, and answers with what the machine begins with. What the pod is told meanwhile
+/// is kept for later; that it is to end ends the waiting.
+async fn allocate(
+    shared: &Arc<Shared>,
+    pod: &Arc<core::Pod>,
+    messages: &mut mpsc::UnboundedReceiver<Msg>,
+) -> (Event, Vec<Msg>) {
+    let mut early = Vec::new();
+    if pod.metadata.deletion_timestamp.is_some() || !shared.devices.concerns(pod) {
+        return (Event::Timer, early);
+    }
+    let mut allocating = std::pin::pin!(shared.devices.allocate_pod(pod));
+    loop {
+        tokio::select! {
+            biased;
+            allocated = &mut allocating => {
+                let first = match allocated {
+                    Ok(()) => Event::Timer,
+                    Err(rejection) => Event::Reject(rejection),
+                };
+                return (first, early);
+            }
+            message = messages.recv() => {
+                let is_end = match &message {
+                    Some(Msg::Event(Event::Updated(new))) => new.metadata.deletion_timestamp.is_some(),
+                    Some(Msg::Event(Event::Removed | Event::Evict(_))) | None => true,
+                    Some(_) => false,
+                };
+                match message {
+                    Some(Msg::Event(event)) if is_end => return (event, early),
+                    None => return (Event::Timer, early),
+                    Some(message) => early.push(message),
+                }
+            }
+        }
+    }
+}
+
 impl Doer {
+    async fn receive(&mut self, message: Msg) {
+        match message {
+            Msg::Event(event) => self.step(event),
+            Msg::Look { id } => self.look(id),
+            Msg::Forget => self.forget(),
+            Msg::MirrorGone => self.write(Write::MirrorGone),
+            Msg::Looked { id } => drop(self.looking.remove(&id)),
+            Msg::Observed {
+                since,
+                sandboxes,
+                containers,
+            } => {
+                let event = self.complete(since, sandboxes, containers, false).await;
+                self.step(event);
+            }
+        }
+    }
+
     fn step(&mut self, event: Event) {
         if let Event::Updated(object) = &event {
             self.write(Write::Object(object.clone()));
@@ -250,6 +303,8 @@ impl Doer {
             self.carry_out(action);
         }
         if self.machine.has_ended() && !self.ended.swap(true, Ordering::Relaxed) {
+            let uid = self.machine.object().metadata.uid.as_deref().unwrap_or("");
+            self.shared.devices.release(uid);
             self.shared.pod_ended.notify_one();
         }
     }
@@ -399,6 +454,7 @@ impl Doer {
         let pod = self.machine.object();
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
         self.shared.granted.lock().remove(uid);
+        self.shared.devices.release(uid);
         self.shared
             .probes
             .forget(pod.metadata.uid.as_deref().unwrap_or(""));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::quantity::{Notation, Quantity};
 use knarr_api::{Object, k8s_openapi};
 use knarr_client::{Clock, Store};
 use knarr_kubelet::admission::{self, Rejection};
@@ -309,6 +310,15 @@ impl Workers {
             .collect()
     }
 
+    /// All pods of the node are known: what was kept for others is free.
+    pub(super) fn release_what_others_had(&self) {
+        let is_there = |uid: &str| {
+            let is_new = self.waiting.contains_key(uid) || self.looking.contains(uid);
+            is_new || !self.has_ended(uid)
+        };
+        self.shared.devices.retain_pods(is_there);
+    }
+
     /// Whether nothing is left of a pod but what is told of it.
     pub(super) fn has_ended(&self, uid: &str) -> bool {
         let worker = self.by_uid.get(uid);
@@ -389,7 +399,13 @@ fn beside(
     counts: impl Fn(&core::Pod) -> bool,
 ) -> Option<(Arc<core::Node>, Vec<core::Pod>)> {
     let says = |node: &Arc<core::Node>| node.status.as_ref().is_some_and(|s| s.allocatable.is_some());
-    let node = shared.own_node.known().filter(says)?;
+    let mut node = shared.own_node.known().filter(says)?;
+    let least = shared
+        .devices
+        .with(|devices| devices.least_allocatable(pod.metadata.uid.as_deref().unwrap_or("")));
+    if !least.is_empty() {
+        raise_allocatable(Arc::make_mut(&mut node), &least);
+    }
     let objects = shared.pods.list("");
     let others: Vec<core::Pod> = objects
         .iter()
@@ -404,6 +420,20 @@ fn beside(
         })
         .collect();
     Some((node, others))
+}
+
+/// A pod that was given devices before this kubelet began is admitted though their plugin is not back.
+fn raise_allocatable(node: &mut core::Node, least: &BTreeMap<String, usize>) {
+    let status = node.status.get_or_insert_default();
+    let allocatable = status.allocatable.get_or_insert_default();
+    for (resource, count) in least {
+        let least = i64::try_from(*count).unwrap_or(i64::MAX);
+        let known = allocatable.get(resource).and_then(|q| Quantity::of(q).ok());
+        if known.is_none_or(|known| known.value() < least) {
+            let raised = Quantity::from_value(least, Notation::DecimalSi);
+            allocatable.insert(resource.clone(), raised.to_wire());
+        }
+    }
 }
 
 /// Ends what no pod in the API accounts for. What cannot be ended is tried again after the next look; its volumes stay

@@ -67,6 +67,7 @@ pub trait PodNetwork: Send + Sync {
 
 struct Record {
     container: Container,
+    config: ContainerConfig,
     manners: Manners,
     /// Rings when it ends.
     ended: Arc<Notify>,
@@ -207,6 +208,16 @@ impl FakeRuntime {
     /// Every start there ever was: the container's id, and `<pod uid>/<container name>`.
     pub fn starts(&self) -> Vec<(String, String)> {
         self.state.lock().starts.clone()
+    }
+
+    /// How the newest container of this name was asked for.
+    pub fn config_of(&self, container: &str) -> Option<ContainerConfig> {
+        let state = self.state.lock();
+        let records = state.containers.values();
+        let named = records.filter(|record| record.container.name == container);
+        named
+            .max_by_key(|record| record.container.attempt)
+            .map(|r| r.config.clone())
     }
 
     /// What runs: container ids with `<pod uid>/<container name>`.
@@ -481,6 +492,7 @@ impl Runtime for FakeRuntime {
         let manners = state.manners.get(&metadata.name).copied();
         let hash = config.annotations.get(labels::CONTAINER_HASH).cloned();
         let record = Record {
+            config: config.clone(),
             container: Container {
                 id: id.clone(),
                 sandbox_id: sandbox_id.into(),

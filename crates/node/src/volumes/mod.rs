@@ -39,6 +39,8 @@ pub(crate) const POD_DIR_MODE: u32 = 0o750;
 
 /// Between looks at whether what a volume shows has changed.
 const REFRESH: Duration = Duration::from_secs(15);
+/// Before the CSINode object is tried again.
+const CSI_NODE_RETRY: Duration = Duration::from_secs(1);
 
 /// Why a volume is not there; shown to the user.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -141,6 +143,11 @@ impl Drop for EndWith<'_> {
 }
 
 impl Volumes {
+    /// What registers the CSI drivers of its volumes.
+    pub(crate) fn csi_registrar(&self) -> storage::Registrar {
+        self.shelf.registrar()
+    }
+
     pub(crate) fn new(
         root: PathBuf,
         node: String,
@@ -338,21 +345,16 @@ impl Volumes {
                 tokio::time::sleep(REFRESH).await;
             }
         };
-        let registry = self.root.join("plugins_registry");
-        let plugins = async {
-            if self.machine.is_host() {
-                let made = registry.clone();
-                let made = self
-                    .files
-                    .run("", move || Dir::make(&made, POD_DIR_MODE).map(drop));
-                if let Err(error) = made.await {
-                    warn!(%error, path = %registry.display(), "CSI drivers have no place to register");
-                }
-                let drivers = self.shelf.drivers();
-                drivers.run(self.api.clone(), &self.node, &registry).await;
+        // Also on a node without any driver.
+        let csi_node = async {
+            while self.machine.is_host()
+                && let Err(error) = storage::node_info::make(&*self.api, &self.node).await
+            {
+                debug!(%error, "cannot make this node's CSINode yet");
+                tokio::time::sleep(CSI_NODE_RETRY).await;
             }
         };
-        tokio::join!(clean, let_go, plugins);
+        tokio::join!(clean, let_go, csi_node);
     }
 
     /// Whether this pod uses a volume that is for one node or pod.

@@ -9,8 +9,10 @@
 
 mod clock_jumps;
 mod deaths;
+mod devices;
 mod evictions;
 mod own_node;
+mod plugin;
 mod registration;
 mod room;
 mod shutdown;

@@ -23,8 +23,9 @@ use knarr_client::Api;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-pub use csi::drivers::Drivers;
+pub use csi::drivers::{Drivers, Registrar};
 pub use csi::is_attached;
+pub use csi::node_info;
 pub use filesystem::{FsGroup, give_to};
 pub use host::{Hollow, Host, Machine, Ran};
 use records::Recorded;
@@ -209,8 +210,13 @@ impl Shelf {
         }
     }
 
-    pub fn drivers(&self) -> &Arc<Drivers> {
-        &self.tools.drivers
+    /// What registers CSI drivers for its volumes.
+    pub fn registrar(&self) -> Registrar {
+        Registrar {
+            drivers: self.tools.drivers.clone(),
+            api: self.tools.api.clone(),
+            node: self.tools.node.clone(),
+        }
     }
 
     fn turn(&self, of: Option<&Path>) -> Arc<tokio::sync::Mutex<()>> {

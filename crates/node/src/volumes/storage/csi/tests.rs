@@ -22,6 +22,7 @@ use tonic::Status;
 
 use super::super::{Failure, Hollow, Shelf, claimed, inline};
 use super::*;
+use crate::plugins::{Watcher, watcher};
 use crate::untrusted_fs::Pool;
 
 type Answer = Response<tonic::body::Body>;
@@ -89,21 +90,21 @@ impl Driver {
         let call = request.uri().path().rsplit('/').next().unwrap().to_string();
         match call.as_str() {
             "GetInfo" => {
-                let info = wire::PluginInfo {
+                let info = watcher::PluginInfo {
                     kind: self.kind.into(),
                     name: "d.example".into(),
                     endpoint: String::new(),
                     supported_versions: self.versions.clone(),
                 };
-                unary(request, |_: wire::GetInfo| Ok(info)).await
+                unary(request, |_: watcher::InfoRequest| Ok(info)).await
             }
             "NotifyRegistrationStatus" => {
-                let told = |status: wire::RegistrationStatus| {
+                let told = |status: watcher::RegistrationStatus| {
                     self.told.lock().push(format!(
                         "registered {} {}",
                         status.plugin_registered, status.error
                     ));
-                    Ok(wire::Empty {})
+                    Ok(watcher::RegistrationStatusResponse {})
                 };
                 unary(request, told).await
             }
@@ -184,6 +185,7 @@ async fn unary<C: wire::Call>(
 struct Node {
     dir: tempfile::TempDir,
     api: Arc<FakeApi>,
+    watcher: Arc<Watcher>,
     drivers: Arc<drivers::Drivers>,
     shelf: Shelf,
 }
@@ -196,6 +198,11 @@ impl Node {
             .await
             .unwrap();
         let drivers: Arc<drivers::Drivers> = Arc::default();
+        let registrar = drivers::Registrar {
+            drivers: drivers.clone(),
+            api: api.clone(),
+            node: "n1".into(),
+        };
         let tools = Tools {
             host: Arc::new(Hollow),
             drivers: drivers.clone(),
@@ -205,6 +212,7 @@ impl Node {
         };
         Node {
             shelf: Shelf::new(dir.path().into(), tools),
+            watcher: Watcher::new(dir.path().join(watcher::REGISTRY), vec![Arc::new(registrar)]),
             dir,
             api,
             drivers,
@@ -220,7 +228,7 @@ impl Node {
     }
 
     async fn look(&self) {
-        self.drivers.look(&*self.api, "n1", &self.registry()).await;
+        futures::future::join_all(self.watcher.scan()).await;
     }
 
     async fn csi_node(&self) -> Value {
@@ -303,7 +311,7 @@ async fn what_is_no_driver_that_is_spoken_with_is_told_so() {
                 kind: "DevicePlugin",
                 ..Driver::default()
             },
-            "has use for CSIPlugin only",
+            "no handler registered for plugin type: DevicePlugin",
         ),
         (
             Driver {

@@ -1,41 +1,18 @@
-//! What is said to a CSI driver and to whoever registers it: gRPC over a unix socket, of the two protocols what a kubelet
-//! needs, declared by hand.
+//! The requests that a kubelet sends to a CSI driver: gRPC over a unix socket, of the protocol what a kubelet needs, declared
+//! by hand.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
-use tonic::Code;
-use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::{Channel, Endpoint};
+use crate::plugins;
+pub use crate::plugins::Call;
 
 /// How long a driver may take, as every kubelet waits.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Empty {}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PluginInfo {
-    #[prost(string, tag = "1")]
-    pub kind: String,
-    #[prost(string, tag = "2")]
-    pub name: String,
-    /// The driver's own socket; empty: the one that was asked.
-    #[prost(string, tag = "3")]
-    pub endpoint: String,
-    #[prost(string, repeated, tag = "4")]
-    pub supported_versions: Vec<String>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RegistrationStatus {
-    #[prost(bool, tag = "1")]
-    pub plugin_registered: bool,
-    #[prost(string, tag = "2")]
-    pub error: String,
-}
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodeInfo {
@@ -152,12 +129,6 @@ pub struct UnpublishRequest {
     pub target_path: String,
 }
 
-/// A call of one of the two protocols.
-pub trait Call: prost::Message + Default + 'static {
-    const PATH: &'static str;
-    type Answer: prost::Message + Default + 'static;
-}
-
 /// Requests without content, told apart by what they ask.
 macro_rules! asks {
     ($($name:ident, $path:literal => $answer:ty;)*) => {$(
@@ -171,7 +142,6 @@ macro_rules! asks {
 }
 
 asks! {
-    GetInfo, "/pluginregistration.Registration/GetInfo" => PluginInfo;
     NodeGetInfo, "/csi.v1.Node/NodeGetInfo" => NodeInfo;
     NodeGetCapabilities, "/csi.v1.Node/NodeGetCapabilities" => Capabilities;
 }
@@ -186,45 +156,15 @@ macro_rules! calls {
 }
 
 calls! {
-    RegistrationStatus, "/pluginregistration.Registration/NotifyRegistrationStatus";
     StageRequest, "/csi.v1.Node/NodeStageVolume";
     UnstageRequest, "/csi.v1.Node/NodeUnstageVolume";
     PublishRequest, "/csi.v1.Node/NodePublishVolume";
     UnpublishRequest, "/csi.v1.Node/NodeUnpublishVolume";
 }
 
-/// Asks whoever listens at the socket, with an error in gRPC's words.
+/// Calls the driver, with an error in gRPC's words.
 pub async fn call<C: Call>(socket: &Path, request: C) -> Result<C::Answer, String> {
-    let asked = async {
-        let mut grpc = tonic::client::Grpc::new(connect(socket));
-        grpc.ready()
-            .await
-            .map_err(|e| refusal(Code::Unavailable, &e.to_string()))?;
-        let codec = tonic_prost::ProstCodec::<C, C::Answer>::default();
-        let path = PathAndQuery::from_static(C::PATH);
-        let answer = grpc.unary(tonic::Request::new(request), path, codec).await;
-        answer
-            .map(tonic::Response::into_inner)
-            .map_err(|status| refusal(status.code(), status.message()))
-    };
-    match tokio::time::timeout(PATIENCE, asked).await {
-        Ok(answer) => answer,
-        Err(_) => Err(refusal(Code::DeadlineExceeded, "context deadline exceeded")),
-    }
-}
-
-fn refusal(code: Code, message: &str) -> String {
-    format!("rpc error: code = {code:?} desc = {message}")
-}
-
-fn connect(socket: &Path) -> Channel {
-    let path = PathBuf::from(socket);
-    // The address is not used: the connector goes to the socket.
-    Endpoint::from_static("http://csi.invalid").connect_with_connector_lazy(tower::service_fn(move |_| {
-        let path = path.clone();
-        async move {
-            let stream = tokio::net::UnixStream::connect(path).await?;
-            Ok::<_, std::io::Error>(TokioIo::new(stream))
-        }
-    }))
+    plugins::call(socket, request, PATIENCE)
+        .await
+        .map_err(|error| error.to_string())
 }

@@ -1,0 +1,413 @@
+//! The device manager: which devices of device plugins (v1beta1) there are, and which containers have them.
+//!
+//! It is told what plugins report and what containers ask for, and chooses devices; calling the plugins is the doing
+//! half's. A device is never assigned twice, except from an init container that has ended to a container of the same pod.
+
+pub mod options;
+mod pods;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::k8s_openapi;
+use knarr_api::quantity::Quantity;
+
+pub use options::{Allocation, ContainerOptions, DeviceNode, Mount};
+pub use pods::{Assigned, Assignment};
+
+/// How long a resource stays in the node's capacity after its plugin has gone (`endpointStopGracePeriod`).
+pub const STOP_GRACE: SignedDuration = SignedDuration::from_mins(5);
+/// The NUMA node of a device that is near none.
+pub const NO_NUMA_NODE: i64 = -1;
+
+/// A device, as its plugin reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    pub is_healthy: bool,
+    pub numa_nodes: Vec<i64>,
+}
+
+/// What a plugin wants to be asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PluginOptions {
+    pub pre_start_required: bool,
+    pub get_preferred_allocation: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Endpoint {
+    Running(PluginOptions),
+    Stopped { since: Timestamp },
+}
+
+/// The devices of one resource.
+#[derive(Clone, Debug)]
+struct Resource {
+    endpoint: Endpoint,
+    /// As the plugin reported them last.
+    devices: BTreeMap<String, Device>,
+    /// Those that can be allocated: none while the plugin is gone, and until it reports again.
+    healthy: BTreeSet<String>,
+}
+
+impl Resource {
+    fn new(endpoint: Endpoint) -> Self {
+        Resource {
+            endpoint,
+            devices: BTreeMap::new(),
+            healthy: BTreeSet::new(),
+        }
+    }
+}
+
+/// What of a resource a container asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    pub pod: &'a Pod,
+    pub container: &'a str,
+    pub resource: &'a str,
+    pub count: usize,
+}
+
+impl Request<'_> {
+    fn uid(&self) -> &str {
+        self.pod.metadata.uid.as_deref().unwrap_or("")
+    }
+
+    fn key(&self) -> (String, String, String) {
+        (self.uid().into(), self.container.into(), self.resource.into())
+    }
+}
+
+/// What comes of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The container has its devices, or asks for none.
+    Nothing,
+    /// The plugin is to say which of these it prefers.
+    Prefer {
+        available: BTreeSet<String>,
+        must_include: BTreeSet<String>,
+        count: usize,
+    },
+    /// The plugin is to allocate these. They are reserved until they are assigned or released.
+    Allocate(BTreeSet<String>),
+}
+
+/// Why devices are not allocated, in v1.36's words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("cannot allocate unregistered device {0}")]
+    Unregistered(String),
+    #[error("no healthy devices present; cannot allocate unhealthy devices {0}")]
+    NoneHealthy(String),
+    #[error("previously allocated devices are no longer healthy; cannot allocate unhealthy devices {0}")]
+    NoLongerHealthy(String),
+    #[error(
+        "pod {pod:?} container {container:?} changed request for resource {resource:?} from {from} to {to}"
+    )]
+    Changed {
+        pod: String,
+        container: String,
+        resource: String,
+        from: usize,
+        to: usize,
+    },
+    #[error(
+        "requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}"
+    )]
+    Unavailable {
+        resource: String,
+        requested: usize,
+        available: usize,
+    },
+}
+
+/// What the node's status says of devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    pub capacity: BTreeMap<String, usize>,
+    pub allocatable: BTreeMap<String, usize>,
+    /// Resources whose plugins have gone for good.
+    pub removed: BTreeSet<String>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceManager {
+    resources: BTreeMap<String, Resource>,
+    assigned: Assigned,
+    /// Resources whose plugins have gone for good: the node says that it has none of them.
+    gone: BTreeSet<String>,
+    /// Chosen for a pod, container and resource, whose plugin is allocating them.
+    reserved: BTreeMap<(String, String, String), BTreeSet<String>>,
+}
+
+impl DeviceManager {
+    /// As it was before this kubelet began. Resources have no devices until their plugins register again.
+    pub fn restored(resources: BTreeSet<String>, assigned: Assigned, now: Timestamp) -> Self {
+        let stopped = |name| (name, Resource::new(Endpoint::Stopped { since: now }));
+        DeviceManager {
+            resources: resources.into_iter().map(stopped).collect(),
+            assigned,
+            ..DeviceManager::default()
+        }
+    }
+
+    /// A plugin has registered. What is known of its devices stays until it reports them.
+    pub fn registered(&mut self, resource: &str, options: PluginOptions) {
+        let endpoint = Endpoint::Running(options);
+        self.gone.remove(resource);
+        match self.resources.get_mut(resource) {
+            Some(known) => known.endpoint = endpoint,
+            None => drop(self.resources.insert(resource.into(), Resource::new(endpoint))),
+        }
+    }
+
+    /// What a plugin reports. The answer are the pods with a device whose health is not what it was.
+    pub fn reported(&mut self, resource: &str, devices: BTreeMap<String, Device>) -> BTreeSet<String> {
+        let Some(known) = self.resources.get_mut(resource) else {
+            return BTreeSet::new();
+        };
+        let healthy = devices.iter().filter(|(_, device)| device.is_healthy);
+        known.healthy = healthy.map(|(id, _)| id.clone()).collect();
+        let before = std::mem::replace(&mut known.devices, devices);
+        let is_changed = |id: &str| {
+            let health = |of: &BTreeMap<String, Device>| of.get(id).map(|d| d.is_healthy);
+            health(&known.devices).is_some() && health(&before) != health(&known.devices)
+        };
+        self.assigned.pods_with(resource, is_changed)
+    }
+
+    /// The plugin has gone: none of its devices can be allocated.
+    pub fn stopped(&mut self, resource: &str, now: Timestamp) {
+        if let Some(known) = self.resources.get_mut(resource) {
+            known.endpoint = Endpoint::Stopped { since: now };
+            known.healthy.clear();
+        }
+    }
+
+    /// The resources that are known, for the checkpoint.
+    pub fn resources(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let resources = self.resources.iter();
+        resources
+            .map(|(name, r)| (name.clone(), r.healthy.clone()))
+            .collect()
+    }
+
+    pub fn assigned(&self) -> &Assigned {
+        &self.assigned
+    }
+
+    /// The healthy devices of each resource.
+    pub fn allocatable_devices(&self) -> impl Iterator<Item = (&str, &str, &Device)> {
+        self.resources.iter().flat_map(|(name, resource)| {
+            let devices = resource.devices.iter();
+            let healthy = devices.filter(|(id, _)| resource.healthy.contains(*id));
+            healthy.map(|(id, device)| (name.as_str(), id.as_str(), device))
+        })
+    }
+
+    /// Whether a device is healthy; one of which nothing is known is taken to be.
+    pub fn is_healthy(&self, resource: &str, id: &str) -> bool {
+        let devices = self.resources.get(resource).map(|r| &r.devices);
+        devices.and_then(|d| d.get(id)).is_none_or(|d| d.is_healthy)
+    }
+
+    /// What the node has. A resource whose plugin has been gone for longer than the grace period is forgotten.
+    pub fn capacity(&mut self, now: Timestamp) -> Capacity {
+        let mut of = Capacity::default();
+        let gone = &mut self.gone;
+        self.resources.retain(|name, resource| {
+            let is_over = match resource.endpoint {
+                Endpoint::Stopped { since } => now.duration_since(since) > STOP_GRACE,
+                Endpoint::Running(_) => false,
+            };
+            if is_over {
+                gone.insert(name.clone());
+                return false;
+            }
+            of.capacity.insert(name.clone(), resource.devices.len());
+            of.allocatable.insert(name.clone(), resource.healthy.len());
+            true
+        });
+        of.removed.clone_from(&self.gone);
+        of
+    }
+
+    /// What a container asks for of device plugins, by its limits (extended resources are not overcommitted).
+    pub fn requests(&self, pod: &Pod, container: &Container) -> Vec<(String, usize)> {
+        let limits = container.resources.iter().flat_map(|r| r.limits.iter().flatten());
+        let counted = limits.filter_map(|(name, amount)| {
+            let count = usize::try_from(Quantity::of(amount).ok()?.value()).ok()?;
+            Some((name.clone(), count))
+        });
+        counted
+            .filter(|(name, count)| *count > 0 && self.is_of_a_plugin(name))
+            .filter(|(name, _)| !is_of_a_claim(pod, &container.name, name))
+            .collect()
+    }
+
+    fn is_of_a_plugin(&self, resource: &str) -> bool {
+        self.resources.contains_key(resource) || self.assigned.has_resource(resource)
+    }
+
+    /// Chooses the devices of a container. `preferred` is what the plugin answered to [`Choice::Prefer`].
+    pub fn choose(
+        &mut self,
+        request: &Request<'_>,
+        preferred: Option<&BTreeSet<String>>,
+    ) -> Result<Choice, Error> {
+        let resource = || request.resource.to_string();
+        let own = self
+            .assigned
+            .devices_of(request.uid(), request.container, request.resource);
+        if let Some(own) = own.as_ref().filter(|own| own.len() != request.count) {
+            return Err(Error::Changed {
+                pod: request.uid().into(),
+                container: request.container.into(),
+                resource: resource(),
+                from: own.len(),
+                to: request.count,
+            });
+        }
+        let Some(known) = self.resources.get(request.resource) else {
+            return Err(Error::Unregistered(resource()));
+        };
+        let healthy = &known.healthy;
+        if healthy.is_empty() {
+            return Err(Error::NoneHealthy(resource()));
+        }
+        match own {
+            Some(own) if !own.is_subset(healthy) => return Err(Error::NoLongerHealthy(resource())),
+            Some(_) => return Ok(Choice::Nothing),
+            None => {}
+        }
+        let reusable = self
+            .assigned
+            .reusable(request.pod, request.container, request.resource);
+        let mut chosen: BTreeSet<String> = reusable.into_iter().take(request.count).collect();
+        let missing = request.count - chosen.len();
+        if missing > 0 {
+            let in_use = self.in_use(request.resource);
+            let available: BTreeSet<String> = healthy.difference(&in_use).cloned().collect();
+            if available.len() < missing {
+                return Err(Error::Unavailable {
+                    resource: resource(),
+                    requested: missing,
+                    available: available.len(),
+                });
+            }
+            let asks = matches!(known.endpoint, Endpoint::Running(o) if o.get_preferred_allocation);
+            let preferred = match preferred {
+                None if asks => {
+                    return Ok(Choice::Prefer {
+                        available: available.union(&chosen).cloned().collect(),
+                        must_include: chosen,
+                        count: request.count,
+                    });
+                }
+                preferred => preferred.cloned().unwrap_or_default(),
+            };
+            let first = available.intersection(&preferred).take(missing);
+            chosen.extend(first.cloned());
+            let missing = request.count - chosen.len();
+            let others: Vec<String> = available.difference(&chosen).take(missing).cloned().collect();
+            chosen.extend(others);
+        }
+        self.reserved.insert(request.key(), chosen.clone());
+        Ok(Choice::Allocate(chosen))
+    }
+
+    /// All devices of a resource that a container has or will have.
+    fn in_use(&self, resource: &str) -> BTreeSet<String> {
+        let mut in_use = self.assigned.devices(resource);
+        let reserved = self.reserved.iter();
+        let reserved = reserved.filter(|((_, _, of), _)| of == resource);
+        in_use.extend(reserved.flat_map(|(_, devices)| devices.iter().cloned()));
+        in_use
+    }
+
+    /// The plugin has allocated what was chosen: the container has it.
+    pub fn assign(&mut self, request: &Request<'_>, allocation: Allocation) {
+        let Some(chosen) = self.reserved.remove(&request.key()) else {
+            return;
+        };
+        let known = self.resources.get(request.resource).map(|r| &r.devices);
+        let mut devices: BTreeMap<i64, Vec<String>> = BTreeMap::new();
+        for id in chosen {
+            let nodes = known.and_then(|d| d.get(&id)).map(|d| d.numa_nodes.as_slice());
+            match nodes {
+                None | Some([]) => devices.entry(NO_NUMA_NODE).or_default().push(id),
+                Some(nodes) => {
+                    for node in nodes {
+                        devices.entry(*node).or_default().push(id.clone());
+                    }
+                }
+            }
+        }
+        let assignment = Assignment { devices, allocation };
+        self.assigned
+            .insert(request.uid(), request.container, request.resource, assignment);
+    }
+
+    /// The plugin has not allocated what was chosen.
+    pub fn release_reserved(&mut self, request: &Request<'_>) {
+        self.reserved.remove(&request.key());
+    }
+
+    /// A pod has ended. Whether it had anything.
+    pub fn release(&mut self, uid: &str) -> bool {
+        self.reserved.retain(|(of, _, _), _| of != uid);
+        self.assigned.remove(uid)
+    }
+
+    /// Releases what pods have that are no more. Whether there were any.
+    pub fn retain_pods(&mut self, is_there: impl Fn(&str) -> bool) -> bool {
+        self.assigned.retain_pods(is_there)
+    }
+
+    /// The devices of a container for which the plugin wants to be called before it starts.
+    pub fn pre_start(
+        &self,
+        uid: &str,
+        container: &str,
+        resource: &str,
+    ) -> Result<Option<Vec<String>>, String> {
+        let Some(known) = self.resources.get(resource) else {
+            return Err(format!(
+                "endpoint not found in cache for a registered resource: {resource}"
+            ));
+        };
+        if !matches!(known.endpoint, Endpoint::Running(o) if o.pre_start_required) {
+            return Ok(None);
+        }
+        match self.assigned.devices_of(uid, container, resource) {
+            Some(devices) => Ok(Some(devices.into_iter().collect())),
+            None => Err(format!(
+                "no devices found allocated in local cache for pod {uid}, container {container}, resource {resource}"
+            )),
+        }
+    }
+
+    /// What a node that has less than its pods were given is to be taken for, so that they are admitted again.
+    pub fn least_allocatable(&self, uid: &str) -> BTreeMap<String, usize> {
+        match self.assigned.has_pod(uid) {
+            true => self.assigned.counts(),
+            false => BTreeMap::new(),
+        }
+    }
+}
+
+/// Whether an extended resource of a container is one that a ResourceClaim stands for (KEP 5004).
+fn is_of_a_claim(pod: &Pod, container: &str, resource: &str) -> bool {
+    let status = pod.status.as_ref();
+    let claim = status.and_then(|s| s.extended_resource_claim_status.as_ref());
+    claim.is_some_and(|claim| {
+        let mut mappings = claim.request_mappings.iter();
+        mappings.any(|m| m.container_name == container && m.resource_name == resource)
+    })
+}

@@ -1,0 +1,233 @@
+//! Tables of the device manager: what v1.36's tests of it show.
+
+use serde_json::json;
+
+use super::*;
+
+const GPU: &str = "example.com/gpu";
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).unwrap()
+}
+
+fn pod(uid: &str) -> Pod {
+    let asks = |n: &str| json!({"limits": {GPU: n}, "requests": {GPU: n}});
+    serde_json::from_value(json!({"metadata": {"name": uid, "uid": uid}, "spec": {
+        "initContainers": [
+            {"name": "i", "resources": asks("2")},
+            {"name": "s", "restartPolicy": "Always", "resources": asks("1")},
+        ],
+        "containers": [{"name": "a", "resources": asks("2")}, {"name": "b", "resources": asks("1")}],
+    }}))
+    .unwrap()
+}
+
+fn devices(all: &[(&str, bool)]) -> BTreeMap<String, Device> {
+    let device = |is_healthy| Device {
+        is_healthy,
+        numa_nodes: vec![],
+    };
+    all.iter().map(|(id, ok)| (id.to_string(), device(*ok))).collect()
+}
+
+fn manager(all: &[(&str, bool)]) -> DeviceManager {
+    let mut manager = DeviceManager::default();
+    manager.registered(GPU, PluginOptions::default());
+    manager.reported(GPU, devices(all));
+    manager
+}
+
+fn set(ids: &[&str]) -> BTreeSet<String> {
+    ids.iter().map(|id| id.to_string()).collect()
+}
+
+fn request<'a>(pod: &'a Pod, container: &'a str, count: usize) -> Request<'a> {
+    Request {
+        pod,
+        container,
+        resource: GPU,
+        count,
+    }
+}
+
+fn allocate(manager: &mut DeviceManager, pod: &Pod, container: &str, count: usize) -> BTreeSet<String> {
+    let request = request(pod, container, count);
+    let Ok(Choice::Allocate(chosen)) = manager.choose(&request, None) else {
+        panic!("nothing is chosen for {container}");
+    };
+    manager.assign(&request, Allocation::default());
+    chosen
+}
+
+#[test]
+fn l4_no_device_is_given_to_two_pods() {
+    let mut manager = manager(&[("d1", true), ("d2", true), ("d3", false)]);
+    let (first, second) = (pod("1"), pod("2"));
+    assert_eq!(
+        manager.choose(&request(&first, "a", 1), None),
+        Ok(Choice::Allocate(set(&["d1"])))
+    );
+    // The plugin has not answered yet.
+    assert_eq!(allocate(&mut manager, &second, "a", 1), set(&["d2"]));
+    let third = pod("3");
+    let refused = manager.choose(&request(&third, "a", 1), None).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "requested number of devices unavailable for example.com/gpu. Requested: 1, Available: 0"
+    );
+    manager.release_reserved(&request(&first, "a", 1));
+    assert_eq!(allocate(&mut manager, &third, "a", 1), set(&["d1"]));
+    assert!(manager.release("2"));
+    assert_eq!(allocate(&mut manager, &first, "a", 1), set(&["d2"]));
+}
+
+#[test]
+fn l4_devices_of_init_containers_are_used_again_and_those_of_sidecars_are_not() {
+    let mut manager = manager(&[("d1", true), ("d2", true), ("d3", true), ("d4", true)]);
+    let pod = pod("1");
+    assert_eq!(allocate(&mut manager, &pod, "i", 2), set(&["d1", "d2"]));
+    assert_eq!(allocate(&mut manager, &pod, "s", 1), set(&["d1"]));
+    assert_eq!(allocate(&mut manager, &pod, "a", 2), set(&["d2", "d3"]));
+    assert_eq!(allocate(&mut manager, &pod, "b", 1), set(&["d4"]));
+}
+
+#[test]
+fn l4_what_a_container_has_is_kept_as_long_as_it_is_healthy() {
+    let mut manager = manager(&[("d1", true), ("d2", true)]);
+    let pod = pod("1");
+    allocate(&mut manager, &pod, "a", 1);
+    let same = request(&pod, "a", 1);
+    assert_eq!(manager.choose(&same, None), Ok(Choice::Nothing));
+    let text = |e: Error| e.to_string();
+    assert_eq!(
+        manager.choose(&request(&pod, "a", 2), None).map_err(text),
+        Err(r#"pod "1" container "a" changed request for resource "example.com/gpu" from 1 to 2"#.into())
+    );
+    assert_eq!(
+        manager.reported(GPU, devices(&[("d1", false), ("d2", true)])),
+        set(&["1"])
+    );
+    assert_eq!(
+        manager.choose(&same, None).map_err(text),
+        Err(
+            "previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/gpu"
+                .into()
+        )
+    );
+    manager.reported(GPU, devices(&[("d1", false)]));
+    assert_eq!(
+        manager.choose(&same, None).map_err(text),
+        Err("no healthy devices present; cannot allocate unhealthy devices example.com/gpu".into())
+    );
+    let mut none = DeviceManager::default();
+    assert_eq!(
+        none.choose(&same, None).map_err(text),
+        Err("cannot allocate unregistered device example.com/gpu".into())
+    );
+}
+
+#[test]
+fn l4_a_plugin_is_asked_what_it_prefers() {
+    let mut manager = manager(&[("d1", true), ("d2", true), ("d3", true)]);
+    let options = PluginOptions {
+        get_preferred_allocation: true,
+        ..PluginOptions::default()
+    };
+    manager.registered(GPU, options);
+    let pod = pod("1");
+    let asked = request(&pod, "a", 2);
+    assert_eq!(
+        manager.choose(&asked, None),
+        Ok(Choice::Prefer {
+            available: set(&["d1", "d2", "d3"]),
+            must_include: set(&[]),
+            count: 2
+        })
+    );
+    for (preferred, chosen) in [
+        (set(&["d2", "d3"]), set(&["d2", "d3"])),
+        (set(&["d3"]), set(&["d1", "d3"])),
+        (set(&["d1", "d2", "d3"]), set(&["d1", "d2"])),
+        (set(&["x"]), set(&["d1", "d2"])),
+        (set(&[]), set(&["d1", "d2"])),
+    ] {
+        assert_eq!(
+            manager.choose(&asked, Some(&preferred)),
+            Ok(Choice::Allocate(chosen))
+        );
+        manager.release_reserved(&asked);
+    }
+}
+
+#[test]
+fn l4_a_plugin_that_has_gone_leaves_no_capacity_after_the_grace_period() {
+    let mut manager = manager(&[("d1", true), ("d2", false)]);
+    let counts = |n: usize| BTreeMap::from([(GPU.to_string(), n)]);
+    let at = |capacity, allocatable| Capacity {
+        capacity: counts(capacity),
+        allocatable: counts(allocatable),
+        removed: BTreeSet::new(),
+    };
+    assert_eq!(manager.capacity(now()), at(2, 1));
+    manager.stopped(GPU, now());
+    assert_eq!(manager.capacity(now() + STOP_GRACE), at(2, 0));
+    let later = now() + STOP_GRACE + SignedDuration::from_secs(1);
+    let gone = Capacity {
+        removed: set(&[GPU]),
+        ..Capacity::default()
+    };
+    assert_eq!(manager.capacity(later), gone);
+    assert_eq!(manager.capacity(later), gone, "until it is back");
+    manager.registered(GPU, PluginOptions::default());
+    assert_eq!(manager.capacity(later), at(0, 0));
+    // After a restart the plugin is waited for as long.
+    let mut restored = DeviceManager::restored(set(&[GPU]), Assigned::default(), now());
+    assert_eq!(restored.capacity(now()), at(0, 0));
+    restored.registered(GPU, PluginOptions::default());
+    restored.reported(GPU, devices(&[("d1", true)]));
+    assert_eq!(restored.capacity(later), at(1, 1));
+}
+
+#[test]
+fn l4_of_two_plugins_that_say_different_things_the_first_is_right() {
+    let envs = |value: &str| [("VISIBLE".to_string(), value.to_string())].into();
+    let node = |host: &str| DeviceNode {
+        container_path: "/dev/x".into(),
+        host_path: host.into(),
+        permissions: "rw".into(),
+    };
+    let all = [
+        Allocation {
+            envs: envs("1"),
+            devices: vec![node("/dev/x1")],
+            cdi_devices: vec!["v.example/c=1".into()],
+            ..Allocation::default()
+        },
+        Allocation {
+            envs: envs("2"),
+            devices: vec![node("/dev/x2")],
+            cdi_devices: vec!["v.example/c=1".into(), "v.example/c=2".into()],
+            ..Allocation::default()
+        },
+    ];
+    let options = ContainerOptions::of(all.iter());
+    assert_eq!(options.envs, envs("1"));
+    assert_eq!(options.devices, [node("/dev/x1")]);
+    assert_eq!(options.cdi_devices, ["v.example/c=1", "v.example/c=2"]);
+}
+
+#[test]
+fn l4_a_container_asks_for_what_plugins_have() {
+    let manager = manager(&[("d1", true)]);
+    let mut pod = pod("1");
+    let container = pod.spec.as_ref().unwrap().containers[0].clone();
+    assert_eq!(manager.requests(&pod, &container), [(GPU.to_string(), 2)]);
+    assert!(DeviceManager::default().requests(&pod, &container).is_empty());
+    let claimed = json!({"extendedResourceClaimStatus": {"resourceClaimName": "c",
+        "requestMappings": [{"containerName": "a", "resourceName": GPU, "requestName": "r"}]}});
+    pod.status = Some(serde_json::from_value(claimed).unwrap());
+    assert!(
+        manager.requests(&pod, &container).is_empty(),
+        "a claim stands for it"
+    );
+}

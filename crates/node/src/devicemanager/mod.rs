@@ -1,0 +1,442 @@
+//! Device plugins (v1beta1): they register at the kubelet's socket or in its registry, report their devices on a stream,
+//! and are asked to allocate them for containers.
+//!
+//! What is chosen is decided by [`knarr_kubelet::devicemanager`]; here plugins are called, each with a deadline and without
+//! a lock held, and what containers have is written down before they start.
+
+mod checkpoint;
+mod server;
+pub mod wire;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use knarr_api::k8s_openapi;
+use knarr_client::Clock;
+use knarr_kubelet::admission::Rejection;
+use knarr_kubelet::devicemanager as devices;
+use knarr_kubelet::devicemanager::{Capacity, Choice, ContainerOptions, DeviceManager, Request};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use crate::plugins::call::stream;
+use crate::plugins::{Handler, Plugin, call};
+use crate::untrusted_fs::Pool;
+
+/// The kubelet's directory of device plugins' sockets and its own.
+pub const DIRECTORY: &str = "device-plugins";
+const VERSION: &str = "v1beta1";
+/// How long a plugin may take to accept a connection and say its options, or to begin reporting.
+const CONNECT: Duration = Duration::from_secs(10);
+/// To say what it prefers, and to prepare a device before each start (v1.36: 30 s).
+const PREPARE: Duration = Duration::from_secs(30);
+/// To allocate. v1.36 waits without end, and with it all pods of the node; here only the pod that asks waits.
+const ALLOCATE: Duration = Duration::from_secs(120);
+/// Plugins of one node.
+const PLUGINS_MAX: usize = 256;
+
+/// Why a container does not get its devices; shown to users.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Choose(#[from] devices::Error),
+    #[error("endpoint {0} has been stopped")]
+    Stopped(String),
+    #[error("device plugin GetPreferredAllocation rpc failed with err: {0}")]
+    Prefer(#[source] crate::plugins::CallError),
+    #[error(transparent)]
+    Allocate(crate::plugins::CallError),
+    #[error("no containers return in allocation response of {0}")]
+    NoAnswer(String),
+    #[error("device plugin PreStartContainer rpc failed with err: {0}")]
+    PreStart(#[source] crate::plugins::CallError),
+    #[error("{0}")]
+    NotAllocated(String),
+    #[error("failed to write checkpoint file {file:?}: {why}", file = checkpoint::FILE)]
+    Checkpoint { why: String },
+}
+
+impl Error {
+    fn rejection(&self) -> Rejection {
+        Rejection {
+            reason: "UnexpectedAdmissionError".into(),
+            message: format!("Allocate failed due to {self}, which is unexpected"),
+        }
+    }
+}
+
+/// A registered plugin. Its stream ends with this.
+struct Endpoint {
+    socket: PathBuf,
+    /// Tells it from one that registered later for the same resource.
+    generation: u64,
+    watching: JoinHandle<()>,
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.watching.abort();
+    }
+}
+
+#[derive(Default)]
+struct Endpoints {
+    generation: u64,
+    by_resource: BTreeMap<String, Endpoint>,
+}
+
+/// See the module.
+pub struct Devices {
+    directory: PathBuf,
+    files: Pool,
+    clock: Arc<dyn Clock>,
+    state: Mutex<DeviceManager>,
+    endpoints: Mutex<Endpoints>,
+    /// Whoever writes the checkpoint; inside, what was written last.
+    checkpoint: tokio::sync::Mutex<Vec<u8>>,
+    changed: Notify,
+}
+
+impl Devices {
+    /// `root` is the kubelet's directory; the clock is never set.
+    pub fn new(root: &Path, files: Pool, clock: Arc<dyn Clock>) -> Arc<Self> {
+        Arc::new(Devices {
+            directory: root.join(DIRECTORY),
+            files,
+            clock,
+            state: Mutex::default(),
+            endpoints: Mutex::default(),
+            checkpoint: tokio::sync::Mutex::default(),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Takes over what a former kubelet has written down. Nothing is decided about pods before.
+    pub async fn restore(&self) {
+        let directory = self.directory.clone();
+        let read = self
+            .files
+            .run(DIRECTORY, move || checkpoint::read(&directory))
+            .await;
+        match read {
+            Ok(Some(restored)) => {
+                let now = self.clock.now();
+                *self.state.lock() = DeviceManager::restored(restored.resources, restored.assigned, now);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                warn!(%error, "cannot read which devices containers have; they will be allocated again");
+            }
+        }
+    }
+
+    /// Serves plugins' registrations, until dropped. Plugins end with it.
+    pub async fn run(self: Arc<Self>) {
+        struct Ending<'a>(&'a Devices);
+        impl Drop for Ending<'_> {
+            fn drop(&mut self) {
+                self.0.endpoints.lock().by_resource.clear();
+            }
+        }
+        let _ending = Ending(&self);
+        server::run(&self, &self.directory).await;
+    }
+
+    /// Returns when the node's capacity may have changed.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    pub fn capacity(&self) -> Capacity {
+        self.state.lock().capacity(self.clock.now())
+    }
+
+    /// Reads the state.
+    pub fn with<T>(&self, read: impl FnOnce(&DeviceManager) -> T) -> T {
+        read(&self.state.lock())
+    }
+
+    /// Whether a pod asks for anything of a plugin.
+    pub fn concerns(&self, pod: &Pod) -> bool {
+        let state = self.state.lock();
+        containers(pod).any(|c| !state.requests(pod, c).is_empty())
+    }
+
+    /// Has the plugins allocate all that a pod's containers ask for.
+    pub async fn allocate_pod(&self, pod: &Pod) -> Result<(), Rejection> {
+        for container in containers(pod) {
+            self.allocate(pod, container).await.map_err(|e| e.rejection())?;
+        }
+        Ok(())
+    }
+
+    async fn allocate(&self, pod: &Pod, container: &Container) -> Result<(), Error> {
+        let requests = self.state.lock().requests(pod, container);
+        let mut is_new = false;
+        for (resource, count) in requests {
+            let request = Request {
+                pod,
+                container: &container.name,
+                resource: &resource,
+                count,
+            };
+            is_new |= self.allocate_resource(&request).await?;
+        }
+        match is_new {
+            true => self.save().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the container has got something that it did not have.
+    async fn allocate_resource(&self, request: &Request<'_>) -> Result<bool, Error> {
+        let mut choice = self.state.lock().choose(request, None)?;
+        if let Choice::Prefer {
+            available,
+            must_include,
+            count,
+        } = choice
+        {
+            let preferred = self
+                .prefer(request.resource, available, must_include, count)
+                .await?;
+            choice = self.state.lock().choose(request, Some(&preferred))?;
+        }
+        let Choice::Allocate(chosen) = choice else {
+            return Ok(false);
+        };
+        match self.call_allocate(request.resource, chosen).await {
+            Ok(answer) => {
+                self.state.lock().assign(request, answer.into());
+                Ok(true)
+            }
+            Err(error) => {
+                self.state.lock().release_reserved(request);
+                Err(error)
+            }
+        }
+    }
+
+    async fn prefer(
+        &self,
+        resource: &str,
+        available: BTreeSet<String>,
+        must_include: BTreeSet<String>,
+        count: usize,
+    ) -> Result<BTreeSet<String>, Error> {
+        let socket = self.socket(resource)?;
+        let request = wire::ContainerPreferredAllocationRequest {
+            available_device_ids: available.into_iter().collect(),
+            must_include_device_ids: must_include.into_iter().collect(),
+            allocation_size: i32::try_from(count).unwrap_or(i32::MAX),
+        };
+        let request = wire::PreferredAllocationRequest {
+            container_requests: vec![request],
+        };
+        let answer = call(&socket, request, PREPARE).await.map_err(Error::Prefer)?;
+        let first = answer.container_responses.into_iter().next();
+        Ok(first.into_iter().flat_map(|r| r.device_ids).collect())
+    }
+
+    async fn call_allocate(
+        &self,
+        resource: &str,
+        devices: BTreeSet<String>,
+    ) -> Result<wire::ContainerAllocateResponse, Error> {
+        let socket = self.socket(resource)?;
+        let request = wire::AllocateRequest {
+            container_requests: vec![wire::ContainerAllocateRequest {
+                devices_ids: devices.into_iter().collect(),
+            }],
+        };
+        let answer = call(&socket, request, ALLOCATE).await.map_err(Error::Allocate)?;
+        let first = answer.container_responses.into_iter().next();
+        first.ok_or_else(|| Error::NoAnswer(resource.to_string()))
+    }
+
+    fn socket(&self, resource: &str) -> Result<PathBuf, Error> {
+        let endpoints = self.endpoints.lock();
+        let endpoint = endpoints.by_resource.get(resource);
+        endpoint
+            .map(|e| e.socket.clone())
+            .ok_or_else(|| Error::Stopped(resource.to_string()))
+    }
+
+    /// What a container that is about to be created gets. One that has lost its devices in a restart of the node gets others.
+    pub async fn container_options(
+        &self,
+        pod: &Pod,
+        container: &Container,
+    ) -> Result<ContainerOptions, Error> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let requests = self.state.lock().requests(pod, container);
+        let has_all = {
+            let state = self.state.lock();
+            let own = state.assigned().of_container(uid, &container.name);
+            requests
+                .iter()
+                .all(|(name, _)| own.is_some_and(|own| own.contains_key(name)))
+        };
+        if !has_all {
+            self.allocate(pod, container).await?;
+        }
+        for (resource, _) in &requests {
+            let devices = {
+                let state = self.state.lock();
+                let devices = state.pre_start(uid, &container.name, resource);
+                devices.map_err(Error::NotAllocated)?
+            };
+            if let Some(devices_ids) = devices {
+                let request = wire::PreStartContainerRequest { devices_ids };
+                let called = call(&self.socket(resource)?, request, PREPARE).await;
+                called.map_err(Error::PreStart)?;
+            }
+        }
+        Ok(self.state.lock().assigned().options(uid, &container.name))
+    }
+
+    /// A pod has ended: others may have its devices.
+    pub fn release(self: &Arc<Self>, uid: &str) {
+        if self.state.lock().release(uid) {
+            self.clone().save_soon();
+        }
+    }
+
+    /// All pods of the node are known: nothing is kept for others.
+    pub fn retain_pods(self: &Arc<Self>, is_there: impl Fn(&str) -> bool) {
+        if self.state.lock().retain_pods(is_there) {
+            self.clone().save_soon();
+        }
+    }
+
+    fn save_soon(self: Arc<Self>) {
+        tokio::spawn(async move {
+            if let Err(error) = self.save().await {
+                warn!(%error, "what containers have of device plugins is not written down");
+            }
+        });
+    }
+
+    async fn save(&self) -> Result<(), Error> {
+        let failed = |why: String| Error::Checkpoint { why };
+        let mut written = self.checkpoint.lock().await;
+        let bytes = checkpoint::encode(&self.state.lock()).map_err(|e| failed(e.to_string()))?;
+        if *written == bytes {
+            return Ok(());
+        }
+        let (directory, content) = (self.directory.clone(), bytes.clone());
+        let write = move || checkpoint::write(&directory, &content);
+        let done = self.files.run(DIRECTORY, write).await;
+        done.map_err(|e| failed(e.to_string()))?;
+        *written = bytes;
+        Ok(())
+    }
+
+    /// Connects to a plugin, and follows what it reports until it ends or another one registers for its resource.
+    async fn connect(self: &Arc<Self>, resource: &str, socket: &Path) -> Result<(), String> {
+        let is_known = self.endpoints.lock().by_resource.contains_key(resource);
+        if !is_known && self.endpoints.lock().by_resource.len() >= PLUGINS_MAX {
+            return Err(format!("more than {PLUGINS_MAX} device plugins"));
+        }
+        let options = call(socket, wire::GetDevicePluginOptions {}, CONNECT).await;
+        let options = options.map_err(|e| format!("failed to get device plugin options: {e}"))?;
+        let mut endpoints = self.endpoints.lock();
+        endpoints.generation += 1;
+        let generation = endpoints.generation;
+        self.state.lock().registered(resource, options.into());
+        let watching = {
+            let (devices, resource, socket) = (self.clone(), resource.to_string(), socket.to_path_buf());
+            tokio::spawn(async move {
+                devices.watch(&resource, &socket).await;
+                devices.disconnect(&resource, |endpoint| endpoint.generation == generation);
+            })
+        };
+        let endpoint = Endpoint {
+            socket: socket.to_path_buf(),
+            generation,
+            watching,
+        };
+        endpoints.by_resource.insert(resource.to_string(), endpoint);
+        info!(resource, socket = %socket.display(), "a device plugin is registered");
+        Ok(())
+    }
+
+    async fn watch(&self, resource: &str, socket: &Path) {
+        let mut reports = match stream(socket, wire::ListAndWatch {}, CONNECT).await {
+            Ok(reports) => reports,
+            Err(error) => return warn!(resource, %error, "ListAndWatch of a device plugin failed"),
+        };
+        loop {
+            match reports.message().await {
+                Ok(Some(report)) => {
+                    self.state.lock().reported(resource, report.by_id());
+                    self.changed.notify_one();
+                    if let Err(error) = self.save().await {
+                        warn!(%error, "which devices there are is not written down");
+                    }
+                }
+                Ok(None) => return info!(resource, "ListAndWatch of a device plugin ended"),
+                Err(error) => return warn!(resource, %error, "ListAndWatch of a device plugin ended"),
+            }
+        }
+    }
+
+    fn disconnect(&self, resource: &str, is_meant: impl Fn(&Endpoint) -> bool) {
+        let mut endpoints = self.endpoints.lock();
+        if endpoints.by_resource.get(resource).is_some_and(is_meant) {
+            self.state.lock().stopped(resource, self.clock.now());
+            endpoints.by_resource.remove(resource);
+            info!(resource, "a device plugin is gone");
+            self.changed.notify_one();
+        }
+    }
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|s| s.init_containers.iter().flatten().chain(&s.containers))
+}
+
+fn validate(resource: &str, versions: &[String]) -> Result<(), String> {
+    if !versions.iter().any(|v| v == VERSION) {
+        return Err(format!(
+            "manager version, {VERSION}, is not among plugin supported versions {versions:?}"
+        ));
+    }
+    match knarr_api::kinds::pod::resources::is_extended(resource) {
+        true => Ok(()),
+        false => Err(format!(
+            "invalid name of device plugin socket: the ResourceName {resource:?} is invalid"
+        )),
+    }
+}
+
+/// Plugins that register in the kubelet's registry.
+pub struct Registrar(pub Arc<Devices>);
+
+#[async_trait]
+impl Handler for Registrar {
+    fn kind(&self) -> &'static str {
+        "DevicePlugin"
+    }
+
+    fn validate(&self, plugin: &Plugin) -> Result<(), String> {
+        validate(&plugin.name, &plugin.versions)
+    }
+
+    async fn register(&self, plugin: &Plugin) -> Result<(), String> {
+        self.0.connect(&plugin.name, &plugin.endpoint).await
+    }
+
+    async fn deregister(&self, plugin: &Plugin) -> Result<(), String> {
+        let is_meant = |endpoint: &Endpoint| endpoint.socket == plugin.endpoint;
+        self.0.disconnect(&plugin.name, is_meant);
+        Ok(())
+    }
+}

@@ -1,0 +1,105 @@
+//! One unary call of a plugin: gRPC over its unix socket, with a deadline.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+/// A request of a service, with the method that takes it and the answer.
+pub trait Call: prost::Message + Default + 'static {
+    const PATH: &'static str;
+    type Answer: prost::Message + Default + 'static;
+}
+
+/// Declares which method takes a request, and its answer.
+macro_rules! methods {
+    ($($request:ty, $path:literal => $answer:ty;)*) => {$(
+        impl $crate::plugins::Call for $request {
+            const PATH: &'static str = $path;
+            type Answer = $answer;
+        }
+    )*};
+}
+pub(crate) use methods;
+
+/// Why a call failed, in gRPC's words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rpc error: code = {code:?} desc = {message}")]
+pub struct CallError {
+    pub code: Code,
+    pub message: String,
+}
+
+impl CallError {
+    fn unavailable(error: &tonic::transport::Error) -> Self {
+        CallError {
+            code: Code::Unavailable,
+            message: error.to_string(),
+        }
+    }
+
+    fn deadline_exceeded() -> Self {
+        CallError {
+            code: Code::DeadlineExceeded,
+            message: "context deadline exceeded".into(),
+        }
+    }
+}
+
+impl From<Status> for CallError {
+    fn from(status: Status) -> Self {
+        CallError {
+            code: status.code(),
+            message: status.message().to_string(),
+        }
+    }
+}
+
+/// Calls the plugin that listens at the socket.
+pub async fn call<C: Call>(socket: &Path, request: C, within: Duration) -> Result<C::Answer, CallError> {
+    let calling = async {
+        let mut grpc = tonic::client::Grpc::new(connect(socket));
+        grpc.ready().await.map_err(|e| CallError::unavailable(&e))?;
+        let codec = tonic_prost::ProstCodec::<C, C::Answer>::default();
+        let path = PathAndQuery::from_static(C::PATH);
+        let answer = grpc.unary(tonic::Request::new(request), path, codec).await?;
+        Ok(answer.into_inner())
+    };
+    let timed = tokio::time::timeout(within, calling).await;
+    timed.unwrap_or_else(|_| Err(CallError::deadline_exceeded()))
+}
+
+/// Begins a call that is answered by a stream. Only its beginning has a deadline: the stream lasts as long as the plugin.
+pub async fn stream<C: Call>(
+    socket: &Path,
+    request: C,
+    within: Duration,
+) -> Result<tonic::Streaming<C::Answer>, CallError> {
+    let calling = async {
+        let mut grpc = tonic::client::Grpc::new(connect(socket));
+        grpc.ready().await.map_err(|e| CallError::unavailable(&e))?;
+        let codec = tonic_prost::ProstCodec::<C, C::Answer>::default();
+        let path = PathAndQuery::from_static(C::PATH);
+        let answer = grpc
+            .server_streaming(tonic::Request::new(request), path, codec)
+            .await?;
+        Ok(answer.into_inner())
+    };
+    let timed = tokio::time::timeout(within, calling).await;
+    timed.unwrap_or_else(|_| Err(CallError::deadline_exceeded()))
+}
+
+fn connect(socket: &Path) -> Channel {
+    let path = PathBuf::from(socket);
+    // The authority is not an address: the connector goes to the socket.
+    Endpoint::from_static("http://localhost").connect_with_connector_lazy(tower::service_fn(move |_| {
+        let path = path.clone();
+        async move {
+            let stream = tokio::net::UnixStream::connect(path).await?;
+            Ok::<_, std::io::Error>(TokioIo::new(stream))
+        }
+    }))
+}

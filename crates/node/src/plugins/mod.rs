@@ -1,0 +1,13 @@
+//! Plugins of this node: how they are found, registered and called, all over gRPC on unix sockets.
+//!
+//! A plugin of any type shows a socket in the kubelet's `plugins_registry`; [`watcher`] asks it what it is and hands it
+//! to the handler of its type (CSI drivers, device plugins, DRA drivers). Each registration runs in a task of its own,
+//! and each call has a deadline, so that a plugin that hangs delays no other. A message is at most
+//! 4 MiB, which is tonic's limit for decoding.
+
+pub mod call;
+pub mod serve;
+pub mod watcher;
+
+pub use call::{Call, CallError, call};
+pub use watcher::{Handler, Plugin, Watcher};

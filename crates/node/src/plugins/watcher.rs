@@ -1,0 +1,293 @@
+//! Finds plugins by their sockets in the kubelet's `plugins_registry`, asks each what it is, and registers it with the
+//! handler of its type (`pluginregistration` v1). A plugin whose socket is gone, or was made anew, is deregistered.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+use tracing::{debug, warn};
+
+use super::call::{call, methods};
+use crate::untrusted_fs::{Dir, Kind};
+
+/// The kubelet's directory of it.
+pub const REGISTRY: &str = "plugins_registry";
+const DIRECTORY_MODE: u32 = 0o750;
+/// Between two scans of the directory: reading it costs less than a watch would explain.
+const SCAN: Duration = Duration::from_secs(1);
+/// Sockets of the directory that are registered.
+const SOCKETS_MAX: usize = 4096;
+/// How long a plugin may take to say what it is, and to hear what became of it (v1.36 waits ten seconds for the
+/// connection; then one and five).
+const GET_INFO: Duration = Duration::from_secs(11);
+const NOTIFY: Duration = Duration::from_secs(15);
+/// Before a registration that failed is tried again: at first, and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct InfoRequest {}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PluginInfo {
+    #[prost(string, tag = "1")]
+    pub kind: String,
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// The plugin's own socket; empty: the one that was asked.
+    #[prost(string, tag = "3")]
+    pub endpoint: String,
+    #[prost(string, repeated, tag = "4")]
+    pub supported_versions: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct RegistrationStatus {
+    #[prost(bool, tag = "1")]
+    pub plugin_registered: bool,
+    #[prost(string, tag = "2")]
+    pub error: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct RegistrationStatusResponse {}
+
+methods! {
+    InfoRequest, "/pluginregistration.Registration/GetInfo" => PluginInfo;
+    RegistrationStatus, "/pluginregistration.Registration/NotifyRegistrationStatus" => RegistrationStatusResponse;
+}
+
+/// A plugin as it presents itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plugin {
+    pub name: String,
+    /// Its socket in the registry, which identifies the registration.
+    pub socket: PathBuf,
+    /// Where it is called.
+    pub endpoint: PathBuf,
+    pub versions: Vec<String>,
+}
+
+/// What registers the plugins of one type.
+#[async_trait]
+pub trait Handler: Send + Sync {
+    /// `CSIPlugin`, `DevicePlugin`, `DRAPlugin`.
+    fn kind(&self) -> &'static str;
+
+    fn validate(&self, plugin: &Plugin) -> Result<(), String>;
+
+    async fn register(&self, plugin: &Plugin) -> Result<(), String>;
+
+    /// Tried again as long as it fails.
+    async fn deregister(&self, plugin: &Plugin) -> Result<(), String>;
+}
+
+/// Tells a socket from another one that was made later under its name.
+type Identity = (u64, i64, u64);
+
+enum State {
+    /// A task is registering or deregistering it.
+    Busy,
+    Registered(Plugin, Arc<dyn Handler>),
+    Failed {
+        why: String,
+        wait: Duration,
+        not_before: Instant,
+    },
+}
+
+struct Known {
+    identity: Identity,
+    state: State,
+}
+
+/// See the module.
+pub struct Watcher {
+    directory: PathBuf,
+    handlers: Vec<Arc<dyn Handler>>,
+    /// By the socket in the registry.
+    known: Mutex<BTreeMap<PathBuf, Known>>,
+}
+
+impl Watcher {
+    pub fn new(directory: PathBuf, handlers: Vec<Arc<dyn Handler>>) -> Arc<Self> {
+        Arc::new(Watcher {
+            directory,
+            handlers,
+            known: Mutex::default(),
+        })
+    }
+
+    /// Follows the directory, until dropped.
+    pub async fn run(self: Arc<Self>) {
+        if let Err(error) = Dir::make(&self.directory, DIRECTORY_MODE) {
+            warn!(%error, directory = %self.directory.display(), "plugins have no place to register");
+        }
+        let mut tasks = tokio::task::JoinSet::new();
+        loop {
+            for task in self.scan() {
+                tasks.spawn(task);
+            }
+            while tasks.try_join_next().is_some() {}
+            sleep(SCAN).await;
+        }
+    }
+
+    /// What one scan of the directory finds to be done. None of it waits for another.
+    pub(crate) fn scan(self: &Arc<Self>) -> Vec<BoxFuture<'static, ()>> {
+        let there = match sockets(&self.directory) {
+            Ok(there) => there,
+            Err(error) => {
+                warn!(%error, directory = %self.directory.display(), "cannot read the directory of plugins");
+                return Vec::new();
+            }
+        };
+        let now = Instant::now();
+        let mut tasks: Vec<BoxFuture<'static, ()>> = Vec::new();
+        let mut known = self.known.lock();
+        known.retain(|socket, known| match &known.state {
+            State::Failed { .. } => there.get(socket) == Some(&known.identity),
+            _ => true,
+        });
+        for (socket, entry) in known.iter_mut() {
+            let is_there = there.get(socket) == Some(&entry.identity);
+            if !is_there && matches!(entry.state, State::Registered(..)) {
+                let before = std::mem::replace(&mut entry.state, State::Busy);
+                if let State::Registered(plugin, handler) = before {
+                    tasks.push(Box::pin(self.clone().deregister(plugin, handler)));
+                }
+            }
+        }
+        for (socket, identity) in there {
+            let wait = match known.get(&socket).map(|known| &known.state) {
+                None => RETRY.0,
+                Some(State::Failed { wait, not_before, .. }) if *not_before <= now => {
+                    (*wait * 2).min(RETRY.1)
+                }
+                Some(_) => continue,
+            };
+            let last = known.insert(
+                socket.clone(),
+                Known {
+                    identity,
+                    state: State::Busy,
+                },
+            );
+            let last = match last.map(|known| known.state) {
+                Some(State::Failed { why, .. }) => Some(why),
+                _ => None,
+            };
+            tasks.push(Box::pin(self.clone().register(socket, (wait, last))));
+        }
+        tasks
+    }
+
+    async fn register(self: Arc<Self>, socket: PathBuf, (wait, last): (Duration, Option<String>)) {
+        let state = match self.try_register(&socket).await {
+            Ok((plugin, handler)) => State::Registered(plugin, handler),
+            Err(why) => {
+                // What is said once is not repeated with each attempt.
+                if last.as_ref() != Some(&why) {
+                    warn!(socket = %socket.display(), why, "a plugin is not registered");
+                }
+                State::Failed {
+                    why,
+                    wait,
+                    not_before: Instant::now() + wait,
+                }
+            }
+        };
+        if let Some(known) = self.known.lock().get_mut(&socket) {
+            known.state = state;
+        }
+    }
+
+    async fn try_register(&self, socket: &Path) -> Result<(Plugin, Arc<dyn Handler>), String> {
+        let at = socket.display();
+        let info = call(socket, InfoRequest {}, GET_INFO).await.map_err(|error| {
+            format!(
+                "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {at}, err: {error}"
+            )
+        })?;
+        let accepted = self.accept(socket, info).await;
+        let status = RegistrationStatus {
+            plugin_registered: accepted.is_ok(),
+            error: accepted.as_ref().err().cloned().unwrap_or_default(),
+        };
+        // A plugin that does not listen to its status is registered all the same.
+        if let Err(error) = call(socket, status, NOTIFY).await {
+            debug!(socket = %at, %error, "cannot notify a plugin of its registration");
+        }
+        accepted
+    }
+
+    async fn accept(&self, socket: &Path, info: PluginInfo) -> Result<(Plugin, Arc<dyn Handler>), String> {
+        let kind = &info.kind;
+        let handler = self.handlers.iter().find(|h| h.kind() == kind).ok_or_else(|| {
+            let at = socket.display();
+            format!("RegisterPlugin error -- no handler registered for plugin type: {kind} at socket {at}")
+        })?;
+        let endpoint = match info.endpoint.as_str() {
+            "" => socket.to_path_buf(),
+            endpoint => PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint)),
+        };
+        let plugin = Plugin {
+            name: info.name,
+            socket: socket.to_path_buf(),
+            endpoint,
+            versions: info.supported_versions,
+        };
+        handler
+            .validate(&plugin)
+            .map_err(|e| format!("RegisterPlugin error -- plugin validation failed with err: {e}"))?;
+        handler
+            .register(&plugin)
+            .await
+            .map_err(|e| format!("RegisterPlugin error -- plugin registration failed with err: {e}"))?;
+        Ok((plugin, handler.clone()))
+    }
+
+    async fn deregister(self: Arc<Self>, plugin: Plugin, handler: Arc<dyn Handler>) {
+        let done = handler.deregister(&plugin).await;
+        let mut known = self.known.lock();
+        match done {
+            Ok(()) => drop(known.remove(&plugin.socket)),
+            Err(why) => {
+                // It stays registered until the next scan.
+                warn!(plugin = plugin.name, why, "cannot deregister a plugin yet");
+                if let Some(known) = known.get_mut(&plugin.socket) {
+                    known.state = State::Registered(plugin, handler);
+                }
+            }
+        }
+    }
+}
+
+fn sockets(directory: &Path) -> std::io::Result<BTreeMap<PathBuf, Identity>> {
+    let open = match Dir::open_named(directory) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        other => other?,
+    };
+    let mut found = BTreeMap::new();
+    for entry in open.entries(SOCKETS_MAX)? {
+        if entry.kind != Kind::Socket {
+            continue;
+        }
+        // One that is gone by now is found to be so at the next scan.
+        if let Ok(identity) = identity(&open, &entry.name) {
+            found.insert(directory.join(&entry.name), identity);
+        }
+    }
+    Ok(found)
+}
+
+/// The time of its making tells it from another one that got the same inode; permissions may change.
+fn identity(directory: &Dir, name: &OsStr) -> std::io::Result<Identity> {
+    let stat = directory.stat(name)?;
+    Ok((stat.st_ino, stat.st_mtime, stat.st_mtime_nsec))
+}
