@@ -11,6 +11,7 @@ pub mod certificates;
 pub mod cgroup;
 pub mod configuration;
 pub mod devicemanager;
+pub mod dra;
 pub mod empty_dir;
 pub mod enforcement;
 pub mod env_file;

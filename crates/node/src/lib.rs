@@ -15,6 +15,7 @@ pub mod certificates;
 pub mod cgroup;
 pub mod containerd;
 pub mod devicemanager;
+pub mod dra;
 pub mod figures;
 mod host_fs;
 pub mod images;

@@ -78,6 +78,10 @@ pub enum Event {
     SandboxFailed {
         message: String,
     },
+    /// No sandbox was made, for the pod's claims are not prepared.
+    ClaimsFailed {
+        message: String,
+    },
     /// Its processes are gone and its network is freed.
     SandboxStopped {
         id: String,
@@ -591,11 +595,14 @@ impl Pod {
                         format!("Failed to create pod sandbox: {message}"),
                     );
                 }
-                if self.sandbox == Sandbox::Creating {
-                    self.sandbox = Sandbox::Wanted {
-                        not_before: Some(now + sandbox::RETRY),
-                    };
+                self.want_sandbox_again(now);
+            }
+            Event::ClaimsFailed { message } => {
+                if self.ending.is_none() {
+                    let message = format!("Failed to prepare dynamic resources: {message}");
+                    self.record(None, true, "FailedPrepareDynamicResources", message);
                 }
+                self.want_sandbox_again(now);
             }
             Event::SandboxStopped { id } => self.sandbox_stopped(id, now),
             Event::SandboxRemoved { id } => {
@@ -641,6 +648,14 @@ impl Pod {
             Event::Reject(rejection) => self.reject(rejection, now),
             Event::FinalDeleteFailed => self.final_delete_failed(now),
             Event::Timer => {}
+        }
+    }
+
+    fn want_sandbox_again(&mut self, now: Timestamp) {
+        if self.sandbox == Sandbox::Creating {
+            self.sandbox = Sandbox::Wanted {
+                not_before: Some(now + sandbox::RETRY),
+            };
         }
     }
 

@@ -107,7 +107,9 @@ pub(super) async fn create_container(
     let image = image.ok_or_else(|| wrong(format!("image {image_name:?} is not there any more")))?;
     let environment = env::environment(pod, &spec, &sources, place).map_err(wrong)?;
     let devices = shared.devices.container_options(pod, &spec).await;
-    let devices = devices.map_err(|e| wrong(e.to_string()))?;
+    let mut devices = devices.map_err(|e| wrong(e.to_string()))?;
+    let claimed = shared.dra.cdi_devices(pod, &spec);
+    devices.add_cdi_devices(claimed.map_err(|e| wrong(e.to_string()))?);
     let mut mounts = Vec::new();
     for (index, mount) in spec.volume_mounts.iter().flatten().enumerate() {
         let mounted = shared

@@ -64,6 +64,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::devicemanager::{self, Devices};
+use crate::dra::{self, Dra};
 use crate::figures::{self, HostMeter, Meter};
 use crate::plugins::{Watcher, watcher};
 use crate::probe;
@@ -98,6 +99,7 @@ pub(crate) struct Shared {
     pub recorder: EventRecorder,
     pub volumes: Volumes,
     pub devices: Arc<Devices>,
+    pub dra: Arc<Dra>,
     pub trust: Trust,
     pub services: Arc<Store>,
     /// The pods bound to this node.
@@ -249,10 +251,17 @@ impl Kubelet {
             claimed,
         );
         let files = volumes.files().clone();
+        let dra = Dra::new(
+            &config.root_dir,
+            files.clone(),
+            api.clone(),
+            config.node_name.clone(),
+        );
         let devices = Devices::new(&config.root_dir, files, Arc::new(steady));
         let shared = Arc::new(Shared {
             volumes,
             devices,
+            dra: Arc::new(dra),
             trust: Trust::new(config.self_fencing, host, renewals),
             recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
@@ -365,6 +374,9 @@ async fn run(
 
     if shared.config.machine.is_host() {
         shared.devices.restore().await;
+        shared.dra.restore().await;
+        let drivers = shared.dra.drivers();
+        tasks.spawn(async move { drivers.run().await });
         tasks.spawn(shared.devices.clone().run());
         tasks.spawn(plugins(&shared).run());
     }
@@ -473,8 +485,11 @@ async fn run(
 fn plugins(shared: &Shared) -> Arc<Watcher> {
     let directory = shared.config.root_dir.join(watcher::REGISTRY);
     let devices = devicemanager::Registrar(shared.devices.clone());
-    let handlers: Vec<Arc<dyn crate::plugins::Handler>> =
-        vec![Arc::new(shared.volumes.csi_registrar()), Arc::new(devices)];
+    let handlers: Vec<Arc<dyn crate::plugins::Handler>> = vec![
+        Arc::new(shared.volumes.csi_registrar()),
+        Arc::new(devices),
+        Arc::new(dra::drivers::Registrar(shared.dra.drivers())),
+    ];
     Watcher::new(directory, handlers)
 }
 

@@ -455,6 +455,7 @@ impl Doer {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
         self.shared.granted.lock().remove(uid);
         self.shared.devices.release(uid);
+        self.shared.dra.forget(uid);
         self.shared
             .probes
             .forget(pod.metadata.uid.as_deref().unwrap_or(""));

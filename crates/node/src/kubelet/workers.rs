@@ -312,11 +312,21 @@ impl Workers {
 
     /// All pods of the node are known: what was kept for others is free.
     pub(super) fn release_what_others_had(&self) {
-        let is_there = |uid: &str| {
-            let is_new = self.waiting.contains_key(uid) || self.looking.contains(uid);
-            is_new || !self.has_ended(uid)
-        };
+        let is_new = |uid: &str| self.waiting.contains_key(uid) || self.looking.contains(uid);
+        let is_there = |uid: &str| is_new(uid) || !self.has_ended(uid);
         self.shared.devices.retain_pods(is_there);
+        let gone = self.shared.dra.pods().into_iter();
+        let gone = gone.filter(|uid| !is_new(uid) && !self.by_uid.contains_key(uid));
+        for uid in gone {
+            let shared = self.shared.clone();
+            tokio::spawn(async move {
+                worker::until_done("unprepare the claims of a pod that is gone", || {
+                    shared.dra.unprepare(&uid)
+                })
+                .await;
+                shared.dra.forget(&uid);
+            });
+        }
     }
 
     /// Whether nothing is left of a pod but what is told of it.

@@ -60,11 +60,21 @@ impl From<Status> for CallError {
 
 /// Calls the plugin that listens at the socket.
 pub async fn call<C: Call>(socket: &Path, request: C, within: Duration) -> Result<C::Answer, CallError> {
+    call_method(socket, C::PATH, request, within).await
+}
+
+/// Likewise, of a service that has the same messages under another name.
+pub async fn call_method<C: Call>(
+    socket: &Path,
+    method: &'static str,
+    request: C,
+    within: Duration,
+) -> Result<C::Answer, CallError> {
     let calling = async {
         let mut grpc = tonic::client::Grpc::new(connect(socket));
         grpc.ready().await.map_err(|e| CallError::unavailable(&e))?;
         let codec = tonic_prost::ProstCodec::<C, C::Answer>::default();
-        let path = PathAndQuery::from_static(C::PATH);
+        let path = PathAndQuery::from_static(method);
         let answer = grpc.unary(tonic::Request::new(request), path, codec).await?;
         Ok(answer.into_inner())
     };

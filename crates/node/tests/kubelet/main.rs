@@ -10,6 +10,7 @@
 mod clock_jumps;
 mod deaths;
 mod devices;
+mod dra;
 mod evictions;
 mod own_node;
 mod plugin;

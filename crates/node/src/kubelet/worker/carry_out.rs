@@ -60,6 +60,8 @@ impl Doer {
             Action::TearDownVolumes => {
                 tokio::spawn(async move {
                     let uid = pod.metadata.uid.clone().unwrap_or_default();
+                    // Before the pod shows as ended, others may not have what it had.
+                    until_done("unprepare a pod's claims", || shared.dra.unprepare(&uid)).await;
                     until_done("free a pod's volumes", || shared.volumes.teardown(&uid)).await;
                     tell(&inbox, Event::VolumesGone);
                 });
@@ -70,6 +72,10 @@ impl Doer {
                 let config = self.sandbox_config();
                 let pod = self.machine.allocated();
                 tokio::spawn(async move {
+                    if let Err(error) = shared.dra.prepare(&pod).await {
+                        let message = format!("prepare dynamic resources: {error}");
+                        return tell(&inbox, Event::ClaimsFailed { message });
+                    }
                     let event = match create_sandbox(&shared, &inbox, &pod, &config).await {
                         Ok((id, ips)) => Event::SandboxCreated { id, ips },
                         Err(message) => Event::SandboxFailed { message },

@@ -1,0 +1,199 @@
+//! Dynamic resource allocation on a node (KEP 4381): which ResourceClaims are prepared by their drivers, and for which
+//! pods.
+//!
+//! A claim is prepared before the first of its pods gets a sandbox, and unprepared when the last of them has no processes
+//! left. That a pod uses a claim is known (and written down) before the driver is called, so that every call is undone.
+
+pub mod claim;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use knarr_api::k8s_openapi;
+use serde::{Deserialize, Serialize};
+
+pub use claim::Unusable;
+
+/// A device as its driver has prepared it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Device {
+    pub pool_name: String,
+    pub device_name: String,
+    #[serde(rename = "ShareID")]
+    pub share_id: Option<String>,
+    /// The claim's requests that it is for; empty: all of them.
+    pub request_names: Vec<String>,
+    #[serde(rename = "CDIDeviceIDs")]
+    pub cdi_device_ids: Vec<String>,
+}
+
+/// What is known of a claim on this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    pub uid: String,
+    pub pods: BTreeSet<String>,
+    /// The drivers of its allocation, also those that have prepared no device.
+    pub drivers: BTreeMap<String, Vec<Device>>,
+    /// By this kubelet: a former one's is prepared again, which drivers take as said once.
+    pub is_prepared: bool,
+}
+
+/// A claim, as a driver is told of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClaimRef {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+/// What drivers are to be called for.
+pub type Batches = BTreeMap<String, Vec<ClaimRef>>;
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims(BTreeMap<(String, String), Claim>);
+
+impl Claims {
+    /// As a former kubelet has written them down.
+    pub fn restored(claims: impl IntoIterator<Item = (String, String, Claim)>) -> Self {
+        let by_name = claims
+            .into_iter()
+            .map(|(namespace, name, claim)| ((namespace, name), claim));
+        Claims(by_name.collect())
+    }
+
+    /// All of them: namespace, name, claim.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str, &Claim)> {
+        self.0
+            .iter()
+            .map(|((namespace, name), claim)| (namespace.as_str(), name.as_str(), claim))
+    }
+
+    pub fn get(&self, namespace: &str, name: &str) -> Option<&Claim> {
+        self.0.get(&(namespace.to_string(), name.to_string()))
+    }
+
+    fn get_mut(&mut self, namespace: &str, name: &str) -> Option<&mut Claim> {
+        self.0.get_mut(&(namespace.to_string(), name.to_string()))
+    }
+
+    /// Notes that a pod uses these claims, all of which it may use. The answer is what is to be prepared for it.
+    pub fn begin(&mut self, pod_uid: &str, claims: &[ResourceClaim]) -> Result<Batches, Unusable> {
+        let mut wanted = Vec::new();
+        for object in claims {
+            let (reference, drivers) = claim::allocated(object)?;
+            let known = self.get(&reference.namespace, &reference.name);
+            if let Some(known) = known.filter(|known| known.uid != reference.uid) {
+                return Err(Unusable::OldClaim {
+                    name: reference.name,
+                    uid: known.uid.clone(),
+                });
+            }
+            wanted.push((reference, drivers));
+        }
+        let mut batches = Batches::new();
+        for (reference, drivers) in wanted {
+            let key = (reference.namespace.clone(), reference.name.clone());
+            let claim = self.0.entry(key).or_insert_with(|| Claim {
+                uid: reference.uid.clone(),
+                drivers: drivers.into_iter().map(|driver| (driver, Vec::new())).collect(),
+                ..Claim::default()
+            });
+            claim.pods.insert(pod_uid.to_string());
+            if claim.is_prepared {
+                continue;
+            }
+            for driver in claim.drivers.keys() {
+                let batch: &mut Vec<ClaimRef> = batches.entry(driver.clone()).or_default();
+                if !batch.contains(&reference) {
+                    batch.push(reference.clone());
+                }
+            }
+        }
+        Ok(batches)
+    }
+
+    /// A driver has prepared a claim.
+    pub fn prepared(&mut self, driver: &str, of: &ClaimRef, devices: Vec<Device>) {
+        if let Some(claim) = self.get_mut(&of.namespace, &of.name).filter(|c| c.uid == of.uid) {
+            claim.drivers.insert(driver.to_string(), devices);
+        }
+    }
+
+    /// All drivers have prepared what was to be prepared.
+    pub fn finish(&mut self, batches: &Batches) {
+        for of in batches.values().flatten() {
+            if let Some(claim) = self.get_mut(&of.namespace, &of.name).filter(|c| c.uid == of.uid) {
+                claim.is_prepared = true;
+            }
+        }
+    }
+
+    /// What is to be unprepared since a pod has ended. Of claims that other pods use only the pod's use ends.
+    pub fn begin_end(&mut self, pod_uid: &str) -> Batches {
+        let mut batches = Batches::new();
+        for ((namespace, name), claim) in &mut self.0 {
+            if !claim.pods.contains(pod_uid) {
+                continue;
+            }
+            if claim.pods.len() > 1 {
+                claim.pods.remove(pod_uid);
+                continue;
+            }
+            // A pod that comes to use it from now on has it prepared again.
+            claim.is_prepared = false;
+            for driver in claim.drivers.keys() {
+                batches.entry(driver.clone()).or_default().push(ClaimRef {
+                    namespace: namespace.clone(),
+                    name: name.clone(),
+                    uid: claim.uid.clone(),
+                });
+            }
+        }
+        batches
+    }
+
+    /// All of a pod's claims are unprepared. One that another pod has come to use stays.
+    pub fn end(&mut self, pod_uid: &str) {
+        self.0.retain(|_, claim| {
+            claim.pods.remove(pod_uid);
+            !claim.pods.is_empty()
+        });
+    }
+
+    /// Whether a pod uses any claim.
+    pub fn are_used_by(&self, pod_uid: &str) -> bool {
+        self.0.values().any(|claim| claim.pods.contains(pod_uid))
+    }
+
+    /// The pods that use claims.
+    pub fn pods(&self) -> BTreeSet<String> {
+        self.0
+            .values()
+            .flat_map(|claim| claim.pods.iter().cloned())
+            .collect()
+    }
+
+    /// The CDI devices of a container: those of the claims (and of these, the requests) that it names.
+    pub fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, Unusable> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+        let mut devices = Vec::new();
+        for (name, request) in claim::requests_of(pod, container)? {
+            let claim = self.get(namespace, &name).ok_or_else(|| Unusable::Unknown {
+                name: name.clone(),
+                namespace: namespace.to_string(),
+            })?;
+            for device in claim.drivers.values().flatten() {
+                let names = &device.request_names;
+                if request.is_empty() || names.is_empty() || names.contains(&request) {
+                    devices.extend(device.cdi_device_ids.iter().cloned());
+                }
+            }
+        }
+        Ok(devices)
+    }
+}

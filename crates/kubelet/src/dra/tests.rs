@@ -1,0 +1,152 @@
+//! Tables of claims on a node: what v1.36's tests of the DRA manager show.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn pod(uid: &str, claims: Value, container: Value) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": uid, "namespace": "ns", "uid": uid},
+        "spec": {"resourceClaims": claims, "containers": [{"name": "a", "resources": {"claims": container}}]},
+        "status": {"resourceClaimStatuses": [{"name": "made", "resourceClaimName": "p-made"}, {"name": "none"}]},
+    }))
+    .unwrap()
+}
+
+fn claim(name: &str, uid: &str, drivers: &[&str], pods: &[&str]) -> ResourceClaim {
+    let result = |driver: &&str| json!({"request": "r", "driver": driver, "pool": "p", "device": "d"});
+    let results: Vec<Value> = drivers.iter().map(result).collect();
+    let reserved = pods
+        .iter()
+        .map(|uid| json!({"resource": "pods", "name": uid, "uid": uid}));
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": uid}, "spec": {},
+        "status": {"allocation": {"devices": {"results": results}}, "reservedFor": reserved.collect::<Vec<_>>()},
+    }))
+    .unwrap()
+}
+
+fn device(requests: &[&str], cdi: &str) -> Device {
+    Device {
+        request_names: requests.iter().map(|r| r.to_string()).collect(),
+        cdi_device_ids: vec![cdi.into()],
+        ..Device::default()
+    }
+}
+
+#[test]
+fn l4_a_claim_is_prepared_for_its_first_pod_and_unprepared_after_its_last() {
+    let mut claims = Claims::default();
+    let shared = [claim("c", "u", &["d1.example", "d2.example"], &["1", "2"])];
+    let batches = claims.begin("1", &shared).unwrap();
+    assert_eq!(batches.keys().collect::<Vec<_>>(), ["d1.example", "d2.example"]);
+    // Until it is prepared, whoever needs it has it prepared.
+    assert_eq!(claims.begin("2", &shared), Ok(batches.clone()));
+    claims.finish(&batches);
+    assert_eq!(claims.begin("2", &shared), Ok(Batches::new()));
+    assert_eq!(claims.begin_end("1"), Batches::new(), "the other still uses it");
+    claims.end("1");
+    assert!(claims.get("ns", "c").unwrap().is_prepared);
+    assert_eq!(claims.begin_end("2"), batches);
+    assert!(claims.are_used_by("2"), "until the drivers have answered");
+    claims.end("2");
+    assert_eq!(claims, Claims::default());
+}
+
+#[test]
+fn l4_nothing_is_noted_for_a_pod_whose_claims_cannot_be_prepared() {
+    let mut claims = Claims::default();
+    let mut unallocated = claim("c", "u", &[], &["1"]);
+    unallocated.status = None;
+    for (all, why) in [(
+        vec![claim("a", "u", &["d"], &["1"]), unallocated],
+        "ResourceClaim c: not allocated",
+    )] {
+        assert_eq!(claims.begin("1", &all).unwrap_err().to_string(), why);
+        assert_eq!(claims, Claims::default());
+    }
+    claims.begin("1", &[claim("c", "old", &["d"], &["1"])]).unwrap();
+    assert_eq!(
+        claims
+            .begin("2", &[claim("c", "new", &["d"], &["2"])])
+            .unwrap_err()
+            .to_string(),
+        "old ResourceClaim with same name c and different UID old still exists (previous pod force-deleted?!)"
+    );
+}
+
+#[test]
+fn l4_a_pod_uses_claims_that_are_its_own_or_reserved_for_it() {
+    let made = json!([{"name": "made", "resourceClaimTemplateName": "t"}]);
+    let used = |name: &str, is_owned| claim::Used {
+        name: name.into(),
+        is_owned,
+    };
+    for (claims, want) in [
+        (
+            json!([{"name": "x", "resourceClaimName": "c"}]),
+            Ok(vec![used("c", false)]),
+        ),
+        (made.clone(), Ok(vec![used("p-made", true)])),
+        (
+            json!([{"name": "none", "resourceClaimTemplateName": "t"}]),
+            Ok(vec![]),
+        ),
+        (
+            json!([{"name": "late", "resourceClaimTemplateName": "t"}]),
+            Err(r#"pod "ns/1": ResourceClaim not created yet"#),
+        ),
+        (
+            json!([{"name": "x"}]),
+            Err(r#"pod "ns/1", spec.resourceClaim "x": none of the supported fields are set"#),
+        ),
+    ] {
+        let found = claim::of_pod(&pod("1", claims, json!([])));
+        assert_eq!(found.map_err(|e| e.to_string()), want.map_err(String::from));
+    }
+    let pod = pod("1", made, json!([]));
+    let mut owned = claim("p-made", "u", &[], &["1"]);
+    let refused = claim::is_usable(&pod, &used("p-made", true), &owned).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "ResourceClaim ns/p-made was not created for Pod ns/1 (Pod is not owner)"
+    );
+    let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "1", "uid": "1", "controller": true}]);
+    owned.metadata.owner_references = Some(serde_json::from_value(owner).unwrap());
+    assert_eq!(claim::is_usable(&pod, &used("p-made", true), &owned), Ok(()));
+    let others = claim("c", "u", &[], &["2"]);
+    assert_eq!(
+        claim::is_usable(&pod, &used("c", false), &others)
+            .unwrap_err()
+            .to_string(),
+        "pod 1 (1) is not allowed to use ResourceClaim c (u)"
+    );
+}
+
+#[test]
+fn l4_a_container_gets_the_devices_of_the_requests_that_it_names() {
+    let mut claims = Claims::default();
+    let object = [claim("c", "u", &["d.example"], &["1"])];
+    let batches = claims.begin("1", &object).unwrap();
+    let devices = vec![
+        device(&["r1"], "d.example/c=1"),
+        device(&["r2"], "d.example/c=2"),
+        device(&[], "d.example/c=all"),
+    ];
+    claims.prepared("d.example", &batches["d.example"][0], devices);
+    for (container, want) in [
+        (json!([]), vec![]),
+        (
+            json!([{"name": "x"}]),
+            vec!["d.example/c=1", "d.example/c=2", "d.example/c=all"],
+        ),
+        (
+            json!([{"name": "x", "request": "r2"}]),
+            vec!["d.example/c=2", "d.example/c=all"],
+        ),
+    ] {
+        let pod = pod("1", json!([{"name": "x", "resourceClaimName": "c"}]), container);
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        assert_eq!(claims.cdi_devices(&pod, container).unwrap(), want);
+    }
+}

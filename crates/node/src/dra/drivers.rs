@@ -1,0 +1,276 @@
+//! The DRA drivers of this node: plugins of the type `DRAPlugin`, several of one driver at times (while it is updated).
+//!
+//! A driver is usable while a connection to one of its plugins stands. The ResourceSlices of one that is not for 30 s are
+//! deleted, so that no pod is scheduled here to wait for it; so are all of the node's when the kubelet begins, until
+//! their drivers publish them again.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http_body_util::Empty;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use knarr_api::k8s_openapi;
+use knarr_api::registry::Registered;
+use knarr_client::api::Preconditions;
+use knarr_client::{Api, DeleteOptions, ListOptions};
+use parking_lot::Mutex;
+use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+
+use super::wire::Version;
+use crate::plugins::{Handler, Plugin};
+
+/// `defaultWipingDelay`: time enough to stop a driver's pod and start the next.
+const WIPE_AFTER: Duration = Duration::from_secs(30);
+/// Between attempts to delete slices: at first, and at most.
+const WIPE_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+/// Between attempts to connect to a plugin that is registered.
+const CONNECT_RETRY: Duration = Duration::from_secs(1);
+/// Plugins of one node.
+const PLUGINS_MAX: usize = 256;
+
+/// Ends its task.
+struct Task(JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A plugin of a driver.
+struct Connected {
+    endpoint: PathBuf,
+    version: Version,
+    is_connected: bool,
+    /// Follows the connection.
+    _monitor: Task,
+}
+
+#[derive(Default)]
+struct State {
+    /// By driver, in the order in which they registered.
+    plugins: BTreeMap<String, Vec<Connected>>,
+    /// The slices of these drivers are about to be deleted.
+    wipes: BTreeMap<String, Task>,
+}
+
+/// See the module.
+pub struct Drivers {
+    api: Arc<dyn Api>,
+    node: String,
+    state: Mutex<State>,
+}
+
+impl Drivers {
+    pub fn new(api: Arc<dyn Api>, node: String) -> Arc<Self> {
+        Arc::new(Drivers {
+            api,
+            node,
+            state: Mutex::default(),
+        })
+    }
+
+    /// Deletes what former drivers have published; waits until dropped.
+    pub async fn run(&self) {
+        struct Ending<'a>(&'a Drivers);
+        impl Drop for Ending<'_> {
+            fn drop(&mut self) {
+                *self.0.state.lock() = State::default();
+            }
+        }
+        let _ending = Ending(self);
+        self.wipe(None).await;
+        std::future::pending().await
+    }
+
+    /// Where a driver is called: the newest of its plugins that is connected, else the newest.
+    pub fn get(&self, driver: &str) -> Option<(PathBuf, Version)> {
+        let state = self.state.lock();
+        let plugins = state.plugins.get(driver)?;
+        let connected = plugins.iter().rev().find(|plugin| plugin.is_connected);
+        let plugin = connected.or(plugins.last())?;
+        Some((plugin.endpoint.clone(), plugin.version))
+    }
+
+    fn add(self: &Arc<Self>, driver: &str, endpoint: &Path, version: Version) -> Result<(), String> {
+        let mut state = self.state.lock();
+        let count: usize = state.plugins.values().map(Vec::len).sum();
+        if count >= PLUGINS_MAX {
+            return Err(format!("more than {PLUGINS_MAX} plugins of DRA drivers"));
+        }
+        let plugins = state.plugins.entry(driver.to_string()).or_default();
+        if plugins.iter().any(|plugin| plugin.endpoint == endpoint) {
+            let at = endpoint.display();
+            return Err(format!(
+                "endpoint {at} already registered for DRA driver plugin {driver}"
+            ));
+        }
+        let monitor = monitor(Arc::downgrade(self), driver.to_string(), endpoint.to_path_buf());
+        plugins.push(Connected {
+            endpoint: endpoint.to_path_buf(),
+            version,
+            is_connected: false,
+            _monitor: Task(tokio::spawn(monitor)),
+        });
+        info!(driver, endpoint = %endpoint.display(), ?version, "registered a DRA driver");
+        self.sync(&mut state, driver);
+        Ok(())
+    }
+
+    fn remove(self: &Arc<Self>, driver: &str, endpoint: &Path) {
+        let mut state = self.state.lock();
+        let Some(plugins) = state.plugins.get_mut(driver) else {
+            return;
+        };
+        plugins.retain(|plugin| plugin.endpoint != endpoint);
+        if plugins.is_empty() {
+            state.plugins.remove(driver);
+        }
+        info!(driver, endpoint = %endpoint.display(), "a plugin of a DRA driver is gone");
+        self.sync(&mut state, driver);
+    }
+
+    fn connection_changed(self: &Arc<Self>, driver: &str, endpoint: &Path, is_connected: bool) {
+        let mut state = self.state.lock();
+        let plugins = state.plugins.get_mut(driver).into_iter().flatten();
+        for plugin in plugins.filter(|plugin| plugin.endpoint == endpoint) {
+            plugin.is_connected = is_connected;
+        }
+        debug!(driver, is_connected, "the connection to a DRA driver changed");
+        self.sync(&mut state, driver);
+    }
+
+    /// Has the slices of a driver deleted if it is not usable for too long.
+    fn sync(self: &Arc<Self>, state: &mut State, driver: &str) {
+        let mut plugins = state.plugins.get(driver).into_iter().flatten();
+        if plugins.any(|plugin| plugin.is_connected) {
+            state.wipes.remove(driver);
+            return;
+        }
+        if state.wipes.contains_key(driver) {
+            return;
+        }
+        let (own, name) = (Arc::downgrade(self), driver.to_string());
+        let wipe = tokio::spawn(async move {
+            sleep(WIPE_AFTER).await;
+            if let Some(own) = own.upgrade() {
+                own.wipe(Some(&name)).await;
+            }
+        });
+        state.wipes.insert(driver.to_string(), Task(wipe));
+    }
+
+    /// Deletes the node's slices, or those of one driver; tries until it is done.
+    async fn wipe(&self, driver: Option<&str>) {
+        let mut wait = WIPE_RETRY.0;
+        while let Err(error) = self.try_wipe(driver).await {
+            debug!(%error, driver, "cannot delete the node's ResourceSlices yet");
+            sleep(wait).await;
+            wait = (wait * 2).min(WIPE_RETRY.1);
+        }
+    }
+
+    async fn try_wipe(&self, driver: Option<&str>) -> knarr_api::Result<()> {
+        let kind = ResourceSlice::kind_of();
+        let mut field_selector = format!("spec.nodeName={}", self.node);
+        if let Some(driver) = driver {
+            field_selector = format!("spec.driver={driver},{field_selector}");
+        }
+        let options = ListOptions {
+            field_selector,
+            ..ListOptions::default()
+        };
+        for slice in self.api.list(kind, options).await?.items {
+            let options = DeleteOptions {
+                preconditions: Preconditions {
+                    uid: Some(slice.uid().to_string()),
+                    ..Preconditions::default()
+                },
+                ..DeleteOptions::default()
+            };
+            match self.api.delete(kind, "", slice.name(), options).await {
+                Ok(_) => warn!(
+                    slice = slice.name(),
+                    "deleted a ResourceSlice whose driver is gone"
+                ),
+                // It has gone, or was made anew by a driver that is back.
+                Err(error) if error.is_not_found() || error.is_conflict() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Keeps a connection to a plugin and reports whether it stands.
+async fn monitor(drivers: Weak<Drivers>, driver: String, endpoint: PathBuf) {
+    loop {
+        if let Ok(stream) = UnixStream::connect(&endpoint).await {
+            let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+            if let Ok((requests, connection)) = handshake.await {
+                let _requests: http2::SendRequest<Empty<Bytes>> = requests;
+                report(&drivers, &driver, &endpoint, true);
+                if let Err(error) = connection.await {
+                    debug!(driver, %error, "the connection to a DRA driver ended");
+                }
+                report(&drivers, &driver, &endpoint, false);
+            }
+        }
+        sleep(CONNECT_RETRY).await;
+    }
+}
+
+fn report(drivers: &Weak<Drivers>, driver: &str, endpoint: &Path, is_connected: bool) {
+    if let Some(drivers) = drivers.upgrade() {
+        drivers.connection_changed(driver, endpoint, is_connected);
+    }
+}
+
+/// Registers drivers with the kubelet.
+pub struct Registrar(pub Arc<Drivers>);
+
+fn version(plugin: &Plugin) -> Result<Version, String> {
+    let (name, at) = (&plugin.name, plugin.endpoint.display());
+    let why = match plugin.versions.as_slice() {
+        [] => "empty list of supported gRPC services (aka supported versions)".to_string(),
+        versions => match versions.iter().find_map(|v| Version::of_service(v)) {
+            Some(version) => return Ok(version),
+            None => format!(
+                "none of services supported by the plugin ({versions:?}) are supported by the kubelet \
+                 ([\"v1.DRAPlugin\" \"v1beta1.DRAPlugin\"])"
+            ),
+        },
+    };
+    Err(format!(
+        "invalid supported gRPC versions of DRA driver plugin {name} at endpoint {at}: {why}"
+    ))
+}
+
+#[async_trait]
+impl Handler for Registrar {
+    fn kind(&self) -> &'static str {
+        "DRAPlugin"
+    }
+
+    fn validate(&self, plugin: &Plugin) -> Result<(), String> {
+        version(plugin).map(drop)
+    }
+
+    async fn register(&self, plugin: &Plugin) -> Result<(), String> {
+        self.0.add(&plugin.name, &plugin.endpoint, version(plugin)?)
+    }
+
+    async fn deregister(&self, plugin: &Plugin) -> Result<(), String> {
+        self.0.remove(&plugin.name, &plugin.endpoint);
+        Ok(())
+    }
+}

@@ -1,0 +1,233 @@
+//! A DRA driver of our own, over real unix sockets: registered, its claims prepared before a pod's containers and
+//! unprepared after them, over restarts of the kubelet; and its slices deleted when it has gone.
+
+use http::Request;
+use hyper::body::Incoming;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use knarr_node::dra::wire::*;
+use knarr_node::plugins::serve::{self, Answer, Service};
+use knarr_node::plugins::watcher;
+use parking_lot::Mutex;
+use tonic::Status;
+
+use super::plugin::{Registrar, Serving, until};
+use super::*;
+
+const DRIVER: &str = "gpu.example.com";
+
+#[derive(Default)]
+struct Driver {
+    calls: Mutex<Vec<String>>,
+    refuses: Mutex<Option<&'static str>>,
+    hangs: std::sync::atomic::AtomicBool,
+}
+
+impl Driver {
+    fn calls(&self) -> Vec<String> {
+        self.calls.lock().clone()
+    }
+
+    fn call(&self, path: &str, claims: &[Claim]) {
+        let version = if path.contains("v1beta1") { "v1beta1" } else { "v1" };
+        let method = path.rsplit('/').next().unwrap();
+        let names: Vec<_> = claims.iter().map(|c| c.name.as_str()).collect();
+        self.calls
+            .lock()
+            .push(format!("{version} {method} {}", names.join(",")));
+    }
+}
+
+#[async_trait::async_trait]
+impl Service for Driver {
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let path = request.uri().path().to_string();
+        if path.ends_with("/NodePrepareResources") {
+            let prepare = |asked: NodePrepareResourcesRequest| async move {
+                self.call(&path, &asked.claims);
+                if self.hangs.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::future::pending::<()>().await;
+                }
+                let error = self.refuses.lock().unwrap_or_default();
+                let one = |claim: Claim| {
+                    let device = Device {
+                        request_names: vec!["r".into()],
+                        pool_name: "pool".into(),
+                        device_name: "d".into(),
+                        cdi_device_ids: vec![format!("example.com/gpu={}", claim.name)],
+                        share_id: None,
+                    };
+                    let devices = if error.is_empty() { vec![device] } else { vec![] };
+                    let error = error.to_string();
+                    (claim.uid, NodePrepareResourceResponse { devices, error })
+                };
+                let claims = asked.claims.into_iter().map(one).collect();
+                Ok::<_, Status>(NodePrepareResourcesResponse { claims })
+            };
+            serve::unary(request, prepare).await
+        } else if path.ends_with("/NodeUnprepareResources") {
+            let unprepare = |asked: NodeUnprepareResourcesRequest| async move {
+                self.call(&path, &asked.claims);
+                let one = |claim: Claim| (claim.uid, NodeUnprepareResourceResponse::default());
+                let claims = asked.claims.into_iter().map(one).collect();
+                Ok::<_, Status>(NodeUnprepareResourcesResponse { claims })
+            };
+            serve::unary(request, unprepare).await
+        } else {
+            serve::unimplemented(&request)
+        }
+    }
+}
+
+impl World {
+    fn serve_driver(&self, driver: &Arc<Driver>, versions: &[&str]) -> [Serving; 2] {
+        let socket = self.dir.path().join("driver/dra.sock");
+        let registrar = Registrar {
+            info: watcher::PluginInfo {
+                kind: "DRAPlugin".into(),
+                name: DRIVER.into(),
+                endpoint: socket.display().to_string(),
+                supported_versions: versions.iter().map(|v| v.to_string()).collect(),
+            },
+            heard: Mutex::default(),
+        };
+        let registry = self.dir.path().join("kubelet/plugins_registry/gpu.sock");
+        [
+            Serving::begin(&socket, driver.clone()),
+            Serving::begin(&registry, Arc::new(registrar)),
+        ]
+    }
+
+    /// A pod whose container uses a claim that is allocated for it.
+    async fn create_with_claim(&self, name: &str) {
+        let container = json!({"name": name, "image": "app", "imagePullPolicy": "IfNotPresent",
+            "resources": {"claims": [{"name": "gpu"}]}});
+        let spec = json!({"nodeName": null, "containers": [container], "terminationGracePeriodSeconds": 1,
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": format!("{name}-gpu")}]});
+        self.create_with(name, spec).await;
+        let uid = self.pod(name).await.unwrap().metadata.uid.unwrap();
+        let claim = json!({"metadata": {"name": format!("{name}-gpu"), "namespace": "default"},
+            "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "c"}}]}}});
+        let claim: ResourceClaim = serde_json::from_value(claim).unwrap();
+        let mut claim = (*self.api.create_as(claim).await.unwrap()).clone();
+        let status = json!({
+            "allocation": {"devices": {"results": [{"request": "r", "driver": DRIVER, "pool": "pool", "device": "d"}]}},
+            "reservedFor": [{"resource": "pods", "name": name, "uid": uid}]});
+        claim.status = Some(serde_json::from_value(status).unwrap());
+        self.api.update_status_as(claim).await.unwrap();
+        let bind = |pod: &mut Pod| pod.spec.get_or_insert_default().node_name = Some("n1".into());
+        self.api.edit::<Pod>("default", name, "", bind).await.unwrap();
+    }
+
+    async fn until_gone(&self, pod: &str) {
+        until("the pod is gone", async || self.pod(pod).await.is_none()).await;
+    }
+
+    async fn until_event(&self, about: &str, text: &str) {
+        let what = format!("{about} has the event {text}");
+        until(&what, async || self.events(about).await.iter().any(|e| e == text)).await;
+    }
+}
+
+#[tokio::test]
+async fn l4_a_claim_is_prepared_before_its_containers_and_unprepared_after_them() {
+    for (versions, want) in [
+        (&["v1.DRAPlugin", "v1beta1.DRAPlugin"][..], "v1"),
+        (&["v1beta1.DRAPlugin"], "v1beta1"),
+    ] {
+        let world = World::new();
+        let (kubelet, cancel) = world.kubelet();
+        let driver = Arc::<Driver>::default();
+        let _serving = world.serve_driver(&driver, versions);
+        sleep(Duration::from_secs(2)).await;
+        world.create_with_claim("a").await;
+        until("a runs", async || {
+            world.phase("a").await.as_deref() == Some("Running")
+        })
+        .await;
+        let config = world.runtime.config_of("a").unwrap();
+        assert_eq!(config.cdi_devices[0].name, "example.com/gpu=a-gpu");
+        let prepared = format!("{want} NodePrepareResources a-gpu");
+        assert_eq!(driver.calls(), [prepared.clone()]);
+        // A kubelet that comes back knows what is to be undone.
+        cancel.cancel();
+        kubelet.wait().await;
+        let (_kubelet, _cancel) = world.kubelet();
+        sleep(Duration::from_secs(2)).await;
+        world.delete("a").await;
+        world.until_gone("a").await;
+        assert_eq!(
+            driver.calls(),
+            [prepared, format!("{want} NodeUnprepareResources a-gpu")]
+        );
+        let text = std::fs::read_to_string(world.dir.path().join("kubelet/dra_manager_state")).unwrap();
+        assert!(text.contains(r#"\"ClaimInfoStateList\":[]"#), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn l4_a_pod_waits_for_its_claims_and_says_why() {
+    let world = World::new();
+    let (_kubelet, _cancel) = world.kubelet();
+    world.create_with_claim("a").await;
+    let says =
+        "FailedPrepareDynamicResources Failed to prepare dynamic resources: prepare dynamic resources: ";
+    world
+        .until_event("a", &format!("{says}DRA driver {DRIVER} is not registered"))
+        .await;
+    let driver = Arc::<Driver>::default();
+    *driver.refuses.lock() = Some("the device is on fire");
+    let _serving = world.serve_driver(&driver, &["v1.DRAPlugin"]);
+    let failed = format!("{says}NodePrepareResources failed for ResourceClaim a-gpu: the device is on fire");
+    world.until_event("a", &failed).await;
+    *driver.refuses.lock() = None;
+    until("a runs", async || {
+        world.phase("a").await.as_deref() == Some("Running")
+    })
+    .await;
+    // A driver that hangs keeps its own pods only.
+    driver.hangs.store(true, std::sync::atomic::Ordering::Relaxed);
+    world.create_with_claim("b").await;
+    until("the driver is asked", async || {
+        driver.calls().last().unwrap().ends_with("b-gpu")
+    })
+    .await;
+    world.create("c").await;
+    until("c runs", async || {
+        world.phase("c").await.as_deref() == Some("Running")
+    })
+    .await;
+    world.delete("a").await;
+    world.until_gone("a").await;
+}
+
+#[tokio::test]
+async fn l4_the_slices_of_drivers_that_are_not_here_are_deleted() {
+    let world = World::new();
+    let slice = |name: &str, node: &str| {
+        let slice = json!({"metadata": {"name": name}, "spec": {"driver": DRIVER, "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}}});
+        serde_json::from_value::<ResourceSlice>(slice).unwrap()
+    };
+    for (name, node) in [("own", "n1"), ("other", "n2")] {
+        world.api.create_as(slice(name, node)).await.unwrap();
+    }
+    let (_kubelet, _cancel) = world.kubelet();
+    let there = async |name: &str| world.api.get_as::<ResourceSlice>("", name).await.is_ok();
+    until("the slice is deleted", async || !there("own").await).await;
+    assert!(there("other").await, "another node's stays");
+    let driver = Arc::<Driver>::default();
+    let [server, registration] = world.serve_driver(&driver, &["v1.DRAPlugin"]);
+    sleep(Duration::from_secs(2)).await;
+    world.api.create_as(slice("own", "n1")).await.unwrap();
+    drop(server);
+    let gone = tokio::time::Instant::now();
+    while there("own").await {
+        sleep(Duration::from_millis(100)).await;
+        assert!(gone.elapsed() < Duration::from_secs(40));
+    }
+    assert!(
+        gone.elapsed() > Duration::from_secs(28),
+        "a driver that restarts keeps its own"
+    );
+    drop(registration);
+}
