@@ -23,6 +23,7 @@ pub mod kubelet;
 pub mod logs;
 pub mod network;
 pub mod plugins;
+pub mod podresources;
 pub mod probe;
 pub mod runtime;
 pub mod server;

@@ -67,14 +67,21 @@ struct State {
 pub struct Drivers {
     api: Arc<dyn Api>,
     node: String,
+    wipe_after: Duration,
     state: Mutex<State>,
 }
 
 impl Drivers {
     pub fn new(api: Arc<dyn Api>, node: String) -> Arc<Self> {
+        Self::with_wipe_after(WIPE_AFTER, api, node)
+    }
+
+    /// With another time to wait before the slices of a driver that is not usable are deleted.
+    pub fn with_wipe_after(wipe_after: Duration, api: Arc<dyn Api>, node: String) -> Arc<Self> {
         Arc::new(Drivers {
             api,
             node,
+            wipe_after,
             state: Mutex::default(),
         })
     }
@@ -159,9 +166,9 @@ impl Drivers {
         if state.wipes.contains_key(driver) {
             return;
         }
-        let (own, name) = (Arc::downgrade(self), driver.to_string());
+        let (own, name, after) = (Arc::downgrade(self), driver.to_string(), self.wipe_after);
         let wipe = tokio::spawn(async move {
-            sleep(WIPE_AFTER).await;
+            sleep(after).await;
             if let Some(own) = own.upgrade() {
                 own.wipe(Some(&name)).await;
             }

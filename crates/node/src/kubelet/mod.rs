@@ -67,6 +67,7 @@ use crate::devicemanager::{self, Devices};
 use crate::dra::{self, Dra};
 use crate::figures::{self, HostMeter, Meter};
 use crate::plugins::{Watcher, watcher};
+use crate::podresources::{self, PodResourcesServer};
 use crate::probe;
 use crate::runtime::{Runtime, RuntimeEvent};
 use crate::volumes::{self, Volumes, host_of};
@@ -98,6 +99,8 @@ pub(crate) struct Shared {
     pub steady: TokioClock,
     pub recorder: EventRecorder,
     pub volumes: Volumes,
+    /// The pods that have not ended.
+    pub active: Arc<podresources::ActivePods>,
     pub devices: Arc<Devices>,
     pub dra: Arc<Dra>,
     pub trust: Trust,
@@ -260,6 +263,7 @@ impl Kubelet {
         let devices = Devices::new(&config.root_dir, files, Arc::new(steady));
         let shared = Arc::new(Shared {
             volumes,
+            active: Arc::default(),
             devices,
             dra: Arc::new(dra),
             trust: Trust::new(config.self_fencing, host, renewals),
@@ -379,6 +383,8 @@ async fn run(
         tasks.spawn(async move { drivers.run().await });
         tasks.spawn(shared.devices.clone().run());
         tasks.spawn(plugins(&shared).run());
+        let (root, server) = (shared.config.root_dir.clone(), pod_resources(&shared));
+        tasks.spawn(async move { podresources::run(server, &root).await });
     }
     // Nothing is decided about any pod before it is known what runs.
     let mut picture = loop {
@@ -478,6 +484,14 @@ async fn run(
         workers.by_uid.retain(|_, worker| !worker.is_finished());
         let by_uid = &workers.by_uid;
         workers.admitted.retain(|uid| by_uid.contains_key(uid));
+    }
+}
+
+fn pod_resources(shared: &Shared) -> PodResourcesServer {
+    PodResourcesServer {
+        pods: shared.active.clone(),
+        devices: shared.devices.clone(),
+        dra: shared.dra.clone(),
     }
 }
 

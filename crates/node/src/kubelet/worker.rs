@@ -304,6 +304,7 @@ impl Doer {
         }
         if self.machine.has_ended() && !self.ended.swap(true, Ordering::Relaxed) {
             let uid = self.machine.object().metadata.uid.as_deref().unwrap_or("");
+            self.shared.active.lock().remove(uid);
             self.shared.devices.release(uid);
             self.shared.pod_ended.notify_one();
         }
@@ -313,6 +314,9 @@ impl Doer {
     fn note_allocation(&self) {
         let allocated = self.machine.allocated();
         let uid = allocated.metadata.uid.clone().unwrap_or_default();
+        if !self.machine.has_ended() {
+            self.shared.active.lock().insert(uid.clone(), allocated.clone());
+        }
         self.shared.granted.lock().insert(uid, allocated);
     }
 
@@ -454,6 +458,7 @@ impl Doer {
         let pod = self.machine.object();
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
         self.shared.granted.lock().remove(uid);
+        self.shared.active.lock().remove(uid);
         self.shared.devices.release(uid);
         self.shared.dra.forget(uid);
         self.shared

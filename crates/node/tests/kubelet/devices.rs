@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Node;
 use knarr_node::devicemanager::wire::*;
 use knarr_node::plugins::serve::{self, Answer, Service};
 use knarr_node::plugins::{call, watcher};
+use knarr_node::podresources::wire as podresources;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tonic::Status;
@@ -257,6 +258,28 @@ async fn l4_a_container_gets_what_its_plugin_allocates() {
     );
     assert_eq!(config.annotations["example.com/gpus"], "g2");
     assert_eq!(config.cdi_devices[0].name, "example.com/gpu=g2");
+    let resources = world.pod_resources("a").await;
+    let listed = &resources.containers[0].devices;
+    assert_eq!(
+        (listed[0].resource_name.as_str(), listed[0].device_ids.as_slice()),
+        (GPU, &["g2".to_string()][..])
+    );
+    let socket = world.dir.path().join("kubelet/pod-resources/kubelet.sock");
+    let allocatable = call(
+        &socket,
+        podresources::AllocatableResourcesRequest {},
+        Duration::from_secs(5),
+    )
+    .await;
+    let allocatable = allocatable.unwrap().devices;
+    let ids: Vec<_> = allocatable.iter().flat_map(|d| &d.device_ids).collect();
+    assert_eq!(ids, ["g1", "g2"], "the healthy ones");
+    let asked = podresources::GetPodResourcesRequest {
+        pod_name: "x".into(),
+        pod_namespace: "default".into(),
+    };
+    let refused = call(&socket, asked, Duration::from_secs(5)).await.unwrap_err();
+    assert_eq!(refused.message, "pod x in namespace default not found");
     // What is free again is given again.
     world.create_with_gpus("b", 1).await;
     world.until_phase("b", "Running").await;
@@ -265,6 +288,18 @@ async fn l4_a_container_gets_what_its_plugin_allocates() {
     assert_eq!(world.why("c").await.0, format!("OutOf{GPU}"));
     world.delete("a").await;
     until("a is gone", async || world.pod("a").await.is_none()).await;
+    let listed = call(
+        &socket,
+        podresources::ListPodResourcesRequest {},
+        Duration::from_secs(5),
+    )
+    .await;
+    let listed = listed.unwrap().pod_resources;
+    assert_eq!(
+        listed.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(),
+        ["b"],
+        "those that have not ended"
+    );
     world.create_with_gpus("d", 1).await;
     world.until_phase("d", "Running").await;
     assert!(

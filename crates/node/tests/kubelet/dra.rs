@@ -6,7 +6,7 @@ use hyper::body::Incoming;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use knarr_node::dra::wire::*;
 use knarr_node::plugins::serve::{self, Answer, Service};
-use knarr_node::plugins::watcher;
+use knarr_node::plugins::{Handler, Plugin, watcher};
 use parking_lot::Mutex;
 use tonic::Status;
 
@@ -146,8 +146,16 @@ async fn l4_a_claim_is_prepared_before_its_containers_and_unprepared_after_them(
         .await;
         let config = world.runtime.config_of("a").unwrap();
         assert_eq!(config.cdi_devices[0].name, "example.com/gpu=a-gpu");
+        let resources = world.pod_resources("a").await;
+        let claim = &resources.containers[0].dynamic_resources[0];
+        let device = &claim.claim_resources[0];
+        assert_eq!(claim.claim_name, "a-gpu");
+        assert_eq!(
+            [&device.driver_name, &device.pool_name, &device.device_name],
+            [DRIVER, "pool", "d"]
+        );
         let prepared = format!("{want} NodePrepareResources a-gpu");
-        assert_eq!(driver.calls(), [prepared.clone()]);
+        assert_eq!(driver.calls().as_slice(), std::slice::from_ref(&prepared));
         // A kubelet that comes back knows what is to be undone.
         cancel.cancel();
         kubelet.wait().await;
@@ -211,23 +219,34 @@ async fn l4_the_slices_of_drivers_that_are_not_here_are_deleted() {
     for (name, node) in [("own", "n1"), ("other", "n2")] {
         world.api.create_as(slice(name, node)).await.unwrap();
     }
-    let (_kubelet, _cancel) = world.kubelet();
+    let wipe_after = Duration::from_millis(500);
+    let drivers =
+        knarr_node::dra::drivers::Drivers::with_wipe_after(wipe_after, world.api.clone(), "n1".into());
+    let running = drivers.clone();
+    let _running = tokio::spawn(async move { running.run().await });
     let there = async |name: &str| world.api.get_as::<ResourceSlice>("", name).await.is_ok();
     until("the slice is deleted", async || !there("own").await).await;
     assert!(there("other").await, "another node's stays");
+    let socket = world.dir.path().join("dra.sock");
     let driver = Arc::<Driver>::default();
-    let [server, registration] = world.serve_driver(&driver, &["v1.DRAPlugin"]);
-    sleep(Duration::from_secs(2)).await;
+    let server = Serving::begin(&socket, driver.clone());
+    let plugin = Plugin {
+        name: DRIVER.into(),
+        socket: socket.clone(),
+        endpoint: socket.clone(),
+        versions: vec!["v1.DRAPlugin".into()],
+    };
+    knarr_node::dra::drivers::Registrar(drivers.clone())
+        .register(&plugin)
+        .await
+        .unwrap();
     world.api.create_as(slice("own", "n1")).await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+    assert!(there("own").await, "its driver is connected");
     drop(server);
-    let gone = tokio::time::Instant::now();
-    while there("own").await {
-        sleep(Duration::from_millis(100)).await;
-        assert!(gone.elapsed() < Duration::from_secs(40));
-    }
-    assert!(
-        gone.elapsed() > Duration::from_secs(28),
-        "a driver that restarts keeps its own"
-    );
-    drop(registration);
+    let _server = Serving::begin(&socket, driver.clone());
+    sleep(Duration::from_millis(100)).await;
+    assert!(there("own").await, "a driver that restarts has time to");
+    drop(_server);
+    until("the slice is deleted", async || !there("own").await).await;
 }

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use http::Request;
 use hyper::body::Incoming;
 use knarr_node::plugins::serve::{self, Answer, Service};
-use knarr_node::plugins::watcher;
+use knarr_node::plugins::{call, watcher};
+use knarr_node::podresources::wire::{GetPodResourcesRequest, PodResources};
 use tokio::task::AbortHandle;
 use tokio::time::{Duration, Instant, sleep};
+
+use super::World;
 
 /// A plugin's server; gone, with its socket, when dropped.
 pub struct Serving {
@@ -57,6 +60,19 @@ impl Service for Registrar {
             }
             _ => serve::unimplemented(&request),
         }
+    }
+}
+
+impl World {
+    /// What the pod-resources API says of a pod.
+    pub async fn pod_resources(&self, name: &str) -> PodResources {
+        let socket = self.dir.path().join("kubelet/pod-resources/kubelet.sock");
+        let asked = GetPodResourcesRequest {
+            pod_name: name.into(),
+            pod_namespace: "default".into(),
+        };
+        let answer = call(&socket, asked, Duration::from_secs(5)).await.unwrap();
+        answer.pod_resources.unwrap()
     }
 }
 
