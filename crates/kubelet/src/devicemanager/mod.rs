@@ -10,7 +10,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceHealth, ResourceStatus};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::quantity::Quantity;
@@ -215,6 +215,30 @@ impl DeviceManager {
     pub fn is_healthy(&self, resource: &str, id: &str) -> bool {
         let devices = self.resources.get(resource).map(|r| &r.devices);
         devices.and_then(|d| d.get(id)).is_none_or(|d| d.is_healthy)
+    }
+
+    /// What a container's status says of its devices (KEP 4680).
+    pub fn resources_status(&self, uid: &str, container: &str) -> Vec<ResourceStatus> {
+        let resources = self.assigned.of_container(uid, container).into_iter().flatten();
+        let status = |(resource, of): (&String, &Assignment)| {
+            let health = |id: String| ResourceHealth {
+                health: Some(
+                    if self.is_healthy(resource, &id) {
+                        "Healthy"
+                    } else {
+                        "Unhealthy"
+                    }
+                    .into(),
+                ),
+                resource_id: id,
+                message: None,
+            };
+            ResourceStatus {
+                name: resource.clone(),
+                resources: Some(of.ids().into_iter().map(health).collect()),
+            }
+        };
+        resources.map(status).collect()
     }
 
     /// What the node has. A resource whose plugin has been gone for longer than the grace period is forgotten.

@@ -103,10 +103,21 @@ fn l4_what_a_container_has_is_kept_as_long_as_it_is_healthy() {
         manager.choose(&request(&pod, "a", 2), None).map_err(text),
         Err(r#"pod "1" container "a" changed request for resource "example.com/gpu" from 1 to 2"#.into())
     );
+    let health = |manager: &DeviceManager| {
+        let status = manager.resources_status("1", "a");
+        let devices = status[0].resources.clone().unwrap();
+        let health = devices.into_iter().map(|d| (d.resource_id, d.health.unwrap()));
+        (status[0].name.clone(), health.collect::<Vec<_>>())
+    };
+    assert_eq!(
+        health(&manager),
+        (GPU.into(), vec![("d1".into(), "Healthy".into())])
+    );
     assert_eq!(
         manager.reported(GPU, devices(&[("d1", false), ("d2", true)])),
         set(&["1"])
     );
+    assert_eq!(health(&manager).1, [("d1".to_string(), "Unhealthy".to_string())]);
     assert_eq!(
         manager.choose(&same, None).map_err(text),
         Err(

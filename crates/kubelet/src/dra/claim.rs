@@ -94,6 +94,14 @@ fn pod_claims(pod: &Pod) -> impl Iterator<Item = &PodResourceClaim> {
     pod.spec.iter().flat_map(|s| s.resource_claims.iter().flatten())
 }
 
+/// The claim that one of the pod's stands for, by the name that containers use.
+pub(super) fn name_of(pod: &Pod, of: &str) -> Result<Option<String>, Unusable> {
+    match pod_claims(pod).find(|claim| claim.name == of) {
+        Some(claim) => Ok(name(pod, claim)?.map(|used| used.name)),
+        None => Ok(None),
+    }
+}
+
 /// Whether a pod uses any claim.
 pub fn uses_any(pod: &Pod) -> bool {
     pod_claims(pod).next().is_some() || extended(pod).is_some()

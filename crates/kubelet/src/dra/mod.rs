@@ -10,7 +10,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceHealth, ResourceStatus};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use knarr_api::k8s_openapi;
 use serde::{Deserialize, Serialize};
@@ -178,6 +178,53 @@ impl Claims {
             .collect()
     }
 
+    /// What a container's status says of its claims' devices (KEP 4680). Drivers are not asked for their devices' health,
+    /// which is unknown.
+    pub fn resources_status(
+        &self,
+        pod: &Pod,
+        container: &Container,
+    ) -> Result<Vec<ResourceStatus>, Unusable> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+        let named = container.resources.iter().flat_map(|r| r.claims.iter().flatten());
+        let mut all = Vec::new();
+        for named in named {
+            let Some(name) = claim::name_of(pod, &named.name)? else {
+                continue;
+            };
+            let Some(known) = self.get(namespace, &name) else {
+                continue;
+            };
+            let request = named.request.clone().unwrap_or_default();
+            // Devices name requests without their alternatives.
+            let base = request.split('/').next().unwrap_or_default();
+            let mut ids = BTreeSet::new();
+            for (driver, devices) in &known.drivers {
+                for device in devices {
+                    let names = &device.request_names;
+                    if request.is_empty() || names.is_empty() || names.iter().any(|n| n == base) {
+                        ids.insert(resource_id(driver, device));
+                    }
+                }
+            }
+            let unknown = |resource_id| ResourceHealth {
+                resource_id,
+                health: Some("Unknown".into()),
+                message: None,
+            };
+            if !ids.is_empty() {
+                all.push(ResourceStatus {
+                    name: match request.is_empty() {
+                        true => format!("claim:{}", named.name),
+                        false => format!("claim:{}/{request}", named.name),
+                    },
+                    resources: Some(ids.into_iter().map(unknown).collect()),
+                });
+            }
+        }
+        Ok(all)
+    }
+
     /// The CDI devices of a container: those of the claims (and of these, the requests) that it names.
     pub fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, Unusable> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
@@ -196,4 +243,10 @@ impl Claims {
         }
         Ok(devices)
     }
+}
+
+/// The first CDI device stands for a device; where there is none, its own name.
+fn resource_id(driver: &str, device: &Device) -> String {
+    let first = device.cdi_device_ids.first().cloned();
+    first.unwrap_or_else(|| format!("{driver}/{}/{}", device.pool_name, device.device_name))
 }

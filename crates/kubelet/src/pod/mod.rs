@@ -78,6 +78,8 @@ pub enum Event {
     SandboxFailed {
         message: String,
     },
+    /// Which devices the containers have, by name, and whether they are healthy.
+    ResourceHealth(BTreeMap<String, Vec<core::ResourceStatus>>),
     /// No sandbox was made, for the pod's claims are not prepared.
     ClaimsFailed {
         message: String,
@@ -336,6 +338,8 @@ pub struct Pod {
     /// It was told that its eviction takes too long.
     told_overrun: bool,
     barrier: barrier::Barrier,
+    /// Of devices, by container.
+    resource_health: BTreeMap<String, Vec<core::ResourceStatus>>,
     ends: Ends,
     told_ends: Ends,
     /// As last told.
@@ -377,6 +381,7 @@ impl Pod {
             eviction: None,
             told_overrun: false,
             barrier: barrier::Barrier::Open,
+            resource_health: BTreeMap::new(),
             told_ends: ends.clone(),
             ends,
             status,
@@ -385,6 +390,11 @@ impl Pod {
         };
         pod.update_containers();
         pod
+    }
+
+    /// Before the first step.
+    pub fn note_resource_health(&mut self, health: BTreeMap<String, Vec<core::ResourceStatus>>) {
+        self.resource_health = health;
     }
 
     pub fn object(&self) -> &Arc<core::Pod> {
@@ -596,6 +606,14 @@ impl Pod {
                     );
                 }
                 self.want_sandbox_again(now);
+            }
+            Event::ResourceHealth(health) => {
+                let is_news = self.resource_health != health;
+                self.resource_health = health;
+                // Before anything runs it is shown with what comes next.
+                if is_news && self.containers.iter().any(|c| c.run.is_some()) {
+                    self.tell(now);
+                }
             }
             Event::ClaimsFailed { message } => {
                 if self.ending.is_none() {

@@ -14,7 +14,7 @@ use crate::admission::Rejection;
 use crate::eviction::TERMINATION_BY_KUBELET;
 
 use super::container::{find_spec, lost_without_a_trace, status_of};
-use super::{Action, Container, Pod, Role, RunState, Sandbox, Why, restart_all};
+use super::{Action, Container, Pod, Role, RunState, Sandbox, Volumes, Why, restart_all};
 
 /// The conditions this node writes; all others are somebody else's.
 const OWN_CONDITIONS: [&str; 5] = [
@@ -163,7 +163,10 @@ impl Pod {
             },
         };
         let target = if failed.is_some() { "Failed" } else { computed };
+        // Its claims are unprepared with its volumes; once it shows as ended, others may get their devices.
+        let unprepared = self.volumes == Volumes::Gone || !crate::dra::claim::uses_any(&self.object);
         let stopped = self.ending.is_some()
+            && unprepared
             && self.sandbox == Sandbox::Stopped
             && !self.containers.iter().any(Container::has_processes);
         let held = self.ending.as_ref().is_some_and(|e| e.held);
@@ -311,8 +314,22 @@ impl Pod {
             resources: given(&container.actual)
                 .filter(|given| in_spec.is_some() || *given != core::ResourceRequirements::default()),
             volume_mounts: mounts.map(|mounts| mounts.iter().map(mount_status).collect()),
+            allocated_resources_status: self.resource_health_of(container, known),
             ..ContainerStatus::default()
         }
+    }
+
+    /// The devices of an app container (KEP 4680); what was shown stays shown when they are given back.
+    fn resource_health_of(
+        &self,
+        container: &Container,
+        known: Option<&ContainerStatus>,
+    ) -> Option<Vec<core::ResourceStatus>> {
+        if container.role != Role::App {
+            return None;
+        }
+        let current = self.resource_health.get(&container.name).cloned();
+        current.or_else(|| known?.allocated_resources_status.clone())
     }
 
     fn phase(&self, init: &[ContainerStatus], apps: &[ContainerStatus]) -> &'static str {

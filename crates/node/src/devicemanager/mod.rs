@@ -21,7 +21,7 @@ use knarr_kubelet::admission::Rejection;
 use knarr_kubelet::devicemanager as devices;
 use knarr_kubelet::devicemanager::{Capacity, Choice, ContainerOptions, DeviceManager, Request};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
@@ -101,11 +101,18 @@ pub struct Devices {
     /// Whoever writes the checkpoint; inside, what was written last.
     checkpoint: tokio::sync::Mutex<Vec<u8>>,
     changed: Notify,
+    /// Pods with a device whose health has changed, by uid.
+    health_changed: mpsc::UnboundedSender<String>,
 }
 
 impl Devices {
     /// `root` is the kubelet's directory; the clock is never set.
-    pub fn new(root: &Path, files: Pool, clock: Arc<dyn Clock>) -> Arc<Self> {
+    pub fn new(
+        root: &Path,
+        files: Pool,
+        clock: Arc<dyn Clock>,
+        health_changed: mpsc::UnboundedSender<String>,
+    ) -> Arc<Self> {
         Arc::new(Devices {
             directory: root.join(DIRECTORY),
             files,
@@ -114,6 +121,7 @@ impl Devices {
             endpoints: Mutex::default(),
             checkpoint: tokio::sync::Mutex::default(),
             changed: Notify::new(),
+            health_changed,
         })
     }
 
@@ -375,7 +383,11 @@ impl Devices {
         loop {
             match reports.message().await {
                 Ok(Some(report)) => {
-                    self.state.lock().reported(resource, report.by_id());
+                    let pods = self.state.lock().reported(resource, report.by_id());
+                    for uid in pods {
+                        // The receiver goes only with the whole kubelet.
+                        let _ = self.health_changed.send(uid);
+                    }
                     self.changed.notify_one();
                     if let Err(error) = self.save().await {
                         warn!(%error, "which devices there are is not written down");

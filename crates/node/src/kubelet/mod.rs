@@ -23,6 +23,7 @@ mod own_node;
 mod pull;
 mod remove;
 mod resize;
+mod resource_health;
 pub mod resources;
 mod room;
 pub mod sandbox;
@@ -124,7 +125,7 @@ pub(crate) struct Shared {
     pub conditions_changed: Notify,
     /// Rings when nothing is left of a pod but what is told of it.
     pub pod_ended: Notify,
-    /// Pods to be ended, by uid.
+    /// Pods to be ended, or whose devices are not as healthy as they were, by uid.
     pub evictions: mpsc::UnboundedSender<(String, Event)>,
     pub images: Mutex<garbage_images::Records>,
     endpoints: endpoints::Endpoints,
@@ -240,6 +241,7 @@ impl Kubelet {
         let pulls = config.configuration.image_pulls.unwrap_or(PULLS);
         let (evictions, evicted) = mpsc::unbounded_channel();
         let (shutdown, asked) = shutdown::channel();
+        let (health_changed, health) = mpsc::unbounded_channel();
         let probes = Arc::<probe::Counts>::default();
         // A hollow node whose machine nobody plays has no boot that this could be measured from.
         let counts = config.machine.is_host() || config.played.is_some();
@@ -260,7 +262,7 @@ impl Kubelet {
             api.clone(),
             config.node_name.clone(),
         );
-        let devices = Devices::new(&config.root_dir, files, Arc::new(steady));
+        let devices = Devices::new(&config.root_dir, files, Arc::new(steady), health_changed);
         let shared = Arc::new(Shared {
             volumes,
             active: Arc::default(),
@@ -303,7 +305,7 @@ impl Kubelet {
         let pods = shared.pods.clone();
         let measuring = meter.clone();
         let task = tokio::spawn(async move {
-            let running = run(shared, measuring, (evicted, asked), cancel.clone());
+            let running = run(shared, measuring, (evicted, asked, health), cancel.clone());
             tokio::select! {
                 biased;
                 () = cancel.cancelled() => {}
@@ -352,9 +354,10 @@ impl Kubelet {
 async fn run(
     shared: Arc<Shared>,
     meter: Option<Arc<dyn Meter>>,
-    (mut evicted, mut asked): (
+    (mut evicted, mut asked, health): (
         mpsc::UnboundedReceiver<(String, Event)>,
         mpsc::UnboundedReceiver<shutdown::Asked>,
+        mpsc::UnboundedReceiver<String>,
     ),
     cancel: CancellationToken,
 ) {
@@ -383,6 +386,7 @@ async fn run(
         tasks.spawn(async move { drivers.run().await });
         tasks.spawn(shared.devices.clone().run());
         tasks.spawn(plugins(&shared).run());
+        tasks.spawn(resource_health::run(shared.clone(), health));
         let (root, server) = (shared.config.root_dir.clone(), pod_resources(&shared));
         tasks.spawn(async move { podresources::run(server, &root).await });
     }

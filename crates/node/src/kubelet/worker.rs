@@ -29,7 +29,7 @@ use super::downward::Place;
 use super::remove::remove_logs;
 use super::status::Write;
 use super::wall_clock::WallClock;
-use super::{Found, Shared, exit, pod_kind, sandbox, status};
+use super::{Found, Shared, exit, pod_kind, resource_health, sandbox, status};
 
 /// Between attempts at what cannot be given up.
 pub(super) const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -178,9 +178,11 @@ async fn run(
     doer.note_allocation();
     if let Some((since, sandboxes, containers)) = found {
         let first = doer.complete(since, sandboxes, containers, true).await;
+        doer.note_resource_health();
         doer.step(first);
     } else if !rejected {
         let (first, early) = allocate(&doer.shared, doer.machine.object(), &mut messages).await;
+        doer.note_resource_health();
         doer.step(first);
         for message in early {
             // Before all that comes later: nobody else has received anything yet.
@@ -318,6 +320,14 @@ impl Doer {
             self.shared.active.lock().insert(uid.clone(), allocated.clone());
         }
         self.shared.granted.lock().insert(uid, allocated);
+    }
+
+    /// Shown with what is told next.
+    fn note_resource_health(&mut self) {
+        let health = resource_health::of_pod(&self.shared, self.machine.object());
+        if !health.is_empty() {
+            self.machine.note_resource_health(health);
+        }
     }
 
     fn write(&self, write: Write) {

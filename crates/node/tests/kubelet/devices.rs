@@ -374,6 +374,13 @@ async fn l4_what_a_container_has_outlives_the_kubelet_and_its_plugin() {
         .devices
         .send_replace(devices(&[("g1", "Healthy"), ("g2", "Unhealthy")]));
     world.until_has("2", "1").await;
+    until("a shows that its device is not healthy", async || {
+        let status = world.pod("a").await.unwrap().status.unwrap();
+        let container = status.container_statuses.unwrap().remove(0);
+        let shown = container.allocated_resources_status.unwrap_or_default();
+        json!(shown) == json!([{"name": GPU, "resources": [{"resourceID": "g2", "health": "Unhealthy"}]}])
+    })
+    .await;
     drop(serving);
     world.until_has("2", "0").await;
 }

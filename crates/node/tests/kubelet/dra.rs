@@ -146,6 +146,15 @@ async fn l4_a_claim_is_prepared_before_its_containers_and_unprepared_after_them(
         .await;
         let config = world.runtime.config_of("a").unwrap();
         assert_eq!(config.cdi_devices[0].name, "example.com/gpu=a-gpu");
+        let status = world.pod("a").await.unwrap().status.unwrap();
+        let shown = status
+            .container_statuses
+            .unwrap()
+            .remove(0)
+            .allocated_resources_status;
+        let want_shown = json!([{"name": "claim:gpu", "resources": [
+            {"resourceID": "example.com/gpu=a-gpu", "health": "Unknown"}]}]);
+        assert_eq!(json!(shown), want_shown);
         let resources = world.pod_resources("a").await;
         let claim = &resources.containers[0].dynamic_resources[0];
         let device = &claim.claim_resources[0];

@@ -245,3 +245,31 @@ fn t4_an_end_met_halfway_has_its_grace_again_or_keeps_its_deadline() {
         );
     }
 }
+
+/// Once a pod shows as ended, its claims are free for other pods.
+#[test]
+fn l4_a_pod_does_not_show_as_ended_before_its_claims_are_unprepared() {
+    for (claims, ends_at_once) in [
+        (json!([]), true),
+        (json!([{"name": "gpu", "resourceClaimName": "g"}]), false),
+    ] {
+        let mut life = Life::new(json!({"restartPolicy": "Never", "resourceClaims": claims}));
+        life.settle();
+        // Other news comes while the sandbox is stopped, and the volumes and claims are not gone yet.
+        life.refuses = |action| {
+            let device = core::ResourceStatus {
+                name: "claim:gpu".into(),
+                resources: None,
+            };
+            let health = [("c".to_string(), vec![device])];
+            matches!(action, Action::TearDownVolumes).then(|| Event::ResourceHealth(health.into()))
+        };
+        life.take_log();
+        life.exit("c0", 0);
+        let shows = |log: Vec<String>| log.iter().any(|l| l.starts_with("status Succeeded"));
+        assert_eq!(shows(life.take_log()), ends_at_once);
+        life.step(Event::VolumesGone);
+        life.settle();
+        assert_eq!(shows(life.take_log()), !ends_at_once);
+    }
+}

@@ -14,7 +14,7 @@ use crate::kubelet::network::endpoints_dropped;
 use crate::kubelet::remove::remove_container;
 use crate::kubelet::resize::resize;
 use crate::kubelet::status::Write;
-use crate::kubelet::{admit_resize, enforcement, pod_kind, pull, resources};
+use crate::kubelet::{admit_resize, enforcement, pod_kind, pull, resource_health, resources};
 use crate::probe::{self, Target};
 use crate::volumes::VolumeError;
 
@@ -75,6 +75,10 @@ impl Doer {
                     if let Err(error) = shared.dra.prepare(&pod).await {
                         let message = format!("prepare dynamic resources: {error}");
                         return tell(&inbox, Event::ClaimsFailed { message });
+                    }
+                    let health = resource_health::of_pod(&shared, &pod);
+                    if !health.is_empty() {
+                        tell(&inbox, Event::ResourceHealth(health));
                     }
                     let event = match create_sandbox(&shared, &inbox, &pod, &config).await {
                         Ok((id, ips)) => Event::SandboxCreated { id, ips },
