@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod confined;
+mod devices;
 mod huge_pages;
 mod machine;
 mod measured;
