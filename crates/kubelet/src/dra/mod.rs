@@ -5,6 +5,7 @@
 //! left. That a pod uses a claim is known (and written down) before the driver is called, so that every call is undone.
 
 pub mod claim;
+pub mod health;
 #[cfg(test)]
 mod tests;
 
@@ -12,10 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceHealth, ResourceStatus};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use serde::{Deserialize, Serialize};
 
 pub use claim::Unusable;
+use health::{DeviceId, DevicesHealth};
 
 /// A device as its driver has prepared it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -178,12 +181,22 @@ impl Claims {
             .collect()
     }
 
-    /// What a container's status says of its claims' devices (KEP 4680). Drivers are not asked for their devices' health,
-    /// which is unknown.
+    /// The pods that have one of these devices of a driver.
+    pub fn pods_with(&self, driver: &str, devices: &BTreeSet<DeviceId>) -> BTreeSet<String> {
+        let has = |claim: &&Claim| {
+            let mut own = claim.drivers.get(driver).into_iter().flatten();
+            own.any(|d| devices.contains(&(d.pool_name.clone(), d.device_name.clone())))
+        };
+        let claims = self.0.values().filter(has);
+        claims.flat_map(|claim| claim.pods.iter().cloned()).collect()
+    }
+
+    /// What a container's status says of its claims' devices (KEP 4680).
     pub fn resources_status(
         &self,
         pod: &Pod,
         container: &Container,
+        (health, now): (&DevicesHealth, Timestamp),
     ) -> Result<Vec<ResourceStatus>, Unusable> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
         let named = container.resources.iter().flat_map(|r| r.claims.iter().flatten());
@@ -198,27 +211,34 @@ impl Claims {
             let request = named.request.clone().unwrap_or_default();
             // Devices name requests without their alternatives.
             let base = request.split('/').next().unwrap_or_default();
-            let mut ids = BTreeSet::new();
+            let mut devices_of = BTreeMap::new();
             for (driver, devices) in &known.drivers {
                 for device in devices {
                     let names = &device.request_names;
                     if request.is_empty() || names.is_empty() || names.iter().any(|n| n == base) {
-                        ids.insert(resource_id(driver, device));
+                        let id = (device.pool_name.clone(), device.device_name.clone());
+                        let known = || health.get(driver, &id, now);
+                        devices_of
+                            .entry(resource_id(driver, device))
+                            .or_insert_with(known);
                     }
                 }
             }
-            let unknown = |resource_id| ResourceHealth {
-                resource_id,
-                health: Some("Unknown".into()),
-                message: None,
+            let shown = |(resource_id, (health, message)): (String, (health::Health, Option<String>))| {
+                let health = Some(health.name().to_string());
+                ResourceHealth {
+                    resource_id,
+                    health,
+                    message,
+                }
             };
-            if !ids.is_empty() {
+            if !devices_of.is_empty() {
                 all.push(ResourceStatus {
                     name: match request.is_empty() {
                         true => format!("claim:{}", named.name),
                         false => format!("claim:{}/{request}", named.name),
                     },
-                    resources: Some(ids.into_iter().map(unknown).collect()),
+                    resources: Some(devices_of.into_iter().map(shown).collect()),
                 });
             }
         }

@@ -145,7 +145,8 @@ fn l4_a_container_gets_the_devices_of_the_requests_that_it_names() {
         let pod = pod("1", json!([{"name": "x", "resourceClaimName": "c"}]), container);
         let container = &pod.spec.as_ref().unwrap().containers[0];
         assert_eq!(claims.cdi_devices(&pod, container).unwrap(), want);
-        let status = claims.resources_status(&pod, container).unwrap();
+        let health = (&DevicesHealth::default(), Timestamp::UNIX_EPOCH);
+        let status = claims.resources_status(&pod, container, health).unwrap();
         let ids = status.iter().flat_map(|s| s.resources.iter().flatten());
         let mut ids: Vec<_> = ids.map(|r| r.resource_id.as_str()).collect();
         ids.sort_unstable();

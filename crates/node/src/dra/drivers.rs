@@ -18,14 +18,18 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_client::api::Preconditions;
-use knarr_client::{Api, DeleteOptions, ListOptions};
+use knarr_client::{Api, Clock, DeleteOptions, ListOptions};
+use knarr_kubelet::dra::Claims;
+use knarr_kubelet::dra::health::DevicesHealth;
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use super::wire::Version;
+use super::wire::{NodeWatchResourcesRequest, Version};
+use crate::plugins::call::stream;
 use crate::plugins::{Handler, Plugin};
 
 /// `defaultWipingDelay`: time enough to stop a driver's pod and start the next.
@@ -34,6 +38,9 @@ const WIPE_AFTER: Duration = Duration::from_secs(30);
 const WIPE_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// Between attempts to connect to a plugin that is registered.
 const CONNECT_RETRY: Duration = Duration::from_secs(1);
+/// Until a stream of health reports begins, and between attempts.
+const HEALTH_BEGIN: Duration = Duration::from_secs(10);
+const HEALTH_RETRY: Duration = Duration::from_secs(5);
 /// Plugins of one node.
 const PLUGINS_MAX: usize = 256;
 
@@ -51,8 +58,8 @@ struct Connected {
     endpoint: PathBuf,
     version: Version,
     is_connected: bool,
-    /// Follows the connection.
-    _monitor: Task,
+    /// Follow the connection, and what it reports of its devices.
+    _tasks: [Task; 2],
 }
 
 #[derive(Default)]
@@ -68,20 +75,36 @@ pub struct Drivers {
     api: Arc<dyn Api>,
     node: String,
     wipe_after: Duration,
+    health: Arc<DriversHealth>,
     state: Mutex<State>,
 }
 
+/// Where the health of drivers' devices goes.
+pub struct DriversHealth {
+    pub clock: Arc<dyn Clock>,
+    pub claims: Arc<Mutex<Claims>>,
+    pub devices: Mutex<DevicesHealth>,
+    /// Hears of the pods with a device whose health has changed, by uid.
+    pub changed: mpsc::UnboundedSender<String>,
+}
+
 impl Drivers {
-    pub fn new(api: Arc<dyn Api>, node: String) -> Arc<Self> {
-        Self::with_wipe_after(WIPE_AFTER, api, node)
+    pub fn new(api: Arc<dyn Api>, node: String, health: Arc<DriversHealth>) -> Arc<Self> {
+        Self::with_wipe_after(WIPE_AFTER, api, node, health)
     }
 
     /// With another time to wait before the slices of a driver that is not usable are deleted.
-    pub fn with_wipe_after(wipe_after: Duration, api: Arc<dyn Api>, node: String) -> Arc<Self> {
+    pub fn with_wipe_after(
+        wipe_after: Duration,
+        api: Arc<dyn Api>,
+        node: String,
+        health: Arc<DriversHealth>,
+    ) -> Arc<Self> {
         Arc::new(Drivers {
             api,
             node,
             wipe_after,
+            health,
             state: Mutex::default(),
         })
     }
@@ -122,11 +145,12 @@ impl Drivers {
             ));
         }
         let monitor = monitor(Arc::downgrade(self), driver.to_string(), endpoint.to_path_buf());
+        let watch = watch_health(self.health.clone(), driver.to_string(), endpoint.to_path_buf());
         plugins.push(Connected {
             endpoint: endpoint.to_path_buf(),
             version,
             is_connected: false,
-            _monitor: Task(tokio::spawn(monitor)),
+            _tasks: [Task(tokio::spawn(monitor)), Task(tokio::spawn(watch))],
         });
         info!(driver, endpoint = %endpoint.display(), ?version, "registered a DRA driver");
         self.sync(&mut state, driver);
@@ -233,6 +257,30 @@ async fn monitor(drivers: Weak<Drivers>, driver: String, endpoint: PathBuf) {
             }
         }
         sleep(CONNECT_RETRY).await;
+    }
+}
+
+/// Follows what a plugin reports of its devices. Many have no such service, and are asked again all the same: one that is
+/// updated may have it.
+async fn watch_health(health: Arc<DriversHealth>, driver: String, endpoint: PathBuf) {
+    loop {
+        match stream(&endpoint, NodeWatchResourcesRequest {}, HEALTH_BEGIN).await {
+            Ok(mut reports) => {
+                while let Ok(Some(report)) = reports.message().await {
+                    let now = health.clock.now();
+                    let changed = health.devices.lock().report(&driver, report.reports(), now);
+                    let pods = health.claims.lock().pods_with(&driver, &changed);
+                    for uid in pods {
+                        // The receiver goes only with the whole kubelet.
+                        let _ = health.changed.send(uid);
+                    }
+                }
+                health.devices.lock().clear(&driver);
+                debug!(driver, "a DRA driver reports the health of its devices no more");
+            }
+            Err(error) => debug!(driver, %error, "a DRA driver does not report the health of its devices"),
+        }
+        sleep(HEALTH_RETRY).await;
     }
 }
 

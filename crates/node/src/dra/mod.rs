@@ -13,18 +13,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceStatus};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use knarr_api::k8s_openapi;
-use knarr_client::{Api, TypedApi};
+use knarr_client::{Api, Clock, TypedApi};
 use knarr_kubelet::dra::{Batches, ClaimRef, Claims, Unusable, claim};
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use crate::plugins::CallError;
 use crate::plugins::call::call_method;
 use crate::untrusted_fs::Pool;
-use drivers::Drivers;
+use drivers::{Drivers, DriversHealth};
 
 /// `defaultClientCallTimeout`.
 const CALL: Duration = Duration::from_secs(45);
@@ -67,7 +68,8 @@ pub struct Dra {
     root: PathBuf,
     files: Pool,
     drivers: Arc<Drivers>,
-    claims: Mutex<Claims>,
+    health: Arc<DriversHealth>,
+    claims: Arc<Mutex<Claims>>,
     /// Pods that have ended and are still known: nothing is prepared for them any more.
     ended: Mutex<BTreeSet<String>>,
     /// Whoever writes the checkpoint; inside, what was written last.
@@ -76,13 +78,27 @@ pub struct Dra {
 
 impl Dra {
     /// `root` is the kubelet's directory.
-    pub fn new(root: &Path, files: Pool, api: Arc<dyn Api>, node: String) -> Self {
+    pub fn new(
+        root: &Path,
+        files: Pool,
+        (api, node): (Arc<dyn Api>, String),
+        clock: Arc<dyn Clock>,
+        health_changed: mpsc::UnboundedSender<String>,
+    ) -> Self {
+        let claims: Arc<Mutex<Claims>> = Arc::default();
+        let health = Arc::new(DriversHealth {
+            clock,
+            claims: claims.clone(),
+            devices: Mutex::default(),
+            changed: health_changed,
+        });
         Dra {
-            drivers: Drivers::new(api.clone(), node),
+            drivers: Drivers::new(api.clone(), node, health.clone()),
+            health,
             api,
             root: root.to_path_buf(),
             files,
-            claims: Mutex::default(),
+            claims,
             ended: Mutex::default(),
             checkpoint: tokio::sync::Mutex::default(),
         }
@@ -219,6 +235,19 @@ impl Dra {
         self.claims.lock().pods()
     }
 
+    /// What a container's status says of its claims' devices.
+    pub fn resources_status(
+        &self,
+        pod: &Pod,
+        container: &Container,
+    ) -> Result<Vec<ResourceStatus>, Unusable> {
+        let health = self.health.devices.lock().clone();
+        let now = self.health.clock.now();
+        self.claims
+            .lock()
+            .resources_status(pod, container, (&health, now))
+    }
+
     /// The CDI devices of a container.
     pub fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, Unusable> {
         self.claims.lock().cdi_devices(pod, container)
@@ -259,7 +288,7 @@ fn fail_with(method: &'static str, of: &ClaimRef, why: String) -> Result<(), Err
 }
 
 fn all_answered(claims: &[ClaimRef], method: &'static str, count: usize) -> Result<(), Error> {
-    match claims.len() - count {
+    match claims.len().saturating_sub(count) {
         0 => Ok(()),
         count => Err(Error::Skipped { method, count }),
     }

@@ -2,6 +2,9 @@
 
 use std::collections::HashMap;
 
+use k8s_openapi::jiff::SignedDuration;
+use knarr_api::k8s_openapi;
+use knarr_kubelet::dra::health::{DeviceId, Health, Report};
 use knarr_kubelet::dra::{self, ClaimRef};
 
 use crate::plugins::call::methods;
@@ -70,7 +73,60 @@ pub struct NodeUnprepareResourceResponse {
     pub error: String,
 }
 
+/// Of another service of the plugin, `v1alpha1.DRAResourceHealth`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeWatchResourcesRequest {}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeWatchResourcesResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub devices: Vec<DeviceHealth>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DeviceHealth {
+    #[prost(message, optional, tag = "1")]
+    pub device: Option<DeviceIdentifier>,
+    /// 0: unknown, 1: healthy, 2: unhealthy.
+    #[prost(int32, tag = "2")]
+    pub health: i32,
+    #[prost(int64, tag = "3")]
+    pub last_updated_time: i64,
+    #[prost(int64, tag = "4")]
+    pub health_check_timeout_seconds: i64,
+    #[prost(string, tag = "5")]
+    pub message: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DeviceIdentifier {
+    #[prost(string, tag = "1")]
+    pub pool_name: String,
+    #[prost(string, tag = "2")]
+    pub device_name: String,
+}
+
+impl NodeWatchResourcesResponse {
+    /// One that names no device says nothing.
+    pub fn reports(self) -> impl Iterator<Item = (DeviceId, Report)> {
+        self.devices.into_iter().filter_map(|of| {
+            let device = of.device?;
+            let report = Report {
+                health: match of.health {
+                    1 => Health::Healthy,
+                    2 => Health::Unhealthy,
+                    _ => Health::Unknown,
+                },
+                message: of.message,
+                timeout: SignedDuration::from_secs(of.health_check_timeout_seconds),
+            };
+            Some(((device.pool_name, device.device_name), report))
+        })
+    }
+}
+
 methods! {
+    NodeWatchResourcesRequest, "/v1alpha1.DRAResourceHealth/NodeWatchResources" => NodeWatchResourcesResponse;
     NodePrepareResourcesRequest,
         "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources" => NodePrepareResourcesResponse;
     NodeUnprepareResourcesRequest,

@@ -256,12 +256,9 @@ impl Kubelet {
             claimed,
         );
         let files = volumes.files().clone();
-        let dra = Dra::new(
-            &config.root_dir,
-            files.clone(),
-            api.clone(),
-            config.node_name.clone(),
-        );
+        let cluster = (api.clone(), config.node_name.clone());
+        let (steadily, changed) = (Arc::new(steady), health_changed.clone());
+        let dra = Dra::new(&config.root_dir, files.clone(), cluster, steadily, changed);
         let devices = Devices::new(&config.root_dir, files, Arc::new(steady), health_changed);
         let shared = Arc::new(Shared {
             volumes,

@@ -19,7 +19,7 @@ pub(super) fn of_pod(shared: &Shared, pod: &Pod) -> BTreeMap<String, Vec<Resourc
     for container in pod.spec.iter().flat_map(|s| &s.containers) {
         let own = |devices: &DeviceManager| devices.resources_status(uid, &container.name);
         let mut status = shared.devices.with(own);
-        match shared.dra.with(|claims| claims.resources_status(pod, container)) {
+        match shared.dra.resources_status(pod, container) {
             Ok(claims) => status.extend(claims),
             Err(error) => debug!(pod = pod.metadata.name, %error, "a claim is not in the pod's status"),
         }

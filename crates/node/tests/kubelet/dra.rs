@@ -20,6 +20,9 @@ struct Driver {
     calls: Mutex<Vec<String>>,
     refuses: Mutex<Option<&'static str>>,
     hangs: std::sync::atomic::AtomicBool,
+    /// Whether it reports the health of its device, and what that is.
+    reports: bool,
+    health: tokio::sync::watch::Sender<i32>,
 }
 
 impl Driver {
@@ -35,6 +38,27 @@ impl Driver {
             .lock()
             .push(format!("{version} {method} {}", names.join(",")));
     }
+}
+
+type Healths = (tokio::sync::watch::Receiver<i32>, bool);
+
+async fn next_health(
+    (mut health, said): Healths,
+) -> Option<(Result<NodeWatchResourcesResponse, Status>, Healths)> {
+    if said {
+        health.changed().await.ok()?;
+    }
+    let device = DeviceHealth {
+        device: Some(DeviceIdentifier {
+            pool_name: "pool".into(),
+            device_name: "d".into(),
+        }),
+        health: *health.borrow_and_update(),
+        message: "as it is".into(),
+        ..DeviceHealth::default()
+    };
+    let devices = vec![device];
+    Some((Ok(NodeWatchResourcesResponse { devices }), (health, true)))
 }
 
 #[async_trait::async_trait]
@@ -72,6 +96,19 @@ impl Service for Driver {
                 Ok::<_, Status>(NodeUnprepareResourcesResponse { claims })
             };
             serve::unary(request, unprepare).await
+        } else if path.ends_with("/NodeWatchResources") && self.reports {
+            let codec =
+                tonic_prost::ProstCodec::<NodeWatchResourcesResponse, NodeWatchResourcesRequest>::default();
+            let health = self.health.subscribe();
+            let mut reports = Some(Box::pin(futures::stream::unfold((health, false), next_health)));
+            let service = tower::service_fn(move |_: tonic::Request<NodeWatchResourcesRequest>| {
+                let reports = reports.take().unwrap();
+                async { Ok::<_, Status>(tonic::Response::new(reports)) }
+            });
+            let request = request.map(tonic::body::Body::new);
+            tonic::server::Grpc::new(codec)
+                .server_streaming(service, request)
+                .await
         } else {
             serve::unimplemented(&request)
         }
@@ -229,8 +266,15 @@ async fn l4_the_slices_of_drivers_that_are_not_here_are_deleted() {
         world.api.create_as(slice(name, node)).await.unwrap();
     }
     let wipe_after = Duration::from_millis(500);
-    let drivers =
-        knarr_node::dra::drivers::Drivers::with_wipe_after(wipe_after, world.api.clone(), "n1".into());
+    let (changed, _pods) = tokio::sync::mpsc::unbounded_channel();
+    let health = knarr_node::dra::drivers::DriversHealth {
+        clock: world.clock.clone(),
+        claims: Arc::default(),
+        devices: Mutex::default(),
+        changed,
+    };
+    let (api, health) = (world.api.clone(), Arc::new(health));
+    let drivers = knarr_node::dra::drivers::Drivers::with_wipe_after(wipe_after, api, "n1".into(), health);
     let running = drivers.clone();
     let _running = tokio::spawn(async move { running.run().await });
     let there = async |name: &str| world.api.get_as::<ResourceSlice>("", name).await.is_ok();
@@ -258,4 +302,32 @@ async fn l4_the_slices_of_drivers_that_are_not_here_are_deleted() {
     assert!(there("own").await, "a driver that restarts has time to");
     drop(_server);
     until("the slice is deleted", async || !there("own").await).await;
+}
+
+#[tokio::test]
+async fn l4_a_pod_shows_the_health_that_the_driver_of_its_claim_reports() {
+    let world = World::new();
+    let (_kubelet, _cancel) = world.kubelet();
+    let driver = Arc::new(Driver {
+        reports: true,
+        ..Driver::default()
+    });
+    driver.health.send_replace(1);
+    let _serving = world.serve_driver(&driver, &["v1.DRAPlugin"]);
+    sleep(Duration::from_secs(2)).await;
+    world.create_with_claim("a").await;
+    for (reported, shown) in [(1, "Healthy"), (2, "Unhealthy")] {
+        driver.health.send_replace(reported);
+        until(shown, async || {
+            let status = world.pod("a").await.unwrap().status.unwrap();
+            let containers = status.container_statuses.unwrap_or_default();
+            let own = containers
+                .first()
+                .and_then(|c| c.allocated_resources_status.clone());
+            json!(own)
+                == json!([{"name": "claim:gpu", "resources": [
+                {"resourceID": "example.com/gpu=a-gpu", "health": shown, "message": "as it is"}]}])
+        })
+        .await;
+    }
 }
