@@ -5,6 +5,7 @@
 //! and each call has a deadline, so that a plugin that hangs delays no other. A message is at most
 //! 4 MiB, which is tonic's limit for decoding.
 
+mod authority;
 pub mod call;
 pub mod serve;
 pub mod watcher;

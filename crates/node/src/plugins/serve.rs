@@ -22,6 +22,7 @@ use tonic::Status;
 use tracing::{debug, warn};
 
 use super::Call;
+use super::authority::ReadableAuthority;
 use crate::untrusted_fs::{Dir, Kind};
 
 pub type Answer = Response<tonic::body::Body>;
@@ -85,7 +86,7 @@ pub async fn serve<S: Service>(listener: UnixListener, service: Arc<S>) {
                 .max_concurrent_streams(STREAMS)
                 .keep_alive_interval(KEEP_ALIVE.0)
                 .keep_alive_timeout(KEEP_ALIVE.1)
-                .serve_connection(TokioIo::new(stream), answer);
+                .serve_connection(TokioIo::new(ReadableAuthority::new(stream)), answer);
             if let Err(error) = connection.await {
                 debug!(%error, "a plugin's connection ended");
             }
