@@ -9,6 +9,7 @@
 pub mod cluster;
 pub mod config;
 pub mod diagnosis;
+pub mod dynamic_resources;
 pub mod evaluation;
 pub mod node_info;
 pub mod plugins;

@@ -7,6 +7,7 @@
 mod authorizer;
 pub mod check;
 mod cidr;
+pub mod device;
 mod format;
 mod ip;
 mod library;

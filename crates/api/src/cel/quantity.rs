@@ -19,6 +19,11 @@ impl Opaque for Amount {
     }
 }
 
+/// A quantity as a value.
+pub(super) fn value(quantity: Quantity) -> Cel {
+    opaque(Amount(quantity))
+}
+
 fn amount(value: &Cel) -> Result<Quantity, String> {
     Ok(inside::<Amount>(value)?.0)
 }

@@ -90,6 +90,11 @@ impl Version {
     }
 }
 
+/// A version as a value, read strictly.
+pub(super) fn value(given: &str) -> Result<Cel, String> {
+    Ok(opaque(Version::parse(given, false)?))
+}
+
 fn order(a: &Cel, b: &Cel) -> Result<Ordering, String> {
     Ok(inside::<Version>(a)?.order(&inside(b)?))
 }

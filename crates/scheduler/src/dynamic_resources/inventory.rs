@@ -1,0 +1,133 @@
+//! What drivers and administrators have published: ResourceSlices by pool, DeviceClasses by name, and the selectors of
+//! both, compiled once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceSelector, ResourceSlice};
+use knarr_api::cel::device::Selector;
+use knarr_api::{Shared, k8s_openapi};
+
+use super::pools::{Pool, gather, has_counters};
+use crate::node_info::NodeInfo;
+
+/// Compiled selectors that are kept at most; all are dropped when there are more. Each is a few KiB.
+const SELECTORS_MAX: usize = 4096;
+
+/// Driver and name.
+pub type PoolKey = (String, String);
+/// The slices of one pool, by name.
+pub type PoolSlices = BTreeMap<String, Shared<ResourceSlice>>;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Inventory {
+    pools: BTreeMap<PoolKey, PoolSlices>,
+    /// Pools with slices for one node only, by that node's name.
+    of_node: BTreeMap<String, BTreeMap<PoolKey, usize>>,
+    /// Pools with slices that any node may use, or with counters.
+    shared: BTreeMap<PoolKey, usize>,
+    classes: BTreeMap<String, Shared<DeviceClass>>,
+    /// By their text.
+    selectors: BTreeMap<String, Compiled>,
+}
+
+type Compiled = Result<Arc<Selector>, String>;
+
+impl Inventory {
+    /// A slice is new, has changed or has gone.
+    pub fn set_slice(
+        &mut self,
+        before: Option<&Shared<ResourceSlice>>,
+        after: Option<&Shared<ResourceSlice>>,
+    ) {
+        if let Some(before) = before {
+            let key = pool_key(before);
+            let known = self.pools.get_mut(&key);
+            if known.is_some_and(|pool| pool.remove(before.object().name()).is_some()) {
+                if self.pools.get(&key).is_some_and(BTreeMap::is_empty) {
+                    self.pools.remove(&key);
+                }
+                self.count(before, &key, false);
+            }
+        }
+        if let Some(after) = after {
+            let key = pool_key(after);
+            let name = after.object().name().to_string();
+            let pool = self.pools.entry(key.clone()).or_default();
+            if let Some(replaced) = pool.insert(name, after.clone()) {
+                self.count(&replaced, &key, false);
+            }
+            self.count(after, &key, true);
+        }
+    }
+
+    fn count(&mut self, slice: &ResourceSlice, key: &PoolKey, came: bool) {
+        let node = slice.spec.node_name.as_deref().filter(|n| !n.is_empty());
+        let node = node.filter(|_| !has_counters(slice));
+        let counts = match node {
+            Some(node) => self.of_node.entry(node.to_string()).or_default(),
+            None => &mut self.shared,
+        };
+        let count = counts.entry(key.clone()).or_default();
+        *count = if came { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            counts.remove(key);
+        }
+        if let Some(node) = node
+            && self.of_node.get(node).is_some_and(BTreeMap::is_empty)
+        {
+            self.of_node.remove(node);
+        }
+    }
+
+    pub fn set_class(&mut self, name: &str, class: Option<Shared<DeviceClass>>) {
+        match class {
+            Some(class) => {
+                self.compile(class.spec.selectors.as_deref());
+                self.classes.insert(name.to_string(), class)
+            }
+            None => self.classes.remove(name),
+        };
+    }
+
+    /// Compiles selectors that will be evaluated often.
+    pub fn compile(&mut self, selectors: Option<&[DeviceSelector]>) {
+        for text in selectors.into_iter().flatten().filter_map(|s| s.cel.as_ref()) {
+            if self.selectors.contains_key(&text.expression) {
+                continue;
+            }
+            if self.selectors.len() >= SELECTORS_MAX {
+                self.selectors.clear();
+            }
+            let compiled = Selector::compile(&text.expression).map(Arc::new);
+            self.selectors.insert(text.expression.clone(), compiled);
+        }
+    }
+
+    pub fn class(&self, name: &str) -> Option<&Shared<DeviceClass>> {
+        self.classes.get(name)
+    }
+
+    /// The pools that a node can use.
+    pub fn pools(&self, node: &NodeInfo) -> Vec<Pool<'_>> {
+        let mut keys: BTreeSet<&PoolKey> = self.shared.keys().collect();
+        keys.extend(self.of_node.get(&node.name).into_iter().flat_map(BTreeMap::keys));
+        gather(
+            keys.into_iter().filter_map(|key| self.pools.get_key_value(key)),
+            node,
+        )
+    }
+
+    /// The selector of this text; the error is the compiler's.
+    pub fn selector(&self, text: &str) -> Compiled {
+        match self.selectors.get(text) {
+            Some(known) => known.clone(),
+            None => Selector::compile(text).map(Arc::new),
+        }
+    }
+}
+
+fn pool_key(slice: &ResourceSlice) -> PoolKey {
+    (slice.spec.driver.clone(), slice.spec.pool.name.clone())
+}
