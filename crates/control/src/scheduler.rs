@@ -3,6 +3,7 @@
 //! Deciding is done by one task, one pod after the other, each seeing the reservations of those before; requests are
 //! made beside it, so that a slow API does not hold back decisions.
 
+mod claims;
 mod metrics;
 mod volumes;
 
@@ -52,7 +53,7 @@ struct Driver {
     scheduler: Arc<Mutex<Scheduler>>,
     metrics: Metrics,
     wake: Arc<Notify>,
-    /// Something of storage has changed, or a pod has gone.
+    /// Something of storage or of dynamic resource allocation has changed, or a pod has gone.
     storage_changed: Arc<Notify>,
 }
 
@@ -72,6 +73,7 @@ pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
     // Before pods are placed all nodes, all that stands on them and all that rules look at besides must be known.
     driver.follow_surroundings(&base.caches).await;
     driver.follow_storage(&base.caches).await;
+    driver.follow_devices(&base.caches).await;
     let nodes = base.caches.store(&registry::NODE);
     let pods = base.caches.store(&registry::POD);
     let d = driver.clone();
@@ -107,7 +109,8 @@ pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
             let Some(step) = step else { break };
             driver.metrics.decided(begun.elapsed().as_secs_f64());
             decided += 1;
-            let waits = matches!(step, Step::Bind { volumes: Some(_), .. });
+            let waits = matches!(step, Step::Bind { volumes: Some(_), .. })
+                || matches!(step, Step::Bind { claims: Some(_), .. });
             let of = if waits { &mut volumes } else { &mut requests };
             of.spawn(driver.clone().carry_out(step, begun));
         }
@@ -155,6 +158,7 @@ impl Driver {
                 pod,
                 node,
                 volumes,
+                claims,
                 waited,
             } => {
                 if let Some(volumes) = volumes
@@ -163,7 +167,17 @@ impl Driver {
                     attempted(Attempt::Error, &pod);
                     return self.not_bound(&pod, why).await;
                 }
+                if let Some(claims) = &claims
+                    && let Err(why) = self.bind_claims(&pod, &node, claims).await
+                {
+                    attempted(Attempt::Error, &pod);
+                    self.unreserve_claims(&pod, claims).await;
+                    return self.not_bound(&pod, why).await;
+                }
                 if !self.bind(&pod, node).await {
+                    if let Some(claims) = &claims {
+                        self.unreserve_claims(&pod, claims).await;
+                    }
                     return attempted(Attempt::Error, &pod);
                 }
                 attempted(Attempt::Scheduled, &pod);
@@ -175,6 +189,7 @@ impl Driver {
                 message,
                 nomination,
                 is_error,
+                deallocate,
             } => {
                 let (reason, result) = if is_error {
                     ("SchedulerError", Attempt::Error)
@@ -182,6 +197,9 @@ impl Driver {
                     ("Unschedulable", Attempt::Unschedulable)
                 };
                 attempted(result, &pod);
+                if let Some(claim) = deallocate {
+                    self.deallocate(&claim).await;
+                }
                 self.report(&pod, reason, message, nomination).await;
             }
             Step::Preempt {

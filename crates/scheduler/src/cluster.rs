@@ -11,6 +11,7 @@ use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 use knarr_api::selector::label::{Requirement, Selector};
 
+use crate::dynamic_resources::claims::Devices;
 use crate::node_info::NodeInfo;
 use crate::pod_info::{Labels, PodClass, PodInfo, Selects};
 use crate::volumes::Volumes;
@@ -133,6 +134,7 @@ pub struct Cluster {
     budgets: BTreeMap<Name, Budget>,
     /// Grows with every change of a budget.
     pub budgets_version: u64,
+    devices: Devices,
     volumes: Volumes,
     /// Nodes that carry nominations.
     nominations: BTreeSet<Place>,
@@ -509,6 +511,14 @@ impl Cluster {
                 && budget.selector.matches(pod.metadata.labels.as_ref())
                 && !budget.disrupted.contains(name)
         })
+    }
+
+    pub fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    pub fn devices_mut(&mut self) -> &mut Devices {
+        &mut self.devices
     }
 
     pub fn volumes(&self) -> &Volumes {

@@ -41,6 +41,8 @@ pub struct Diagnosis {
     pub by: BTreeSet<&'static str>,
     /// What making room came to; empty: it was not tried, or has nothing to say.
     pub preemption: String,
+    /// The claim (namespace and name) that is to be deallocated so that it can be allocated where the pod can run.
+    pub deallocate: Option<(String, String)>,
     /// The scheduler could not judge the pod; it is to be tried again by itself.
     pub is_error: bool,
 }

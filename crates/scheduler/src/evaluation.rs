@@ -555,6 +555,21 @@ impl ClassState {
             .is_ok()
     }
 
+    /// What a rule says of a node that is asked apart from the others.
+    pub(crate) fn refuse(&mut self, scratch: &mut Scratch, place: Place, refusal: Refusal) {
+        let number = self.refusals.number(refusal);
+        if let Some(verdict) = scratch.verdicts.get_mut(place as usize) {
+            *verdict = number;
+        }
+    }
+
+    /// The node is not among those that are chosen from, and counts nowhere.
+    pub(crate) fn pass_over(scratch: &mut Scratch, place: Place) {
+        if let Some(verdict) = scratch.verdicts.get_mut(place as usize) {
+            *verdict = NO_NODE;
+        }
+    }
+
     /// What stands against a node; `None`: nothing.
     pub fn refusal(&self, scratch: &Scratch, place: Place) -> Option<&Refusal> {
         self.refusals.get(scratch.verdicts.get(place as usize).copied()?)

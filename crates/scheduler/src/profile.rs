@@ -121,6 +121,7 @@ impl Default for Profile {
             ("NodeAffinity", 2),
             ("PodTopologySpread", 2),
             ("InterPodAffinity", 2),
+            ("DynamicResources", 2),
             ("NodeResourcesFit", 1),
             ("NodeResourcesBalancedAllocation", 1),
             ("ImageLocality", 1),

@@ -3,9 +3,9 @@
 
 use crate::node_info::NodeInfo;
 use crate::plugins::{
-    inter_pod_affinity, node_affinity, node_name, node_ports, node_resources_fit, node_unschedulable,
-    node_volume_limits, pod_topology_spread, taint_toleration, volume_binding, volume_restrictions,
-    volume_zone,
+    dynamic_resources, inter_pod_affinity, node_affinity, node_name, node_ports, node_resources_fit,
+    node_unschedulable, node_volume_limits, pod_topology_spread, taint_toleration, volume_binding,
+    volume_restrictions, volume_zone,
 };
 use crate::pod_info::{PodClass, PodInfo, selects};
 use crate::profile::Profile;
@@ -29,6 +29,9 @@ pub const LOOK_AT_STORAGE: &[&str] = &[
     volume_zone::NAME,
 ];
 
+/// The plugin that looks at claims and devices.
+pub const LOOK_AT_DEVICES: &[&str] = &[dynamic_resources::NAME];
+
 /// A node has come, changed or gone. Both are without their pods.
 pub fn node_changed(
     profile: &Profile,
@@ -51,6 +54,9 @@ pub fn node_changed(
         }),
         pod_topology_spread::NAME => pod_topology_spread::node_change_helps(class, before, after),
         inter_pod_affinity::NAME => inter_pod_affinity::node_change_helps(class, before, after),
+        dynamic_resources::NAME => after.is_some_and(|after| {
+            before.is_none_or(|b| b.labels() != after.labels() || b.allocatable != after.allocatable)
+        }),
         volume_restrictions::NAME => before.is_none() && after.is_some(),
         node_volume_limits::NAME => false,
         volume_binding::NAME | volume_zone::NAME => {

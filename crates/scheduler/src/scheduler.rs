@@ -3,11 +3,13 @@
 
 mod attempt;
 mod changes;
+mod claims;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::{ObjectKey, Shared};
@@ -17,6 +19,7 @@ use crate::diagnosis::Diagnosis;
 use crate::evaluation::{ClassState, Scratch};
 use crate::plugins::Refusal;
 use crate::plugins::default_preemption::Outcome;
+use crate::plugins::dynamic_resources::{self, ClaimsToBind, PodClaims};
 use crate::plugins::volume_binding::VolumesToBind;
 use crate::pod_info::{ClassId, Classes, PodInfo};
 use crate::profile::Profile;
@@ -52,6 +55,8 @@ pub enum Step {
         pod: Shared<Pod>,
         node: String,
         volumes: Option<Arc<VolumesToBind>>,
+        /// Claims of the pod: to be allocated to it and reserved for it, and to be ready, before it is bound.
+        claims: Option<Arc<ClaimsToBind>>,
         waited: Waited,
     },
     /// Say that it could not be placed.
@@ -61,6 +66,8 @@ pub enum Step {
         nomination: Nomination,
         /// The pod could not be judged: the fault is not the cluster's.
         is_error: bool,
+        /// The claim is to be deallocated: where it is allocated the pod cannot run.
+        deallocate: Option<Shared<ResourceClaim>>,
     },
     /// Say that it could not be placed and is nominated to the node, clear the nominations of `cleared`, make the
     /// victims go; then tell [`Scheduler::preempted`].
@@ -117,12 +124,16 @@ pub struct Scheduler {
     assumed: BTreeSet<String>,
     /// Volumes that are kept for pods whose binding is under way, by uid.
     reserved: BTreeMap<String, Arc<VolumesToBind>>,
+    /// Allocations that are kept for pods whose binding is under way, by uid.
+    reserved_claims: BTreeMap<String, Arc<ClaimsToBind>>,
     /// Where pods are nominated to, by uid.
     nominated: BTreeMap<String, String>,
     /// Pods whose victims are being told, by uid, and whether something has happened meanwhile that could help them.
     preempting: BTreeMap<String, bool>,
     /// Where the choice among equals begins.
     rotation: usize,
+    /// When it was decided last.
+    now: Timestamp,
 }
 
 impl Default for Scheduler {
@@ -147,6 +158,8 @@ impl Scheduler {
             standing: BTreeMap::new(),
             assumed: BTreeSet::new(),
             reserved: BTreeMap::new(),
+            reserved_claims: BTreeMap::new(),
+            now: Timestamp::UNIX_EPOCH,
             nominated: BTreeMap::new(),
             preempting: BTreeMap::new(),
             rotation: 0,
@@ -231,6 +244,7 @@ impl Scheduler {
 
     /// Takes the next pod and says what to do with it. `None`: no pod is due.
     pub fn step(&mut self, now: Timestamp) -> Option<Step> {
+        self.now = now;
         self.queue.wake_forgotten(now);
         loop {
             let pod = self.queue.pop(now)?;
@@ -238,6 +252,12 @@ impl Scheduler {
             if let Some(missed) = self.preempting.get_mut(pod.uid()) {
                 *missed = true;
                 let by = hints::LOOK_AT_PODS.iter().copied().collect();
+                self.queue.not_tried(&pod.key(), by, now);
+                continue;
+            }
+            // Its claims are not made yet (PreEnqueue); what makes them wakes it.
+            if self.waits_for_claims(&pod) {
+                let by = hints::LOOK_AT_DEVICES.iter().copied().collect();
                 self.queue.not_tried(&pod.key(), by, now);
                 continue;
             }
@@ -254,6 +274,7 @@ impl Scheduler {
                 self.assumed.insert(pod.uid().to_string());
                 self.pod_came(&pod, now);
                 let volumes = self.reserve_volumes(profile, &pod, &name);
+                let claims = self.reserve_claims(&pod, &name);
                 let key = pod.key();
                 let waited = Waited {
                     attempts: self.queue.attempts(&key),
@@ -264,6 +285,7 @@ impl Scheduler {
                     pod: pod.pod.clone(),
                     node: name,
                     volumes,
+                    claims,
                 };
             }
             (Decision::Nowhere(diagnosis), candidate) => (diagnosis, candidate),
@@ -279,6 +301,9 @@ impl Scheduler {
             None if clears => self.move_nomination(pod.uid(), "", now),
             None => {}
         }
+        let claim = diagnosis.deallocate.as_ref();
+        let deallocate =
+            claim.and_then(|(namespace, name)| self.cluster.devices().claim(namespace, name).cloned());
         if diagnosis.is_error {
             self.queue.retry(&pod.key(), now);
         } else {
@@ -294,6 +319,7 @@ impl Scheduler {
                     Nomination::Keep
                 },
                 is_error: diagnosis.is_error,
+                deallocate,
             };
         };
         let lower = self.cluster.at(candidate.place).nominated.iter();
@@ -331,6 +357,63 @@ impl Scheduler {
         Some(to_bind)
     }
 
+    fn waits_for_claims(&self, pod: &PodInfo) -> bool {
+        let filters = self
+            .profile_of(&pod.pod)
+            .and_then(|p| self.profiles.get(p))
+            .is_some_and(|p| p.filters(dynamic_resources::NAME));
+        filters && dynamic_resources::claims_of(self.cluster.devices(), &pod.pod).is_err()
+    }
+
+    /// Keeps devices for the pod's claims; `None`: it has none.
+    fn reserve_claims(&mut self, pod: &PodInfo, node: &str) -> Option<Arc<ClaimsToBind>> {
+        // The node took the pod just now, so what its claims get there is found again.
+        let claims = PodClaims::new(self.cluster.devices(), pod).ok()??;
+        let info = self.cluster.get(node)?;
+        let found = claims.filter(self.cluster.devices(), info, self.now).ok()?;
+        let to_bind = Arc::new(claims.reserve(self.cluster.devices_mut(), found));
+        self.reserved_claims
+            .insert(pod.uid().to_string(), to_bind.clone());
+        Some(to_bind)
+    }
+
+    fn take_back_claims(&mut self, uid: &str) {
+        if let Some(kept) = self.reserved_claims.remove(uid) {
+            kept.take_back(self.cluster.devices_mut());
+        }
+    }
+
+    /// A claim was written on the way to a pod's binding: this is what the API gave back.
+    pub fn claim_written(&mut self, claim: &Shared<ResourceClaim>) {
+        self.cluster.devices_mut().set_claim(claim);
+    }
+
+    /// Whether binding need not wait for the devices of the pod's claims any more; the error: they will not be ready,
+    /// and the pod is to be given back.
+    pub fn claims_ready(
+        &self,
+        pod: &Shared<Pod>,
+        claims: &ClaimsToBind,
+        now: Timestamp,
+    ) -> Result<bool, String> {
+        if !self.assumed.contains(pod.object().uid()) {
+            return Err("pod does not exist any more".into());
+        }
+        for (claim, _) in &claims.claims {
+            let (namespace, name) = (claim.object().namespace(), claim.object().name());
+            let Some(claim) = self.cluster.devices().claim(namespace, name) else {
+                return Err(format!("could not find resource claim \"{namespace}/{name}\""));
+            };
+            if !dynamic_resources::is_ready(claim)? {
+                if dynamic_resources::has_timed_out(claim, now) {
+                    return Err(format!("device binding timeout: claim={name}"));
+                }
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     fn take_back_volumes(&mut self, uid: &str) {
         if let Some(kept) = self.reserved.remove(uid) {
             kept.take_back(self.cluster.volumes_mut());
@@ -354,6 +437,7 @@ impl Scheduler {
     /// The API has taken the binding.
     pub fn bound(&mut self, pod: &Shared<Pod>) {
         self.reserved.remove(pod.object().uid());
+        self.reserved_claims.remove(pod.object().uid());
         let key = ObjectKey::of(pod.object());
         // Another pod may have taken its name meanwhile.
         if self
@@ -369,6 +453,7 @@ impl Scheduler {
     pub fn not_bound(&mut self, pod: &Shared<Pod>, now: Timestamp) {
         let uid = pod.object().uid();
         self.take_back_volumes(uid);
+        self.take_back_claims(uid);
         // If the cache has shown the pod bound (or gone) meanwhile, that stands.
         if self.assumed.remove(uid) {
             self.leave(uid);

@@ -204,6 +204,10 @@ impl Picture {
                 self.scheduler.storage_changed(&change, self.now);
                 return;
             }
+            if let Some(change) = crate::dynamic_resources::claims::Change::of(None, Some(object)) {
+                self.scheduler.devices_changed(&change, self.now);
+                return;
+            }
             let cluster = self.scheduler.cluster_mut();
             if let Some(of) = object.get::<Namespace>() {
                 cluster.set_namespace(name, Some(of));

@@ -18,7 +18,7 @@ use super::{Failure, cluster};
 use crate::config::Config;
 
 /// What scheduling looks at. Without the first two there is nothing to say.
-const KINDS: [&Kind; 19] = [
+const KINDS: [&Kind; 22] = [
     &registry::NODE,
     &registry::POD,
     &registry::NAMESPACE,
@@ -37,6 +37,9 @@ const KINDS: [&Kind; 19] = [
     &registry::CSI_DRIVER,
     &registry::CSI_STORAGE_CAPACITY,
     &registry::VOLUME_ATTACHMENT,
+    &registry::RESOURCE_CLAIM,
+    &registry::RESOURCE_SLICE,
+    &registry::DEVICE_CLASS,
     &registry::DAEMON_SET,
 ];
 const NEEDED: usize = 2;

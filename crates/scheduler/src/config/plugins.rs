@@ -124,7 +124,7 @@ const PLUGINS: [Known; 23] = [
     known(
         "DynamicResources",
         Some(2),
-        false,
+        true,
         &[PreEnqueue, PreFilter, Filter, PostFilter, Score, Reserve, PreBind],
     ),
     known("DefaultPreemption", Some(0), true, &[PreEnqueue, PostFilter]),

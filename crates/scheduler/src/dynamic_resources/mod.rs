@@ -6,6 +6,7 @@
 
 pub mod allocator;
 pub mod capacity;
+pub mod claims;
 pub mod inventory;
 pub mod pools;
 

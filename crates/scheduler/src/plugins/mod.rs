@@ -6,6 +6,7 @@
 //! are asked by [`crate::evaluation`], as is [`default_preemption`].
 
 pub mod default_preemption;
+pub mod dynamic_resources;
 pub mod image_locality;
 pub mod inter_pod_affinity;
 pub mod node_affinity;

@@ -8,7 +8,9 @@ use super::{Decision, Explanation, Scheduler};
 use crate::cluster::{Cluster, Place};
 use crate::diagnosis::Diagnosis;
 use crate::evaluation::{ClassState, PluginScores, Rejection, Scratch};
+use crate::plugins::Refusal;
 use crate::plugins::default_preemption::{self, Candidate, Outcome, Wanted};
+use crate::plugins::dynamic_resources::{self, PodClaims};
 use crate::pod_info::PodInfo;
 use crate::profile::Profile;
 
@@ -97,7 +99,16 @@ impl Scheduler {
             Ok(state) => state,
             Err(rejection) => return (Decision::Nowhere(self.rejected(&rejection)), None),
         };
-        let result = self.attempt_with(profile, pod, &mut state);
+        let claims = if self.profiles[profile].filters(dynamic_resources::NAME) {
+            PodClaims::new(self.cluster.devices(), pod)
+        } else {
+            Ok(None)
+        };
+        let result = match claims {
+            Ok(None) => self.attempt_with(profile, pod, &mut state),
+            Ok(Some(claims)) => self.attempt_with_claims(profile, pod, &mut state, &claims),
+            Err(why) => (Decision::Nowhere(self.rejected_for_claims(why)), None),
+        };
         self.put_back(profile, pod, state);
         result
     }
@@ -139,7 +150,7 @@ impl Scheduler {
         scratch.collect();
         let result = match scratch.feasible.as_slice() {
             [] => {
-                let (diagnosis, candidate) = self.make_room(&settings, pod, state, &scratch);
+                let (diagnosis, candidate) = self.make_room(&settings, pod, state, &mut scratch, None);
                 (Decision::Nowhere(diagnosis), candidate)
             }
             [only] => (node(&self.cluster, *only, 1), None),
@@ -193,9 +204,13 @@ impl Scheduler {
         profile: &Profile,
         pod: &PodInfo,
         state: &mut ClassState,
-        scratch: &Scratch,
+        scratch: &mut Scratch,
+        claims: Option<&PodClaims>,
     ) -> (Diagnosis, Option<Candidate>) {
         let mut diagnosis = self.diagnose(state, scratch);
+        if let Some(claims) = claims {
+            self.rule_out_for_claims(claims, state, scratch);
+        }
         if !profile.preemption {
             return (diagnosis, None);
         }
@@ -243,6 +258,23 @@ impl Scheduler {
         let own = self.own_nomination(pod);
         state.filter(&settings, &mut self.cluster, pod, own, &mut scratch);
         scratch.collect();
+        let claims = if settings.filters(dynamic_resources::NAME) {
+            PodClaims::new(self.cluster.devices(), pod)
+        } else {
+            Ok(None)
+        };
+        match claims.map(|c| c.map(|claims| self.filter_claims(&claims, &mut state, &mut scratch))) {
+            Ok(None | Some(Ok(_))) => {}
+            Ok(Some(Err(error))) => {
+                explanation.diagnosis = self.rejected(&Rejection::Error(error));
+                return explanation;
+            }
+            Err(why) => {
+                explanation.rejection = Some(Refusal::of_pod(dynamic_resources::NAME, why.clone()));
+                explanation.diagnosis = self.rejected_for_claims(why);
+                return explanation;
+            }
+        }
         explanation.named = state.named().cloned();
         for (place, node) in self.cluster.iter() {
             let refusal = state.refusal(&scratch, place).cloned();

@@ -10,8 +10,9 @@ use knarr_api::k8s_openapi;
 use knarr_api::{ObjectKey, Shared};
 
 use super::{Scheduler, profile_for};
+use crate::dynamic_resources::claims;
 use crate::node_info::NodeInfo;
-use crate::plugins::{inter_pod_affinity, pod_topology_spread};
+use crate::plugins::{dynamic_resources, inter_pod_affinity, pod_topology_spread};
 use crate::pod_info::{PodInfo, is_finished, is_same_spec, node_name, nominated_node_name};
 use crate::queueing_hints as hints;
 use crate::volumes;
@@ -49,6 +50,17 @@ impl Scheduler {
         }
     }
 
+    /// Something of dynamic resource allocation is new, has changed or has gone.
+    pub fn devices_changed(&mut self, change: &claims::Change, now: Timestamp) {
+        self.cluster.devices_mut().apply(change);
+        if self.queue.awaits(hints::LOOK_AT_DEVICES) {
+            let devices = self.cluster.devices();
+            self.queue.wake_where(now, |plugin, pod| {
+                plugin == dynamic_resources::NAME && dynamic_resources::change_helps(devices, pod, change)
+            });
+        }
+    }
+
     /// A pod is new, has changed or has gone (`new` is `None`).
     pub fn pod_changed(&mut self, old: Option<&Shared<Pod>>, new: Option<&Shared<Pod>>, now: Timestamp) {
         if let (Some(old), Some(new)) = (old, new)
@@ -71,6 +83,7 @@ impl Scheduler {
                 self.dequeue(&key, &uid, node, now);
                 let was_expected = self.assumed.remove(&uid);
                 self.reserved.remove(&uid);
+                self.reserved_claims.remove(&uid);
                 let info = Arc::new(self.classes.info_after(known.as_deref(), new));
                 let changed = self.stand(node, &info);
                 if changed && !was_expected {
@@ -97,7 +110,13 @@ impl Scheduler {
                         is_same_spec(old, new)
                             || (old.spec == new.spec && old.metadata.labels == new.metadata.labels)
                     };
-                    let changed = old.is_some_and(|old| !same(old));
+                    // The names of its claims are news that its spec does not have.
+                    let made = |pod: &Shared<Pod>| {
+                        let status = pod.status.as_ref();
+                        status.and_then(|s| s.resource_claim_statuses.clone())
+                    };
+                    let has_claims = !dynamic_resources::entries(new).is_empty();
+                    let changed = old.is_some_and(|old| !same(old) || (has_claims && made(old) != made(new)));
                     let known = self.known(&key, &uid);
                     let info = Arc::new(self.classes.info_after(known.as_deref(), new));
                     // What is known needs not be read again.
@@ -118,6 +137,7 @@ impl Scheduler {
                 self.dequeue(&key, &uid, "", now);
                 self.assumed.remove(&uid);
                 self.take_back_volumes(&uid);
+                self.take_back_claims(&uid);
                 if let Some(info) = self.leave(&uid) {
                     self.pod_left(&info, now);
                 }

@@ -1,0 +1,233 @@
+//! Binds a pod's ResourceClaims before the pod is bound: writes what was allocated to them and that they are reserved for
+//! the pod, and waits for the conditions of devices that are to be met before.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
+use knarr_api::time::seconds;
+use knarr_api::{Kind, k8s_openapi, registry};
+use knarr_client::{Caches, EventType, Patch, Shared, TypedApi};
+use knarr_scheduler::dynamic_resources::claims::{Change, allocation};
+use knarr_scheduler::plugins::dynamic_resources::{
+    BINDING_TIMEOUT, ClaimsToBind, NAME, is_ready, is_reserved_for,
+};
+use serde_json::json;
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::Driver;
+
+/// The kinds that allocation looks at.
+const KINDS: [&Kind; 3] = [
+    &registry::DEVICE_CLASS,
+    &registry::RESOURCE_SLICE,
+    &registry::RESOURCE_CLAIM,
+];
+/// Keeps a claim that is allocated.
+const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+/// How often a claim is read again when somebody else has written it meanwhile.
+const ATTEMPTS: usize = 5;
+
+impl Driver {
+    /// Follows devices, classes and claims.
+    pub(super) async fn follow_devices(&self, caches: &Arc<Caches>) {
+        for kind in KINDS {
+            let store = caches.store(kind);
+            let driver = self.clone();
+            store.subscribe(move |change| {
+                if let Some(change) = Change::of(change.before(), change.after()) {
+                    let now = driver.clock.now();
+                    driver.scheduler.lock().devices_changed(&change, now);
+                    driver.storage_changed.notify_waiters();
+                    driver.wake.notify_one();
+                }
+            });
+            store.synced().await;
+        }
+    }
+
+    /// The error is in the words of the pod's condition.
+    pub(super) async fn bind_claims(
+        &self,
+        pod: &Shared<Pod>,
+        node: &str,
+        claims: &ClaimsToBind,
+    ) -> Result<(), String> {
+        let bound = async {
+            for (claim, new) in &claims.claims {
+                if !is_reserved_for(claim, pod.object().uid()) {
+                    self.bind_claim(pod, claim, new.as_ref()).await?;
+                }
+            }
+            self.wait_for_devices(pod, node, claims).await
+        };
+        let bound: Result<(), String> = bound.await;
+        bound.map_err(|why| format!("running PreBind plugin {NAME:?}: {why}"))
+    }
+
+    /// Writes one claim; again, if it has changed meanwhile and that is nothing against it.
+    async fn bind_claim(
+        &self,
+        pod: &Shared<Pod>,
+        claim: &Shared<ResourceClaim>,
+        new: Option<&AllocationResult>,
+    ) -> Result<(), String> {
+        let (namespace, name) = (claim.object().namespace(), claim.object().name());
+        let id = format!("{namespace}/{name}");
+        let mut claim = claim.clone();
+        let mut attempt = 1;
+        loop {
+            match self.write_claim(pod, &claim, new, &id).await {
+                Ok(written) => {
+                    self.scheduler.lock().claim_written(&written);
+                    return Ok(());
+                }
+                Err((true, _)) if attempt < ATTEMPTS => attempt += 1,
+                Err((_, why)) => return Err(why),
+            }
+            let read = self.api.get_as::<ResourceClaim>(namespace, name).await;
+            let read = read.map_err(|e| format!("get updated claim {id} after conflict: {e}"))?;
+            if read.object().uid() != claim.object().uid() {
+                return Err(format!("claim {id} got deleted in the meantime"));
+            }
+            claim = read;
+        }
+    }
+
+    /// The error: whether somebody else has written it, and the message.
+    async fn write_claim(
+        &self,
+        pod: &Shared<Pod>,
+        claim: &Shared<ResourceClaim>,
+        new: Option<&AllocationResult>,
+        id: &str,
+    ) -> Result<Shared<ResourceClaim>, (bool, String)> {
+        let never = |why: &str| Err((false, format!("claim {id} {why}")));
+        if claim.metadata.deletion_timestamp.is_some() {
+            return never("got deleted in the meantime");
+        }
+        let mut changed: ResourceClaim = (**claim).clone();
+        if let Some(new) = new {
+            if allocation(claim).is_some() {
+                return never("got allocated elsewhere in the meantime");
+            }
+            let finalizers = changed.metadata.finalizers.get_or_insert_default();
+            if !finalizers.iter().any(|f| f == FINALIZER) {
+                finalizers.push(FINALIZER.into());
+                let written = self.api.update_as(changed).await;
+                let written =
+                    written.map_err(|e| (e.is_conflict(), format!("add finalizer to claim {id}: {e}")))?;
+                changed = (*written).clone();
+            }
+            changed.status.get_or_insert_default().allocation = Some(new.clone());
+        }
+        let status = changed.status.get_or_insert_default();
+        let Some(allocation) = &mut status.allocation else {
+            return never("got deallocated elsewhere in the meantime");
+        };
+        if allocation.allocation_timestamp.is_none() {
+            allocation.allocation_timestamp = Some(seconds(self.clock.now()));
+        }
+        let users = status.reserved_for.get_or_insert_default();
+        if !users.iter().any(|user| user.uid == pod.object().uid()) {
+            users.push(ResourceClaimConsumerReference {
+                api_group: None,
+                resource: "pods".into(),
+                name: pod.object().name().to_string(),
+                uid: pod.object().uid().to_string(),
+            });
+        }
+        let what = if new.is_some() {
+            "allocation and reservation"
+        } else {
+            "reservation"
+        };
+        let written = self.api.update_status_as(changed).await;
+        written.map_err(|e| (e.is_conflict(), format!("add {what} to claim {id}: {e}")))
+    }
+
+    async fn wait_for_devices(
+        &self,
+        pod: &Shared<Pod>,
+        node: &str,
+        claims: &ClaimsToBind,
+    ) -> Result<(), String> {
+        let waits = |of: &AllocationResult| {
+            let results = of.devices.as_ref().and_then(|d| d.results.as_ref());
+            let mut results = results.into_iter().flatten();
+            results.any(|r| r.binding_conditions.as_ref().is_some_and(|c| !c.is_empty()))
+        };
+        let mut all = claims.claims.iter();
+        let needs_nothing = all.all(|(claim, new)| match new.as_ref().or(allocation(claim)) {
+            Some(of) => !waits(of) || is_ready(claim) == Ok(true),
+            None => true,
+        });
+        if needs_nothing {
+            return Ok(());
+        }
+        let message = format!("waiting for binding conditions for device on node {node}");
+        self.event(pod, EventType::Normal, "BindingConditionsPending", message);
+        let ready = async {
+            loop {
+                // Before looking, so that nothing is missed in between.
+                let changed = self.storage_changed.notified();
+                tokio::pin!(changed);
+                changed.as_mut().enable();
+                let now = self.clock.now();
+                if self.scheduler.lock().claims_ready(pod, claims, now)? {
+                    return Ok(());
+                }
+                changed.await;
+            }
+        };
+        let within = Duration::try_from(BINDING_TIMEOUT).unwrap_or_default();
+        let ready = timeout(within, ready).await;
+        ready.unwrap_or_else(|_| Err("device binding timeout: context deadline exceeded".into()))
+    }
+
+    /// The pod is not bound: its claims are not reserved for it any more. What was allocated stays.
+    pub(super) async fn unreserve_claims(&self, pod: &Shared<Pod>, claims: &ClaimsToBind) {
+        for (claim, _) in &claims.claims {
+            let (namespace, name) = (claim.object().namespace(), claim.object().name());
+            let known = self
+                .scheduler
+                .lock()
+                .cluster()
+                .devices()
+                .claim(namespace, name)
+                .cloned();
+            if !known.is_some_and(|known| is_reserved_for(&known, pod.object().uid())) {
+                continue;
+            }
+            let users = json!([{"$patch": "delete", "uid": pod.object().uid()}]);
+            let patch = json!({
+                "metadata": {"uid": claim.object().uid()},
+                "status": {"reservedFor": users},
+            });
+            let kind = &registry::RESOURCE_CLAIM;
+            let patched = self
+                .api
+                .patch(kind, namespace, name, "status", Patch::Strategic(patch))
+                .await;
+            if let Err(error) = patched
+                && !error.is_not_found()
+                && !error.is_conflict()
+            {
+                warn!(claim = ?claim.object(), %error, "cannot unreserve a ResourceClaim");
+            }
+        }
+    }
+
+    /// Whoever needs the claim may then get it elsewhere.
+    pub(super) async fn deallocate(&self, claim: &Shared<ResourceClaim>) {
+        let mut changed: ResourceClaim = (**claim).clone();
+        changed.status = Some(Default::default());
+        match self.api.update_status_as(changed).await {
+            Ok(written) => self.scheduler.lock().claim_written(&written),
+            Err(error) if error.is_not_found() || error.is_conflict() => {}
+            Err(error) => warn!(claim = ?claim.object(), %error, "cannot deallocate a ResourceClaim"),
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! DynamicResources: pods with ResourceClaims go where their claims are allocated, or where the devices can be allocated
+//! that they ask for.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
+use k8s_openapi::api::resource::v1::{AllocationResult, DeviceRequest, ResourceClaim};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::{Shared, k8s_openapi};
+
+use super::{Refusal, node_affinity};
+use crate::dynamic_resources::claims::{Change, Devices, allocation};
+use crate::dynamic_resources::{AllocationError, allocate};
+use crate::node_info::NodeInfo;
+use crate::pod_info::PodInfo;
+
+pub const NAME: &str = "DynamicResources";
+/// How long the conditions of a device may take that binding waits for (bindingTimeout).
+pub const BINDING_TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
+const UNAVAILABLE: &str = "resourceclaim not available on the node";
+const CANNOT_ALLOCATE: &str = "cannot allocate all claims";
+/// Most alternatives of a request (FirstAvailableDeviceRequestMaxSize): the best score of one.
+const ALTERNATIVES_MAX: usize = 8;
+
+/// What is to be written before the pod is bound.
+#[derive(Clone, Debug, Default)]
+pub struct ClaimsToBind {
+    /// All claims of the pod, with the allocation of those that are not allocated yet.
+    pub claims: Vec<(Shared<ResourceClaim>, Option<AllocationResult>)>,
+}
+
+/// The claims of a pod, as they stand.
+#[derive(Debug)]
+pub struct PodClaims {
+    pod_uid: String,
+    claims: Vec<Shared<ResourceClaim>>,
+}
+
+/// Why a node does not do.
+#[derive(Debug)]
+pub enum Against {
+    /// The claims with these numbers are allocated elsewhere (none: their devices cannot be had here).
+    Node(Refusal, BTreeSet<usize>),
+    /// The pod cannot be judged.
+    Pod(String),
+}
+
+/// The name of a claim as the pod's status or spec has it; `None`: the pod needs none for this entry. The flag: it was
+/// made from a template, and must be the pod's.
+fn claim_name<'a>(pod: &'a Pod, entry: &'a PodResourceClaim) -> Result<Option<(&'a str, bool)>, String> {
+    let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
+    let of = |text: &'a Option<String>| text.as_deref().unwrap_or_default();
+    if let Some(claim) = &entry.resource_claim_name {
+        return Ok(Some((claim, false)));
+    }
+    if entry.resource_claim_template_name.is_none() {
+        return Err(format!(
+            "pod \"{}/{}\", spec.resourceClaim {:?}: none of the supported fields are set",
+            of(namespace),
+            of(name),
+            entry.name
+        ));
+    }
+    let status = pod.status.as_ref();
+    let mut made = status
+        .and_then(|s| s.resource_claim_statuses.as_ref())
+        .into_iter()
+        .flatten();
+    match made.find(|made| made.name == entry.name) {
+        Some(made) => Ok(made.resource_claim_name.as_deref().map(|name| (name, true))),
+        None => Err(format!(
+            "pod \"{}/{}\": ResourceClaim not created yet",
+            of(namespace),
+            of(name)
+        )),
+    }
+}
+
+/// Whether the claim was made for this pod.
+fn is_for(claim: &ResourceClaim, pod_uid: &str) -> bool {
+    let mut owners = claim.metadata.owner_references.iter().flatten();
+    owners.any(|o| o.controller == Some(true) && o.uid == pod_uid)
+}
+
+/// The entries of a pod that name or make claims.
+pub fn entries(pod: &Pod) -> &[PodResourceClaim] {
+    let spec = pod.spec.as_ref();
+    spec.and_then(|s| s.resource_claims.as_deref())
+        .unwrap_or_default()
+}
+
+/// The pod's claims; the error is why it has to wait for them (PreEnqueue).
+pub fn claims_of(devices: &Devices, pod: &Shared<Pod>) -> Result<Vec<Shared<ResourceClaim>>, String> {
+    let namespace = pod.object().namespace();
+    let mut all = Vec::new();
+    for entry in entries(pod) {
+        let Some((name, must_be_its)) = claim_name(pod, entry)? else {
+            continue;
+        };
+        let Some(claim) = devices.claim(namespace, name) else {
+            return Err(format!("could not find resource claim \"{namespace}/{name}\""));
+        };
+        if claim.metadata.deletion_timestamp.is_some() {
+            return Err(format!("resourceclaim {name:?} is being deleted"));
+        }
+        if must_be_its && !is_for(claim, pod.object().uid()) {
+            let pod = pod.object().name();
+            return Err(format!(
+                "ResourceClaim {namespace}/{name} was not created for Pod {namespace}/{pod} (Pod is not owner)"
+            ));
+        }
+        all.push(claim.clone());
+    }
+    Ok(all)
+}
+
+/// Whether the claim is reserved for the pod.
+pub fn is_reserved_for(claim: &ResourceClaim, pod_uid: &str) -> bool {
+    let status = claim.status.as_ref();
+    let mut users = status.and_then(|s| s.reserved_for.as_ref()).into_iter().flatten();
+    users.any(|user| user.uid == pod_uid)
+}
+
+impl PodClaims {
+    /// `None`: the pod has no claims. The error is why no node will do (PreFilter).
+    pub fn new(devices: &Devices, pod: &PodInfo) -> Result<Option<Self>, String> {
+        if entries(&pod.pod).is_empty() {
+            return Ok(None);
+        }
+        let claims = claims_of(devices, &pod.pod)?;
+        for claim in claims.iter().filter(|c| allocation(c).is_none()) {
+            if devices.is_pending(claim.object().uid()) {
+                let (namespace, name) = (claim.object().namespace(), claim.object().name());
+                return Err(format!(
+                    "resource claim {namespace}/{name} is in the process of being allocated"
+                ));
+            }
+            for (request, class) in classes(claim) {
+                if class.is_empty() {
+                    return Err(format!("request {request}: unsupported request type"));
+                }
+                if devices.inventory.class(class).is_none() {
+                    return Err(format!("request {request}: device class {class} does not exist"));
+                }
+            }
+        }
+        let pod_uid = pod.uid().to_string();
+        Ok((!claims.is_empty()).then_some(PodClaims { pod_uid, claims }))
+    }
+
+    /// What the claims that are not allocated get on the node, in their order.
+    pub fn filter(
+        &self,
+        devices: &Devices,
+        node: &NodeInfo,
+        now: Timestamp,
+    ) -> Result<Vec<AllocationResult>, Against> {
+        let claims = self.claims.iter().enumerate();
+        let unavailable: BTreeSet<usize> = claims
+            .filter(|(_, claim)| !is_available(claim, node, now))
+            .map(|(index, _)| index)
+            .collect();
+        let refused =
+            |reason: &'static str, unavailable| Against::Node(Refusal::of_node(NAME, reason), unavailable);
+        let to_allocate = self.claims.iter().filter(|c| allocation(c).is_none());
+        let to_allocate: Vec<&ResourceClaim> = to_allocate.map(|c| &**c).collect();
+        let mut found = Vec::new();
+        if !to_allocate.is_empty() {
+            match allocate(&devices.inventory, devices.allocated(), node, &to_allocate) {
+                Ok(Some(all)) => found = all,
+                Ok(None) => return Err(refused(CANNOT_ALLOCATE, BTreeSet::new())),
+                Err(error @ AllocationError::InvalidPools) => {
+                    let refusal = Refusal::of_pod(NAME, error.to_string());
+                    return Err(Against::Node(refusal, BTreeSet::new()));
+                }
+                Err(error) => {
+                    return Err(Against::Pod(format!("running {NAME:?} filter plugin: {error}")));
+                }
+            }
+        }
+        if unavailable.is_empty() {
+            Ok(found)
+        } else {
+            Err(refused(UNAVAILABLE, unavailable))
+        }
+    }
+
+    /// Better alternatives of requests count more. `found` is what [`PodClaims::filter`] found for the node.
+    pub fn score(&self, found: &[AllocationResult]) -> i64 {
+        let mut found = found.iter();
+        let mut score = 0;
+        for claim in &self.claims {
+            let Some(result) = allocation(claim).or_else(|| found.next()) else {
+                continue;
+            };
+            let devices = result.devices.as_ref().and_then(|d| d.results.as_ref());
+            let names: BTreeSet<&str> = devices
+                .into_iter()
+                .flatten()
+                .map(|r| r.request.as_str())
+                .collect();
+            for request in requests(claim) {
+                let alternatives = request.first_available.iter().flatten().enumerate();
+                let chosen = alternatives
+                    .filter(|(_, sub)| names.contains(format!("{}/{}", request.name, sub.name).as_str()));
+                let scores = chosen.map(|(index, _)| ALTERNATIVES_MAX.saturating_sub(index));
+                score += i64::try_from(scores.sum::<usize>()).unwrap_or(i64::MAX);
+            }
+        }
+        score
+    }
+
+    /// A claim whose allocation is of no use and that nobody else uses: deallocated, it may be had elsewhere
+    /// (PostFilter). `unavailable` are the numbers that [`Against::Node`] had for all nodes.
+    pub fn to_deallocate(&self, unavailable: &BTreeSet<usize>) -> Option<&Shared<ResourceClaim>> {
+        let mut claims = unavailable.iter().filter_map(|index| self.claims.get(*index));
+        claims.find(|claim| {
+            let status = claim.status.as_ref();
+            let users = status.and_then(|s| s.reserved_for.as_deref()).unwrap_or_default();
+            match users {
+                [] => true,
+                [one] => one.uid == self.pod_uid,
+                _ => false,
+            }
+        })
+    }
+
+    /// Keeps what was found for the node (Reserve); what is to be written.
+    pub fn reserve(&self, devices: &mut Devices, found: Vec<AllocationResult>) -> ClaimsToBind {
+        let mut found = found.into_iter();
+        let claims = self.claims.iter().map(|claim| {
+            let new = if allocation(claim).is_none() {
+                found.next()
+            } else {
+                None
+            };
+            if let Some(new) = &new {
+                devices.reserve(claim.object().uid(), new);
+            }
+            (claim.clone(), new)
+        });
+        ClaimsToBind {
+            claims: claims.collect(),
+        }
+    }
+}
+
+impl ClaimsToBind {
+    /// Gives back what was kept and is not written (Unreserve).
+    pub fn take_back(&self, devices: &mut Devices) {
+        for (claim, _) in self.claims.iter().filter(|(_, new)| new.is_some()) {
+            devices.release(claim.object().uid());
+        }
+    }
+}
+
+fn requests(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequest> {
+    let devices = claim.spec.devices.as_ref();
+    devices.and_then(|d| d.requests.as_ref()).into_iter().flatten()
+}
+
+/// The classes that a claim needs, each with its request.
+fn classes(claim: &ResourceClaim) -> Vec<(String, &str)> {
+    let mut all = Vec::new();
+    for request in requests(claim) {
+        if let Some(exactly) = &request.exactly {
+            all.push((request.name.clone(), exactly.device_class_name.as_str()));
+            continue;
+        }
+        let alternatives = request.first_available.iter().flatten();
+        all.extend(alternatives.map(|sub| {
+            let name = format!("{}/{}", request.name, sub.name);
+            (name, sub.device_class_name.as_str())
+        }));
+    }
+    all
+}
+
+/// Whether an allocated claim can be used on the node; one that is not allocated may become so.
+fn is_available(claim: &ResourceClaim, node: &NodeInfo, now: Timestamp) -> bool {
+    let Some(allocation) = allocation(claim) else {
+        return true;
+    };
+    let selector = allocation.node_selector.as_ref();
+    if selector.is_some_and(|s| !node_affinity::matches(s, node)) {
+        return false;
+    }
+    match is_ready(claim) {
+        Ok(ready) => ready || !has_timed_out(claim, now),
+        Err(_) => false,
+    }
+}
+
+/// Whether all conditions of the claim's devices are met that binding waits for. The error: one of them never will be.
+pub fn is_ready(claim: &ResourceClaim) -> Result<bool, String> {
+    let Some(allocation) = allocation(claim) else {
+        return Ok(false);
+    };
+    let results = allocation.devices.as_ref().and_then(|d| d.results.as_ref());
+    for result in results.into_iter().flatten() {
+        let wanted = result.binding_conditions.as_deref().unwrap_or_default();
+        if wanted.is_empty() {
+            continue;
+        }
+        let statuses = claim.status.as_ref().and_then(|s| s.devices.as_ref());
+        let of = statuses
+            .into_iter()
+            .flatten()
+            .find(|s| s.driver == result.driver && s.pool == result.pool && s.device == result.device);
+        let Some(of) = of else { return Ok(false) };
+        let is_true = |type_: &String| {
+            let mut conditions = of.conditions.iter().flatten();
+            conditions.find(|c| c.type_ == *type_ && c.status == "True")
+        };
+        let failures = result.binding_failure_conditions.iter().flatten();
+        if let Some(failed) = failures.filter_map(is_true).next() {
+            return Err(format!(
+                "device binding failed: claim={}, reason={}, message={:?}",
+                claim.metadata.name.as_deref().unwrap_or_default(),
+                failed.reason,
+                failed.message
+            ));
+        }
+        if wanted.iter().any(|condition| is_true(condition).is_none()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether binding has waited long enough for the conditions of the claim's devices.
+pub fn has_timed_out(claim: &ResourceClaim, now: Timestamp) -> bool {
+    let Some(allocation) = allocation(claim) else {
+        return false;
+    };
+    let results = allocation.devices.as_ref().and_then(|d| d.results.as_ref());
+    let waits = results
+        .into_iter()
+        .flatten()
+        .any(|r| r.binding_conditions.is_some());
+    let since = allocation.allocation_timestamp.as_ref();
+    waits && since.is_some_and(|since| now.duration_since(since.0) > BINDING_TIMEOUT)
+}
+
+/// Whether a change could make a pod schedulable that this plugin was against (its queueing hints).
+pub fn change_helps(devices: &Devices, pod: &PodInfo, change: &Change) -> bool {
+    match change {
+        Change::Slice { after, .. } => after.is_some(),
+        Change::Class { after, .. } => after.is_some(),
+        Change::Claim { after: None, .. } => false,
+        Change::Claim {
+            before,
+            after: Some(after),
+        } => {
+            let Ok(claims) = claims_of(devices, &pod.pod) else {
+                return false;
+            };
+            if let Some(before) = before
+                && allocation(before).is_some()
+                && allocation(after).is_none()
+            {
+                return true;
+            }
+            let used = claims.iter().any(|c| c.object().uid() == after.object().uid());
+            used && before.as_ref().is_none_or(|before| before.status != after.status)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
