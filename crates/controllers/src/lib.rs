@@ -33,6 +33,7 @@ pub mod podgc;
 pub mod protection;
 pub mod replicaset;
 pub mod replicationcontroller;
+pub mod resourceclaim;
 pub mod resourcequota;
 pub mod root_ca;
 pub mod serviceaccount;
@@ -125,6 +126,8 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(protection::VolumeProtection),
         Box::new(replicaset::ReplicaSets),
         Box::new(replicationcontroller::ReplicationControllers),
+        Box::new(resourceclaim::claims::ResourceClaims),
+        Box::new(resourceclaim::pods::PodResourceClaims),
         Box::new(resourcequota::ResourceQuotas),
         Box::new(serviceaccount::ServiceAccounts),
         Box::new(servicecidrs::ServiceCidrs),

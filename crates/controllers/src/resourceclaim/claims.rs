@@ -1,0 +1,123 @@
+//! What becomes of claims: reservations of pods that have ended are removed, with the last of them the allocation; one
+//! that was made for a pod is deleted when the pod has ended; a deleted one loses its finalizer when nobody uses it.
+//!
+//! The finalizer of a claim that is deallocated stays until the claim is deleted: scheduler writes it before the
+//! allocation, and between the two the claim looks the same.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
+use knarr_api::registry;
+use knarr_api::{Kind, ObjectKey, k8s_openapi};
+
+use super::{ACCOUNT, FINALIZER, NAME, claims_of, is_allocated, is_done, reserved_for};
+use crate::action::{Action, Delete, Fact};
+use crate::controller::{Changed, Context, Controller, View};
+use crate::owner::controller_of;
+
+/// See the module. Its keys are claims.
+pub struct ResourceClaims;
+
+/// Whether a reservation stays.
+enum Reservation {
+    Stays,
+    Ends,
+    /// It ends if the API says, too, that the pod is gone.
+    EndsIf(Fact),
+}
+
+fn reservation(view: &dyn View, namespace: &str, user: &ResourceClaimConsumerReference) -> Reservation {
+    let of_core = user.api_group.as_deref().unwrap_or_default().is_empty();
+    if !of_core || user.resource != "pods" {
+        return Reservation::Stays;
+    }
+    match view.get_as::<Pod>(namespace, &user.name) {
+        Some(pod) if pod.object().uid() == user.uid && !is_done(&pod) => Reservation::Stays,
+        Some(_) => Reservation::Ends,
+        None => Reservation::EndsIf(Fact::Gone {
+            kind: registry::POD.clone(),
+            key: ObjectKey::new(namespace, &user.name),
+            uid: user.uid.clone(),
+        }),
+    }
+}
+
+impl Controller for ResourceClaims {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn account(&self) -> &'static str {
+        ACCOUNT
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::RESOURCE_CLAIM, &registry::POD]
+    }
+
+    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        if let Some(key) = changed.key_of(&registry::RESOURCE_CLAIM) {
+            return changed.new.map(|_| key).into_iter().collect();
+        }
+        let Some((object, pod)) = changed.object().and_then(|o| Some((o, o.get::<Pod>()?))) else {
+            return Vec::new();
+        };
+        // Pods that run hold on to their claims.
+        if changed.new.is_some() && !is_done(pod) {
+            return Vec::new();
+        }
+        let names = claims_of(pod);
+        names
+            .map(|name| ObjectKey::new(object.namespace(), name))
+            .collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        let (key, view) = (context.key, context.view);
+        let Some(claim) = view.get_as::<ResourceClaim>(&key.namespace, &key.name) else {
+            return Vec::new();
+        };
+        if context.failure.is_some() {
+            return Vec::new();
+        }
+        let mut actions = Vec::new();
+        let mut remaining = Vec::new();
+        for user in reserved_for(&claim) {
+            match reservation(view, &key.namespace, user) {
+                Reservation::Stays => remaining.push(user.clone()),
+                Reservation::Ends => {}
+                Reservation::EndsIf(fact) => actions.push(Action::Require(fact)),
+            }
+        }
+        let finalizers = claim.metadata.finalizers.as_deref().unwrap_or_default();
+        let ours = finalizers.iter().any(|f| f == FINALIZER);
+        let deleting = claim.metadata.deletion_timestamp.is_some();
+        let unused = remaining.is_empty();
+        if remaining.len() < reserved_for(&claim).len()
+            || (ours && deleting && unused && is_allocated(&claim))
+        {
+            let mut changed: ResourceClaim = (*claim).clone();
+            let status = changed.status.get_or_insert_default();
+            status.reserved_for = (!unused).then_some(remaining);
+            if unused && ours {
+                status.allocation = None;
+                status.devices = None;
+            }
+            // What follows from it is seen when the change is.
+            actions.push(Action::update_status(changed));
+        } else if ours && deleting && unused {
+            let mut changed: ResourceClaim = (*claim).clone();
+            let finalizers = changed.metadata.finalizers.get_or_insert_default();
+            finalizers.retain(|f| f != FINALIZER);
+            actions.push(Action::update(changed));
+        }
+        if unused && !deleting {
+            let owner = controller_of(&claim.metadata).filter(|o| o.kind == "Pod" && o.api_version == "v1");
+            let pod = owner.and_then(|o| Some((o, view.get_as::<Pod>(&key.namespace, &o.name)?)));
+            // Without a pod of that name garbage collection sees to it.
+            if pod.is_some_and(|(owner, pod)| pod.object().uid() != owner.uid || is_done(&pod)) {
+                actions.push(Action::Delete(Delete::of(claim.object())));
+            }
+        }
+        actions
+    }
+}
