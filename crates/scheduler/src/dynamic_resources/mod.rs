@@ -84,7 +84,7 @@ impl AllocatedState {
             shares.count += 1;
             for (name, amount) in consumed(result) {
                 let sum = shares.consumed.entry(name).or_default();
-                *sum = *sum + amount;
+                *sum += amount;
             }
         }
     }
@@ -107,7 +107,7 @@ impl AllocatedState {
             }
             for (name, amount) in consumed(result) {
                 if let Some(sum) = shares.consumed.get_mut(&name) {
-                    *sum = *sum - amount;
+                    *sum -= amount;
                 }
             }
         }

@@ -14,6 +14,9 @@ use crate::dynamic_resources::pools::{Pool, PoolState, device_matches, devices};
 use crate::dynamic_resources::{AllocatedState, Consumed, Inventory};
 use crate::node_info::NodeInfo;
 
+/// Numbers of claim, request and variant.
+type VariantKey = (usize, usize, usize);
+
 /// `exactly`, or one of `firstAvailable`.
 #[derive(Debug)]
 pub(super) struct Variant<'a> {
@@ -29,8 +32,7 @@ pub(super) struct Variant<'a> {
     pub devices: usize,
     /// All devices that there are for it, where it asks for all.
     pub all: Option<Vec<Candidate<'a>>>,
-    /// Claim, request and variant.
-    key: (usize, usize, usize),
+    key: VariantKey,
 }
 
 /// A request with its variants, the best first.
@@ -128,7 +130,7 @@ impl<'a> Variant<'a> {
     fn read(
         asked: Asked<'a>,
         base: &'a str,
-        key: (usize, usize, usize),
+        key: VariantKey,
         claim: &'a ResourceClaim,
         pools: &[Pool<'a>],
         matcher: &mut Matcher<'a>,
@@ -221,7 +223,7 @@ pub(super) struct Matcher<'a> {
     pub inventory: &'a Inventory,
     pub node: &'a NodeInfo,
     pub allocated: &'a AllocatedState,
-    known: BTreeMap<((usize, usize, usize), usize, &'a str), bool>,
+    known: BTreeMap<(VariantKey, usize, &'a str), bool>,
 }
 
 impl<'a> Matcher<'a> {

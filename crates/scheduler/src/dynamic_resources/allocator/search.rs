@@ -227,7 +227,7 @@ impl<'a, 'p> Search<'a, 'p> {
         }
         let variant = &self.requests[at.claim][at.request].variants[at.variant];
         let claim = self.claims[at.claim];
-        Ok(self.matcher.selects(variant, claim, candidate)?)
+        self.matcher.selects(variant, claim, candidate)
     }
 
     fn is_free(&self, at: At, candidate: &Candidate<'a>) -> bool {
@@ -288,7 +288,7 @@ impl<'a, 'p> Search<'a, 'p> {
             *count += 1;
             for (name, amount) in &amounts {
                 let sum = sums.entry(name.clone()).or_default();
-                *sum = *sum + *amount;
+                *sum += *amount;
             }
             consumed = Some(amounts);
         } else {
@@ -320,7 +320,7 @@ impl<'a, 'p> Search<'a, 'p> {
                     *count = count.saturating_sub(1);
                     for (name, amount) in amounts {
                         if let Some(sum) = sums.get_mut(&name) {
-                            *sum = *sum - amount;
+                            *sum -= amount;
                         }
                     }
                     if *count == 0 {
@@ -360,7 +360,7 @@ impl<'a, 'p> Search<'a, 'p> {
                     }
                     for (key, value) in consumes(device) {
                         if let Some(left) = left.get_mut(&key) {
-                            *left = *left - value;
+                            *left -= value;
                         }
                     }
                 }
@@ -370,7 +370,7 @@ impl<'a, 'p> Search<'a, 'p> {
         let counted = self.counted.entry(candidate.pool).or_default();
         for (key, value) in consumes(candidate.device) {
             let sum = counted.entry(key).or_default();
-            *sum = *sum + value;
+            *sum += value;
         }
         let zero = Quantity::default();
         // All of the pool's counters, as kube-scheduler does: what is overdrawn elsewhere is against it, too.
@@ -406,7 +406,7 @@ fn uncount<'a>(counted: &mut BTreeMap<usize, Counters<'a>>, candidate: &Candidat
     };
     for (key, value) in consumes(candidate.device) {
         if let Some(sum) = counted.get_mut(&key) {
-            *sum = *sum - value;
+            *sum -= value;
         }
     }
 }
