@@ -21,6 +21,7 @@ mod custom_resource_definition;
 mod daemon_set;
 mod deployment;
 mod device_class;
+mod device_requests;
 mod endpoint_slice;
 mod endpoints;
 mod event;

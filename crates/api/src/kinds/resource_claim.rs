@@ -4,6 +4,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::immutable;
+use super::device_requests;
 use crate::field::{Errors, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -13,6 +14,7 @@ impl Strategy for ResourceClaim {
 
     fn set_defaults(&mut self) {
         self.status.get_or_insert_default();
+        device_requests::set_defaults(&mut self.spec);
     }
 
     fn prepare_for_create(&mut self) {
@@ -24,6 +26,12 @@ impl Strategy for ResourceClaim {
             Part::Status => self.spec = old.spec.clone(),
             Part::Main | Part::Other(_) => self.status = old.status.clone(),
         }
+    }
+
+    fn validate(&self) -> Errors {
+        let mut errors = Errors::new();
+        device_requests::validate(&mut errors, &Path::new("spec"), &self.spec);
+        errors
     }
 
     fn validate_update(&self, old: &Self, _part: Part) -> Errors {

@@ -103,7 +103,7 @@ impl World {
             Err(error) => format!("error: {error}"),
             Ok(None) => "nothing".into(),
             Ok(Some(results)) => {
-                let results = results.iter().flat_map(|r| devices_of(r));
+                let results = results.iter().flat_map(devices_of);
                 let results = results.map(|r| format!("{}: {}", r.request, r.device));
                 results.collect::<Vec<_>>().join(", ")
             }
