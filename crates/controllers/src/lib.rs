@@ -127,6 +127,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(replicaset::ReplicaSets),
         Box::new(replicationcontroller::ReplicationControllers),
         Box::new(resourceclaim::claims::ResourceClaims),
+        Box::new(resourceclaim::device_taints::DeviceTaintEviction),
         Box::new(resourceclaim::pods::PodResourceClaims),
         Box::new(resourcequota::ResourceQuotas),
         Box::new(serviceaccount::ServiceAccounts),

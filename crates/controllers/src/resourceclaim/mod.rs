@@ -1,7 +1,8 @@
 //! ResourceClaims: made from templates for pods that ask for them ([`pods`]), released by pods that ended and deleted with
-//! the pods that they were made for ([`claims`]).
+//! the pods that they were made for ([`claims`]). Pods are evicted from tainted devices ([`device_taints`]).
 
 pub mod claims;
+pub mod device_taints;
 pub mod pods;
 
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
