@@ -242,6 +242,11 @@ impl Quantity {
         self.in_units_of(MILLI)
     }
 
+    /// The nearest floating-point number, as Kubernetes' `AsApproximateFloat64()`.
+    pub fn approximate(&self) -> f64 {
+        self.nanos as f64 / ONE as f64
+    }
+
     /// Rounded away from zero, capped.
     fn in_units_of(&self, unit: i128) -> i64 {
         let rounded = round_away(self.nanos, unit);

@@ -29,6 +29,7 @@ pub mod nodeipam;
 pub mod owner;
 pub mod persistentvolume;
 pub mod pod;
+pub mod podautoscaling;
 pub mod podgc;
 pub mod protection;
 pub mod replicaset;
