@@ -126,11 +126,8 @@ fn scale_events_of_the_period_count_against_its_policy() {
         ..History::default()
     };
     let triple = behavior(rules((0, 0), (300, 300), 0), default_down());
-    // (7 - 4 + 2) * 4.
-    assert_eq!(
-        normalize(&mut both, Some(&triple), (1, 1000, 7, 500)).replicas,
-        20
-    );
+    // (6 - 4 + 2) * 4.
+    assert_eq!(normalize(&mut both, Some(&triple), (1, 1000, 6, 24)).replicas, 16);
 }
 
 #[test]

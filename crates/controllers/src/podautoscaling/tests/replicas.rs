@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use serde_json::json;
@@ -99,7 +100,8 @@ fn utilization_proposes_what_kubernetes_proposes() {
         (&[UNREADY, READY, READY], &[100, 2000], 50, 3, 4, 200),
         (&[HOT_UNREADY, READY, READY], &[100, 2000], 50, 3, 4, 200),
         (&[UNREADY, READY, READY, READY], &[100, 100, 100], 50, 4, 3, 10),
-        (&[UNREADY, READY, READY, READY], &[200, 100, 100], 300, 4, 2, 10),
+        // A rolling update with maxSurge: more pods than replicas.
+        (&[READY; 3], &[100, 100], 50, 2, 2, 10),
     ];
     for (i, (states, values, percent, replicas, expected, utilization)) in table.iter().enumerate() {
         let found = on(states, *replicas, |t| {
@@ -108,6 +110,30 @@ fn utilization_proposes_what_kubernetes_proposes() {
         let found = found.map(|f| (f.replicas, f.utilization));
         assert_eq!(found, Ok((*expected, Some(*utilization))), "row {i}");
     }
+}
+
+#[test]
+fn a_missing_sample_counts_as_the_target_where_that_is_above_the_request() {
+    let (mut pods, settings) = (pods(&[UNREADY, READY, READY, READY]), settings());
+    for pod in &mut pods[2..] {
+        let container = &mut pod.spec.as_mut().unwrap().containers[0];
+        let requests = container.resources.as_mut().unwrap().requests.as_mut().unwrap();
+        requests.insert("cpu".into(), Quantity("2".into()));
+    }
+    let target = Target {
+        replicas: 4,
+        observed_replicas: 4,
+        pods: &pods.iter().collect::<Vec<_>>(),
+        tolerances: Tolerances {
+            scale_down: 0.1,
+            scale_up: 0.1,
+        },
+        settings: &settings,
+        now: second(NOW),
+    };
+    let found = target.by_utilization(&samples(&[200, 100, 100]), "cpu", None, 300);
+    let found = found.map(|f| (f.replicas, f.utilization, f.usage));
+    assert_eq!(found, Ok((2, Some(6), 100)));
 }
 
 #[test]
@@ -120,7 +146,7 @@ fn an_average_value_proposes_what_kubernetes_proposes() {
         (&[READY, READY, HOT_UNREADY], &[50_000, 10_000, 30_000], 15_000, 3, 6, 30_000),
         (&[HOT_UNREADY, READY, HOT_UNREADY], &[50_000, 15_000, 30_000], 15_000, 3, 7, 31_666),
         (&[READY; 5], &[20_000, 19_000, 21_000], 20_000, 5, 5, 20_000),
-        (&[READY; 4], &[10_000, 10_000], 17_000, 2, 2, 10_000),
+        (&[READY; 3], &[10_000, 10_000], 17_000, 2, 2, 10_000),
     ];
     for (i, (states, values, goal, replicas, expected, usage)) in table.iter().enumerate() {
         let found = on(states, *replicas, |t| t.by_usage(&samples(values), None, *goal));
