@@ -1,7 +1,8 @@
 //! Service addresses: cluster IPs and node ports, as the rules of Services give them out
 //! (`knarr_api::kinds::service_ips`).
 //!
-//! What is taken is what the cached Services hold, plus what requests on their way have reserved.
+//! What is taken is what the cached Services hold, plus what requests on their way have reserved, plus IPAddresses that
+//! something else than a Service has.
 
 mod holdings;
 
@@ -11,7 +12,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use knarr_api::kinds::service_ips::{Cidr, NodePorts, Pool, allocate, held};
+use knarr_api::kinds::service_ips::{
+    Cidr, IP_ADDRESS_MANAGER, LABEL_MANAGED_BY, NodePorts, Pool, allocate, held,
+};
 use knarr_api::strategy::Part;
 use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi, registry};
 use parking_lot::Mutex;
@@ -176,11 +179,15 @@ impl Allocations {
         let mut chance = [0; 8];
         self.entropy.fill(&mut chance);
         let ranges = self.range.ranges();
+        let ip_addresses = cache.of(&registry::IP_ADDRESS)?;
+        let is_reserved = |ip: IpAddr| ip_addresses.get(&ip.to_string()).is_some_and(|o| is_reserved(&o));
         let pool = Pool {
             ranges: &ranges,
             further: &further_ranges(cache, &ranges)?,
             node_ports: NodePorts::default(),
-            ip_is_used: &|ip| on_their_way.addresses.contains(&ip) || of_others.has_address(ip),
+            ip_is_used: &|ip| {
+                on_their_way.addresses.contains(&ip) || of_others.has_address(ip) || is_reserved(ip)
+            },
             port_is_used: &|port| on_their_way.ports.contains(&port) || of_others.has_port(port),
             chance: u64::from_le_bytes(chance),
         };
@@ -193,6 +200,14 @@ impl Allocations {
         drop(on_their_way);
         Ok(Reserved(Some((service.clone(), self.on_their_way.clone()))))
     }
+}
+
+/// Whether an IPAddress keeps its address from Services: those that follow Services do not, the Services themselves count.
+fn is_reserved(address: &Object) -> bool {
+    let labels = address.metadata().labels.as_ref();
+    labels
+        .and_then(|l| l.get(LABEL_MANAGED_BY))
+        .is_none_or(|m| m != IP_ADDRESS_MANAGER)
 }
 
 /// The ranges of ServiceCIDRs that are ready and not on their way out, beside those of the configuration. One that overlaps

@@ -16,6 +16,8 @@ mod hooks;
 mod quota;
 #[path = "in_process/servers.rs"]
 mod servers;
+#[path = "in_process/service_ips.rs"]
+mod service_ips;
 #[path = "in_process/verbs.rs"]
 mod verbs;
 

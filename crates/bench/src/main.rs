@@ -72,7 +72,7 @@ async fn main() -> ExitCode {
 async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     if let (Some(number), Some(Name::Network)) = (cli.workload, cli.name) {
         let found = network::run(number).await?;
-        println!("{}", serde_json::to_string(&found)?);
+        println!("{found}");
         return Ok(());
     }
     if let Some(number) = cli.workload {
@@ -117,7 +117,7 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     }
     if wanted(Name::Network) {
         eprintln!("measuring the service proxy (some minutes) …");
-        reports.extend(network::all(only)?);
+        reports.extend(network::all(only).await?);
     }
     if let Some(path) = &cli.json {
         std::fs::write(path, serde_json::to_vec_pretty(&reports)?)

@@ -37,6 +37,7 @@ pub mod replicationcontroller;
 pub mod resourceclaim;
 pub mod resourcequota;
 pub mod root_ca;
+pub mod service_ip_addresses;
 pub mod serviceaccount;
 pub mod servicecidrs;
 pub mod servicelb;
@@ -131,6 +132,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(resourceclaim::device_taints::DeviceTaintEviction),
         Box::new(resourceclaim::pods::PodResourceClaims),
         Box::new(resourcequota::ResourceQuotas),
+        Box::new(service_ip_addresses::ServiceIpAddresses),
         Box::new(serviceaccount::ServiceAccounts),
         Box::new(servicecidrs::ServiceCidrs),
         Box::new(statefulset::StatefulSets),

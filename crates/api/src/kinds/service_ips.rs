@@ -10,6 +10,11 @@ use super::checks::{Json, json_list, text};
 use super::service::{NONE, is_headless, needs_cluster_ip, needs_node_port};
 use crate::field::{Errors, Path};
 
+/// The label of an IPAddress that says who looks after it.
+pub const LABEL_MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
+/// Its value on the IPAddresses of Services' cluster IPs.
+pub const IP_ADDRESS_MANAGER: &str = "ipallocator.k8s.io";
+
 /// An address range: `10.96.0.0/16`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr {

@@ -1,9 +1,11 @@
 //! The service proxy: how long Services take to the kernel, cold and one change alone; what a connection through a cluster
-//! IP costs; how much memory it all takes.
+//! IP costs; how much memory it all takes. Then cluster DNS and the way between nodes.
 //!
-//! Each workload runs in a process and a network namespace of its own: an API server with the embedded store and, beside
+//! Each workload of proxy and DNS runs in a process and a network namespace of its own: an API server with the embedded store and, beside
 //! it, the network agent's catalog and proxy.
 
+mod dns;
+mod routes;
 mod workload;
 
 use serde::{Deserialize, Serialize};
@@ -119,14 +121,30 @@ struct Changes {
     service_p50_us: f64,
 }
 
-/// One workload, in this process, which is in a network namespace of its own.
-pub async fn run(number: usize) -> Result<Found> {
-    let workload = WORKLOADS.get(number).ok_or("there is no such workload")?;
-    workload::run(workload).await
+/// One workload, in this process, which is in a network namespace of its own: what it found, as JSON.
+pub async fn run(number: usize) -> Result<serde_json::Value> {
+    let Some(workload) = WORKLOADS.get(number) else {
+        return Ok(serde_json::to_value(dns::run().await?)?);
+    };
+    Ok(serde_json::to_value(workload::run(workload).await?)?)
+}
+
+/// Runs a workload in a process and a network namespace of its own.
+fn measure<T: serde::de::DeserializeOwned>(number: usize, title: &str) -> Result<T> {
+    let out = std::process::Command::new("unshare")
+        .arg("--net")
+        .arg(std::env::current_exe()?)
+        .args(["network", "--workload", &number.to_string()])
+        .stderr(std::process::Stdio::inherit())
+        .output()?;
+    if !out.status.success() {
+        return Err(format!("{title} could not be measured").into());
+    }
+    Ok(serde_json::from_slice(&out.stdout)?)
 }
 
 /// All of them whose title has this in it.
-pub fn all(only: &str) -> Result<Vec<Report>> {
+pub async fn all(only: &str) -> Result<Vec<Report>> {
     let mut reports = Vec::new();
     for (number, workload) in WORKLOADS.iter().enumerate() {
         let title = format!(
@@ -136,17 +154,14 @@ pub fn all(only: &str) -> Result<Vec<Report>> {
         if !title.contains(only) {
             continue;
         }
-        let out = std::process::Command::new("unshare")
-            .arg("--net")
-            .arg(std::env::current_exe()?)
-            .args(["network", "--workload", &number.to_string()])
-            .stderr(std::process::Stdio::inherit())
-            .output()?;
-        if !out.status.success() {
-            return Err(format!("{title} could not be measured").into());
-        }
-        let found: Found = serde_json::from_slice(&out.stdout)?;
+        let found: Found = measure(number, &title)?;
         reports.push(report(workload, &title, &found));
+    }
+    if "DNS".contains(only) {
+        reports.push(dns::report(&measure(WORKLOADS.len(), "DNS")?));
+    }
+    if "pods across nodes".contains(only) {
+        reports.push(routes::run().await?);
     }
     Ok(reports)
 }

@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// The allocator gives memory back some seconds after it was freed.
 const ALLOCATOR: Duration = Duration::from_secs(12);
 
-fn ip(arguments: &str) -> Result<()> {
+pub(super) fn ip(arguments: &str) -> Result<()> {
     let status = std::process::Command::new("ip")
         .args(arguments.split(' '))
         .status()?;

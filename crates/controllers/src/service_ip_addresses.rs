@@ -1,0 +1,323 @@
+//! IPAddress objects of Services: each cluster IP has one whose `parentRef` is the Service, and one of a Service that does not
+//! have the address (any more) is deleted.
+//!
+//! Facts from Kubernetes' KEP-1880 and kube-apiserver's ipallocator-repair-controller. There the API server creates the
+//! object before the Service and this loop repairs what a crash left; here the Services are the record of what is
+//! allocated, and IPAddress objects always follow them. An IPAddress that was not created by this controller (another value of
+//! the label `ipaddress.kubernetes.io/managed-by`) keeps the API server from allocating the address, and is not touched
+//! as long as no Service has it.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::{IPAddress, IPAddressSpec, ParentReference, ServiceCIDR};
+use knarr_api::k8s_openapi;
+use knarr_api::kinds::service_ips::{Cidr, IP_ADDRESS_MANAGER, LABEL_MANAGED_BY, held};
+use knarr_api::registry;
+use knarr_api::{Kind, Object, ObjectKey, Shared};
+
+use crate::action::{Action, Create, Delete, reference};
+use crate::controller::{Changed, Context, Controller, View};
+
+const LABEL_FAMILY: &str = "ipaddress.kubernetes.io/ip-family";
+
+/// See the module. Its keys are Services and, without a namespace, IPAddresses.
+pub struct ServiceIpAddresses;
+
+impl Controller for ServiceIpAddresses {
+    fn name(&self) -> &'static str {
+        "ipallocator-repair-controller"
+    }
+
+    fn account(&self) -> &'static str {
+        "knarr-service-ip-addresses"
+    }
+
+    fn watches(&self) -> Vec<&'static Kind> {
+        vec![&registry::SERVICE, &registry::IP_ADDRESS, &registry::SERVICE_CIDR]
+    }
+
+    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+        if let Some(key) = changed.key_of(&registry::SERVICE) {
+            let before = changed.old.map(addresses).unwrap_or_default();
+            let after = changed.new.map(addresses).unwrap_or_default();
+            if before == after {
+                return Vec::new();
+            }
+            let released = before.iter().filter(|ip| !after.contains(ip));
+            let released = released.map(|ip| ObjectKey::new("", ip.to_string()));
+            return std::iter::once(key).chain(released).collect();
+        }
+        if let Some(key) = changed.key_of(&registry::IP_ADDRESS) {
+            let parents = changed.states().filter_map(parent_of);
+            return parents.chain([key]).collect();
+        }
+        // Services that were out of every range may be in the new one.
+        let Some(cidr) = changed.new.and_then(|o| o.get::<ServiceCIDR>()) else {
+            return Vec::new();
+        };
+        if changed.old.is_some() {
+            return Vec::new();
+        }
+        let ranges = ranges(cidr);
+        let is_inside = |ip: &IpAddr| ranges.iter().any(|range| range.contains(*ip));
+        let services = view.list_as::<Service>("").into_iter();
+        let services = services.filter(|s| held(s).0.iter().any(is_inside));
+        services.map(|s| ObjectKey::of(s.object())).collect()
+    }
+
+    fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
+        if context.failure.is_some() {
+            return Vec::new();
+        }
+        if context.key.namespace.is_empty() {
+            return release(context.view, &context.key.name);
+        }
+        let Some(service) = context
+            .view
+            .get_as::<Service>(&context.key.namespace, &context.key.name)
+        else {
+            return Vec::new();
+        };
+        let ranges: Vec<Cidr> = {
+            let cidrs = context.view.list_as::<ServiceCIDR>("");
+            cidrs.iter().flat_map(|cidr| self::ranges(cidr)).collect()
+        };
+        if ranges.is_empty() {
+            return Vec::new(); // The API server has not created the default one yet.
+        }
+        let addresses = held(&service).0.into_iter();
+        addresses
+            .flat_map(|ip| allocate(context.view, &service, ip, &ranges))
+            .collect()
+    }
+}
+
+/// The addresses of a Service.
+fn addresses(object: &Object) -> Vec<IpAddr> {
+    object.get::<Service>().map(|s| held(s).0).unwrap_or_default()
+}
+
+fn ranges(cidr: &ServiceCIDR) -> Vec<Cidr> {
+    let texts = cidr.spec.iter().flat_map(|s| s.cidrs.iter().flatten());
+    texts
+        .filter_map(|text| Cidr::parse(text))
+        .map(|c| c.masked())
+        .collect()
+}
+
+/// The Service that an IPAddress refers to.
+fn parent_of(object: &Object) -> Option<ObjectKey> {
+    let parent = &object.get::<IPAddress>()?.spec.parent_ref;
+    let is_service = parent.group.as_deref().unwrap_or("").is_empty() && parent.resource == "services";
+    is_service.then(|| ObjectKey::new(parent.namespace.clone().unwrap_or_default(), parent.name.clone()))
+}
+
+fn is_managed(address: &Object) -> bool {
+    let labels = address.metadata().labels.as_ref();
+    labels
+        .and_then(|l| l.get(LABEL_MANAGED_BY))
+        .is_some_and(|m| m == IP_ADDRESS_MANAGER)
+}
+
+/// The IPAddress of one of a Service's cluster IPs: created, or created anew where it does not refer to the Service.
+fn allocate(view: &dyn View, service: &Shared<Service>, ip: IpAddr, ranges: &[Cidr]) -> Vec<Action> {
+    let about = reference(service.object());
+    let family = family(ip);
+    if !ranges.iter().any(|range| range.contains(ip)) {
+        let message = format!(
+            "Cluster IP [{family}]: {ip} is not within any configured Service CIDR; please recreate service"
+        );
+        return vec![Action::warning(&about, "ClusterIPOutOfRange", message)];
+    }
+    let key = ObjectKey::of(service.object());
+    let Some(existing) = view.get(&registry::IP_ADDRESS, "", &ip.to_string()) else {
+        return vec![Action::create(address(&key, ip))];
+    };
+    let parent = parent_of(&existing);
+    if let Some(other) = parent.as_ref().filter(|parent| **parent != key) {
+        let other = view.get(&registry::SERVICE, &other.namespace, &other.name);
+        if other.is_some_and(|other| addresses(&other).contains(&ip)) {
+            let message = format!(
+                "Cluster IP [{family}]:{ip} was assigned to multiple services; please recreate service"
+            );
+            return vec![Action::warning(&about, "ClusterIPAlreadyAllocated", message)];
+        }
+    }
+    let labels = existing.metadata().labels.as_ref();
+    let has_family = labels
+        .and_then(|l| l.get(LABEL_FAMILY))
+        .is_some_and(|f| f == family);
+    if parent.as_ref() == Some(&key) && is_managed(&existing) && has_family {
+        return Vec::new();
+    }
+    // What it refers to cannot be changed.
+    vec![
+        Action::Delete(Delete::of(&existing)),
+        Action::Create(Create::new(address(&key, ip))),
+    ]
+}
+
+/// Deletes the IPAddress of this name if its Service does not have the address.
+fn release(view: &dyn View, name: &str) -> Vec<Action> {
+    let Some(existing) = view.get(&registry::IP_ADDRESS, "", name) else {
+        return Vec::new();
+    };
+    if !is_managed(&existing) || existing.metadata().deletion_timestamp.is_some() {
+        return Vec::new();
+    }
+    let parent = parent_of(&existing);
+    let parent = parent.and_then(|key| view.get(&registry::SERVICE, &key.namespace, &key.name));
+    let ip: Option<IpAddr> = name.parse().ok();
+    if parent.is_some_and(|service| ip.is_some_and(|ip| addresses(&service).contains(&ip))) {
+        return Vec::new();
+    }
+    vec![Action::Delete(Delete::of(&existing))]
+}
+
+fn family(ip: IpAddr) -> &'static str {
+    if ip.is_ipv6() { "IPv6" } else { "IPv4" }
+}
+
+fn address(service: &ObjectKey, ip: IpAddr) -> IPAddress {
+    let mut address = IPAddress {
+        spec: IPAddressSpec {
+            parent_ref: ParentReference {
+                group: Some(String::new()),
+                resource: "services".into(),
+                namespace: Some(service.namespace.clone()),
+                name: service.name.clone(),
+            },
+        },
+        ..Default::default()
+    };
+    address.metadata.name = Some(ip.to_string());
+    address.metadata.labels = Some(
+        [(LABEL_FAMILY, family(ip)), (LABEL_MANAGED_BY, IP_ADDRESS_MANAGER)]
+            .map(|(key, value)| (key.to_string(), value.to_string()))
+            .into(),
+    );
+    address
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::world::{World, at, lines};
+
+    fn service(name: &str, ips: &[&str]) -> Service {
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "d", "name": name},
+            "spec": {"clusterIP": ips.first(), "clusterIPs": ips, "ports": [{"port": 80}]},
+        }))
+        .unwrap()
+    }
+
+    fn world() -> World {
+        let mut world = World::default();
+        let cidr = json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16", "fd00:10:96::/112"]}});
+        world.put(serde_json::from_value::<ServiceCIDR>(cidr).unwrap());
+        world
+    }
+
+    fn of(name: &str, ip: &str) -> IPAddress {
+        address(&ObjectKey::new("d", name), ip.parse().unwrap())
+    }
+
+    fn run(world: &World, namespace: &str, name: &str) -> Vec<String> {
+        lines(&world.run(&ServiceIpAddresses, (namespace, name), at(0)))
+    }
+
+    #[test]
+    fn n2_each_cluster_ip_has_an_ip_address_that_refers_to_the_service() {
+        let mut world = world();
+        world.put(service("web", &["10.96.0.7", "fd00:10:96::7"]));
+        let created = ["create ipaddresses 10.96.0.7", "create ipaddresses fd00:10:96::7"];
+        assert_eq!(run(&world, "d", "web"), created);
+        world.put(of("web", "10.96.0.7"));
+        world.put(of("web", "fd00:10:96::7"));
+        assert_eq!(run(&world, "d", "web"), [""; 0]);
+        for ip in ["10.96.0.7", "fd00:10:96::7"] {
+            assert_eq!(run(&world, "", ip), [""; 0]);
+        }
+        // One without a cluster IP has none.
+        world.put(service("headless", &["None"]));
+        assert_eq!(run(&world, "d", "headless"), [""; 0]);
+    }
+
+    #[test]
+    fn n2_an_ip_address_with_a_wrong_reference_or_labels_is_created_anew() {
+        let mut world = world();
+        world.put(service("web", &["10.96.0.7"]));
+        let anew = ["delete ipaddresses 10.96.0.7", "create ipaddresses 10.96.0.7"];
+        world.put(of("gone", "10.96.0.7"));
+        assert_eq!(run(&world, "d", "web"), anew);
+        let mut bare = of("web", "10.96.0.7");
+        bare.metadata.labels = None;
+        world.put(bare);
+        assert_eq!(run(&world, "d", "web"), anew);
+        let mut gateway = of("web", "10.96.0.7");
+        gateway.spec.parent_ref.group = Some("gateway.networking.k8s.io".into());
+        world.put(gateway);
+        assert_eq!(run(&world, "d", "web"), anew);
+    }
+
+    #[test]
+    fn n2_two_services_with_one_address_and_one_out_of_range_are_reported() {
+        let mut world = world();
+        world.put(service("first", &["10.96.0.7"]));
+        world.put(of("first", "10.96.0.7"));
+        world.put(service("second", &["10.96.0.7"]));
+        world.put(service("third", &["10.1.0.7"]));
+        let second = run(&world, "d", "second");
+        assert_eq!(
+            second,
+            [
+                "event ClusterIPAlreadyAllocated: Cluster IP [IPv4]:10.96.0.7 was assigned to multiple services; please recreate service"
+            ]
+        );
+        let third = run(&world, "d", "third");
+        assert_eq!(
+            third,
+            [
+                "event ClusterIPOutOfRange: Cluster IP [IPv4]: 10.1.0.7 is not within any configured Service CIDR; please recreate service"
+            ]
+        );
+    }
+
+    #[test]
+    fn n2_ip_addresses_of_services_that_are_gone_are_deleted_and_those_of_others_stay() {
+        let mut world = world();
+        world.put(of("gone", "10.96.0.7"));
+        assert_eq!(run(&world, "", "10.96.0.7"), ["delete ipaddresses 10.96.0.7"]);
+        world.put(service("gone", &["10.96.0.8"]));
+        assert_eq!(run(&world, "", "10.96.0.7"), ["delete ipaddresses 10.96.0.7"]);
+        let mut users = of("elsewhere", "10.96.0.9");
+        users.metadata.labels = None;
+        world.put(users);
+        assert_eq!(run(&world, "", "10.96.0.9"), [""; 0]);
+    }
+
+    #[test]
+    fn n2_a_services_change_concerns_its_addresses_of_before() {
+        let mut world = world();
+        let old = world.put(service("web", &["10.96.0.7"]));
+        let new = world.put(service("web", &["10.96.0.8"]));
+        let changed = |old, new| Changed {
+            kind: &registry::SERVICE,
+            old,
+            new,
+        };
+        let keys = ServiceIpAddresses.keys(&world, changed(Some(&old), Some(&new)));
+        assert_eq!(
+            keys,
+            [ObjectKey::new("d", "web"), ObjectKey::new("", "10.96.0.7")]
+        );
+        assert_eq!(
+            ServiceIpAddresses.keys(&world, changed(Some(&new), Some(&new))),
+            []
+        );
+    }
+}
