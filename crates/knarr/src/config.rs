@@ -18,6 +18,7 @@ mod cidr;
 mod components;
 mod etcd;
 mod files;
+pub mod heading;
 mod network;
 mod reader;
 mod shared;
@@ -32,77 +33,35 @@ use reader::{Reader, absolute, list, socket};
 #[derive(Args, Clone, Debug, Default)]
 pub struct Flags {
     /// Configuration file (YAML); its keys are this page's flags in camelCase, such as `dataDir`.
-    #[arg(long, env = "KNARR_CONFIG", value_name = "FILE", global = true)]
+    #[arg(long, env = "KNARR_CONFIG", value_name = "FILE", global = true, help_heading = heading::CONFIGURATION)]
     pub config: Option<PathBuf>,
     /// Where all state lives [default: /var/lib/knarr].
-    #[arg(long, env = "KNARR_DATA_DIR", value_name = "DIR", global = true)]
+    #[arg(long, env = "KNARR_DATA_DIR", value_name = "DIR", global = true, help_heading = heading::CONFIGURATION)]
     pub data_dir: Option<String>,
     /// Where the admin's kubeconfig is written [default: /etc/knarr/kubeconfig].
-    #[arg(long, env = "KNARR_KUBECONFIG", value_name = "FILE", global = true)]
+    #[arg(long, env = "KNARR_KUBECONFIG", value_name = "FILE", global = true, help_heading = heading::CONFIGURATION)]
     pub kubeconfig: Option<String>,
     /// Address of the API [default: 127.0.0.1:6443].
-    #[arg(long, env = "KNARR_LISTEN", value_name = "IP:PORT", global = true)]
+    #[arg(long, env = "KNARR_LISTEN", value_name = "IP:PORT", global = true, help_heading = heading::API_SERVER)]
     pub listen: Option<String>,
     /// Further names or addresses the API's certificate is good for, separated by commas.
-    #[arg(long, env = "KNARR_TLS_SANS", value_name = "NAMES", global = true)]
+    #[arg(long, env = "KNARR_TLS_SANS", value_name = "NAMES", global = true, help_heading = heading::API_SERVER)]
     pub tls_sans: Option<String>,
     /// Where objects are kept: `embedded`, `memory` (forgets at the end) or `etcd` [default: embedded].
-    #[arg(long, env = "KNARR_STORE", value_name = "ENGINE", global = true)]
+    #[arg(long, env = "KNARR_STORE", value_name = "ENGINE", global = true, help_heading = heading::STORAGE)]
     pub store: Option<String>,
     #[command(flatten)]
     pub etcd: EtcdFlags,
-    #[command(flatten)]
-    pub network: NetworkFlags,
-    /// This node's name [default: the host name].
-    #[arg(long, env = "KNARR_NODE_NAME", value_name = "NAME", global = true)]
-    pub node_name: Option<String>,
-    /// Address of the kubelet's port [default: port 10250 of the node's address; with `up`, 127.0.0.1:10250].
-    #[arg(long, env = "KNARR_KUBELET_LISTEN", value_name = "IP:PORT", global = true)]
-    pub kubelet_listen: Option<String>,
-    /// The containerd program knarr starts and watches [default: containerd].
-    #[arg(long, env = "KNARR_CONTAINERD", value_name = "PROGRAM", global = true)]
-    pub containerd: Option<String>,
-    /// Folder of the CNI plugins [default: /usr/lib/cni, else /opt/cni/bin].
-    #[arg(long, env = "KNARR_CNI_BIN_DIR", value_name = "DIR", global = true)]
-    pub cni_bin_dir: Option<String>,
-    /// Sandbox image; knarr makes its own unless another is named.
-    #[arg(long, env = "KNARR_SANDBOX_IMAGE", value_name = "IMAGE", global = true)]
-    pub sandbox_image: Option<String>,
-    /// What pods get that were ending while the kubelet was away: `Full` (their whole grace again) or `Deadline`
-    /// (what is left until the deadline first set, without a second preStop) [default: Full].
-    #[arg(long, env = "KNARR_TERMINATION_RESUME", value_name = "MODE", global = true)]
-    pub termination_resume: Option<String>,
-    /// The kubelet's settings: a KubeletConfiguration (v1beta1) as kubelets take it.
-    #[arg(long, env = "KNARR_KUBELET_CONFIG", value_name = "FILE", global = true)]
-    pub kubelet_config: Option<String>,
-    /// Folder of manifests of pods that this node runs by itself; outweighs the file's staticPodPath.
-    #[arg(long, env = "KNARR_POD_MANIFEST_PATH", value_name = "DIR", global = true)]
-    pub pod_manifest_path: Option<String>,
-    /// Labels of this node, such as `disk=ssd,example.com/rack=7`.
-    #[arg(long, env = "KNARR_NODE_LABELS", value_name = "KEY=VALUE,…", global = true)]
-    pub node_labels: Option<String>,
-    /// Taints that this node is registered with, such as `dedicated=db:NoSchedule`; outweigh the file's
-    /// registerWithTaints.
-    #[arg(
-        long,
-        env = "KNARR_REGISTER_WITH_TAINTS",
-        value_name = "KEY=VALUE:EFFECT,…",
-        global = true
-    )]
-    pub register_with_taints: Option<String>,
-    /// Milliseconds that a process's TERM waits, at the most, for the proxies to send its pod no more new
-    /// connections; 0 sends it at once [default: 1000].
-    #[arg(long, env = "KNARR_ENDPOINT_BARRIER_MILLIS", value_name = "N", global = true)]
-    pub endpoint_barrier_millis: Option<String>,
     /// The scheduler's settings: a KubeSchedulerConfiguration as kube-scheduler takes it.
-    #[arg(long, env = "KNARR_SCHEDULER_CONFIG", value_name = "FILE", global = true)]
+    #[arg(long, env = "KNARR_SCHEDULER_CONFIG", value_name = "FILE", global = true, help_heading = heading::SCHEDULER)]
     pub scheduler_config: Option<String>,
     /// Silence after which a node is lost, in seconds [default: 40].
     #[arg(
         long,
         env = "KNARR_NODE_MONITOR_GRACE_PERIOD",
         value_name = "SECONDS",
-        global = true
+        global = true,
+        help_heading = heading::CONTROLLERS
     )]
     pub node_monitor_grace_period: Option<String>,
     /// Lost nodes a second and zone whose pods are asked to end, while most of the zone is well [default: 0.1].
@@ -110,7 +69,8 @@ pub struct Flags {
         long,
         env = "KNARR_NODE_EVICTION_RATE",
         value_name = "PER_SECOND",
-        global = true
+        global = true,
+        help_heading = heading::CONTROLLERS
     )]
     pub node_eviction_rate: Option<String>,
     /// The same while much of a large zone is lost; in a small one nobody is asked then [default: 0.01].
@@ -118,7 +78,8 @@ pub struct Flags {
         long,
         env = "KNARR_SECONDARY_NODE_EVICTION_RATE",
         value_name = "PER_SECOND",
-        global = true
+        global = true,
+        help_heading = heading::CONTROLLERS
     )]
     pub secondary_node_eviction_rate: Option<String>,
     /// A zone with more nodes is large [default: 50].
@@ -126,7 +87,8 @@ pub struct Flags {
         long,
         env = "KNARR_LARGE_CLUSTER_SIZE_THRESHOLD",
         value_name = "NODES",
-        global = true
+        global = true,
+        help_heading = heading::CONTROLLERS
     )]
     pub large_cluster_size_threshold: Option<String>,
     /// The part of a zone's nodes whose loss is much [default: 0.55].
@@ -134,29 +96,22 @@ pub struct Flags {
         long,
         env = "KNARR_UNHEALTHY_ZONE_THRESHOLD",
         value_name = "PART",
-        global = true
+        global = true,
+        help_heading = heading::CONTROLLERS
     )]
     pub unhealthy_zone_threshold: Option<String>,
-    /// Which pods this node ends by itself when it cannot renew its lease: `Annotated` (those with the annotation
-    /// knarr.io/at-most-one=true) or `AtMostOne` (those of StatefulSets and users of volumes for one node, too)
-    /// [default: Annotated].
-    #[arg(long, env = "KNARR_SELF_FENCING", value_name = "MODE", global = true)]
-    pub self_fencing: Option<String>,
-    /// A watchdog of the machine's, such as /dev/watchdog0, that resets it when pods that must not run twice have not ended
-    /// by themselves, or the kubelet has died; it must wait 10 s at the most [default: none].
-    #[arg(long, env = "KNARR_WATCHDOG_DEVICE", value_name = "FILE", global = true)]
-    pub watchdog_device: Option<String>,
     /// The longest that certificates are signed for which nodes and users ask for, such as 8760h, and how long those
     /// last that say nothing of it [default: 8760h].
     #[arg(
         long,
         env = "KNARR_CLUSTER_SIGNING_DURATION",
         value_name = "DURATION",
-        global = true
+        global = true,
+        help_heading = heading::CONTROLLERS
     )]
     pub cluster_signing_duration: Option<String>,
     /// Folder of the fence agents that FencingPolicies name [default: /usr/sbin].
-    #[arg(long, env = "KNARR_FENCE_AGENTS_DIR", value_name = "DIR", global = true)]
+    #[arg(long, env = "KNARR_FENCE_AGENTS_DIR", value_name = "DIR", global = true, help_heading = heading::CONTROLLERS)]
     pub fence_agents_dir: Option<String>,
     /// Fence agents and parameters that FencingPolicies may name besides those knarr knows, such as
     /// `fence_own:ip,zone fence_other` [default: none].
@@ -164,16 +119,70 @@ pub struct Flags {
         long,
         env = "KNARR_FENCE_AGENTS_ALLOW",
         value_name = "AGENT[:PARAMETER,…] …",
-        global = true
+        global = true,
+        help_heading = heading::CONTROLLERS
     )]
     pub fence_agents_allow: Option<String>,
+    /// This node's name [default: the host name].
+    #[arg(long, env = "KNARR_NODE_NAME", value_name = "NAME", global = true, help_heading = heading::NODE)]
+    pub node_name: Option<String>,
+    /// Labels of this node, such as `disk=ssd,example.com/rack=7`.
+    #[arg(long, env = "KNARR_NODE_LABELS", value_name = "KEY=VALUE,…", global = true, help_heading = heading::NODE)]
+    pub node_labels: Option<String>,
+    /// Taints that this node is registered with, such as `dedicated=db:NoSchedule`; outweigh the file's
+    /// registerWithTaints.
+    #[arg(
+        long,
+        env = "KNARR_REGISTER_WITH_TAINTS",
+        value_name = "KEY=VALUE:EFFECT,…",
+        global = true,
+        help_heading = heading::NODE
+    )]
+    pub register_with_taints: Option<String>,
+    /// The kubelet's settings: a KubeletConfiguration (v1beta1) as kubelets take it.
+    #[arg(long, env = "KNARR_KUBELET_CONFIG", value_name = "FILE", global = true, help_heading = heading::NODE)]
+    pub kubelet_config: Option<String>,
+    /// Address of the kubelet's port [default: port 10250 of the node's address; with `up`, 127.0.0.1:10250].
+    #[arg(long, env = "KNARR_KUBELET_LISTEN", value_name = "IP:PORT", global = true, help_heading = heading::NODE)]
+    pub kubelet_listen: Option<String>,
+    /// Folder of manifests of pods that this node runs by itself; outweighs the file's staticPodPath.
+    #[arg(long, env = "KNARR_POD_MANIFEST_PATH", value_name = "DIR", global = true, help_heading = heading::NODE)]
+    pub pod_manifest_path: Option<String>,
+    /// The containerd program knarr starts and watches [default: containerd].
+    #[arg(long, env = "KNARR_CONTAINERD", value_name = "PROGRAM", global = true, help_heading = heading::NODE)]
+    pub containerd: Option<String>,
+    /// Sandbox image; knarr makes its own unless another is named.
+    #[arg(long, env = "KNARR_SANDBOX_IMAGE", value_name = "IMAGE", global = true, help_heading = heading::NODE)]
+    pub sandbox_image: Option<String>,
+    /// Folder of the CNI plugins [default: /usr/lib/cni, else /opt/cni/bin].
+    #[arg(long, env = "KNARR_CNI_BIN_DIR", value_name = "DIR", global = true, help_heading = heading::NODE)]
+    pub cni_bin_dir: Option<String>,
+    /// What pods get that were ending while the kubelet was away: `Full` (their whole grace again) or `Deadline`
+    /// (what is left until the deadline first set, without a second preStop) [default: Full].
+    #[arg(long, env = "KNARR_TERMINATION_RESUME", value_name = "MODE", global = true, help_heading = heading::NODE)]
+    pub termination_resume: Option<String>,
+    /// Milliseconds that a process's TERM waits, at the most, for the proxies to send its pod no more new
+    /// connections; 0 sends it at once [default: 1000].
+    #[arg(long, env = "KNARR_ENDPOINT_BARRIER_MILLIS", value_name = "N", global = true, help_heading = heading::NODE)]
+    pub endpoint_barrier_millis: Option<String>,
+    /// Which pods this node ends by itself when it cannot renew its lease: `Annotated` (those with the annotation
+    /// knarr.io/at-most-one=true) or `AtMostOne` (those of StatefulSets and users of volumes for one node, too)
+    /// [default: Annotated].
+    #[arg(long, env = "KNARR_SELF_FENCING", value_name = "MODE", global = true, help_heading = heading::NODE)]
+    pub self_fencing: Option<String>,
+    /// A watchdog of the machine's, such as /dev/watchdog0, that resets it when pods that must not run twice have not ended
+    /// by themselves, or the kubelet has died; it must wait 10 s at the most [default: none].
+    #[arg(long, env = "KNARR_WATCHDOG_DEVICE", value_name = "FILE", global = true, help_heading = heading::NODE)]
+    pub watchdog_device: Option<String>,
+    #[command(flatten)]
+    pub network: NetworkFlags,
     #[command(flatten)]
     pub access: AccessFlags,
     /// What is logged, such as `info` or `warn,knarr_node=debug` [default: info].
-    #[arg(long, env = "KNARR_LOG", value_name = "FILTER", global = true)]
+    #[arg(long, env = "KNARR_LOG", value_name = "FILTER", global = true, help_heading = heading::LOGGING)]
     pub log: Option<String>,
     /// How it is logged: `human` or `json` [default: human].
-    #[arg(long, env = "KNARR_LOG_FORMAT", value_name = "FORMAT", global = true)]
+    #[arg(long, env = "KNARR_LOG_FORMAT", value_name = "FORMAT", global = true, help_heading = heading::LOGGING)]
     pub log_format: Option<String>,
 }
 
@@ -452,6 +461,22 @@ mod tests {
         assert_eq!(config.listen.port(), 8000);
         assert_eq!(config.containerd, Path::new("c9"));
         assert_eq!(config.network.service_cidrs.to_string(), "10.96.0.0/16");
+    }
+
+    #[test]
+    fn a5_the_examples_in_the_documentation_are_read() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let examples: Vec<&str> = text
+            .split("```yaml\n")
+            .skip(1)
+            .filter_map(|rest| rest.split("```").next())
+            .collect();
+        assert_eq!(examples.len(), 3);
+        for example in examples {
+            let config = Config::parse(&flags(), example);
+            assert!(config.is_ok(), "{}\n{example}", config.unwrap_err());
+        }
     }
 
     #[test]

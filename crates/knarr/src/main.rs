@@ -8,11 +8,12 @@ mod node_socket;
 mod private;
 mod program_pages;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use config::{Config, Flags};
+use config::{Config, Flags, heading};
 
 /// Many objects of many sizes come and go on all threads: this one is quick at that and gives memory back.
 #[global_allocator]
@@ -27,7 +28,8 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 ///     export KUBECONFIG=/etc/knarr/kubeconfig
 ///     kubectl get nodes
 ///
-/// `server` and `agent` run one half each, on machines of their own.
+/// `server` and `agent` run one half each, on machines of their own. `knarr COMMAND --help` shows a command's flags, which
+/// can be set by environment variables and by a file (`--config`), too.
 #[derive(Parser)]
 #[command(name = "knarr", version = command::VERSION, max_term_width = 110, verbatim_doc_comment)]
 struct Cli {
@@ -72,12 +74,19 @@ enum Command {
 /// Exit code for a configuration or command line that cannot be used.
 const EXIT_USAGE: u8 = 2;
 
+/// Reads the command line, and prints the help that was asked for.
+fn command_line(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let mut command = heading::shaped(Cli::command());
+    let matches = command.try_get_matches_from_mut(words)?;
+    Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut command))
+}
+
 fn main() -> ExitCode {
     // containerd runs this program for every pod, under the name of a CNI plugin.
     if let Some(code) = knarr_node_network::pods::cni::run_if_called() {
         return code;
     }
-    let cli = Cli::parse();
+    let cli = command_line(std::env::args_os()).unwrap_or_else(|e| e.exit());
     if let Command::Version(args) = &cli.command {
         return finish(command::version::run(args));
     }
@@ -155,6 +164,79 @@ fn finish(result: Result<(), command::Failure>) -> ExitCode {
 mod tests {
     use super::*;
     use std::path::Path;
+
+    fn help(words: &[&str]) -> String {
+        let words = ["knarr"].iter().chain(words).map(OsString::from);
+        match command_line(words) {
+            Ok(_) => panic!("this is not help"),
+            Err(help) => help.to_string(),
+        }
+    }
+
+    #[test]
+    fn a5_each_command_shows_its_own_flags_in_groups() {
+        let all = help(&["--help"]);
+        assert!(
+            all.contains("Commands:") && !all.contains("--listen") && !all.contains("Node:"),
+            "{all}"
+        );
+        let server = help(&["server", "--help"]);
+        for part in [
+            "API server:\n",
+            "Storage:\n",
+            "Controllers:\n",
+            "--listen",
+            "--etcd-cafile",
+            "KNARR_LISTEN",
+        ] {
+            assert!(server.contains(part), "{part:?} is missing in:\n{server}");
+        }
+        assert!(!server.contains("--kubelet-config"), "{server}");
+        let agent = help(&["agent", "--help"]);
+        assert!(
+            agent.contains("--kubelet-config") && agent.contains("--token"),
+            "{agent}"
+        );
+        assert!(
+            !agent.contains("--etcd") && !agent.contains("--scheduler-config"),
+            "{agent}"
+        );
+        let short = help(&["up", "-h"]);
+        assert!(short.lines().count() < 70, "{short}");
+        assert!(
+            short.contains("--listen") && !short.contains("--node-eviction-rate"),
+            "{short}"
+        );
+        let token = help(&["token", "create", "--help"]);
+        assert!(
+            token.contains("--data-dir") && !token.contains("--listen"),
+            "{token}"
+        );
+        assert!(!help(&["version", "--help"]).contains("--data-dir"));
+    }
+
+    #[test]
+    fn a5_flags_are_read_before_and_after_the_command() {
+        for words in [["--node-name", "n1", "up"], ["up", "--node-name", "n1"]] {
+            let words = ["knarr"].iter().chain(&words).map(OsString::from);
+            assert_eq!(
+                command_line(words).unwrap().flags.node_name.as_deref(),
+                Some("n1")
+            );
+        }
+    }
+
+    #[test]
+    fn a5_every_flag_of_the_configuration_has_a_heading() {
+        let mut command = Cli::command();
+        command.build();
+        let global = command.get_arguments().filter(|a| a.is_global_set());
+        let without: Vec<_> = global
+            .filter(|a| a.get_help_heading().is_none())
+            .map(|a| a.get_id())
+            .collect();
+        assert!(without.is_empty(), "{without:?}");
+    }
 
     /// What the units start, for systemd's unit files have no other test of their flags.
     #[test]

@@ -12,10 +12,12 @@ use knarr_apiserver::audit::{Destination, Policy};
 use knarr_apiserver::authn::token_key::KeyFiles;
 use knarr_apiserver::encryption::Encryption;
 
+use super::heading;
 use super::reader::{Reader, absolute, list};
 
 /// As kube-apiserver calls them.
 #[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = heading::SECURITY)]
 pub struct AccessFlags {
     /// An EncryptionConfiguration: what is encrypted in the store, with which keys.
     #[arg(
@@ -41,21 +43,22 @@ pub struct AccessFlags {
     #[arg(long, env = "KNARR_AUDIT_LOG_MAXBACKUP", value_name = "N", global = true)]
     pub audit_log_maxbackup: Option<String>,
     /// Requests that only read and are worked on at once [default: 400].
-    #[arg(long, env = "KNARR_MAX_REQUESTS_INFLIGHT", value_name = "N", global = true)]
+    #[arg(long, env = "KNARR_MAX_REQUESTS_INFLIGHT", value_name = "N", global = true, help_heading = heading::API_SERVER)]
     pub max_requests_inflight: Option<String>,
     /// Other requests that are worked on at once [default: 200].
     #[arg(
         long,
         env = "KNARR_MAX_MUTATING_REQUESTS_INFLIGHT",
         value_name = "N",
-        global = true
+        global = true,
+        help_heading = heading::API_SERVER
     )]
     pub max_mutating_requests_inflight: Option<String>,
     /// Seconds that a request may take which is no watch or stream [default: 60].
-    #[arg(long, env = "KNARR_REQUEST_TIMEOUT", value_name = "SECONDS", global = true)]
+    #[arg(long, env = "KNARR_REQUEST_TIMEOUT", value_name = "SECONDS", global = true, help_heading = heading::API_SERVER)]
     pub request_timeout: Option<String>,
     /// Whether requests without a credential are the user system:anonymous; else they are refused [default: true].
-    #[arg(long, env = "KNARR_ANONYMOUS_AUTH", value_name = "BOOL", global = true)]
+    #[arg(long, env = "KNARR_ANONYMOUS_AUTH", value_name = "BOOL", global = true, help_heading = heading::API_SERVER)]
     pub anonymous_auth: Option<String>,
     /// The key that signs service-account tokens (PEM: P-256 or RSA); knarr makes its own unless one is named.
     #[arg(

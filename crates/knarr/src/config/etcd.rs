@@ -12,10 +12,12 @@ use knarr_store::Tls;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::heading;
 use super::reader::{Reader, absolute, list};
 
 /// As kube-apiserver calls them, but for the endpoints (its `--etcd-servers`) and the last one.
 #[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = heading::STORAGE)]
 pub struct EtcdFlags {
     /// etcd's client URLs, separated by commas (with `--store etcd`).
     #[arg(long, env = "KNARR_ETCD_ENDPOINTS", value_name = "URLS", global = true)]

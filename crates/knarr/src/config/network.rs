@@ -9,10 +9,12 @@ use knarr_control::nodeipam;
 use sha2::{Digest, Sha256};
 
 use super::Cidrs;
+use super::heading;
 use super::reader::Reader;
 
 /// As kube-controller-manager, kubelet and k3s call them.
 #[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = heading::NETWORK)]
 pub struct NetworkFlags {
     /// Addresses of Services, of one family or, separated by a comma, of both [default: 10.96.0.0/16].
     #[arg(long, env = "KNARR_SERVICE_CIDR", value_name = "CIDR[,CIDR]", global = true)]
@@ -26,7 +28,8 @@ pub struct NetworkFlags {
         long,
         env = "KNARR_NODE_CIDR_MASK_SIZE_IPV4",
         value_name = "BITS",
-        global = true
+        global = true,
+        help_heading = heading::CONTROLLERS
     )]
     pub node_cidr_mask_size_ipv4: Option<String>,
     /// Prefix length of the part of a node, IPv6 [default: 64].
@@ -34,22 +37,23 @@ pub struct NetworkFlags {
         long,
         env = "KNARR_NODE_CIDR_MASK_SIZE_IPV6",
         value_name = "BITS",
-        global = true
+        global = true,
+        help_heading = heading::CONTROLLERS
     )]
     pub node_cidr_mask_size_ipv6: Option<String>,
     /// Addresses of this node's pods, instead of those that the cluster would allocate.
-    #[arg(long, env = "KNARR_POD_CIDR", value_name = "CIDR[,CIDR]", global = true)]
+    #[arg(long, env = "KNARR_POD_CIDR", value_name = "CIDR[,CIDR]", global = true, help_heading = heading::NODE)]
     pub pod_cidr: Option<String>,
     /// Addresses of this node, one of each family at the most [default: that of the kubelet's port; where that is a
     /// loopback address and other nodes may join, the default route's].
-    #[arg(long, env = "KNARR_NODE_IP", value_name = "IP[,IP]", global = true)]
+    #[arg(long, env = "KNARR_NODE_IP", value_name = "IP[,IP]", global = true, help_heading = heading::NODE)]
     pub node_ip: Option<String>,
     /// Parts left to others, separated by commas: proxy, dns, network, policy, load-balancer [default: none].
     #[arg(long, env = "KNARR_DISABLE", value_name = "PARTS", global = true)]
     pub disable: Option<String>,
     /// Directory of CNI configurations of another pod network, such as /etc/cni/net.d; knarr's own is then not used
     /// [default: none].
-    #[arg(long, env = "KNARR_CNI_CONF_DIR", value_name = "DIR", global = true)]
+    #[arg(long, env = "KNARR_CNI_CONF_DIR", value_name = "DIR", global = true, help_heading = heading::NODE)]
     pub cni_conf_dir: Option<String>,
     /// Whether pods' traffic to other nodes goes through WireGuard, true or false; the same on all nodes. Nothing is then
     /// sent in the clear to the pods of a node that does not encrypt [default: false].
