@@ -31,7 +31,7 @@ use tracing::{debug, info, warn};
 pub use knarr_controllers::Config as ControllersConfig;
 pub use knarr_controllers::certificates;
 pub use knarr_controllers::fencing::kinds as fencing_kinds;
-pub use knarr_controllers::{nodeipam, servicelb};
+pub use knarr_controllers::{nodeipam, service_account_tokens, servicelb};
 /// When a node is lost, and what follows how fast.
 pub mod node_lifecycle {
     pub use knarr_controllers::node::health::{LEASE_SECONDS, Lifecycle};

@@ -37,6 +37,7 @@ pub mod replicationcontroller;
 pub mod resourceclaim;
 pub mod resourcequota;
 pub mod root_ca;
+pub mod service_account_tokens;
 pub mod service_ip_addresses;
 pub mod serviceaccount;
 pub mod servicecidrs;
@@ -76,6 +77,8 @@ pub struct Config {
     pub time_zone: fn(&str) -> Option<TimeZone>,
     /// Signs certificates; without it no CertificateSigningRequest is looked at.
     pub authority: Option<Arc<dyn certificates::Authority>>,
+    /// Signs the tokens of Secrets; without it they get none.
+    pub token_signer: Option<Arc<dyn service_account_tokens::TokenSigner>>,
     /// What no kubelet's serving certificate may name.
     pub reserved: certificates::serving_approver::Reserved,
 }
@@ -91,6 +94,7 @@ impl Default for Config {
             cluster_dns: Vec::new(),
             time_zone: |name| (name == "UTC").then_some(TimeZone::UTC),
             authority: None,
+            token_signer: None,
             reserved: Default::default(),
         }
     }
@@ -142,6 +146,12 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     ];
     if let Some(bundle) = config.root_ca.clone() {
         all.push(Box::new(root_ca::RootCa { bundle }));
+    }
+    if let Some(signer) = config.token_signer.clone() {
+        all.push(Box::new(service_account_tokens::ServiceAccountTokens {
+            root_ca: config.root_ca.clone(),
+            signer,
+        }));
     }
     if let Some(config) = config.node_ipam.clone() {
         all.push(Box::new(nodeipam::NodeIpam { config }));

@@ -10,6 +10,7 @@ pub mod certificate;
 pub mod delegated;
 mod impersonation;
 mod jws;
+pub mod secret_token;
 pub mod service_account;
 mod token_cache;
 pub mod token_key;

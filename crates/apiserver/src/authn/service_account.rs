@@ -10,9 +10,9 @@ use knarr_api::{Kind, k8s_openapi, registry};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::jws;
 use super::token_cache::TokenCache;
 use super::token_key::{KeyFiles, SigningKey, VerifyingKey};
+use super::{jws, secret_token};
 use crate::cache::Cache;
 use crate::user::User;
 
@@ -28,7 +28,7 @@ pub struct Tokens {
     signing: SigningKey,
     verifying: Vec<VerifyingKey>,
     /// What tokens say whose signature was verified with these keys.
-    verified: TokenCache<Claims>,
+    verified: TokenCache<Verifiable>,
     /// Where the keys are published, if not at this server.
     jwks_uri: Option<String>,
 }
@@ -55,6 +55,14 @@ pub struct Bound {
     /// From then on (seconds) its use is worth a word in the audit log.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warnafter: Option<i64>,
+}
+
+/// What tokens say.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Verifiable {
+    Bound(Claims),
+    OfSecret(secret_token::Claims),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -150,7 +158,29 @@ impl Tokens {
         now: Timestamp,
         cache: &Cache,
     ) -> Option<Verified> {
-        let claims = self.claims(token)?;
+        let known = self.claims(token)?;
+        let claims = match &*known {
+            Verifiable::Bound(claims) => claims,
+            // Good for this server, and for no other audience.
+            Verifiable::OfSecret(claims) => {
+                let good_for: Vec<String> = match audiences {
+                    [] => self.audiences.clone(),
+                    wanted => wanted
+                        .iter()
+                        .filter(|a| self.audiences.contains(a))
+                        .cloned()
+                        .collect(),
+                };
+                let user = (!good_for.is_empty())
+                    .then(|| claims.user(token, cache))
+                    .flatten()?;
+                return Some(Verified {
+                    user,
+                    audiences: good_for,
+                    stale_seconds: None,
+                });
+            }
+        };
         let at = now.as_second();
         let leeway = LEEWAY.as_secs();
         if at >= claims.exp || at + leeway < claims.nbf || at + leeway < claims.iat {
@@ -224,10 +254,14 @@ impl Tokens {
     }
 
     /// What a token says that one of the keys has signed for one of the issuers; times are not looked at.
-    fn claims(&self, token: &str) -> Option<Arc<Claims>> {
+    fn claims(&self, token: &str) -> Option<Arc<Verifiable>> {
         self.verified.get_or_verify(token, || {
-            let claims: Claims = jws::verify(token, &self.verifying)?;
-            self.issuers.contains(&claims.iss).then_some(claims)
+            let claims: Verifiable = jws::verify(token, &self.verifying)?;
+            let is_ours = match &claims {
+                Verifiable::Bound(claims) => self.issuers.contains(&claims.iss),
+                Verifiable::OfSecret(claims) => claims.is_consistent(),
+            };
+            is_ours.then_some(claims)
         })
     }
 

@@ -1,5 +1,7 @@
 //! Service-account and bootstrap tokens: whom they stand for, how long, and for whom they are good.
 
+use base64::Engine;
+use knarr_apiserver::authn::secret_token::SecretTokenSigner;
 use knarr_apiserver::pki::Pki;
 use serde_json::{Value, json};
 
@@ -61,6 +63,64 @@ async fn a_token_ends_with_what_it_is_bound_to() {
     // Another account of the same name is another.
     account(&cluster).await;
     assert!(!holds(&cluster, &free).await);
+}
+
+#[tokio::test]
+async fn a1_a_secrets_token_is_good_as_long_as_the_secret_holds_it() {
+    let mut signer = None;
+    let cluster = Cluster::with(|_, keys| signer = Some(SecretTokenSigner::new(keys).unwrap())).await;
+    let signer = signer.unwrap();
+    let made = cluster
+        .create(ACCOUNTS, json!({"metadata": {"name": "robot"}}))
+        .await;
+    let uid = made["metadata"]["uid"].as_str().unwrap();
+    let secrets = "/api/v1/namespaces/default/secrets";
+    let sign = |account: &str, uid: &str, secret: &str| signer.sign("default", account, uid, secret).unwrap();
+    let hold = |name: &str, token: &str| {
+        let token = base64::engine::general_purpose::STANDARD.encode(token);
+        json!({"metadata": {"name": name, "annotations": {"kubernetes.io/service-account.name": "robot"}},
+            "type": "kubernetes.io/service-account-token", "data": {"token": token}})
+    };
+    let token = sign("robot", uid, "t");
+    assert!(!holds(&cluster, &token).await, "no Secret holds it");
+    cluster.create(secrets, hold("t", &token)).await;
+    assert!(holds(&cluster, &token).await);
+    let reviewed = cluster
+        .create(REVIEWS, json!({"spec": {"token": token.as_str()}}))
+        .await;
+    assert_eq!(
+        reviewed["status"]["user"]["username"],
+        "system:serviceaccount:default:robot"
+    );
+    let elsewhere = json!({"spec": {"token": token.as_str(), "audiences": ["vault"]}});
+    let reviewed = cluster.create(REVIEWS, elsewhere).await;
+    assert_eq!(
+        reviewed["status"]["authenticated"],
+        Value::Null,
+        "it is for this server only"
+    );
+    // Another token for the same Secret, and one of an account of before.
+    let other = sign("robot", uid, "t");
+    assert!(
+        other == token || !holds(&cluster, &other).await,
+        "the Secret holds another"
+    );
+    let before = sign("robot", "uid-before", "b");
+    cluster.create(secrets, hold("b", &before)).await;
+    assert!(!holds(&cluster, &before).await);
+    // Marked as invalid; then allowed again; then deleted.
+    let path = format!("{secrets}/t");
+    for (since, is_good) in [(json!("2026-01-01"), false), (Value::Null, true)] {
+        let mut secret = cluster.admin("GET", &path, None).await.expect(200);
+        secret["metadata"]["labels"] = json!({"kubernetes.io/legacy-token-invalid-since": since});
+        if since.is_null() {
+            secret["metadata"]["labels"] = Value::Null;
+        }
+        cluster.admin("PUT", &path, Some(secret)).await.expect(200);
+        assert_eq!(holds(&cluster, &token).await, is_good);
+    }
+    cluster.admin("DELETE", &path, None).await.expect(200);
+    assert!(!holds(&cluster, &token).await);
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use knarr_api::certificates::CertificateRequest;
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_apiserver::audit::{self, Audit};
 use knarr_apiserver::authn::StaticTokens;
+use knarr_apiserver::authn::secret_token::SecretTokenSigner;
 use knarr_apiserver::authn::token_key::KeyFiles;
 use knarr_apiserver::pki::{self, Pki};
 use knarr_apiserver::seams::SystemEntropy;
@@ -20,7 +21,7 @@ use knarr_client::remote::Remote;
 use knarr_client::{Api, Component, Conn, NodeDialer, SystemClock};
 use knarr_control::certificates::serving_approver::Reserved;
 use knarr_control::certificates::{Authority, Ca};
-use knarr_control::{ControllersConfig, servicelb};
+use knarr_control::{ControllersConfig, service_account_tokens, servicelb};
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::images;
 use knarr_node::kubelet::configuration::{CgroupDriver, KubeletConfiguration, Place};
@@ -97,6 +98,9 @@ impl ControlPlane {
         };
         let tls = Tls::accepting_previous(&shown, pki.client_ca_pem(), pki.previous_clients())
             .map_err(Failure::new)?;
+        let keys = service_account_keys(config, &pki)?;
+        let tokens = SecretTokenSigner::new(&keys)
+            .map_err(|e| Failure::new(format!("the key of service-account tokens is not usable: {e}")))?;
         let server_config = knarr_apiserver::Config {
             advertised: listen.to_string(),
             address: listen.ip(),
@@ -104,7 +108,7 @@ impl ControlPlane {
             service_range: range,
             static_tokens: StaticTokens::default(),
             issuer: config.access.issuer.clone(),
-            service_account_key: service_account_keys(config, &pki)?,
+            service_account_key: keys,
             options: Options {
                 advertise: for_pods.as_ref().map(|pods| pods.address),
                 front_proxy: Some(pki.front_proxy_client().map_err(failed)?),
@@ -164,7 +168,7 @@ impl ControlPlane {
             &admin,
         );
         private::write(&config.kubeconfig, &kubeconfig)?;
-        let control = control_config(config, listen, &pki, reserved);
+        let control = control_config(config, listen, &pki, tokens, reserved);
         let metrics = control.metrics.clone();
         server.show_metrics(move || metrics.text());
         tasks.spawn(knarr_control::run(
@@ -223,6 +227,7 @@ fn control_config(
     config: &Config,
     listen: SocketAddr,
     pki: &Pki,
+    tokens: SecretTokenSigner,
     reserved: Reserved,
 ) -> knarr_control::Config {
     // Only an etcd is shared by several servers, one of which leads.
@@ -250,6 +255,7 @@ fn control_config(
                     .kubelet_serving_authority()
                     .for_at_most(config.cluster_signing_duration),
             })),
+            token_signer: Some(Arc::new(TokenSigner(tokens))),
             reserved,
             node_lifecycle: config.node_lifecycle,
             node_ipam: match config.network.has(Part::Network) {
@@ -343,6 +349,16 @@ impl Authority for ClusterAuthority {
 
     fn ends(&self, certificate: &[u8]) -> Option<Timestamp> {
         signing::ends(certificate)
+    }
+}
+
+/// The key of service-account tokens as the controller of token Secrets uses it.
+#[derive(Debug)]
+struct TokenSigner(SecretTokenSigner);
+
+impl service_account_tokens::TokenSigner for TokenSigner {
+    fn sign(&self, namespace: &str, account: &str, uid: &str, secret: &str) -> Result<String, String> {
+        self.0.sign(namespace, account, uid, secret)
     }
 }
 
