@@ -112,7 +112,7 @@ fn of_map(selector: &BTreeMap<String, String>) -> String {
 }
 
 /// A selector in the query string's syntax, its requirements sorted by key.
-fn text(selector: &LabelSelector) -> String {
+pub fn text(selector: &LabelSelector) -> String {
     let mut terms: Vec<(String, String)> = Vec::new();
     for (key, value) in selector.match_labels.iter().flatten() {
         terms.push((key.clone(), format!("{key}={value}")));

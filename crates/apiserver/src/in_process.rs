@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream;
 use http::Method;
+use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::core::v1::PodCondition;
 use knarr_api::{AnyObject, Error, Kind, Object, Result, convert, k8s_openapi, registry};
 use knarr_client::{
@@ -21,6 +22,7 @@ use crate::pipeline::patch::PatchBody;
 use crate::pipeline::read::ListQuery;
 use crate::pipeline::{Ctx, Origin, Target, not_served};
 use crate::server::Server;
+use crate::subresource::scale::scale_of;
 use crate::user::User;
 use crate::watch::Item;
 
@@ -318,8 +320,32 @@ impl Api for InProcess {
             .object)
     }
 
+    async fn scale(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Scale> {
+        let kind = &self.served(kind)?;
+        self.allowed("get", kind, namespace, name, "scale")?;
+        let main = Target::main(kind, namespace, name);
+        scale_of(&*self.server.get_now(&mut self.ctx("get"), &main).await?)
+    }
+
+    async fn update_scale(&self, kind: &Kind, scale: Scale) -> Result<Scale> {
+        let kind = &self.served(kind)?;
+        let meta = scale.metadata.clone();
+        let (namespace, name) = (
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        );
+        self.allowed("update", kind, namespace, name, "scale")?;
+        let main = Target::main(kind, namespace, name);
+        self.server
+            .replace_scale(&mut self.ctx("update"), &main, scale)
+            .await
+    }
+
     async fn get_raw(&self, path: &str) -> Result<serde_json::Value> {
         self.server.metrics.count_in_process();
+        if let Some(answer) = self.server.resource_metrics_at(&self.user, path).await {
+            return answer;
+        }
         let answer = self.server.ask_extension_server(&self.user, Method::GET, path);
         answer.await?.ok_or_else(not_served)
     }

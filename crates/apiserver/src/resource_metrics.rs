@@ -12,21 +12,26 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream;
 use http::header::HOST;
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::jiff::Timestamp;
 use knarr_api::selector::field;
 use knarr_api::{Error, Object, k8s_openapi, registry};
 use serde_json::{Value, json};
 use tracing::debug;
 
+use crate::authz::{Attributes, Selectors, forbidden};
 use crate::http::Http;
 use crate::http::answer::Answer;
 use crate::http::body::Body;
+use crate::http::query::Query;
 use crate::pipeline::read::ListQuery;
 use crate::pipeline::{Target, not_allowed, not_served};
+use crate::request::RequestInfo;
 use crate::server::Server;
+use crate::user::User;
 
 pub(crate) const GROUP: &str = "metrics.k8s.io";
 const VERSION: &str = "v1beta1";
@@ -41,6 +46,13 @@ const SUMMARY_BYTES_MAX: usize = 32 << 20;
 const WINDOW: &str = "10s";
 /// What tells knarr's kubelets apart.
 const OWN_KUBELET: &str = "+knarr";
+
+/// One request, over HTTP or in this process.
+struct Asked<'a> {
+    info: &'a RequestInfo,
+    query: &'a Query,
+    now: Timestamp,
+}
 
 impl Server {
     /// Whether there is anybody to ask, and no extension API server that has the group.
@@ -60,7 +72,45 @@ impl Server {
     }
 
     pub(crate) async fn resource_metrics(self: &Arc<Self>, http: &Http) -> Result<Response<Body>, Error> {
-        let info = &http.info;
+        let asked = Asked {
+            info: &http.info,
+            query: &http.query,
+            now: http.wants.now,
+        };
+        let value = self.usage_of(&asked).await?;
+        Answer::Document(StatusCode::OK, value).render(http.wants)
+    }
+
+    /// The answer to a GET of a component in this process; `None` if the path is of another API.
+    pub(crate) async fn resource_metrics_at(
+        self: &Arc<Self>,
+        user: &User,
+        path: &str,
+    ) -> Option<Result<Value, Error>> {
+        let uri: http::Uri = path.parse().ok()?;
+        let info = RequestInfo::parse(&Method::GET, uri.path(), false);
+        if info.group != GROUP || !self.serves_resource_metrics() {
+            return None;
+        }
+        let query = Query::parse(uri.query().unwrap_or(""));
+        let selectors = Selectors {
+            fields: query.get("fieldSelector"),
+            labels: query.get("labelSelector"),
+        };
+        let attributes = Attributes::of(&info, selectors);
+        if !self.authorizer.allows(user, &attributes) {
+            return Some(Err(forbidden(user, &attributes)));
+        }
+        let asked = Asked {
+            info: &info,
+            query: &query,
+            now: self.clock.now(),
+        };
+        Some(self.usage_of(&asked).await)
+    }
+
+    async fn usage_of(self: &Arc<Self>, asked: &Asked<'_>) -> Result<Value, Error> {
+        let info = asked.info;
         if !self.serves_resource_metrics() || info.version != VERSION || !info.subresource.is_empty() {
             return Err(not_served());
         }
@@ -73,32 +123,39 @@ impl Server {
         if !matches!(info.verb, "get" | "list") {
             return Err(not_allowed());
         }
-        let objects = self.chosen(&target, http).await?;
-        let value = match *kind == registry::NODE {
-            true => self.node_metrics(objects, http).await?,
-            false => self.pod_metrics(objects, http).await?,
-        };
-        Answer::Document(StatusCode::OK, value).render(http.wants)
+        let objects = self.chosen(&target, asked).await?;
+        match *kind == registry::NODE {
+            true => self.node_metrics(objects, asked).await,
+            false => self.pod_metrics(objects, asked).await,
+        }
     }
 
-    async fn node_metrics(self: &Arc<Self>, nodes: Vec<Arc<Object>>, http: &Http) -> Result<Value, Error> {
+    async fn node_metrics(
+        self: &Arc<Self>,
+        nodes: Vec<Arc<Object>>,
+        asked: &Asked<'_>,
+    ) -> Result<Value, Error> {
         let names: Vec<String> = nodes.iter().map(|n| n.name().to_string()).collect();
         let mut summaries = self.summaries(names).await;
         let items = nodes.iter().filter_map(|node| {
             let summary = summaries.remove(node.name())?;
             let (usage, at) = usage(&summary["node"])?;
             Some(json!({
-                "metadata": metadata(node, http),
+                "metadata": metadata(node, asked),
                 "timestamp": at,
                 "window": WINDOW,
                 "usage": usage,
             }))
         });
         let items: Vec<Value> = items.collect();
-        answer(http, "NodeMetrics", items)
+        answer(asked, "NodeMetrics", items)
     }
 
-    async fn pod_metrics(self: &Arc<Self>, pods: Vec<Arc<Object>>, http: &Http) -> Result<Value, Error> {
+    async fn pod_metrics(
+        self: &Arc<Self>,
+        pods: Vec<Arc<Object>>,
+        asked: &Asked<'_>,
+    ) -> Result<Value, Error> {
         let node_of = |pod: &Arc<Object>| -> Option<String> {
             let typed = pod.to_typed::<Pod>()?;
             let running = typed.status?.phase.as_deref() == Some("Running");
@@ -127,7 +184,7 @@ impl Server {
             }
             (!containers.is_empty()).then(|| {
                 json!({
-                    "metadata": metadata(pod, http),
+                    "metadata": metadata(pod, asked),
                     "timestamp": at,
                     "window": WINDOW,
                     "containers": containers,
@@ -135,12 +192,12 @@ impl Server {
             })
         });
         let items: Vec<Value> = items.collect();
-        answer(http, "PodMetrics", items)
+        answer(asked, "PodMetrics", items)
     }
 
     /// The objects that are asked about.
-    async fn chosen(&self, target: &Target<'_>, http: &Http) -> Result<Vec<Arc<Object>>, Error> {
-        let asked = http.query.list()?;
+    async fn chosen(&self, target: &Target<'_>, asked: &Asked<'_>) -> Result<Vec<Arc<Object>>, Error> {
+        let asked = asked.query.list()?;
         let query = ListQuery {
             label_selector: asked.label_selector,
             field_selector: match target.name {
@@ -205,8 +262,8 @@ fn has_own_kubelet(node: &Object) -> bool {
 }
 
 /// One object, or a list of them.
-fn answer(http: &Http, kind: &str, mut items: Vec<Value>) -> Result<Value, Error> {
-    let info = &http.info;
+fn answer(asked: &Asked<'_>, kind: &str, mut items: Vec<Value>) -> Result<Value, Error> {
+    let info = asked.info;
     if info.verb == "list" {
         for item in &mut items {
             item["kind"] = kind.into();
@@ -231,8 +288,8 @@ fn answer(http: &Http, kind: &str, mut items: Vec<Value>) -> Result<Value, Error
     Ok(item)
 }
 
-fn metadata(object: &Object, http: &Http) -> Value {
-    let now = http.wants.now;
+fn metadata(object: &Object, asked: &Asked<'_>) -> Value {
+    let now = asked.now;
     let now = k8s_openapi::jiff::Timestamp::from_second(now.as_second()).unwrap_or(now);
     let mut metadata = json!({"name": object.name(), "creationTimestamp": now});
     if !object.namespace().is_empty() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
+use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition};
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
@@ -140,8 +141,33 @@ pub trait Api: Send + Sync + 'static {
             .await?;
         self.delete(kind, namespace, name, options).await
     }
-    /// The JSON at a path of an API that an extension API server serves, such as
-    /// `/apis/custom.metrics.k8s.io/v1beta1/namespaces/a/pods/*/requests`; 404 if there is none.
+    /// The object's `scale`; 404 for kinds without one.
+    async fn scale(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Scale> {
+        let object = self.get(kind, namespace, name).await?;
+        knarr_api::scale::get(kind, &object).ok_or_else(|| Error::not_found(kind.about(name)))
+    }
+    /// Sets the replicas of the object that the scale names, with its resourceVersion as precondition, if it has one.
+    async fn update_scale(&self, kind: &Kind, scale: Scale) -> Result<Scale> {
+        let meta = &scale.metadata;
+        let (namespace, name) = (
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        );
+        let old = self.get(kind, namespace, name).await?;
+        let mut object = old.typed().clone_box();
+        let replicas = scale.spec.as_ref().and_then(|s| s.replicas).unwrap_or(0);
+        if !knarr_api::scale::set(kind, &mut *object, replicas) {
+            return Err(Error::not_found(kind.about(name)));
+        }
+        object
+            .metadata_mut()
+            .resource_version
+            .clone_from(&meta.resource_version);
+        let new = self.update(kind, object, "").await?;
+        knarr_api::scale::get(kind, &new).ok_or_else(|| Error::not_found(kind.about(name)))
+    }
+    /// The JSON at a path of an API that is not of stored objects: resource metrics, or what an extension API server serves,
+    /// such as `/apis/custom.metrics.k8s.io/v1beta1/namespaces/a/pods/*/requests`; 404 if there is none.
     async fn get_raw(&self, path: &str) -> Result<serde_json::Value> {
         Err(Error::new(
             404,

@@ -40,6 +40,7 @@ pub struct Request {
 }
 
 type Interceptor = Box<dyn FnMut(&Request) -> Option<Error> + Send>;
+type Answers = Arc<dyn Fn(&str) -> serde_json::Value + Send + Sync>;
 /// Group and plural, then namespace and name.
 type Place = (String, String, ObjectKey);
 
@@ -59,6 +60,7 @@ struct State {
     watchers: Vec<Watcher>,
     interceptors: Vec<Interceptor>,
     requests: Vec<Request>,
+    answers: Option<Answers>,
 }
 
 #[derive(Clone)]
@@ -192,6 +194,21 @@ impl FakeApi {
     /// Asked before every request from now on; an error it gives is the request's answer.
     pub fn intercept(&self, interceptor: impl FnMut(&Request) -> Option<Error> + Send + 'static) {
         self.state.lock().interceptors.push(Box::new(interceptor));
+    }
+
+    /// Answers [`Api::get_raw`] from now on.
+    pub fn answer_raw(&self, answer: impl Fn(&str) -> serde_json::Value + Send + Sync + 'static) {
+        self.state.lock().answers = Some(Arc::new(answer));
+    }
+
+    /// The names of all objects of a kind.
+    pub fn names(&self, kind: &Kind) -> Vec<String> {
+        let state = self.state.lock();
+        let of_kind = state
+            .objects
+            .keys()
+            .filter(|(group, plural, _)| group == kind.group() && plural == kind.plural());
+        of_kind.map(|(_, _, key)| key.name.clone()).collect()
     }
 
     /// Everything that was asked so far, refused or not.
@@ -503,6 +520,13 @@ impl Api for FakeApi {
             return Ok(state.erase(kind, object));
         }
         Ok(state.write(kind, object))
+    }
+
+    async fn get_raw(&self, path: &str) -> Result<serde_json::Value> {
+        let answers = self.state.lock().answers.clone();
+        let answers =
+            answers.ok_or_else(|| Error::new(404, "NotFound", format!("no API server serves {path}")))?;
+        Ok(answers(path))
     }
 
     async fn create_subresource(

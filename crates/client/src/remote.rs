@@ -14,6 +14,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use futures::{Stream, StreamExt, TryStreamExt, stream};
 use http::{HeaderValue, Method, Request};
 use http_body_util::BodyExt;
+use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use knarr_api::codec::DecodeError;
 use knarr_api::{AnyObject, Error, Kind, Object, Result, k8s_openapi};
@@ -21,6 +22,7 @@ use kube::client::Body;
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use parking_lot::RwLock;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -174,6 +176,12 @@ impl Remote {
             Ok(status) => Error::from(status),
             Err(_) => Error::new(code, "", String::from_utf8_lossy(&body)),
         })
+    }
+
+    async fn json<T: DeserializeOwned>(&self, method: Method, path: &str, body: Vec<u8>) -> Result<T> {
+        let response = self.send(method, path, "application/json", body).await?;
+        serde_json::from_slice(&collect(response).await?)
+            .map_err(|e| Error::internal(format!("an answer that cannot be read: {e}")))
     }
 
     async fn object(
@@ -473,6 +481,26 @@ impl Api for Remote {
         }
     }
 
+    async fn scale(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Scale> {
+        let path = path(kind, namespace, name, "scale");
+        self.json(Method::GET, &path, Vec::new()).await
+    }
+
+    async fn update_scale(&self, kind: &Kind, scale: Scale) -> Result<Scale> {
+        let meta = &scale.metadata;
+        let (namespace, name) = (
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        );
+        let path = path(kind, namespace, name, "scale");
+        let body = serde_json::to_vec(&scale).map_err(Error::internal)?;
+        self.json(Method::PUT, &path, body).await
+    }
+
+    async fn get_raw(&self, path: &str) -> Result<Value> {
+        self.json(Method::GET, path, Vec::new()).await
+    }
+
     async fn create_subresource(
         &self,
         kind: &Kind,
@@ -482,12 +510,7 @@ impl Api for Remote {
         body: Value,
     ) -> Result<Value> {
         let path = path(kind, namespace, name, subresource);
-        let response = self
-            .send(Method::POST, &path, "application/json", body.to_string().into())
-            .await?;
-        let body = collect(response).await?;
-        serde_json::from_slice(&body)
-            .map_err(|e| Error::internal(format!("an answer that cannot be read: {e}")))
+        self.json(Method::POST, &path, body.to_string().into()).await
     }
 }
 

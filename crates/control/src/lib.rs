@@ -12,6 +12,7 @@
 pub mod executor;
 pub mod fencing;
 pub mod garbage_collector;
+pub mod podautoscaling;
 pub mod runner;
 pub mod scheduler;
 pub mod sweeper;
@@ -32,6 +33,10 @@ pub use knarr_controllers::Config as ControllersConfig;
 pub use knarr_controllers::certificates;
 pub use knarr_controllers::fencing::kinds as fencing_kinds;
 pub use knarr_controllers::{nodeipam, service_account_tokens, servicelb};
+/// How HorizontalPodAutoscalers are reconciled.
+pub mod pod_autoscaling {
+    pub use knarr_controllers::podautoscaling::Settings;
+}
 /// When a node is lost, and what follows how fast.
 pub mod node_lifecycle {
     pub use knarr_controllers::node::health::{LEASE_SECONDS, Lifecycle};
@@ -62,6 +67,8 @@ pub struct Config {
     pub fence_agents_allowed: fencing::Allowed,
     /// What the scheduler counts.
     pub metrics: scheduler::Metrics,
+    /// What the controller of HorizontalPodAutoscalers counts.
+    pub autoscaling_metrics: podautoscaling::Metrics,
     /// This process's name, another after each start, where several servers share one store: one of them leads.
     /// `None` for the only server there is.
     pub identity: Option<String>,
@@ -104,6 +111,7 @@ pub fn accounts(config: &knarr_controllers::Config) -> BTreeSet<&'static str> {
     let others = [
         garbage_collector::ACCOUNT,
         fencing::ACCOUNT,
+        podautoscaling::ACCOUNT,
         DEFAULT_STORAGE_ACCOUNT,
     ];
     controllers.chain(sweeps).chain(others).collect()
@@ -170,6 +178,11 @@ async fn loops(identities: Arc<dyn Identities>, config: &Config, clock: Arc<dyn 
         config.fence_agents_allowed.clone(),
     ));
     running.spawn(garbage_collector::run(base.clone()));
+    running.spawn(podautoscaling::run(
+        base.clone(),
+        controllers.pod_autoscaling,
+        config.autoscaling_metrics.clone(),
+    ));
     let metrics = config.metrics.clone();
     running.spawn(scheduler::run(base, config.scheduler.scheduler(), metrics));
     while let Some(ended) = running.join_next().await {

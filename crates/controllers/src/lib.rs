@@ -73,6 +73,8 @@ pub struct Config {
     pub service_load_balancer: Option<servicelb::Config>,
     /// The addresses of the Service `kube-system/kube-dns`, the primary first; none where DNS is disabled.
     pub cluster_dns: Vec<std::net::IpAddr>,
+    /// How HorizontalPodAutoscalers are reconciled.
+    pub pod_autoscaling: podautoscaling::Settings,
     /// Looks a time zone up by its IANA name, for CronJobs; the database is the driver's.
     pub time_zone: fn(&str) -> Option<TimeZone>,
     /// Signs certificates; without it no CertificateSigningRequest is looked at.
@@ -92,6 +94,7 @@ impl Default for Config {
             node_ipam: None,
             service_load_balancer: None,
             cluster_dns: Vec::new(),
+            pod_autoscaling: podautoscaling::Settings::default(),
             time_zone: |name| (name == "UTC").then_some(TimeZone::UTC),
             authority: None,
             token_signer: None,

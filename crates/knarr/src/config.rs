@@ -14,6 +14,7 @@ use knarr_node::kubelet::configuration::KubeletConfiguration;
 use knarr_node::kubelet::{SelfFencing, TerminationResume};
 
 mod access;
+mod autoscaling;
 mod cidr;
 mod components;
 mod etcd;
@@ -24,6 +25,7 @@ mod reader;
 mod shared;
 
 pub use access::{Access, AccessFlags};
+pub use autoscaling::AutoscalingFlags;
 pub use cidr::Cidrs;
 pub use etcd::{Etcd, EtcdFlags};
 pub use network::{Network, NetworkFlags, Part};
@@ -177,6 +179,8 @@ pub struct Flags {
     #[command(flatten)]
     pub network: NetworkFlags,
     #[command(flatten)]
+    pub autoscaling: AutoscalingFlags,
+    #[command(flatten)]
     pub access: AccessFlags,
     /// What is logged, such as `info` or `warn,knarr_node=debug` [default: info].
     #[arg(long, env = "KNARR_LOG", value_name = "FILTER", global = true, help_heading = heading::LOGGING)]
@@ -224,6 +228,7 @@ pub struct Config {
     pub node_lifecycle: Lifecycle,
     pub fence_agents_dir: PathBuf,
     pub fence_agents_allowed: knarr_control::fencing::Allowed,
+    pub pod_autoscaling: knarr_control::pod_autoscaling::Settings,
     pub cluster_signing_duration: SignedDuration,
     pub self_fencing: SelfFencing,
     pub watchdog_device: Option<PathBuf>,
@@ -384,6 +389,7 @@ impl Config {
                 knarr_control::FENCE_AGENTS,
                 absolute,
             ),
+            pod_autoscaling: autoscaling::read(&mut reader, &flags.autoscaling),
             cluster_signing_duration: reader.get(
                 "clusterSigningDuration",
                 "--cluster-signing-duration",

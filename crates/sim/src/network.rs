@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
+use knarr_api::k8s_openapi::api::autoscaling::v1::Scale;
 use knarr_api::{AnyObject, registry};
 use knarr_apiserver::Server;
 use knarr_client::{
@@ -670,6 +671,21 @@ impl Api for Wire {
             }
         });
         Ok(events.boxed())
+    }
+
+    async fn scale(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Scale> {
+        let (kind, namespace, name) = (kind.clone(), namespace.to_string(), name.to_string());
+        self.send(
+            false,
+            |api| async move { api.scale(&kind, &namespace, &name).await },
+        )
+        .await
+    }
+
+    async fn update_scale(&self, kind: &Kind, scale: Scale) -> Result<Scale> {
+        let kind = kind.clone();
+        self.send(true, |api| async move { api.update_scale(&kind, scale).await })
+            .await
     }
 
     async fn create(&self, kind: &Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {

@@ -7,7 +7,7 @@ mod eviction;
 pub(crate) mod node_stream;
 pub(crate) mod proxy;
 mod review;
-mod scale;
+pub(crate) mod scale;
 mod token;
 
 use std::sync::Arc;

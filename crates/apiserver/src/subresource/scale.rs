@@ -76,6 +76,16 @@ impl Server {
         ))
     }
 
+    /// As a PUT of the scale does.
+    pub(crate) async fn replace_scale(
+        &self,
+        ctx: &mut Ctx,
+        main: &Target<'_>,
+        scale: Scale,
+    ) -> Result<Scale, Error> {
+        scale_of(&*self.rescale(ctx, main, &Change::Replace(scale)).await?)
+    }
+
     async fn rescale(
         &self,
         ctx: &mut Ctx,
@@ -176,7 +186,7 @@ fn forget_version(scale: &mut Value) {
     }
 }
 
-fn scale_of(object: &Object) -> Result<Scale, Error> {
+pub(crate) fn scale_of(object: &Object) -> Result<Scale, Error> {
     if let Some(custom) = object.get::<CustomObject>()
         && !custom.has_replicas()
     {

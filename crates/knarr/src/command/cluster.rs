@@ -170,7 +170,8 @@ impl ControlPlane {
         private::write(&config.kubeconfig, &kubeconfig)?;
         let control = control_config(config, listen, &pki, tokens, reserved);
         let metrics = control.metrics.clone();
-        server.show_metrics(move || metrics.text());
+        let autoscaling = control.autoscaling_metrics.clone();
+        server.show_metrics(move || metrics.text() + &autoscaling.text());
         tasks.spawn(knarr_control::run(
             server.identities(),
             control,
@@ -258,6 +259,7 @@ fn control_config(
             token_signer: Some(Arc::new(TokenSigner(tokens))),
             reserved,
             node_lifecycle: config.node_lifecycle,
+            pod_autoscaling: config.pod_autoscaling,
             node_ipam: match config.network.has(Part::Network) {
                 // Checked with the configuration.
                 true => config.network.node_ipam().ok(),
@@ -283,6 +285,7 @@ fn control_config(
         ))),
         fence_agents_allowed: config.fence_agents_allowed.clone(),
         metrics: Default::default(),
+        autoscaling_metrics: Default::default(),
         identity: shared.then(identity),
     }
 }
