@@ -94,6 +94,10 @@ impl Cluster {
         knarr.arg("--kubelet-config").arg(self.kubelet_config());
         knarr.arg("--fence-agents-dir").arg(self.agents_dir());
         knarr.args(["--fence-agents-allow", "fence_test"]);
+        // Pods' use counts soon after their start.
+        knarr.args(["--horizontal-pod-autoscaler-sync-period", "2s"]);
+        knarr.args(["--horizontal-pod-autoscaler-cpu-initialization-period", "1s"]);
+        knarr.args(["--horizontal-pod-autoscaler-initial-readiness-delay", "1s"]);
         knarr.stdin(Stdio::null());
         knarr
     }

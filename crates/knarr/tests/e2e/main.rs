@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods, reason = "real processes run on the real clock")]
 
 mod access;
+mod autoscaling;
 mod bad_input;
 mod cluster;
 mod crash;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         .chain(kubectl_streams::SCENARIOS)
         .chain(foresight::SCENARIOS)
         .chain(reachability::SCENARIOS)
+        .chain(autoscaling::SCENARIOS)
         .chain(node::SCENARIOS)
         .chain(bad_input::SCENARIOS)
         .chain(network::bad_input::SCENARIOS)
