@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
+use knarr_api::quantity::{Notation, Quantity};
 
 /// What a container without a request counts for when nodes are compared (not when room is made).
 pub const DEFAULT_MILLI_CPU: i64 = 100;
@@ -36,11 +36,7 @@ impl Resources {
         let mut resources = Resources::default();
         for (name, quantity) in list {
             let quantity = Quantity::parse(&quantity.0).unwrap_or_default();
-            *resources.entry(name) = if name == CPU {
-                quantity.milli_value()
-            } else {
-                quantity.value()
-            };
+            *resources.entry(name) = in_units(name, quantity);
         }
         resources
     }
@@ -104,17 +100,51 @@ impl Resources {
             .chain(self.scalars.values())
             .any(|amount| *amount == i64::MAX)
     }
+}
 
-    fn max(&mut self, other: &Resources) {
-        self.combine(other, i64::max);
+/// Amounts while they are added up: exactly, and rounded up once in the end, as kube-scheduler does.
+#[derive(Clone, Debug, Default)]
+struct Amounts(BTreeMap<String, Quantity>);
+
+impl Amounts {
+    fn from_list(list: &ResourceList) -> Self {
+        let amount = |q: &ApiQuantity| Quantity::parse(&q.0).unwrap_or_default();
+        Amounts(list.iter().map(|(name, q)| (name.clone(), amount(q))).collect())
+    }
+
+    fn add(&mut self, other: &Amounts) {
+        for (name, amount) in &other.0 {
+            *self.0.entry(name.clone()).or_default() += *amount;
+        }
+    }
+
+    fn max(&mut self, other: &Amounts) {
+        for (name, amount) in &other.0 {
+            let mine = self.0.entry(name.clone()).or_default();
+            *mine = (*mine).max(*amount);
+        }
     }
 
     /// What the pod as a whole asks for replaces what its containers come to.
     fn replace(&mut self, list: &ResourceList) {
-        let given = Resources::from_list(list);
-        for name in list.keys().filter(|name| is_pod_level(name)) {
-            *self.entry(name) = given.get(name);
+        let given = Amounts::from_list(list).0.into_iter();
+        self.0.extend(given.filter(|(name, _)| is_pod_level(name)));
+    }
+
+    fn rounded(&self) -> Resources {
+        let mut resources = Resources::default();
+        for (name, amount) in &self.0 {
+            *resources.entry(name) = in_units(name, *amount);
         }
+        resources
+    }
+}
+
+/// Thousandths of a core, bytes, or whole devices.
+fn in_units(name: &str, amount: Quantity) -> i64 {
+    match name {
+        CPU => amount.milli_value(),
+        _ => amount.value(),
     }
 }
 
@@ -133,7 +163,7 @@ struct Reading {
 fn max_of_lists(lists: &[Option<&ResourceList>]) -> ResourceList {
     let mut all = ResourceList::new();
     for (name, quantity) in lists.iter().flatten().flat_map(|list| list.iter()) {
-        let value = |q: &ApiQuantity| Quantity::parse(&q.0).unwrap_or_default().milli_value();
+        let value = |q: &ApiQuantity| Quantity::parse(&q.0).unwrap_or_default();
         match all.get(name) {
             Some(have) if value(have) >= value(quantity) => {}
             _ => {
@@ -153,18 +183,20 @@ fn resize_is_infeasible(pod: &Pod) -> bool {
         .is_some_and(|c| c.reason.as_deref() == Some("Infeasible"))
 }
 
-fn of_list(list: &ResourceList, reading: Reading) -> Resources {
-    let mut resources = Resources::from_list(list);
+fn of_list(list: &ResourceList, reading: Reading) -> Amounts {
+    let mut amounts = Amounts::from_list(list);
     if reading.fill_in_cpu && !list.contains_key(CPU) {
-        resources.milli_cpu = DEFAULT_MILLI_CPU;
+        let cpu = Quantity::from_milli(DEFAULT_MILLI_CPU, Notation::DecimalSi);
+        amounts.0.insert(CPU.into(), cpu);
     }
     if reading.fill_in_memory && !list.contains_key(MEMORY) {
-        resources.memory_bytes = DEFAULT_MEMORY_BYTES;
+        let memory = Quantity::from_value(DEFAULT_MEMORY_BYTES, Notation::BinarySi);
+        amounts.0.insert(MEMORY.into(), memory);
     }
-    resources
+    amounts
 }
 
-fn of_container(pod: &Pod, container: &Container, reading: Reading, from_status: bool) -> Resources {
+fn of_container(pod: &Pod, container: &Container, reading: Reading, from_status: bool) -> Amounts {
     let empty = ResourceList::new();
     let spec = container.resources.as_ref().and_then(|r| r.requests.as_ref());
     let given = pod.status.as_ref().filter(|_| reading.status && from_status);
@@ -193,12 +225,12 @@ fn requests(pod: &Pod, reading: Reading) -> Resources {
     let Some(spec) = &pod.spec else {
         return Resources::default();
     };
-    let mut running = Resources::default();
+    let mut running = Amounts::default();
     for container in &spec.containers {
         running.add(&of_container(pod, container, reading, true));
     }
-    let mut sidecars = Resources::default();
-    let mut starting = Resources::default();
+    let mut sidecars = Amounts::default();
+    let mut starting = Amounts::default();
     for container in spec.init_containers.iter().flatten() {
         let is_sidecar = container.restart_policy.as_deref() == Some("Always");
         let mut needs = of_container(pod, container, reading, is_sidecar);
@@ -230,10 +262,11 @@ fn requests(pod: &Pod, reading: Reading) -> Resources {
         }
     }
     if let Some(overhead) = &spec.overhead {
-        running.add(&Resources::from_list(overhead));
+        running.add(&Amounts::from_list(overhead));
     }
-    running.scalars.retain(|_, amount| *amount != 0);
-    running
+    let mut rounded = running.rounded();
+    rounded.scalars.retain(|_, amount| *amount != 0);
+    rounded
 }
 
 /// What the pod as a whole asks for.
