@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use serde_json::Value;
 
-use super::checks::{dns_label, dns_subdomain, each, text};
+use super::checks::{Json, dns_label, dns_subdomain, each, text};
 use crate::cel::device::Selector;
 use crate::cel::meter::CALL_COST_MAX;
 use crate::field::{Errors, Path};
@@ -22,6 +22,8 @@ const EXPRESSION_MAX_BYTES: usize = 10 * 1024;
 const PARAMETERS_MAX_BYTES: usize = 10 * 1024;
 const DRIVER_MAX_BYTES: usize = 63;
 const ID_MAX_BYTES: usize = 32;
+const POOL_MAX_BYTES: usize = 253;
+const BINDING_CONDITIONS_MAX: usize = 4;
 const EXACT_COUNT: &str = "ExactCount";
 const ALL: &str = "All";
 const NAME_REFERENCE: &str =
@@ -50,7 +52,7 @@ pub fn set_defaults(spec: &mut ResourceClaimSpec) {
 }
 
 /// Whether a list is no longer than allowed.
-fn fits<T>(errors: &mut Errors, path: &Path, list: &[T], max: usize) -> bool {
+pub fn fits<T>(errors: &mut Errors, path: &Path, list: &[T], max: usize) -> bool {
     if list.len() > max {
         errors.too_many(path, list.len(), max);
     }
@@ -88,7 +90,7 @@ pub fn validate(errors: &mut Errors, path: &Path, spec: &ResourceClaimSpec) {
     }
 }
 
-fn unique<'a>(errors: &mut Errors, path: &Path, names: impl Iterator<Item = &'a str>) {
+pub fn unique<'a>(errors: &mut Errors, path: &Path, names: impl Iterator<Item = &'a str>) {
     let mut seen = BTreeSet::new();
     for (i, name) in names.enumerate() {
         if !seen.insert(name) {
@@ -98,7 +100,7 @@ fn unique<'a>(errors: &mut Errors, path: &Path, names: impl Iterator<Item = &'a 
 }
 
 /// As constraints and configuration may name them.
-fn request_names(devices: &DeviceClaim) -> BTreeSet<String> {
+pub fn request_names(devices: &DeviceClaim) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for request in devices.requests.iter().flatten() {
         names.insert(request.name.clone());
@@ -203,28 +205,31 @@ fn constraint(errors: &mut Errors, path: &Path, constraint: &DeviceConstraint, n
     }
 }
 
-fn references(errors: &mut Errors, path: &Path, requests: &[String], names: &BTreeSet<String>) {
+pub fn references(errors: &mut Errors, path: &Path, requests: &[String], names: &BTreeSet<String>) {
     if !fits(errors, path, requests, ITEMS_MAX) {
         return;
     }
     for (i, name) in requests.iter().enumerate() {
-        let path = path.index(i);
-        if name.split('/').count() > 2 {
-            errors.invalid(&path, name.as_str(), NAME_REFERENCE);
-            continue;
-        }
-        for part in name.split('/') {
-            dns_label(errors, &path, part);
-        }
-        if !names.contains(name) {
-            errors.invalid(&path, name.as_str(), NAME_REFERENCE);
-        }
+        reference(errors, &path.index(i), name, names);
     }
     unique(errors, path, requests.iter().map(String::as_str));
 }
 
-/// The name of an attribute or capacity with its domain.
-fn fully_qualified_name(errors: &mut Errors, path: &Path, name: &str) {
+/// The name of a request, or of one of its alternatives behind a slash.
+pub fn reference(errors: &mut Errors, path: &Path, name: &str, names: &BTreeSet<String>) {
+    if name.split('/').count() > 2 {
+        return errors.invalid(path, name, NAME_REFERENCE);
+    }
+    for part in name.split('/') {
+        dns_label(errors, path, part);
+    }
+    if !names.contains(name) {
+        errors.invalid(path, name, NAME_REFERENCE);
+    }
+}
+
+/// The name of an attribute or capacity, with or without its domain.
+pub fn qualified_name(errors: &mut Errors, path: &Path, name: &str) {
     let parts: Vec<&str> = name.split('/').collect();
     match parts.as_slice() {
         [id] => identifier(errors, path, id),
@@ -240,9 +245,15 @@ fn fully_qualified_name(errors: &mut Errors, path: &Path, name: &str) {
                 identifier(errors, path, id);
             }
         }
+        // As in Kubernetes, which checks no name of more parts.
         _ => {}
     }
-    if parts.len() < 2 {
+}
+
+/// The same with its domain.
+fn fully_qualified_name(errors: &mut Errors, path: &Path, name: &str) {
+    qualified_name(errors, path, name);
+    if !name.contains('/') {
         let words = "a fully qualified name must be a domain and a name separated by a slash";
         errors.invalid(path, name, words);
     }
@@ -255,7 +266,7 @@ fn identifier(errors: &mut Errors, path: &Path, id: &str) {
     each(errors, path, id, names::c_identifier(id));
 }
 
-fn driver_name(errors: &mut Errors, path: &Path, name: &str) {
+pub fn driver_name(errors: &mut Errors, path: &Path, name: &str) {
     if name.is_empty() {
         errors.required(path, "");
         return;
@@ -263,7 +274,62 @@ fn driver_name(errors: &mut Errors, path: &Path, name: &str) {
     if name.len() > DRIVER_MAX_BYTES {
         errors.too_long(path, DRIVER_MAX_BYTES);
     }
-    dns_subdomain(errors, path, name);
+    each(errors, path, name, names::dns1123_subdomain(&name.to_lowercase()));
+}
+
+/// One name, or several separated by slashes.
+pub fn pool_name(errors: &mut Errors, path: &Path, name: &str) {
+    if name.is_empty() {
+        return errors.required(path, "");
+    }
+    if name.len() > POOL_MAX_BYTES {
+        errors.too_long(path, POOL_MAX_BYTES);
+    }
+    for part in name.split('/') {
+        dns_subdomain(errors, path, part);
+    }
+}
+
+/// Conditions that a driver sets before a device is ready for a pod, and those by which it says that it will not be:
+/// both or none.
+pub fn binding_conditions(
+    errors: &mut Errors,
+    path: &Path,
+    conditions: Option<&[String]>,
+    failures: Option<&[String]>,
+) {
+    let (conditions, failures) = (conditions.unwrap_or_default(), failures.unwrap_or_default());
+    let (at, at_failures) = (
+        path.child("bindingConditions"),
+        path.child("bindingFailureConditions"),
+    );
+    for (at, list) in [(&at, conditions), (&at_failures, failures)] {
+        if fits(errors, at, list, BINDING_CONDITIONS_MAX) {
+            for (i, name) in list.iter().enumerate() {
+                each(errors, &at.index(i), name.as_str(), names::qualified_name(name));
+            }
+        }
+    }
+    unique(errors, &at, conditions.iter().map(String::as_str));
+    unique(errors, &at_failures, failures.iter().map(String::as_str));
+    for (i, name) in failures.iter().enumerate() {
+        if conditions.contains(name) {
+            let words = "bindingFailureConditions must not overlap with bindingConditions";
+            errors.invalid(&at_failures.index(i), name.as_str(), words);
+        }
+    }
+    let missing = Json("null".into());
+    match (conditions, failures) {
+        ([], [_, ..]) => {
+            let words = "bindingConditions are required to use bindingFailureConditions";
+            errors.invalid(&at, missing, words);
+        }
+        ([_, ..], []) => {
+            let words = "bindingFailureConditions are required to use bindingConditions";
+            errors.invalid(&at_failures, missing, words);
+        }
+        _ => {}
+    }
 }
 
 pub fn configuration(errors: &mut Errors, path: &Path, opaque: Option<&OpaqueDeviceConfiguration>) {
@@ -272,12 +338,16 @@ pub fn configuration(errors: &mut Errors, path: &Path, opaque: Option<&OpaqueDev
         return errors.required(&path, "");
     };
     driver_name(errors, &path.child("driver"), &opaque.driver);
-    let at = path.child("parameters");
-    match &opaque.parameters.0 {
-        Value::Null => errors.required(&at, ""),
-        value if value.to_string().len() > PARAMETERS_MAX_BYTES => errors.too_long(&at, PARAMETERS_MAX_BYTES),
+    driver_data(errors, &path.child("parameters"), &opaque.parameters.0);
+}
+
+/// A JSON object that only the driver understands.
+pub fn driver_data(errors: &mut Errors, at: &Path, data: &Value) {
+    match data {
+        Value::Null => errors.required(at, ""),
+        value if value.to_string().len() > PARAMETERS_MAX_BYTES => errors.too_long(at, PARAMETERS_MAX_BYTES),
         Value::Object(_) => {}
-        _ => errors.invalid(&at, "<value omitted>", "must be a valid JSON object"),
+        _ => errors.invalid(at, "<value omitted>", "must be a valid JSON object"),
     }
 }
 

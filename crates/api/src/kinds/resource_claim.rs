@@ -4,7 +4,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::immutable;
-use super::device_requests;
+use super::{device_requests, resource_claim_status};
 use crate::field::{Errors, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -23,7 +23,11 @@ impl Strategy for ResourceClaim {
 
     fn prepare_for_update(&mut self, old: &Self, part: Part) {
         match part {
-            Part::Status => self.spec = old.spec.clone(),
+            Part::Status => {
+                self.spec = old.spec.clone();
+                let old = old.status.clone().unwrap_or_default();
+                resource_claim_status::drop_deallocated(self.status.get_or_insert_default(), &old);
+            }
             Part::Main | Part::Other(_) => self.status = old.status.clone(),
         }
     }
@@ -34,9 +38,14 @@ impl Strategy for ResourceClaim {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> Errors {
         let mut errors = Errors::new();
-        immutable(&mut errors, &Path::new("spec"), &self.spec, &old.spec);
+        match part {
+            Part::Status => resource_claim_status::validate(&mut errors, self, old),
+            Part::Main | Part::Other(_) => {
+                immutable(&mut errors, &Path::new("spec"), &self.spec, &old.spec);
+            }
+        }
         errors
     }
 

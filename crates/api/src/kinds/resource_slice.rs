@@ -1,60 +1,175 @@
 //! ResourceSlice: devices that a driver offers, on a node or beside it.
 
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{count_generation, dns_subdomain, immutable, text};
+use super::checks::{count_generation, immutable, json, text};
+use super::device::{self, Nodes, only_true};
+use super::device_requests::{driver_name, fits, pool_name, unique};
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
+const DEVICES_MAX: usize = 128;
+/// If any has taints, consumes counters or has lists as attributes.
+const ADVANCED_DEVICES_MAX: usize = 64;
+const COUNTER_SETS_MAX: usize = 8;
+const ONE_NODE_FIELD: &str =
+    "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
+
+fn has_lists(of: &DeviceAttribute) -> bool {
+    of.bools.is_some() || of.ints.is_some() || of.strings.is_some() || of.versions.is_some()
+}
+
+fn attributes(device: &Device) -> impl Iterator<Item = &DeviceAttribute> {
+    device.attributes.iter().flat_map(|of| of.values())
+}
+
+/// Leaves out the fields of features that are off by default (DRAListTypeAttributes, DRANodeAllocatableResources),
+/// unless the old object has them.
+fn drop_disabled(spec: &mut ResourceSliceSpec, old: Option<&ResourceSliceSpec>) {
+    let mut old_devices = old.and_then(|old| old.devices.as_ref()).into_iter().flatten();
+    let keeps_lists = old_devices
+        .clone()
+        .any(|device| attributes(device).any(has_lists));
+    let keeps_mappings = old_devices.any(|device| {
+        let mappings = device.node_allocatable_resource_mappings.as_ref();
+        mappings.is_some_and(|mappings| !mappings.is_empty())
+    });
+    for device in spec.devices.iter_mut().flatten() {
+        if !keeps_mappings {
+            device.node_allocatable_resource_mappings = None;
+        }
+        for of in device.attributes.iter_mut().flat_map(|of| of.values_mut()) {
+            if !keeps_lists {
+                (of.bools, of.ints, of.strings, of.versions) = (None, None, None, None);
+            }
+        }
+    }
+}
+
+fn validate(spec: &ResourceSliceSpec, old: Option<&ResourceSliceSpec>) -> Errors {
+    let mut errors = Errors::new();
+    let path = Path::new("spec");
+    driver_name(&mut errors, &path.child("driver"), &spec.driver);
+    let at = path.child("pool");
+    pool_name(&mut errors, &at.child("name"), &spec.pool.name);
+    if spec.pool.resource_slice_count <= 0 {
+        let words = "must be greater than zero";
+        errors.invalid(
+            &at.child("resourceSliceCount"),
+            spec.pool.resource_slice_count,
+            words,
+        );
+    }
+    if spec.pool.generation < 0 {
+        let words = "must be greater than or equal to zero";
+        errors.invalid(&at.child("generation"), spec.pool.generation, words);
+    }
+    if let Some(old) = old {
+        immutable(&mut errors, &at.child("name"), &spec.pool.name, &old.pool.name);
+        immutable(&mut errors, &path.child("driver"), &spec.driver, &old.driver);
+        immutable(
+            &mut errors,
+            &path.child("nodeName"),
+            &spec.node_name,
+            &old.node_name,
+        );
+    }
+    nodes(&mut errors, &path, spec);
+    if spec.shared_counters.is_some() && spec.devices.is_some() {
+        errors.invalid(&path, "", "only one of `sharedCounters` or `devices` is allowed");
+    }
+    let devices = spec.devices.as_deref().unwrap_or_default();
+    let is_advanced = devices.iter().any(|device| {
+        device.taints.as_ref().is_some_and(|taints| !taints.is_empty())
+            || device.consumes_counters.as_ref().is_some_and(|of| !of.is_empty())
+            || attributes(device).any(has_lists)
+    });
+    let max = if is_advanced {
+        ADVANCED_DEVICES_MAX
+    } else {
+        DEVICES_MAX
+    };
+    let at = path.child("devices");
+    if fits(&mut errors, &at, devices, max) {
+        let has_own_nodes = spec.per_device_node_selection == Some(true);
+        for (i, of) in devices.iter().enumerate() {
+            let mut old_devices = old.and_then(|old| old.devices.as_ref()).into_iter().flatten();
+            let old = old_devices.find(|old| old.name == of.name);
+            device::validate(&mut errors, &at.index(i), of, old, has_own_nodes);
+        }
+        unique(&mut errors, &at, devices.iter().map(|of| of.name.as_str()));
+    }
+    let sets = spec.shared_counters.as_deref().unwrap_or_default();
+    let at = path.child("sharedCounters");
+    if fits(&mut errors, &at, sets, COUNTER_SETS_MAX) {
+        for (i, set) in sets.iter().enumerate() {
+            device::counter_set(&mut errors, &at.index(i), set);
+        }
+        unique(&mut errors, &at, sets.iter().map(|set| set.name.as_str()));
+    }
+    errors
+}
+
+/// Exactly one way to say which nodes can use the devices.
+fn nodes(errors: &mut Errors, path: &Path, spec: &ResourceSliceSpec) {
+    let nodes = Nodes {
+        name: spec.node_name.as_deref(),
+        selector: spec.node_selector.as_ref(),
+        all: spec.all_nodes,
+        empty_name: "must be either unset or set to a non-empty string",
+    };
+    let mut set = nodes.validate(errors, path);
+    // Selectors of several slices are merged for an allocation: each has one term.
+    if let Some(terms) = spec.node_selector.as_ref().map(|of| &of.node_selector_terms)
+        && terms.len() != 1
+    {
+        let at = path.child("nodeSelector").child("nodeSelectorTerms");
+        errors.invalid(&at, json(terms), "must have exactly one node selector term");
+    }
+    let at = path.child("perDeviceNodeSelection");
+    if only_true(errors, &at, spec.per_device_node_selection) {
+        set.push("`perDeviceNodeSelection`");
+    }
+    match set.as_slice() {
+        [] => errors.required(path, ONE_NODE_FIELD),
+        [_] => {}
+        several => errors.invalid(
+            path,
+            format!("{{{}}}", several.join(", ")),
+            format!("{ONE_NODE_FIELD}, but multiple fields are set"),
+        ),
+    }
+}
+
 impl Strategy for ResourceSlice {
     fn prepare_for_create(&mut self) {
         self.metadata.generation = Some(1);
+        drop_disabled(&mut self.spec, None);
     }
 
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
         let changed = self.spec != old.spec;
         count_generation(&mut self.metadata, &old.metadata, changed);
+        drop_disabled(&mut self.spec, Some(&old.spec));
     }
 
     fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
-        let path = Path::new("spec");
-        let at = path.child("driver");
-        if self.spec.driver.is_empty() {
-            errors.required(&at, "");
-        } else {
-            dns_subdomain(&mut errors, &at, &self.spec.driver);
-        }
-        if self.spec.pool.name.is_empty() {
-            errors.required(&path.child("pool").child("name"), "");
-        }
-        errors
+        validate(&self.spec, None)
     }
 
     fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        let mut errors = self.validate();
-        let path = Path::new("spec");
-        immutable(
-            &mut errors,
-            &path.child("driver"),
-            &self.spec.driver,
-            &old.spec.driver,
+        validate(&self.spec, Some(&old.spec))
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let driver = &self.spec.driver;
+        let has_capitals = *driver != driver.to_lowercase();
+        let words = format!(
+            "spec.driver: driver names should be lowercase; {driver:?} contains uppercase characters"
         );
-        immutable(
-            &mut errors,
-            &path.child("nodeName"),
-            &self.spec.node_name,
-            &old.spec.node_name,
-        );
-        immutable(
-            &mut errors,
-            &path.child("pool").child("name"),
-            &self.spec.pool.name,
-            &old.spec.pool.name,
-        );
-        errors
+        has_capitals.then_some(words).into_iter().collect()
     }
 
     const SELECTABLE_FIELDS: &'static [&'static str] = &["spec.driver", "spec.nodeName"];
