@@ -6,6 +6,7 @@
 mod attributes;
 mod cluster_bindings;
 pub mod default_roles;
+mod device_admin;
 mod escalation;
 pub(crate) mod node;
 mod policy_params;

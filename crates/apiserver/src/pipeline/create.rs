@@ -8,7 +8,7 @@ use knarr_api::field::Errors;
 use knarr_api::time::seconds;
 use knarr_api::{AnyObject, Error, Object, convert, k8s_openapi, meta, registry};
 
-use super::{Ctx, Origin, Target, managed_fields};
+use super::{Ctx, Origin, Target, managed_fields, stamps};
 use crate::admission::{Attributes, Operation, extension};
 use crate::authz::{self, Selectors};
 use crate::cache::Written;
@@ -68,6 +68,7 @@ impl Server {
         let has_generate_name = generate_name.is_some();
         let generate = generate_name.filter(|_| meta.name.as_deref().unwrap_or("").is_empty());
         served.ops.set_defaults(&mut *object)?;
+        stamps::default_times(&mut *object, ctx.now);
         managed_fields::track(ctx, target, None, &mut *object)?;
         let mut object = convert::typed(served, &served.handled_as(), object)?;
         let attributes = Attributes {
@@ -144,6 +145,7 @@ impl Server {
         if mistakes.is_empty() {
             mistakes.extend(meta::validate_common(rules, object.metadata()));
         }
+        mistakes.extend(self.authorize_admin_access(target, None, &*object));
         mistakes.extend(self.authorize_params(ctx, None, &*object));
         self.restrict_node_write(ctx, target, None, &*object)?;
         self.restrict_network_agent(ctx, target, &name)?;

@@ -1,11 +1,24 @@
-//! Times that the server writes into a status when somebody changes what they are of: the rules of a kind have no clock.
+//! Times that the server writes into an object when what they are of comes or changes: the rules of a kind have no clock.
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::strategy::Part;
 use knarr_api::time::seconds;
 use knarr_api::{AnyObject, k8s_openapi};
+
+/// The defaults that are times: a taint of a device is there since it was written, unless its writer says otherwise.
+pub(super) fn default_times(object: &mut dyn AnyObject, now: Timestamp) {
+    let Some(slice) = object.as_any_mut().downcast_mut::<ResourceSlice>() else {
+        return;
+    };
+    for device in slice.spec.devices.iter_mut().flatten() {
+        for taint in device.taints.iter_mut().flatten() {
+            taint.time_added.get_or_insert_with(|| seconds(now));
+        }
+    }
+}
 
 /// Puts the times into `new`, which an update of `part` makes of `old`.
 pub(super) fn stamp(new: &mut dyn AnyObject, old: &dyn AnyObject, part: Part, now: Timestamp) {
@@ -63,6 +76,24 @@ mod tests {
     use k8s_openapi::api::core::v1::PersistentVolumeStatus;
 
     use super::*;
+
+    #[test]
+    fn a1_a_devices_taint_is_there_since_it_was_written_unless_it_says_otherwise() {
+        let given = "2020-01-01T00:00:00Z";
+        let taint = |key: &str| serde_json::json!({"key": key, "effect": "NoSchedule"});
+        let mut with_time = taint("b");
+        with_time["timeAdded"] = given.into();
+        let device = serde_json::json!({"name": "d", "taints": [taint("a"), with_time]});
+        let pool = serde_json::json!({"name": "p", "generation": 1, "resourceSliceCount": 1});
+        let slice = serde_json::json!({"metadata": {"name": "s"},
+            "spec": {"driver": "d", "pool": pool, "devices": [device]}});
+        let mut slice: ResourceSlice = serde_json::from_value(slice).unwrap();
+        default_times(&mut slice, Timestamp::UNIX_EPOCH);
+        let slice = serde_json::to_value(slice).unwrap();
+        let times = &slice["spec"]["devices"][0]["taints"];
+        assert_eq!(times[0]["timeAdded"], "1970-01-01T00:00:00Z");
+        assert_eq!(times[1]["timeAdded"], given);
+    }
 
     #[test]
     fn a_phase_takes_its_time_along() {

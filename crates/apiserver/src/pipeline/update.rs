@@ -101,6 +101,7 @@ impl Server {
         let kind = old.kind();
         meta::drop_empty(new.metadata_mut());
         served.ops.set_defaults(&mut *new)?;
+        stamps::default_times(&mut *new, ctx.now);
         let shown = convert::object(old, served)?;
         managed_fields::track(ctx, target, Some(&shown), &mut *new)?;
         let mut new = convert::typed(served, kind, new)?;
@@ -131,6 +132,7 @@ impl Server {
         } else {
             mistakes.extend(kind.ops.validate_update(&*new, old.typed(), part)?);
         }
+        mistakes.extend(self.authorize_admin_access(target, Some(old), &*new));
         mistakes.extend(self.authorize_claim_status(ctx, target, old, &*new));
         mistakes.extend(self.authorize_params(ctx, Some(old), &*new));
         self.restrict_node_write(ctx, target, Some(old), &*new)?;
