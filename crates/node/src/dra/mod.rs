@@ -4,6 +4,7 @@
 //! Which claims, and for which pods, is decided by [`knarr_kubelet::dra`]; here the API and the drivers are asked, each
 //! call of a driver with v1.36's deadline. A pod waits for its own drivers only.
 
+pub mod cdi;
 mod checkpoint;
 pub mod drivers;
 pub mod wire;

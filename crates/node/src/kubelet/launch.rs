@@ -21,6 +21,7 @@ use super::security_context::Seccomp;
 use super::worker::{Msg, RETRY};
 use super::{Shared, container, enforcement, env, exit, sandbox, self_fencing};
 use crate::cgroup;
+use crate::dra::cdi;
 use crate::logs::links;
 use crate::runtime::RuntimeError;
 use crate::untrusted_fs::{self, Dir, NewFile};
@@ -110,6 +111,14 @@ pub(super) async fn create_container(
     let mut devices = devices.map_err(|e| wrong(e.to_string()))?;
     let claimed = shared.dra.cdi_devices(pod, &spec);
     devices.add_cdi_devices(claimed.map_err(|e| wrong(e.to_string()))?);
+    if !devices.cdi_devices.is_empty() {
+        let runtime = shared.runtime.status().await;
+        let runtime = runtime.map_err(|error| ("CreateContainerError", error.message))?;
+        if cdi::is_unknown_to(&runtime.name, &runtime.version) {
+            let resolved = cdi::resolve(devices).await;
+            devices = resolved.map_err(|error| ("CreateContainerError", error.to_string()))?;
+        }
+    }
     let mut mounts = Vec::new();
     for (index, mount) in spec.volume_mounts.iter().flatten().enumerate() {
         let mounted = shared
