@@ -8,6 +8,7 @@
 mod access;
 mod autoscaling;
 mod bad_input;
+mod claims;
 mod cluster;
 mod crash;
 mod disk;
@@ -32,6 +33,11 @@ mod security;
 mod shutdown;
 mod steps;
 mod wire;
+
+#[path = "../../../node/tests/support/dra_driver.rs"]
+mod dra_driver;
+#[path = "../../../node/tests/support/plugin.rs"]
+mod plugin_support;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -90,6 +96,7 @@ fn main() -> ExitCode {
         .iter()
         .chain(security::at_rest::ALONE)
         .chain(access::SCENARIOS)
+        .chain(claims::SCENARIOS)
         .chain(disk::SCENARIOS)
         .chain(joining::SCENARIOS)
         .chain(network::SCENARIOS)

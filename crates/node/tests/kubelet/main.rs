@@ -19,6 +19,11 @@ mod room;
 mod shutdown;
 mod static_pods;
 
+#[path = "../support/dra_driver.rs"]
+mod dra_driver;
+#[path = "../support/plugin.rs"]
+mod plugin_support;
+
 use std::sync::Arc;
 use std::time::Duration;
 
