@@ -4,18 +4,19 @@
 //! asked for. Hooks and other edits for which CRI has no field are an error: a container never runs with half a device.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use knarr_kubelet::devicemanager::{ContainerOptions, DeviceNode, Mount};
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::untrusted_fs::{Dir, Kind};
+
 /// In falling priority.
 const DIRECTORIES: [&str; 2] = ["/var/run/cdi", "/etc/cdi"];
 /// Specifications of one directory, and the size of each.
 const SPECS_MAX: usize = 1024;
-const SPEC_MAX_BYTES: u64 = 1024 * 1024;
+const SPEC_MAX_BYTES: usize = 1024 * 1024;
 
 /// Why a container does not get its devices.
 #[derive(Debug, Error)]
@@ -202,19 +203,18 @@ fn read(directory: &Path) -> Result<Vec<Spec>, Unresolved> {
         directory: directory.to_path_buf(),
         source,
     };
-    let entries = match std::fs::read_dir(directory) {
+    let opened = match Dir::open(directory) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(failed)?,
+        opened => opened.map_err(failed)?,
     };
     let mut specs = Vec::new();
-    for entry in entries.take(SPECS_MAX) {
-        let entry = entry.map_err(failed)?;
-        let path = entry.path();
+    for entry in opened.entries(SPECS_MAX).map_err(failed)? {
+        let path = directory.join(&entry.name);
         let is_spec = path.extension().is_some_and(|of| of == "json" || of == "yaml");
-        if !is_spec || !entry.file_type().map_err(failed)?.is_file() {
+        if !is_spec || entry.kind != Kind::File {
             continue;
         }
-        match read_spec(&path) {
+        match read_spec(&opened, &entry.name) {
             Ok(spec) => specs.push(spec),
             Err(error) => tracing::warn!(path = %path.display(), error, "passed over a CDI specification"),
         }
@@ -222,21 +222,18 @@ fn read(directory: &Path) -> Result<Vec<Spec>, Unresolved> {
     Ok(specs)
 }
 
-fn read_spec(path: &Path) -> Result<Spec, String> {
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-    let mut limited = file.take(SPEC_MAX_BYTES + 1);
-    limited
-        .read_to_string(&mut text)
-        .map_err(|error| error.to_string())?;
-    if limited.limit() == 0 {
-        return Err(format!("larger than {SPEC_MAX_BYTES} bytes"));
-    }
+fn read_spec(directory: &Dir, name: impl AsRef<Path>) -> Result<Spec, String> {
+    let text = directory.read_whole(name, SPEC_MAX_BYTES);
+    let text = String::from_utf8(text.map_err(|error| error.to_string())?);
     // YAML is JSON's superset.
-    serde_saphyr::from_str(&text).map_err(|error| error.to_string())
+    serde_saphyr::from_str(&text.map_err(|error| error.to_string())?).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "tests make the files that they look at by name"
+)]
 mod tests {
     use super::*;
 
