@@ -34,8 +34,10 @@ mod shutdown;
 mod steps;
 mod wire;
 
+#[allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 #[path = "../../../node/tests/support/dra_driver.rs"]
 mod dra_driver;
+#[allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 #[path = "../../../node/tests/support/plugin.rs"]
 mod plugin_support;
 
