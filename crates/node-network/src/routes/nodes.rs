@@ -1,7 +1,8 @@
 //! The Nodes of the cluster, as far as routes need them, and for a while those that were deleted.
 //!
 //! A Node is deleted before its pods are: while they run they serve, and connections to them go on. So a range that is taken
-//! from a node, or goes with it, stays routed for a while, unless another node has it by then.
+//! from a node, or goes with it, stays routed for a while, unless another node has it by then. So does that of a node without
+//! addresses, as one is that registers again: its range may be known before its addresses are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -63,15 +64,20 @@ impl Nodes {
         known.released.retain(|_, released| released.until > now);
         let mut all = known.nodes.clone();
         for (cidr, released) in &known.released {
-            let taken = |node: &Node| node.pod_cidrs.iter().any(|other| overlap(cidr, other));
-            if known.nodes.values().any(taken) {
+            let is_taken = |(name, node): (&String, &Node)| {
+                (*name != released.node || !node.addresses.is_empty())
+                    && node.pod_cidrs.iter().any(|other| overlap(cidr, other))
+            };
+            if known.nodes.iter().any(is_taken) {
                 continue;
             }
             let node = all.entry(released.node.clone()).or_default();
             if node.addresses.is_empty() {
                 node.addresses.clone_from(&released.addresses);
             }
-            node.pod_cidrs.push(*cidr);
+            if !node.pod_cidrs.contains(cidr) {
+                node.pod_cidrs.push(*cidr);
+            }
         }
         all
     }
@@ -99,7 +105,11 @@ impl Nodes {
         if old == new {
             return false;
         }
-        let ranges = |node: &Option<Node>| node.as_ref().map(|n| n.pod_cidrs.clone()).unwrap_or_default();
+        // Those that can be routed.
+        let ranges = |node: &Option<Node>| match node {
+            Some(node) if !node.addresses.is_empty() => node.pod_cidrs.clone(),
+            _ => vec![],
+        };
         let kept = ranges(&new);
         for cidr in &kept {
             known.released.remove(cidr);
@@ -208,6 +218,30 @@ mod tests {
         assert_eq!(nodes.current(after(2))["b"].pod_cidrs.len(), 2);
         assert_eq!(nodes.current(after(60)).get("b"), Some(&back));
         assert_eq!(nodes.next_expiry(), None);
+    }
+
+    #[test]
+    fn n7_a_node_whose_range_is_known_before_its_addresses_stays_routed() {
+        let nodes = Nodes::new("own", HOLD);
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let old = node("192.0.2.2", &["10.244.1.0/24"]);
+        let registered = Node {
+            addresses: vec![],
+            ..old.clone()
+        };
+        nodes.set("b", Some(old.clone()), start);
+        nodes.set("b", None, start);
+        nodes.set("b", Some(registered.clone()), after(1));
+        assert_eq!(nodes.current(after(59)).get("b"), Some(&old));
+        assert_eq!(nodes.current(after(60)).get("b"), Some(&registered));
+        let new = node("192.0.2.9", &["10.244.1.0/24"]);
+        nodes.set("b", Some(new.clone()), after(2));
+        assert_eq!(nodes.current(after(2)).get("b"), Some(&new));
+        assert_eq!(nodes.next_expiry(), None);
+        // Its addresses are taken from it for a moment.
+        nodes.set("b", Some(registered), after(3));
+        assert_eq!(nodes.current(after(3)).get("b"), Some(&new));
     }
 
     #[test]
