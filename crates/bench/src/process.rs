@@ -218,6 +218,11 @@ pub fn memory_mb(process: u32) -> Result<f64> {
     memory(process, "VmRSS:")
 }
 
+/// The part of it that is the process's own and not pages of its program, MB.
+pub fn anonymous_mb(process: u32) -> Result<f64> {
+    memory(process, "RssAnon:")
+}
+
 fn memory(process: u32, name: &str) -> Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let kib = status

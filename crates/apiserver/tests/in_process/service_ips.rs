@@ -56,3 +56,25 @@ async fn n2_an_address_that_something_else_holds_is_not_allocated() {
         "{error}"
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn n2_the_load_balancers_finalizer_comes_and_goes_with_the_status() {
+    const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
+    let c = cluster().await;
+    let mut web = service("web", "");
+    web.spec.get_or_insert_default().type_ = Some("LoadBalancer".into());
+    c.api.create_as(web).await.unwrap();
+    let mut web = (*c.api.get_as::<Service>("default", "web").await.unwrap()).clone();
+    web.metadata.finalizers = Some(vec![FINALIZER.into()]);
+    c.api.update_status_as(web).await.unwrap();
+    c.api
+        .delete(&SERVICE, "default", "web", DeleteOptions::default())
+        .await
+        .unwrap();
+    let mut web = (*c.api.get_as::<Service>("default", "web").await.unwrap()).clone();
+    assert!(web.metadata.deletion_timestamp.is_some());
+    web.metadata.finalizers = None;
+    c.api.update_status_as(web).await.unwrap();
+    let gone = c.api.get_as::<Service>("default", "web").await.unwrap_err();
+    assert!(gone.is_not_found(), "{gone}");
+}

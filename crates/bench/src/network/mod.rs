@@ -107,6 +107,7 @@ pub struct Found {
     cold_ms: f64,
     restart_ms: f64,
     memory_mb: f64,
+    anonymous_mb: f64,
     changes: Option<Changes>,
 }
 
@@ -198,6 +199,12 @@ fn report(workload: &Workload, title: &str, found: &Found) -> Report {
         found.memory_mb,
         "MB",
         workload.memory,
+    );
+    figure(
+        "of it not pages of the program",
+        found.anonymous_mb,
+        "MB",
+        NOTHING,
     );
     if let Some(changes) = &found.changes {
         figure(

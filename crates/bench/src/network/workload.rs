@@ -15,7 +15,7 @@ use tokio::net::TcpSocket;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Changes, Found, Workload};
-use crate::process::{Result, memory_mb};
+use crate::process::{Result, anonymous_mb, memory_mb};
 use crate::report::percentile;
 use crate::scheduler::cluster::{create, server_with};
 
@@ -55,7 +55,8 @@ pub async fn run(workload: &Workload) -> Result<Found> {
     fill(&api, workload).await?;
     sleep(ALLOCATOR).await;
 
-    let before = memory_mb(std::process::id())?;
+    let own = std::process::id();
+    let (before, anonymous_before) = (memory_mb(own)?, anonymous_mb(own)?);
     let begin = Instant::now();
     let catalog = Arc::new(Shared::start(api.clone()));
     catalog.wait_for(|_, reached| reached.is_synced()).await;
@@ -65,7 +66,8 @@ pub async fn run(workload: &Workload) -> Result<Found> {
     in_kernel(&proxy, 0).await?;
     let cold_ms = milliseconds(begin);
     sleep(ALLOCATOR).await;
-    let memory = memory_mb(std::process::id())? - before;
+    let memory = memory_mb(own)? - before;
+    let anonymous = anonymous_mb(own)? - anonymous_before;
     let changes = match workload.changes {
         true => Some(change(&api, &proxy).await?),
         false => None,
@@ -81,6 +83,7 @@ pub async fn run(workload: &Workload) -> Result<Found> {
         cold_ms,
         restart_ms: milliseconds(begin),
         memory_mb: memory,
+        anonymous_mb: anonymous,
         changes,
     })
 }

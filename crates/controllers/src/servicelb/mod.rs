@@ -41,6 +41,8 @@ pub const CLASS: &str = "knarr.io/node-addresses";
 pub const CONDITION: &str = "knarr.io/LoadBalancerReady";
 /// Addresses of one Service at most: more than a client tries, and a status that stays small in a large cluster.
 pub const MAX_ADDRESSES: usize = 128;
+/// Keeps a Service until its addresses are released, as Kubernetes' service controller does.
+pub const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// What the load balancer has to leave alone.
@@ -130,7 +132,9 @@ impl Controller for ServiceLoadBalancer {
             events.extend(event);
         }
         for service in services.iter().filter(|s| !is_balanced(s)) {
-            statuses.extend(without_condition(service));
+            let (status, event) = release(service);
+            statuses.extend(status);
+            events.extend(event);
         }
         let mut actions = Vec::new();
         if !statuses.is_empty() {
@@ -285,7 +289,7 @@ fn report(
     let same_condition =
         was.is_some_and(|c| c.status == status && c.reason == reason && c.message == message);
     let same_ingress = had == wanted;
-    if same_condition && same_ingress {
+    if same_condition && same_ingress && has_finalizer(service) {
         return (None, Vec::new());
     }
     let events = match (had.is_empty(), wanted.is_empty()) {
@@ -311,6 +315,13 @@ fn report(
         )],
     };
     let mut changed = (**service).clone();
+    if !has_finalizer(service) {
+        changed
+            .metadata
+            .finalizers
+            .get_or_insert_default()
+            .push(FINALIZER.into());
+    }
     let generation = changed.metadata.generation;
     let current = changed.status.get_or_insert_default();
     current.load_balancer.get_or_insert_default().ingress = Some(wanted).filter(|w| !w.is_empty());
@@ -330,11 +341,32 @@ fn report(
     (Some(changed), events)
 }
 
-/// A Service that is this controller's no more, without its condition. Addresses go with the type, at the API.
-fn without_condition(service: &Shared<Service>) -> Option<Service> {
-    condition(service)?;
+/// A Service that is not, or no longer, this controller's: without its condition and the finalizer, which it has only where the
+/// condition says that the finalizer is this controller's. Addresses go with the type, at the API.
+fn release(service: &Shared<Service>) -> (Option<Service>, Vec<Action>) {
+    if condition(service).is_none() {
+        return (None, Vec::new());
+    }
     let mut changed = (**service).clone();
-    let conditions = changed.status.as_mut()?.conditions.as_mut()?;
-    conditions.retain(|c| c.type_ != CONDITION);
-    Some(changed)
+    if let Some(conditions) = changed.status.as_mut().and_then(|s| s.conditions.as_mut()) {
+        conditions.retain(|c| c.type_ != CONDITION);
+    }
+    if let Some(finalizers) = &mut changed.metadata.finalizers {
+        finalizers.retain(|f| f != FINALIZER);
+    }
+    let about = reference(service.object());
+    let events = vec![
+        Action::event(&about, "DeletingLoadBalancer", "Deleting load balancer"),
+        Action::event(&about, "DeletedLoadBalancer", "Deleted load balancer"),
+    ];
+    (Some(changed), events)
+}
+
+fn has_finalizer(service: &Service) -> bool {
+    service
+        .metadata
+        .finalizers
+        .iter()
+        .flatten()
+        .any(|f| f == FINALIZER)
 }

@@ -315,3 +315,35 @@ fn addresses_stay_while_no_node_is_ready_and_the_condition_goes_with_the_type() 
     settle(&mut world);
     assert_eq!(shown(&world, "web"), " | ");
 }
+
+#[test]
+fn a_service_stays_until_its_load_balancer_is_released() {
+    let mut world = World::default();
+    world.put(plain("a", "192.0.2.1"));
+    world.put(service("web", 1, json!({})));
+    settle(&mut world);
+    let get = |world: &World| {
+        let view: &dyn View = world;
+        (*view.get_as::<Service>("d", "web").unwrap()).clone()
+    };
+    assert_eq!(get(&world).metadata.finalizers, Some(vec![FINALIZER.to_string()]));
+    let mut deleted = get(&world);
+    deleted.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(50)));
+    world.put(deleted);
+    let events = settle(&mut world);
+    assert_eq!(
+        events,
+        [
+            "event DeletingLoadBalancer: Deleting load balancer",
+            "event DeletedLoadBalancer: Deleted load balancer"
+        ]
+    );
+    assert_eq!(get(&world).metadata.finalizers, Some(vec![]));
+    // Another load balancer's Service keeps its own finalizer.
+    let class = json!({"loadBalancerClass": "example.com/other"});
+    let mut other = service("web", 1, class);
+    other.metadata.finalizers = Some(vec![FINALIZER.to_string()]);
+    world.put(other);
+    assert_eq!(settle(&mut world), [""; 0]);
+    assert_eq!(get(&world).metadata.finalizers, Some(vec![FINALIZER.to_string()]));
+}
