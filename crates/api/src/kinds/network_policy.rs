@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
-    cidr, count_generation, drop_empty, json, label_selector, port_number, port_number_or_name,
+    cidr, cidr_warnings, count_generation, drop_empty, json, label_selector, port_number, port_number_or_name,
 };
 use super::service_ips::Cidr;
 use crate::field::{Errors, Path};
@@ -44,43 +44,28 @@ impl Strategy for NetworkPolicy {
     }
 
     fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
-        let spec = self.spec.clone().unwrap_or_default();
-        let path = Path::new("spec");
-        if let Some(selector) = &spec.pod_selector {
-            label_selector(&mut errors, &path.child("podSelector"), selector);
+        validate(self, &[])
+    }
+
+    /// Ranges that the old object has may stay, whatever would be said of them today.
+    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+        let mut existing = Vec::new();
+        for (_, block) in blocks(old) {
+            existing.push(block.cidr.clone());
+            existing.extend(block.except.iter().flatten().cloned());
         }
-        let ingress = spec.ingress.iter().flatten();
-        let egress = spec.egress.iter().flatten();
-        let rules = ingress
-            .enumerate()
-            .map(|(i, r)| (path.child("ingress").index(i), &r.ports, "from", &r.from))
-            .chain(
-                egress
-                    .enumerate()
-                    .map(|(i, r)| (path.child("egress").index(i), &r.ports, "to", &r.to)),
-            );
-        for (path, ports, field, peers) in rules {
-            for (i, port) in ports.iter().flatten().enumerate() {
-                check_port(port, &path.child("ports").index(i), &mut errors);
-            }
-            for (i, peer) in peers.iter().flatten().enumerate() {
-                check_peer(peer, &path.child(field).index(i), &mut errors);
+        validate(self, &existing)
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for (path, block) in blocks(self) {
+            warnings.extend(cidr_warnings(&path.child("cidr"), &block.cidr));
+            for (i, except) in block.except.iter().flatten().enumerate() {
+                warnings.extend(cidr_warnings(&path.child("except").index(i), except));
             }
         }
-        const TYPES: &[&str] = &["Ingress", "Egress"];
-        let types = spec.policy_types.as_deref().unwrap_or(&[]);
-        let path = path.child("policyTypes");
-        if types.len() > TYPES.len() {
-            errors.invalid(&path, json(types), "may not specify more than two policyTypes");
-            return errors;
-        }
-        for (i, of) in types.iter().enumerate() {
-            if !TYPES.contains(&of.as_str()) {
-                errors.not_supported_in_order(&path.index(i), of, TYPES);
-            }
-        }
-        errors
+        warnings
     }
 
     fn columns() -> &'static [Column] {
@@ -96,6 +81,46 @@ impl Strategy for NetworkPolicy {
             table::created(&self.metadata, now),
         ]
     }
+}
+
+fn validate(policy: &NetworkPolicy, existing: &[String]) -> Errors {
+    let mut errors = Errors::new();
+    let spec = policy.spec.clone().unwrap_or_default();
+    let path = Path::new("spec");
+    if let Some(selector) = &spec.pod_selector {
+        label_selector(&mut errors, &path.child("podSelector"), selector);
+    }
+    let ingress = spec.ingress.iter().flatten();
+    let egress = spec.egress.iter().flatten();
+    let rules = ingress
+        .enumerate()
+        .map(|(i, r)| (path.child("ingress").index(i), &r.ports, "from", &r.from))
+        .chain(
+            egress
+                .enumerate()
+                .map(|(i, r)| (path.child("egress").index(i), &r.ports, "to", &r.to)),
+        );
+    for (path, ports, field, peers) in rules {
+        for (i, port) in ports.iter().flatten().enumerate() {
+            check_port(port, &path.child("ports").index(i), &mut errors);
+        }
+        for (i, peer) in peers.iter().flatten().enumerate() {
+            check_peer(peer, &path.child(field).index(i), existing, &mut errors);
+        }
+    }
+    const TYPES: &[&str] = &["Ingress", "Egress"];
+    let types = spec.policy_types.as_deref().unwrap_or(&[]);
+    let path = path.child("policyTypes");
+    if types.len() > TYPES.len() {
+        errors.invalid(&path, json(types), "may not specify more than two policyTypes");
+        return errors;
+    }
+    for (i, of) in types.iter().enumerate() {
+        if !TYPES.contains(&of.as_str()) {
+            errors.not_supported_in_order(&path.index(i), of, TYPES);
+        }
+    }
+    errors
 }
 
 fn check_port(port: &NetworkPolicyPort, path: &Path, errors: &mut Errors) {
@@ -124,7 +149,7 @@ fn check_port(port: &NetworkPolicyPort, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_peer(peer: &NetworkPolicyPeer, path: &Path, errors: &mut Errors) {
+fn check_peer(peer: &NetworkPolicyPeer, path: &Path, existing: &[String], errors: &mut Errors) {
     for (field, selector) in [
         ("podSelector", &peer.pod_selector),
         ("namespaceSelector", &peer.namespace_selector),
@@ -138,7 +163,7 @@ fn check_peer(peer: &NetworkPolicyPeer, path: &Path, errors: &mut Errors) {
         None if !selects => errors.required(path, "must specify a peer"),
         None => {}
         Some(block) => {
-            check_block(block, &path.child("ipBlock"), errors);
+            check_block(block, &path.child("ipBlock"), existing, errors);
             if selects {
                 errors.forbidden(path, "may not specify both ipBlock and another peer");
             }
@@ -146,19 +171,85 @@ fn check_peer(peer: &NetworkPolicyPeer, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_block(block: &IPBlock, path: &Path, errors: &mut Errors) {
+fn check_block(block: &IPBlock, path: &Path, existing: &[String], errors: &mut Errors) {
     if block.cidr.is_empty() {
         return errors.required(&path.child("cidr"), "");
     }
-    cidr(errors, &path.child("cidr"), &block.cidr, &[]);
+    cidr(errors, &path.child("cidr"), &block.cidr, existing);
     let Some(range) = Cidr::parse(&block.cidr) else {
         return;
     };
     for (i, except) in block.except.iter().flatten().enumerate() {
         let path = path.child("except").index(i);
-        cidr(errors, &path, except, &[]);
+        cidr(errors, &path, except, existing);
         if Cidr::parse(except).is_some_and(|e| !range.strictly_contains(&e)) {
             errors.invalid(&path, except, "must be a strict subset of `cidr`");
         }
+    }
+}
+
+/// The blocks of addresses of all rules, with their paths.
+fn blocks(policy: &NetworkPolicy) -> Vec<(Path, &IPBlock)> {
+    let Some(spec) = &policy.spec else {
+        return Vec::new();
+    };
+    let path = Path::new("spec");
+    let ingress = spec.ingress.iter().flatten().enumerate();
+    let ingress = ingress.map(|(i, rule)| (path.child("ingress").index(i).child("from"), &rule.from));
+    let egress = spec.egress.iter().flatten().enumerate();
+    let egress = egress.map(|(i, rule)| (path.child("egress").index(i).child("to"), &rule.to));
+    let mut blocks = Vec::new();
+    for (path, peers) in ingress.chain(egress) {
+        for (i, peer) in peers.iter().flatten().enumerate() {
+            if let Some(block) = &peer.ip_block {
+                blocks.push((path.index(i).child("ipBlock"), block));
+            }
+        }
+    }
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn policy(cidr: &str) -> NetworkPolicy {
+        serde_json::from_value(
+            json!({"metadata": {"name": "p"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"ipBlock": {"cidr": cidr}}]}]}}),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn ranges_of_the_old_object_may_stay_and_new_ones_must_be_valid() {
+        let (old, new) = (policy("10.0.0.1/8"), policy("10.0.0.2/8"));
+        assert!(old.validate_update(&old, Part::Main).is_empty());
+        let errors = new.validate_update(&old, Part::Main).to_string();
+        assert!(
+            errors.contains("spec.ingress[0].from[0].ipBlock.cidr"),
+            "{errors}"
+        );
+    }
+
+    #[test]
+    fn ranges_that_are_not_written_as_usual_are_warned_of() {
+        let warned = |cidr: &str| policy(cidr).warnings();
+        let at = "spec.ingress[0].from[0].ipBlock.cidr";
+        assert_eq!(warned("10.0.0.0/8"), [""; 0]);
+        assert_eq!(
+            warned("fd00:0:0::/48"),
+            [format!(
+                "{at}: IPv6 CIDR value \"fd00:0:0::/48\" should be in RFC 5952 canonical format (\"fd00::/48\")"
+            )]
+        );
+        assert_eq!(
+            warned("10.0.0.1/8"),
+            [format!(
+                "{at}: CIDR value \"10.0.0.1/8\" is ambiguous in this context (should be \"10.0.0.0/8\" or \"10.0.0.1/32\"?)"
+            )]
+        );
     }
 }
