@@ -101,9 +101,14 @@ pub trait Strategy:
         self.validate()
     }
 
-    /// Warnings for the client's `Warning` header, on create and update.
+    /// Warnings for the client's `Warning` header, on create.
     fn warnings(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// The same on an update of all but the status.
+    fn warnings_on_update(&self, _old: &Self) -> Vec<String> {
+        self.warnings()
     }
 
     /// Warnings about a new object that are told even if it is then refused.
@@ -186,6 +191,7 @@ pub trait Ops: Send + Sync {
         part: Part,
     ) -> Result<field::Errors, Error>;
     fn warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error>;
+    fn warnings_on_update(&self, obj: &dyn AnyObject, old: &dyn AnyObject) -> Result<Vec<String>, Error>;
     fn early_warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error>;
     fn validate_name(&self, name: &str) -> Vec<String>;
     fn create_on_update(&self) -> bool;
@@ -276,6 +282,9 @@ impl<T: Strategy + 'static> Ops for Of<T> {
     }
     fn warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error> {
         Ok(cast::<T>(obj)?.warnings())
+    }
+    fn warnings_on_update(&self, obj: &dyn AnyObject, old: &dyn AnyObject) -> Result<Vec<String>, Error> {
+        Ok(cast::<T>(obj)?.warnings_on_update(cast(old)?))
     }
     fn early_warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error> {
         Ok(cast::<T>(obj)?.early_warnings())

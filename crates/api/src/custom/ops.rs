@@ -337,6 +337,10 @@ impl Ops for CustomOps {
         Ok(Vec::new())
     }
 
+    fn warnings_on_update(&self, obj: &dyn AnyObject, _: &dyn AnyObject) -> Result<Vec<String>, Error> {
+        self.warnings(obj)
+    }
+
     fn warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error> {
         let standard = ["orphan", "foregroundDeletion", "kubernetes"];
         let finalizers = custom(obj)?.metadata.finalizers.iter().flatten().enumerate();

@@ -280,23 +280,6 @@ pub fn cidr(errors: &mut Errors, path: &Path, value: &str, existing: &[String]) 
     errors.invalid(path, value, mistake);
 }
 
-/// What clients are warned of in a range of addresses that is accepted: bits beyond its prefix, and for IPv6 another form than RFC 5952's.
-pub fn cidr_warnings(path: &Path, value: &str) -> Option<String> {
-    let range = super::service_ips::Cidr::parse(value)?;
-    if range.has_host_bits() {
-        let (address, _) = value.split_once('/')?;
-        let bits = if range.is_ipv6() { 128 } else { 32 };
-        let masked = range.masked();
-        return Some(format!(
-            "{path}: CIDR value {value:?} is ambiguous in this context (should be \"{masked}\" or \"{address}/{bits}\"?)"
-        ));
-    }
-    let canonical = range.to_string();
-    (range.is_ipv6() && canonical != value).then(|| {
-        format!("{path}: IPv6 CIDR value {value:?} should be in RFC 5952 canonical format ({canonical:?})")
-    })
-}
-
 /// As [`cidr`], and in the one form that the range is written in.
 pub fn canonical_cidr(errors: &mut Errors, path: &Path, value: &str) {
     let before = errors.len();

@@ -4,6 +4,7 @@ use k8s_openapi::api::batch::v1::CronJob;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{Json, json_selector, not_negative_if_set, spec_and_status, text};
+use super::warnings::name_warning;
 use super::{job, template};
 use crate::field::{Errors, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -51,10 +52,23 @@ impl Strategy for CronJob {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let mut warnings = job::name_warning(text(&self.metadata.name));
-        if let Some(spec) = &self.spec.job_template.spec {
-            let path = Path::new("spec").child("jobTemplate").child("spec");
-            warnings.extend(job::spec_warnings(spec, &path));
+        let name = name_warning(text(&self.metadata.name)).into_iter();
+        name.chain(template_warnings(self)).collect()
+    }
+
+    /// A change of the metadata alone says nothing of the template.
+    fn warnings_on_update(&self, old: &Self) -> Vec<String> {
+        let mut warnings = match self.metadata.generation == old.metadata.generation {
+            true => Vec::new(),
+            false => template_warnings(self),
+        };
+        if self.spec.schedule.contains("TZ") {
+            // v1.36 names the field so.
+            warnings.push(
+                "cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead, see \
+                 https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details"
+                    .into(),
+            );
         }
         warnings
     }
@@ -104,6 +118,12 @@ impl Strategy for CronJob {
             Part::Main | Part::Other(_) => MetadataChecks::CHANGES,
         }
     }
+}
+
+fn template_warnings(object: &CronJob) -> Vec<String> {
+    let path = Path::new("spec").child("jobTemplate").child("spec");
+    let spec = object.spec.job_template.spec.iter();
+    spec.flat_map(|spec| job::spec_warnings(spec, &path)).collect()
 }
 
 fn validate(cron: &CronJob, old: Option<&CronJob>) -> Errors {

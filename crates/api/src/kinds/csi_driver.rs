@@ -14,6 +14,8 @@ const TOKEN_SECONDS_MIN: i64 = 600;
 const TOKEN_SECONDS_MAX: i64 = 1 << 32;
 const UPDATE_PERIOD_SECONDS_MIN: i64 = 10;
 
+const TOKENS_IN_ATTRIBUTES: &str = "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes";
+
 impl Strategy for CSIDriver {
     fn set_defaults(&mut self) {
         let spec = &mut self.spec;
@@ -94,6 +96,22 @@ impl Strategy for CSIDriver {
     }
 
     const UNCONDITIONAL_UPDATE: bool = false;
+
+    fn warnings(&self) -> Vec<String> {
+        let is_unset = self.spec.service_account_token_in_secrets.is_none();
+        let has_tokens = self.spec.token_requests.as_ref().is_some_and(|t| !t.is_empty());
+        (is_unset && has_tokens)
+            .then(|| TOKENS_IN_ATTRIBUTES.to_string())
+            .into_iter()
+            .collect()
+    }
+
+    fn warnings_on_update(&self, old: &Self) -> Vec<String> {
+        match self.spec.token_requests == old.spec.token_requests {
+            true => Vec::new(),
+            false => self.warnings(),
+        }
+    }
 
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[

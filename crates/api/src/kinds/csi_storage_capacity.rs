@@ -6,6 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{
     IMMUTABLE, Json, dns_subdomain, immutable, json_selector, label_selector, not_negative_quantity,
 };
+use super::warnings::deprecated_label;
 use crate::field::{Errors, Path};
 use crate::quantity;
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -50,6 +51,24 @@ impl Strategy for CSIStorageCapacity {
     }
 
     const UNCONDITIONAL_UPDATE: bool = false;
+
+    fn warnings(&self) -> Vec<String> {
+        let Some(selector) = &self.node_topology else {
+            return Vec::new();
+        };
+        let path = Path::new("nodeTopology");
+        let expressions = selector.match_expressions.iter().flatten().enumerate();
+        let expressions = expressions.filter_map(|(i, expression)| {
+            let words = deprecated_label(&expression.key)?;
+            let at = path.child("matchExpressions").index(i).child("key");
+            Some(format!("{at}: {} is {words}", expression.key))
+        });
+        let labels = selector.match_labels.iter().flatten().filter_map(|(key, _)| {
+            let words = deprecated_label(key)?;
+            Some(format!("{}: {words}", path.child("matchLabels").child(key)))
+        });
+        expressions.chain(labels).collect()
+    }
 
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[

@@ -113,6 +113,14 @@ impl Strategy for DaemonSet {
         template.map(template::warnings).unwrap_or_default()
     }
 
+    /// A change of the metadata alone says nothing of the template.
+    fn warnings_on_update(&self, old: &Self) -> Vec<String> {
+        match self.metadata.generation == old.metadata.generation {
+            true => Vec::new(),
+            false => self.warnings(),
+        }
+    }
+
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             table::NAME,

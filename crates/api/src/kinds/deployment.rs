@@ -9,6 +9,7 @@ use super::checks::{
     not_negative_if_set, not_negative_or_percent, text,
 };
 use super::template::{self, ReplicaCounts};
+use super::warnings;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -107,8 +108,16 @@ impl Strategy for Deployment {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let template = self.spec.as_ref().map(|s| &s.template);
-        template.map(template::warnings).unwrap_or_default()
+        let name = warnings::name_warning(text(&self.metadata.name));
+        name.into_iter().chain(template_warnings(self)).collect()
+    }
+
+    /// A change of the metadata alone says nothing of the template.
+    fn warnings_on_update(&self, old: &Self) -> Vec<String> {
+        match self.metadata.generation == old.metadata.generation {
+            true => Vec::new(),
+            false => template_warnings(self),
+        }
     }
 
     fn columns() -> &'static [Column] {
@@ -141,6 +150,11 @@ impl Strategy for Deployment {
             table::selector_text(&spec.selector).into(),
         ]
     }
+}
+
+fn template_warnings(object: &Deployment) -> Vec<String> {
+    let template = object.spec.as_ref().map(|s| &s.template);
+    template.map(template::warnings).unwrap_or_default()
 }
 
 fn check_strategy(strategy: &DeploymentStrategy, errors: &mut Errors) {

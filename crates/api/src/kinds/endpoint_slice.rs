@@ -7,6 +7,7 @@ use super::checks::{
     self, PROTOCOLS, canonical_ip, count_generation, dns_label, each, endpoint_ip, immutable, ip,
     qualified_name, text,
 };
+use super::warnings::ip_warning;
 use crate::field::{Errors, Path};
 use crate::names;
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -89,6 +90,16 @@ impl Strategy for EndpointSlice {
 
     const CREATE_ON_UPDATE: bool = false;
 
+    fn warnings(&self) -> Vec<String> {
+        let of_type = (self.address_type == "FQDN")
+            .then(|| "spec.addressType: FQDN endpoints are deprecated".to_string());
+        of_type.into_iter().chain(address_warnings(self)).collect()
+    }
+
+    fn warnings_on_update(&self, _old: &Self) -> Vec<String> {
+        address_warnings(self)
+    }
+
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             table::NAME,
@@ -125,6 +136,26 @@ impl Strategy for EndpointSlice {
     fn metadata_checks(_part: Part) -> MetadataChecks {
         MetadataChecks::WHOLE
     }
+}
+
+/// Of addresses that the controllers have not written.
+fn address_warnings(slice: &EndpointSlice) -> Vec<String> {
+    let labels = slice.metadata.labels.as_ref();
+    let manager = labels.and_then(|l| l.get("endpointslice.kubernetes.io/managed-by"));
+    if matches!(
+        manager.map(String::as_str),
+        Some("endpointslice-controller.k8s.io" | "endpointslicemirroring-controller.k8s.io")
+    ) {
+        return Vec::new();
+    }
+    let path = Path::new("endpoints");
+    let endpoints = slice.endpoints.iter().flatten().enumerate();
+    let addresses = endpoints.flat_map(|(i, endpoint)| {
+        let at = path.index(i).child("addresses");
+        let all = endpoint.addresses.iter().enumerate();
+        all.filter_map(move |(j, address)| ip_warning(&at.index(j), address))
+    });
+    addresses.collect()
 }
 
 fn check_endpoint(endpoint: &Endpoint, of: &str, path: &Path, errors: &mut Errors) {

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, Endpoints};
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{self, PROTOCOLS, dns_label, drop_empty, each, endpoint_ip, ip, qualified_name, text};
+use super::warnings::ip_warning;
 use crate::field::{Errors, Path};
 use crate::names;
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -56,6 +57,27 @@ impl Strategy for Endpoints {
     }
 
     const CREATE_ON_UPDATE: bool = true;
+
+    fn warnings(&self) -> Vec<String> {
+        let labels = self.metadata.labels.as_ref();
+        let manager = labels.and_then(|l| l.get("endpoints.kubernetes.io/managed-by"));
+        if manager.is_some_and(|m| m == "endpoint-controller") {
+            return Vec::new();
+        }
+        let mut warnings = Vec::new();
+        for (i, subset) in self.subsets.iter().flatten().enumerate() {
+            let path = Path::new("subsets").index(i);
+            for (field, addresses) in [
+                ("addresses", &subset.addresses),
+                ("notReadyAddresses", &subset.not_ready_addresses),
+            ] {
+                for (j, address) in addresses.iter().flatten().enumerate() {
+                    warnings.extend(ip_warning(&path.child(field).index(j).child("ip"), &address.ip));
+                }
+            }
+        }
+        warnings
+    }
 
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[table::NAME, Column::string("Endpoints"), table::AGE];

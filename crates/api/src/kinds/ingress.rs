@@ -95,6 +95,24 @@ impl Strategy for Ingress {
         errors
     }
 
+    fn warnings(&self) -> Vec<String> {
+        let has_annotation = self
+            .metadata
+            .annotations
+            .as_ref()
+            .is_some_and(|a| a.contains_key(CLASS_ANNOTATION));
+        let has_class = self.spec.as_ref().is_some_and(|s| s.ingress_class_name.is_some());
+        let is_deprecated = has_annotation && !has_class;
+        let words = format!(
+            "annotation {CLASS_ANNOTATION:?} is deprecated, please use 'spec.ingressClassName' instead"
+        );
+        is_deprecated.then_some(words).into_iter().collect()
+    }
+
+    fn warnings_on_update(&self, _old: &Self) -> Vec<String> {
+        Vec::new()
+    }
+
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             table::NAME,

@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{Json, count_generation, drop_empty, json, json_selector, label_selector, text};
 use super::pod::pod_template_warnings;
 use super::template;
+use super::warnings::name_warning;
 use crate::field::{Errors, Path};
 use crate::names;
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -67,11 +68,23 @@ impl Strategy for Job {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let mut warnings = name_warning(text(&self.metadata.name));
-        if let Some(spec) = &self.spec {
-            warnings.extend(spec_warnings(spec, &Path::new("spec")));
-        }
-        warnings
+        let name = name_warning(text(&self.metadata.name)).into_iter();
+        let spec = self
+            .spec
+            .iter()
+            .flat_map(|spec| spec_warnings(spec, &Path::new("spec")));
+        name.chain(spec).collect()
+    }
+
+    /// A change of the metadata alone says nothing of the template.
+    fn warnings_on_update(&self, old: &Self) -> Vec<String> {
+        let changed = self
+            .spec
+            .iter()
+            .filter(|_| self.metadata.generation != old.metadata.generation);
+        changed
+            .flat_map(|spec| spec_warnings(spec, &Path::new("spec")))
+            .collect()
     }
 
     const ORPHANS_BY_DEFAULT: bool = true;
@@ -319,19 +332,6 @@ fn shown_status(job: &Job) -> &'static str {
     } else {
         first(&["Suspended", "FailureTarget", "SuccessCriteriaMet"]).unwrap_or("Running")
     }
-}
-
-/// Pods take their names and hostnames from their Job.
-pub(super) fn name_warning(name: &str) -> Vec<String> {
-    let mistakes = names::dns1123_label(name);
-    if mistakes.is_empty() || name.is_empty() {
-        return Vec::new();
-    }
-    vec![format!(
-        "metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label \
-         is recommended: [{}]",
-        mistakes.join(" ")
-    )]
 }
 
 /// What a Job's or a CronJob's template at `path` should rather not say.

@@ -75,6 +75,7 @@ mod validating_admission_policy_binding;
 mod validating_webhook_configuration;
 mod volume_attachment;
 mod volume_attributes_class;
+pub(crate) mod warnings;
 mod webhook;
 
 /// Kinds for which the answers that fit most kinds are right.

@@ -5,9 +5,10 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
-    cidr, cidr_warnings, count_generation, drop_empty, json, label_selector, port_number, port_number_or_name,
+    cidr, count_generation, drop_empty, json, label_selector, port_number, port_number_or_name,
 };
 use super::service_ips::Cidr;
+use super::warnings::cidr_warning;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -60,9 +61,9 @@ impl Strategy for NetworkPolicy {
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for (path, block) in blocks(self) {
-            warnings.extend(cidr_warnings(&path.child("cidr"), &block.cidr));
+            warnings.extend(cidr_warning(&path.child("cidr"), &block.cidr));
             for (i, except) in block.except.iter().flatten().enumerate() {
-                warnings.extend(cidr_warnings(&path.child("except").index(i), except));
+                warnings.extend(cidr_warning(&path.child("except").index(i), except));
             }
         }
         warnings

@@ -8,6 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{Json, cidr, drop_empty, json, qualified_name, text};
 use super::pod::validate_resource_quantity;
 use super::service_ips::Cidr;
+use super::warnings::cidr_warning;
 use crate::field::{Cause, Errors, FieldError, Path, Shown};
 use crate::names;
 use crate::quantity::canonicalize;
@@ -144,6 +145,23 @@ impl Strategy for Node {
             "spec.unschedulable" => self.is_cordoned().to_string(),
             _ => String::new(),
         }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let Some(spec) = &self.spec else {
+            return warnings;
+        };
+        if spec.config_source.is_some() {
+            warnings.push("spec.configSource: the feature is removed".into());
+        }
+        if !text(&spec.external_id).is_empty() {
+            warnings.push("spec.externalID: this field is deprecated, and is unused by Kubernetes".into());
+        }
+        let path = Path::new("spec").child("podCIDRs");
+        let ranges = spec.pod_cidrs.iter().flatten().enumerate();
+        warnings.extend(ranges.filter_map(|(i, range)| cidr_warning(&path.index(i), range)));
+        warnings
     }
 
     fn columns() -> &'static [Column] {

@@ -9,6 +9,7 @@ use super::checks::{Json, basic_resource, dns_subdomain, immutable, json, positi
 use super::persistent_volume_claim::{CLASS_ANNOTATION, VOLUME_MODES, access_modes, short_modes};
 use super::pod::internal;
 use super::pod::validation::affinity::node_selector;
+use super::warnings::deprecated_label;
 use crate::field::{Errors, Path};
 use crate::quantity;
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -89,6 +90,17 @@ pub fn csi_unique_name(driver: &str, handle: &str) -> String {
 const POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
 /// Where mount options once stood.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
+
+const DEPRECATED_ANNOTATIONS: [(&str, &str); 2] = [
+    (
+        "volume.beta.kubernetes.io/storage-class",
+        "deprecated since v1.8; use \"storageClassName\" attribute instead",
+    ),
+    (
+        "volume.beta.kubernetes.io/mount-options",
+        "deprecated since v1.31; use \"mountOptions\" attribute instead",
+    ),
+];
 
 impl Strategy for PersistentVolume {
     /// An absent capacity and an empty one show differently. No volume with either is ever accepted.
@@ -204,6 +216,70 @@ impl Strategy for PersistentVolume {
             );
         }
         errors
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for (key, words) in DEPRECATED_ANNOTATIONS {
+            if self
+                .metadata
+                .annotations
+                .as_ref()
+                .is_some_and(|a| a.contains_key(key))
+            {
+                warnings.push(format!("metadata.annotations[{key}]: {words}"));
+            }
+        }
+        let Some(spec) = &self.spec else {
+            return warnings;
+        };
+        if spec.persistent_volume_reclaim_policy.as_deref() == Some("Recycle") {
+            warnings.push(
+                "spec.persistentVolumeReclaimPolicy: The Recycle reclaim policy is deprecated. Instead, the recommended \
+                 approach is to use dynamic provisioning."
+                    .into(),
+            );
+        }
+        let required = spec.node_affinity.iter().filter_map(|a| a.required.as_ref());
+        for (i, term) in required.flat_map(|r| r.node_selector_terms.iter().enumerate()) {
+            for (j, expression) in term.match_expressions.iter().flatten().enumerate() {
+                let Some(words) = deprecated_label(&expression.key) else {
+                    continue;
+                };
+                let at =
+                    format!("spec.nodeAffinity.required.nodeSelectorTerms[{i}].matchExpressions[{j}].key");
+                warnings.push(format!("{at}: {} is {words}", expression.key));
+            }
+        }
+        let removed = [
+            (
+                spec.cephfs.is_some(),
+                "cephfs: deprecated in v1.28, non-functional in v1.31+",
+            ),
+            (
+                spec.photon_persistent_disk.is_some(),
+                "photonPersistentDisk: deprecated in v1.11, non-functional in v1.16+",
+            ),
+            (
+                spec.scale_io.is_some(),
+                "scaleIO: deprecated in v1.16, non-functional in v1.22+",
+            ),
+            (
+                spec.storageos.is_some(),
+                "storageOS: deprecated in v1.22, non-functional in v1.25+",
+            ),
+            (
+                spec.glusterfs.is_some(),
+                "glusterfs: deprecated in v1.25, non-functional in v1.26+",
+            ),
+            (
+                spec.rbd.is_some(),
+                "rbd: deprecated in v1.28, non-functional in v1.31+",
+            ),
+        ];
+        let removed = removed.iter().filter(|(is_set, _)| *is_set);
+        warnings.extend(removed.map(|(_, words)| format!("spec.{words}")));
+        warnings
     }
 
     fn columns() -> &'static [Column] {

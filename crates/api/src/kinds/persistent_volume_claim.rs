@@ -84,6 +84,23 @@ impl Strategy for PersistentVolumeClaim {
         errors
     }
 
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self
+            .metadata
+            .annotations
+            .as_ref()
+            .is_some_and(|a| a.contains_key(CLASS_ANNOTATION))
+        {
+            warnings.push(format!(
+                "metadata.annotations[{CLASS_ANNOTATION}]: deprecated since v1.8; use \"storageClassName\" attribute instead"
+            ));
+        }
+        let spec = self.spec.iter();
+        warnings.extend(spec.flat_map(|spec| claim_spec_warnings(spec, &Path::new("spec"))));
+        warnings
+    }
+
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             table::NAME,
@@ -143,6 +160,26 @@ impl Strategy for PersistentVolumeClaim {
             Part::Main | Part::Other(_) => MetadataChecks::BOTH,
         }
     }
+}
+
+/// Sizes with a part of a byte in them.
+pub(super) fn claim_spec_warnings(spec: &PersistentVolumeClaimSpec, path: &Path) -> Vec<String> {
+    let lists = spec
+        .resources
+        .as_ref()
+        .map(|r| [("requests", &r.requests), ("limits", &r.limits)]);
+    let sizes = lists.into_iter().flatten().filter_map(|(field, list)| {
+        let size = list.as_ref()?.get("storage")?;
+        let is_fraction = quantity::Quantity::of(size).is_ok_and(|q| q.milli_value() % 1000 != 0);
+        let at = path.child("resources").child(field).key("storage");
+        is_fraction.then(|| {
+            format!(
+                "{at}: fractional byte value {:?} is invalid, must be an integer",
+                size.0
+            )
+        })
+    });
+    sizes.collect()
 }
 
 /// What may stand in a claim's status: amounts, and how far growing has come.

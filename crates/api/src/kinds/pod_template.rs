@@ -33,6 +33,14 @@ impl Strategy for PodTemplate {
         template.map_or_else(Vec::new, |t| template::warnings_at(t, &Path::new("template")))
     }
 
+    /// A change of the metadata alone says nothing of the template.
+    fn warnings_on_update(&self, old: &Self) -> Vec<String> {
+        match self.metadata.generation == old.metadata.generation {
+            true => Vec::new(),
+            false => self.warnings(),
+        }
+    }
+
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             table::NAME,

@@ -3,8 +3,9 @@
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{drop_empty, immutable_selector, not_negative_if_set, spec_and_status};
+use super::checks::{drop_empty, immutable_selector, not_negative_if_set, spec_and_status, text};
 use super::template::{self, ReplicaCounts};
+use super::warnings;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -69,8 +70,16 @@ impl Strategy for ReplicaSet {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let template = self.spec.as_ref().and_then(|s| s.template.as_ref());
-        template.map(template::warnings).unwrap_or_default()
+        let name = warnings::name_warning(text(&self.metadata.name));
+        name.into_iter().chain(template_warnings(self)).collect()
+    }
+
+    /// A change of the metadata alone says nothing of the template.
+    fn warnings_on_update(&self, old: &Self) -> Vec<String> {
+        match self.metadata.generation == old.metadata.generation {
+            true => Vec::new(),
+            false => template_warnings(self),
+        }
     }
 
     fn columns() -> &'static [Column] {
@@ -102,6 +111,11 @@ impl Strategy for ReplicaSet {
             table::label_selector(Some(&spec.selector)).into(),
         ]
     }
+}
+
+fn template_warnings(object: &ReplicaSet) -> Vec<String> {
+    let template = object.spec.as_ref().and_then(|s| s.template.as_ref());
+    template.map(template::warnings).unwrap_or_default()
 }
 
 trait Status {

@@ -4,8 +4,9 @@
 use k8s_openapi::api::core::v1::ReplicationController;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{drop_empty, not_negative_if_set, spec_and_status};
+use super::checks::{drop_empty, not_negative_if_set, spec_and_status, text};
 use super::template::{self, ReplicaCounts};
+use super::warnings;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -84,8 +85,16 @@ impl Strategy for ReplicationController {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let template = self.spec.as_ref().and_then(|s| s.template.as_ref());
-        template.map(template::warnings).unwrap_or_default()
+        let name = warnings::name_warning(text(&self.metadata.name));
+        name.into_iter().chain(template_warnings(self)).collect()
+    }
+
+    /// A change of the metadata alone says nothing of the template.
+    fn warnings_on_update(&self, old: &Self) -> Vec<String> {
+        match self.metadata.generation == old.metadata.generation {
+            true => Vec::new(),
+            false => template_warnings(self),
+        }
     }
 
     fn columns() -> &'static [Column] {
@@ -117,4 +126,9 @@ impl Strategy for ReplicationController {
             table::labels(spec.selector.iter().flatten()).into(),
         ]
     }
+}
+
+fn template_warnings(object: &ReplicationController) -> Vec<String> {
+    let template = object.spec.as_ref().and_then(|s| s.template.as_ref());
+    template.map(template::warnings).unwrap_or_default()
 }

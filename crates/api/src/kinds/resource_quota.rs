@@ -129,6 +129,30 @@ impl Strategy for ResourceQuota {
         errors
     }
 
+    fn warnings(&self) -> Vec<String> {
+        let hard = self.spec.as_ref().and_then(|s| s.hard.as_ref());
+        let Some(hard) = hard else {
+            return Vec::new();
+        };
+        let amount = |name: &str| Some((name.to_string(), quantity::Quantity::of(hard.get(name)?).ok()?));
+        let warnings = ["cpu", "memory", "storage", "ephemeral-storage"]
+            .into_iter()
+            .filter_map(|name| {
+                let bare = || matches!(name, "cpu" | "memory").then(|| amount(name)).flatten();
+                let (request, requested) = amount(&format!("requests.{name}")).or_else(bare)?;
+                let (limit, limited) = amount(&format!("limits.{name}"))?;
+                (requested > limited).then(|| {
+                    let (requested, limited) = (requested.to_wire().0, limited.to_wire().0);
+                    format!("ResourceQuota {request} ({requested}) should be less than {limit} ({limited})")
+                })
+            });
+        warnings.collect()
+    }
+
+    fn warnings_on_update(&self, _old: &Self) -> Vec<String> {
+        Vec::new()
+    }
+
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             table::NAME,

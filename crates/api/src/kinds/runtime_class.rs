@@ -9,6 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{Json, dns_label, immutable, labels};
 use super::pod::validation::resource_requirements;
 use super::pod::{internal, validate_tolerations};
+use super::warnings::deprecated_label;
 use crate::field::{Errors, Path};
 use crate::quantity;
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -72,6 +73,17 @@ impl Strategy for RuntimeClass {
 
     const CREATE_ON_UPDATE: bool = true;
     const UNCONDITIONAL_UPDATE: bool = false;
+
+    fn warnings(&self) -> Vec<String> {
+        let selector = self
+            .scheduling
+            .iter()
+            .flat_map(|s| s.node_selector.iter().flatten());
+        let deprecated = selector.filter_map(|(key, _)| deprecated_label(key));
+        deprecated
+            .map(|words| format!("scheduling.nodeSelector: {words}"))
+            .collect()
+    }
 
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[table::NAME, Column::string("Handler"), table::AGE];

@@ -7,6 +7,8 @@ use super::checks::drop_empty;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
+const ENFORCE_MOUNTABLE_SECRETS: &str = "kubernetes.io/enforce-mountable-secrets";
+
 fn keep_names_of_secrets(account: &mut ServiceAccount) {
     for secret in account.secrets.iter_mut().flatten() {
         *secret = ObjectReference {
@@ -28,6 +30,22 @@ impl Strategy for ServiceAccount {
 
     fn prepare_for_update(&mut self, _old: &Self, _part: Part) {
         keep_names_of_secrets(self);
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let annotations = self.metadata.annotations.as_ref();
+        let is_set = annotations.is_some_and(|a| a.contains_key(ENFORCE_MOUNTABLE_SECRETS));
+        let words = format!(
+            "metadata.annotations[{ENFORCE_MOUNTABLE_SECRETS}]: deprecated in v1.32+; prefer separate namespaces to isolate access to mounted secrets"
+        );
+        is_set.then_some(words).into_iter().collect()
+    }
+
+    fn warnings_on_update(&self, old: &Self) -> Vec<String> {
+        match old.warnings().is_empty() {
+            true => self.warnings(),
+            false => Vec::new(),
+        }
     }
 
     fn columns() -> &'static [Column] {

@@ -7,6 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{
     Json, count_generation, dns_label, drop_empty, json, not_negative, not_negative_if_set, text,
 };
+use super::persistent_volume_claim::claim_spec_warnings;
 use super::template::{self, ReplicaCounts};
 use super::{deployment, persistent_volume_claim};
 use crate::field::{Errors, Path};
@@ -121,15 +122,12 @@ impl Strategy for StatefulSet {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let spec = self.spec.as_ref();
-        let mut warnings = spec.map(|s| template::warnings(&s.template)).unwrap_or_default();
-        if spec.and_then(|s| s.revision_history_limit).unwrap_or(0) < 0 {
-            warnings.push(
-                "spec.revisionHistoryLimit: a negative value retains all historical revisions; a value >= 0 is recommended"
-                    .into(),
-            );
-        }
-        warnings
+        warnings(self, true)
+    }
+
+    /// A change of the metadata alone says nothing of the template.
+    fn warnings_on_update(&self, old: &Self) -> Vec<String> {
+        warnings(self, self.metadata.generation != old.metadata.generation)
     }
 
     /// Pods are named after it and have that name as their hostname.
@@ -160,6 +158,32 @@ impl Strategy for StatefulSet {
             images,
         ]
     }
+}
+
+fn warnings(set: &StatefulSet, of_template: bool) -> Vec<String> {
+    let Some(spec) = &set.spec else {
+        return Vec::new();
+    };
+    let mut warnings = match of_template {
+        true => template::warnings(&spec.template),
+        false => Vec::new(),
+    };
+    for (i, claim) in spec.volume_claim_templates.iter().flatten().enumerate() {
+        let path = Path::new("spec").child("volumeClaimTemplates").index(i);
+        warnings.extend(
+            claim
+                .spec
+                .iter()
+                .flat_map(|spec| claim_spec_warnings(spec, &path)),
+        );
+    }
+    if spec.revision_history_limit.unwrap_or(0) < 0 {
+        warnings.push(
+            "spec.revisionHistoryLimit: a negative value retains all historical revisions; a value >= 0 is recommended"
+                .into(),
+        );
+    }
+    warnings
 }
 
 fn validate_spec(spec: &StatefulSetSpec) -> Errors {

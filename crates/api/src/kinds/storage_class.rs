@@ -7,6 +7,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{drop_empty, immutable, json, qualified_name, text};
+use super::warnings::deprecated_label;
 use crate::field::{Errors, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -68,6 +69,20 @@ impl Strategy for StorageClass {
             &old.volume_binding_mode,
         );
         errors
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for (i, term) in self.allowed_topologies.iter().flatten().enumerate() {
+            let path = Path::new("allowedTopologies")
+                .index(i)
+                .child("matchLabelExpressions");
+            for (j, expression) in term.match_label_expressions.iter().flatten().enumerate() {
+                let words = deprecated_label(&expression.key);
+                warnings.extend(words.map(|words| format!("{}: {words}", path.index(j).child("key"))));
+            }
+        }
+        warnings
     }
 
     fn columns() -> &'static [Column] {

@@ -142,7 +142,7 @@ impl Server {
             return Err(Error::invalid(served.about_kind(target.name), &mistakes));
         }
         if part != Part::Status {
-            for warning in kind.ops.warnings(&*new)? {
+            for warning in kind.ops.warnings_on_update(&*new, old.typed())? {
                 ctx.warn(warning);
             }
         }

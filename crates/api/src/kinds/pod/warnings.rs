@@ -13,40 +13,9 @@ use super::prepare::{APP_ARMOR_ANNOTATION, app_armor_profile};
 use super::text;
 use super::validation::{SECCOMP_CONTAINER, SECCOMP_POD, every_container};
 use crate::field::Path;
+use crate::kinds::warnings::{deprecated_label, ip_warning};
 use crate::names;
 use crate::quantity::Quantity;
-
-const DEPRECATED_NODE_LABELS: [(&str, &str); 8] = [
-    (
-        "beta.kubernetes.io/arch",
-        "deprecated since v1.14; use \"kubernetes.io/arch\" instead",
-    ),
-    (
-        "beta.kubernetes.io/os",
-        "deprecated since v1.14; use \"kubernetes.io/os\" instead",
-    ),
-    (
-        "failure-domain.beta.kubernetes.io/region",
-        "deprecated since v1.17; use \"topology.kubernetes.io/region\" instead",
-    ),
-    (
-        "failure-domain.beta.kubernetes.io/zone",
-        "deprecated since v1.17; use \"topology.kubernetes.io/zone\" instead",
-    ),
-    (
-        "beta.kubernetes.io/instance-type",
-        "deprecated since v1.17; use \"node.kubernetes.io/instance-type\" instead",
-    ),
-    ("app.kubernetes.io/created-by", "deprecated since v1.9"),
-    (
-        "scheduler.alpha.kubernetes.io/preferAvoidPods",
-        "deprecated since v1.22; use Taints and Tolerations instead",
-    ),
-    (
-        "node-role.kubernetes.io/master",
-        "use \"node-role.kubernetes.io/control-plane\" instead",
-    ),
-];
 
 const DEPRECATED_ANNOTATIONS: [(&str, &str); 3] = [
     (
@@ -62,13 +31,6 @@ const DEPRECATED_ANNOTATIONS: [(&str, &str); 3] = [
         "non-functional in v1.11+; use the \"sysctls\" field instead",
     ),
 ];
-
-fn deprecated_label(key: &str) -> Option<&'static str> {
-    DEPRECATED_NODE_LABELS
-        .iter()
-        .find(|(label, _)| *label == key)
-        .map(|(_, words)| *words)
-}
 
 /// Warnings about a new Pod.
 pub(super) fn pod_warnings(pod: &Pod) -> Vec<String> {
@@ -631,14 +593,6 @@ fn addresses(spec: &PodSpec, path: &Path, warnings: &mut Vec<String>) {
                 .map(|(i, a)| (aliases_at.index(i).child("ip"), &a.ip)),
         );
     for (at, ip) in given {
-        if let Ok(parsed) = ip.parse::<std::net::Ipv6Addr>()
-            && parsed.to_ipv4_mapped().is_none()
-            && parsed.to_string() != *ip
-        {
-            warnings.push(format!(
-                "{at}: IPv6 address {ip:?} should be in RFC 5952 canonical format ({:?})",
-                parsed.to_string()
-            ));
-        }
+        warnings.extend(ip_warning(&at, ip));
     }
 }
