@@ -180,7 +180,11 @@ impl ClientStreams {
             Options { stderr: true, .. } => STDERR,
             _ => ERROR,
         };
-        channels.greet(first).await;
+        // Those that speak v5 are told by the handshake. client-go up to v1.32 may read the message before it has created
+        // its streams, and then complains of an unknown one.
+        if !form.close_signal {
+            channels.greet(first).await;
+        }
         let ends = Ends {
             error: channels.writer(ERROR),
             stdin: channels.reader(STDIN),
