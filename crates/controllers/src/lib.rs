@@ -128,6 +128,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(node::eviction::TaintEviction),
         Box::new(node::taints::NodeTaints),
         Box::new(persistentvolume::claims::ClaimBinder),
+        Box::new(persistentvolume::expansion::VolumeExpansion),
         Box::new(persistentvolume::local::LocalLeftovers),
         Box::new(persistentvolume::local::LocalProvisioner),
         Box::new(persistentvolume::volumes::VolumePhases),

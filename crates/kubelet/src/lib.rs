@@ -30,3 +30,4 @@ pub mod shutdown;
 pub mod static_pods;
 pub mod stats;
 pub mod sysctl;
+pub mod volume_expansion;

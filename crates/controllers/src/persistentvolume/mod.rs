@@ -6,6 +6,7 @@
 //! same one gets it. [`local`] makes volumes of nodes' own directories.
 
 pub mod claims;
+pub mod expansion;
 pub mod local;
 pub mod matching;
 pub mod volumes;

@@ -66,6 +66,8 @@ pub enum Event {
     },
     VolumesReady,
     VolumesFailed {
+        /// Of the event: `FailedMount` or `FailedMapVolume`.
+        reason: &'static str,
         message: String,
         /// It takes somebody else to make it good: trying at once is of no use.
         others_turn: bool,
@@ -577,9 +579,11 @@ impl Pod {
                     self.volumes = Volumes::Ready;
                 }
             }
-            Event::VolumesFailed { message, others_turn } => {
-                self.volumes_failed(message, others_turn, now);
-            }
+            Event::VolumesFailed {
+                reason,
+                message,
+                others_turn,
+            } => self.volumes_failed(reason, message, others_turn, now),
             Event::VolumesGone => {
                 self.volumes = Volumes::Gone;
                 self.moment(now, "VolumesFreed", None, None);
@@ -677,12 +681,12 @@ impl Pod {
         }
     }
 
-    fn volumes_failed(&mut self, message: String, others_turn: bool, now: Timestamp) {
+    fn volumes_failed(&mut self, reason: &'static str, message: String, others_turn: bool, now: Timestamp) {
         if self.volumes != Volumes::SettingUp {
             return;
         }
         if self.ending.is_none() {
-            self.record(None, true, "FailedMount", message);
+            self.record(None, true, reason, message);
         }
         let wait = self.volume_wait.max(if others_turn {
             OTHERS_TURN

@@ -119,6 +119,10 @@ pub(super) async fn create_container(
             devices = resolved.map_err(|error| ("CreateContainerError", error.to_string()))?;
         }
     }
+    for device in spec.volume_devices.iter().flatten() {
+        let node = shared.volumes.device(pod, name, device);
+        devices.devices.push(node.map_err(|e| wrong(e.to_string()))?);
+    }
     let mut mounts = Vec::new();
     for (index, mount) in spec.volume_mounts.iter().flatten().enumerate() {
         let mounted = shared

@@ -248,10 +248,11 @@ impl Kubelet {
         let renewals = counts.then(|| config.root_dir.join(self_fencing::RENEWALS));
         let host = config.played.clone().unwrap_or_else(|| host_of(config.machine));
         let steady = TokioClock::new(clock.now());
+        let recorder = EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone());
         let volumes = Volumes::new(
             config.root_dir.clone(),
             config.node_name.clone(),
-            api.clone(),
+            (api.clone(), recorder.clone(), clock.clone()),
             (config.machine, host.clone()),
             claimed,
         );
@@ -266,7 +267,7 @@ impl Kubelet {
             devices,
             dra: Arc::new(dra),
             trust: Trust::new(config.self_fencing, host, renewals),
-            recorder: EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone()),
+            recorder,
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
             pods,
             owners: Mutex::default(),

@@ -7,6 +7,8 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, V
 use knarr_api::{Shared, k8s_openapi};
 use knarr_client::{Api, TypedApi};
 
+use super::storage::VolumeMode;
+
 /// A claim as a pod's volume names it.
 pub(super) struct Named {
     pub name: String,
@@ -31,12 +33,12 @@ pub(super) fn of(pod: &Pod, volume: &Volume) -> Option<Named> {
     })
 }
 
-/// The volume that the claim is bound to; else what is missing, as users are told.
+/// The claim, and the volume that it is bound to; else what is missing, as users are told.
 pub(super) async fn volume(
     api: &dyn Api,
     pod: &Pod,
     named: &Named,
-) -> Result<Shared<PersistentVolume>, String> {
+) -> Result<(Shared<PersistentVolumeClaim>, Shared<PersistentVolume>), String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
     let name = named.name.as_str();
     let claim = api
@@ -55,12 +57,12 @@ pub(super) async fn volume(
         return Err("PVC is being deleted".into());
     }
     let bound = claim.status.as_ref().and_then(|s| s.phase.as_deref()) == Some("Bound");
-    let volume = claim.spec.as_ref().and_then(|s| s.volume_name.as_deref());
+    let volume = claim.spec.as_ref().and_then(|s| s.volume_name.clone());
     let volume = volume
         .filter(|v| bound && !v.is_empty())
         .ok_or("PVC is not bound")?;
     let volume = api
-        .get_as::<PersistentVolume>("", volume)
+        .get_as::<PersistentVolume>("", &volume)
         .await
         .map_err(|e| format!("failed to fetch PV {volume} from API server: {}", e.message()))?;
     let spec = volume.spec.as_ref();
@@ -70,14 +72,32 @@ pub(super) async fn volume(
     if holder != claim.metadata.uid.as_deref() {
         return Err("the PV is bound to another claim".into());
     }
-    Ok(volume)
+    Ok((claim, volume))
+}
+
+/// Whether the pod's containers use the volume as what it is.
+pub(super) fn check_mode(pod: &Pod, volume: &str, mode: VolumeMode) -> Result<(), String> {
+    let Some(spec) = &pod.spec else { return Ok(()) };
+    let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let mut all = all.map(|c| (&c.volume_mounts, &c.volume_devices));
+    match mode {
+        VolumeMode::Block if all.any(|(m, _)| m.iter().flatten().any(|m| m.name == volume)) => Err(format!(
+            "volume {volume} has volumeMode Block, but is specified in volumeMounts"
+        )),
+        VolumeMode::Filesystem if all.any(|(_, d)| d.iter().flatten().any(|d| d.name == volume)) => Err(
+            format!("volume {volume} has volumeMode Filesystem, but is specified in volumeDevices"),
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Where the volume is on this node.
-pub(super) fn local_path(volume: &PersistentVolume) -> Result<PathBuf, String> {
+pub(super) fn local_path(volume: &PersistentVolume, mode: VolumeMode) -> Result<PathBuf, String> {
     let spec = volume.spec.as_ref();
     let local = spec.and_then(|s| s.local.as_ref()).map(|l| &l.path);
     let host = spec.and_then(|s| s.host_path.as_ref()).map(|h| &h.path);
+    // hostPath volumes have no devices in Kubernetes either.
+    let host = host.filter(|_| mode == VolumeMode::Filesystem);
     let path = local
         .or(host)
         .ok_or("its kind of volume is not supported by knarr yet")?;

@@ -1,6 +1,7 @@
 //! Local volumes that knarr makes of this node's own directories (`knarr.io/local`): made when a pod first needs them,
 //! and removed, with what is in them, when their volume is deleted. Nothing outside their one place is ever touched.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use super::POD_DIR_MODE;
+use crate::host_fs;
 use crate::untrusted_fs::{self, Dir, Pool};
 
 /// Between two tries to clean up.
@@ -42,6 +44,17 @@ pub(super) fn make(root: &Path, volume: &PersistentVolume) -> std::io::Result<()
     let name = path.file_name().unwrap_or_default();
     // One that is there already keeps its mode.
     place.make_dir(name, 0o777).map(drop)
+}
+
+/// Whether it is a block device, or a link to one.
+pub(super) fn check_device(path: &Path) -> std::io::Result<()> {
+    match host_fs::metadata(path)?.file_type().is_block_device() {
+        true => Ok(()),
+        false => Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidInput,
+            "is not a block device",
+        )),
+    }
 }
 
 /// Cleans up after this node's deleted volumes, until dropped. `in_use` says whether a pod still has the directory.

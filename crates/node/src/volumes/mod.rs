@@ -6,6 +6,7 @@
 mod attach;
 mod claims;
 mod empty_dir;
+mod expansion;
 mod files;
 mod host_path;
 mod local;
@@ -21,7 +22,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::persistent_volume::{csi_attachment, csi_unique_name, exclusive};
-use knarr_client::Api;
+use knarr_client::events::EventRecorder;
+use knarr_client::{Api, Clock};
+use knarr_kubelet::devicemanager::DeviceNode;
 use knarr_kubelet::{empty_dir::medium, env_file, resources};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -31,7 +34,8 @@ use crate::kubelet::Machine;
 use crate::kubelet::downward::Place;
 use crate::kubelet::env::{EnvFile, UNREADABLE, expand};
 use crate::untrusted_fs::{self, Dir, Links, Pool};
-use storage::{FsGroup, give_to};
+use expansion::Expansions;
+use storage::{FsGroup, VolumeMode, give_to};
 pub use storage::{Host, Ran};
 
 /// Directories of the kubelet's own, pods' among them: closed to the node's other users, for what is below them is not.
@@ -49,6 +53,14 @@ pub enum VolumeError {
     SetUp { volume: String, why: String },
     #[error("MountVolume.MountDevice failed for volume \"{volume}\" : {why}")]
     MountDevice { volume: String, why: String },
+    #[error("MapVolume.MapPodDevice failed for volume \"{volume}\" : {why}")]
+    MapPodDevice { volume: String, why: String },
+    #[error("MountVolume.Setup failed while expanding volume for volume \"{volume}\" : {why}")]
+    Expand { volume: String, why: String },
+    #[error("MapVolume.MarkVolumeAsMounted failed while expanding volume for volume \"{volume}\" : {why}")]
+    ExpandDevice { volume: String, why: String },
+    #[error("MapVolume.SetUpDevice failed for volume \"{volume}\" : {why}")]
+    SetUpDevice { volume: String, why: String },
     #[error(
         "Unable to attach or mount volumes: unmounted volumes=[{volume}], unattached volumes=[], failed to process volumes=[{volume}]: {why}"
     )]
@@ -67,6 +79,18 @@ pub enum VolumeError {
 
 /// Where claimed volumes are on this node, by the pod's uid and the volume's name.
 pub(crate) type Claimed = Arc<Mutex<BTreeMap<(String, String), PathBuf>>>;
+
+impl VolumeError {
+    /// Of the event.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            VolumeError::MapPodDevice { .. }
+            | VolumeError::SetUpDevice { .. }
+            | VolumeError::ExpandDevice { .. } => "FailedMapVolume",
+            _ => "FailedMount",
+        }
+    }
+}
 
 /// Where one of a container's mounts is on the node.
 #[derive(Clone, Debug)]
@@ -89,6 +113,7 @@ pub struct Volumes {
     attached: attach::Attached,
     /// What comes from elsewhere.
     shelf: storage::Shelf,
+    expansions: Expansions,
     node: String,
 }
 
@@ -151,7 +176,7 @@ impl Volumes {
     pub(crate) fn new(
         root: PathBuf,
         node: String,
-        api: Arc<dyn Api>,
+        (api, recorder, clock): (Arc<dyn Api>, EventRecorder, Arc<dyn Clock>),
         (machine, host): (Machine, Arc<dyn Host>),
         claimed: Claimed,
     ) -> Self {
@@ -172,6 +197,7 @@ impl Volumes {
         };
         Volumes {
             shelf: storage::Shelf::new(root.clone(), tools),
+            expansions: Expansions::new(api.clone(), recorder, clock, node.clone()),
             attached: attach::Attached::new(api.clone(), node.clone(), root.clone()),
             node,
             root,
@@ -249,7 +275,7 @@ impl Volumes {
                 .map_err(failed)?
             {
                 let found = self.shelf.set_up(&wanted).await;
-                let found = found.map_err(|failure| told(&wanted.name, failure))?;
+                let found = found.map_err(|failure| told(&wanted.name, wanted.terms.mode, failure))?;
                 let mut claimed = self.claimed.lock();
                 claimed.insert((uid.into(), volume.name.clone()), found);
             } else {
@@ -275,14 +301,20 @@ impl Volumes {
             volume: volume.name.clone(),
             why: format!("error processing PVC {namespace}/{}: {why}", claim.name),
         };
-        let claimed = claims::volume(&*self.api, pod, claim).await.map_err(failed)?;
+        let (bound, claimed) = claims::volume(&*self.api, pod, claim).await.map_err(failed)?;
         let name = claimed.object().name();
+        let mode = claimed.spec.as_ref().and_then(|s| s.volume_mode.as_deref());
+        let mode = VolumeMode::of(mode);
+        claims::check_mode(pod, &volume.name, mode).map_err(|why| VolumeError::Claim {
+            volume: volume.name.clone(),
+            why,
+        })?;
         let wanted = storage::claimed(&*self.api, pod, &claimed, claim.read_only, fs_group(pod)).await;
         let wanted = wanted.map_err(failed)?;
         // What cannot be had is not waited for.
         let path = match &wanted {
             Some(_) => PathBuf::new(),
-            None => claims::local_path(&claimed).map_err(failed)?,
+            None => claims::local_path(&claimed, mode).map_err(failed)?,
         };
         if let Some(exclusive) = exclusive(&claimed) {
             let held = self.attached.hold(uid, name, &exclusive.into()).await;
@@ -299,6 +331,15 @@ impl Volumes {
             };
             let label = csi_unique_name(&csi.driver, &csi.volume_handle);
             self.attached.hold(uid, &label, &awaited).await.map_err(failed)?;
+        }
+        if wanted.is_none() && mode == VolumeMode::Block {
+            let device = path.clone();
+            let checked = self.files.run(uid, move || local::check_device(&device));
+            checked.await.map_err(|e| VolumeError::SetUpDevice {
+                volume: name.to_string(),
+                why: format!("{}: {e}", path.display()),
+            })?;
+            return Ok(path);
         }
         let Some(wanted) = wanted else {
             let (place, volume) = (local_root(&self.root), (*claimed).clone());
@@ -319,7 +360,19 @@ impl Volumes {
             return Ok(path);
         };
         let found = self.shelf.set_up(&wanted).await;
-        found.map_err(|failure| told(name, failure))
+        let found = found.map_err(|failure| told(name, mode, failure))?;
+        if wanted.is_expandable() {
+            let expanded = self
+                .expansions
+                .begin(&self.shelf, pod, &bound, &claimed, &wanted)
+                .await;
+            let volume = name.to_string();
+            expanded.map_err(|why| match mode {
+                VolumeMode::Filesystem => VolumeError::Expand { volume, why },
+                VolumeMode::Block => VolumeError::ExpandDevice { volume, why },
+            })?;
+        }
+        Ok(found)
     }
 
     fn is_used_by_another(&self, uid: &str, path: &Path) -> bool {
@@ -354,7 +407,12 @@ impl Volumes {
                 tokio::time::sleep(CSI_NODE_RETRY).await;
             }
         };
-        tokio::join!(clean, let_go, csi_node);
+        let expand = async {
+            if self.machine.is_host() {
+                self.expansions.run(&self.shelf).await;
+            }
+        };
+        tokio::join!(clean, let_go, csi_node, expand);
     }
 
     /// Whether this pod uses a volume that is for one node or pod.
@@ -472,6 +530,34 @@ impl Volumes {
         Ok(Mounted { path, read_only })
     }
 
+    /// The device of the node that a container gets for one of its `volumeDevices`.
+    pub fn device(
+        &self,
+        pod: &core::Pod,
+        container: &str,
+        device: &core::VolumeDevice,
+    ) -> Result<DeviceNode, VolumeError> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
+        let claim = volumes
+            .into_iter()
+            .find(|v| v.name == device.name)
+            .and_then(|v| claims::of(pod, v));
+        let claimed = self.claimed.lock();
+        let path = claimed.get(&(uid.to_string(), device.name.clone()));
+        let (Some(claim), Some(path)) = (claim, path) else {
+            return Err(VolumeError::NoVolume {
+                volume: device.name.clone(),
+                container: container.into(),
+            });
+        };
+        Ok(DeviceNode {
+            container_path: device.device_path.clone(),
+            host_path: path.display().to_string(),
+            permissions: if claim.read_only { "r" } else { "mrw" }.into(),
+        })
+    }
+
     /// The start of a file of variables that a container of this pod wrote, and where it is.
     pub async fn env_file(&self, pod: &core::Pod, volume: &str, path: &str) -> Result<EnvFile, String> {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
@@ -502,6 +588,7 @@ impl Volumes {
             let _ = task.await;
         }
         self.tokens.forget(uid);
+        self.expansions.forget(uid);
         let failed = |why: String| VolumeError::TearDown {
             path: self.pod_dir(uid).display().to_string(),
             why,
@@ -536,11 +623,13 @@ fn close(root: &Path) -> std::io::Result<()> {
 }
 
 /// In the words of the step that failed.
-fn told(volume: &str, failure: storage::Failure) -> VolumeError {
+fn told(volume: &str, mode: VolumeMode, failure: storage::Failure) -> VolumeError {
     let volume = volume.to_string();
-    match failure {
-        storage::Failure::Stage(why) => VolumeError::MountDevice { volume, why },
-        storage::Failure::Publish(why) => VolumeError::SetUp { volume, why },
+    match (failure, mode) {
+        (storage::Failure::Stage(why), VolumeMode::Filesystem) => VolumeError::MountDevice { volume, why },
+        (storage::Failure::Publish(why), VolumeMode::Filesystem) => VolumeError::SetUp { volume, why },
+        (storage::Failure::Stage(why), VolumeMode::Block) => VolumeError::SetUpDevice { volume, why },
+        (storage::Failure::Publish(why), VolumeMode::Block) => VolumeError::MapPodDevice { volume, why },
     }
 }
 

@@ -10,6 +10,7 @@
 // Helpers of tests fail by panicking, as tests do.
 #![allow(clippy::unwrap_used)]
 
+mod block_volumes;
 mod confined;
 mod devices;
 mod huge_pages;

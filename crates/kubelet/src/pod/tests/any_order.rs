@@ -57,6 +57,7 @@ fn s1_t5_no_order_of_answers_runs_anything_twice_or_deletes_too_early() {
                     let fails = next(6) == 0;
                     let event = match action {
                         Action::SetUpVolumes if fails => Event::VolumesFailed {
+                            reason: "FailedMount",
                             message: "x".into(),
                             others_turn: false,
                         },

@@ -88,6 +88,7 @@ fn l4_a_pod_deleted_before_anything_ran_ends_as_failed() {
     let setup = life.open.remove(0);
     assert_eq!(setup, Action::SetUpVolumes);
     life.step(Event::VolumesFailed {
+        reason: "FailedMount",
         message: "MountVolume.SetUp failed".into(),
         others_turn: false,
     });

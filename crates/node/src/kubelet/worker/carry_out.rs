@@ -51,6 +51,7 @@ impl Doer {
                         Ok(()) => Event::VolumesReady,
                         Err(error) => Event::VolumesFailed {
                             others_turn: matches!(error, VolumeError::Claim { .. }),
+                            reason: error.reason(),
                             message: error.to_string(),
                         },
                     };

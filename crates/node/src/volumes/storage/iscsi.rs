@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::filesystem::{format_and_mount, mount, unmount};
 use super::host::Host;
-use super::{Storage, Terms, Tools};
+use super::{Storage, Terms, Tools, VolumeMode};
 use crate::untrusted_fs::Dir;
 
 /// How often, and how many times, the disk is looked for after a login.
@@ -117,6 +117,14 @@ impl Iscsi {
         Ok(())
     }
 
+    /// Where the disk appears that is reached through a portal.
+    fn by_path(&self, portal: &str) -> String {
+        format!(
+            "/dev/disk/by-path/*ip-{portal}-iscsi-{}-lun-{}",
+            self.iqn, self.lun
+        )
+    }
+
     /// Logs in at one portal, and waits for the disk.
     async fn log_in(&self, host: &dyn Host, at: &str) -> Result<PathBuf, String> {
         const DISCOVERY: &[&str] = &["discoverydb", "-t", "sendtargets"];
@@ -142,7 +150,7 @@ impl Iscsi {
         // A machine that starts does not log in by itself: the volume may be another node's by then.
         self.set(host, NODE, at, "node.startup", "manual").await?;
         self.admin(host, NODE, at, &["--rescan"]).await?;
-        let path = format!("/dev/disk/by-path/*ip-{at}-iscsi-{}-lun-{}", self.iqn, self.lun);
+        let path = self.by_path(at);
         for _ in 0..LOOKS {
             if let Some(device) = host.device(&path) {
                 return Ok(device);
@@ -187,7 +195,11 @@ impl Storage for Iscsi {
                 failed.join("\n")
             ));
         };
+        // Also where nothing is mounted there: sessions are kept as long as one of their disks has a directory.
         tools.make_dir(at).await?;
+        if terms.mode == VolumeMode::Block {
+            return Ok(());
+        }
         let device = device.display().to_string();
         format_and_mount(host, &device, at, &self.filesystem, &terms.mount_options()).await
     }
@@ -200,6 +212,12 @@ impl Storage for Iscsi {
         terms: &Terms,
     ) -> Result<(), String> {
         let staged = staged.ok_or("the disk is not mounted on this node")?;
+        if terms.mode == VolumeMode::Block {
+            let mut paths = self.portals.iter().map(|portal| self.by_path(portal));
+            let device = paths.find_map(|path| tools.host.device(&path));
+            let device = device.ok_or("the disk is not there any more")?;
+            return tools.link(&device, target).await;
+        }
         if tools.host.is_mounted(target).map_err(|e| e.to_string())? {
             return Ok(());
         }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use knarr_client::Api;
+use knarr_kubelet::volume_expansion;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -30,13 +31,34 @@ pub use filesystem::{FsGroup, give_to};
 pub use host::{Hollow, Host, Machine, Ran};
 use records::Recorded;
 pub use source::{claimed, inline};
+
 use tracing::warn;
 
 use super::POD_DIR_MODE;
-use crate::untrusted_fs::{Dir, Pool};
+use crate::untrusted_fs::{Dir, Kind, Pool};
 
 /// A pod's mount, in the volume's directory.
 const MOUNT: &str = "mount";
+
+/// What containers see of a volume (`volumeMode`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VolumeMode {
+    /// Files, in a directory.
+    #[default]
+    Filesystem,
+    /// The device itself.
+    Block,
+}
+
+impl VolumeMode {
+    /// Of a claim or a volume, whose field may be unset.
+    pub fn of(mode: Option<&str>) -> Self {
+        match mode {
+            Some("Block") => VolumeMode::Block,
+            _ => VolumeMode::Filesystem,
+        }
+    }
+}
 
 /// What is needed to do it.
 pub struct Tools {
@@ -58,7 +80,7 @@ impl Tools {
             .map_err(|e| format!("cannot make {}: {e}", at.display()))
     }
 
-    /// Removes a directory of the kubelet's own if nothing is in it.
+    /// Removes a directory of the kubelet's own if nothing is in it, or a file or link of it.
     async fn remove_dir(&self, at: &Path) -> Result<(), String> {
         let path = at.to_path_buf();
         let removed = self.files.run(at.to_string_lossy(), move || {
@@ -66,6 +88,9 @@ impl Tools {
                 return Err(std::io::ErrorKind::InvalidInput.into());
             };
             match Dir::open(parent) {
+                Ok(parent) if parent.kind(name)?.is_some_and(|kind| kind != Kind::Directory) => {
+                    parent.remove_file(name)
+                }
                 Ok(parent) => parent.remove_dir(name),
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
                 Err(e) => Err(e),
@@ -74,6 +99,25 @@ impl Tools {
         removed
             .await
             .map_err(|e| format!("cannot remove {}: {e}", at.display()))
+    }
+
+    /// Makes a link of the kubelet's own to a device; one that leads elsewhere is replaced.
+    async fn link(&self, device: &Path, at: &Path) -> Result<(), String> {
+        let (device, path) = (device.to_path_buf(), at.to_path_buf());
+        let made = self.files.run(at.to_string_lossy(), move || {
+            let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+                return Err(std::io::ErrorKind::InvalidInput.into());
+            };
+            let parent = Dir::make(parent, POD_DIR_MODE)?;
+            match parent.read_link(name)? {
+                Some(old) if old == device => return Ok(()),
+                Some(_) => parent.remove_file(name)?,
+                None => {}
+            }
+            parent.symlink(&device, name)
+        });
+        made.await
+            .map_err(|e| format!("cannot make {}: {e}", at.display()))
     }
 
     /// Gives what is mounted there to the pod's group.
@@ -93,6 +137,7 @@ pub struct Terms {
     /// `mountOptions` of the volume.
     pub options: Vec<String>,
     pub access_mode: String,
+    pub mode: VolumeMode,
     pub fs_group: Option<FsGroup>,
     pub pod: PodInfo,
 }
@@ -182,6 +227,13 @@ pub struct Wanted {
     pub terms: Terms,
 }
 
+impl Wanted {
+    /// Whether there is somebody on the node to ask to grow it.
+    pub fn is_expandable(&self) -> bool {
+        matches!(&self.source, Source::Csi(csi) if !csi.inline)
+    }
+}
+
 /// At which step it failed; each has its own words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -231,15 +283,15 @@ impl Shelf {
         let Wanted { name, source, terms } = wanted;
         let storage = source.storage();
         let pod = self.pod_dir(&terms.pod.uid);
-        let target = self.target(&terms.pod.uid, storage.plugin(), name);
+        let target = self.target(&terms.pod.uid, storage.plugin(), name, terms.mode);
         let staged = self.staged(storage).map_err(Failure::Stage)?;
         let turn = self.turn(staged.as_deref());
         let _turn = turn.lock().await;
         storage.is_possible(&self.tools)?;
-        let (plugin, name, source) = (storage.plugin(), name.clone(), source.clone());
+        let (plugin, name, source, mode) = (storage.plugin(), name.clone(), source.clone(), terms.mode);
         let volume = target.parent().unwrap_or(&target).to_path_buf();
         let written = self.tools.files.run(&terms.pod.uid, move || {
-            records::write(&pod, plugin, &name, &source)?;
+            records::write(&pod, plugin, &name, &source, mode)?;
             Dir::make(&volume, POD_DIR_MODE).map(drop)
         });
         written.await.map_err(|e| {
@@ -258,14 +310,31 @@ impl Shelf {
         published.map(|()| target).map_err(Failure::Publish)
     }
 
+    /// Grows what a pod has of a volume to so many bytes, where its storage can.
+    pub async fn expand(&self, wanted: &Wanted, bytes: i64) -> Result<(), volume_expansion::Failure> {
+        let Wanted { name, source, terms } = wanted;
+        let Source::Csi(csi) = source else {
+            return Ok(());
+        };
+        let target = self.target(&terms.pod.uid, csi.plugin(), name, terms.mode);
+        let staged = self.staged(csi).map_err(volume_expansion::Failure::Uncertain)?;
+        let turn = self.turn(staged.as_deref());
+        let _turn = turn.lock().await;
+        csi.expand(&self.tools, (staged.as_deref(), &target), terms, bytes)
+            .await
+    }
+
     fn pod_dir(&self, uid: &str) -> PathBuf {
         self.root.join("pods").join(uid)
     }
 
-    /// Where a pod has a volume.
-    fn target(&self, uid: &str, plugin: &str, volume: &str) -> PathBuf {
-        let volumes = self.pod_dir(uid).join("volumes");
-        volumes.join(plugin).join(volume).join(MOUNT)
+    /// Where a pod has a volume: a directory, or a device.
+    fn target(&self, uid: &str, plugin: &str, volume: &str, mode: VolumeMode) -> PathBuf {
+        let pod = self.pod_dir(uid);
+        match mode {
+            VolumeMode::Filesystem => pod.join("volumes").join(plugin).join(volume).join(MOUNT),
+            VolumeMode::Block => pod.join("volumeDevices").join(plugin).join(volume),
+        }
     }
 
     /// Where the node has it once for all its pods. Names that others gave are names of directories there, and no paths.
@@ -290,9 +359,9 @@ impl Shelf {
     /// Undoes all of that for a pod. Whoever asks asks again if it fails.
     pub async fn tear_down(&self, uid: &str) -> Result<(), String> {
         for recorded in self.records(uid).await? {
-            let target = self.target(uid, recorded.plugin, &recorded.volume);
+            let target_of = |mode| self.target(uid, recorded.plugin, &recorded.volume, mode);
             match &recorded.source {
-                Ok(source) => self.undo(uid, source.storage(), &target).await?,
+                Ok((source, mode)) => self.undo(uid, source.storage(), &target_of(*mode)).await?,
                 Err(why) => {
                     warn!(
                         uid,
@@ -300,8 +369,11 @@ impl Shelf {
                         why,
                         "cannot read the record of a volume; it is unmounted, and stays staged if it was"
                     );
-                    filesystem::unmount(&*self.tools.host, &target).await?;
-                    self.tools.remove_dir(&target).await?;
+                    for mode in [VolumeMode::Filesystem, VolumeMode::Block] {
+                        let target = target_of(mode);
+                        filesystem::unmount(&*self.tools.host, &target).await?;
+                        self.tools.remove_dir(&target).await?;
+                    }
                 }
             }
             // Last of all: until then it is to be undone.
@@ -345,7 +417,7 @@ impl Shelf {
             }
             for recorded in self.records(&other).await? {
                 let used = match &recorded.source {
-                    Ok(source) => self
+                    Ok((source, _)) => self
                         .staged(source.storage())
                         .is_ok_and(|at| at.as_deref() == Some(staged)),
                     Err(_) => recorded.plugin == plugin,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::Source;
+use super::{Source, VolumeMode};
 use crate::untrusted_fs::{Dir, Kind, NewFile};
 
 /// In a pod's directory.
@@ -25,6 +25,8 @@ const PLUGINS: [&str; 3] = ["kubernetes.io~csi", "kubernetes.io~iscsi", "kuberne
 #[derive(Serialize, Deserialize)]
 struct Record {
     source: Source,
+    #[serde(default)]
+    mode: VolumeMode,
 }
 
 /// A volume of a pod that has a record.
@@ -33,7 +35,7 @@ pub struct Recorded {
     pub plugin: &'static str,
     pub volume: String,
     /// The error is why the record cannot be read.
-    pub source: Result<Source, String>,
+    pub source: Result<(Source, VolumeMode), String>,
 }
 
 fn directory(pod: &Path, plugin: &str) -> PathBuf {
@@ -41,9 +43,10 @@ fn directory(pod: &Path, plugin: &str) -> PathBuf {
 }
 
 /// Whole, or not at all.
-pub fn write(pod: &Path, plugin: &str, volume: &str, source: &Source) -> io::Result<()> {
+pub fn write(pod: &Path, plugin: &str, volume: &str, source: &Source, mode: VolumeMode) -> io::Result<()> {
     let bytes = serde_json::to_vec(&Record {
         source: source.clone(),
+        mode,
     })?;
     let file = NewFile {
         bytes: &bytes,
@@ -85,11 +88,11 @@ pub fn of_pod(pod: &Path) -> io::Result<Vec<Recorded>> {
     Ok(found)
 }
 
-fn read(directory: &Dir, name: &str, plugin: &str) -> Result<Source, String> {
+fn read(directory: &Dir, name: &str, plugin: &str) -> Result<(Source, VolumeMode), String> {
     let bytes = directory.read_whole(name, BYTES_MAX).map_err(|e| e.to_string())?;
     let record: Record = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
     match record.source.storage().plugin() {
-        own if own == plugin => Ok(record.source),
+        own if own == plugin => Ok((record.source, record.mode)),
         other => Err(format!("a record of {other} among those of {plugin}")),
     }
 }
@@ -124,7 +127,7 @@ fn adopt(pod: &Path, plugin: &str, volumes: &Path, volume: &str) -> Result<(), S
     if directory.kind(FORMER).map_err(|e| e.to_string())?.is_none() {
         return Ok(());
     }
-    let source = read(&directory, FORMER, plugin)?;
-    write(pod, plugin, volume, &source).map_err(|e| e.to_string())?;
+    let (source, mode) = read(&directory, FORMER, plugin)?;
+    write(pod, plugin, volume, &source, mode).map_err(|e| e.to_string())?;
     directory.remove_file(FORMER).map_err(|e| e.to_string())
 }

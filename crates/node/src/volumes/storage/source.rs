@@ -9,7 +9,7 @@ use knarr_client::{Api, TypedApi};
 use super::csi::{Csi, inline_handle};
 use super::iscsi::{Iscsi, portal};
 use super::nfs::Nfs;
-use super::{FsGroup, PodInfo, Source, Terms, Wanted};
+use super::{FsGroup, PodInfo, Source, Terms, VolumeMode, Wanted};
 
 const EXT4: &str = "ext4";
 
@@ -67,6 +67,7 @@ pub async fn inline(
             inline: true,
             stage_secret: None,
             publish_secret: secret,
+            expand_secret: None,
         };
         (Source::Csi(source), csi.read_only)
     } else {
@@ -79,6 +80,7 @@ pub async fn inline(
             read_only: read_only == Some(true),
             options: Vec::new(),
             access_mode: "ReadWriteOnce".into(),
+            mode: VolumeMode::Filesystem,
             fs_group,
             pod,
         },
@@ -119,22 +121,25 @@ pub async fn claimed(
             inline: false,
             stage_secret: csi.node_stage_secret_ref.clone(),
             publish_secret: csi.node_publish_secret_ref.clone(),
+            expand_secret: csi.node_expand_secret_ref.clone(),
         })
     } else {
         return Ok(None);
     };
-    if spec.volume_mode.as_deref() == Some("Block") {
-        return Err("volumeMode Block is not supported by knarr yet, expected Filesystem".into());
+    let mode = VolumeMode::of(spec.volume_mode.as_deref());
+    if mode == VolumeMode::Block && matches!(source, Source::Nfs(_)) {
+        return Err("NFS volumes have no device: volumeMode Block is not supported".into());
     }
     let read_only = read_only || spec.csi.as_ref().is_some_and(|csi| csi.read_only == Some(true));
-    let mode = spec.access_modes.iter().flatten().next();
+    let access_mode = spec.access_modes.iter().flatten().next();
     Ok(Some(Wanted {
         name: volume.metadata.name.clone().unwrap_or_default(),
         source,
         terms: Terms {
             read_only,
             options: spec.mount_options.clone().unwrap_or_default(),
-            access_mode: mode.cloned().unwrap_or_else(|| "ReadWriteOnce".into()),
+            access_mode: access_mode.cloned().unwrap_or_else(|| "ReadWriteOnce".into()),
+            mode,
             fs_group,
             pod: pod_info(pod),
         },

@@ -4,6 +4,7 @@
 //! all other attachments ([`crate::volumes::attach`]); here is only read what the attacher has left for the node.
 
 pub mod drivers;
+mod expand;
 pub mod node_info;
 #[cfg(test)]
 mod tests;
@@ -20,7 +21,7 @@ use knarr_api::kinds::persistent_volume::{csi_attachment, sha256};
 use knarr_client::{Api, TypedApi};
 use serde::{Deserialize, Serialize};
 
-use super::{Failure, Storage, Terms, Tools};
+use super::{Failure, Storage, Terms, Tools, VolumeMode};
 
 /// Before everything that this says, as every kubelet's.
 const SAYS: &str = "kubernetes.io/csi: ";
@@ -40,6 +41,8 @@ pub struct Csi {
     pub stage_secret: Option<SecretReference>,
     #[serde(skip)]
     pub publish_secret: Option<SecretReference>,
+    #[serde(skip)]
+    pub expand_secret: Option<SecretReference>,
 }
 
 /// The handle of an inline volume: of this pod and of this name, always the same.
@@ -59,6 +62,7 @@ pub async fn is_attached(api: &dyn Api, driver: &str) -> Result<bool, String> {
 /// What a driver says it can do.
 struct Can {
     stage: bool,
+    expand: bool,
     mount_group: bool,
     multi_writer: bool,
 }
@@ -74,6 +78,7 @@ impl Csi {
             .collect();
         Ok(Can {
             stage: kinds.contains(&wire::STAGE_UNSTAGE),
+            expand: kinds.contains(&wire::EXPAND_VOLUME),
             mount_group: kinds.contains(&wire::VOLUME_MOUNT_GROUP),
             multi_writer: kinds.contains(&wire::SINGLE_NODE_MULTI_WRITER),
         })
@@ -157,12 +162,15 @@ impl Csi {
             _ => 1,
         };
         let group = terms.fs_group.filter(|_| can.mount_group);
+        let mount = || wire::MountVolume {
+            fs_type: self.filesystem.clone(),
+            mount_flags: terms.options.clone(),
+            volume_mount_group: group.map(|g| g.id.to_string()).unwrap_or_default(),
+        };
+        let is_block = terms.mode == VolumeMode::Block;
         wire::VolumeCapability {
-            mount: Some(wire::MountVolume {
-                fs_type: self.filesystem.clone(),
-                mount_flags: terms.options.clone(),
-                volume_mount_group: group.map(|g| g.id.to_string()).unwrap_or_default(),
-            }),
+            block: is_block.then_some(wire::Empty {}),
+            mount: (!is_block).then(mount),
             access_mode: Some(wire::AccessMode { mode }),
         }
     }
@@ -272,7 +280,7 @@ impl Storage for Csi {
         self.is_served(about.as_deref())?;
         let can = self.can(&socket).await?;
         let staged = staged.filter(|_| can.stage);
-        // The driver makes the last directory itself.
+        // The driver makes the last directory, or the device's file, itself.
         if let Some(parent) = target.parent() {
             tools.make_dir(parent).await?;
         }
@@ -290,6 +298,7 @@ impl Storage for Csi {
         };
         wire::call(&socket, request).await?;
         if let Some(group) = terms.fs_group.filter(|_| !can.mount_group)
+            && terms.mode == VolumeMode::Filesystem
             && self.is_given_to_group(about.as_deref(), terms)
         {
             let given = tools.give_to(group, target, terms.read_only).await;

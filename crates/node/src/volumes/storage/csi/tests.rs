@@ -12,18 +12,20 @@ use k8s_openapi::api::storage::v1::CSINode;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::registry;
 use knarr_client::TokioClock;
+use knarr_client::events::EventRecorder;
 use knarr_client::fake::FakeApi;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::net::UnixListener;
 use tokio::task::AbortHandle;
-use tonic::Status;
+use tonic::{Code, Status};
 
-use super::super::{Failure, Hollow, Shelf, claimed, inline};
+use super::super::{Failure, Hollow, Shelf, Wanted, claimed, inline};
 use super::*;
 use crate::plugins::{Watcher, watcher};
 use crate::untrusted_fs::Pool;
+use crate::volumes::expansion::Expansions;
 
 type Answer = Response<tonic::body::Body>;
 
@@ -33,7 +35,7 @@ struct Driver {
     capabilities: Vec<i32>,
     versions: Vec<String>,
     kind: &'static str,
-    refuses: Mutex<Option<&'static str>>,
+    refuses: Mutex<Option<(&'static str, Code)>>,
 }
 
 impl Default for Driver {
@@ -134,7 +136,10 @@ impl Driver {
             }
             "NodePublishVolume" => {
                 let published = |r: wire::PublishRequest| {
-                    std::fs::create_dir_all(&r.target_path).unwrap();
+                    match r.volume_capability.as_ref().and_then(|c| c.block.as_ref()) {
+                        Some(_) => std::fs::write(&r.target_path, "").unwrap(),
+                        None => std::fs::create_dir_all(&r.target_path).unwrap(),
+                    }
                     self.asked("publish", &r.volume_id, format!("{r:?}"))
                 };
                 unary(request, published).await
@@ -147,6 +152,13 @@ impl Driver {
                 };
                 unary(request, unpublished).await
             }
+            "NodeExpandVolume" => {
+                let expanded = |r: wire::ExpandRequest| {
+                    let bytes = r.capacity_range.as_ref().unwrap().required_bytes;
+                    self.asked("expand", &r.volume_id, format!("{bytes} {r:?}"))
+                };
+                unary(request, expanded).await
+            }
             "NodeUnstageVolume" => {
                 unary(request, |r: wire::UnstageRequest| {
                     self.asked("unstage", &r.volume_id, String::new())
@@ -158,8 +170,10 @@ impl Driver {
     }
 
     fn asked(&self, what: &str, volume: &str, all: String) -> Result<wire::Empty, Status> {
-        if *self.refuses.lock() == Some(what) {
-            return Err(Status::internal("the disk is on fire"));
+        if let Some((refused, code)) = *self.refuses.lock()
+            && refused == what
+        {
+            return Err(Status::new(code, "the disk is on fire"));
         }
         self.told
             .lock()
@@ -248,18 +262,30 @@ impl Node {
         self.api.update_status_as(attached).await.unwrap();
     }
 
+    async fn wanted(&self, of: &str, volume: &core::PersistentVolume) -> Wanted {
+        let wanted = claimed(&*self.api, &pod(of), volume, false, None).await;
+        wanted.unwrap().unwrap()
+    }
+
     async fn set_up(&self, of: &str) -> Result<PathBuf, Failure> {
-        let volume = from(
-            json!({"metadata": {"name": "pv"}, "spec": {"accessModes": ["ReadWriteOnce"],
-            "csi": {"driver": "d.example", "volumeHandle": "h", "fsType": "ext4", "volumeAttributes": {"a": "1"}}}}),
-        );
-        let wanted = claimed(&*self.api, &pod(of), &volume, false, None).await.unwrap();
-        self.shelf.set_up(&wanted.unwrap()).await
+        self.shelf
+            .set_up(&self.wanted(of, &volume("Filesystem", "1Gi")).await)
+            .await
     }
 }
 
 fn from<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
+}
+
+fn volume(mode: &str, size: &str) -> core::PersistentVolume {
+    from(json!({
+        "metadata": {"name": "pv"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "volumeMode": mode, "capacity": {"storage": size},
+            "csi": {"driver": "d.example", "volumeHandle": "h", "fsType": "ext4", "volumeAttributes": {"a": "1"}},
+        },
+    }))
 }
 
 fn pod(name: &str) -> core::Pod {
@@ -375,7 +401,7 @@ async fn s7_a_volume_is_staged_once_a_node_and_published_once_a_pod() {
     node.shelf.tear_down("u-p").await.unwrap();
     assert_eq!(told(), ["unpublish h"]);
     // A driver that fails is asked again, and nothing is forgotten meanwhile.
-    *serving.driver.refuses.lock() = Some("unstage");
+    *serving.driver.refuses.lock() = Some(("unstage", Code::Internal));
     let failed = node.shelf.tear_down("u-q").await.unwrap_err();
     assert_eq!(failed, "rpc error: code = Internal desc = the disk is on fire");
     *serving.driver.refuses.lock() = None;
@@ -397,7 +423,7 @@ async fn a_driver_that_is_not_there_or_fails_is_told_in_the_words_of_the_step() 
     let serving = node.serve(Driver::default());
     node.look().await;
     node.attach("h", json!({"attached": true})).await;
-    *serving.driver.refuses.lock() = Some("publish");
+    *serving.driver.refuses.lock() = Some(("publish", Code::Internal));
     let refused = "rpc error: code = Internal desc = the disk is on fire";
     assert_eq!(node.set_up("p").await, Err(Failure::Publish(refused.into())));
 }
@@ -440,4 +466,196 @@ async fn an_inline_volume_is_only_published_and_its_driver_told_of_the_pod() {
     }
     node.shelf.tear_down("u-p").await.unwrap();
     assert_eq!(*serving.driver.told.lock(), [format!("unpublish {handle}")]);
+}
+
+#[tokio::test]
+async fn a_block_volume_is_published_as_a_device() {
+    let node = Node::new().await;
+    let serving = node.serve(Driver::default());
+    node.look().await;
+    node.attach("h", json!({"attached": true})).await;
+    serving.driver.told.lock().clear();
+    let wanted = node.wanted("p", &volume("Block", "1Gi")).await;
+    let at = node.shelf.set_up(&wanted).await.unwrap();
+    assert_eq!(
+        at,
+        node.dir
+            .path()
+            .join("pods/u-p/volumeDevices/kubernetes.io~csi/pv")
+    );
+    assert!(at.is_file());
+    let told = std::mem::take(&mut *serving.driver.told.lock());
+    assert_eq!(first_words(&told), ["stage h", "publish h"]);
+    for line in &told {
+        assert!(
+            line.contains("block: Some") && line.contains("mount: None"),
+            "{line}"
+        );
+    }
+    // The driver leaves the file behind.
+    node.shelf.tear_down("u-p").await.unwrap();
+    assert_eq!(*serving.driver.told.lock(), ["unpublish h", "unstage h"]);
+    assert!(!at.exists());
+}
+
+/// A node with a volume in use whose claim is bound.
+struct Expanding {
+    node: Node,
+    serving: Serving,
+    expansions: Expansions,
+}
+
+impl Expanding {
+    async fn new(capabilities: Vec<i32>) -> Self {
+        let node = Node::new().await;
+        let serving = node.serve(Driver {
+            capabilities,
+            ..Driver::default()
+        });
+        node.look().await;
+        node.attach("h", json!({"attached": true})).await;
+        node.api.create_as(volume("Filesystem", "1Gi")).await.unwrap();
+        let claim: core::PersistentVolumeClaim = from(json!({
+            "metadata": {"namespace": "a", "name": "c"},
+            "spec": {"volumeName": "pv", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+        }));
+        node.api.create_as(claim).await.unwrap();
+        let clock = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
+        let recorder = EventRecorder::new(node.api.clone(), "kubelet", "n1", clock.clone());
+        let expansions = Expansions::new(node.api.clone(), recorder, clock, "n1".into());
+        let of = Expanding {
+            node,
+            serving,
+            expansions,
+        };
+        of.status(json!({"phase": "Bound", "capacity": {"storage": "1Gi"}}))
+            .await;
+        of
+    }
+
+    async fn claim(&self) -> core::PersistentVolumeClaim {
+        (*self
+            .node
+            .api
+            .get_as::<core::PersistentVolumeClaim>("a", "c")
+            .await
+            .unwrap())
+        .clone()
+    }
+
+    async fn status(&self, status: Value) {
+        let mut claim = self.claim().await;
+        claim.status = from(status);
+        self.node.api.update_status_as(claim).await.unwrap();
+    }
+
+    /// What a resizer does.
+    async fn grow(&self) {
+        let volume = self
+            .node
+            .api
+            .get_as::<core::PersistentVolume>("", "pv")
+            .await
+            .unwrap();
+        let mut grown = (*volume).clone();
+        grown.spec = self::volume("Filesystem", "2Gi").spec;
+        self.node.api.update_as(grown).await.unwrap();
+        self.status(json!({
+            "phase": "Bound", "capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
+            "allocatedResourceStatuses": {"storage": "NodeResizePending"},
+            "conditions": [{"type": "FileSystemResizePending", "status": "True"}],
+        }))
+        .await;
+    }
+
+    async fn begin(&self) -> Result<(), String> {
+        let volume = self
+            .node
+            .api
+            .get_as::<core::PersistentVolume>("", "pv")
+            .await
+            .unwrap();
+        let wanted = self.node.wanted("p", &volume).await;
+        self.node.shelf.set_up(&wanted).await.unwrap();
+        self.serving.driver.told.lock().clear();
+        let claim = self.claim().await;
+        self.expansions
+            .begin(&self.node.shelf, &pod("p"), &claim, &volume, &wanted)
+            .await
+    }
+
+    async fn look(&self) -> Vec<String> {
+        self.expansions.look_at_all(&self.node.shelf).await;
+        std::mem::take(&mut *self.serving.driver.told.lock())
+    }
+}
+
+const BYTES: &str = "expand h 2147483648";
+
+#[tokio::test]
+async fn a_volume_that_grows_is_expanded_while_it_is_used() {
+    let of = Expanding::new(vec![wire::STAGE_UNSTAGE, wire::EXPAND_VOLUME]).await;
+    of.begin().await.unwrap();
+    assert_eq!(of.look().await, [""; 0]);
+    of.grow().await;
+    let told = of.look().await;
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with(BYTES), "{told:?}");
+    for part in [
+        "globalmount",
+        "pods/u-p/volumes/kubernetes.io~csi/pv/mount",
+        "fs_type: \"ext4\"",
+    ] {
+        assert!(told[0].contains(part), "{part} in {}", told[0]);
+    }
+    let status = serde_json::to_value(of.claim().await.status).unwrap();
+    assert_eq!(
+        status,
+        json!({"phase": "Bound", "capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"}})
+    );
+    assert_eq!(of.look().await, [""; 0]);
+    of.expansions.forget("u-p");
+    of.grow().await;
+    assert_eq!(of.look().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_volume_that_grew_before_is_expanded_before_its_pod_starts() {
+    let of = Expanding::new(vec![wire::EXPAND_VOLUME]).await;
+    of.grow().await;
+    *of.serving.driver.refuses.lock() = Some(("expand", Code::OutOfRange));
+    let failed = of.begin().await.unwrap_err();
+    assert!(
+        failed.ends_with("code = OutOfRange desc = the disk is on fire"),
+        "{failed}"
+    );
+    let status = of.claim().await.status.unwrap();
+    assert_eq!(
+        status.allocated_resource_statuses.unwrap()["storage"],
+        "NodeResizeInfeasible"
+    );
+    let conditions = status.conditions.unwrap();
+    let types: Vec<&str> = conditions.iter().map(|c| c.type_.as_str()).collect();
+    assert_eq!(types, ["FileSystemResizePending", "NodeResizeError"]);
+    // It is the resizer's turn.
+    *of.serving.driver.refuses.lock() = None;
+    assert_eq!(of.look().await, [""; 0]);
+    of.grow().await;
+    assert!(of.look().await[0].starts_with(BYTES));
+}
+
+#[tokio::test]
+async fn a_driver_that_expands_nothing_in_use_is_asked_once() {
+    let of = Expanding::new(vec![wire::EXPAND_VOLUME]).await;
+    of.begin().await.unwrap();
+    of.grow().await;
+    *of.serving.driver.refuses.lock() = Some(("expand", Code::FailedPrecondition));
+    assert_eq!(of.look().await, [""; 0]);
+    *of.serving.driver.refuses.lock() = None;
+    assert_eq!(of.look().await, [""; 0]);
+    let status = of.claim().await.status.unwrap();
+    assert_eq!(
+        status.allocated_resource_statuses.unwrap()["storage"],
+        "NodeResizeInProgress"
+    );
 }

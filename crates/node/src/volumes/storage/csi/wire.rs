@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::plugins;
 pub use crate::plugins::Call;
+use crate::plugins::CallError;
 
 /// How long a driver may take, as every kubelet waits.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -50,11 +51,15 @@ pub struct Rpc {
 }
 
 pub const STAGE_UNSTAGE: i32 = 1;
+pub const EXPAND_VOLUME: i32 = 3;
 pub const SINGLE_NODE_MULTI_WRITER: i32 = 5;
 pub const VOLUME_MOUNT_GROUP: i32 = 6;
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct VolumeCapability {
+    /// One of `block` and `mount` is set.
+    #[prost(message, optional, tag = "1")]
+    pub block: Option<Empty>,
     #[prost(message, optional, tag = "2")]
     pub mount: Option<MountVolume>,
     #[prost(message, optional, tag = "3")]
@@ -129,6 +134,31 @@ pub struct UnpublishRequest {
     pub target_path: String,
 }
 
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ExpandRequest {
+    #[prost(string, tag = "1")]
+    pub volume_id: String,
+    #[prost(string, tag = "2")]
+    pub volume_path: String,
+    #[prost(message, optional, tag = "3")]
+    pub capacity_range: Option<CapacityRange>,
+    #[prost(string, tag = "4")]
+    pub staging_target_path: String,
+    #[prost(message, optional, tag = "5")]
+    pub volume_capability: Option<VolumeCapability>,
+    #[prost(map = "string, string", tag = "6")]
+    pub secrets: HashMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CapacityRange {
+    #[prost(int64, tag = "1")]
+    pub required_bytes: i64,
+    /// 0: there is none.
+    #[prost(int64, tag = "2")]
+    pub limit_bytes: i64,
+}
+
 /// Requests without content, told apart by what they ask.
 macro_rules! asks {
     ($($name:ident, $path:literal => $answer:ty;)*) => {$(
@@ -160,11 +190,15 @@ calls! {
     UnstageRequest, "/csi.v1.Node/NodeUnstageVolume";
     PublishRequest, "/csi.v1.Node/NodePublishVolume";
     UnpublishRequest, "/csi.v1.Node/NodeUnpublishVolume";
+    ExpandRequest, "/csi.v1.Node/NodeExpandVolume";
 }
 
 /// Calls the driver, with an error in gRPC's words.
 pub async fn call<C: Call>(socket: &Path, request: C) -> Result<C::Answer, String> {
-    plugins::call(socket, request, PATIENCE)
-        .await
-        .map_err(|error| error.to_string())
+    try_call(socket, request).await.map_err(|error| error.to_string())
+}
+
+/// Likewise, with the error's code.
+pub async fn try_call<C: Call>(socket: &Path, request: C) -> Result<C::Answer, CallError> {
+    plugins::call(socket, request, PATIENCE).await
 }

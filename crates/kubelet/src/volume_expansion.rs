@@ -1,0 +1,476 @@
+//! Expansion of a claimed volume on its node: whether the driver is asked to grow what a pod uses, and what the claim's status
+//! says then.
+//!
+//! A resizer in the cluster has grown the volume before, and said so in the PersistentVolume and in the claim's status
+//! (KEP-284, KEP-1790). Resizers older than `allocatedResourceStatuses` say it by the PersistentVolume's capacity alone.
+
+use k8s_openapi::api::core::v1::{
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition, PersistentVolumeClaimStatus,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
+use knarr_api::quantity::Quantity;
+
+const STORAGE: &str = "storage";
+/// The resizer sets it on claims whose volumes need nothing on nodes.
+const NOT_REQUIRED: &str = "volume.kubernetes.io/node-expansion-not-required";
+const PENDING: &str = "NodeResizePending";
+const IN_PROGRESS: &str = "NodeResizeInProgress";
+const INFEASIBLE: &str = "NodeResizeInfeasible";
+const ERROR_CONDITION: &str = "NodeResizeError";
+/// Conditions that speak of an expansion.
+const CONDITIONS: [&str; 4] = [
+    "FileSystemResizePending",
+    "Resizing",
+    "ControllerResizeError",
+    ERROR_CONDITION,
+];
+
+/// What this node knows of a volume that a pod uses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Known {
+    /// The size that it has here.
+    pub size: Quantity,
+    /// The driver has failed with an error after which nothing is under way.
+    pub has_failed: bool,
+    /// The driver does not expand what is in use: it is not asked again.
+    pub is_left: bool,
+}
+
+impl Known {
+    /// A volume that has just been set up has the size that its claim's status says.
+    pub fn new(claim: &PersistentVolumeClaim) -> Self {
+        Known {
+            size: capacity(claim),
+            has_failed: false,
+            is_left: false,
+        }
+    }
+
+    /// Whether the volume is larger than what this node has of it.
+    pub fn is_behind(&self, volume: &PersistentVolume) -> bool {
+        volume_size(volume) > self.size
+    }
+}
+
+/// A call of the driver (NodeExpandVolume).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub to: Quantity,
+    /// The claim's status says nothing of this expansion any more: it was finished on another node, or by the resizer.
+    is_known: bool,
+    /// The resizer writes the steps of an expansion to the claim's status, and so does the node.
+    has_steps: bool,
+    /// The user has asked for another size since an attempt failed: a failure is left to the resizer.
+    gives_up: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// Nothing is to be done now.
+    Wait,
+    /// Nothing is to be done on this node to have the size.
+    Done(Quantity),
+    Expand(Plan),
+}
+
+/// Why the driver has not expanded a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It cannot expand volumes on nodes.
+    NotSupported(String),
+    /// Not while it is in use.
+    InUse(String),
+    /// Never to this size.
+    Infeasible(String),
+    /// Nothing is under way.
+    Final(String),
+    /// It may be under way.
+    Uncertain(String),
+}
+
+impl Failure {
+    pub fn message(&self) -> &str {
+        match self {
+            Failure::NotSupported(m)
+            | Failure::InUse(m)
+            | Failure::Infeasible(m)
+            | Failure::Final(m)
+            | Failure::Uncertain(m) => m,
+        }
+    }
+}
+
+/// What a failure means.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// There was nothing to be done on the node.
+    Done,
+    /// It is not tried again as long as the volume is used.
+    Left,
+    /// It is tried again, unless the claim's status, which is to be written if it is here, says otherwise.
+    Failed(Option<PersistentVolumeClaimStatus>),
+}
+
+fn amount(of: Option<&Wire>) -> Quantity {
+    // What the API holds has been validated.
+    of.and_then(|size| Quantity::of(size).ok())
+        .unwrap_or_else(|| Quantity::from_value(0, knarr_api::quantity::Notation::BinarySi))
+}
+
+/// The size that the claim's status says.
+fn capacity(claim: &PersistentVolumeClaim) -> Quantity {
+    let capacity = claim.status.as_ref().and_then(|s| s.capacity.as_ref());
+    amount(capacity.and_then(|c| c.get(STORAGE)))
+}
+
+fn volume_size(volume: &PersistentVolume) -> Quantity {
+    let capacity = volume.spec.as_ref().and_then(|s| s.capacity.as_ref());
+    amount(capacity.and_then(|c| c.get(STORAGE)))
+}
+
+fn requested(claim: &PersistentVolumeClaim) -> Quantity {
+    let requests = claim.spec.as_ref().and_then(|s| s.resources.as_ref());
+    let requests = requests.and_then(|r| r.requests.as_ref());
+    amount(requests.and_then(|r| r.get(STORAGE)))
+}
+
+fn step(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let steps = claim.status.as_ref()?.allocated_resource_statuses.as_ref()?;
+    steps.get(STORAGE).map(String::as_str).filter(|s| !s.is_empty())
+}
+
+/// Whether a claim's status alone makes it worth a look at its volume.
+pub fn may_concern(claim: &PersistentVolumeClaim, known: &Known) -> bool {
+    !known.is_left && (step(claim).is_some() || requested(claim) > known.size || capacity(claim) > known.size)
+}
+
+/// Whether a volume that a pod of this node uses, and may write to, is expanded now.
+pub fn decide(claim: &PersistentVolumeClaim, volume: &PersistentVolume, known: &Known) -> Decision {
+    let volume_size = volume_size(volume);
+    if known.is_left || !known.is_behind(volume) {
+        return Decision::Wait;
+    }
+    let status = claim.status.as_ref();
+    let allocated = status.and_then(|s| s.allocated_resources.as_ref());
+    let has_steps = step(claim).is_some() || allocated.is_some();
+    if !has_steps {
+        return Decision::Expand(Plan {
+            to: volume_size,
+            is_known: capacity(claim) >= volume_size,
+            has_steps,
+            gives_up: false,
+        });
+    }
+    let to = amount(allocated.and_then(|a| a.get(STORAGE)));
+    let is_known = step(claim).is_none() && capacity(claim) >= to;
+    let plan = Plan {
+        to,
+        is_known,
+        has_steps,
+        gives_up: known.has_failed && requested(claim) != to,
+    };
+    if is_known {
+        let modes = claim.spec.as_ref().and_then(|s| s.access_modes.as_ref());
+        let is_shared = modes.is_some_and(|m| m.iter().any(|mode| mode == "ReadWriteMany"));
+        let annotations = claim.metadata.annotations.as_ref();
+        let is_required = !annotations.is_some_and(|a| a.contains_key(NOT_REQUIRED));
+        // Each node that has it mounted has to know.
+        return match is_shared && is_required {
+            true => Decision::Expand(plan),
+            false => Decision::Done(to),
+        };
+    }
+    match step(claim) {
+        Some(PENDING | IN_PROGRESS) => Decision::Expand(plan),
+        _ => Decision::Wait,
+    }
+}
+
+impl Plan {
+    /// The claim's status before the driver is called; `None`: as it is.
+    pub fn begun(&self, claim: &PersistentVolumeClaim) -> Option<PersistentVolumeClaimStatus> {
+        if !self.has_steps || self.is_known || step(claim) == Some(IN_PROGRESS) {
+            return None;
+        }
+        let mut status = claim.status.clone().unwrap_or_default();
+        let steps = status.allocated_resource_statuses.get_or_insert_default();
+        steps.insert(STORAGE.into(), IN_PROGRESS.into());
+        Some(status)
+    }
+
+    /// The claim's status after the driver has expanded the volume; `None`: as it is.
+    pub fn finished(&self, claim: &PersistentVolumeClaim) -> Option<PersistentVolumeClaimStatus> {
+        if self.is_known {
+            return None;
+        }
+        let mut status = claim.status.clone().unwrap_or_default();
+        let capacity = status.capacity.get_or_insert_default();
+        capacity.insert(STORAGE.into(), self.to.to_wire());
+        if let Some(steps) = &mut status.allocated_resource_statuses {
+            steps.remove(STORAGE);
+        }
+        status.allocated_resource_statuses = status
+            .allocated_resource_statuses
+            .filter(|steps| !steps.is_empty());
+        if let Some(conditions) = &mut status.conditions {
+            conditions.retain(|c| !CONDITIONS.contains(&c.type_.as_str()));
+        }
+        status.conditions = status.conditions.filter(|c| !c.is_empty());
+        Some(status)
+    }
+
+    /// What the driver's failure means for what is known of the volume, and for its claim.
+    pub fn failed(
+        &self,
+        claim: &PersistentVolumeClaim,
+        known: &mut Known,
+        failure: &Failure,
+        now: Timestamp,
+    ) -> Outcome {
+        match failure {
+            Failure::NotSupported(_) if self.is_known || !self.has_steps => {
+                known.size = self.to;
+                return Outcome::Done;
+            }
+            Failure::InUse(_) => {
+                known.is_left = true;
+                return Outcome::Left;
+            }
+            Failure::Uncertain(_) => return Outcome::Failed(None),
+            Failure::NotSupported(_) | Failure::Infeasible(_) | Failure::Final(_) => {}
+        }
+        known.has_failed = true;
+        if !self.has_steps {
+            return Outcome::Failed(None);
+        }
+        let mut status = claim.status.clone().unwrap_or_default();
+        if self.gives_up || matches!(failure, Failure::Infeasible(_)) {
+            let steps = status.allocated_resource_statuses.get_or_insert_default();
+            steps.insert(STORAGE.into(), INFEASIBLE.into());
+        }
+        let conditions = status.conditions.get_or_insert_default();
+        // One that is there already stays as it is.
+        if !conditions
+            .iter()
+            .any(|c| c.type_ == ERROR_CONDITION && c.status == "True")
+        {
+            conditions.retain(|c| c.type_ != ERROR_CONDITION);
+            conditions.push(PersistentVolumeClaimCondition {
+                type_: ERROR_CONDITION.into(),
+                status: "True".into(),
+                last_transition_time: Some(Time(now)),
+                message: Some(format!("failed to expand pvc with {}", failure.message())),
+                ..PersistentVolumeClaimCondition::default()
+            });
+        }
+        Outcome::Failed((Some(&status) != claim.status.as_ref()).then_some(status))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn claim(status: Value) -> PersistentVolumeClaim {
+        let claim = json!({
+            "metadata": {"name": "c"},
+            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}},
+            "status": status,
+        });
+        serde_json::from_value(claim).unwrap()
+    }
+
+    fn volume(size: &str) -> PersistentVolume {
+        serde_json::from_value(json!({"spec": {"capacity": {"storage": size}}})).unwrap()
+    }
+
+    fn size(text: &str) -> Quantity {
+        Quantity::parse(text).unwrap()
+    }
+
+    fn known(text: &str) -> Known {
+        Known {
+            size: size(text),
+            has_failed: false,
+            is_left: false,
+        }
+    }
+
+    fn stepped(step: &str) -> PersistentVolumeClaim {
+        claim(json!({
+            "capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
+            "allocatedResourceStatuses": {"storage": step},
+        }))
+    }
+
+    fn plan(claim: &PersistentVolumeClaim, known: &Known) -> Plan {
+        match decide(claim, &volume("2Gi"), known) {
+            Decision::Expand(plan) => plan,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_driver_is_asked_when_the_resizer_has_left_it_to_the_node() {
+        let finished =
+            || claim(json!({"capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"}}));
+        let shared = |annotations: Value| {
+            let mut shared = finished();
+            shared.spec.as_mut().unwrap().access_modes = Some(vec!["ReadWriteMany".into()]);
+            shared.metadata.annotations = serde_json::from_value(annotations).unwrap();
+            shared
+        };
+        let left = Known {
+            is_left: true,
+            ..known("1Gi")
+        };
+        for (why, claim, volume_size, known, expected) in [
+            ("nothing has grown", stepped(PENDING), "1Gi", known("1Gi"), "wait"),
+            (
+                "the resizer works",
+                stepped("ControllerResizeInProgress"),
+                "2Gi",
+                known("1Gi"),
+                "wait",
+            ),
+            ("the node's turn", stepped(PENDING), "2Gi", known("1Gi"), "expand"),
+            (
+                "begun before a restart",
+                stepped(IN_PROGRESS),
+                "2Gi",
+                known("1Gi"),
+                "expand",
+            ),
+            ("given up", stepped(INFEASIBLE), "2Gi", known("1Gi"), "wait"),
+            ("not while it is used", stepped(PENDING), "2Gi", left, "wait"),
+            ("finished elsewhere", finished(), "2Gi", known("1Gi"), "done"),
+            (
+                "shared: each node",
+                shared(json!({})),
+                "2Gi",
+                known("1Gi"),
+                "expand",
+            ),
+            (
+                "shared, nothing on nodes",
+                shared(json!({NOT_REQUIRED: "true"})),
+                "2Gi",
+                known("1Gi"),
+                "done",
+            ),
+            (
+                "an old resizer",
+                claim(json!({"capacity": {"storage": "1Gi"}})),
+                "2Gi",
+                known("1Gi"),
+                "expand",
+            ),
+            ("this node has it", finished(), "2Gi", known("2Gi"), "wait"),
+        ] {
+            let decided = match decide(&claim, &volume(volume_size), &known) {
+                Decision::Wait => "wait",
+                Decision::Done(to) => {
+                    assert_eq!(to, size("2Gi"), "{why}");
+                    "done"
+                }
+                Decision::Expand(plan) => {
+                    assert_eq!(plan.to, size("2Gi"), "{why}");
+                    "expand"
+                }
+            };
+            assert_eq!(decided, expected, "{why}");
+        }
+    }
+
+    #[test]
+    fn the_claims_status_shows_each_step() {
+        let pending = claim(json!({
+            "capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
+            "allocatedResourceStatuses": {"storage": PENDING},
+            "conditions": [{"type": "FileSystemResizePending", "status": "True"}, {"type": "Mine", "status": "True"}],
+        }));
+        let plan = plan(&pending, &known("1Gi"));
+        let begun = plan.begun(&pending).unwrap();
+        assert_eq!(
+            begun.allocated_resource_statuses.as_ref().unwrap()[STORAGE],
+            IN_PROGRESS
+        );
+        let mut claim = pending.clone();
+        claim.status = Some(begun);
+        assert_eq!(plan.begun(&claim), None);
+        let finished = plan.finished(&claim).unwrap();
+        assert_eq!(
+            serde_json::to_value(finished).unwrap(),
+            json!({
+                "capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"},
+                "conditions": [{"type": "Mine", "status": "True"}],
+            })
+        );
+    }
+
+    #[test]
+    fn a_failure_is_in_the_claims_status_and_says_whether_it_is_tried_again() {
+        let text = || "no".to_string();
+        let now = Timestamp::UNIX_EPOCH;
+        let mut of = known("1Gi");
+        let claim = stepped(IN_PROGRESS);
+        let plan_of = plan(&claim, &of);
+        assert_eq!(
+            plan_of.failed(&claim, &mut of, &Failure::Uncertain(text()), now),
+            Outcome::Failed(None)
+        );
+        assert!(!of.has_failed);
+        let Outcome::Failed(Some(status)) = plan_of.failed(&claim, &mut of, &Failure::Final(text()), now)
+        else {
+            panic!("the status says nothing");
+        };
+        assert!(of.has_failed);
+        assert_eq!(
+            status.allocated_resource_statuses.as_ref().unwrap()[STORAGE],
+            IN_PROGRESS
+        );
+        let condition = &status.conditions.as_ref().unwrap()[0];
+        assert_eq!(condition.type_, "NodeResizeError");
+        assert_eq!(condition.message.as_deref(), Some("failed to expand pvc with no"));
+        // The user asks for less: the resizer may begin anew.
+        let mut smaller = claim.clone();
+        let resources = smaller.spec.as_mut().unwrap().resources.as_mut().unwrap();
+        let requests = resources.requests.as_mut().unwrap();
+        requests.insert(STORAGE.into(), Wire("1536Mi".into()));
+        for (claim, failure) in [
+            (&smaller, Failure::Final(text())),
+            (&claim, Failure::Infeasible(text())),
+        ] {
+            let plan = plan(claim, &of);
+            let Outcome::Failed(Some(status)) = plan.failed(claim, &mut of, &failure, now) else {
+                panic!("the status says nothing");
+            };
+            assert_eq!(
+                status.allocated_resource_statuses.as_ref().unwrap()[STORAGE],
+                INFEASIBLE
+            );
+        }
+        let mut of = known("1Gi");
+        assert_eq!(
+            plan_of.failed(&claim, &mut of, &Failure::InUse(text()), now),
+            Outcome::Left
+        );
+        assert_eq!(decide(&claim, &volume("2Gi"), &of), Decision::Wait);
+    }
+
+    #[test]
+    fn a_driver_that_expands_nothing_on_nodes_is_none_where_nothing_asks_for_it() {
+        let old = claim(json!({"capacity": {"storage": "1Gi"}}));
+        let mut of = known("1Gi");
+        let plan = plan(&old, &of);
+        let failure = Failure::NotSupported("no".into());
+        let outcome = plan.failed(&old, &mut of, &failure, Timestamp::UNIX_EPOCH);
+        assert_eq!(outcome, Outcome::Done);
+        assert_eq!(of.size, size("2Gi"));
+    }
+}

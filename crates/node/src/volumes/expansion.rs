@@ -1,0 +1,241 @@
+//! Keeps the claimed volumes that pods of this node use at the size of their PersistentVolumes, as far as their drivers can.
+//!
+//! What is to be done is decided by [`knarr_kubelet::volume_expansion`]: when a volume is set up, and while it is used. Nodes
+//! cannot watch claims; those of drivers' volumes are read again every [`LOOK`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{
+    ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod,
+};
+use knarr_api::{k8s_openapi, registry};
+use knarr_client::events::{EventRecorder, EventType, reference_to};
+use knarr_client::{Api, Clock, TypedApi};
+use knarr_kubelet::volume_expansion::{Decision, Known, Outcome, Plan, decide, may_concern};
+use parking_lot::Mutex;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::debug;
+
+use super::storage::{Shelf, Wanted};
+
+/// Between two looks at the claims in use: kubelet looks with each sync of a pod, about once a minute.
+const LOOK: Duration = Duration::from_secs(30);
+/// Drivers that are called at the same time.
+const CALLS_MAX: usize = 8;
+
+/// A volume of a pod that its driver may expand.
+#[derive(Clone)]
+struct Used {
+    pod: ObjectReference,
+    claim: String,
+    wanted: Wanted,
+    known: Known,
+}
+
+/// By the pod's uid and the volume's name.
+type Key = (String, String);
+
+pub(super) struct Expansions {
+    api: Arc<dyn Api>,
+    recorder: EventRecorder,
+    clock: Arc<dyn Clock>,
+    node: String,
+    used: Mutex<BTreeMap<Key, Used>>,
+}
+
+impl Expansions {
+    pub fn new(api: Arc<dyn Api>, recorder: EventRecorder, clock: Arc<dyn Clock>, node: String) -> Self {
+        Expansions {
+            api,
+            recorder,
+            clock,
+            node,
+            used: Mutex::default(),
+        }
+    }
+
+    /// A pod has a volume now, which may have grown before. The error is why it has not its size.
+    pub async fn begin(
+        &self,
+        shelf: &Shelf,
+        pod: &Pod,
+        claim: &PersistentVolumeClaim,
+        volume: &PersistentVolume,
+        wanted: &Wanted,
+    ) -> Result<(), String> {
+        let about = reference_to(&registry::POD, pod);
+        if wanted.terms.read_only {
+            if Known::new(claim).is_behind(volume) {
+                let text = self.text(
+                    "MountVolume.NodeExpandVolume failed",
+                    wanted,
+                    "requested read-only file system",
+                );
+                for about in [about, reference_to(&registry::PERSISTENT_VOLUME_CLAIM, claim)] {
+                    self.recorder
+                        .event(&about, EventType::Warning, "FileSystemResizeFailed", text.clone());
+                }
+            }
+            return Ok(());
+        }
+        let key = (wanted.terms.pod.uid.clone(), wanted.name.clone());
+        let used = Used {
+            pod: about,
+            claim: claim.metadata.name.clone().unwrap_or_default(),
+            wanted: wanted.clone(),
+            known: Known::new(claim),
+        };
+        self.used.lock().entry(key.clone()).or_insert(used);
+        self.sync(shelf, &key, claim, volume).await
+    }
+
+    /// A pod has none of its volumes any more.
+    pub fn forget(&self, uid: &str) {
+        self.used.lock().retain(|(of, _), _| of != uid);
+    }
+
+    /// Expands what grows while it is used, until dropped.
+    pub async fn run(&self, shelf: &Shelf) {
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            looks.tick().await;
+            self.look_at_all(shelf).await;
+        }
+    }
+
+    /// Expands what has grown since the last look.
+    pub async fn look_at_all(&self, shelf: &Shelf) {
+        let keys: Vec<Key> = self.used.lock().keys().cloned().collect();
+        let all = futures::stream::iter(keys);
+        all.for_each_concurrent(CALLS_MAX, |key| async move { self.look(shelf, &key).await })
+            .await;
+    }
+
+    async fn look(&self, shelf: &Shelf, key: &Key) {
+        let Some(used) = self.used.lock().get(key).cloned() else {
+            return;
+        };
+        let namespace = &used.wanted.terms.pod.namespace;
+        let synced = async {
+            let claim = self.api.get_as::<PersistentVolumeClaim>(namespace, &used.claim);
+            let claim = claim.await.map_err(|e| (false, e.to_string()))?;
+            if !may_concern(&claim, &used.known) {
+                return Ok(());
+            }
+            let volume = self.api.get_as::<PersistentVolume>("", &used.wanted.name).await;
+            let volume = volume.map_err(|e| (false, e.to_string()))?;
+            let synced = self.sync(shelf, key, &claim, &volume).await;
+            synced.map_err(|why| (true, why))
+        };
+        let synced: Result<(), (bool, String)> = synced.await;
+        if let Err((is_failure, why)) = synced {
+            debug!(
+                volume = used.wanted.name,
+                why, "a volume in use is not expanded yet"
+            );
+            if is_failure {
+                let text = self.text(
+                    "NodeExpandVolume.NodeExpandVolume failed",
+                    &used.wanted,
+                    &format!(": {why}"),
+                );
+                self.recorder
+                    .event(&used.pod, EventType::Warning, "VolumeResizeFailed", text);
+            }
+        }
+    }
+
+    /// Messages of kubelets name the volume between what was done and what came of it.
+    fn text(&self, what: &str, wanted: &Wanted, result: &str) -> String {
+        format!("{what} for volume {:?} {result}", wanted.name)
+    }
+
+    async fn sync(
+        &self,
+        shelf: &Shelf,
+        key: &Key,
+        claim: &PersistentVolumeClaim,
+        volume: &PersistentVolume,
+    ) -> Result<(), String> {
+        let Some(mut used) = self.used.lock().get(key).cloned() else {
+            return Ok(());
+        };
+        let synced = match decide(claim, volume, &used.known) {
+            Decision::Wait => return Ok(()),
+            Decision::Done(size) => {
+                used.known.size = size;
+                Ok(())
+            }
+            Decision::Expand(plan) => self.expand(shelf, &mut used, &plan, claim.clone()).await,
+        };
+        // Its pod may have gone meanwhile.
+        if let Some(of) = self.used.lock().get_mut(key) {
+            of.known = used.known;
+        }
+        synced
+    }
+
+    async fn expand(
+        &self,
+        shelf: &Shelf,
+        used: &mut Used,
+        plan: &Plan,
+        mut claim: PersistentVolumeClaim,
+    ) -> Result<(), String> {
+        if let Some(status) = plan.begun(&claim) {
+            claim = self.write(claim, status).await?;
+        }
+        let Err(failure) = shelf.expand(&used.wanted, plan.to.value()).await else {
+            used.known.size = plan.to;
+            let text = self.text("MountVolume.NodeExpandVolume succeeded", &used.wanted, &self.node);
+            for about in [
+                &used.pod,
+                &reference_to(&registry::PERSISTENT_VOLUME_CLAIM, &claim),
+            ] {
+                self.recorder.event(
+                    about,
+                    EventType::Normal,
+                    "FileSystemResizeSuccessful",
+                    text.clone(),
+                );
+            }
+            return match plan.finished(&claim) {
+                Some(status) => self.write(claim, status).await.map(drop),
+                None => Ok(()),
+            };
+        };
+        match plan.failed(&claim, &mut used.known, &failure, self.clock.now()) {
+            Outcome::Done => Ok(()),
+            Outcome::Left => {
+                debug!(
+                    volume = used.wanted.name,
+                    why = failure.message(),
+                    "a volume is not expanded while it is used"
+                );
+                Ok(())
+            }
+            Outcome::Failed(status) => {
+                if let Some(status) = status {
+                    self.write(claim, status).await?;
+                }
+                Err(failure.message().to_string())
+            }
+        }
+    }
+
+    async fn write(
+        &self,
+        mut claim: PersistentVolumeClaim,
+        status: PersistentVolumeClaimStatus,
+    ) -> Result<PersistentVolumeClaim, String> {
+        claim.status = Some(status);
+        match self.api.update_status_as(claim).await {
+            Ok(written) => Ok((*written).clone()),
+            Err(error) => Err(format!("update pvc status failed: {error}")),
+        }
+    }
+}
