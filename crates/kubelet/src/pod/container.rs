@@ -459,6 +459,15 @@ impl Pod {
     pub(super) fn probe(&mut self, now: Timestamp) {
         let mut asks = Vec::new();
         let mut wake = Vec::new();
+        // Those that begin together are shown running together, and only then is the first of them ready.
+        let begins = |c: &Container| {
+            let is_under_way = matches!(
+                c.work,
+                Work::Inspecting | Work::Creating { .. } | Work::Created { .. } | Work::Starting { .. }
+            );
+            c.role == Role::App && c.run.is_none() && is_under_way
+        };
+        let begins = self.containers.iter().any(begins);
         for container in &mut self.containers {
             let Some(run) = &container.run else { continue };
             let (id, name) = (run.id.clone(), container.name.clone());
@@ -472,7 +481,7 @@ impl Pod {
                 let held = match probe.kind {
                     probe::Kind::Startup => started || stopping,
                     probe::Kind::Liveness => !started || stopping,
-                    probe::Kind::Readiness => !started,
+                    probe::Kind::Readiness => !started || begins && container.role == Role::App,
                 };
                 probe.hold(held, now);
                 if held {

@@ -34,6 +34,13 @@ pub(super) fn begins_anew(container: &Container) -> bool {
     container.run.as_ref().is_some_and(|run| run.id.is_empty()) && !is_removed(container)
 }
 
+/// Whether a status says that all containers were restarted in place: only then may a pod that ran be pending.
+pub(super) fn is_shown(status: &core::PodStatus) -> bool {
+    let last = |c: &core::ContainerStatus| c.last_state.as_ref()?.terminated.as_ref()?.reason.clone();
+    let apps = status.container_statuses.iter().flatten();
+    apps.filter_map(last).any(|reason| reason == REASON)
+}
+
 impl Pod {
     /// Goes as far as it goes now. Whether there is something of it left to be waited for.
     pub(super) fn restart_all(&mut self, now: Timestamp) -> bool {

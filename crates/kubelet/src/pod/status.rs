@@ -51,7 +51,7 @@ pub fn merge(there: &PodStatus, ours: &PodStatus) -> PodStatus {
     // Phases only go forward (L1), also where a kubelet before this one has told more than this one saw.
     let keeps = match there.phase.as_deref() {
         Some("Succeeded" | "Failed") => true,
-        Some("Running") => merged.phase.as_deref() == Some("Pending"),
+        Some("Running") => merged.phase.as_deref() == Some("Pending") && !restart_all::is_shown(ours),
         _ => false,
     };
     if keeps {

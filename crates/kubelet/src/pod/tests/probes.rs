@@ -159,3 +159,22 @@ fn l8_liveness_waits_for_a_tick_of_the_pod_in_every_run_of_a_container() {
     life.wait(1);
     assert!(asked(&mut life), "ticks are the pod's");
 }
+
+#[test]
+fn l8_containers_that_begin_together_are_shown_running_before_one_is_ready() {
+    let ready = |name: &str| {
+        let mut of = container(name);
+        of["readinessProbe"] = json!({"exec": {"command": ["x"]}, "periodSeconds": 1});
+        of
+    };
+    let mut life = Life::new(json!({"containers": [ready("a"), ready("b")]}));
+    life.settle();
+    let at = |line: &str| life.log.iter().position(|l| l.starts_with(line));
+    let both = at("status Running a=running/0 b=running/0").expect("both run");
+    assert!(
+        at("probe a Readiness").is_some_and(|probed| probed > both),
+        "{:?}",
+        life.log
+    );
+    assert!(at("probe b Readiness").is_some());
+}

@@ -45,6 +45,15 @@ fn l5_a_rule_restarts_all_containers_from_the_beginning_in_the_same_sandbox() {
     assert_eq!(life.condition("Initialized"), "True", "once it was, it is");
     let status = life.pod.status();
     assert_eq!(status.phase.as_deref(), Some("Pending"));
+    let there = core::PodStatus {
+        phase: Some("Running".into()),
+        ..core::PodStatus::default()
+    };
+    assert_eq!(
+        merge(&there, status).phase.as_deref(),
+        Some("Pending"),
+        "and so it is written"
+    );
     let of_source = &status.container_statuses.as_ref().unwrap()[0];
     let waiting = of_source.state.as_ref().unwrap().waiting.as_ref().unwrap();
     assert_eq!(
