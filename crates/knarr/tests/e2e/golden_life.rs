@@ -23,12 +23,14 @@ const RETRIES: &str = "2";
 const LATE_AT_MOST: usize = 5;
 
 /// Their containers need the image `agnhost`, which is not on this machine and cannot be made from what is.
-const NO_IMAGE: [&str; 6] = [
+const NO_IMAGE: [&str; 8] = [
     "hooks-0015",
     "probes-0003",
+    "probes-0004",
     "probes-0005",
     "probes-0007",
     "probes-0023",
+    "probes-0024",
     "probes-0033",
 ];
 /// These wait for back-offs and graces of half a minute; they run where `KNARR_TEST_ALL` is set.
