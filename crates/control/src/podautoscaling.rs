@@ -162,6 +162,8 @@ impl Autoscaling {
             Ok(read) => read,
             Err(error) => return reconciliation.scale_failed(&error),
         };
+        // Computing takes no time beside reading.
+        let mut took: Vec<Duration> = Vec::new();
         let decision = match reconciliation.start(&scale) {
             Needs::Nothing => reconciliation.decision(),
             Needs::Metrics => {
@@ -182,7 +184,9 @@ impl Autoscaling {
                 let text = text.unwrap_or_default();
                 let mut readings: Vec<Reading> = Vec::new();
                 for metric in hpa.spec.metrics.iter().flatten() {
+                    let began = Instant::now();
                     readings.push(self.readings().of(metric, &key.namespace, &text).await);
+                    took.push(began.elapsed());
                 }
                 reconciliation.decide(&pods, &readings)
             }
@@ -191,7 +195,11 @@ impl Autoscaling {
             Decision::Rescale(replicas) => self.rescale(&kind, scale, replicas).await,
             Decision::Keep | Decision::Failed => Ok(()),
         };
-        reconciliation.finish(written.map_err(|e| e.to_string()))
+        let report = reconciliation.finish(written.map_err(|e| e.to_string()));
+        for (computation, took) in report.computations.iter().zip(took) {
+            self.metrics.computed(computation, took);
+        }
+        report
     }
 
     fn readings(&self) -> Readings<'_> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use knarr_client::ObjectKey;
-use knarr_controllers::podautoscaling::Report;
+use knarr_controllers::podautoscaling::{Computation, Report};
 use prometheus::core::Collector;
 use prometheus::{
     HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
@@ -18,6 +18,8 @@ struct Series {
     registry: Registry,
     reconciliations: IntCounterVec,
     seconds: HistogramVec,
+    computations: IntCounterVec,
+    computation_seconds: HistogramVec,
     known: IntGauge,
     desired: IntGaugeVec,
 }
@@ -33,12 +35,25 @@ impl Series {
         let duration = duration
             .subsystem(SUBSYSTEM)
             .buckets(exponential_buckets(0.001, 2.0, 15)?);
+        let of_metric = ["action", "error", "metric_type"];
+        let computation = HistogramOpts::new(
+            "metric_computation_duration_seconds",
+            "How long the controller needed to read and compute one metric.",
+        );
+        let computation = computation
+            .subsystem(SUBSYSTEM)
+            .buckets(exponential_buckets(0.001, 2.0, 15)?);
         let series = Series {
             reconciliations: IntCounterVec::new(
                 opts("reconciliations_total", "Reconciliations of autoscalers."),
                 &labels,
             )?,
             seconds: HistogramVec::new(duration, &labels)?,
+            computations: IntCounterVec::new(
+                opts("metric_computation_total", "Metrics that were computed."),
+                &of_metric,
+            )?,
+            computation_seconds: HistogramVec::new(computation, &of_metric)?,
             known: IntGauge::with_opts(opts("num_horizontal_pod_autoscalers", "Autoscalers."))?,
             desired: IntGaugeVec::new(
                 opts("desired_replicas", "Replicas that an autoscaler asks for."),
@@ -46,9 +61,11 @@ impl Series {
             )?,
             registry: Registry::new(),
         };
-        let all: [Box<dyn Collector>; 4] = [
+        let all: [Box<dyn Collector>; 6] = [
             Box::new(series.reconciliations.clone()),
             Box::new(series.seconds.clone()),
+            Box::new(series.computations.clone()),
+            Box::new(series.computation_seconds.clone()),
             Box::new(series.known.clone()),
             Box::new(series.desired.clone()),
         ];
@@ -111,6 +128,20 @@ impl Metrics {
         desired.set(report.status.desired_replicas.into());
     }
 
+    /// A metric was read and computed in this time.
+    pub(super) fn computed(&self, computation: &Computation, took: Duration) {
+        let Some(series) = &self.0 else { return };
+        let error = if computation.has_failed {
+            "internal"
+        } else {
+            "none"
+        };
+        let labels = [computation.action, error, &computation.metric_type];
+        series.computations.with_label_values(&labels).inc();
+        let seconds = series.computation_seconds.with_label_values(&labels);
+        seconds.observe(took.as_secs_f64());
+    }
+
     /// An autoscaler is gone.
     pub(super) fn forget(&self, key: &ObjectKey) {
         if let Some(series) = &self.0 {
@@ -129,10 +160,18 @@ mod tests {
         Series::new().unwrap();
         let metrics = Metrics::default();
         metrics.known(3);
+        let computation = Computation {
+            metric_type: "Resource".into(),
+            action: "scale_up",
+            has_failed: false,
+        };
+        metrics.computed(&computation, Duration::from_millis(5));
         let page = metrics.text();
-        assert!(
-            page.contains("horizontal_pod_autoscaler_controller_num_horizontal_pod_autoscalers 3"),
-            "{page}"
-        );
+        for line in [
+            "horizontal_pod_autoscaler_controller_num_horizontal_pod_autoscalers 3",
+            "horizontal_pod_autoscaler_controller_metric_computation_total{action=\"scale_up\",error=\"none\",metric_type=\"Resource\"} 1",
+        ] {
+            assert!(page.contains(line), "{line} in {page}");
+        }
     }
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 pub use behavior::History;
 pub use metrics::Reading;
-pub use reconciliation::{Decision, Event, Needs, Reconciliation, Report};
+pub use reconciliation::{Computation, Decision, Event, Needs, Reconciliation, Report};
 pub use replicas::Tolerances;
 pub use samples::PodMetric;
 pub use selector::{Key, controlling};

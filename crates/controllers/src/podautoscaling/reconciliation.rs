@@ -1,5 +1,7 @@
 //! One reconciliation of an autoscaler, between the requests that the driver makes for it.
 
+use std::cmp::Ordering;
+
 use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::autoscaling::v2::{
     HorizontalPodAutoscaler, HorizontalPodAutoscalerStatus, MetricSpec, MetricStatus,
@@ -55,6 +57,17 @@ pub struct Report {
     pub error: Option<String>,
     /// `scale_up`, `scale_down` or `none`: the label `action`.
     pub action: &'static str,
+    /// One for each metric that was computed, in the spec's order.
+    pub computations: Vec<Computation>,
+}
+
+/// What came of one metric: the labels of the controller's metrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Computation {
+    pub metric_type: String,
+    /// `scale_up`, `scale_down` or `none`, against the replicas that the status has said.
+    pub action: &'static str,
+    pub has_failed: bool,
 }
 
 /// See the module.
@@ -70,6 +83,7 @@ pub struct Reconciliation<'a> {
     observed: i32,
     decision: Decision,
     why: String,
+    computations: Vec<Computation>,
 }
 
 impl<'a> Reconciliation<'a> {
@@ -95,6 +109,7 @@ impl<'a> Reconciliation<'a> {
             observed: 0,
             decision: Decision::Keep,
             why: String::new(),
+            computations: Vec::new(),
         }
     }
 
@@ -148,6 +163,7 @@ impl<'a> Reconciliation<'a> {
             events: self.events,
             error: Some(format!("failed to get the scale of the target: {error}")),
             action: "none",
+            computations: self.computations,
         }
     }
 
@@ -265,12 +281,24 @@ impl<'a> Reconciliation<'a> {
             settings: self.settings,
             now: self.conditions.now,
         };
+        let shown = self.hpa.status.as_ref().and_then(|s| s.current_replicas);
+        let shown = shown.unwrap_or(0);
         let not_read = Reading::Failed("the metric was not read".into());
         let (mut replicas, mut name) = (0, String::new());
         let (mut statuses, mut invalid, mut first) = (Vec::new(), 0usize, None);
         for (i, spec) in specs.iter().enumerate() {
             let reading = readings.get(i).unwrap_or(&not_read);
-            match evaluate(spec, reading, &target, self.namespace()) {
+            let evaluated = evaluate(spec, reading, &target, self.namespace());
+            self.computations.push(Computation {
+                metric_type: spec.type_.clone(),
+                action: match evaluated.as_ref().map(|p| p.replicas.cmp(&shown)) {
+                    Ok(Ordering::Greater) => "scale_up",
+                    Ok(Ordering::Less) => "scale_down",
+                    Ok(Ordering::Equal) | Err(_) => "none",
+                },
+                has_failed: evaluated.is_err(),
+            });
+            match evaluated {
                 Ok(proposed) => {
                     statuses.push(proposed.status);
                     if replicas == 0 || proposed.replicas > replicas {
@@ -419,6 +447,7 @@ impl<'a> Reconciliation<'a> {
             events: self.events,
             error: self.error,
             action,
+            computations: self.computations,
         }
     }
 }

@@ -113,6 +113,11 @@ fn scaling_up_says_which_metric_is_above_target() {
             "current": {"averageUtilization": 80, "averageValue": "800m"}}}])
     );
     assert_eq!((report.action, report.error), ("scale_up", None));
+    let computations = report.computations.iter();
+    let computations: Vec<_> = computations
+        .map(|c| (c.metric_type.as_str(), c.action, c.has_failed))
+        .collect();
+    assert_eq!(computations, [("Resource", "scale_up", false)]);
 }
 
 #[test]
