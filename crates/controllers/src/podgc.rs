@@ -12,6 +12,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::node::OUT_OF_SERVICE;
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey};
 
@@ -24,7 +25,6 @@ use crate::sweep::Sweep;
 
 /// How long a node must have been missing before its pods are released.
 pub const QUARANTINE: SignedDuration = SignedDuration::from_secs(40);
-pub(crate) const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 const REASON: &str = "DeletionByPodGC";
 
 /// The right to remove one pod by force. Its fields are this room's own, so nobody else can make one:

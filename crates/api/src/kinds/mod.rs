@@ -42,7 +42,7 @@ mod mutating_admission_policy_binding;
 mod mutating_webhook_configuration;
 pub mod namespace;
 mod network_policy;
-mod node;
+pub mod node;
 pub mod persistent_volume;
 mod persistent_volume_claim;
 pub mod pod;

@@ -15,6 +15,9 @@ use crate::quantity::canonicalize;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
+/// Taint: somebody vouches for it that nothing of the node runs any more.
+pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
 const ROLE_PREFIX: &str = "node-role.kubernetes.io/";
 const ROLE_LABEL: &str = "kubernetes.io/role";
 

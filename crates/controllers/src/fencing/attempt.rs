@@ -91,6 +91,8 @@ pub(super) struct Attempt {
     well_since: Option<Timestamp>,
     /// To be written down.
     pub answers: Vec<Evidence>,
+    /// What the node had said of itself last when its agents were asked last.
+    heard: Option<Time>,
 }
 
 impl Attempt {
@@ -113,7 +115,19 @@ impl Attempt {
             over: false,
             well_since: None,
             answers: Vec::new(),
+            heard: None,
         }
+    }
+
+    /// An agent is asked now, of a node that was heard last then.
+    pub fn asked_of(&mut self, heard: Option<Time>) {
+        self.heard = heard;
+    }
+
+    /// What the node had said of itself last when its agents were asked last: what they answered says nothing of a node that
+    /// was heard since.
+    pub fn heard(&self) -> Option<&Time> {
+        self.heard.as_ref()
     }
 
     /// The same once more, when none of its agents is at work.

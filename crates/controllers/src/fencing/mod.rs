@@ -27,6 +27,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, Taint};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::kinds::node::OUT_OF_SERVICE;
 use knarr_api::kinds::persistent_volume::ATTACHER;
 use knarr_api::kinds::pod::at_most_one;
 use knarr_api::selector::label::Selector;
@@ -36,7 +37,6 @@ use knarr_api::{Kind, Object, ObjectKey, Shared, k8s_openapi, registry};
 use crate::action::{Action, Create, Fact, reference};
 use crate::controller::View;
 use crate::node::{NO_EXECUTE, condition};
-use crate::podgc::OUT_OF_SERVICE;
 use crate::{pod, protection};
 pub use attempt::{Answer, Run};
 use attempt::{Attempt, Course, Done};
@@ -179,9 +179,6 @@ impl Fencing {
             Phase::Fencing => {
                 if let Some(policy) = known.policy(fencing) {
                     self.work(known, policy, fencing, Course::Away, &mut next, todo);
-                    if next.status.phase == Phase::Fenced {
-                        next.status.last_heartbeat_time = node.and_then(|n| last_word(n)).map(|(_, at)| at);
-                    }
                 } else {
                     set(
                         &mut next,
@@ -193,11 +190,19 @@ impl Fencing {
             }
             Phase::Fenced => {
                 if let Some(node) = node {
-                    if !has_taint(node) {
+                    if has_taint(node) {
+                        known.fenced(fencing, node, &mut next);
+                    } else if is_heard(fencing.status.last_heartbeat_time.as_ref(), node) {
+                        // Somebody has switched it on: what its agents have said of it holds no more.
+                        let message = "the node was heard before its pods were released: nothing is released";
+                        set(&mut next, Phase::Failed, message, known.now);
+                        next.status.next_try_time = Some(seconds(known.now));
+                    } else {
+                        // If the node is heard in between, it has written to its object, and this fails.
                         todo.actions
                             .push(vec![Action::update(tainted(node, true, known.now))]);
+                        known.fenced(fencing, node, &mut next);
                     }
-                    known.fenced(fencing, node, &mut next);
                 } else {
                     let message = "the Node object has gone, and all that was on it is released";
                     set(&mut next, Phase::Returned, message, known.now);
@@ -258,12 +263,19 @@ impl Fencing {
         next.status.evidence.drain(..surplus);
         match attempt.next(policy, fencing) {
             Done::Run(run) => {
+                attempt.asked_of(known.node(fencing).and_then(|n| last_word(n)).map(|(_, at)| at));
                 next.status.message = format!("waiting for {}, asked for {}", run.agent, run.action);
                 todo.runs.push(*run);
             }
             Done::Waits => {}
             Done::Succeeded { level } => match course {
+                Course::Away if known.node(fencing).is_some_and(|n| is_heard(attempt.heard(), n)) => {
+                    next.status.next_try_time = Some(seconds(known.now));
+                    let message = "the node was heard after its agents had answered: nothing is released";
+                    set(next, Phase::Failed, message, known.now);
+                }
                 Course::Away => {
+                    next.status.last_heartbeat_time = attempt.heard().cloned();
                     next.status.level = Some(level);
                     next.status.completion_time = Some(seconds(known.now));
                     let message = "its pods are being released";
@@ -311,6 +323,11 @@ fn unknown_since(node: &Node) -> Option<Timestamp> {
 fn last_word(node: &Node) -> Option<(bool, Time)> {
     let ready = condition(node, "Ready")?;
     Some((ready.status == "True", ready.last_heartbeat_time.clone()?))
+}
+
+/// Whether a node has said anything of itself since then.
+fn is_heard(since: Option<&Time>, node: &Node) -> bool {
+    last_word(node).map(|(_, at)| at).as_ref() != since
 }
 
 /// Whether a fenced node lives again: it is ready and has said so since. That it was ready before says nothing: whoever is

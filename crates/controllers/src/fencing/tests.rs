@@ -547,3 +547,47 @@ fn s6_agents_get_their_parameters_one_nodes_apart_from_anothers() {
         if run.action == "status" { "off" } else { "ok" }
     });
 }
+
+/// Somebody switches the node on while its agents' answers are on their way, or before anything has followed from them.
+#[test]
+fn s6_what_agents_said_of_a_node_that_was_heard_since_releases_nothing() {
+    for heard_after in ["status", "fenced"] {
+        let mut story = Story::new(world(one_agent()));
+        let mut actions = Vec::new();
+        for _ in 0..20 {
+            let todo = story.fencing.look(&story.world, at(60));
+            for list in &todo.actions {
+                // The taint is not written yet.
+                let lines = lines(list);
+                if lines.iter().any(|l| l == "update nodes n1") {
+                    continue;
+                }
+                story.world.take(list);
+                actions.extend(lines);
+            }
+            let is_fenced = story.phase() == Some(Phase::Fenced);
+            if is_fenced && heard_after == "fenced" {
+                story.world.put(node("n1", "False", 61));
+            }
+            for run in todo.runs.into_iter().filter(|run| run.action != METADATA) {
+                story.runs.push(run.action.to_string());
+                if run.action == "status" && heard_after == "status" {
+                    story.world.put(node("n1", "False", 61));
+                }
+                let said = if run.action == "status" { "off" } else { "ok" };
+                story.fencing.answered(&run, answer(said), at(60));
+            }
+            if story.phase() == Some(Phase::Failed) {
+                break;
+            }
+        }
+        assert_eq!(story.runs, ["off", "status"], "{heard_after}");
+        assert_eq!(story.phase(), Some(Phase::Failed), "{heard_after}: {actions:?}");
+        assert!(!story.is_tainted(), "{heard_after}");
+        let message = story.the_fencing().unwrap().status.message;
+        assert!(message.ends_with("nothing is released"), "{message}");
+        // It is not silent, so nobody fences it by himself.
+        story.settle(61, |_| "ok");
+        assert_eq!(story.phase(), Some(Phase::Cancelled), "{heard_after}");
+    }
+}

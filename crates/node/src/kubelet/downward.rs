@@ -8,6 +8,8 @@ use knarr_api::k8s_openapi;
 use knarr_api::quantity::Quantity;
 use knarr_kubelet::pod::ENDS_ANNOTATION;
 
+use super::at_most_one::STARTED_BY;
+
 /// What a pod may learn about where it runs.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
@@ -39,6 +41,7 @@ pub fn field(pod: &core::Pod, path: &str, place: &Place) -> Result<String, Strin
             // What the kubelet itself remembers there is none of the pod's own.
             let mut own = meta.annotations.clone().unwrap_or_default();
             own.remove(ENDS_ANNOTATION);
+            own.remove(STARTED_BY);
             lines(Some(&own))
         }
         "spec.nodeName" => spec.map(|s| text(&s.node_name)).unwrap_or_default(),

@@ -19,7 +19,7 @@ use super::env::Sources;
 use super::resources::CpuQuota;
 use super::security_context::Seccomp;
 use super::worker::{Msg, RETRY};
-use super::{Shared, container, enforcement, env, exit, sandbox, self_fencing};
+use super::{Shared, at_most_one, container, enforcement, env, exit, sandbox, self_fencing};
 use crate::cgroup;
 use crate::dra::cdi;
 use crate::logs::links;
@@ -180,6 +180,13 @@ pub(super) async fn start_container(
     id: String,
 ) -> Event {
     if let Err(message) = self_fencing::may_start(shared, pod).await {
+        return Event::ContainerStartFailed {
+            container,
+            id,
+            message,
+        };
+    }
+    if let Err(message) = at_most_one::may_start(shared, pod).await {
         return Event::ContainerStartFailed {
             container,
             id,

@@ -4,6 +4,7 @@
 //! Stopping a kubelet stops no container: the next one finds and adopts what runs. What runs without a pod in the
 //! API (after a full look at it) is ended.
 
+mod at_most_one;
 mod config;
 pub mod container;
 pub mod downward;
@@ -72,6 +73,7 @@ use crate::podresources::{self, PodResourcesServer};
 use crate::probe;
 use crate::runtime::{Runtime, RuntimeEvent};
 use crate::volumes::{self, Volumes, host_of};
+use at_most_one::Announced;
 pub use config::Config;
 pub use machine::Machine;
 use manifests::Folder;
@@ -105,6 +107,7 @@ pub(crate) struct Shared {
     pub devices: Arc<Devices>,
     pub dra: Arc<Dra>,
     pub trust: Trust,
+    pub announced: Announced,
     pub services: Arc<Store>,
     /// The pods bound to this node.
     pub pods: Arc<Store>,
@@ -267,6 +270,7 @@ impl Kubelet {
             devices,
             dra: Arc::new(dra),
             trust: Trust::new(config.self_fencing, host, renewals),
+            announced: Announced::new(&config.node_name, clock.now()),
             recorder,
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
             pods,

@@ -187,6 +187,7 @@ impl NodeState {
         match shared.api.update_status_as(node).await {
             Ok(written) => {
                 shared.own_node.know((*written).clone());
+                shared.announced.node_written(&written);
                 self.written = Some(shared.steady.now());
                 Ok(())
             }

@@ -467,6 +467,7 @@ impl Doer {
         self.done = true;
         let pod = self.machine.object();
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        self.shared.announced.forget(uid);
         self.shared.granted.lock().remove(uid);
         self.shared.active.lock().remove(uid);
         self.shared.devices.release(uid);

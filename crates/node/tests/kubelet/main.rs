@@ -7,6 +7,7 @@
 // Helpers of tests fail by panicking, as tests do.
 #![allow(clippy::unwrap_used)]
 
+mod at_most_one;
 mod clock_jumps;
 mod deaths;
 mod devices;
