@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -40,6 +41,7 @@ pub struct Request {
 }
 
 type Interceptor = Box<dyn FnMut(&Request) -> Option<Error> + Send>;
+type Delays = Arc<dyn Fn(&Request) -> Duration + Send + Sync>;
 type Answers = Arc<dyn Fn(&str) -> serde_json::Value + Send + Sync>;
 /// Group and plural, then namespace and name.
 type Place = (String, String, ObjectKey);
@@ -61,6 +63,7 @@ struct State {
     interceptors: Vec<Interceptor>,
     requests: Vec<Request>,
     answers: Option<Answers>,
+    delays: Option<Delays>,
 }
 
 #[derive(Clone)]
@@ -196,6 +199,11 @@ impl FakeApi {
         self.state.lock().interceptors.push(Box::new(interceptor));
     }
 
+    /// Updates are carried out at once and answered so much later from now on.
+    pub fn answer_updates_late(&self, delay: impl Fn(&Request) -> Duration + Send + Sync + 'static) {
+        self.state.lock().delays = Some(Arc::new(delay));
+    }
+
     /// Answers [`Api::get_raw`] from now on.
     pub fn answer_raw(&self, answer: impl Fn(&str) -> serde_json::Value + Send + Sync + 'static) {
         self.state.lock().answers = Some(Arc::new(answer));
@@ -214,6 +222,47 @@ impl FakeApi {
     /// Everything that was asked so far, refused or not.
     pub fn requests(&self) -> Vec<Request> {
         self.state.lock().requests.clone()
+    }
+
+    fn update_now(
+        &self,
+        kind: &Kind,
+        mut object: Box<dyn AnyObject>,
+        subresource: &str,
+    ) -> Result<Arc<Object>> {
+        let mut state = self.state.lock();
+        let meta = object.metadata();
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        let name = meta.name.clone().unwrap_or_default();
+        state.ask(request("update", kind, &namespace, &name, subresource))?;
+        self.check_term(&state)?;
+        let old = state.find(kind, &namespace, &name)?;
+        let seen = meta.resource_version.as_deref().filter(|v| !v.is_empty());
+        let other_uid = meta.uid.as_deref().is_some_and(|uid| uid != old.uid());
+        if other_uid || seen.is_some_and(|v| v != old.revision().to_string()) {
+            return Err(Error::conflict(
+                kind.about(&name),
+                "the object has been modified; please apply your changes to the latest version and try again",
+            ));
+        }
+        let kept = old.metadata().clone();
+        let meta = object.metadata_mut();
+        meta.uid = kept.uid;
+        meta.creation_timestamp = kept.creation_timestamp;
+        meta.deletion_timestamp = kept.deletion_timestamp;
+        meta.deletion_grace_period_seconds = kept.deletion_grace_period_seconds;
+        kind.ops.set_defaults(&mut *object)?;
+        let part = match subresource {
+            "" => Part::Main,
+            "status" => Part::Status,
+            "finalize" => Part::Other("finalize"),
+            _ => return Err(Error::not_found(kind.about(&name))),
+        };
+        kind.ops.prepare_for_update(&mut *object, old.typed(), part)?;
+        if ready_to_go(&*object) {
+            return Ok(state.erase(kind, object));
+        }
+        Ok(state.write(kind, object))
     }
 
     fn check_term(&self, state: &State) -> Result<()> {
@@ -392,42 +441,21 @@ impl Api for FakeApi {
     async fn update(
         &self,
         kind: &Kind,
-        mut object: Box<dyn AnyObject>,
+        object: Box<dyn AnyObject>,
         subresource: &str,
     ) -> Result<Arc<Object>> {
-        let mut state = self.state.lock();
-        let meta = object.metadata();
-        let namespace = meta.namespace.clone().unwrap_or_default();
-        let name = meta.name.clone().unwrap_or_default();
-        state.ask(request("update", kind, &namespace, &name, subresource))?;
-        self.check_term(&state)?;
-        let old = state.find(kind, &namespace, &name)?;
-        let seen = meta.resource_version.as_deref().filter(|v| !v.is_empty());
-        let other_uid = meta.uid.as_deref().is_some_and(|uid| uid != old.uid());
-        if other_uid || seen.is_some_and(|v| v != old.revision().to_string()) {
-            return Err(Error::conflict(
-                kind.about(&name),
-                "the object has been modified; please apply your changes to the latest version and try again",
-            ));
+        let delays = self.state.lock().delays.clone();
+        let delay = delays.map(|delay| {
+            let meta = object.metadata();
+            let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
+            let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
+            delay(&request("update", kind, namespace, name, subresource))
+        });
+        let answer = self.update_now(kind, object, subresource);
+        if let Some(delay) = delay.filter(|delay| !delay.is_zero()) {
+            tokio::time::sleep(delay).await;
         }
-        let kept = old.metadata().clone();
-        let meta = object.metadata_mut();
-        meta.uid = kept.uid;
-        meta.creation_timestamp = kept.creation_timestamp;
-        meta.deletion_timestamp = kept.deletion_timestamp;
-        meta.deletion_grace_period_seconds = kept.deletion_grace_period_seconds;
-        kind.ops.set_defaults(&mut *object)?;
-        let part = match subresource {
-            "" => Part::Main,
-            "status" => Part::Status,
-            "finalize" => Part::Other("finalize"),
-            _ => return Err(Error::not_found(kind.about(&name))),
-        };
-        kind.ops.prepare_for_update(&mut *object, old.typed(), part)?;
-        if ready_to_go(&*object) {
-            return Ok(state.erase(kind, object));
-        }
-        Ok(state.write(kind, object))
+        answer
     }
 
     async fn patch(

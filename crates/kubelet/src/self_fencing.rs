@@ -94,6 +94,15 @@ pub fn decide(since_renewal: Option<Duration>) -> Verdict {
     }
 }
 
+/// Whether an at-most-one container may be started, by the time since the kubelet that starts it sent its own last renewal that
+/// was answered; `None`: there has been none.
+///
+/// What an earlier kubelet wrote down does not count, nor does the time since this one was started. After a reboot there may be
+/// nothing, or what was written before it; the lease may not have moved for longer than [`LOST`] by then.
+pub fn may_start(since_own_renewal: Option<Duration>) -> bool {
+    matches!(decide(since_own_renewal), Verdict::Run { .. })
+}
+
 /// Whether the watchdog may be fed: by the time since the last answered renewal was sent, and by whether all that must not
 /// run twice has ended.
 pub fn may_feed(since_renewal: Option<Duration>, all_ended: impl FnOnce() -> bool) -> bool {
@@ -156,6 +165,20 @@ mod tests {
             (None, Verdict::End { grace: seconds(0) }),
         ] {
             assert_eq!(decide(since), verdict, "{since:?}");
+        }
+    }
+
+    #[test]
+    fn b4_nothing_starts_before_the_kubelets_own_renewal_nor_when_it_is_old() {
+        let seconds = Duration::from_secs;
+        for (since, starts) in [
+            (None, false),
+            (Some(seconds(0)), true),
+            (Some(seconds(24)), true),
+            (Some(seconds(25)), false),
+            (Some(seconds(900)), false),
+        ] {
+            assert_eq!(may_start(since), starts, "{since:?}");
         }
     }
 

@@ -104,11 +104,11 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
         }
         if next_lease <= Instant::now() {
-            let sent = shared.trust.now();
             match renew(&shared, node.uid.as_deref(), &mut renewed).await {
-                Ok(()) => {
+                Ok(sent) => {
                     shared.trust.renewed(sent);
-                    next_lease = Instant::now() + renewal;
+                    // Counted from when it was sent, as others count: an answer that takes long does not make the next one late.
+                    next_lease = Instant::now() + renewal.saturating_sub(shared.trust.since(sent));
                 }
                 Err(error) => {
                     warn!(%error, "cannot renew the node's lease yet");
@@ -562,23 +562,27 @@ fn same_but_for_heartbeats(a: &core::NodeStatus, b: &core::NodeStatus) -> bool {
 }
 
 /// Takes or renews the node's lease: as it was last written, for nobody else should have touched it; looked at first where
-/// that does not go through.
+/// that does not go through. Returns when the write that was answered with success was sent, by the clock of
+/// [`Trust`](super::self_fencing::Trust): not when the first one was that failed.
 async fn renew(
     shared: &Shared,
     node_uid: Option<&str>,
     renewed: &mut Option<knarr_api::Shared<Lease>>,
-) -> Result<(), Error> {
+) -> Result<Duration, Error> {
     if let Some(last) = renewed.take() {
+        let sent = shared.trust.now();
         match shared.api.update_as(held(&last, shared, node_uid)).await {
             Ok(lease) => {
                 *renewed = Some(lease);
-                return Ok(());
+                return Ok(sent);
             }
             Err(error) => debug!(%error, "the node's lease is not as it was written"),
         }
     }
     let name = &shared.config.node_name;
-    let lease = match shared.api.get_as::<Lease>(LEASE_NAMESPACE, name).await {
+    let before = shared.api.get_as::<Lease>(LEASE_NAMESPACE, name).await;
+    let sent = shared.trust.now();
+    let lease = match before {
         Ok(lease) => shared.api.update_as(held(&lease, shared, node_uid)).await?,
         Err(error) if error.is_not_found() => {
             let lease = Lease {
@@ -594,7 +598,7 @@ async fn renew(
         Err(error) => return Err(error),
     };
     *renewed = Some(lease);
-    Ok(())
+    Ok(sent)
 }
 
 /// The lease, renewed now.

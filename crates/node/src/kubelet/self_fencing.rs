@@ -17,7 +17,7 @@ use knarr_api::k8s_openapi;
 use knarr_client::TypedApi;
 use knarr_kubelet::admission::is_static;
 use knarr_kubelet::runtime::{Container, ContainerState};
-use knarr_kubelet::self_fencing::{SelfFencing, Verdict, decide};
+use knarr_kubelet::self_fencing::{SelfFencing, Verdict, decide, may_start as may_start_by};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
@@ -39,8 +39,10 @@ pub(crate) struct Trust {
     start: Instant,
     /// Where the last renewal is written down; a hollow node's is not.
     file: Option<PathBuf>,
-    /// When the last answered renewal was sent, by [`Trust::now`].
+    /// When the last answered renewal was sent, by [`Trust::now`]: this kubelet's, or one before it, or its start.
     renewed: Mutex<Option<Duration>>,
+    /// The same of this kubelet alone.
+    own: Mutex<Option<Duration>>,
     changed: Notify,
     /// Pods that may have been given away while this node was cut off; `None` if it never was. In it are those that the
     /// API has since said to be this node's still.
@@ -55,6 +57,7 @@ impl Trust {
             start: Instant::now(),
             file,
             renewed: Mutex::new(None),
+            own: Mutex::new(None),
             changed: Notify::new(),
             confirmed: Mutex::new(None),
         };
@@ -77,6 +80,7 @@ impl Trust {
     /// A renewal that was sent at this time has been answered.
     pub fn renewed(&self, sent: Duration) {
         *self.renewed.lock() = Some(sent);
+        *self.own.lock() = Some(sent);
         if let Some(file) = &self.file
             && let Err(error) = note(file, sent)
         {
@@ -85,14 +89,24 @@ impl Trust {
         self.changed.notify_waiters();
     }
 
+    /// How long ago this was, by [`Trust::now`].
+    pub fn since(&self, at: Duration) -> Duration {
+        self.now().saturating_sub(at)
+    }
+
     /// How long ago the last answered renewal was sent.
     pub fn since_renewal(&self) -> Option<Duration> {
         let renewed = *self.renewed.lock();
-        renewed.map(|at| self.now().saturating_sub(at))
+        renewed.map(|at| self.since(at))
     }
 
     fn verdict(&self) -> Verdict {
         decide(self.since_renewal())
+    }
+
+    fn may_start(&self) -> bool {
+        let own = *self.own.lock();
+        may_start_by(own.map(|at| self.since(at)))
     }
 }
 
@@ -133,7 +147,7 @@ pub(super) async fn may_start(shared: &Shared, pod: &core::Pod) -> Result<(), St
     let uid = pod.metadata.uid.clone().unwrap_or_default();
     loop {
         let changed = trust.changed.notified();
-        if matches!(trust.verdict(), Verdict::Run { .. }) {
+        if trust.may_start() {
             break;
         }
         changed.await;

@@ -28,10 +28,11 @@ mod plugin_support;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use knarr_api::k8s_openapi;
 use knarr_api::k8s_openapi::jiff::Timestamp;
-use knarr_api::registry::Registered;
+use knarr_api::registry::{self, Registered};
 use knarr_client::fake::FakeApi;
 use knarr_client::{Api, Clock, DeleteOptions, Error, ListOptions, Store, TokioClock, TypedApi};
 use knarr_kubelet::configuration::KubeletConfiguration;
@@ -357,6 +358,73 @@ async fn b4_a_kubelet_that_comes_back_while_it_is_cut_off_ends_them_too() {
         running.len() == 1 && running[0].1.ends_with("/plain"),
         "{running:?}"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn b4_renewals_that_are_answered_late_or_at_the_second_try_end_nothing() {
+    // How long each answer takes, and whether the first try finds the lease changed, as after a write that was sent twice.
+    for (takes, is_changed) in [(9, false), (4, true)] {
+        let world = World::new();
+        let (_kubelet, _cancel) = world.kubelet_on_nothing();
+        world.create("once").await;
+        let mut once = world.pod("once").await.unwrap();
+        let annotations = once.metadata.annotations.get_or_insert_default();
+        annotations.insert("knarr.io/at-most-one".into(), "true".into());
+        world.api.update_as(once).await.unwrap();
+        sleep(Duration::from_secs(5)).await;
+        let name = world.api.names(&registry::LEASE).remove(0);
+        world
+            .api
+            .answer_updates_late(move |request| match request.kind.plural() {
+                "leases" => Duration::from_secs(takes),
+                _ => Duration::ZERO,
+            });
+        for count in 0..24 {
+            if is_changed {
+                let change = |lease: &mut Lease| {
+                    let annotations = lease.metadata.annotations.get_or_insert_default();
+                    annotations.insert("changed".into(), count.to_string());
+                };
+                let changed = world.api.edit("kube-node-lease", &name, "", change).await;
+                changed.unwrap();
+            }
+            sleep(Duration::from_secs(5)).await;
+        }
+        assert_eq!(
+            world.runtime.starts().len(),
+            1,
+            "{takes} s, changed: {is_changed}"
+        );
+        assert_eq!(world.runtime.running().len(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn b4_a_kubelet_starts_nothing_that_must_not_run_twice_before_its_own_first_renewal() {
+    let world = World::new();
+    world.create("plain").await;
+    world.create("once").await;
+    let mut once = world.pod("once").await.unwrap();
+    let annotations = once.metadata.annotations.get_or_insert_default();
+    annotations.insert("knarr.io/at-most-one".into(), "true".into());
+    world.api.update_as(once).await.unwrap();
+    let denied = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let is_denied = denied.clone();
+    world.api.intercept(move |request| {
+        let is_lease = request.kind.plural() == "leases";
+        let denied = is_lease && is_denied.load(std::sync::atomic::Ordering::SeqCst);
+        denied.then(|| Error::unavailable("the lease is not written"))
+    });
+    let (_kubelet, _cancel) = world.kubelet_on_nothing();
+    sleep(Duration::from_secs(10)).await;
+    let running = world.runtime.running();
+    assert!(
+        running.len() == 1 && running[0].1.ends_with("/plain"),
+        "{running:?}"
+    );
+    denied.store(false, std::sync::atomic::Ordering::SeqCst);
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(world.runtime.running().len(), 2);
 }
 
 fn readiness(pod: &Pod) -> &str {
