@@ -60,6 +60,8 @@ struct Users {
     volume: String,
     /// Of pods.
     uids: BTreeSet<String>,
+    /// The last write that takes it into use was not answered with success: it may have been done, or be done later.
+    in_doubt: bool,
 }
 
 /// The attachments this node uses.
@@ -126,6 +128,15 @@ impl Attached {
         // First, so that a kubelet that dies in between knows what it may have used.
         let marked = mark(&self.marks(uid), name, volume);
         marked.map_err(|e| format!("cannot note that volume {volume} is in use: {e}"))?;
+        // Before the write, too: one that gets no answer, or a conflict because something between here and the API sent it
+        // twice, may have been done all the same, and then it is this node that must let go.
+        {
+            let mut used = self.used.lock();
+            let users = used.entry(name.clone()).or_default();
+            users.volume = volume.into();
+            users.uids.insert(uid.into());
+            users.in_doubt = true;
+        }
         if !is_held(&attachment) || user(&attachment) != Some(uid) {
             let mut held = (*attachment).clone();
             finalizer::hold(&mut held.metadata, IN_USE);
@@ -136,10 +147,9 @@ impl Attached {
                 return Err(format!("cannot take volume {volume} into use: {error}"));
             }
         }
-        let mut used = self.used.lock();
-        let users = used.entry(name.clone()).or_default();
-        users.volume = volume.into();
-        users.uids.insert(uid.into());
+        if let Some(users) = self.used.lock().get_mut(name) {
+            users.in_doubt = false;
+        }
         Ok(())
     }
 
@@ -184,17 +194,17 @@ impl Attached {
     /// Lets go of what this pod used, where no other pod of this node does. Its containers have ended.
     pub async fn release(&self, uid: &str) -> Result<(), Error> {
         let _turn = self.turn.lock().await;
-        let of_pod: Vec<(String, bool)> = self
+        let of_pod: Vec<(String, bool, bool)> = self
             .used
             .lock()
             .iter()
             .filter(|(_, users)| users.uids.contains(uid))
-            .map(|(name, users)| (name.clone(), users.uids.len() == 1))
+            .map(|(name, users)| (name.clone(), users.uids.len() == 1, users.in_doubt))
             .collect();
-        for (name, is_last) in of_pod {
+        for (name, is_last, in_doubt) in of_pod {
             if is_last {
                 // If this fails it is still known as used, and tried again.
-                self.let_go(&name).await?;
+                self.let_go(&name, in_doubt.then_some(uid)).await?;
                 self.used.lock().remove(&name);
             } else if let Some(users) = self.used.lock().get_mut(&name) {
                 users.uids.remove(uid);
@@ -219,16 +229,23 @@ impl Attached {
         Ok(self.api.list(&registry::VOLUME_ATTACHMENT, options).await?.items)
     }
 
-    async fn let_go(&self, name: &str) -> Result<(), Error> {
+    /// `in_doubt` is a pod whose write to take it into use may still arrive: the record is written then also where nothing is
+    /// to be let go of, so that the late write finds another resourceVersion than it expects.
+    async fn let_go(&self, name: &str, in_doubt: Option<&str>) -> Result<(), Error> {
         let Some(attachment) = self.find(name).await? else {
             return Ok(());
         };
+        let is_held = is_held(&attachment);
         // What is another's by now, this node has been relieved of.
-        if attachment.spec.node_name != self.node || !is_held(&attachment) {
+        if attachment.spec.node_name != self.node || (!is_held && in_doubt.is_none()) {
             return Ok(());
         }
         let mut free = (*attachment).clone();
         finalizer::release(&mut free.metadata, IN_USE);
+        if let Some(uid) = in_doubt.filter(|_| !is_held) {
+            let annotations = free.metadata.annotations.get_or_insert_default();
+            annotations.insert(USED_BY.into(), uid.into());
+        }
         match self.api.update_as(free).await {
             Err(error) if error.is_not_found() => Ok(()),
             other => other.map(drop),
@@ -243,7 +260,7 @@ impl Attached {
                 .get::<VolumeAttachment>()
                 .is_some_and(|a| a.spec.node_name == self.node && is_held(a));
             if ours && !self.used.lock().contains_key(object.name()) {
-                self.let_go(object.name()).await?;
+                self.let_go(object.name(), None).await?;
             }
         }
         Ok(())
@@ -443,6 +460,41 @@ mod tests {
         assert!(n.is_held().await);
         node.release("two").await.unwrap();
         assert!(!n.is_held().await);
+    }
+
+    /// The write that takes the volume into use is done but answered with an error (its answer was lost, or a proxy sent it
+    /// twice), or is done only when the pod has gone.
+    #[tokio::test(start_paused = true)]
+    async fn s7_what_was_taken_into_use_without_an_answer_is_let_go_of() {
+        for arrives_late in [false, true] {
+            let n = Node::new();
+            attachment(&n.api, "n1", "").await;
+            let lost = Arc::new(AtomicBool::new(true));
+            let is_lost = lost.clone();
+            n.api.intercept(move |request| {
+                let lost = request.verb == "update" && is_lost.load(Ordering::SeqCst);
+                lost.then(|| Error::timeout("no answer"))
+            });
+            let node = n.start();
+            assert!(node.hold("one", "v", &exclusive(false)).await.is_err());
+            lost.store(false, Ordering::SeqCst);
+            let mut write = (*n.api.get_as::<VolumeAttachment>("", "knarr-u").await.unwrap()).clone();
+            finalizer::hold(&mut write.metadata, IN_USE);
+            let kind = &registry::VOLUME_ATTACHMENT;
+            if arrives_late {
+                node.release("one").await.unwrap();
+                assert!(n.api.update_as(write).await.is_err_and(|e| e.is_conflict()));
+            } else {
+                n.api.update_as(write).await.unwrap();
+                n.api
+                    .delete(kind, "", "knarr-u", Default::default())
+                    .await
+                    .unwrap();
+                node.release("one").await.unwrap();
+                assert!(n.api.get(kind, "", "knarr-u").await.unwrap_err().is_not_found());
+            }
+            assert!(!n.is_held().await, "arrives late: {arrives_late}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
