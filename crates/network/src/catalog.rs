@@ -235,6 +235,16 @@ impl Catalog {
             .any(|e| e.is_offered() && addresses.contains(&e.address))
     }
 
+    /// Whether EndpointSlices may offer a pod with these labels: a Service of the namespace selects it, and it is ready or
+    /// that Service offers pods that are not.
+    pub fn may_offer(&self, namespace: &str, labels: &BTreeMap<String, String>, is_ready: bool) -> bool {
+        let first = ServiceKey::new(namespace, "");
+        self.services
+            .range(first..)
+            .take_while(|(key, _)| &*key.namespace == namespace)
+            .any(|(_, service)| (is_ready || service.publish_not_ready) && service.selects(labels))
+    }
+
     /// All addresses that are offered to new connections, of all Services.
     pub fn offered(&self) -> BTreeSet<IpAddr> {
         let slices = self.slices.values().flat_map(BTreeMap::values);

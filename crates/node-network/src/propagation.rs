@@ -4,13 +4,13 @@
 //! A report is a write to the Lease of the node's network agent; it is made only when endpoints were taken away, and
 //! once for all that was taken away since. `endpoint-propagation-controller` sums the reports up.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{self as core, ConfigMap};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use knarr_api::k8s_openapi;
 use knarr_api::propagation::{CONFIG_MAP, Propagation, REVISION};
@@ -18,6 +18,7 @@ use knarr_api::registry;
 use knarr_api::{Error, Object, ObjectKey};
 use knarr_client::informer::{self, Scope, Sink};
 use knarr_client::{Api, Clock, NETWORK_NAMESPACE};
+use knarr_network::catalog::Catalog;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
@@ -35,6 +36,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// The reports of this node and of all. Dropping it ends them.
 pub struct EndpointPropagation {
+    node_name: String,
     catalog: Arc<Shared>,
     kernel: Arc<Signal<Reached>>,
     cluster: Arc<Signal<Propagation>>,
@@ -73,6 +75,7 @@ impl EndpointPropagation {
         };
         tasks.spawn(reporter.run());
         EndpointPropagation {
+            node_name: node_name.into(),
             catalog,
             kernel,
             cluster,
@@ -80,22 +83,58 @@ impl EndpointPropagation {
         }
     }
 
-    /// Returns when no Service offers these addresses of a pod and every node's kernel has that; at once if none has
-    /// offered them. The caller bounds the wait.
-    pub async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]) {
+    /// Returns when no Service offers this pod and every node's kernel has that; at once if none can have offered it. The
+    /// caller bounds the wait.
+    pub async fn withdrawn(&self, pod: &core::Pod) {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let addresses = addresses(pod);
+        let marked = marked_at(pod);
+        let no_labels = BTreeMap::new();
+        let labels = pod.metadata.labels.as_ref().unwrap_or(&no_labels);
+        let is_ready = is_ready(pod);
+        // What has been offered since this node last heard of slices is not in its catalog yet, but in others'. What is
+        // written for the pod's deletion comes after all of that.
+        let is_known = |catalog: &Catalog, reached: Reached| {
+            !catalog.may_offer(namespace, labels, is_ready)
+                || marked.is_none_or(|marked| reached.slices.is_some_and(|slices| slices >= marked))
+        };
         self.catalog
-            .wait_for(|catalog, _| !catalog.offers(namespace, addresses))
+            .wait_for(|catalog, reached| !catalog.offers(namespace, &addresses) && is_known(catalog, reached))
             .await;
         // That this node has heard of it says nothing of any kernel.
-        let Some(withdrawn) = self.catalog.withdrawn(addresses) else {
+        let Some(withdrawn) = self.catalog.withdrawn(&addresses) else {
             return;
         };
         let in_kernel = |reached: &Reached| reached.slices.is_some_and(|slices| slices >= withdrawn);
         self.kernel.wait_for(in_kernel).await;
-        // The only node knows by itself.
-        let everywhere = |all: &Propagation| all.nodes <= 1 || all.revision >= withdrawn;
+        let everywhere = |all: &Propagation| is_everywhere(all, &self.node_name, withdrawn);
         self.cluster.wait_for(everywhere).await;
     }
+}
+
+/// Whether all nodes that count have this revision, where this one does. The only one that counts knows by itself; but where
+/// this node is not Ready, it is another.
+fn is_everywhere(all: &Propagation, node_name: &str, revision: u64) -> bool {
+    let is_alone = all.nodes == 0 || (all.nodes == 1 && all.slowest == node_name);
+    is_alone || all.revision >= revision
+}
+
+fn addresses(pod: &core::Pod) -> Vec<IpAddr> {
+    let ips = pod.status.iter().flat_map(|s| s.pod_ips.iter().flatten());
+    ips.filter_map(|ip| ip.ip.parse().ok()).collect()
+}
+
+fn is_ready(pod: &core::Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    conditions
+        .into_iter()
+        .any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+/// The revision at which its deletion is known to have been requested; `None` if it was not.
+fn marked_at(pod: &core::Pod) -> Option<u64> {
+    pod.metadata.deletion_timestamp.as_ref()?;
+    pod.metadata.resource_version.as_ref()?.parse().ok()
 }
 
 /// Hands on what the ConfigMap says.
@@ -202,11 +241,23 @@ mod tests {
         let data = Propagation {
             revision,
             nodes,
-            slowest: "m".into(),
+            slowest: if nodes == 1 { "n" } else { "m" }.into(),
         }
         .to_data();
         let map = json!({"metadata": {"namespace": NETWORK_NAMESPACE, "name": CONFIG_MAP}, "data": data});
         serde_json::from_value(map).unwrap()
+    }
+
+    /// The pod, deleted at this revision.
+    fn pod(app: &str, ready: &str, deleted_at: u64) -> core::Pod {
+        let pod = json!({
+            "metadata": {
+                "namespace": "ns", "name": "p", "labels": {"app": app}, "resourceVersion": deleted_at.to_string(),
+                "deletionTimestamp": "2026-01-01T00:00:00Z",
+            },
+            "status": {"podIPs": [{"ip": POD}], "conditions": [{"type": "Ready", "status": ready}]},
+        });
+        serde_json::from_value(pod).unwrap()
     }
 
     /// A cluster with one offered pod on node `n`, and who waits for its withdrawal.
@@ -239,8 +290,12 @@ mod tests {
         }
 
         fn wait(&self) -> tokio::task::JoinHandle<()> {
+            self.wait_of(pod("other", "True", 0))
+        }
+
+        fn wait_of(&self, pod: core::Pod) -> tokio::task::JoinHandle<()> {
             let propagation = self.propagation.clone();
-            tokio::spawn(async move { propagation.withdrawn("ns", &[POD.parse().unwrap()]).await })
+            tokio::spawn(async move { propagation.withdrawn(&pod).await })
         }
 
         /// The revision of the slice that takes the pod away.
@@ -295,6 +350,66 @@ mod tests {
         wait.await.unwrap();
         // What is offered no longer is not waited for.
         cluster.wait().await.unwrap();
+    }
+
+    #[test]
+    fn b7_the_only_ready_node_may_be_another_one() {
+        for (nodes, slowest, revision, done) in [
+            (0, "", 0, true),
+            (1, "n", 0, true),
+            (1, "m", 6, false),
+            (1, "m", 7, true),
+            (2, "n", 6, false),
+            (2, "n", 7, true),
+        ] {
+            let all = Propagation {
+                revision,
+                nodes,
+                slowest: slowest.into(),
+            };
+            assert_eq!(is_everywhere(&all, "n", 7), done, "{all:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b7_what_others_may_have_heard_of_before_this_node_is_waited_for() {
+        let cluster = Cluster::of(1).await;
+        let service = |name: &str, publish: bool| -> core::Service {
+            let service = json!({
+                "metadata": {"namespace": "ns", "name": name},
+                "spec": {"clusterIP": "10.0.0.1", "selector": {"app": name}, "publishNotReadyAddresses": publish},
+            });
+            serde_json::from_value(service).unwrap()
+        };
+        for (name, publish) in [("web", false), ("peers", true)] {
+            cluster.api.create_as(service(name, publish)).await.unwrap();
+        }
+        let known = cluster.withdraw().await;
+        cluster.commit(known, known);
+        settle().await;
+        // In this node's catalog nothing offers the pod. Slices up to the deletion are not all known to it.
+        for (app, ready, deleted_at, waits) in [
+            ("web", "True", known + 1, true),
+            ("web", "True", known, false),
+            ("web", "False", known + 1, false),
+            ("peers", "False", known + 1, true),
+            ("none", "True", known + 1, false),
+        ] {
+            let wait = cluster.wait_of(pod(app, ready, deleted_at));
+            settle().await;
+            assert_eq!(!wait.is_finished(), waits, "{app} {ready} {deleted_at}");
+            wait.abort();
+        }
+        // It was offered meanwhile, which this node hears together with its withdrawal.
+        let wait = cluster.wait_of(pod("web", "True", known + 1));
+        cluster.api.update_as(slice(true)).await.unwrap();
+        settle().await;
+        assert!(!wait.is_finished(), "the pod is offered");
+        let withdrawn = cluster.withdraw().await;
+        settle().await;
+        assert!(!wait.is_finished(), "the kernel still offers it");
+        cluster.commit(withdrawn, withdrawn);
+        wait.await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]

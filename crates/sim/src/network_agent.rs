@@ -2,10 +2,11 @@
 //! each change, forgets nothing when the agent dies, and everything when its machine does.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use k8s_openapi::api::core::v1 as core;
+use knarr_api::k8s_openapi;
 use knarr_client::{Api, Clock};
 use knarr_network::catalog::ServiceKey;
 use knarr_network::nft::Table;
@@ -179,8 +180,8 @@ async fn program(mut parts: Parts, catalog: Arc<Shared>, kernel: Arc<Signal<Reac
 
 #[async_trait]
 impl NodeNetwork for NetworkAgent {
-    async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]) {
-        self.0.0.withdrawn(namespace, addresses).await;
+    async fn withdrawn(&self, pod: &core::Pod) {
+        self.0.0.withdrawn(pod).await;
     }
 
     fn reports_endpoints(&self) -> bool {

@@ -506,10 +506,10 @@ pub async fn remove(config: &Config) -> Vec<String> {
 
 #[async_trait]
 impl NodeNetwork for Running {
-    async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]) {
+    async fn withdrawn(&self, pod: &Pod) {
         // Without our proxy it is not asked.
         if let Some(propagation) = &self.propagation {
-            propagation.withdrawn(namespace, addresses).await;
+            propagation.withdrawn(pod).await;
         }
     }
 

@@ -1,5 +1,6 @@
 //! A Service as proxy and DNS know it.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -67,6 +68,8 @@ pub struct Service {
     /// 0 where there is none.
     pub health_check_node_port: u16,
     pub publish_not_ready: bool,
+    /// Of pods, in the order of the keys; empty: none.
+    pub selector: Box<[(Arc<str>, Arc<str>)]>,
     /// Its labels keep it from service proxies: `service.kubernetes.io/service-proxy-name` or `…/headless`.
     pub foreign_proxy: bool,
     /// `spec.trafficDistribution`, as it is written.
@@ -78,6 +81,15 @@ const AFFINITY_SECONDS: u32 = 10_800;
 
 fn addresses<'a>(texts: impl IntoIterator<Item = &'a String>) -> Vec<IpAddr> {
     texts.into_iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+fn pairs<'a>(
+    labels: impl Iterator<Item = (&'a String, &'a String)>,
+    interner: &mut Interner,
+) -> Box<[(Arc<str>, Arc<str>)]> {
+    labels
+        .map(|(key, value)| (interner.get(key), interner.get(value)))
+        .collect()
 }
 
 fn port(number: i32) -> u16 {
@@ -148,9 +160,19 @@ impl Service {
             health_check_node_port: port(spec.health_check_node_port.unwrap_or(0)),
             publish_not_ready: spec.publish_not_ready_addresses.unwrap_or(false),
             foreign_proxy: endpoints::is_not_proxied(labels),
+            selector: match is_external_name {
+                true => Box::default(),
+                false => pairs(spec.selector.iter().flatten(), interner),
+            },
             traffic_distribution: spec.traffic_distribution.as_deref().map(|t| interner.get(t)),
             service_type,
             cluster_ips,
         }
+    }
+
+    /// Whether its endpoints are the pods with these labels.
+    pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
+        let has = |(key, value): &(Arc<str>, Arc<str>)| labels.get(&**key).is_some_and(|v| **v == **value);
+        !self.selector.is_empty() && self.selector.iter().all(has)
     }
 }

@@ -1,7 +1,6 @@
 //! What the kubelet asks of the network of its node, where knarr does it.
 
 use std::fmt::Debug;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,9 +13,10 @@ use super::Shared;
 /// The agent of the node's network.
 #[async_trait]
 pub trait NodeNetwork: Debug + Send + Sync + 'static {
-    /// Returns when no service proxy of the cluster sends new connections to these addresses of a pod (SPEC B7); at once
-    /// if no Service offers them. The caller bounds the wait.
-    async fn withdrawn(&self, namespace: &str, addresses: &[IpAddr]);
+    /// Returns when no service proxy of the cluster sends new connections to this pod (SPEC B7), which has the
+    /// resourceVersion at which its deletion became known; at once if no Service can have offered it. The caller bounds the
+    /// wait.
+    async fn withdrawn(&self, pod: &core::Pod);
 
     /// Whether [`NodeNetwork::withdrawn`] knows: the service proxy is knarr's. Else the kubelet looks at EndpointSlices.
     fn reports_endpoints(&self) -> bool;
@@ -43,17 +43,9 @@ pub struct Availability {
 pub(super) async fn endpoints_dropped(shared: &Shared, pod: &core::Pod, bound: Duration) -> bool {
     let dropped = async {
         match shared.config.network.as_ref().filter(|n| n.reports_endpoints()) {
-            Some(network) => {
-                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-                network.withdrawn(namespace, &addresses(pod)).await;
-            }
+            Some(network) => network.withdrawn(pod).await,
             None => shared.endpoints.dropped(&shared.api, pod).await,
         }
     };
     timeout(bound, dropped).await.is_ok()
-}
-
-fn addresses(pod: &core::Pod) -> Vec<IpAddr> {
-    let ips = pod.status.iter().flat_map(|s| s.pod_ips.iter().flatten());
-    ips.filter_map(|ip| ip.ip.parse().ok()).collect()
 }
