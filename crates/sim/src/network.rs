@@ -11,6 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt;
 use knarr_api::k8s_openapi::api::autoscaling::v1::Scale;
+use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::{AnyObject, registry};
 use knarr_apiserver::Server;
 use knarr_client::{
@@ -29,6 +30,8 @@ use crate::random::Stream;
 use crate::servers::ApiServer;
 use crate::store::WRITTEN_IN;
 
+/// The namespace of the leases by which nodes say that they are there.
+const NODE_LEASES: &str = "kube-node-lease";
 /// A proxy that heard no answer sends a request once more within this time.
 const AGAIN_WITHIN_MILLIS: u64 = 10_000;
 
@@ -536,6 +539,13 @@ impl Wire {
         self.network.name.starts_with("node/")
     }
 
+    /// When a node's lease is being written: now. The node's network agent writes one of its own, which renews nothing.
+    fn renewal_begins(&self, kind: &Kind, object: &dyn AnyObject) -> Option<Timestamp> {
+        let is_node_lease = object.metadata().namespace.as_deref() == Some(NODE_LEASES);
+        let renews = kind == &registry::LEASE && is_node_lease && self.is_kubelet();
+        renews.then(|| self.observer.world(|w| w.now))
+    }
+
     /// A list as a mistaken component takes it.
     fn distort_list(&self, kind: &Kind, namespace: &str, mut list: List) -> List {
         if kind != &registry::POD {
@@ -722,8 +732,7 @@ impl Api for Wire {
                     .await;
             }
         }
-        let renews = kind == &registry::LEASE && self.is_kubelet();
-        let sent = renews.then(|| self.observer.world(|w| w.now));
+        let sent = self.renewal_begins(kind, &*object);
         let answer = self
             .send_repeatable(|api| {
                 let (kind, object, subresource) = (kind.clone(), object.clone_box(), subresource.clone());

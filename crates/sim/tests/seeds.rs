@@ -1,6 +1,10 @@
-//! Histories of the whole cluster (SPEC S9): a fixed list of seeds. `./dev sim` runs others, and shows one line by line.
+//! Histories of the whole cluster (SPEC S9): the seeds that were ever broken, a fixed range, and some at random, which are
+//! printed. `./dev sim` runs others, and shows one line by line.
 
 #![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 
 use knarr_sim::{Mutation, Pace, Report, Simulation, run_all};
 use parking_lot::Mutex;
@@ -8,12 +12,54 @@ use parking_lot::Mutex;
 const SEEDS: u64 = 20;
 /// In how many histories a deliberate mistake has to be seen, at most.
 const MUTATED_SEEDS: u64 = 30;
+/// Seeds drawn anew for each run.
+const RANDOM_SEEDS: u64 = 4;
+/// Random seeds are below this, which leaves them readable.
+const RANDOM_BELOW: u64 = 1_000_000_000;
 /// Findings that are not mended yet, by seed and rule.
 const OPEN: &[(u64, &str)] = &[];
+/// Histories that once broke a rule, a line each: the seed, then the rules, then how it was run. `#` begins a comment.
+const BROKEN_BEFORE: &str = include_str!("broken_seeds.txt");
 
 /// Hours take a debug build minutes: they are for `./dev sim`.
 fn dense(seed: u64) -> Simulation {
     Simulation::new(seed).pace(Pace::Dense)
+}
+
+/// The histories that were broken before, as they were run then, each with what `./dev sim` needs to run it.
+fn broken_before() -> Vec<(Simulation, &'static str)> {
+    let lines = BROKEN_BEFORE.lines().map(str::trim);
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [seed, _rules, pace] = words.as_slice() else {
+                panic!("expected a seed, its rules and a pace: {line:?}");
+            };
+            let simulation = Simulation::new(seed.parse().unwrap());
+            match *pace {
+                "drawn" => (simulation, ""),
+                "rare" => (simulation.rare(), " --rare"),
+                "dense" => (simulation.pace(Pace::Dense), " --pace dense"),
+                "slow" => (simulation.pace(Pace::Slow), " --pace slow"),
+                _ => panic!("expected drawn, rare, dense or slow: {line:?}"),
+            }
+        })
+        .collect()
+}
+
+fn by_flags(all: Vec<(Simulation, &'static str)>) -> BTreeMap<&'static str, Vec<Simulation>> {
+    let mut sorted: BTreeMap<&str, Vec<Simulation>> = BTreeMap::new();
+    for (simulation, flags) in all {
+        sorted.entry(flags).or_default().push(simulation);
+    }
+    sorted
+}
+
+/// A seed of this run alone.
+fn random_seed() -> u64 {
+    // Each of these hashers has keys of its own, from the system's randomness.
+    RandomState::new().hash_one(0) % RANDOM_BELOW
 }
 
 fn threads() -> usize {
@@ -38,19 +84,28 @@ fn s9_the_same_seed_gives_the_same_history() {
 
 #[test]
 fn s9_every_rule_holds_in_every_history() {
+    let random: Vec<u64> = (0..RANDOM_SEEDS).map(|_| random_seed()).collect();
+    eprintln!("random seeds of this run: {random:?}");
     let broken = Mutex::new(Vec::new());
-    run_all(threads(), (0..SEEDS).map(dense), |report| {
-        if let Some(violation) = &report.violation {
-            eprintln!(
-                "{}\n{report}\nall of it: ./dev sim --seed {} --pace dense --trace\n",
-                report.trace.join("\n"),
-                report.seed
-            );
-            broken.lock().push((report.seed, violation.rule));
+    let run = |all: Vec<(Simulation, &'static str)>| {
+        for (flags, all) in by_flags(all) {
+            run_all(threads(), all.into_iter(), |report| {
+                if let Some(violation) = &report.violation {
+                    eprintln!(
+                        "{}\n{report}\nall of it: ./dev sim --seed {}{flags} --trace\n",
+                        report.trace.join("\n"),
+                        report.seed
+                    );
+                    broken.lock().push((report.seed, violation.rule));
+                }
+                true
+            })
+            .unwrap();
         }
-        true
-    })
-    .unwrap();
+    };
+    run(broken_before());
+    let others = (0..SEEDS).chain(random);
+    run(others.map(|seed| (dense(seed), " --pace dense")).collect());
     let mut broken = broken.into_inner();
     broken.sort_unstable();
     // One that holds again must be taken off.
