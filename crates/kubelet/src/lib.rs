@@ -30,4 +30,5 @@ pub mod shutdown;
 pub mod static_pods;
 pub mod stats;
 pub mod sysctl;
+pub mod topologymanager;
 pub mod volume_expansion;
