@@ -43,3 +43,25 @@ impl NumaMask {
         (self.count(), self) < (other.count(), other)
     }
 }
+
+/// How many NUMA nodes hints are made of: the sets are 2 to the power of it (v1.36 has no bound, and does not end).
+const NODES_OF_HINTS_MAX: usize = 16;
+
+/// All sets of these nodes that are not empty, the narrower ones first. Of more than 16 nodes only the set of all.
+pub fn masks_of<'a>(nodes: impl IntoIterator<Item = &'a u32>) -> Vec<NumaMask> {
+    let bits: Vec<u64> = nodes
+        .into_iter()
+        .filter_map(|node| 1_u64.checked_shl(*node))
+        .collect();
+    if bits.len() > NODES_OF_HINTS_MAX {
+        return vec![NumaMask(bits.into_iter().sum())];
+    }
+    let mut masks = vec![0_u64];
+    for bit in bits {
+        let with: Vec<u64> = masks.iter().map(|mask| mask | bit).collect();
+        masks.extend(with);
+    }
+    let mut masks: Vec<NumaMask> = masks.into_iter().filter(|m| *m != 0).map(NumaMask).collect();
+    masks.sort_by_key(|mask| (mask.count(), *mask));
+    masks
+}

@@ -11,13 +11,29 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-pub use mask::{MAX_NODES, NumaMask};
+pub use mask::{MAX_NODES, NumaMask, masks_of};
+pub(crate) use options::parse_bool;
 pub use options::{DEFAULT_MAX_NODES, OptionError, Options};
+
+use crate::admission::Rejection;
 
 /// The reason of a pod that was not admitted.
 pub const TOPOLOGY_AFFINITY_ERROR: &str = "TopologyAffinityError";
 /// Its message.
 pub const TOPOLOGY_AFFINITY_MESSAGE: &str = "Resources cannot be allocated with Topology locality";
+
+/// The rejection of a pod whose resources cannot be aligned.
+pub fn rejection() -> Rejection {
+    Rejection::new(TOPOLOGY_AFFINITY_ERROR, TOPOLOGY_AFFINITY_MESSAGE)
+}
+
+/// The rejection of a pod whose resources are not allocated for another reason.
+pub fn unexpected(error: &dyn std::error::Error) -> Rejection {
+    Rejection::new(
+        "UnexpectedAdmissionError",
+        format!("Allocate failed due to {error}, which is unexpected"),
+    )
+}
 
 /// Where a resource can be allocated. Without an affinity any NUMA node will do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

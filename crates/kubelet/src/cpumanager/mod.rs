@@ -1,0 +1,91 @@
+//! The CPU manager: which CPUs a container has to itself.
+//!
+//! With the policy `static` containers of Guaranteed pods that request whole CPUs get CPUs of their own, and all others
+//! share the rest. This is the deciding half: it chooses CPUs by the machine's topology and keeps the state; giving them
+//! to containers and writing the state down is the doing half's. No CPU is ever assigned to two containers, except from an
+//! init container that has ended to a container of the same pod.
+
+mod assignment;
+pub mod checkpoint;
+pub mod cpuset;
+mod distribution;
+mod options;
+mod policy;
+#[cfg(test)]
+mod policy_tests;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use assignment::{NotEnough, Sorting, take_packed};
+pub use cpuset::CpuSet;
+pub use distribution::take_distributed;
+pub use options::{Gates, OptionError, Options};
+pub use policy::{Allocated, AllocationError, CpuManager, PolicyError, Settings};
+pub use state::{State, StateError};
+
+/// Where a CPU is. Core, socket and cache ids are unique on the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    pub core: u32,
+    pub socket: u32,
+    pub numa_node: u32,
+    /// The last-level cache.
+    pub uncore_cache: u32,
+}
+
+/// What CPUs are grouped by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    NumaNode,
+    Socket,
+    UncoreCache,
+    Core,
+}
+
+/// The CPUs of a machine.
+#[derive(Clone, Debug, Default)]
+pub struct CpuTopology(BTreeMap<u32, Cpu>);
+
+impl CpuTopology {
+    pub fn new(cpus: BTreeMap<u32, Cpu>) -> CpuTopology {
+        CpuTopology(cpus)
+    }
+
+    pub fn cpus(&self) -> BTreeSet<u32> {
+        self.0.keys().copied().collect()
+    }
+
+    pub(crate) fn id(&self, cpu: u32, level: Level) -> Option<u32> {
+        let of = self.0.get(&cpu)?;
+        Some(match level {
+            Level::NumaNode => of.numa_node,
+            Level::Socket => of.socket,
+            Level::UncoreCache => of.uncore_cache,
+            Level::Core => of.core,
+        })
+    }
+
+    /// The CPUs of a group.
+    pub(crate) fn cpus_in(&self, level: Level, id: u32) -> BTreeSet<u32> {
+        let all = self.0.keys().copied();
+        all.filter(|cpu| self.id(*cpu, level) == Some(id)).collect()
+    }
+
+    /// The ids of a level's groups.
+    pub(crate) fn ids(&self, level: Level) -> BTreeSet<u32> {
+        self.0.keys().filter_map(|cpu| self.id(*cpu, level)).collect()
+    }
+
+    /// How many groups there are on the machine.
+    pub(crate) fn count(&self, level: Level) -> usize {
+        self.ids(level).len()
+    }
+
+    /// The average, rounded down.
+    pub(crate) fn cpus_per(&self, level: Level) -> usize {
+        self.0.len() / self.count(level).max(1)
+    }
+}
