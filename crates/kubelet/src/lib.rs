@@ -23,6 +23,7 @@ pub mod grace;
 pub mod guaranteed;
 pub mod huge_pages;
 pub mod image;
+pub mod memorymanager;
 pub mod pod;
 pub mod preemption;
 pub mod probe;
