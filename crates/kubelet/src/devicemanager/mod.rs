@@ -3,6 +3,7 @@
 //! It is told what plugins report and what containers ask for, and chooses devices; calling the plugins is the doing
 //! half's. A device is never assigned twice, except from an init container that has ended to a container of the same pod.
 
+mod hints;
 pub mod options;
 mod pods;
 #[cfg(test)]
@@ -17,6 +18,8 @@ use knarr_api::quantity::Quantity;
 
 pub use options::{Allocation, ContainerOptions, DeviceNode, Mount};
 pub use pods::{Assigned, Assignment};
+
+use crate::topologymanager::NumaMask;
 
 /// How long a resource stays in the node's capacity after its plugin has gone (`endpointStopGracePeriod`).
 pub const STOP_GRACE: SignedDuration = SignedDuration::from_mins(5);
@@ -70,6 +73,8 @@ pub struct Request<'a> {
     pub container: &'a str,
     pub resource: &'a str,
     pub count: usize,
+    /// The NUMA nodes of what else the container has, where that is aligned.
+    pub affinity: Option<NumaMask>,
 }
 
 impl Request<'_> {
@@ -325,22 +330,29 @@ impl DeviceManager {
                     available: available.len(),
                 });
             }
+            let near = known.by_affinity(&available, request.affinity);
+            let mut from = available;
+            match missing < near.aligned.len() {
+                true => from = near.aligned.clone(),
+                false => chosen.extend(near.aligned.iter().cloned()),
+            }
             let asks = matches!(known.endpoint, Endpoint::Running(o) if o.get_preferred_allocation);
             let preferred = match preferred {
-                None if asks => {
+                None if asks && chosen.len() < request.count => {
                     return Ok(Choice::Prefer {
-                        available: available.union(&chosen).cloned().collect(),
+                        available: from.union(&chosen).cloned().collect(),
                         must_include: chosen,
                         count: request.count,
                     });
                 }
                 preferred => preferred.cloned().unwrap_or_default(),
             };
-            let first = available.intersection(&preferred).take(missing);
-            chosen.extend(first.cloned());
-            let missing = request.count - chosen.len();
-            let others: Vec<String> = available.difference(&chosen).take(missing).cloned().collect();
-            chosen.extend(others);
+            let preferred: BTreeSet<String> = preferred.intersection(&from).cloned().collect();
+            for more in [preferred, near.aligned, near.unaligned, near.others] {
+                let missing = request.count - chosen.len();
+                let more: Vec<String> = more.difference(&chosen).take(missing).cloned().collect();
+                chosen.extend(more);
+            }
         }
         self.reserved.insert(request.key(), chosen.clone());
         Ok(Choice::Allocate(chosen))

@@ -47,6 +47,7 @@ fn request<'a>(pod: &'a Pod, container: &'a str, count: usize) -> Request<'a> {
         container,
         resource: GPU,
         count,
+        affinity: None,
     }
 }
 
@@ -241,4 +242,133 @@ fn l4_a_container_asks_for_what_plugins_have() {
         manager.requests(&pod, &container).is_empty(),
         "a claim stands for it"
     );
+}
+
+/// Devices by the NUMA nodes they are near: `("0", &[0])`.
+fn manager_with_topology(all: &[(&str, &[i64])]) -> DeviceManager {
+    let mut manager = DeviceManager::default();
+    manager.registered(GPU, PluginOptions::default());
+    let device = |(id, nodes): &(&str, &[i64])| {
+        let device = Device {
+            is_healthy: true,
+            numa_nodes: nodes.to_vec(),
+        };
+        (id.to_string(), device)
+    };
+    manager.reported(GPU, all.iter().map(device).collect());
+    manager
+}
+
+/// `01` preferred, `01?` not: the nodes of each hint. None: no preference.
+fn hints(of: &crate::topologymanager::ProviderHints) -> Option<Vec<String>> {
+    let hints = of.get(GPU)?.as_ref()?;
+    let hint = |hint: &crate::topologymanager::Hint| {
+        let nodes: String = hint.affinity.unwrap().nodes().map(|n| n.to_string()).collect();
+        if hint.is_preferred { nodes } else { nodes + "?" }
+    };
+    Some(hints.iter().map(hint).collect())
+}
+
+#[test]
+fn n2_hints_name_the_numa_nodes_with_enough_devices() {
+    let machine = BTreeSet::from([0, 1]);
+    let one = |count: &str| -> Pod {
+        let asks = json!({"limits": {GPU: count}, "requests": {GPU: count}});
+        let spec = json!({"containers": [{"name": "a", "resources": asks}]});
+        serde_json::from_value(json!({"metadata": {"uid": "p"}, "spec": spec})).unwrap()
+    };
+    let both: [(&str, &[i64]); 4] = [("0", &[0]), ("1", &[1]), ("2", &[0]), ("3", &[1])];
+    for (all, count, expected) in [
+        (&[("0", &[][..]), ("1", &[][..])][..], "1", None),
+        (
+            &[("0", &[0][..]), ("1", &[1][..])][..],
+            "1",
+            Some(vec!["0", "1", "01?"]),
+        ),
+        (&[("0", &[0][..]), ("1", &[1][..])][..], "2", Some(vec!["01"])),
+        (&[("0", &[0][..]), ("1", &[1][..])][..], "3", Some(vec![])),
+        (&both[..], "2", Some(vec!["0", "1", "01?"])),
+        (&both[..], "3", Some(vec!["01"])),
+        (&[("0", &[0, 1][..])][..], "1", Some(vec!["0", "1", "01?"])),
+        // Only nodes that have devices are considered; those that the machine does not have are not.
+        (&[("0", &[1][..]), ("1", &[7][..])][..], "1", Some(vec!["1"])),
+    ] {
+        let manager = manager_with_topology(all);
+        let pod = one(count);
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        let expected = expected.map(|of| of.into_iter().map(String::from).collect::<Vec<_>>());
+        assert_eq!(
+            hints(&manager.hints(&pod, container, &machine)),
+            expected,
+            "{count} of {all:?}"
+        );
+        assert_eq!(
+            hints(&manager.pod_hints(&pod, &machine)),
+            expected,
+            "{count} of {all:?}"
+        );
+    }
+    let mut manager = manager_with_topology(&both);
+    let pod = one("1");
+    let container = &pod.spec.as_ref().unwrap().containers[0];
+    allocate(&mut manager, &pod, "a", 1);
+    let assigned = hints(&manager.hints(&pod, container, &machine));
+    assert_eq!(assigned, Some(vec!["0".into(), "01?".into()]), "as assigned");
+    let more = one("2");
+    let container = &more.spec.as_ref().unwrap().containers[0];
+    assert_eq!(
+        hints(&manager.hints(&more, container, &machine)),
+        Some(Vec::new())
+    );
+}
+
+#[test]
+fn n2_devices_near_what_else_a_container_has_are_chosen_first() {
+    let all: [(&str, &[i64]); 5] = [("a", &[]), ("b", &[0]), ("c", &[1]), ("d", &[1]), ("e", &[0])];
+    let pod = pod("p");
+    let choose = |manager: &mut DeviceManager, count: usize, affinity: &[u32]| {
+        let mut request = request(&pod, "a", count);
+        request.affinity = NumaMask::of(affinity.iter().copied());
+        manager.choose(&request, None)
+    };
+    for (affinity, count, chosen) in [
+        (&[1][..], 1, &["c"][..]),
+        (&[1], 2, &["c", "d"]),
+        (&[1], 3, &["b", "c", "d"]),
+        (&[1], 5, &["a", "b", "c", "d", "e"]),
+        (&[0, 1], 3, &["b", "c", "d"]),
+    ] {
+        let choice = choose(&mut manager_with_topology(&all), count, affinity);
+        assert_eq!(
+            choice,
+            Ok(Choice::Allocate(set(chosen))),
+            "{count} near {affinity:?}"
+        );
+    }
+    let mut asked = manager_with_topology(&all);
+    asked.registered(
+        GPU,
+        PluginOptions {
+            get_preferred_allocation: true,
+            ..PluginOptions::default()
+        },
+    );
+    let only_near = Choice::Prefer {
+        available: set(&["c", "d"]),
+        must_include: set(&[]),
+        count: 1,
+    };
+    assert_eq!(choose(&mut asked, 1, &[1]), Ok(only_near));
+    assert_eq!(
+        choose(&mut asked, 2, &[1]),
+        Ok(Choice::Allocate(set(&["c", "d"])))
+    );
+    let others = Choice::Prefer {
+        available: set(&["a", "b", "c", "d", "e"]),
+        must_include: set(&["c", "d"]),
+        count: 3,
+    };
+    // Those two are reserved by now.
+    asked.release_reserved(&request(&pod, "a", 2));
+    assert_eq!(choose(&mut asked, 3, &[1]), Ok(others));
 }

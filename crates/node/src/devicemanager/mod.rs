@@ -193,6 +193,7 @@ impl Devices {
                 container: &container.name,
                 resource: &resource,
                 count,
+                affinity: None,
             };
             is_new |= self.allocate_resource(&request).await?;
         }
