@@ -45,6 +45,24 @@ pub fn allocatable(
     left
 }
 
+/// How many bytes of memory are kept from pods, which `reservedMemory` says by NUMA node.
+pub fn withheld_memory(
+    capacity: &BTreeMap<String, Wire>,
+    configuration: &KubeletConfiguration,
+) -> BTreeMap<String, u64> {
+    const MEMORY: &str = "memory";
+    let has = capacity
+        .get(MEMORY)
+        .and_then(|q| Quantity::of(q).ok())
+        .unwrap_or_default();
+    let reserved = [&configuration.system_reserved, &configuration.kube_reserved];
+    let mut sum = kept_free(MEMORY, has, configuration).map_or(0, |q| q.value());
+    for reserved in reserved.into_iter().filter_map(|of| of.get(MEMORY)) {
+        sum = sum.saturating_add(reserved.value());
+    }
+    BTreeMap::from([(MEMORY.to_string(), u64::try_from(sum).unwrap_or(0))])
+}
+
 /// Below this, pods would be evicted.
 fn kept_free(name: &str, has: Quantity, configuration: &KubeletConfiguration) -> Option<Quantity> {
     let signal = match name {

@@ -14,6 +14,7 @@
 pub mod certificates;
 pub mod cgroup;
 pub mod containerd;
+pub mod containermanager;
 pub mod devicemanager;
 pub mod dra;
 pub mod figures;

@@ -611,6 +611,7 @@ impl PreparedNode {
         let server =
             knarr_node::server::Server::new(kubelet.pods(), containers.clone(), Arc::new(Timestamp::now))
                 .measured_by(kubelet.meter(), kubelet.probes())
+                .allocated_by(kubelet.container_manager())
                 .configured(&shown)
                 .on_network(network.clone())
                 .offering(Offers {

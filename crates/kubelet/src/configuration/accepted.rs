@@ -2,9 +2,7 @@
 //! taken without a word, one that does nothing is noted, and one that asks for something else, which whoever relies
 //! on it would miss, is refused with its path.
 
-use k8s_openapi::jiff::SignedDuration;
 use knarr_api::document::{Fields, Report};
-use knarr_api::k8s_openapi;
 use serde_json::Value;
 
 #[derive(Clone, Copy)]
@@ -28,10 +26,9 @@ enum Same {
     Is(bool),
     Count(i64),
     Word(&'static str),
-    Seconds(i64),
 }
 
-use Same::{Count, Is, Seconds, Word};
+use Same::{Count, Is, Word};
 
 impl Same {
     fn is(self, value: &Value) -> bool {
@@ -39,10 +36,6 @@ impl Same {
             Is(same) => value.as_bool() == Some(same),
             Count(same) => value.as_i64() == Some(same),
             Word(same) => value.as_str() == Some(same),
-            Seconds(same) => {
-                let read = value.as_str().and_then(knarr_api::duration::parse);
-                read == Some(SignedDuration::from_secs(same))
-            }
         }
     }
 
@@ -51,7 +44,6 @@ impl Same {
             Is(same) => same.to_string(),
             Count(same) => same.to_string(),
             Word(same) => same.to_string(),
-            Seconds(same) => format!("{same}s"),
         }
     }
 }
@@ -70,7 +62,6 @@ const PULLS: &str = "maxParallelImagePulls says how many images are pulled at a 
 const EVENTS: &str = "events are limited by what they are about";
 const REQUESTS: &str = "a kubelet's requests are limited by the API server's flow control";
 const OWN_GROUP: &str = "knarr stays in the control group it was started in";
-const NO_MANAGER: &str = "it belongs to a policy that knarr does not have";
 const NO_PROFILES: &str = "there are no such handlers";
 const NO_CHAINS: &str = "the kubelet makes no packet filter rules";
 
@@ -158,9 +149,6 @@ const NOTED: &[Row] = &[
     ("systemCgroups", Text, &[], OWN_GROUP),
     ("systemReservedCgroup", Text, &[], "only pods are limited"),
     ("kubeReservedCgroup", Text, &[], "only pods are limited"),
-    ("cpuManagerPolicyOptions", Mapping, &[], NO_MANAGER),
-    ("cpuManagerReconcilePeriod", Duration, &[Seconds(10)], NO_MANAGER),
-    ("topologyManagerPolicyOptions", Mapping, &[], NO_MANAGER),
     (
         "runtimeRequestTimeout",
         Duration,
@@ -197,7 +185,7 @@ const NOTED: &[Row] = &[
         "featureGates",
         Mapping,
         &[],
-        "knarr has no feature gates of kubelets",
+        "of the kubelet's gates only CPUManagerPolicyAlphaOptions and CPUManagerPolicyBetaOptions are read",
     ),
     (
         "failSwapOn",
@@ -251,7 +239,6 @@ const NOTED: &[Row] = &[
     ),
 ];
 
-const NO_PINNING: &str = "CPUs and memory are not given to single containers";
 const KNOWN_CGROUPS: &str = "pods' control groups are by class of service, below the root";
 
 /// Others are refused: what they ask for would be missed.
@@ -276,22 +263,6 @@ const REFUSED: &[Row] = &[
     ),
     ("cgroupRoot", Text, &[Word("/")], KNOWN_CGROUPS),
     ("cgroupsPerQOS", Boolean, &[Is(true)], KNOWN_CGROUPS),
-    ("cpuManagerPolicy", Text, &[Word("none")], NO_PINNING),
-    ("memoryManagerPolicy", Text, &[Word("None")], NO_PINNING),
-    ("topologyManagerPolicy", Text, &[Word("none")], NO_PINNING),
-    (
-        "topologyManagerScope",
-        Text,
-        &[Word("container"), Word("pod")],
-        NO_PINNING,
-    ),
-    (
-        "reservedSystemCPUs",
-        Text,
-        &[],
-        "say with systemReserved how much CPU is kept for the system",
-    ),
-    ("reservedMemory", List, &[], NO_PINNING),
     (
         "qosReserved",
         Mapping,

@@ -102,13 +102,13 @@ fn fields() -> Vec<(&'static str, Value, Outcome)> {
         (
             "cpuManagerPolicyOptions",
             json!({"full-pcpus-only": "true"}),
-            Noted,
+            Refused,
         ),
-        ("cpuManagerReconcilePeriod", json!("1s"), Noted),
+        ("cpuManagerReconcilePeriod", json!("1s"), InForce),
         ("memoryManagerPolicy", json!("Static"), Refused),
-        ("topologyManagerPolicy", json!("restricted"), Refused),
-        ("topologyManagerScope", json!("pod"), Always),
-        ("topologyManagerPolicyOptions", json!({"a": "b"}), Noted),
+        ("topologyManagerPolicy", json!("restricted"), InForce),
+        ("topologyManagerScope", json!("pod"), InForce),
+        ("topologyManagerPolicyOptions", json!({"a": "b"}), Refused),
         ("qosReserved", json!({"memory": "50%"}), Refused),
         ("runtimeRequestTimeout", json!("1m"), Noted),
         ("hairpinMode", json!("hairpin-veth"), Always),
@@ -157,7 +157,7 @@ fn fields() -> Vec<(&'static str, Value, Outcome)> {
         ("configMapAndSecretChangeDetectionStrategy", json!("Get"), Noted),
         ("systemReserved", json!({"cpu": "1"}), InForce),
         ("kubeReserved", json!({"cpu": "1"}), InForce),
-        ("reservedSystemCPUs", json!("0-1"), Refused),
+        ("reservedSystemCPUs", json!("0-1"), InForce),
         ("showHiddenMetricsForVersion", json!("1.35"), Noted),
         ("systemReservedCgroup", json!("/system"), Noted),
         ("kubeReservedCgroup", json!("/kube"), Noted),
@@ -181,7 +181,7 @@ fn fields() -> Vec<(&'static str, Value, Outcome)> {
             json!({"maxContainerRestartPeriod": "5s"}),
             InForce,
         ),
-        ("reservedMemory", json!([{"numaNode": 0, "limits": {}}]), Refused),
+        ("reservedMemory", json!([{"numaNode": 0, "limits": {}}]), InForce),
         ("enableProfilingHandler", json!(true), Noted),
         ("enableDebugFlagsHandler", json!(true), Noted),
         ("seccompDefault", json!(true), InForce),
@@ -260,4 +260,77 @@ fn t8_policies_and_enforcements_that_are_what_knarr_does_are_taken() {
         let found: Vec<String> = errors.iter().map(|e| e.field.to_string()).collect();
         assert_eq!(found, [at], "{value}");
     }
+}
+
+#[test]
+fn n2_policies_of_the_resource_managers_are_validated_with_the_kubelets_messages() {
+    let errors = |mut document: Value| {
+        document["apiVersion"] = json!("kubelet.config.k8s.io/v1beta1");
+        document["kind"] = json!("KubeletConfiguration");
+        match super::read(&document) {
+            Ok(_) => String::new(),
+            Err(errors) => errors.to_string(),
+        }
+    };
+    let reserved = |limits: Value| json!({"reservedMemory": [{"numaNode": 1, "limits": limits}]});
+    for (document, words) in [
+        (
+            json!({"cpuManagerPolicy": "static"}),
+            "the static policy requires systemreserved.cpu + kubereserved.cpu to be greater than zero",
+        ),
+        (
+            json!({"cpuManagerPolicy": "dynamic"}),
+            "unknown policy: \"dynamic\"",
+        ),
+        (
+            json!({"cpuManagerPolicyOptions": {"full-pcpus-only": "true"}}),
+            "None policy: received unsupported options=map[full-pcpus-only:true]",
+        ),
+        (
+            json!({"reservedSystemCPUs": "0-x"}),
+            "unable to parse reservedSystemCPUs (--reserved-cpus) 0-x, error: strconv.Atoi: parsing \"x\": invalid syntax",
+        ),
+        (
+            json!({"reservedSystemCPUs": "0", "kubeReservedCgroup": "/kube"}),
+            "can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup",
+        ),
+        (
+            json!({"memoryManagerPolicy": "Static"}),
+            "[memorymanager] you should specify the system reserved memory",
+        ),
+        (
+            reserved(json!({"cpu": "1"})),
+            "the limit type \"cpu\" for NUMA node 1 is not supported, only [memory hugepages-<HugePageSize>] is accepted",
+        ),
+        (
+            reserved(json!({"memory": "0"})),
+            "reserved memory may not be zero for NUMA node 1 and resource \"memory\"",
+        ),
+        (
+            json!({"topologyManagerPolicy": "best"}),
+            "\"best\" must be one of: [\"none\" \"best-effort\" \"restricted\" \"single-numa-node\"]",
+        ),
+        (
+            json!({"topologyManagerScope": "node"}),
+            "\"node\" must be one of: \"container\", or \"pod\"",
+        ),
+        (
+            json!({"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "4"}}),
+            "the minimum value of \"max-allowable-numa-nodes\" should not be less than 8",
+        ),
+    ] {
+        let found = errors(document.clone());
+        assert!(found.contains(words), "{document}: {found}");
+    }
+    let reserving = json!({"cpuManagerPolicy": "static", "systemReserved": {"cpu": "100m"}});
+    assert_eq!(errors(reserving), "");
+    let by_socket = |alpha: bool| {
+        errors(json!({
+            "cpuManagerPolicy": "static", "kubeReserved": {"cpu": "1"},
+            "cpuManagerPolicyOptions": {"align-by-socket": "true"},
+            "featureGates": {"CPUManagerPolicyAlphaOptions": alpha},
+        }))
+    };
+    assert_eq!(by_socket(true), "");
+    assert!(by_socket(false).contains("CPU Manager Policy Alpha-level Options not enabled"));
 }

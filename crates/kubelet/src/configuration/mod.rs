@@ -5,6 +5,7 @@
 
 mod accepted;
 pub mod registration;
+mod resource_managers;
 mod rules;
 mod shown;
 
@@ -20,6 +21,7 @@ use serde_json::Value;
 
 use crate::eviction;
 use crate::eviction::threshold::{self, Statements};
+pub use resource_managers::ResourceManagers;
 pub use shown::Place;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
@@ -118,6 +120,7 @@ pub struct KubeletConfiguration {
     /// Not given to pods.
     pub system_reserved: BTreeMap<String, Quantity>,
     pub kube_reserved: BTreeMap<String, Quantity>,
+    pub resource_managers: ResourceManagers,
     pub eviction: eviction::Settings,
     pub image_gc: ImageGc,
     pub container_logs: ContainerLogs,
@@ -168,6 +171,7 @@ impl Default for KubeletConfiguration {
             provider_id: String::new(),
             system_reserved: BTreeMap::new(),
             kube_reserved: BTreeMap::new(),
+            resource_managers: ResourceManagers::default(),
             enforces_allocatable: true,
             eviction: eviction::Settings::default(),
             image_gc: ImageGc::default(),
@@ -253,6 +257,7 @@ impl KubeletConfiguration {
         self.resolv_conf = text(fields, "resolvConf", report);
         self.provider_id = text(fields, "providerID", report).unwrap_or_default();
         self.take_node(fields, report);
+        self.take_resource_managers(fields, report);
         self.take_eviction(fields, report);
         self.take_image_gc(fields, report);
         self.take_logs(fields, report);

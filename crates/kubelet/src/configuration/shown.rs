@@ -62,6 +62,7 @@ impl KubeletConfiguration {
         if let Value::Object(fields) = &mut shown {
             self.add_what_is_said(fields);
             self.add_eviction(fields);
+            self.resource_managers.add_to(fields);
             always(fields);
         }
         shown
@@ -169,11 +170,7 @@ fn always(fields: &mut Map<String, Value>) {
         "enableDebugFlagsHandler": false,
         "cgroupsPerQOS": true,
         "cgroupRoot": "/",
-        "cpuManagerPolicy": "none",
-        "memoryManagerPolicy": "None",
         "memoryReservationPolicy": "None",
-        "topologyManagerPolicy": "none",
-        "topologyManagerScope": "container",
         "memorySwap": {},
         "hairpinMode": "hairpin-veth",
         "failSwapOn": false,
@@ -205,7 +202,7 @@ fn text(value: &threshold::Value) -> String {
     }
 }
 
-fn bytes(count: u64) -> String {
+pub(super) fn bytes(count: u64) -> String {
     use knarr_api::quantity::{Notation, Quantity};
     let count = i64::try_from(count).unwrap_or(i64::MAX);
     Quantity::from_value(count, Notation::BinarySi).to_string()
@@ -272,6 +269,18 @@ mod tests {
             json!({"maxParallelImagePulls": 3}),
             json!({"serializeImagePulls": false}),
             json!({"serializeImagePulls": true}),
+            json!({
+                "cpuManagerPolicy": "static",
+                "cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
+                "cpuManagerReconcilePeriod": "5s",
+                "reservedSystemCPUs": "0,2-3",
+                "systemReserved": {"cpu": "3"},
+                "memoryManagerPolicy": "Static",
+                "reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-2Mi": "4Mi"}}],
+                "topologyManagerPolicy": "single-numa-node",
+                "topologyManagerScope": "pod",
+                "topologyManagerPolicyOptions": {"prefer-closest-numa-nodes": "true"},
+            }),
             json!({"shutdownGracePeriodByPodPriority": [
                 {"priority": 0, "shutdownGracePeriodSeconds": 10},
                 {"priority": 1000, "shutdownGracePeriodSeconds": 20},

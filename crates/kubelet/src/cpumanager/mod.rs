@@ -54,6 +54,10 @@ impl CpuTopology {
         CpuTopology(cpus)
     }
 
+    pub fn get(&self, cpu: u32) -> Option<&Cpu> {
+        self.0.get(&cpu)
+    }
+
     pub fn cpus(&self) -> BTreeSet<u32> {
         self.0.keys().copied().collect()
     }

@@ -35,6 +35,9 @@ pub use end::{Ending, Why};
 pub use ends::{ANNOTATION as ENDS_ANNOTATION, End, Ends, Moment};
 pub use status::merge;
 
+/// The reason of a resize that the node will never admit; others are deferred (`PodReasonInfeasible`).
+pub const INFEASIBLE: &str = "Infeasible";
+
 use sandbox::{Old, Sandbox};
 
 use crate::admission::Rejection;

@@ -12,7 +12,7 @@ use super::allocation::same;
 use super::container::find_spec;
 use super::end::StopReason;
 use super::sandbox::Sandbox;
-use super::{Action, Pod, Work};
+use super::{Action, INFEASIBLE, Pod, Work};
 use crate::admission::Rejection;
 use crate::resources;
 
@@ -91,7 +91,11 @@ impl Pod {
             let before = self.resize.pending.as_ref().map(|(before, _)| before);
             if before != Some(&why) {
                 let message = self.summary(&format!("Pod resize {}", why.reason), Some(&why.message));
-                self.record(None, true, "ResizeDeferred", message);
+                let reason = match why.reason.as_str() {
+                    INFEASIBLE => "ResizeInfeasible",
+                    _ => "ResizeDeferred",
+                };
+                self.record(None, true, reason, message);
             }
             self.resize.pending = Some((why, now + RETRY));
             self.wake_at(now + RETRY);
@@ -224,7 +228,11 @@ impl Pod {
     pub(super) fn resize_conditions(&self) -> Vec<(&'static str, Option<String>, Option<String>)> {
         let mut conditions = Vec::new();
         if let Some((why, _)) = &self.resize.pending {
-            let reason = Some("Deferred".to_string());
+            let reason = match why.reason.as_str() {
+                INFEASIBLE => INFEASIBLE,
+                _ => "Deferred",
+            };
+            let reason = Some(reason.to_string());
             conditions.push(("PodResizePending", reason, Some(why.message.clone())));
         }
         if let Some(progress) = &self.resize.progress {

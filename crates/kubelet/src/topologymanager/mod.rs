@@ -65,6 +65,37 @@ impl Policy {
             _ => None,
         }
     }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::None => "none",
+            Policy::BestEffort => "best-effort",
+            Policy::Restricted => "restricted",
+            Policy::SingleNumaNode => "single-numa-node",
+        }
+    }
+
+    /// Whether what it admits is aligned (`IsAlignmentGuaranteed`).
+    pub fn guarantees_alignment(self) -> bool {
+        self == Policy::SingleNumaNode
+    }
+}
+
+/// `topologyManagerScope`: whose resources are aligned together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    #[default]
+    Container,
+    Pod,
+}
+
+impl Scope {
+    pub fn name(self) -> &'static str {
+        match self {
+            Scope::Container => "container",
+            Scope::Pod => "pod",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,6 +141,10 @@ impl TopologyManager {
             all,
             distances: nodes,
         })
+    }
+
+    pub fn policy(&self) -> Policy {
+        self.policy
     }
 
     /// The best hint of all providers, and whether the container (or pod) is admitted with it.

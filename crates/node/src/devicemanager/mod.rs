@@ -20,11 +20,14 @@ use knarr_client::Clock;
 use knarr_kubelet::admission::Rejection;
 use knarr_kubelet::devicemanager as devices;
 use knarr_kubelet::devicemanager::{Capacity, Choice, ContainerOptions, DeviceManager, Request};
+use knarr_kubelet::topologymanager::NumaMask;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
+use crate::containermanager::Histogram;
 use crate::plugins::call::stream;
 use crate::plugins::{Handler, Plugin, call};
 use crate::untrusted_fs::Pool;
@@ -40,6 +43,11 @@ const PREPARE: Duration = Duration::from_secs(30);
 const ALLOCATE: Duration = Duration::from_secs(120);
 /// Plugins of one node.
 const PLUGINS_MAX: usize = 256;
+/// Upper bounds of `kubelet_device_plugin_alloc_duration_seconds`: Prometheus' own.
+const ALLOCATION_SECONDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// How long allocations of each resource took, in seconds.
+pub type Durations = BTreeMap<String, Histogram>;
 
 /// Why a container does not get its devices; shown to users.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +71,7 @@ pub enum Error {
 }
 
 impl Error {
-    fn rejection(&self) -> Rejection {
+    pub(crate) fn rejection(&self) -> Rejection {
         Rejection {
             reason: "UnexpectedAdmissionError".into(),
             message: format!("Allocate failed due to {self}, which is unexpected"),
@@ -88,6 +96,8 @@ impl Drop for Endpoint {
 #[derive(Default)]
 struct Endpoints {
     generation: u64,
+    /// How often plugins have registered, by resource.
+    registrations: BTreeMap<String, u64>,
     by_resource: BTreeMap<String, Endpoint>,
 }
 
@@ -101,6 +111,7 @@ pub struct Devices {
     /// Whoever writes the checkpoint; inside, what was written last.
     checkpoint: tokio::sync::Mutex<Vec<u8>>,
     changed: Notify,
+    allocations: Mutex<Durations>,
     /// Pods with a device whose health has changed, by uid.
     health_changed: mpsc::UnboundedSender<String>,
 }
@@ -121,6 +132,7 @@ impl Devices {
             endpoints: Mutex::default(),
             checkpoint: tokio::sync::Mutex::default(),
             changed: Notify::new(),
+            allocations: Mutex::default(),
             health_changed,
         })
     }
@@ -165,6 +177,12 @@ impl Devices {
         self.state.lock().capacity(self.clock.now())
     }
 
+    /// How often plugins have registered, and how long their allocations took, by resource.
+    pub fn counts(&self) -> (BTreeMap<String, u64>, Durations) {
+        let registrations = self.endpoints.lock().registrations.clone();
+        (registrations, self.allocations.lock().clone())
+    }
+
     /// Reads the state.
     pub fn with<T>(&self, read: impl FnOnce(&DeviceManager) -> T) -> T {
         read(&self.state.lock())
@@ -179,12 +197,19 @@ impl Devices {
     /// Has the plugins allocate all that a pod's containers ask for.
     pub async fn allocate_pod(&self, pod: &Pod) -> Result<(), Rejection> {
         for container in containers(pod) {
-            self.allocate(pod, container).await.map_err(|e| e.rejection())?;
+            let allocated = self.allocate(pod, container, None).await;
+            allocated.map_err(|e| e.rejection())?;
         }
         Ok(())
     }
 
-    async fn allocate(&self, pod: &Pod, container: &Container) -> Result<(), Error> {
+    /// Has the plugins allocate what one container asks for, near these NUMA nodes where that is known.
+    pub async fn allocate(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        affinity: Option<NumaMask>,
+    ) -> Result<(), Error> {
         let requests = self.state.lock().requests(pod, container);
         let mut is_new = false;
         for (resource, count) in requests {
@@ -193,7 +218,7 @@ impl Devices {
                 container: &container.name,
                 resource: &resource,
                 count,
-                affinity: None,
+                affinity,
             };
             is_new |= self.allocate_resource(&request).await?;
         }
@@ -264,7 +289,15 @@ impl Devices {
                 devices_ids: devices.into_iter().collect(),
             }],
         };
-        let answer = call(&socket, request, ALLOCATE).await.map_err(Error::Allocate)?;
+        let begin = Instant::now();
+        let answer = call(&socket, request, ALLOCATE).await;
+        {
+            let mut allocations = self.allocations.lock();
+            let histogram = allocations.entry(resource.to_string());
+            let histogram = histogram.or_insert_with(|| Histogram::new(ALLOCATION_SECONDS));
+            histogram.observe(begin.elapsed().as_secs_f64());
+        }
+        let answer = answer.map_err(Error::Allocate)?;
         let first = answer.container_responses.into_iter().next();
         first.ok_or_else(|| Error::NoAnswer(resource.to_string()))
     }
@@ -293,7 +326,7 @@ impl Devices {
                 .all(|(name, _)| own.is_some_and(|own| own.contains_key(name)))
         };
         if !has_all {
-            self.allocate(pod, container).await?;
+            self.allocate(pod, container, None).await?;
         }
         for (resource, _) in &requests {
             let devices = {
@@ -357,6 +390,7 @@ impl Devices {
         let options = options.map_err(|e| format!("failed to get device plugin options: {e}"))?;
         let mut endpoints = self.endpoints.lock();
         endpoints.generation += 1;
+        *endpoints.registrations.entry(resource.to_string()).or_default() += 1;
         let generation = endpoints.generation;
         self.state.lock().registered(resource, options.into());
         let watching = {

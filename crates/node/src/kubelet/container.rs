@@ -15,6 +15,7 @@ use super::env::{self, Sources};
 use super::resources::CpuQuota;
 use super::security_context::{self, Seccomp};
 use super::{labels, resources, sandbox};
+use crate::containermanager::Placement;
 use crate::runtime::Image;
 use crate::volumes::Mounted;
 
@@ -35,6 +36,7 @@ pub struct Parts<'a> {
     pub termination_log: PathBuf,
     pub node_memory_bytes: i64,
     pub cpu_quota: CpuQuota,
+    pub placement: Placement,
     pub huge_pages: &'a PageSizes,
     pub seccomp: Seccomp,
     /// Its node ends it when it is cut off.
@@ -58,6 +60,10 @@ pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
         )),
         security_context: Some(security),
     };
+    if let Some(resources) = &mut linux.resources {
+        resources.cpuset_cpus.clone_from(&parts.placement.cpus);
+        resources.cpuset_mems.clone_from(&parts.placement.memory_nodes);
+    }
     let mut labels = sandbox::pod_labels(pod);
     labels.insert(labels::CONTAINER_NAME.into(), container.name.clone());
     if parts.oom_group
@@ -306,6 +312,7 @@ mod tests {
             termination_log: "/pod/log".into(),
             node_memory_bytes: 1 << 30,
             cpu_quota: CpuQuota::of(&KubeletConfiguration::default()),
+            placement: Placement::default(),
             huge_pages: &PageSizes::default(),
             seccomp: Seccomp {
                 by_default: true,

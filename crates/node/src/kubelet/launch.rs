@@ -66,7 +66,8 @@ pub(super) async fn create_sandbox(
 /// Makes the pod's group, if it is not there, and gives it the pod's limits.
 async fn limit_pod(shared: &Shared, pod: &core::Pod) -> std::io::Result<()> {
     let configuration = &shared.config.configuration;
-    let limits = super::resources::of_pod(pod, configuration, &shared.huge_pages);
+    let quota = super::resources::quota_of_pod(shared, pod);
+    let limits = super::resources::of_pod(pod, configuration, quota, &shared.huge_pages);
     let group = super::resources::group(pod);
     cgroup::ensure(configuration.cgroup_driver, &group, &limits).await
 }
@@ -144,6 +145,7 @@ pub(super) async fn create_container(
         Dir::make(&logs, LOGS_MODE).map(drop)
     });
     written.await.map_err(failed)?;
+    let placement = shared.containers.placement(pod, name);
     let config = container::config(container::Parts {
         pod,
         container: &spec,
@@ -156,7 +158,11 @@ pub(super) async fn create_container(
         hosts_file: Some(directory.join(HOSTS)),
         termination_log,
         node_memory_bytes: shared.memory_bytes,
-        cpu_quota: CpuQuota::of(&shared.config.configuration),
+        cpu_quota: match placement.has_exclusive_cpus {
+            true => CpuQuota::NONE,
+            false => CpuQuota::of(&shared.config.configuration),
+        },
+        placement,
         huge_pages: &shared.huge_pages,
         seccomp: Seccomp {
             by_default: shared.config.configuration.seccomp_default,

@@ -63,8 +63,9 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
+use crate::containermanager::{self, ContainerManager, reconcile};
 use crate::devicemanager::{self, Devices};
 use crate::dra::{self, Dra};
 use crate::figures::{self, HostMeter, Meter};
@@ -89,6 +90,8 @@ const RELIST_BLIND: Duration = Duration::from_secs(1);
 const PULLS: u32 = 5;
 /// Sandboxes and containers made at a time: more would only make each of them slower.
 const STARTS: usize = 8;
+/// Between attempts to start the resource managers.
+const MANAGERS_RETRY: Duration = Duration::from_secs(5);
 /// Between looks at whether a static pod that waits for the one before it may begin.
 const SUCCESSOR_LOOK: Duration = Duration::from_millis(200);
 
@@ -105,6 +108,7 @@ pub(crate) struct Shared {
     /// The pods that have not ended.
     pub active: Arc<podresources::ActivePods>,
     pub devices: Arc<Devices>,
+    pub containers: Arc<ContainerManager>,
     pub dra: Arc<Dra>,
     pub trust: Trust,
     pub announced: Announced,
@@ -165,6 +169,7 @@ pub struct Kubelet {
     pods: Arc<Store>,
     meter: Option<Arc<dyn Meter>>,
     probes: Arc<probe::Counts>,
+    containers: Arc<ContainerManager>,
     shutdown: shutdown::Requests,
 }
 
@@ -263,11 +268,20 @@ impl Kubelet {
         let cluster = (api.clone(), config.node_name.clone());
         let (steadily, changed) = (Arc::new(steady), health_changed.clone());
         let dra = Dra::new(&config.root_dir, files.clone(), cluster, steadily, changed);
-        let devices = Devices::new(&config.root_dir, files, Arc::new(steady), health_changed);
+        let devices = Devices::new(&config.root_dir, files.clone(), Arc::new(steady), health_changed);
+        let containers = ContainerManager::new(
+            &config.root_dir,
+            files,
+            devices.clone(),
+            &config.configuration,
+            &capacity,
+        );
+        let containers = Arc::new(containers);
         let shared = Arc::new(Shared {
             volumes,
             active: Arc::default(),
             devices,
+            containers: containers.clone(),
             dra: Arc::new(dra),
             trust: Trust::new(config.self_fencing, host, renewals),
             announced: Announced::new(&config.node_name, clock.now()),
@@ -319,6 +333,7 @@ impl Kubelet {
             pods,
             meter,
             probes,
+            containers,
             shutdown,
         }
     }
@@ -336,6 +351,11 @@ impl Kubelet {
     /// Where it is told that the machine goes down.
     pub fn shutdown(&self) -> shutdown::Requests {
         self.shutdown.clone()
+    }
+
+    /// What allocates CPUs, memory and devices of containers.
+    pub fn container_manager(&self) -> Arc<ContainerManager> {
+        self.containers.clone()
     }
 
     /// How often its probes were asked.
@@ -384,6 +404,12 @@ async fn run(
     if shared.config.machine.is_host() {
         shared.devices.restore().await;
         shared.dra.restore().await;
+        start_containers(&shared).await;
+        tasks.spawn(reconcile::run(
+            shared.containers.clone(),
+            shared.runtime.clone(),
+            shared.active.clone(),
+        ));
         let drivers = shared.dra.drivers();
         tasks.spawn(async move { drivers.run().await });
         tasks.spawn(shared.devices.clone().run());
@@ -493,10 +519,23 @@ async fn run(
     }
 }
 
+/// Starts the resource managers. While they cannot, the node is not ready and nothing is decided about its pods: an
+/// administrator drains it and removes the state, or corrects the configuration.
+async fn start_containers(shared: &Shared) {
+    while let Err(error) = shared.containers.start().await {
+        let error = containermanager::shown(&error);
+        error!(error, "cannot start the resource managers");
+        shared.conditions_changed.notify_one();
+        sleep(MANAGERS_RETRY).await;
+    }
+    shared.conditions_changed.notify_one();
+}
+
 fn pod_resources(shared: &Shared) -> PodResourcesServer {
     PodResourcesServer {
         pods: shared.active.clone(),
         devices: shared.devices.clone(),
+        containers: shared.containers.clone(),
         dra: shared.dra.clone(),
     }
 }

@@ -427,7 +427,7 @@ fn transitions(before: &core::NodeStatus, after: &core::NodeStatus) -> Vec<Strin
 }
 
 /// All that keeps the node from being ready, as kubelets write several things in one.
-fn why_not_ready(runtime: &RuntimeStatus, shutting_down: bool) -> Option<String> {
+fn why_not_ready(runtime: &RuntimeStatus, managers: Option<String>, shutting_down: bool) -> Option<String> {
     let mut whys = Vec::new();
     if !(runtime.ready && runtime.network_ready) {
         whys.push(match runtime.message.as_str() {
@@ -435,6 +435,7 @@ fn why_not_ready(runtime: &RuntimeStatus, shutting_down: bool) -> Option<String>
             said => said,
         });
     }
+    whys.extend(managers.as_deref());
     if shutting_down {
         whys.push(knarr_kubelet::shutdown::NOT_READY);
     }
@@ -470,7 +471,7 @@ fn conditions(
     before: &core::NodeStatus,
     now: Timestamp,
 ) -> Vec<NodeCondition> {
-    let ready = match why_not_ready(runtime, shared.is_shutting_down()) {
+    let ready = match why_not_ready(runtime, shared.containers.error(), shared.is_shutting_down()) {
         None => (
             "Ready",
             true,

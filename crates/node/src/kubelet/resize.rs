@@ -10,7 +10,7 @@ use knarr_kubelet::cgroup::Group;
 use knarr_kubelet::pod::find_spec;
 use knarr_kubelet::resources::refuse_decrease;
 
-use super::resources::{CpuQuota, group, of_container, of_pod};
+use super::resources::{CpuQuota, group, of_container, of_pod, quota_of_pod};
 use super::{Shared, enforcement};
 use crate::cgroup::{self, Limits, larger};
 
@@ -24,12 +24,21 @@ pub(super) async fn resize(
 ) -> (Vec<String>, Result<(), String>) {
     let configuration = &shared.config.configuration;
     let (before, after) = (
-        of_pod(from, configuration, &shared.huge_pages),
-        of_pod(to, configuration, &shared.huge_pages),
+        of_pod(
+            from,
+            configuration,
+            quota_of_pod(shared, from),
+            &shared.huge_pages,
+        ),
+        of_pod(to, configuration, quota_of_pod(shared, to), &shared.huge_pages),
     );
-    let quota = CpuQuota::of(configuration);
+    let uid = to.metadata.uid.as_deref().unwrap_or("");
     let mut changes = Vec::new();
     for (name, id) in containers {
+        let quota = match shared.containers.has_exclusive_cpus(uid, Some(&name)) {
+            true => CpuQuota::NONE,
+            false => CpuQuota::of(configuration),
+        };
         let given = |pod: &core::Pod| {
             let spec = pod.spec.as_ref().and_then(|s| find_spec(s, &name));
             spec.map(|spec| of_container(pod, &spec, shared.memory_bytes, quota, &shared.huge_pages))

@@ -54,6 +54,9 @@ pub struct CpuQuota {
 }
 
 impl CpuQuota {
+    /// No limit is enforced.
+    pub const NONE: CpuQuota = CpuQuota { period_micros: None };
+
     pub fn of(configuration: &KubeletConfiguration) -> Self {
         let period = configuration.cpu_cfs_quota_period.as_micros();
         let enforced = configuration.cpu_cfs_quota;
@@ -142,13 +145,18 @@ pub fn of_container(
 }
 
 /// Of the whole pod, for its cgroup: limits only where it or every container has one.
-pub fn of_pod(pod: &core::Pod, configuration: &KubeletConfiguration, pages: &PageSizes) -> Limits {
+pub fn of_pod(
+    pod: &core::Pod,
+    configuration: &KubeletConfiguration,
+    quota: CpuQuota,
+    pages: &PageSizes,
+) -> Limits {
     let Some(spec) = &pod.spec else {
         return Limits::default();
     };
     let cpu = asked(spec, Side::Requests).get("cpu").copied();
     let limit = limit_of_all(pod, "cpu");
-    let (cpu_period, cpu_quota) = CpuQuota::of(configuration).of_limit(limit.map(|q| q.milli_value()));
+    let (cpu_period, cpu_quota) = quota.of_limit(limit.map(|q| q.milli_value()));
     Limits {
         cpu_shares: shares(cpu.map_or(0, |q| q.milli_value())),
         cpu_period,
@@ -156,6 +164,15 @@ pub fn of_pod(pod: &core::Pod, configuration: &KubeletConfiguration, pages: &Pag
         memory_bytes: limit_of_all(pod, "memory").map_or(0, |q| q.value()),
         pids: configuration.pod_pids_limit,
         huge_pages: pages.of_pod(pod),
+    }
+}
+
+/// No quota holds for a pod with containers that have CPUs to themselves.
+pub(super) fn quota_of_pod(shared: &super::Shared, pod: &core::Pod) -> CpuQuota {
+    let uid = pod.metadata.uid.as_deref().unwrap_or("");
+    match shared.containers.has_exclusive_cpus(uid, None) {
+        true => CpuQuota::NONE,
+        false => CpuQuota::of(&shared.config.configuration),
     }
 }
 
@@ -208,7 +225,12 @@ mod tests {
                 (period, quota),
                 "{said}"
             );
-            let whole = of_pod(&pod, &configuration, &PageSizes::default());
+            let whole = of_pod(
+                &pod,
+                &configuration,
+                CpuQuota::of(&configuration),
+                &PageSizes::default(),
+            );
             let want = Limits {
                 cpu_shares: 512,
                 cpu_period: period,
@@ -259,7 +281,12 @@ mod tests {
             let pod = pod(json!({
                 "resources": whole, "containers": [{"name": "a", "resources": own}, {"name": "b"}],
             }));
-            let limits = of_pod(&pod, &configuration, &PageSizes::default());
+            let limits = of_pod(
+                &pod,
+                &configuration,
+                CpuQuota::of(&configuration),
+                &PageSizes::default(),
+            );
             let got = (limits.cpu_shares, limits.cpu_quota, limits.memory_bytes);
             assert_eq!(got, group, "{whole}");
             let first = &pod.spec.as_ref().unwrap().containers[0];
@@ -284,7 +311,12 @@ mod tests {
         let pod = pod(json!({"containers": [
             {"name": "a", "resources": {"requests": huge, "limits": huge}}, {"name": "b"},
         ]}));
-        let limits = of_pod(&pod, &KubeletConfiguration::default(), &pages);
+        let limits = of_pod(
+            &pod,
+            &KubeletConfiguration::default(),
+            CpuQuota::of(&KubeletConfiguration::default()),
+            &pages,
+        );
         assert_eq!(limits.huge_pages, [(2 << 20, 4 << 20), (1 << 30, 0)].into());
         let quota = CpuQuota::of(&KubeletConfiguration::default());
         for (i, want) in [[("2MB", 4 << 20), ("1GB", 0)], [("2MB", 0), ("1GB", 0)]]

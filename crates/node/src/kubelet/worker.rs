@@ -177,6 +177,7 @@ async fn run(
     };
     doer.note_allocation();
     if let Some((since, sandboxes, containers)) = found {
+        doer.shared.containers.readmit(doer.machine.object()).await;
         let first = doer.complete(since, sandboxes, containers, true).await;
         doer.note_resource_health();
         doer.step(first);
@@ -217,18 +218,20 @@ async fn run(
     owners.retain(|_, owner| !owner.same_channel(&doer.inbox));
 }
 
-/// Has the devices of a new pod allocated, and answers with what the machine begins with. What the pod is told meanwhile
-/// is kept for later; that it is to end ends the waiting.
+/// Allocates CPUs, memory and devices of a new pod, and answers with what the machine begins with. What the pod is told
+/// meanwhile is kept for later; that it is to end ends the waiting.
 async fn allocate(
     shared: &Arc<Shared>,
     pod: &Arc<core::Pod>,
     messages: &mut mpsc::UnboundedReceiver<Msg>,
 ) -> (Event, Vec<Msg>) {
     let mut early = Vec::new();
-    if pod.metadata.deletion_timestamp.is_some() || !shared.devices.concerns(pod) {
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+    let is_terminal = matches!(phase, Some("Succeeded" | "Failed"));
+    if pod.metadata.deletion_timestamp.is_some() || is_terminal {
         return (Event::Timer, early);
     }
-    let mut allocating = std::pin::pin!(shared.devices.allocate_pod(pod));
+    let mut allocating = std::pin::pin!(shared.containers.admit(pod));
     loop {
         tokio::select! {
             biased;
@@ -307,7 +310,7 @@ impl Doer {
         if self.machine.has_ended() && !self.ended.swap(true, Ordering::Relaxed) {
             let uid = self.machine.object().metadata.uid.as_deref().unwrap_or("");
             self.shared.active.lock().remove(uid);
-            self.shared.devices.release(uid);
+            self.shared.containers.release(uid);
             self.shared.pod_ended.notify_one();
         }
     }
@@ -470,7 +473,7 @@ impl Doer {
         self.shared.announced.forget(uid);
         self.shared.granted.lock().remove(uid);
         self.shared.active.lock().remove(uid);
-        self.shared.devices.release(uid);
+        self.shared.containers.release(uid);
         self.shared.dra.forget(uid);
         self.shared
             .probes

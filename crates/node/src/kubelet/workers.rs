@@ -314,7 +314,7 @@ impl Workers {
     pub(super) fn release_what_others_had(&self) {
         let is_new = |uid: &str| self.waiting.contains_key(uid) || self.looking.contains(uid);
         let is_there = |uid: &str| is_new(uid) || !self.has_ended(uid);
-        self.shared.devices.retain_pods(is_there);
+        self.shared.containers.retain_pods(is_there);
         let gone = self.shared.dra.pods().into_iter();
         let gone = gone.filter(|uid| !is_new(uid) && !self.by_uid.contains_key(uid));
         for uid in gone {
@@ -389,6 +389,9 @@ pub(crate) type Granted = BTreeMap<String, Arc<core::Pod>>;
 /// of two that do not fit together one is resized.
 pub(super) fn admit_resize(shared: &Shared, pod: &Arc<core::Pod>) -> Result<(), Rejection> {
     let mut granted = shared.granted.lock();
+    if let Some(allocated) = pod.metadata.uid.as_ref().and_then(|uid| granted.get(uid)) {
+        shared.containers.admit_resize(allocated, pod)?;
+    }
     let counts = |other: &core::Pod| {
         let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
         !matches!(phase, Some("Failed" | "Succeeded"))

@@ -1,7 +1,5 @@
-//! The pod-resources API (v1): which devices and claims the containers of this node have, for monitoring agents and
-//! network plugins, at `pod-resources/kubelet.sock`.
-//!
-//! Without the static policies of CPU and memory manager no container has CPUs or memory of its own: none are listed.
+//! The pod-resources API (v1): which devices, claims, CPUs and memory the containers of this node have to themselves, for
+//! monitoring agents and network plugins, at `pod-resources/kubelet.sock`.
 
 pub mod wire;
 
@@ -17,18 +15,20 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use knarr_api::k8s_openapi;
 use knarr_kubelet::devicemanager::NO_NUMA_NODE;
 use knarr_kubelet::dra::claim;
+use knarr_kubelet::memorymanager::Block;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tonic::Status;
 use tracing::warn;
 
+use crate::containermanager::ContainerManager;
 use crate::devicemanager::Devices;
 use crate::dra::Dra;
 use crate::plugins::Call;
 use crate::plugins::serve::{self, Answer, Service};
 use wire::{
     AllocatableResourcesRequest, AllocatableResourcesResponse, CdiDevice, ClaimResource, ContainerDevices,
-    ContainerResources, DynamicResource, GetPodResourcesRequest, GetPodResourcesResponse,
+    ContainerMemory, ContainerResources, DynamicResource, GetPodResourcesRequest, GetPodResourcesResponse,
     ListPodResourcesRequest, ListPodResourcesResponse, NumaNode, PodResources, TopologyInfo,
 };
 
@@ -49,6 +49,7 @@ pub type ActivePods = Mutex<BTreeMap<String, Arc<Pod>>>;
 pub struct PodResourcesServer {
     pub pods: Arc<ActivePods>,
     pub devices: Arc<Devices>,
+    pub containers: Arc<ContainerManager>,
     pub dra: Arc<Dra>,
 }
 
@@ -153,9 +154,11 @@ impl PodResourcesServer {
             };
             all.map(one).collect()
         });
+        let (cpus, memory) = self.containers.allocatable();
         AllocatableResourcesResponse {
             devices,
-            ..AllocatableResourcesResponse::default()
+            cpu_ids: cpus.into_iter().map(i64::from).collect(),
+            memory: memory.into_iter().map(of_block).collect(),
         }
     }
 
@@ -177,11 +180,13 @@ impl PodResourcesServer {
 
     fn of_container(&self, pod: &Pod, container: &Container) -> ContainerResources {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let (cpus, memory) = self.containers.exclusive(uid, &container.name);
         ContainerResources {
             name: container.name.clone(),
             devices: self.devices_of(uid, &container.name),
+            cpu_ids: cpus.into_iter().map(i64::from).collect(),
+            memory: memory.into_iter().map(of_block).collect(),
             dynamic_resources: self.claims_of(pod, container),
-            ..ContainerResources::default()
         }
     }
 
@@ -244,6 +249,17 @@ impl PodResourcesServer {
             });
             known.collect()
         })
+    }
+}
+
+fn of_block(block: Block) -> ContainerMemory {
+    let nodes = block.nodes.into_iter().map(|node| NumaNode { id: node.into() });
+    ContainerMemory {
+        memory_type: block.resource,
+        size: block.bytes,
+        topology: Some(TopologyInfo {
+            nodes: nodes.collect(),
+        }),
     }
 }
 

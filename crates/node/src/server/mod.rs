@@ -3,6 +3,7 @@
 //! Speaks HTTP/1.1 over whatever stream it is given ([`Server::serve`]); who may connect is decided by whoever
 //! accepts the stream. Answers are the kubelet's: plain text for refusals, which the API server turns into a Status.
 
+mod allocation_metrics;
 mod figures;
 mod host;
 mod node_logs;
@@ -35,6 +36,7 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
+use crate::containermanager::ContainerManager;
 use crate::figures::{Measured, Meter};
 use crate::kubelet::NodeNetwork;
 use crate::logs;
@@ -97,6 +99,7 @@ pub struct Server {
     clock: Clock,
     meter: Option<Arc<dyn Meter>>,
     probes: Arc<Counts>,
+    allocating: Option<Arc<ContainerManager>>,
     network: Option<Arc<dyn NodeNetwork>>,
     streams: TaskTracker,
     /// What is left of [`STREAMS_MAX`].
@@ -242,6 +245,7 @@ impl Server {
             clock,
             meter: None,
             probes: Arc::default(),
+            allocating: None,
             network: None,
             streams: TaskTracker::new(),
             room: Arc::new(Semaphore::new(STREAMS_MAX)),
@@ -272,6 +276,15 @@ impl Server {
         Server {
             meter,
             probes,
+            ..self
+        }
+    }
+
+    /// With the metrics of what allocates CPUs, memory and devices.
+    #[must_use]
+    pub fn allocated_by(self, allocating: Arc<ContainerManager>) -> Self {
+        Server {
+            allocating: Some(allocating),
             ..self
         }
     }
@@ -380,7 +393,14 @@ impl Server {
                 let summary = serde_json::to_vec(&measured.summary).map_err(Refusal::internal)?;
                 Ok(json(summary))
             }
-            Target::Metrics => self.metrics(|s| figures::own(s, &figures::Own::read())).await,
+            Target::Metrics => {
+                let allocating = self.allocating.as_ref().map(|of| of.metrics());
+                let allocating = allocating
+                    .map(|of| allocation_metrics::of(&of))
+                    .unwrap_or_default();
+                self.metrics(|s| figures::own(s, &figures::Own::read()) + &allocating)
+                    .await
+            }
             Target::ProbeMetrics => Ok(body(
                 Response::builder().header(CONTENT_TYPE, METRICS_TYPE),
                 figures::probes(&self.probes.all()),

@@ -30,6 +30,7 @@ pub struct Machine {
     pub subnet: String,
     pub containerd: Option<(Containerd, CancellationToken)>,
     pub kubelet: Option<(Kubelet, CancellationToken)>,
+    pub configuration: KubeletConfiguration,
 }
 
 const CNI: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
@@ -60,6 +61,11 @@ impl Drop for Machine {
 impl Machine {
     /// `number` keeps machines of tests that run at the same time apart.
     pub async fn start(number: u8) -> Option<Machine> {
+        Self::start_configured(number, KubeletConfiguration::default()).await
+    }
+
+    /// Likewise, with a kubelet that is configured so.
+    pub async fn start_configured(number: u8, configuration: KubeletConfiguration) -> Option<Machine> {
         if let Some(missing) = what_is_missing() {
             eprintln!("not run: this machine has no {missing}");
             return None;
@@ -77,6 +83,7 @@ impl Machine {
             subnet: format!("10.211.{number}.0/24"),
             containerd: None,
             kubelet: None,
+            configuration,
         };
         machine.start_containerd().await;
         for image in [
@@ -144,7 +151,7 @@ impl Machine {
                     high_percent: 100,
                     ..ImageGc::default()
                 },
-                ..KubeletConfiguration::default()
+                ..self.configuration.clone()
             },
             ..Config::default()
         };
