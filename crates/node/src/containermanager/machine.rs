@@ -17,6 +17,8 @@ use crate::host_fs;
 
 /// Where the kernel shows its devices.
 pub const DEVICES: &str = "/sys/devices/system";
+const MEMORY_OF_ALL: &str = "/proc/meminfo";
+const HUGE_PAGES_OF_ALL: &str = "/sys/kernel/mm/hugepages";
 /// The largest file read here, `meminfo` of a NUMA node, has some kilobytes.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 /// Levels of caches below the ones that several cores share.
@@ -42,11 +44,17 @@ pub fn read(root: &Path) -> io::Result<MachineTopology> {
         let directory = root.join(format!("node/node{node}"));
         let cpus = set(&directory.join("cpulist"))?;
         node_of.extend(cpus.into_iter().map(|cpu| (cpu, node)));
-        topology.memory.insert(node, memory(&directory)?);
+        let memory = memory(&directory.join("meminfo"), &directory.join("hugepages"))?;
+        topology.memory.insert(node, memory);
         let distances = text(&directory.join("distance"))?;
         let distances = distances.split_whitespace().map(str::parse);
         let distances: Vec<u64> = distances.collect::<Result<_, _>>().map_err(invalid)?;
         topology.distances.insert(node, (0..).zip(distances).collect());
+    }
+    if topology.memory.is_empty() {
+        let memory = memory(Path::new(MEMORY_OF_ALL), Path::new(HUGE_PAGES_OF_ALL))?;
+        topology.memory.insert(0, memory);
+        topology.distances.insert(0, BTreeMap::new());
     }
     // Distances are listed for the nodes that are online, in their order.
     let online: Vec<u32> = topology.memory.keys().copied().collect();
@@ -72,8 +80,12 @@ pub fn read(root: &Path) -> io::Result<MachineTopology> {
     Ok(topology)
 }
 
+/// None where the kernel knows of no NUMA nodes: then all is on node 0.
 fn numa_nodes(root: &Path) -> io::Result<CpuSet> {
-    let nodes = set(&root.join("node/online"))?;
+    let nodes = match set(&root.join("node/online")) {
+        Err(error) if error.kind() == ErrorKind::NotFound => CpuSet::new(),
+        other => other?,
+    };
     match nodes.last().is_some_and(|last| *last >= MAX_NODES) {
         true => Err(invalid(format!("NUMA nodes beyond {MAX_NODES}"))),
         false => Ok(nodes),
@@ -98,15 +110,15 @@ fn shared_cache(cpu: &Path) -> io::Result<Option<u32>> {
     Ok(last.map(|(_, first)| first))
 }
 
-fn memory(node: &Path) -> io::Result<NodeMemory> {
-    let meminfo = text(&node.join("meminfo"))?;
+fn memory(meminfo: &Path, huge_pages_of: &Path) -> io::Result<NodeMemory> {
+    let meminfo = text(meminfo)?;
     let total = meminfo.lines().find_map(|line| {
         let rest = line.split_once("MemTotal:")?.1;
         rest.split_whitespace().next()?.parse::<u64>().ok()
     });
     let total = total.ok_or_else(|| invalid("no MemTotal"))?;
     let mut huge_pages = BTreeMap::new();
-    let sizes = match host_fs::read_dir(node.join("hugepages")) {
+    let sizes = match host_fs::read_dir(huge_pages_of) {
         Ok(sizes) => sizes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(of(total, huge_pages)),
         Err(error) => return Err(error),
@@ -237,5 +249,9 @@ mod tests {
         );
         std::fs::write(directory.path().join("node/online"), "0,64").unwrap();
         assert!(read(directory.path()).is_err());
+        std::fs::remove_dir_all(directory.path().join("node")).unwrap();
+        let without = read(directory.path()).unwrap();
+        assert_eq!(without.cpus.get(6), Some(&cpu(2, 1, 0, 2)));
+        assert_eq!(without.memory.keys().collect::<Vec<_>>(), [&0]);
     }
 }

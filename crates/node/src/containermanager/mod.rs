@@ -136,6 +136,13 @@ impl ContainerManager {
         placement
     }
 
+    /// A container has started; the shared CPUs may be others than when it was created.
+    pub fn note_started(&self) {
+        if self.configuration.is_cpu_static {
+            self.changed.notify_one();
+        }
+    }
+
     /// Whether a container, or any of the pod, has CPUs to itself, so that no quota holds.
     pub fn has_exclusive_cpus(&self, uid: &str, container: Option<&str>) -> bool {
         let managers = self.managers.lock();

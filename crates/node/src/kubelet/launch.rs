@@ -212,6 +212,7 @@ pub(super) async fn start_container(
             message: error.message,
         };
     }
+    shared.containers.note_started();
     let now = shared.clock.now();
     let fallback = pod
         .spec
