@@ -13,7 +13,7 @@ const SEEDS: u64 = 20;
 /// In how many histories a deliberate mistake has to be seen, at most.
 const MUTATED_SEEDS: u64 = 30;
 /// Seeds drawn anew for each run.
-const RANDOM_SEEDS: u64 = 4;
+const RANDOM_SEEDS: u64 = 2;
 /// Random seeds are below this, which leaves them readable.
 const RANDOM_BELOW: u64 = 1_000_000_000;
 /// Findings that are not mended yet, by seed and rule.
